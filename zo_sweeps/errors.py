@@ -1,0 +1,47 @@
+"""Errors for users: what is wrong, where, what the choices are, and the likely fix, in one line."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """Something the user can mend. The CLI prints `str(error)` as one line and exits with status 2.
+
+    Args:
+        what: what is wrong, e.g. "unknown task 'sst3'".
+        where: the file, key or line it was found at.
+        choices: what could have stood there; a close match is suggested first.
+        fix: the command or edit that most likely mends it.
+    """
+
+    def __init__(self, what: str, *, where: str = "", choices: Iterable[str] = (), fix: str = "") -> None:
+        super().__init__(what, where, tuple(choices), fix)
+        self.what, self.where, self.choices, self.fix = what, where, tuple(sorted(choices)), fix
+
+    def __reduce__(self) -> tuple[object, ...]:  # keyword-only arguments do not survive the default pickling
+        return (_rebuild, (type(self), self.what, self.where, self.choices, self.fix))
+
+    def __str__(self) -> str:
+        parts = [self.what]
+        if self.where:
+            parts.append(f"in {self.where}")
+        text = " ".join(parts)
+        if self.choices:
+            text += f"; choose from: {', '.join(self.choices)}"
+        if self.fix:
+            text += f"; {self.fix}"
+        return text
+
+
+def _rebuild(kind: type[UserError], what: str, where: str, choices: tuple[str, ...], fix: str) -> UserError:
+    return kind(what, where=where, choices=choices, fix=fix)
+
+
+def unknown(kind: str, name: object, choices: Iterable[str], *, where: str = "") -> UserError:
+    """An unknown name, with the close match (if there is one) as the likely fix."""
+    options = sorted(choices)
+    close = difflib.get_close_matches(str(name), options, n=1)
+    fix = f"did you mean {close[0]!r}?" if close else ""
+    return UserError(f"unknown {kind} {name!r}", where=where, choices=options, fix=fix)

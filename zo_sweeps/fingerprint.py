@@ -1,0 +1,46 @@
+"""Canonical JSON and the hash of it: what makes a trial the same trial, in any process and on any machine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+
+
+def canonical(value: object, where: str = "$") -> object:
+    """`value` reduced to what JSON can hold with one spelling each.
+
+    Integral floats become integers (1.0 and 1 are the same hyper-parameter), mappings are ordered by key, tuples
+    become lists. Raises TypeError, naming the place, on anything without an identity that is stable across processes
+    (callables, sets, objects) and ValueError on non-finite numbers.
+    """
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"cannot fingerprint {value} at {where}: a trial's configuration must be finite")
+        return int(value) if value.is_integer() and abs(value) < 2**53 else value
+    if isinstance(value, Mapping):
+        bad = [key for key in value if not isinstance(key, str)]
+        if bad:
+            raise TypeError(f"cannot fingerprint the key {bad[0]!r} at {where}: keys must be strings")
+        return {key: canonical(value[key], f"{where}.{key}") for key in sorted(value)}
+    if isinstance(value, (list, tuple)):
+        return [canonical(item, f"{where}[{i}]") for i, item in enumerate(value)]
+    raise TypeError(
+        f"cannot fingerprint a {type(value).__name__} at {where}: it has no identity that is the same in every "
+        "process; use a string, a number, a list or a mapping"
+    )
+
+
+def canonical_json(value: object) -> str:
+    """The one spelling of `value` as JSON: sorted keys, no spaces, shortest round-trip floats, UTF-8."""
+    return json.dumps(canonical(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def fingerprint(value: object, length: int = 16) -> str:
+    """First `length` hex digits of the SHA-256 of `canonical_json(value)`."""
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()[:length]

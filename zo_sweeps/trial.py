@@ -1,0 +1,139 @@
+"""The vocabulary of a sweep: Trial, TrialState, Outcome and the events between them. Standard library only.
+
+Events are JSON objects; a trial's journal is the list of them, in order. Every event has `type` and `time` (Unix
+seconds). The types:
+
+    start   attempt, device (mapping), versions (mapping), resumed_from (step)
+    steps   first (1-based number of the first step in it), losses ([steps], mean of the points' losses),
+            coefs ([steps][q], the projected gradients: together with the seed they *are* the run), seconds (of these
+            steps), tokens
+    eval    step, split ("dev"), loss, metric (fraction), seconds
+    test    step (the selected one), loss, metric
+    end     outcome (Outcome.to_json())
+
+A resumed attempt goes on after the last step in the journal, so that a step stands in a journal once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from typing import Any, Protocol
+
+Event = Mapping[str, Any]
+
+
+class TrialState(str, Enum):
+    PENDING = "PENDING"
+    RUNNING = "RUNNING"
+    SUCCEEDED = "SUCCEEDED"
+    DIVERGED = "DIVERGED"
+    OUT_OF_MEMORY = "OUT_OF_MEMORY"
+    FAILED = "FAILED"
+    LOST = "LOST"
+    CANCELLED = "CANCELLED"
+
+    @property
+    def is_result(self) -> bool:
+        """A result is recorded, shown in the table as such, and never run again unless asked for."""
+        return self in (TrialState.SUCCEEDED, TrialState.DIVERGED, TrialState.OUT_OF_MEMORY)
+
+    @property
+    def is_retryable(self) -> bool:
+        """An error or a lost process: run again from the last scalars, a bounded number of times."""
+        return self in (TrialState.FAILED, TrialState.LOST)
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a trial asks of the place where it runs."""
+
+    device: str = "auto"  # a device profile (cpu, cuda, jetson-orin-nano, ...) or "auto": any that fits
+    memory_bytes: int = 0  # estimated peak
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One training run. Two trials with the same `trial_id` have the same result, so only one of them is ever run.
+
+    Args:
+        trial_id: fingerprint of everything in `config` that changes the result.
+        config: the resolved configuration, JSON only. May hold more than the identity does (paths, display names).
+        needs: where it can run.
+        warm_key: trials with the same key can share a loaded base model.
+        cost: estimated work, in forwarded tokens; for the ETA.
+        label: for people: "ZO-LoRA-FA (q=1) · SST-2 · lr 0.0001 · seed 0".
+        grid, block, task: names of the first cell that asked for it, for people and tags.
+    """
+
+    trial_id: str
+    config: Mapping[str, Any]
+    needs: Needs = Needs()
+    warm_key: str = ""
+    cost: float = 1.0
+    label: str = ""
+    grid: str = ""
+    block: str = ""
+    task: str = ""
+
+    @property
+    def steps(self) -> int:
+        """Optimisation steps (0 for zero-shot)."""
+        return int(self.config.get("train", {}).get("steps", 0))
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Trial:
+        return cls(**{**data, "needs": Needs(**data["needs"])})
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How an attempt at a trial ended, and what it measured.
+
+    `metrics` holds plain floats under these names (absent when not measured): `dev/metric`, `dev/loss`, `test/metric`,
+    `test/loss` (metrics are fractions of 1, at the selected step); `seconds_per_step` (median over steps), `train_seconds`
+    (steps only), `wall_seconds`, `tokens_per_second` (forwarded tokens in steps), `peak_memory_bytes`,
+    `weights_bytes`, `trainable_parameters`.
+    """
+
+    trial_id: str
+    state: TrialState
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    selected_step: int = 0
+    steps_done: int = 0
+    device: Mapping[str, Any] = field(default_factory=dict)  # kind, name, memory definition, ...
+    error: str = ""  # one line; for DIVERGED: step, seed and both losses
+    traceback: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "state": self.state.value}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Outcome:
+        return cls(**{**data, "state": TrialState(data["state"])})
+
+
+class Sink(Protocol):
+    """Where a running trial sends its events."""
+
+    def emit(self, event: Event) -> None: ...
+
+
+class RunTrial(Protocol):
+    """The signature of `worker.run_trial`, the one function that every executor calls.
+
+    Args:
+        trial: what to run.
+        sink: receives the events, `start` first, `end` last.
+        journal: the events of earlier attempts; the run goes on where they end.
+        attempt: 1 for the first.
+        should_stop: asked between steps; when true the trial ends as CANCELLED, resumable.
+    """
+
+    def __call__(
+        self, trial: Trial, sink: Sink, journal: list[Event], attempt: int, should_stop: Any
+    ) -> Outcome: ...
