@@ -1,0 +1,116 @@
+"""How f is evaluated at theta + scale * z: one point after the other, or several in one forward. Never in theta itself.
+
+theta is not written to, so it cannot drift: a point's values are made a layer at a time from theta and the addressed
+noise (out of place), used, and dropped. Modes, with forwards a step for q two-sided queries:
+
+    sequential  2q  one point a forward; memory of the largest layer
+    outer       2   P-RGE's outer loop: the q plus points, then the q minus points
+    inner       q   P-RGE's inner loop: both signs of a query
+    both        1   all 2q points in one forward
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Literal, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+
+from zo_sweeps.engine.types import Perturbation, Point, Space
+
+Mode = Literal["sequential", "outer", "inner", "both"]
+Objective = Callable[[int], Tensor]  # number of row groups P -> losses [P]
+
+
+class _Batched(Protocol):
+    params: dict[str, nn.Parameter]
+
+    def hold(self, values: dict[str, Tensor]) -> None: ...
+
+
+def groups(points: Sequence[Point], mode: Mode) -> list[list[int]]:
+    """The points (by index) that share a forward."""
+    if mode == "sequential":
+        return [[i] for i in range(len(points))]
+    if mode == "both":
+        return [list(range(len(points)))]
+    found: dict[object, list[int]] = {}
+    for i, point in enumerate(points):
+        found.setdefault(point.scale > 0 if mode == "outer" else point.key, []).append(i)
+    return list(found.values())
+
+
+def evaluate(
+    objective: Objective, module: nn.Module, space: Space, noise: Perturbation, points: Sequence[Point], mode: Mode
+) -> list[float]:
+    """f at each point, in the order of `points`; which points share a forward does not change them (beyond rounding).
+
+    Raises ValueError for a batched mode over a space that one forward can hold only one point of.
+    """
+    if mode != "sequential" and not space.batched:
+        raise ValueError(f"mode {mode!r} needs a space that holds several points; use mode 'sequential'")
+    losses: list[float] = [0.0] * len(points)
+    for group in groups(points, mode):
+        chosen = [points[i] for i in group]
+        holder = _stacked if space.batched else _out_of_place
+        with torch.inference_mode(), holder(module, space, noise, chosen):
+            values = objective(len(chosen)).tolist()
+        for i, value in zip(group, values, strict=True):
+            losses[i] = value
+    return losses
+
+
+@contextmanager
+def _stacked(module: nn.Module, space: Space, noise: Perturbation, points: Sequence[Point]) -> Iterator[None]:
+    """P copies of each trainable tensor, [P, *shape]: small, as a batched space is."""
+    batched = cast(_Batched, space)
+    values: dict[str, Tensor] = {}
+    for name, param in batched.params.items():
+        stacked = param.detach().expand(len(points), *param.shape).clone()
+        directions: dict[object, Tensor] = {}  # a query's direction serves both of its signs
+        for i, point in enumerate(points):
+            if point.key not in directions:
+                directions[point.key] = noise.sample(point.key, name, param.shape, param.device)
+            stacked[i].add_(directions[point.key], alpha=point.scale)
+        values[name] = stacked
+    batched.hold(values)
+    try:
+        yield
+    finally:
+        batched.hold({})
+
+
+@contextmanager
+def _out_of_place(module: nn.Module, space: Space, noise: Perturbation, points: Sequence[Point]) -> Iterator[None]:
+    """While a module computes, its own parameters stand at the point; before and after, they are theta.
+
+    A parameter used by two modules (tied embeddings) is made twice. Memory: the parameters of one module.
+    """
+    (point,) = points
+    names = {id(param): name for name, param in space.params.items()}
+    handles = []
+
+    def enter(layer: nn.Module, args: object) -> None:
+        for slot, param in owned[layer].items():
+            z = noise.sample(point.key, names[id(param)], param.shape, param.device)
+            layer._parameters[slot] = param.add(z.to(param.dtype), alpha=point.scale)  # type: ignore[assignment]
+
+    def leave(layer: nn.Module, args: object, output: object) -> None:
+        layer._parameters.update(owned[layer])
+
+    owned: dict[nn.Module, dict[str, nn.Parameter]] = {}
+    for layer in module.modules():
+        mine = {slot: p for slot, p in layer._parameters.items() if p is not None and id(p) in names}
+        if mine:
+            owned[layer] = mine
+            handles.append(layer.register_forward_pre_hook(enter))
+            handles.append(layer.register_forward_hook(leave, always_call=True))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+

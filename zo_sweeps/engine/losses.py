@@ -1,0 +1,58 @@
+"""What f is: from the answer tokens' log-probabilities to one loss a point.
+
+Shapes: P points, K answer tokens, C candidates, B examples (see batch.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from zo_sweeps.engine.batch import Batch
+from zo_sweeps.engine.types import LanguageModel
+
+Loss = Callable[[Tensor, Batch], Tensor]
+
+
+def token_logprobs(model: LanguageModel, batch: Batch, copies: int = 1) -> Tensor:
+    """log p(answer token | what stands before it) over the full vocabulary, [P, K] fp32, for P = `copies` row groups.
+
+    Cost: one forward of P*N rows; the head on P*U places only, never on all N*T.
+    """
+    ids, mask = batch.input_ids, batch.attention_mask
+    if copies > 1:
+        ids, mask = ids.repeat(copies, 1), mask.repeat(copies, 1)
+    hidden = model.hidden(ids, mask)
+    hidden = hidden.view(copies, batch.input_ids.shape[0], *hidden.shape[1:])
+    places = hidden[:, batch.place_row, batch.place_column]  # [P, U, D]
+    logits = model.head(places.flatten(0, 1)).float().view(*places.shape[:2], -1)
+    normaliser = torch.logsumexp(logits, dim=-1)  # [P, U]
+    return logits[:, batch.token_place, batch.token_id] - normaliser[:, batch.token_place]
+
+
+def candidate_scores(logprobs: Tensor, batch: Batch) -> Tensor:
+    """Mean log-probability of each candidate's answer tokens, [P, B, slots]; absent slots are -inf."""
+    P = logprobs.shape[0]
+    sums = logprobs.new_zeros(P, len(batch.candidate_length)).index_add(1, batch.token_candidate, logprobs)
+    scores = logprobs.new_full((P, batch.examples * batch.slots), float("-inf"))
+    scores = scores.index_copy(1, batch.candidate_slot, sums / batch.candidate_length)
+    return scores.view(P, batch.examples, batch.slots)
+
+
+def tokens(logprobs: Tensor, batch: Batch) -> Tensor:
+    """-mean over all gold answer tokens of the batch of log p, [P]. P-RGE: loss over the entire vocabulary."""
+    owner = batch.candidate_slot[batch.token_candidate]
+    gold_slot = torch.arange(batch.examples, device=owner.device) * batch.slots + batch.gold
+    is_gold = torch.isin(owner, gold_slot)
+    return -logprobs[:, is_gold].mean(dim=1)
+
+
+def candidates(logprobs: Tensor, batch: Batch) -> Tensor:
+    """Cross-entropy over an example's candidates, scored by mean log-probability, mean over examples, [P]. MeZO."""
+    scores = candidate_scores(logprobs, batch)
+    P = scores.shape[0]
+    gold = batch.gold.expand(P, -1).reshape(-1)
+    return F.cross_entropy(scores.flatten(0, 1), gold, reduction="none").view(P, -1).mean(dim=1)

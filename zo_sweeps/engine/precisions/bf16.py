@@ -1,0 +1,5 @@
+"""Frozen weights in bfloat16."""
+
+import torch
+
+DTYPE = torch.bfloat16

@@ -1,0 +1,5 @@
+"""Frozen weights in float16."""
+
+import torch
+
+DTYPE = torch.float16

@@ -1,0 +1,5 @@
+"""Frozen weights in float32."""
+
+import torch
+
+DTYPE = torch.float32

@@ -1,0 +1,92 @@
+"""A run: steps, evaluation points, and what is told of them. Yields events; keeps no files and prints nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from zo_sweeps.engine.batch import Batch
+from zo_sweeps.engine.losses import Loss, token_logprobs
+from zo_sweeps.engine.replay import replay
+from zo_sweeps.engine.schedules import Schedule
+from zo_sweeps.engine.step import Method, step
+from zo_sweeps.engine.types import LanguageModel, Space
+
+
+@dataclass(frozen=True)
+class StepDone:
+    step: int
+    loss: float  # mean over the step's points
+    coefs: tuple[float, ...]  # empty for first-order steps
+    seconds: float
+    tokens: int  # forwarded, padding included
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    step: int
+    loss: float
+    metric: float
+    seconds: float
+
+
+Scores = tuple[float, float]  # loss, metric
+
+
+def evaluation_points(steps: int, every: int) -> list[int]:
+    """Multiples of `every`, and the last step."""
+    return sorted({*range(every, steps + 1, every), steps}) if steps else []
+
+
+def train(
+    method: Method,
+    model: LanguageModel,
+    space: Space,
+    batches: Callable[[int], Batch],
+    loss: Loss,
+    schedule: Schedule,
+    evaluate_dev: Callable[[], Scores],
+    *,
+    seed: int,
+    steps: int,
+    eval_every: int,
+    log: Sequence[Sequence[float]] = (),
+    evaluated: Collection[int] = (),
+) -> Iterator[StepDone | Evaluated]:
+    """Runs steps len(log)+1 .. steps, after replaying `log` onto the space's base values.
+
+    Args:
+        batches: step number -> its minibatch, on the model's device.
+        evaluate_dev: scores theta on the dev split.
+        log: coefficients of the steps already run.
+        evaluated: steps whose evaluation is already known; they are not evaluated again.
+
+    Raises DivergedError at the first loss that is not finite.
+    """
+    state = replay(method, space.params, log, schedule, seed=seed)
+    due = set(evaluation_points(steps, eval_every)) - set(evaluated)
+    if len(log) in due:
+        yield _evaluate(len(log), evaluate_dev)
+    for number in range(len(log) + 1, steps + 1):
+        began = time.perf_counter()
+        batch = batches(number)
+
+        def objective(points: int, batch: Batch = batch) -> Tensor:
+            return loss(token_logprobs(model, batch, copies=points), batch)
+
+        estimate, state = step(
+            method, model.module, space, objective, state, seed=seed, step=number, lr=schedule(number)
+        )
+        tokens = batch.input_ids.numel() * 2 * method.estimator.q
+        yield StepDone(number, estimate.loss, estimate.coefs, time.perf_counter() - began, tokens)
+        if number in due:
+            yield _evaluate(number, evaluate_dev)
+
+
+def _evaluate(number: int, evaluate_dev: Callable[[], Scores]) -> Evaluated:
+    began = time.perf_counter()
+    loss, metric = evaluate_dev()
+    return Evaluated(number, loss, metric, time.perf_counter() - began)
