@@ -1,0 +1,26 @@
+"""records x layout -> typed cells -> Markdown, LaTeX, CSV, plain text. Pure functions over plain data."""
+
+from zo_sweeps.tables.build import build
+from zo_sweeps.tables.cells import Cell, CellState, Table
+from zo_sweeps.tables.csv import to_csv
+from zo_sweeps.tables.latex import document, to_latex
+from zo_sweeps.tables.markdown import to_markdown
+from zo_sweeps.tables.records import Flag, Measure, Record, Rule, TableSpec
+from zo_sweeps.tables.text import to_text
+
+__all__ = [
+    "Cell",
+    "CellState",
+    "Flag",
+    "Measure",
+    "Record",
+    "Rule",
+    "Table",
+    "TableSpec",
+    "build",
+    "document",
+    "to_csv",
+    "to_latex",
+    "to_markdown",
+    "to_text",
+]

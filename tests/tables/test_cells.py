@@ -1,0 +1,228 @@
+"""The states of a cell, the published number beside it, footnotes and averages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from zo_sweeps.errors import UserError
+from zo_sweeps.tables import CellState, Flag, Measure, Record, Rule, TableSpec, build, measures
+from zo_sweeps.tables.content import below_texts, signed, value_text
+
+from .examples import ACCURACY, LR, PUBLISHED, record, shuffled, small, spec
+
+pytestmark = pytest.mark.unit
+
+CELL = ("zo", "sst2")
+
+
+def cell_of(records: list[Record], **changes: Any) -> tuple[CellState, str]:
+    table = build(spec(**changes), records)
+    return table.cells[CELL].state, value_text(table.cells[CELL], table)
+
+
+def of_states(*states: str) -> list[Record]:
+    return [record({LR: 10.0**-i}, state=state) for i, state in enumerate(states)]
+
+
+@pytest.mark.parametrize(
+    ("records", "state", "text"),
+    [
+        ([], CellState.NOT_PLANNED, "·"),
+        (of_states("NOT_RUN", "PENDING"), CellState.NOT_RUN, "–"),
+        (of_states("RUNNING", "NOT_RUN"), CellState.IN_PROGRESS, "0/2"),
+        (of_states("DIVERGED", "NOT_RUN", "OUT_OF_MEMORY"), CellState.IN_PROGRESS, "2/3"),
+        (of_states("CANCELLED", "NOT_RUN"), CellState.IN_PROGRESS, "0/2"),
+        (of_states("MISSING", "MISSING"), CellState.MISSING, "no data"),
+        (of_states("DIVERGED", "DIVERGED"), CellState.DIVERGED, "diverged"),
+        (of_states("OUT_OF_MEMORY"), CellState.OUT_OF_MEMORY, "OOM"),
+        (of_states("FAILED", "LOST"), CellState.FAILED, "failed"),
+        (of_states("SUCCEEDED", "FAILED"), CellState.PARTIAL, "90.0 1/2"),
+        (of_states("SUCCEEDED", "DIVERGED"), CellState.DONE, "90.0"),
+        (of_states("SUCCEEDED"), CellState.DONE, "90.0"),
+    ],
+)
+def test_every_state_of_a_cell_is_told_apart(records: list[Record], state: CellState, text: str) -> None:
+    assert cell_of(records) == (state, text)
+
+
+def test_a_cell_that_diverged_in_part_and_ran_out_of_memory_in_part_says_both() -> None:
+    table = build(spec(), of_states("DIVERGED", "OUT_OF_MEMORY"))
+    assert table.cells[CELL].state is CellState.DIVERGED
+    assert "ran out of memory" in table.footnotes[table.cells[CELL].marks[0]]
+
+
+def test_a_metric_that_was_not_measured_is_named() -> None:
+    table = build(spec(measure=measures.load("memory")), [record({})])
+    assert table.cells[CELL].state is CellState.UNMEASURED
+    assert table.footnotes == ("the selected runs did not measure peak_memory_bytes",)
+
+
+def test_a_search_without_the_dev_metric_says_so_and_a_single_setting_needs_none() -> None:
+    table = build(spec(), [record({LR: 1e-4}, dev=None), record({LR: 1e-3}, dev=None)])
+    assert table.cells[CELL].state is CellState.UNMEASURED
+    assert table.footnotes == ("no dev/loss to select a setting by",)
+    assert cell_of([record({}, dev=None)]) == (CellState.DONE, "90.0")
+
+
+def test_best_so_far_carries_its_mark_and_the_counts() -> None:
+    table = build(spec(), [record({LR: 1e-4}), record({LR: 1e-3}, state="NOT_RUN")])
+    cell = table.cells[CELL]
+    assert [table.footnotes[mark][:11] for mark in cell.marks] == ["best so far", "the selecte"]
+    assert value_text(cell, table) == "90.0 1/2"
+
+
+def test_missing_data_is_explained_once_for_all_rows() -> None:
+    rows = (("zo", "ZO"), ("fo", "FO"))
+    records = [record({}, block=block, state="MISSING", note="sst2: no folder") for block, _ in rows]
+    table = build(spec(rows=rows), records)
+    assert table.footnotes == ("sst2: no folder",)
+    assert [table.cells[block, "sst2"].marks for block, _ in rows] == [(0,), (0,)]
+
+
+def test_one_run_prints_no_spread_and_three_print_the_sample_deviation() -> None:
+    tests = (0.90, 0.91, 0.92)
+    assert cell_of([record({}, 0, test=0.9)])[1] == "90.0"
+    assert cell_of([record({}, seed, test=test) for seed, test in enumerate(tests)])[1] == "91.0 ± 1.0"
+
+
+def test_n_is_printed_where_it_differs_between_cells() -> None:
+    columns = (("sst2", "SST-2"), ("rte", "RTE"))
+    records = [record({}, seed, test=0.9) for seed in range(3)]
+    records += [record({}, seed, test=0.9, column="rte") for seed in range(2)]
+    table = build(spec(columns=columns), records)
+    texts = [value_text(table.cells["zo", key], table) for key, _ in columns]
+    assert texts == ["90.0 ± 0.0 (n=3)", "90.0 ± 0.0 (n=2)"]
+
+
+@pytest.mark.parametrize(
+    ("test", "difference", "text"),
+    [(0.912, -1.0, "pub. 92.2, −1.0"), (0.932, 1.0, "pub. 92.2, +1.0"), (0.9221, 0.01, "pub. 92.2, 0.0")],
+)
+def test_the_difference_is_ours_minus_the_published_value(test: float, difference: float, text: str) -> None:
+    layout = spec(published_rows={"zo": "ZO-LoRA-FA (q>1)"})
+    table = build(layout, [record({}, test=test)], PUBLISHED)
+    cell = table.cells[CELL]
+    assert cell.published == 92.2
+    assert cell.difference == pytest.approx(difference)
+    assert below_texts(cell, table) == (text,)
+
+
+def test_signs_are_printed_as_signs_and_zero_without() -> None:
+    assert [signed(x, 1) for x in (1.0, -1.0, 0.04, -0.04)] == ["+1.0", "−1.0", "0.0", "0.0"]
+
+
+def test_an_unfinished_cell_still_shows_the_published_value() -> None:
+    table = build(spec(published_rows={"zo": "ZO-LoRA-FA (q>1)"}), [record({}, state="NOT_RUN")], PUBLISHED)
+    assert table.cells[CELL].difference is None
+    assert below_texts(table.cells[CELL], table) == ("pub. 92.2",)
+
+
+def test_published_columns_are_found_by_label_whatever_its_case_or_by_name() -> None:
+    rows = {"zo": "ZO-LoRA-FA (q>1)"}
+    columns = (("wic", "WiC"), ("sst2_sent", "SST-2 (sentences)"), ("mine", "My task"))
+    names = {"sst2_sent": "SST-2"}
+    table = build(spec(columns=columns, published_rows=rows, published_columns=names), [], PUBLISHED)
+    assert [table.cells["zo", key].published for key, _ in columns] == [63.5, 92.2, None]
+
+
+def test_a_published_table_that_does_not_fit_is_refused_with_the_choices() -> None:
+    with pytest.raises(UserError, match=r"unknown row of prge/table2 'ZO'.*ZO-Full \(q=1\)"):
+        build(spec(published_rows={"zo": "ZO"}), [], PUBLISHED)
+    with pytest.raises(UserError, match=r"unknown column of prge/table2 'SST2'.*did you mean 'SST-2'"):
+        build(spec(published_columns={"sst2": "SST2"}), [], PUBLISHED)
+    with pytest.raises(UserError, match=r"prge/table2 is in %, the table in GiB"):
+        build(spec(measure=measures.load("memory")), [], PUBLISHED)
+
+
+def test_units_are_printed_units() -> None:
+    metrics = {"train_seconds": 90.0, "seconds_per_step": 0.25, "peak_memory_bytes": 3 * 2**29, "weights_bytes": 2**30}
+    records = [record({}, metrics=metrics)]
+    values = {
+        name: build(spec(measure=measures.load(name)), records).cells[CELL].mean
+        for name in ("runtime", "step_time", "memory", "weights")
+    }
+    assert values == {"runtime": 1.5, "step_time": 0.25, "memory": 1.5, "weights": 1.0}
+    table = build(spec(measure=measures.load("runtime")), records)
+    assert below_texts(table.cells[CELL], table) == ("0.250 s/step",)
+
+
+def test_the_average_needs_every_column_and_exists_only_where_asked_for() -> None:
+    columns = (("sst2", "SST-2"), ("rte", "RTE"))
+    layout = spec(columns=columns, published_rows={"zo": "ZO-LoRA-FA (q>1)"}, average=True)
+    both = [record({}, test=0.9), record({}, test=0.8, column="rte")]
+    cell = build(layout, both, PUBLISHED).cells["zo", "average"]
+    assert (cell.mean, cell.published) == (pytest.approx(85.0), pytest.approx((92.2 + 76.2) / 2))
+    one = build(layout, both[:1], PUBLISHED).cells["zo", "average"]
+    assert (one.mean, one.state) == (None, CellState.IN_PROGRESS)
+    assert build(spec(columns=columns), both).columns == columns
+
+
+def test_flags_mark_rows_columns_or_cells() -> None:
+    layout, records = small()
+    table = build(layout, records, PUBLISHED)
+    assert table.footnotes[table.column_marks["copa"][0]] == "F1 here"
+    assert "its tokenizer differs" in [table.footnotes[mark] for mark in table.cells["full", "rte"].marks]
+    assert table.footnotes[table.row_marks["zo"][0]] == "which q gave it is not stated"
+    assert table.row_marks["zero"] == table.column_marks["rte"] == ()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_order_of_the_records_changes_nothing(seed: int) -> None:
+    layout, records = small()
+    assert build(layout, shuffled(records, seed), PUBLISHED) == build(layout, records, PUBLISHED)
+
+
+def test_records_of_other_rows_and_columns_are_left_out() -> None:
+    assert list(build(spec(), [record({}, block="other"), record({}, column="other")]).cells) == [CELL]
+
+
+def test_a_layout_is_read_from_a_mapping() -> None:
+    layout = TableSpec.from_mapping(
+        {
+            "name": "small",
+            "title": "A small table",
+            "measure": {"metric": "test/metric", "unit": "%", "unit_size": 0.01, "digits": 1},
+            "rule": {"metric": "dev/metric", "mode": "max"},
+            "rows": {"zo": "ZO"},
+            "columns": [["sst2", "SST-2"]],
+            "flags": [{"note": "careful", "rows": ["zo"]}],
+            "caveats": ["scale=smoke"],
+        }
+    )
+    expected = spec(rows=(("zo", "ZO"),), rule=Rule("dev/metric", "max"), flags=(Flag("careful", ("zo",)),))
+    assert layout == TableSpec(**{**vars(expected), "caveats": ("scale=smoke",)})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"titel": "x"}, r"unknown key 'titel' in table; .*did you mean 'title'"),
+        ({"measure": {"metric": "test/metric"}}, r"'unit' is not given in table.measure"),
+        ({"measure": {"metric": "m", "unit": "s", "better": "up"}}, r"unknown direction 'up'"),
+        ({"rule": {"metric": "test/metric"}}, r"settings cannot be selected by 'test/metric'"),
+        ({"rule": {"mode": "best"}}, r"unknown mode 'best' in selection rule"),
+        ({"rows": ["zo"]}, r"every entry must be \[key, label\] in table.rows"),
+        ({"rows": {}}, r"no rows in table 'small'"),
+        ({"columns": [["a", "A"], ["a", "B"]]}, r"a column stands twice"),
+        ({"published_rows": {"zoo": "ZO"}}, r"unknown row 'zoo'.*did you mean 'zo'"),
+        ({"flags": [{"note": "x", "columns": ["sst"]}]}, r"unknown column 'sst'"),
+        ({"flags": [{"note": "x"}]}, r"names no rows and no columns"),
+    ],
+)
+def test_a_broken_layout_is_refused_in_one_line(change: dict[str, Any], message: str) -> None:
+    good = {"name": "small", "title": "T", "measure": vars(ACCURACY), "rows": {"zo": "ZO"}, "columns": {"sst2": "S"}}
+    with pytest.raises(UserError, match=message) as error:
+        TableSpec.from_mapping({**good, **change})
+    assert "\n" not in str(error.value)
+
+
+def test_a_record_with_an_unknown_state_is_refused() -> None:
+    with pytest.raises(ValueError, match="state 'DONE' is none of"):
+        record({}, state="DONE")
+
+
+def test_a_measure_in_units_of_nothing_is_refused() -> None:
+    with pytest.raises(UserError, match="unit_size must be above 0"):
+        Measure("test/metric", "%", unit_size=0)

@@ -1,0 +1,130 @@
+"""The published numbers in conf/paper and the measures in conf/table."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from zo_sweeps.errors import UserError
+from zo_sweeps.tables import build, measures
+from zo_sweeps.tables.conf import names
+from zo_sweeps.tables.published import NUMERIC_KINDS, load, references
+
+from .examples import spec
+
+pytestmark = pytest.mark.unit
+
+SHARED = Path(os.environ.get("ZO_SHARED", Path(__file__).resolve().parents[3] / "shared"))
+# Of the metrics that trial.Outcome names.
+METRICS = {"test/metric", "train_seconds", "seconds_per_step", "peak_memory_bytes", "weights_bytes"}
+
+
+@pytest.mark.parametrize("reference", references())
+def test_every_published_table_loads_whole(reference: str) -> None:
+    table = load(reference)
+    assert table.rows
+    assert table.caption
+    assert all(set(row) == set(table.columns) for row in table.rows.values())
+    if table.kind in NUMERIC_KINDS:
+        numbers = [value for row in table.rows.values() for value in row.values() if value is not None]
+        assert all(value > 0 for value in numbers)
+        assert all(value <= 100 for value in numbers if table.unit == "%")
+
+
+@pytest.mark.realdata
+@pytest.mark.parametrize("reference", references())
+def test_every_published_number_is_that_of_the_reference(reference: str) -> None:
+    paper, _, name = reference.partition("/")
+    path = SHARED / "reference" / "tables" / f"{paper}.yaml"
+    if not path.is_file():
+        pytest.skip(f"no transcription at {path}")
+    tables = {table["id"]: table for table in yaml.safe_load(path.read_text(encoding="utf-8"))["tables"]}
+    table = load(reference)
+    if table.kind == "hyperparameters":
+        assert {row: searched(values) for row, values in table.rows.items()} == tables[name]["rows"]
+    else:
+        assert table.rows == tables[name]["rows"]
+        assert list(table.rows) == list(tables[name]["rows"])
+        assert list(table.columns) == tables[name]["columns"]
+
+
+def searched(values: dict[str, Any]) -> dict[str, Any]:
+    """A row of our table of grids in the terms of the reference."""
+    found = {"batch_size": values["batch"], "q": values["q"], "learning_rate": values["lr"], "epsilon": values["eps"]}
+    if values["effective_batch"]:
+        found["effective_batch_size"] = [values["effective_batch"]]
+    if values["lr_exceptions"]:
+        tasks = "_".join(task.replace("-", "") for task in values["lr_exceptions"]["tasks"])
+        found[f"learning_rate_{tasks}"] = values["lr_exceptions"]["lr"]
+    return {key: value for key, value in found.items() if value is not None}
+
+
+@pytest.mark.realdata
+def test_every_table_of_numbers_of_a_paper_is_there() -> None:
+    for paper in names("paper"):
+        path = SHARED / "reference" / "tables" / f"{paper}.yaml"
+        if not path.is_file():
+            pytest.skip(f"no transcription at {path}")
+        tables = yaml.safe_load(path.read_text(encoding="utf-8"))["tables"]
+        numeric = {f"{paper}/{table['id']}" for table in tables if table["kind"] not in ("prompts", "hardware")}
+        assert numeric == {name for name in references() if name.startswith(f"{paper}/")}
+
+
+def test_a_few_published_numbers_are_those_of_the_paper() -> None:
+    assert load("prge/table2").rows["ZO-LoRA-FA (q>1)"]["SQuAD"] == 82.1
+    assert load("prge/table11").rows["ZO-LoRA-FA (q=1) / Inner-loop"]["RTE"] == 181.51
+    assert load("prge/table13").rows["ZO-Full (q=1)"]["SST-2"] == 13.64
+
+
+@pytest.mark.parametrize(
+    ("reference", "message"),
+    [
+        ("prge/table22", r"unknown published table 'prge/table22'.*choose from: .*did you mean 'prge/table2'"),
+        ("prgee/table2", r"unknown paper 'prgee' in conf/paper; .*did you mean 'prge'"),
+        ("table2", r"'table2' is not a published table; write it as paper/table"),
+    ],
+)
+def test_an_unknown_reference_is_one_clear_line(reference: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        load(reference)
+
+
+def test_a_table_of_grids_cannot_stand_beside_ours() -> None:
+    with pytest.raises(UserError, match=r"prge/table8 is a table of hyperparameters"):
+        build(spec(published="prge/table8"), [], load("prge/table8"))
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ("{A: [1.0]}", r"row 'A' has 1 values for 2 columns in conf/paper/mine.yaml, table1"),
+        ("{A: [1.0, high]}", r"row 'A': 'high' is not a number"),
+        ("{A: [1.0", r"not valid YAML"),
+    ],
+)
+def test_a_broken_table_in_a_users_folder_is_one_clear_line(tmp_path: Path, rows: str, message: str) -> None:
+    (tmp_path / "paper").mkdir()
+    (tmp_path / "paper" / "mine.yaml").write_text(
+        "paper: {key: mine, name: Mine, id: none}\n"
+        "tables:\n  table1: {caption: c, kind: accuracy, metric: m, unit: '%', columns: [X, Y], rows: " + rows + "}\n",
+        encoding="utf-8",
+    )
+    with pytest.raises(UserError, match=message) as error:
+        load("mine/table1", [tmp_path])
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", names("table"))
+def test_every_measure_loads_and_names_a_metric_that_trials_record(name: str) -> None:
+    measure = measures.load(name)
+    assert measure.metric in METRICS
+    assert measure.beside is None or measure.beside.metric in METRICS
+
+
+def test_an_unknown_measure_is_refused_with_the_choices() -> None:
+    with pytest.raises(UserError, match=r"unknown table 'acuracy' in conf/table; .*did you mean 'accuracy'"):
+        measures.load("acuracy")

@@ -1,0 +1,141 @@
+"""Markdown, LaTeX, CSV and plain text of one table that shows every state."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from zo_sweeps.tables import Table, build, document, measures, to_csv, to_latex, to_markdown, to_text
+from zo_sweeps.tables.latex import escape
+
+from .examples import LR, PUBLISHED, Q, record, shuffled, small, spec
+
+pytestmark = pytest.mark.unit
+
+GOLDEN = Path(__file__).parent / "golden"
+FORMATS: dict[str, Callable[[Table], str]] = {
+    "md": to_markdown,
+    "tex": to_latex,
+    "csv": to_csv,
+    "txt": lambda table: to_text(table, 100),
+}
+
+
+@pytest.fixture(scope="module")
+def table() -> Table:
+    layout, records = small()
+    return build(layout, records, PUBLISHED)
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_the_rendering_is_the_golden_one(table: Table, suffix: str) -> None:
+    """After an intended change: UPDATE_GOLDEN=1 pytest tests/tables, and read the diff."""
+    path, text = GOLDEN / f"small.{suffix}", FORMATS[suffix](table)
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.write_text(text, encoding="utf-8")
+    assert text == path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_the_order_of_the_records_does_not_reach_the_page(table: Table, suffix: str) -> None:
+    layout, records = small()
+    assert FORMATS[suffix](build(layout, shuffled(records, 3), PUBLISHED)) == FORMATS[suffix](table)
+
+
+@pytest.mark.parametrize("suffix", ["md", "tex", "txt"])
+def test_every_note_and_the_selected_hyperparameters_are_printed(table: Table, suffix: str) -> None:
+    text = " ".join(FORMATS[suffix](table).split())
+    for part in ("scale=smoke: 20 steps, not comparable", "the last line", "Selected hyper-parameters", "5e-7"):
+        assert part in text
+    assert "P-RGE (arXiv:2409.15520), Table 2" in text
+
+
+def test_markdown_is_aligned_in_its_raw_text(table: Table) -> None:
+    lines = [line for line in to_markdown(table).splitlines() if line.startswith("|")]
+    first = [line for line in lines if len(line) == len(lines[0])]
+    assert len(first) == 2 + len(table.rows)
+    assert all([i for i, c in enumerate(line) if c == "|"][-1] == len(lines[0]) - 1 for line in first)
+
+
+def test_markdown_escapes_what_would_end_a_cell_or_start_markup() -> None:
+    text = to_markdown(build(spec(rows=(("zo", "a|b *c* <d> `e`"),)), []))
+    assert r"a\|b \*c\* \<d> \`e\`" in text
+
+
+def test_csv_has_one_line_a_cell_with_numbers_that_are_those_of_the_cell(table: Table) -> None:
+    rows = list(csv.DictReader(io.StringIO(to_csv(table))))
+    assert len(rows) == len(table.cells)
+    for row in rows:
+        cell = table.cells[row["block"], row["column_key"]]
+        for name in ("mean", "std", "published", "difference"):
+            assert (float(row[name]) if row[name] else None) == getattr(cell, name)
+        assert (int(row["n"]), row["state"]) == (cell.n, cell.state.value)
+        assert (json.loads(row["selected"]) if row["selected"] else {}) == cell.selected
+        assert tuple(row["trial_ids"].split()) == cell.trial_ids
+        assert tuple(row["run_ids"].split()) == cell.run_ids
+
+
+def test_latex_escapes_every_special_character() -> None:
+    assert escape("50% a_b & #1 $x ~ ^ {z} \\") == (
+        r"50\% a\_b \& \#1 \$x \textasciitilde{} \textasciicircum{} \{z\} \textbackslash{}"
+    )
+    assert escape("91.2 ± 0.4, −1.0 – ↑") == r"91.2 $\pm$ 0.4, $-$1.0 -- $\uparrow$"
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no pdflatex here (apt: texlive-latex-recommended)")
+def test_the_latex_document_compiles_and_fits_the_page(table: Table, tmp_path: Path) -> None:
+    layout, records = small()
+    runtime = replace(layout, measure=measures.load("runtime"), published="", published_rows={}, average=True)
+    (tmp_path / "tables.tex").write_text(document(table, build(runtime, records)), encoding="utf-8")
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "tables.tex"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, errors="replace", timeout=300)
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert (tmp_path / "tables.pdf").stat().st_size > 1000
+    assert "Overfull" not in done.stdout
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120, 150, 400])
+def test_plain_text_keeps_to_the_width_of_the_terminal(table: Table, width: int) -> None:
+    text = to_text(table, width)
+    assert max(map(len, text.splitlines())) <= width
+    assert text.count("92.3 ± 0.3") == 1
+
+
+def test_plain_text_of_a_long_but_narrow_table_is_transposed() -> None:
+    columns = tuple((f"task{i}", f"task-{i}") for i in range(30))
+    records = [record({}, column=key, test=i / 100) for i, (key, _) in enumerate(columns)]
+    lines = to_text(build(spec(columns=columns), records), 80).splitlines()
+    assert [line.split() for line in lines if line.startswith("task-7")] == [["task-7", "7.0"]]
+
+
+def test_a_table_without_a_search_prints_no_second_table() -> None:
+    assert "Selected" not in to_markdown(build(spec(), [record({})]))
+
+
+def test_two_axes_that_end_alike_are_printed_in_full() -> None:
+    records = [record({"update.lr": 1e-4, "head.lr": 1e-3, Q: 2})]
+    assert "update.lr · head.lr · q" in to_text(build(spec(), records), 100)
+
+
+def test_hyperparameters_are_printed_as_people_write_them() -> None:
+    records = [record({LR: lr, Q: 1, "evaluation.mode": "both"}, dev=lr) for lr in (1e-7, 5e-7)]
+    assert "1e-7↓ · 1 · both" in to_text(build(spec(), records), 100)
+
+
+def test_the_tables_import_in_a_moment_and_without_heavy_packages() -> None:
+    code = (
+        "import sys, zo_sweeps.tables, zo_sweeps.tables.measures;"
+        "heavy = {'torch', 'ray', 'mlflow', 'transformers', 'pandas', 'numpy', 'yaml', 'rich'} & set(sys.modules);"
+        "print(*sorted(heavy), end='')"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == ""

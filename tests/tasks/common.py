@@ -1,0 +1,23 @@
+"""What the task tests share: the task files of the repository and the folder of real data."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+REPO = Path(__file__).resolve().parents[2]
+GOLDEN = Path(__file__).parent / "golden"
+TASK_FILES = {path.stem: path for path in sorted((REPO / "conf" / "task").glob("*.yaml"))}
+DIALECTS = sorted(path.stem for path in (REPO / "conf" / "prompt").glob("*.yaml"))
+
+
+def load_task(name: str) -> dict[str, Any]:
+    return yaml.safe_load(TASK_FILES[name].read_text(encoding="utf-8"))
+
+
+def shared_folder() -> Path | None:
+    folder = Path(os.environ.get("ZO_SHARED") or REPO.parent / "shared")
+    return folder if folder.is_dir() else None

@@ -1,0 +1,344 @@
+"""Where rows come from, which ones are drawn, and what is said when they are not there or malformed."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from tests.tasks.common import REPO, load_task
+from zo_sweeps.errors import UserError
+from zo_sweeps.tasks import TaskSpec, check, load_splits, read_split, render
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.fixture
+def legacy_state() -> Iterator[None]:
+    """The oracle draws from numpy's global generator, as the published code does; leave it as it was."""
+    state = np.random.get_state()
+    yield
+    np.random.set_state(state)
+
+
+def published_draw(size: int, count: int, seed: int) -> list[int]:
+    np.random.seed(seed)
+    return list(np.random.permutation(size)[:count])
+
+
+def sentences(count: int, tag: str = "s") -> list[dict[str, Any]]:
+    return [{"sentence": f"{tag}{i}", "label": i % 2} for i in range(count)]
+
+
+def numbers(rows: list[dict[str, Any]]) -> list[int]:
+    return [int(row["sentence"].lstrip("abcdefghijklmnopqrstuvwxyz")) for row in rows]
+
+
+@pytest.fixture
+def sst2() -> tuple[TaskSpec, dict[str, Any]]:
+    task = load_task("sst2")
+    return TaskSpec.from_config(task, "mezo"), task
+
+
+def as_hub(task: dict[str, Any], folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The task with its hub data set replaced by a folder that `datasets` reads in the same way, without a network."""
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", cache)
+    datasets.disable_progress_bars()
+    return {**copy.deepcopy(task), "hub": {**task["hub"], "path": str(folder), "name": None}}
+
+
+class TestHubRule:
+    @pytest.mark.parametrize("seed", [0, 7])
+    def test_dev_is_the_end_of_one_draw_from_train(
+        self, sst2: Any, write_jsonl: Any, tmp_path: Path, monkeypatch: Any, legacy_state: None, seed: int
+    ) -> None:
+        spec, task = sst2
+        folder = write_jsonl(tmp_path / "d", train=sentences(90), validation=sentences(40))
+        task = as_hub(task, folder, tmp_path / "c", monkeypatch)
+        splits = load_splits(spec, task, None, {"train": 30, "dev": 12, "test": 20, "seed": seed})
+        drawn = published_draw(90, 42, seed)
+        assert numbers(splits.train) == drawn[:-12]
+        assert numbers(splits.dev) == drawn[-12:]
+        assert numbers(splits.test) == published_draw(40, 20, seed)
+
+    def test_wsc_is_left_with_54_training_rows(
+        self, write_jsonl: Any, tmp_path: Path, monkeypatch: Any, legacy_state: None
+    ) -> None:
+        rows = [{"text": f"s{i}", "span1_text": "a", "span2_text": "it", "label": i % 2} for i in range(554)]
+        folder = write_jsonl(tmp_path / "d", train=rows, validation=rows[:104])
+        task = as_hub(load_task("wsc"), folder, tmp_path / "c", monkeypatch)
+        spec = TaskSpec.from_config(task, "mezo")
+        splits = load_splits(spec, task, None, {"train": 1000, "dev": 500, "test": 1000, "seed": 0})
+        drawn = published_draw(554, 1500, 0)
+        assert [int(row["text"][1:]) for row in splits.train] == drawn[:54]
+        assert [int(row["text"][1:]) for row in splits.dev] == drawn[54:]
+        assert len(splits.test) == 104
+
+    def test_copa_takes_100_rows_for_dev_and_trains_on_300(
+        self, write_jsonl: Any, tmp_path: Path, monkeypatch: Any
+    ) -> None:
+        row = {"premise": "A.", "choice1": "B.", "choice2": "C.", "question": "cause", "label": 0}
+        folder = write_jsonl(tmp_path / "d", train=[row] * 400, validation=[row] * 100)
+        task = as_hub(load_task("copa"), folder, tmp_path / "c", monkeypatch)
+        spec = TaskSpec.from_config(task, "mezo")
+        splits = load_splits(spec, task, None, {"train": 1000, "dev": 500, "test": 1000, "seed": 0})
+        assert (len(splits.train), len(splits.dev), len(splits.test)) == (300, 100, 100)
+
+    def test_a_column_with_another_name_is_renamed(self, write_jsonl: Any, tmp_path: Path, monkeypatch: Any) -> None:
+        rows = [{"question": "is it", "passage": f"p{i}", "answer": i % 3 == 0} for i in range(12)]
+        folder = write_jsonl(tmp_path / "d", train=rows, validation=rows)
+        task = as_hub(load_task("boolq"), folder, tmp_path / "c", monkeypatch)
+        spec = TaskSpec.from_config(task, "mezo")
+        for row in read_split(spec, task, None, "train"):
+            assert render(spec, row).gold == (0 if int(row["passage"][1:]) % 3 == 0 else 1)
+
+    def test_a_bad_row_is_named(self, sst2: Any, write_jsonl: Any, tmp_path: Path, monkeypatch: Any) -> None:
+        spec, task = sst2
+        folder = write_jsonl(tmp_path / "d", train=[{"text": "a", "label": 0}], validation=[{"text": "b", "label": 1}])
+        task = as_hub(task, folder, tmp_path / "c", monkeypatch)
+        with pytest.raises(
+            UserError, match=r"missing field 'sentence' in hf:.*, train row 0; the row has: label, text"
+        ):
+            load_splits(spec, task, None, {"train": 1, "dev": 0, "test": 1, "seed": 0})
+
+    def test_a_dev_split_that_leaves_nothing_to_train_on_is_refused(
+        self, sst2: Any, write_jsonl: Any, tmp_path: Path, monkeypatch: Any
+    ) -> None:
+        spec, task = sst2
+        folder = write_jsonl(tmp_path / "d", train=sentences(10), validation=sentences(3))
+        task = as_hub(task, folder, tmp_path / "c", monkeypatch)
+        with pytest.raises(UserError, match=r"has 10 training rows and dev takes 10; lower split\.dev"):
+            load_splits(spec, task, None, {"train": 5, "dev": 10, "test": 3, "seed": 0})
+
+    def test_a_data_set_that_cannot_be_loaded_is_one_line(self, sst2: Any, tmp_path: Path) -> None:
+        spec, task = sst2
+        task = {**task, "hub": {**task["hub"], "path": str(tmp_path / "absent" / "x" / "y"), "name": None}}
+        with pytest.raises(UserError, match=r"cannot load hf:.*, split 'train'") as caught:
+            read_split(spec, task, None, "train")
+        assert "\n" not in str(caught.value)
+
+
+class TestLocal:
+    SPLIT = {"train": 20, "dev": 8, "test": 6, "seed": 3}  # noqa: RUF012
+
+    def test_each_split_is_drawn_from_its_own_file(
+        self, sst2: Any, write_jsonl: Any, tmp_path: Path, legacy_state: None
+    ) -> None:
+        spec, task = sst2
+        write_jsonl(tmp_path / "sst2", train=sentences(50, "t"), validation=sentences(30, "v"), test=sentences(9, "x"))
+        splits = load_splits(spec, task, str(tmp_path), self.SPLIT)
+        assert [row["sentence"] for row in splits.train] == [f"t{i}" for i in published_draw(50, 20, 3)]
+        assert [row["sentence"] for row in splits.dev] == [f"v{i}" for i in published_draw(30, 8, 3)]
+        assert [row["sentence"] for row in splits.test] == [f"x{i}" for i in published_draw(9, 6, 3)]
+
+    def test_a_small_file_is_used_whole(self, sst2: Any, write_jsonl: Any, tmp_path: Path) -> None:
+        spec, task = sst2
+        write_jsonl(tmp_path / "sst2", train=sentences(5), validation=sentences(4), test=sentences(3))
+        splits = load_splits(spec, task, str(tmp_path), self.SPLIT)
+        assert (sorted(numbers(splits.train)), len(splits.dev), len(splits.test)) == ([0, 1, 2, 3, 4], 4, 3)
+
+    def test_drawing_leaves_the_global_generator_alone(self, sst2: Any, write_jsonl: Any, tmp_path: Path) -> None:
+        spec, task = sst2
+        write_jsonl(tmp_path / "sst2", train=sentences(5), validation=sentences(4), test=sentences(3))
+        before = np.random.get_state()[1].tolist()
+        load_splits(spec, task, str(tmp_path), self.SPLIT)
+        assert np.random.get_state()[1].tolist() == before
+
+    def test_odd_line_separators_inside_a_text_do_not_end_the_row(self, sst2: Any, tmp_path: Path) -> None:
+        spec, task = sst2
+        folder = tmp_path / "sst2"
+        folder.mkdir()
+        text = "one\u2028two\x85three\x0cfour"
+        line = json.dumps({"sentence": text, "label": 1}, ensure_ascii=False)
+        for split in ("train", "validation", "test"):
+            (folder / f"{split}.jsonl").write_text(line + "\n\n", encoding="utf-8")
+        assert [row["sentence"] for row in read_split(spec, task, str(tmp_path), "test")] == [text]
+        assert check(spec, task, str(tmp_path)).sizes == {"train": 1, "validation": 1, "test": 1}
+
+    @pytest.mark.parametrize(
+        ("line", "message"),
+        [
+            ('{"text": "a", "label": 1}', r"missing field 'sentence' in {path}:3; the row has: label, text"),
+            ('{"sentence": "a"}', r"missing field 'label' in {path}:3"),
+            ('{"sentence": null, "label": 1}', r"field 'sentence' is null in {path}:3"),
+            ('{"sentence": "a", "label": 2}', r"label 2 is not one of 0, 1 in {path}:3"),
+            ('{"sentence": "a", "label": "1"}', r"label '1' is not one of 0, 1 in {path}:3"),
+            ('{"sentence": "a", "label": 1', r"not a JSON line .* in {path}:3"),
+            ('["a", 1]', r"a list where a JSON object was expected in {path}:3"),
+        ],
+    )
+    def test_a_bad_row_is_named_with_file_and_line(
+        self, sst2: Any, write_jsonl: Any, tmp_path: Path, line: str, message: str
+    ) -> None:
+        spec, task = sst2
+        folder = write_jsonl(tmp_path / "sst2", train=sentences(2), validation=sentences(2), test=sentences(2))
+        path = folder / "train.jsonl"
+        path.write_text(path.read_text() + line + "\n")
+        pattern = message.replace("{path}", str(path))
+        with pytest.raises(UserError, match=pattern):
+            check(spec, task, str(tmp_path))
+        with pytest.raises(UserError, match=pattern):
+            load_splits(spec, task, str(tmp_path), self.SPLIT)
+
+    def test_squad_rows_without_answers_are_refused(self, write_jsonl: Any, tmp_path: Path) -> None:
+        task = load_task("squad")
+        spec = TaskSpec.from_config(task, "mezo")
+        row = {"title": "", "context": "c", "question": "q", "answers": {"text": [], "answer_start": []}}
+        write_jsonl(tmp_path / "squad", train=[row], validation=[row], test=[row])
+        with pytest.raises(UserError, match=r"'answers.text' is not a list of one or more answers in .*train.jsonl:1"):
+            check(spec, task, str(tmp_path))
+
+    def test_an_empty_file_is_refused(self, sst2: Any, write_jsonl: Any, tmp_path: Path) -> None:
+        spec, task = sst2
+        write_jsonl(tmp_path / "sst2", train=sentences(2), validation=[], test=sentences(2))
+        with pytest.raises(UserError, match=r"no rows in .*validation.jsonl"):
+            check(spec, task, str(tmp_path))
+
+
+class TestCheck:
+    def test_a_missing_folder_or_file_is_named_and_not_an_error(
+        self, sst2: Any, write_jsonl: Any, tmp_path: Path
+    ) -> None:
+        spec, task = sst2
+        status = check(spec, task, str(tmp_path))
+        assert not status.available
+        assert str(tmp_path / "sst2") in status.why
+        assert "\n" not in status.why
+        write_jsonl(tmp_path / "sst2", train=sentences(2), test=sentences(2))
+        status = check(spec, task, str(tmp_path))
+        assert (status.available, status.why) == (False, f"no file {tmp_path / 'sst2' / 'validation.jsonl'}")
+
+    def test_the_fingerprint_is_of_the_bytes_and_nothing_else(
+        self, sst2: Any, write_jsonl: Any, tmp_path: Path
+    ) -> None:
+        spec, task = sst2
+        folder = write_jsonl(tmp_path / "sst2", train=sentences(3), validation=sentences(2), test=sentences(2))
+        first = check(spec, task, str(tmp_path))
+        expected = hashlib.sha256()
+        for split in ("train", "validation", "test"):
+            inner = hashlib.sha256((folder / f"{split}.jsonl").read_bytes()).hexdigest()
+            expected.update(f"{split} {inner}\n".encode())
+        assert first.fingerprint == f"sha256:{expected.hexdigest()[:32]}"
+        assert first.sizes == {"train": 3, "validation": 2, "test": 2}
+
+        shutil.copytree(tmp_path / "sst2", tmp_path / "elsewhere" / "sst2")
+        assert check(spec, task, str(tmp_path / "elsewhere")).fingerprint == first.fingerprint
+
+        path = folder / "test.jsonl"
+        path.write_text(path.read_text().replace("s1", "s9"))  # same size: only the time tells
+        os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns + 1_000_000))
+        assert check(spec, task, str(tmp_path)).fingerprint != first.fingerprint
+
+    def test_files_are_read_once_while_they_do_not_change(self, sst2: Any, write_jsonl: Any, tmp_path: Path) -> None:
+        spec, task = sst2
+        write_jsonl(tmp_path / "sst2", train=sentences(20_000), validation=sentences(2), test=sentences(2))
+        started = time.perf_counter()
+        check(spec, task, str(tmp_path))
+        first = time.perf_counter() - started
+        started = time.perf_counter()
+        for _ in range(20):
+            check(spec, task, str(tmp_path))
+        assert (time.perf_counter() - started) / 20 < first / 5
+
+    def test_the_demo_task_is_packaged(self) -> None:
+        task = load_task("demo_remarks")
+        spec = TaskSpec.from_config(task, "mezo")
+        here = check(spec, task, None)
+        assert here.available, here.why
+        assert here == check(spec, task, "/nowhere"), "data.dir does not move packaged data"
+        splits = load_splits(spec, task, None, {"train": 64, "dev": 32, "test": 50, "seed": 0})
+        assert (len(splits.train), len(splits.dev), len(splits.test)) == (64, 32, 50)
+        for rows in (splits.train, splits.dev, splits.test):
+            assert {row["label"] for row in rows} == {0, 1}
+
+    def test_a_task_without_a_hub_says_to_set_the_folder(self) -> None:
+        task = load_task("sst2_sent")
+        spec = TaskSpec.from_config(task, "mezo")
+        assert check(spec, task, None).why == "task 'sst2_sent' is read from a local folder; set data.dir"
+        with pytest.raises(UserError, match=r"set data\.dir"):
+            load_splits(spec, task, None, {"train": 1, "dev": 1, "test": 1, "seed": 0})
+
+    def test_a_prepared_hub_copy_is_found_offline(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
+        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+        task = load_task("wsc")
+        spec = TaskSpec.from_config(task, "mezo")
+        status = check(spec, task, None)
+        assert not status.available
+        assert "hf:aps/super_glue/wsc.fixed is not in the datasets cache" in status.why
+        assert "HF_HUB_OFFLINE is set" in status.why
+        prepared = tmp_path / "aps___super_glue" / "wsc.fixed" / "0.0.0" / "3de24cf8022e94f4ee4b9d55a6f539891524d646"
+        prepared.mkdir(parents=True)
+        (prepared / "dataset_info.json").write_text("{}")
+        status = check(spec, task, None)
+        assert (status.available, status.fingerprint) == (True, "hf:aps/super_glue/wsc.fixed")
+
+    def test_an_unreachable_hub_is_asked_once_and_said_in_one_line(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        code = (
+            "import json, time, yaml\n"
+            "from zo_sweeps.tasks import TaskSpec, check\n"
+            "out = []\n"
+            "for name in ('rte', 'wic', 'multirc'):\n"
+            "    task = yaml.safe_load(open(f'conf/task/{name}.yaml'))\n"
+            "    start = time.perf_counter()\n"
+            "    status = check(TaskSpec.from_config(task, 'mezo'), task, None)\n"
+            "    out.append((status.available, status.why, time.perf_counter() - start))\n"
+            "print(json.dumps(out))\n"
+        )
+        # 10.255.255.1 answers nobody: the time limit is what ends the question.
+        env = {k: v for k, v in os.environ.items() if not k.startswith("HF_") and "proxy" not in k.lower()}
+        env |= {"HF_ENDPOINT": "http://10.255.255.1", "HF_DATASETS_CACHE": str(tmp_path)}
+        run = subprocess.run(
+            [sys.executable, "-c", code], cwd=REPO, env=env, capture_output=True, text=True, check=True
+        )
+        statuses = json.loads(run.stdout)
+        assert [available for available, _, _ in statuses] == [False] * 3
+        assert all("http://10.255.255.1 cannot be reached" in why and "\n" not in why for _, why, _ in statuses)
+        assert statuses[0][2] < 4
+        assert statuses[1][2] + statuses[2][2] < 0.5
+
+
+def test_a_user_s_yaml_and_jsonl_make_a_task(write_jsonl: Callable[..., Path], tmp_path: Path, tokenizer: Any) -> None:
+    (tmp_path / "mood.yaml").write_text(
+        """
+name: mood
+display: Mood
+kind: classification
+metric: accuracy
+local: mood-files
+fields: [remark]
+label_field: meta.mood
+labels: [sad, glad, so-so]
+dialects:
+  ours: {loss: candidates, template: "{{ remark | upper_first }} I am", options: [" sad", " glad", " so-so"]}
+""",
+        encoding="utf-8",
+    )
+    task = yaml.safe_load((tmp_path / "mood.yaml").read_text(encoding="utf-8"))
+    spec = TaskSpec.from_config(task, "ours")
+    rows = [{"remark": f"day {i}.", "meta": {"mood": ("sad", "glad", "so-so")[i % 3]}} for i in range(9)]
+    write_jsonl(tmp_path / "data" / "mood-files", train=rows, validation=rows[:3], test=rows[:4])
+    assert check(spec, task, str(tmp_path / "data")).available
+    splits = load_splits(spec, task, str(tmp_path / "data"), {"train": 9, "dev": 3, "test": 4, "seed": 0})
+    for row in splits.train:
+        prompt = render(spec, row)
+        assert prompt.text == f"Day {row['remark'][4:]} I am"
+        assert prompt.options[prompt.gold] == " " + row["meta"]["mood"]
+    with pytest.raises(UserError, match=r"unknown prompt dialect 'mezo' in task 'mood'; choose from: ours"):
+        TaskSpec.from_config(task, "mezo")

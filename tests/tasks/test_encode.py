@@ -1,0 +1,136 @@
+"""Token ids: the answer's share of a sequence, what truncation keeps, what stands in front."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.tasks.common import DIALECTS, load_task
+from zo_sweeps.errors import UserError
+from zo_sweeps.tasks import Example, TaskSpec, encode
+
+pytestmark = pytest.mark.unit
+
+REMARK = {"sentence": "the film was great , so great that the end was terrible", "label": 1}
+ENTAILMENT = {"premise": "It rained.", "hypothesis": "It was wet.", "label": 0}
+GAP = {"sentence": "Sarah beat Maria, so _ was great.", "option1": "Sarah", "option2": "Maria", "answer": "2"}
+QUESTION = {
+    "title": "Film",
+    "context": "the film was great " * 30,
+    "question": "It was?",
+    "answers": {"text": ["so great", "great"], "answer_start": [0, 0]},
+}
+
+
+def encoded(
+    name: str, row: dict[str, Any], tokenizer: Any, length: int = 512, dialect: str = "mezo", **kw: Any
+) -> Example:
+    return encode(TaskSpec.from_config(load_task(name), dialect), row, tokenizer, length, **kw)
+
+
+def answers(example: Example, tokenizer: Any) -> list[str]:
+    return [tokenizer.decode(c.ids[-c.answer_length :]) for c in example.candidates]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_the_label_word_with_its_space_is_one_token(dialect: str, tokenizer: Any) -> None:
+    example = encoded("sst2", REMARK, tokenizer, dialect=dialect)
+    assert answers(example, tokenizer) == [" terrible", " great"]
+    assert [c.answer_length for c in example.candidates] == [1, 1]
+    assert example.gold == 1
+
+
+def test_the_two_dialects_of_sst2_are_the_same_sequence(tokenizer: Any) -> None:
+    assert encoded("sst2", REMARK, tokenizer) == encoded("sst2", REMARK, tokenizer, dialect="prge")
+
+
+def test_a_newline_before_the_answer_is_kept_and_a_space_goes_to_the_answer(tokenizer: Any) -> None:
+    mezo = encoded("rte", ENTAILMENT, tokenizer)
+    assert answers(mezo, tokenizer) == ["Yes", "No"]
+    assert tokenizer.decode(mezo.prompt_ids).endswith("Yes or No?\n")
+    prge = encoded("rte", ENTAILMENT, tokenizer, dialect="prge")
+    assert answers(prge, tokenizer) == [" Yes", " No"]
+    assert [c.answer_length for c in prge.candidates] == [1, 1]
+    assert tokenizer.decode(prge.prompt_ids).endswith("Yes or No?")
+
+
+def test_the_candidates_of_winogrande_share_the_text_after_the_gap(tokenizer: Any) -> None:
+    example = encoded("winogrande", GAP, tokenizer)
+    assert answers(example, tokenizer) == [" Sarah was great.", " Maria was great."]
+    assert example.gold == 1
+
+
+def test_a_gap_at_the_start_scores_everything_but_the_first_token(tokenizer: Any, tokenizer_without_bos: Any) -> None:
+    row = {**GAP, "sentence": "_ was great."}
+    example = encoded("winogrande", row, tokenizer)
+    assert answers(example, tokenizer) == ["Sarah was great.", "Maria was great."]
+    assert example.prompt_ids == (tokenizer.bos_token_id,)
+    for candidate in encoded("winogrande", row, tokenizer_without_bos).candidates:
+        assert candidate.answer_length == len(candidate.ids) - 1
+
+
+@pytest.mark.parametrize(("dialect", "answer"), [("mezo", " so great\n"), ("prge", " so great")])
+def test_squad_trains_on_the_first_answer_and_generates_from_the_prompt(
+    tokenizer: Any, dialect: str, answer: str
+) -> None:
+    example = encoded("squad", QUESTION, tokenizer, dialect=dialect)
+    assert answers(example, tokenizer) == [answer]
+    assert example.references == ("so great", "great")
+    assert tokenizer.decode(example.prompt_ids).endswith("Question: It was?\nAnswer:")
+    assert example.candidates[0].ids[: len(example.prompt_ids)] == example.prompt_ids
+
+
+def test_answer_length_is_the_difference_of_two_tokenisations(tokenizer: Any) -> None:
+    prompt = 'It rained.\nDoes this mean that "It was wet." is true? Yes or No?\n'
+    example = encoded("rte", ENTAILMENT, tokenizer)
+    for candidate, word in zip(example.candidates, ("Yes", "No"), strict=True):
+        assert list(candidate.ids) == tokenizer(prompt + word)["input_ids"]
+        assert candidate.answer_length == len(tokenizer(prompt + word)["input_ids"]) - len(
+            tokenizer(prompt)["input_ids"]
+        )
+
+
+@pytest.mark.parametrize("length", [6, 10, 15])
+def test_truncation_drops_from_the_left_and_keeps_the_bos(tokenizer: Any, length: int) -> None:
+    whole, cut = encoded("sst2", REMARK, tokenizer), encoded("sst2", REMARK, tokenizer, length)
+    for full, short in zip(whole.candidates, cut.candidates, strict=True):
+        assert len(short.ids) == length < len(full.ids)
+        assert short.ids == (tokenizer.bos_token_id, *full.ids[-(length - 1) :])
+        assert short.answer_length == full.answer_length
+    assert cut.prompt_ids == (tokenizer.bos_token_id, *whole.prompt_ids[-(length - 1) :])
+
+
+def test_truncation_without_a_bos_keeps_the_last_tokens(tokenizer_without_bos: Any) -> None:
+    whole = encoded("sst2", REMARK, tokenizer_without_bos)
+    cut = encoded("sst2", REMARK, tokenizer_without_bos, 8)
+    assert [c.ids for c in cut.candidates] == [c.ids[-8:] for c in whole.candidates]
+    assert whole.candidates[0].ids[0] != tokenizer_without_bos.bos_token_id
+
+
+def test_an_answer_longer_than_the_limit_keeps_one_token_of_context(tokenizer: Any) -> None:
+    example = encoded("winogrande", {**GAP, "sentence": "so _ was great, so great that it was terrible"}, tokenizer, 5)
+    for candidate in example.candidates:
+        assert (len(candidate.ids), candidate.answer_length) == (5, 4)
+
+
+def test_generation_keeps_room_for_the_new_tokens(tokenizer: Any) -> None:
+    example = encoded("squad", QUESTION, tokenizer, 90)
+    assert len(example.prompt_ids) == len(example.candidates[0].ids) == 90 - 50
+    assert example.prompt_ids[0] == tokenizer.bos_token_id
+    with pytest.raises(UserError, match="max_length 50 less 50 new tokens leaves no room"):
+        encoded("squad", QUESTION, tokenizer, 50)
+
+
+def test_another_bos_replaces_the_tokenizer_s_own(tokenizer: Any, tokenizer_without_bos: Any) -> None:
+    own = encoded("sst2", REMARK, tokenizer)
+    forced = encoded("sst2", REMARK, tokenizer, bos=7)
+    assert [c.ids for c in forced.candidates] == [(7, *c.ids[1:]) for c in own.candidates]
+    assert encoded("sst2", REMARK, tokenizer_without_bos, bos=7) == forced
+
+
+def test_an_option_without_tokens_is_refused(tokenizer: Any) -> None:
+    task = load_task("sst2")
+    task["dialects"]["mezo"]["options"] = [" great", " "]
+    with pytest.raises(UserError, match="the option ' ' adds no token"):
+        encode(TaskSpec.from_config(task, "mezo"), REMARK, tokenizer, 64)

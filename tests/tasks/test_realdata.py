@@ -1,0 +1,66 @@
+"""Every task whose real data is at hand: all rows render and encode with a real model's tokenizer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.tasks.common import DIALECTS, TASK_FILES, load_task, shared_folder
+from zo_sweeps.tasks import TaskSpec, check, encode, load_splits, read_split, render
+
+pytestmark = pytest.mark.realdata
+
+SHARED = shared_folder()
+PAPER = {"train": 1000, "dev": 500, "test": 1000, "seed": 0}
+
+
+@pytest.fixture(scope="module", params=["imdb-llama-6m", "stories260K"])
+def real_tokenizer(request: pytest.FixtureRequest) -> Any:
+    if SHARED is None or not (SHARED / "models" / request.param).is_dir():
+        pytest.skip(f"no shared/models/{request.param} beside the repository (or set ZO_SHARED)")
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(SHARED / "models" / request.param)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("name", TASK_FILES)
+def test_real_rows_encode(name: str, dialect: str, real_tokenizer: Any) -> None:
+    if SHARED is None:
+        pytest.skip("no shared/data beside the repository (or set ZO_SHARED)")
+    task, data_dir = load_task(name), str(SHARED / "data")
+    spec = TaskSpec.from_config(task, dialect)
+    status = check(spec, task, data_dir)
+    if not status.available:
+        pytest.skip(status.why)
+    for row in read_split(spec, task, data_dir, "train"):
+        render(spec, row)
+    golds = set()
+    for row in read_split(spec, task, data_dir, "test")[:60]:
+        prompt = render(spec, row)
+        example = encode(spec, row, real_tokenizer, 512)
+        golds.add(example.gold)
+        assert len(example.candidates) == len(prompt.options)
+        for candidate, option in zip(example.candidates, prompt.options, strict=True):
+            assert len(candidate.ids) <= 512
+            assert candidate.ids[0] == real_tokenizer.bos_token_id
+            answer = real_tokenizer.decode(candidate.ids[-candidate.answer_length :])
+            assert answer.strip() == option.strip()
+        assert len(example.prompt_ids) <= 512 - spec.max_new_tokens
+    assert golds == ({0} if spec.kind == "generation" else set(range(len(spec.labels))))
+
+
+@pytest.mark.parametrize("name", TASK_FILES)
+def test_real_splits_have_the_protocol_s_sizes(name: str) -> None:
+    if SHARED is None:
+        pytest.skip("no shared/data beside the repository (or set ZO_SHARED)")
+    task, data_dir = load_task(name), str(SHARED / "data")
+    spec = TaskSpec.from_config(task, "mezo")
+    status = check(spec, task, data_dir)
+    if not status.available:
+        pytest.skip(status.why)
+    splits = load_splits(spec, task, data_dir, PAPER)
+    assert len(splits.train) == min(1000, status.sizes["train"])
+    assert len(splits.dev) == min(task.get("dev_size", 500), status.sizes["validation"])
+    assert len(splits.test) == min(1000, status.sizes["test"])

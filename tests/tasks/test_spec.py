@@ -1,0 +1,128 @@
+"""Task files: all of the repository's are well formed, and a user's mistakes get one clear line."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from tests.tasks.common import DIALECTS, REPO, TASK_FILES, load_task
+from zo_sweeps.errors import UserError
+from zo_sweeps.tasks import TaskSpec, render
+
+pytestmark = pytest.mark.unit
+
+
+def changed(**changes: Any) -> dict[str, Any]:
+    task = copy.deepcopy(load_task("sst2"))
+    for key, value in changes.items():
+        if value is None:
+            del task[key]
+        else:
+            task[key] = value
+    return task
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("name", TASK_FILES)
+def test_every_task_file_makes_a_spec(name: str, dialect: str) -> None:
+    task = load_task(name)
+    spec = TaskSpec.from_config(task, dialect)
+    assert spec.name == name, "a task file is named after its task"
+    assert spec.dialect == dialect
+    assert task.get("hub") or task.get("local"), "rows come from somewhere"
+    if task.get("hub"):
+        assert "/" in task["hub"]["path"], "the hub no longer resolves names without an owner"
+        assert {"path", "train", "test"} <= set(task["hub"])
+    assert pickle.loads(pickle.dumps(spec)) == spec
+
+
+@pytest.mark.parametrize("name", TASK_FILES)
+def test_hydra_nodes_and_plain_mappings_give_the_same_spec(name: str) -> None:
+    assert TaskSpec.from_config(OmegaConf.load(TASK_FILES[name]), "mezo") == TaskSpec.from_config(
+        load_task(name), "mezo"
+    )
+
+
+def test_the_reduced_dev_split_is_set_for_copa_only() -> None:
+    assert {name: load_task(name)["dev_size"] for name in TASK_FILES if "dev_size" in load_task(name)} == {"copa": 100}
+
+
+def test_an_unknown_dialect_lists_the_dialects_of_the_task() -> None:
+    with pytest.raises(UserError, match=r"unknown prompt dialect 'mezzo' in task 'sst2'; choose from: mezo, prge; did"):
+        TaskSpec.from_config(load_task("sst2"), "mezzo")
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        (changed(lable_field="label"), r"unknown key 'lable_field' in task 'sst2'.*did you mean 'label_field'"),
+        (changed(fields=None), r"missing key 'fields' in task 'sst2'"),
+        (changed(fields="sentence"), r"'fields' and 'options' are lists"),
+        (changed(metric="accurracy"), r"unknown metric 'accurracy'.*accuracy, f1"),
+        (changed(kind="regression"), r"unknown kind 'regression'"),
+        (changed(labels=[0, 1, 2]), r"2 options and 3 labels"),
+        (changed(labels=[[0], [1]]), r"label \[0\] is not a number or a text"),
+    ],
+)
+def test_a_malformed_task_is_named_with_its_mistake(task: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        TaskSpec.from_config(task, "mezo")
+
+
+@pytest.mark.parametrize(
+    ("wording", "message"),
+    [
+        ({"template": "{{ sentnce }}"}, r"unknown field 'sentnce' in the template of task 'sst2'.*'sentence'\?"),
+        ({"template": "{{ sentence"}, r"bad template: .*task 'sst2', dialect 'mezo'"),
+        ({"template": "{{ sentence | shout }}"}, r"bad template: No filter named 'shout'"),
+        ({"options": [True, False]}, r"True is not text.*put it in quotes"),
+        ({"options": ["Yes"]}, r"1 options and 1 labels: two or more are needed"),
+        ({"loss": "hinge"}, r"unknown loss 'hinge'.*candidates, tokens"),
+    ],
+)
+def test_a_malformed_dialect_is_named_with_its_mistake(wording: dict[str, Any], message: str) -> None:
+    task = changed()
+    task["dialects"]["mezo"].update(wording)
+    with pytest.raises(UserError, match=message):
+        TaskSpec.from_config(task, "mezo")
+
+
+def test_a_generation_task_needs_a_length() -> None:
+    task = copy.deepcopy(load_task("squad"))
+    del task["max_new_tokens"]
+    with pytest.raises(UserError, match=r"generation task has one option.*max_new_tokens"):
+        TaskSpec.from_config(task, "mezo")
+
+
+def test_templates_cannot_reach_into_python() -> None:
+    task = changed()
+    task["dialects"]["mezo"]["template"] = "{{ sentence.__class__.__mro__ }}"
+    spec = TaskSpec.from_config(task, "mezo")
+    with pytest.raises(UserError, match="the template does not fit a row"):
+        render(spec, {"sentence": "fine", "label": 0})
+
+
+def test_a_row_outside_the_template_s_cases_is_refused() -> None:
+    spec = TaskSpec.from_config(load_task("copa"), "mezo")
+    row = {"premise": "It rained.", "choice1": "Wet.", "choice2": "Dry.", "question": "reason", "label": 0}
+    with pytest.raises(UserError, match="task 'copa', dialect 'mezo'"):
+        render(spec, row)
+
+
+def test_a_row_with_a_bad_label_is_refused() -> None:
+    spec = TaskSpec.from_config(load_task("sst2"), "mezo")
+    with pytest.raises(UserError, match="label -1 is not one of 0, 1"):
+        render(spec, {"sentence": "fine", "label": -1})
+
+
+def test_importing_tasks_loads_no_heavy_library() -> None:
+    heavy = ("torch", "numpy", "datasets", "transformers")
+    code = f"import sys, zo_sweeps.tasks; print([name for name in {heavy} if name in sys.modules])"
+    out = subprocess.run([sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"

@@ -1,0 +1,440 @@
+"""Hydra composition: configuration files and the command line -> plain, validated dictionaries.
+
+Hydra composes (groups, search path, override grammar) and stops there; it schedules nothing. Two things are ours: which
+of the command line's overrides are forced on every trial of a grid, and one clear line for each way of getting it wrong.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from zo_sweeps.errors import UserError, unknown
+
+# Groups that only choose their own sub-tree: composed one at a time, however many trials combine them.
+OWN_TREE = ("model", "task", "prompt", "precision", "device")
+# Groups that a method preset chooses together.
+METHOD = ("method", "estimator", "perturbation", "space", "update")
+TRIAL_GROUPS = OWN_TREE + METHOD
+# What a trial's configuration consists of; everything else belongs to the run.
+TRIAL_KEYS = (*TRIAL_GROUPS, "evaluation", "train", "split", "data", "seed")
+
+
+@dataclass
+class ModelConfig:
+    name: str = "demo"
+    display: str = ""
+    source: str = "demo"
+    path: str | None = None
+    revision: str | None = None
+    family: str | None = None
+    precision: str = "fp32"
+    arch: dict[str, Any] = field(default_factory=dict)  # Hugging Face config keys
+    init_seed: int = 0  # of random weights
+
+
+@dataclass
+class Named:
+    name: str = ""
+
+
+@dataclass
+class MethodConfig:
+    name: str = "mezo"
+    kind: str = "zo"
+
+
+@dataclass
+class EstimatorConfig:
+    name: str = "rge"
+    q: int = 1
+    eps: float = 1e-3
+
+
+@dataclass
+class SpaceConfig:
+    name: str = "full"
+    rank: int = 16
+    alpha: float = 16
+    targets: list[str] = field(default_factory=list)
+
+
+@dataclass
+class UpdateConfig:
+    name: str = "sgd"
+    lr: float = 1e-6
+    schedule: str = "constant"
+    weight_decay: float = 0.0
+
+
+@dataclass
+class EvaluationConfig:
+    mode: str = "sequential"  # sequential, outer, inner, both
+
+
+@dataclass
+class TrainConfig:
+    steps: int = 0
+    batch: int | None = None  # B; null: effective_batch / q
+    effective_batch: int = 16  # E = q * B
+    eval_every: int = 500
+    max_length: int = 2048
+
+
+@dataclass
+class SplitConfig:
+    train: int = 1000
+    dev: int = 500
+    test: int = 1000
+    seed: int = 0
+
+
+@dataclass
+class DataConfig:
+    dir: str | None = None  # a folder of <task>/{train,validation,test}.jsonl; null: the Hugging Face hub
+
+
+@dataclass
+class ScaleSteps:
+    steps: int | None = None
+    eval_every: int | None = None
+
+
+@dataclass
+class ScaleSplit:
+    train: int | None = None
+    dev: int | None = None
+    test: int | None = None
+
+
+@dataclass
+class ScaleConfig:
+    name: str = "paper"
+    zo: ScaleSteps = field(default_factory=ScaleSteps)
+    fo: ScaleSteps = field(default_factory=ScaleSteps)
+    split: ScaleSplit = field(default_factory=ScaleSplit)
+    max_length: int | None = None
+
+
+@dataclass
+class ExecutorConfig:
+    name: str = "ray"
+    cpus_per_trial: int = 1
+    slots: int | None = None
+    retries_failed: int = 1
+    retries_lost: int = 3
+
+
+@dataclass
+class ClusterConfig:
+    address: str | None = None  # host:port of a Ray head; null: a local cluster for this sweep
+
+
+@dataclass
+class TrackingConfig:
+    uri: str | None = None  # an MLflow server; null: one on loopback, kept in state_dir
+
+
+@dataclass
+class BlockConfig:
+    label: str = ""
+    fixed: dict[str, Any] = field(default_factory=dict)
+    axes: dict[str, Any] = field(default_factory=dict)
+    per_task: dict[str, Any] = field(default_factory=dict)
+    exclude: list[Any] = field(default_factory=list)
+
+
+@dataclass
+class SelectConfig:
+    metric: str = "dev/loss"
+    mode: str = "min"
+
+
+@dataclass
+class GridTable:
+    layout: str = "accuracy"  # a file of conf/table
+    published: str | None = None  # paper/table of conf/paper
+    title: str = ""
+    rows: dict[str, str] = field(default_factory=dict)  # block -> row name, as published
+    footnotes: list[str] = field(default_factory=list)
+
+
+@dataclass
+class GridConfig:
+    name: str = ""
+    title: str = ""
+    paper: str = ""
+    fixed: dict[str, Any] = field(default_factory=dict)
+    axes: dict[str, Any] = field(default_factory=dict)
+    seeds: list[int] = field(default_factory=lambda: [0])
+    select: SelectConfig = field(default_factory=SelectConfig)
+    exclude: list[Any] = field(default_factory=list)
+    blocks: dict[str, BlockConfig] = field(default_factory=dict)
+    tables: dict[str, GridTable] = field(default_factory=dict)
+
+
+@dataclass
+class Config:
+    model: ModelConfig = field(default_factory=ModelConfig)
+    task: dict[str, Any] = field(default_factory=dict)
+    prompt: Named = field(default_factory=Named)
+    precision: Named = field(default_factory=Named)
+    device: dict[str, Any] = field(default_factory=dict)
+    method: MethodConfig = field(default_factory=MethodConfig)
+    estimator: EstimatorConfig = field(default_factory=EstimatorConfig)
+    perturbation: Named = field(default_factory=Named)
+    space: SpaceConfig = field(default_factory=SpaceConfig)
+    update: UpdateConfig = field(default_factory=UpdateConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    split: SplitConfig = field(default_factory=SplitConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    seed: int = 0
+    scale: ScaleConfig = field(default_factory=ScaleConfig)
+    executor: ExecutorConfig = field(default_factory=ExecutorConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    grid: GridConfig = field(default_factory=GridConfig)
+    state_dir: str = "zo_runs"
+
+
+def conf_dir() -> Path:
+    """The packaged configuration: beside the package in a checkout, inside it in a wheel."""
+    package = Path(__file__).parent
+    for candidate in (package / "conf", package.parent / "conf"):
+        if (candidate / "config.yaml").is_file():
+            return candidate
+    raise UserError("the configuration files are missing", where=str(package), fix="reinstall zo-sweeps")
+
+
+@dataclass(frozen=True)
+class Forced:
+    """What the command line says of every trial: it replaces what a grid fixes, and an axis over the same key.
+
+    `choices` are group options (task=sst2), `values` are keys (update.lr=1e-3); each has one value or, written with
+    commas, several, which make an axis.
+    """
+
+    choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    values: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+
+
+class Composer:
+    """Composes configurations from the packaged files, the user's folders and the command line.
+
+    Args:
+        overrides: the command line's, in Hydra's grammar.
+        config_dirs: folders with further groups (`grid/mine.yaml`), searched after the packaged ones.
+
+    Raises UserError for anything unknown, misplaced or of the wrong type.
+    """
+
+    def __init__(self, overrides: Sequence[str] = (), config_dirs: Sequence[str] = ()) -> None:
+        from omegaconf import OmegaConf
+
+        for folder in config_dirs:
+            if not Path(folder).is_dir():
+                raise UserError(f"no such folder: {folder}", where="--config-dir")
+        self._search = ",".join(f"file://{Path(folder).resolve()}" for folder in config_dirs)
+        self._given = [text for text in overrides if not text.startswith("hydra.searchpath=")]
+        self._extra = [text for text in overrides if text.startswith("hydra.searchpath=")]
+        self.forced, self._run_level = self._sort(self._given)
+        with self._hydra():
+            self.base = self._compose([*self._run_level, *self._single_forced()])
+        self._scratch = OmegaConf.structured(Config)  # for check_value: making one costs more than using it
+        self._checked: set[tuple[str, str]] = set()
+        self._composed: dict[tuple[tuple[str, str], ...], dict[str, Any]] = {}
+        self.grid_name = next((t.split("=", 1)[1] for t in self._given if t.startswith("+grid=")), "")
+
+    def _sort(self, overrides: Sequence[str]) -> tuple[Forced, list[str]]:
+        """Splits the overrides into those forced on trials and those of the run (grid, executor, state_dir, ...)."""
+        from hydra.core.override_parser.overrides_parser import OverridesParser
+        from hydra.errors import HydraException
+
+        parser = OverridesParser.create()
+        choices: dict[str, tuple[str, ...]] = {}
+        values: dict[str, tuple[Any, ...]] = {}
+        run_level: list[str] = []
+        for text in overrides:
+            try:
+                override = parser.parse_override(text)
+            except HydraException as error:
+                reason = str(error).splitlines()[0]
+                raise UserError(f"cannot read the override {text!r}", fix=f"write key=value ({reason})") from None
+            key = override.key_or_group
+            trial_level = key.split(".")[0].split("/")[0] in TRIAL_KEYS and not (override.is_add() or override.is_delete())
+            if override.is_sweep_override():
+                if not trial_level:
+                    raise UserError(f"several values for {key}", where=repr(text), fix="only a trial's keys make an axis")
+                given = tuple(override.sweep_iterator())
+                given = tuple(v.value() if hasattr(v, "value") and callable(v.value) else v for v in given)
+            else:
+                given = (override.value(),)
+            if key in TRIAL_GROUPS and all(isinstance(v, str) for v in given):
+                choices[key] = tuple(given)
+            elif trial_level:
+                values[key] = tuple(_plain(v) for v in given)
+            else:
+                run_level.append(text)
+        return Forced(choices, values), run_level
+
+    def _single_forced(self) -> list[str]:
+        """The forced overrides as far as one configuration can show them (the first value of an axis), for checking."""
+        first = [text for text in self._given if text not in self._run_level]
+        shown = []
+        for text in first:
+            key = text.split("=", 1)[0]
+            if key in self.forced.choices:
+                shown.append(f"{key}={self.forced.choices[key][0]}")
+            elif len(self.forced.values.get(key, ())) == 1:
+                shown.append(text)
+            else:
+                shown.append(f"{key}={_as_override(self.forced.values[key][0])}")
+        return shown
+
+    @contextmanager
+    def _hydra(self) -> Iterator[None]:
+        from hydra import initialize_config_dir
+        from hydra.core.config_store import ConfigStore
+        from hydra.core.global_hydra import GlobalHydra
+
+        ConfigStore.instance().store(name="base_config", node=Config, provider="zo_sweeps")
+        GlobalHydra.instance().clear()
+        with initialize_config_dir(config_dir=str(conf_dir()), version_base="1.3"):
+            yield
+
+    def _compose(self, overrides: Sequence[str]) -> dict[str, Any]:
+        from hydra import compose
+        from hydra.errors import HydraException
+        from omegaconf import OmegaConf
+        from omegaconf.errors import OmegaConfBaseException
+
+        search = [f"hydra.searchpath=[{self._search}]"] if self._search else self._extra
+        try:
+            config = compose("config", overrides=[*search, *overrides], return_hydra_config=False)
+            plain = OmegaConf.to_container(config, resolve=True)
+        except (HydraException, OmegaConfBaseException) as error:
+            raise _explain(error, overrides) from None
+        assert isinstance(plain, dict)
+        return {str(key): value for key, value in plain.items()}
+
+    def trial_part(self, choices: Mapping[str, str]) -> dict[str, Any]:
+        """The trial-level configuration of one choice of group options (those not named as the command line or the
+        defaults have them). Cached by sub-tree: a grid over m methods and t tasks costs m + t compositions."""
+        method = tuple((group, choices[group]) for group in METHOD if group in choices)
+        result = dict(self._cached(method))
+        for group in OWN_TREE:
+            if group in choices:
+                result[group] = self._cached(((group, choices[group]),))[group]
+        return result
+
+    def _cached(self, choices: tuple[tuple[str, str], ...]) -> dict[str, Any]:
+        if choices not in self._composed:
+            with self._hydra():
+                composed = self._compose([f"{group}={option}" for group, option in choices])
+            self._composed[choices] = {key: composed[key] for key in TRIAL_KEYS}
+        return self._composed[choices]
+
+    def option(self, group: str, name: str) -> dict[str, Any]:
+        """A file of a group that is not part of the configuration (conf/table, conf/paper): its plain contents."""
+        from omegaconf import OmegaConf
+
+        folders = [conf_dir(), *(Path(url.removeprefix("file://")) for url in self._search.split(",") if url)]
+        for folder in folders:
+            path = folder / group / f"{name}.yaml"
+            if path.is_file():
+                loaded = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+                assert isinstance(loaded, dict)
+                return {str(key): value for key, value in loaded.items()}
+        raise unknown(group, name, [p.stem for folder in folders for p in (folder / group).glob("*.yaml")])
+
+    def check_value(self, path: str, value: Any, where: str) -> None:
+        """Raises UserError unless `path` is a key of a trial and `value` has its type."""
+        from omegaconf import OmegaConf
+        from omegaconf.errors import OmegaConfBaseException
+
+        if (path, repr(value)) in self._checked:
+            return
+        node: Any = Config
+        parts = path.split(".")
+        for depth, part in enumerate(parts):
+            if not is_dataclass(node):
+                return  # inside a free-form mapping (task, model.arch)
+            names = {f.name for f in fields(node)}
+            if depth == 0:
+                names &= set(TRIAL_KEYS)
+            if part not in names:
+                raise unknown("key", path, [".".join([*parts[:depth], name]) for name in names], where=where)
+            node = get_type_hints(node)[part]
+        try:
+            OmegaConf.update(self._scratch, path, value)
+        except OmegaConfBaseException as error:
+            reason = str(error).splitlines()[0]
+            raise UserError(f"{path}={value!r} has the wrong type", where=where, fix=reason) from None
+        self._checked.add((path, repr(value)))
+
+
+def _plain(value: Any) -> Any:
+    """Hydra's parsed values (quoted strings and so on) as plain Python."""
+    if hasattr(value, "text") and hasattr(value, "quote"):
+        return value.text
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {str(_plain(key)): _plain(item) for key, item in value.items()}
+    return value
+
+
+def _as_override(value: Any) -> str:
+    return "null" if value is None else str(value)
+
+
+def _explain(error: Exception, overrides: Sequence[str]) -> UserError:
+    """Hydra's and OmegaConf's messages as one line: what, where, the choices, the likely fix."""
+    chain: list[str] = []
+    cause: BaseException | None = error
+    while cause is not None:
+        chain.append(str(cause))
+        cause = cause.__cause__ or cause.__context__
+    text = "\n".join(chain)
+    if found := re.search(r"Could not find '([^']+)'", text):
+        group, _, name = found[1].rpartition("/")
+        listed = re.search(r"Available options in '[^']*':\n((?:\t.+\n?)*)", text)
+        choices = listed[1].split() if listed else ()
+        return unknown(group or "configuration", name, choices, where=_source(found[1], overrides))
+    if found := re.search(r"Could not override '([^']+)'\. No match in the defaults list", text):
+        group = found[1].split("@")[0]
+        given = next((text for text in overrides if text.startswith(f"{group}=")), f"{group}=NAME")
+        return UserError(f"{group} is not in the defaults list", fix=f"to append to your default list use +{given}")
+    if found := re.search(r"Key '([^']+)' (?:not in|is not in) '?(\w+)", text):
+        full = re.search(r"full_key: (\S+)", text)
+        path = full[1] if full else found[1]
+        return unknown("key", path, _siblings(path), where=_source(path, overrides))
+    if found := re.search(r"Multiple values for ([\w/]+)", text):
+        return UserError(f"{found[1]} is given twice", fix="name it once")
+    if found := re.search(r"Value '(.*?)' of type '(.*?)' could not be converted to (\w+)", text):
+        full = re.search(r"full_key: (\S+)", text)
+        return UserError(f"{full[1] if full else 'a key'}={found[1]!r} has the wrong type", fix=f"it must be a {found[3]}")
+    if found := re.search(r"Primary config|mapping values are not allowed|while (?:parsing|scanning)[^\n]*", text):
+        return UserError("a configuration file is not valid YAML", fix=" ".join(text.split())[:300])
+    return UserError(" ".join(chain[0].split()))
+
+
+def _source(key: str, overrides: Sequence[str]) -> str:
+    named = [text for text in overrides if text.lstrip("+~").startswith((key, key.replace("/", "=")))]
+    return "the command line" if named else ""
+
+
+def _siblings(path: str) -> list[str]:
+    node: Any = Config
+    parts = path.split(".")
+    for part in parts[:-1]:
+        hints = get_type_hints(node) if is_dataclass(node) else {}
+        node = hints.get(part)
+    if not is_dataclass(node):
+        return []
+    return [".".join([*parts[:-1], f.name]) for f in fields(node)]

@@ -1,0 +1,213 @@
+"""records x layout x published numbers -> typed cells. Every state a cell can be in is told apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from statistics import fmean, stdev
+
+from zo_sweeps.errors import UserError, unknown
+from zo_sweeps.tables.cells import Cell, CellState, Table
+from zo_sweeps.tables.published import NUMERIC_KINDS, Published
+from zo_sweeps.tables.records import MISSING, NOT_RUN, Flag, Measure, Record, TableSpec
+from zo_sweeps.tables.select import Setting, edges, select, settings
+from zo_sweeps.trial import TrialState
+
+AVERAGE = "average"  # key of the column that the spec may ask for
+
+BEST_SO_FAR = "best so far: not every trial of this cell's search has a result yet"
+AT_EDGE = (
+    "the selected value is the smallest (↓) or largest (↑) of its searched axis, so the best may lie outside: "
+    "see the selected hyper-parameters"
+)
+NO_SETTING = "no setting has a result for all of its seeds yet"
+BOTH_FAILURES = "some settings diverged, the others ran out of memory"
+
+
+def build(spec: TableSpec, records: Iterable[Record], published: Published | None = None) -> Table:
+    """The table of `spec` from `records`; those of rows and columns that it does not show are left out.
+
+    The result does not depend on the order of the records. Raises UserError when the published table does not fit
+    the layout (so that `build(spec, [], published)` checks a grid before anything runs).
+    """
+    if published is not None:
+        _check(spec, published)
+    grouped: dict[tuple[str, str], list[Record]] = {}
+    for record in records:
+        grouped.setdefault((record.block, record.column), []).append(record)
+    drafts: dict[tuple[str, str], tuple[Cell, list[str]]] = {}
+    for block, _ in spec.rows:
+        for column, label in spec.columns:
+            number = _published_value(spec, published, block, column, label)
+            drafts[block, column] = _cell(spec, grouped.get((block, column), []), number)
+        if spec.average:
+            drafts[block, AVERAGE] = _average([drafts[block, column] for column, _ in spec.columns])
+    columns = (*spec.columns, (AVERAGE, "Average")) if spec.average else spec.columns
+    return _with_footnotes(spec, published, columns, drafts)
+
+
+def _check(spec: TableSpec, published: Published) -> None:
+    where = f"table {spec.name!r}"
+    if published.kind not in NUMERIC_KINDS:
+        raise UserError(f"{published.reference} is a table of {published.kind}, not of numbers", where=where)
+    if published.unit != spec.measure.unit:
+        raise UserError(f"{published.reference} is in {published.unit}, the table in {spec.measure.unit}", where=where)
+    for name in spec.published_rows.values():
+        if name not in published.rows:
+            raise unknown(f"row of {published.reference}", name, published.rows, where=where)
+    for name in spec.published_columns.values():
+        if name not in published.columns:
+            raise unknown(f"column of {published.reference}", name, published.columns, where=where)
+
+
+def _published_value(spec: TableSpec, published: Published | None, block: str, column: str, label: str) -> float | None:
+    if published is None or block not in spec.published_rows:
+        return None
+    name = spec.published_columns.get(column) or published.column(label)
+    return published.rows[spec.published_rows[block]][name] if name else None
+
+
+def _cell(spec: TableSpec, records: list[Record], published: float | None) -> tuple[Cell, list[str]]:
+    """The cell of these records, and the texts of its footnotes."""
+    candidates = settings(records)
+    selected = select(candidates, spec.rule)
+    finished = sum(record.is_result for record in records)
+    if selected is None:
+        state, notes = _empty(candidates, spec)
+        return _without_value(state, records, published, finished), notes
+    values = _values(selected, spec.measure)
+    if values is None:
+        note = f"the selected runs did not measure {spec.measure.metric}"
+        return _without_value(CellState.UNMEASURED, records, published, finished), [note]
+    mean = fmean(values)
+    at_edge = edges(selected, candidates)
+    beside = _values(selected, spec.measure.beside) if spec.measure.beside else None
+    is_complete = finished == len(records)
+    cell = Cell(
+        state=CellState.DONE if is_complete else CellState.PARTIAL,
+        mean=mean,
+        std=stdev(values) if len(values) > 1 else None,
+        n=len(values),
+        beside=fmean(beside) if beside else None,
+        selected=selected.hyperparameters,
+        published=published,
+        difference=None if published is None else mean - published,
+        finished=finished,
+        planned=len(records),
+        edges=at_edge,
+        trial_ids=tuple(record.trial_id for record in selected.records),
+        run_ids=tuple(record.run_id for record in selected.records if record.run_id),
+    )
+    return cell, [*([] if is_complete else [BEST_SO_FAR]), *([AT_EDGE] if at_edge else [])]
+
+
+def _values(setting: Setting, measure: Measure) -> list[float] | None:
+    values = [record.metrics.get(measure.metric, math.nan) / measure.unit_size for record in setting.records]
+    return values if all(math.isfinite(value) for value in values) else None
+
+
+def _without_value(state: CellState, records: list[Record], published: float | None, finished: int) -> Cell:
+    ordered = sorted(records, key=lambda record: record.trial_id)
+    return Cell(
+        state=state,
+        published=published,
+        finished=finished,
+        planned=len(records),
+        trial_ids=tuple(record.trial_id for record in ordered),
+        run_ids=tuple(record.run_id for record in ordered if record.run_id),
+    )
+
+
+def _empty(candidates: list[Setting], spec: TableSpec) -> tuple[CellState, list[str]]:
+    """Why there is no value."""
+    records = [record for setting in candidates for record in setting.records]
+    states = {record.state for record in records}
+    if not records:
+        return CellState.NOT_PLANNED, []
+    if states <= {NOT_RUN, TrialState.PENDING.value}:
+        return CellState.NOT_RUN, []
+    if states == {MISSING}:
+        return CellState.MISSING, sorted({record.note for record in records if record.note})
+    if states <= {TrialState.FAILED.value, TrialState.LOST.value}:
+        return CellState.FAILED, [record.note for record in records if record.note][:1]
+    if not all(setting.is_finished for setting in candidates):
+        return CellState.IN_PROGRESS, [NO_SETTING]
+    if any(setting.has_succeeded and _lacks(setting, spec.rule.metric) for setting in candidates):
+        return CellState.UNMEASURED, [f"no {spec.rule.metric} to select a setting by"]
+    # What is left diverged (a success with a non-finite dev metric has), or ran out of memory, in at least one seed.
+    out = [any(r.state == TrialState.OUT_OF_MEMORY.value for r in setting.records) for setting in candidates]
+    if all(out):
+        return CellState.OUT_OF_MEMORY, []
+    return CellState.DIVERGED, [BOTH_FAILURES] if any(out) else []
+
+
+def _lacks(setting: Setting, metric: str) -> bool:
+    return any(metric not in record.metrics for record in setting.records)
+
+
+def _average(drafts: list[tuple[Cell, list[str]]]) -> tuple[Cell, list[str]]:
+    """Mean of the row's cells when every one has a value, and of its published numbers when every one has one."""
+    cells = [cell for cell, _ in drafts]
+    means = [cell.mean for cell in cells if cell.mean is not None]
+    numbers = [cell.published for cell in cells if cell.published is not None]
+    mean = fmean(means) if len(means) == len(cells) else None
+    published = fmean(numbers) if len(numbers) == len(cells) else None
+    finished, planned = sum(cell.finished for cell in cells), sum(cell.planned for cell in cells)
+    if mean is not None:
+        state = CellState.DONE if finished == planned else CellState.PARTIAL
+    else:
+        state = CellState.IN_PROGRESS if any(cell.finished for cell in cells) else CellState.NOT_RUN
+    cell = Cell(
+        state=state,
+        mean=mean,
+        published=published,
+        difference=None if mean is None or published is None else mean - published,
+        finished=finished,
+        planned=planned,
+    )
+    return cell, [BEST_SO_FAR] if state is CellState.PARTIAL else []
+
+
+def _with_footnotes(
+    spec: TableSpec,
+    published: Published | None,
+    columns: tuple[tuple[str, str], ...],
+    drafts: Mapping[tuple[str, str], tuple[Cell, list[str]]],
+) -> Table:
+    """Numbers the footnotes in reading order: column labels, then row by row."""
+    flags = [*spec.flags, *_published_flags(spec, published)]
+    footnotes: list[str] = []
+
+    def number(notes: Iterable[str]) -> tuple[int, ...]:
+        for note in notes:
+            if note not in footnotes:
+                footnotes.append(note)
+        return tuple(sorted({footnotes.index(note) for note in notes}))
+
+    column_marks = {
+        key: number([flag.note for flag in flags if key in flag.columns and not flag.rows]) for key, _ in columns
+    }
+    row_marks: dict[str, tuple[int, ...]] = {}
+    cells: dict[tuple[str, str], Cell] = {}
+    for block, _ in spec.rows:
+        row_marks[block] = number([flag.note for flag in flags if block in flag.rows and not flag.columns])
+        for key, _ in columns:
+            cell, notes = drafts[block, key]
+            notes = [*notes, *(flag.note for flag in flags if block in flag.rows and key in flag.columns)]
+            cells[block, key] = replace(cell, marks=number(notes))
+    return Table(spec, published, spec.rows, columns, cells, row_marks, column_marks, tuple(footnotes))
+
+
+def _published_flags(spec: TableSpec, published: Published | None) -> list[Flag]:
+    """The paper's flags, with its row and column names turned into our keys."""
+    if published is None:
+        return []
+    names = {key: spec.published_columns.get(key) or published.column(label) for key, label in spec.columns}
+    flags = []
+    for flag in published.flags:
+        rows = tuple(block for block, name in spec.published_rows.items() if name in flag.rows)
+        keys = tuple(key for key, name in names.items() if name in flag.columns)
+        if bool(rows) == bool(flag.rows) and bool(keys) == bool(flag.columns):
+            flags.append(Flag(flag.note, rows, keys))
+    return flags

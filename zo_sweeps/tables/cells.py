@@ -1,0 +1,68 @@
+"""The typed cells of a table. A cell carries its value, its spread, its state and the runs it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from zo_sweeps.tables.published import Published
+from zo_sweeps.tables.records import TableSpec
+
+
+class CellState(str, Enum):
+    DONE = "DONE"
+    PARTIAL = "PARTIAL"  # a value, while the search goes on
+    IN_PROGRESS = "IN_PROGRESS"  # started, no value yet
+    NOT_RUN = "NOT_RUN"
+    NOT_PLANNED = "NOT_PLANNED"
+    MISSING = "MISSING"
+    DIVERGED = "DIVERGED"
+    OUT_OF_MEMORY = "OUT_OF_MEMORY"
+    FAILED = "FAILED"
+    UNMEASURED = "UNMEASURED"  # finished, but without the metric
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell, in printed units (percent, minutes, GiB), with the runs it came from.
+
+    Args:
+        mean, std, n: over the seeds of the selected setting; `std` is the sample standard deviation (ddof=1).
+        beside: mean of the second measure, where the layout has one.
+        difference: mean − published.
+        finished, planned: trials with a result, and all trials of the search.
+        marks: indices into `Table.footnotes`.
+        edges: axis -> "smallest" or "largest", where the selected value ends its searched range.
+        trial_ids, run_ids: of the runs averaged; of all trials of the cell when there is no value.
+    """
+
+    state: CellState
+    mean: float | None = None
+    std: float | None = None
+    n: int = 0
+    beside: float | None = None
+    selected: Mapping[str, Any] = field(default_factory=dict)
+    published: float | None = None
+    difference: float | None = None
+    finished: int = 0
+    planned: int = 0
+    marks: tuple[int, ...] = ()
+    edges: Mapping[str, str] = field(default_factory=dict)
+    trial_ids: tuple[str, ...] = ()
+    run_ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Table:
+    """Typed cells and what is printed around them. `marks` are footnotes on row or column labels, by key."""
+
+    spec: TableSpec
+    published: Published | None
+    rows: tuple[tuple[str, str], ...]
+    columns: tuple[tuple[str, str], ...]
+    cells: Mapping[tuple[str, str], Cell]
+    row_marks: Mapping[str, tuple[int, ...]]
+    column_marks: Mapping[str, tuple[int, ...]]
+    footnotes: tuple[str, ...]

@@ -1,0 +1,40 @@
+"""Reading the YAML files of conf/paper and conf/table by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from zo_sweeps.errors import UserError, unknown
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+OWN = (_PACKAGE / "conf", _PACKAGE.parent / "conf")  # in an installed wheel; in a checkout
+
+
+def names(group: str, folders: Sequence[Path] | None = None) -> list[str]:
+    """What there is in conf/<group>, by file name without .yaml."""
+    return sorted({path.stem for folder in folders or OWN for path in (folder / group).glob("*.yaml")})
+
+
+def read(group: str, name: str, folders: Sequence[Path] | None = None) -> dict[str, Any]:
+    """The mapping in conf/<group>/<name>.yaml, from the first folder that has it. Not to be changed: it is cached."""
+    for folder in folders or OWN:
+        path = folder / group / f"{name}.yaml"
+        if path.is_file():
+            return _parse(path, path.stat().st_mtime_ns)
+    raise unknown(group, name, names(group, folders), where=f"conf/{group}")
+
+
+@lru_cache(maxsize=32)
+def _parse(path: Path, _changed: int) -> dict[str, Any]:
+    import yaml
+
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise UserError("not valid YAML: " + " ".join(str(error).split()), where=str(path)) from None
+    if not isinstance(data, dict):
+        raise UserError("a mapping is expected", where=str(path))
+    return data

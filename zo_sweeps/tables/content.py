@@ -1,0 +1,179 @@
+"""What every rendering prints: texts of cells, headings and notes in plain Unicode. Renderers only escape and align."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from zo_sweeps.tables.cells import Cell, CellState, Table
+from zo_sweeps.tables.records import Measure
+
+EMPTY = {
+    CellState.NOT_RUN: "–",
+    CellState.NOT_PLANNED: "·",
+    CellState.MISSING: "no data",
+    CellState.DIVERGED: "diverged",
+    CellState.OUT_OF_MEMORY: "OOM",
+    CellState.FAILED: "failed",
+    CellState.UNMEASURED: "not measured",
+}
+LEGEND = {
+    CellState.NOT_RUN: "–: not run",
+    CellState.NOT_PLANNED: "·: not in this grid",
+    CellState.IN_PROGRESS: "k/m: k of the cell's m trials have a result",
+    CellState.DIVERGED: "diverged: the loss of every setting became non-finite",
+    CellState.OUT_OF_MEMORY: "OOM: every setting ran out of memory",
+    CellState.FAILED: "failed: every trial ended in an error or was lost",
+}
+SELECTED = "Selected hyper-parameters"
+ARROWS = {"smallest": "↓", "largest": "↑"}
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text, its footnote marks ("a", "b", …), and what stands in brackets behind it or in lines below it."""
+
+    text: str
+    marks: tuple[str, ...] = ()
+    below: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Heading, labels and cells of a printed table: header[0] heads the labels; every row starts with its label."""
+
+    header: tuple[Text, ...]
+    rows: tuple[tuple[Text, ...], ...]
+
+
+def letters(marks: Iterable[int]) -> tuple[str, ...]:
+    """0 -> a, …, 25 -> z, 26 -> aa, …"""
+    return tuple((chr(97 + mark // 26 - 1) if mark > 25 else "") + chr(97 + mark % 26) for mark in marks)
+
+
+def signed(number: float, digits: int) -> str:
+    """+1.0, −1.0 (a minus sign, not a hyphen), and 0.0 for what rounds to zero."""
+    text = f"{number:+.{digits}f}"
+    return text[1:] if float(text) == 0 else text.replace("-", "−")
+
+
+def plain(value: Any) -> str:
+    """A hyper-parameter as people write it: 1e-7, 0.0001, 4, both."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return str(value)
+    mantissa, exponent, power = f"{value:g}".partition("e")
+    return f"{mantissa}e{int(power)}" if exponent else mantissa
+
+
+def value_text(cell: Cell, table: Table) -> str:
+    """`91.2 ± 0.4`, with n where it differs between cells, and k/m while the search goes on."""
+    measure = table.spec.measure
+    if cell.state is CellState.IN_PROGRESS:
+        return f"{cell.finished}/{cell.planned}"
+    if cell.mean is None:
+        return EMPTY[cell.state]
+    text = _number(cell.mean, measure)
+    if cell.std is not None:
+        text += f" ± {_number(cell.std, measure)}"
+        if len(_sizes(table)) > 1:
+            text += f" (n={cell.n})"
+    if cell.state is CellState.PARTIAL:
+        text += f" {cell.finished}/{cell.planned}"
+    return text
+
+
+def below_texts(cell: Cell, table: Table) -> tuple[str, ...]:
+    """`pub. 92.2, −1.0` (published value, and the difference where we have a value) and the second measure, if any."""
+    measure, texts = table.spec.measure, []
+    if cell.published is not None:
+        difference = "" if cell.difference is None else f", {signed(cell.difference, measure.digits)}"
+        texts.append(f"pub. {_number(cell.published, measure)}{difference}")
+    if measure.beside and cell.beside is not None:
+        texts.append(f"{_number(cell.beside, measure.beside)} {measure.beside.unit}")
+    return tuple(texts)
+
+
+def main_grid(table: Table) -> Grid:
+    header = (Text(""), *(Text(label, letters(table.column_marks[key])) for key, label in table.columns))
+    rows = []
+    for block, label in table.rows:
+        cells = (table.cells[block, key] for key, _ in table.columns)
+        texts = (Text(value_text(cell, table), letters(cell.marks), below_texts(cell, table)) for cell in cells)
+        rows.append((Text(label, letters(table.row_marks[block])), *texts))
+    return Grid(header, tuple(rows))
+
+
+def selected_grid(table: Table) -> Grid | None:
+    """The selected hyper-parameters, "0.0005 · 4 · 4" under a row label that names the axes; None without a search."""
+    columns = [(key, label) for key, label in table.columns if any(table.cells[b, key].selected for b, _ in table.rows)]
+    rows = []
+    for block, label in table.rows:
+        cells = [table.cells[block, key] for key, _ in columns]
+        axes = list(dict.fromkeys(axis for cell in cells for axis in cell.selected))
+        if axes:
+            values = (Text(_selected(cell, axes)) for cell in cells)
+            rows.append((Text(f"{label}: {' · '.join(_short(axes))}"), *values))
+    header = (Text(""), *(Text(label) for _, label in columns))
+    return Grid(header, tuple(rows)) if rows else None
+
+
+def _selected(cell: Cell, axes: list[str]) -> str:
+    if not cell.selected:
+        return "–"
+    return " · ".join(plain(cell.selected.get(axis, "–")) + ARROWS.get(cell.edges.get(axis, ""), "") for axis in axes)
+
+
+def _short(axes: list[str]) -> list[str]:
+    """update.lr -> lr, unless two axes end alike."""
+    tails = [axis.rpartition(".")[2] for axis in axes]
+    return [tail if tails.count(tail) == 1 else axis for tail, axis in zip(tails, axes, strict=True)]
+
+
+def heading(table: Table) -> str:
+    spec = table.spec
+    parts = [f"{spec.title} ({spec.measure.unit})", spec.caption, spec.measure.definition]
+    return " ".join(f"{part.rstrip('.')}." for part in parts if part)
+
+
+def footnotes(table: Table) -> list[Text]:
+    return [Text(note, letters((i,))) for i, note in enumerate(table.footnotes)]
+
+
+def notes(table: Table) -> list[str]:
+    """The unmarked lines below the table, caveats first: they say whether it may be compared at all."""
+    spec, lines = table.spec, list(table.spec.caveats)
+    lines.append(_spread(table))
+    if any(cell.selected for cell in table.cells.values()):
+        lines.append(f"Settings are selected by the {_best(spec.rule.mode)} mean {spec.rule.metric} over seeds.")
+    states = {cell.state for cell in table.cells.values()}
+    if CellState.PARTIAL in states:
+        states.add(CellState.IN_PROGRESS)  # both print k/m
+    lines.append("; ".join(text for state, text in LEGEND.items() if state in states))
+    if table.published is not None and any(cell.published is not None for cell in table.cells.values()):
+        lines.append(f"pub.: {table.published.label}, and our value minus it.")
+        lines += [f"There: {note}." for note in table.published.footnotes]
+    return [line for line in (*lines, *spec.footnotes) if line]
+
+
+def _spread(table: Table) -> str:
+    sizes = _sizes(table)
+    single = any(cell.n == 1 for cell in table.cells.values())
+    if not sizes:
+        return "Every value is of one run." if single else ""
+    n = f"n={next(iter(sizes))}" if len(sizes) == 1 else "n"
+    line = f"Mean ± sample standard deviation over {n} seeds"
+    return line + ("; a value without ± is of one run." if single else ".")
+
+
+def _sizes(table: Table) -> set[int]:
+    """The numbers of seeds behind the cells that have a spread."""
+    return {cell.n for cell in table.cells.values() if cell.std is not None}
+
+
+def _best(mode: str) -> str:
+    return "lowest" if mode == "min" else "highest"
+
+
+def _number(value: float, measure: Measure) -> str:
+    return f"{value:.{measure.digits}f}".replace("-", "−")

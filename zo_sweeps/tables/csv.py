@@ -1,0 +1,67 @@
+"""A table as CSV in long form: one line a cell, full precision, with the runs behind it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+from zo_sweeps.tables.cells import Table
+
+HEADER = (
+    "table",
+    "row",
+    "column",
+    "mean",
+    "std",
+    "n",
+    "unit",
+    "published",
+    "difference",
+    "state",
+    "selected",
+    "trial_ids",
+    "run_ids",
+    "beside",
+    "beside_unit",
+    "finished",
+    "planned",
+    "block",
+    "column_key",
+    "notes",
+)
+
+
+def to_csv(table: Table) -> str:
+    """Numbers in the printed unit; `selected` is JSON; ids are separated by spaces; absent values are empty."""
+    beside = table.spec.measure.beside
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(HEADER)
+    for block, label in table.rows:
+        for key, column in table.columns:
+            cell = table.cells[block, key]
+            marks = sorted({*cell.marks, *table.row_marks[block], *table.column_marks[key]})
+            writer.writerow(
+                (
+                    table.spec.name,
+                    label,
+                    column,
+                    *("" if number is None else repr(float(number)) for number in (cell.mean, cell.std)),
+                    cell.n,
+                    table.spec.measure.unit,
+                    *("" if number is None else repr(float(number)) for number in (cell.published, cell.difference)),
+                    cell.state.value,
+                    json.dumps(dict(cell.selected), sort_keys=True) if cell.selected else "",
+                    " ".join(cell.trial_ids),
+                    " ".join(cell.run_ids),
+                    "" if cell.beside is None else repr(cell.beside),
+                    beside.unit if beside else "",
+                    cell.finished,
+                    cell.planned,
+                    block,
+                    key,
+                    "; ".join([*(table.footnotes[mark] for mark in marks), *table.spec.caveats]),
+                )
+            )
+    return out.getvalue()

@@ -1,0 +1,107 @@
+"""Published numbers: the tables of the papers, one YAML a paper in conf/paper, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from zo_sweeps.errors import UserError, unknown
+from zo_sweeps.tables.conf import names, read
+from zo_sweeps.tables.records import Flag
+
+NUMERIC_KINDS = ("accuracy", "runtime", "memory")
+KINDS = (*NUMERIC_KINDS, "hyperparameters")
+
+
+@dataclass(frozen=True)
+class Published:
+    """One table of a paper.
+
+    Args:
+        reference: "prge/table2".
+        paper: name and identifier, for the line below our table.
+        rows: row name -> column -> number (or, in a table of hyper-parameters, any value), None where not printed.
+        conditions: what the paper states about how the numbers were obtained.
+        flags: what a reader must know about rows or columns (by their published names) before comparing.
+    """
+
+    reference: str
+    paper: str
+    caption: str
+    kind: str
+    metric: str
+    unit: str
+    columns: tuple[str, ...]
+    rows: Mapping[str, Mapping[str, Any]]
+    footnotes: tuple[str, ...] = ()
+    conditions: Mapping[str, Any] | None = None
+    flags: tuple[Flag, ...] = ()
+
+    @property
+    def label(self) -> str:
+        return f"{self.paper}, Table {self.reference.rpartition('/table')[2]}"
+
+    def column(self, label: str) -> str | None:
+        """The published column with this label, upper and lower case apart (WiC, WIC); None if there is none."""
+        return next((name for name in self.columns if name.casefold() == label.casefold()), None)
+
+
+def load(reference: str, folders: Sequence[Path] | None = None) -> Published:
+    """The published table "<paper>/<table>", e.g. "prge/table2". Raises UserError when there is none or it is broken.
+
+    Args:
+        folders: searched in order for paper/<paper>.yaml; the package's own conf by default.
+    """
+    paper, slash, table = reference.partition("/")
+    if not slash:
+        raise UserError(f"{reference!r} is not a published table", fix="write it as paper/table, e.g. prge/table2")
+    where = f"conf/paper/{paper}.yaml"
+    data = read("paper", paper, folders)
+    if table not in data["tables"]:
+        raise unknown("published table", reference, [f"{paper}/{name}" for name in data["tables"]], where=where)
+    return _published(reference, data["paper"], data["tables"][table], f"{where}, {table}")
+
+
+def references(folders: Sequence[Path] | None = None) -> list[str]:
+    """Every published table there is, as "<paper>/<table>"."""
+    return [
+        f"{paper}/{table}" for paper in names("paper", folders) for table in read("paper", paper, folders)["tables"]
+    ]
+
+
+def _published(reference: str, paper: Mapping[str, Any], data: Mapping[str, Any], where: str) -> Published:
+    if data["kind"] not in KINDS:
+        raise unknown("kind of table", data["kind"], KINDS, where=where)
+    columns = tuple(data["columns"])
+    rows = {}
+    for name, values in data["rows"].items():
+        if len(values) != len(columns):
+            raise UserError(f"row {name!r} has {len(values)} values for {len(columns)} columns", where=where)
+        if data["kind"] in NUMERIC_KINDS:
+            for value in values:
+                if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+                    raise UserError(f"row {name!r}: {value!r} is not a number", where=where)
+        rows[name] = dict(zip(columns, values, strict=True))
+    flags = tuple(Flag.from_mapping(flag, where) for flag in data.get("flags", ()))
+    for flag in flags:
+        for row in flag.rows:
+            if row not in rows:
+                raise unknown("row", row, rows, where=where)
+        for column in flag.columns:
+            if column not in columns:
+                raise unknown("column", column, columns, where=where)
+    return Published(
+        reference=reference,
+        paper=f"{paper['name']} ({paper['id']})",
+        caption=data["caption"],
+        kind=data["kind"],
+        metric=data["metric"],
+        unit=data["unit"],
+        columns=columns,
+        rows=rows,
+        footnotes=tuple(data.get("footnotes", ())),
+        conditions=data.get("conditions", {}),
+        flags=flags,
+    )

@@ -1,0 +1,199 @@
+"""What goes into a table, as plain data: records of trials, the measure a cell shows, and the layout of the table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING as REQUIRED
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from zo_sweeps.errors import UserError, unknown
+from zo_sweeps.trial import TrialState
+
+NOT_RUN = "NOT_RUN"  # planned, never started
+MISSING = "MISSING"  # cannot run here: its data or model is not there; `Record.note` says which
+
+STATES = (*(state.value for state in TrialState), NOT_RUN, MISSING)
+
+
+@dataclass(frozen=True)
+class Record:
+    """One planned trial as a table sees it, whether or not it has been run.
+
+    Args:
+        block, column: the cell it belongs to (a row of the grid and, usually, a task).
+        seed: trials that differ only in it are averaged.
+        hyperparameters: the values of the block's searched axes, e.g. {"update.lr": 1e-4, "estimator.q": 4}.
+        state: a TrialState value, "NOT_RUN" or "MISSING".
+        metrics: under the names of `trial.Outcome`, in fractions, seconds and bytes.
+        note: one line on why there is no result; printed as a footnote when `state` is "MISSING".
+        order: position in the grid; the first of equally good settings is selected.
+    """
+
+    trial_id: str
+    block: str
+    column: str
+    seed: int
+    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
+    state: str = NOT_RUN
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    run_id: str = ""
+    note: str = ""
+    order: int = 0
+
+    def __post_init__(self) -> None:
+        if self.state not in STATES:
+            raise ValueError(f"record {self.trial_id}: state {self.state!r} is none of {', '.join(STATES)}")
+
+    @property
+    def is_result(self) -> bool:
+        return self.state in TrialState.__members__ and TrialState(self.state).is_result
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What a cell shows: printed value = metrics[metric] / unit_size, with `digits` decimals and `unit`.
+
+    Args:
+        metric: name in `Record.metrics`, e.g. "test/metric".
+        unit_size: one printed unit in recorded units: 0.01 for percent of a fraction, 60 for minutes of seconds.
+        better: "higher" or "lower".
+        definition: one line printed below the table: what exactly was measured.
+        beside: a second measure printed in brackets in the same cell (seconds a step beside minutes).
+    """
+
+    metric: str
+    unit: str
+    unit_size: float = 1.0
+    digits: int = 1
+    better: str = "higher"
+    definition: str = ""
+    beside: Measure | None = None
+
+    def __post_init__(self) -> None:
+        if self.better not in ("higher", "lower"):
+            raise unknown("direction", self.better, ("higher", "lower"), where=f"measure of {self.metric}")
+        if not self.unit_size > 0:
+            raise UserError(f"unit_size must be above 0, not {self.unit_size}", where=f"measure of {self.metric}")
+
+    @classmethod
+    def from_mapping(cls, data: Mapping[str, Any], where: str = "measure") -> Measure:
+        values = _known(cls, data, where)
+        if values.get("beside") is not None:
+            values["beside"] = cls.from_mapping(values["beside"], f"{where}.beside")
+        return cls(**values)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Which setting of a search is reported: the one with the best mean of `metric` (on dev) over its seeds."""
+
+    metric: str = "dev/loss"
+    mode: str = "min"
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("min", "max"):
+            raise unknown("mode", self.mode, ("min", "max"), where="selection rule")
+        if not self.metric.startswith("dev/"):
+            raise UserError(f"settings cannot be selected by {self.metric!r}", where="selection rule", fix="use dev/…")
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A footnote on rows (blocks), columns, or the cells where both are named."""
+
+    note: str
+    rows: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.rows and not self.columns:
+            raise UserError(f"the flag {self.note!r} names no rows and no columns", fix="make it a footnote")
+
+    @classmethod
+    def from_mapping(cls, data: Mapping[str, Any], where: str = "flag") -> Flag:
+        values = _known(cls, data, where)
+        return cls(values["note"], tuple(values.get("rows", ())), tuple(values.get("columns", ())))
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    """The layout of one table.
+
+    Args:
+        name: short, for labels and file names.
+        rows, columns: (key, label) in printed order; the keys are those of `Record.block` and `Record.column`.
+        published: reference to a paper's table, "prge/table2"; "" for none.
+        published_rows, published_columns: block or column key -> its name in the published table. A column that is
+            not named here is looked up by its label; a block that is not named here has no published numbers.
+        footnotes: lines printed below; caveats: the same, for conditions that differ from the paper's.
+        average: whether to add a column with the mean over the columns.
+    """
+
+    name: str
+    title: str
+    measure: Measure
+    rows: tuple[tuple[str, str], ...]
+    columns: tuple[tuple[str, str], ...]
+    caption: str = ""
+    rule: Rule = Rule()
+    published: str = ""
+    published_rows: Mapping[str, str] = field(default_factory=dict)
+    published_columns: Mapping[str, str] = field(default_factory=dict)
+    footnotes: tuple[str, ...] = ()
+    flags: tuple[Flag, ...] = ()
+    caveats: tuple[str, ...] = ()
+    average: bool = False
+
+    def __post_init__(self) -> None:
+        for kind, pairs in (("row", self.rows), ("column", self.columns)):
+            keys = [key for key, _ in pairs]
+            if not keys:
+                raise UserError(f"no {kind}s", where=f"table {self.name!r}")
+            if len(set(keys)) < len(keys):
+                raise UserError(f"a {kind} stands twice: {', '.join(keys)}", where=f"table {self.name!r}")
+        rows, columns = [key for key, _ in self.rows], [key for key, _ in self.columns]
+        for block in (*self.published_rows, *(row for flag in self.flags for row in flag.rows)):
+            if block not in rows:
+                raise unknown("row", block, rows, where=f"table {self.name!r}")
+        for column in (*self.published_columns, *(key for flag in self.flags for key in flag.columns)):
+            if column not in columns:
+                raise unknown("column", column, columns, where=f"table {self.name!r}")
+
+    @classmethod
+    def from_mapping(cls, data: Mapping[str, Any], where: str = "table") -> TableSpec:
+        """The spec that a plain mapping (from YAML) describes.
+
+        `rows` and `columns` are mappings key: label or lists of [key, label]; `measure`, `rule` and each of `flags`
+        are mappings of their own fields. Raises UserError, naming the key, on unknown or absent ones.
+        """
+        values = _known(cls, data, where)
+        values["measure"] = Measure.from_mapping(values["measure"], f"{where}.measure")
+        if "rule" in values:
+            values["rule"] = Rule(**_known(Rule, values["rule"], f"{where}.rule"))
+        for key in ("rows", "columns"):
+            values[key] = _pairs(values[key], f"{where}.{key}")
+        values["flags"] = tuple(Flag.from_mapping(flag, f"{where}.flags") for flag in values.get("flags", ()))
+        for key in ("footnotes", "caveats"):
+            values[key] = tuple(values.get(key, ()))
+        return cls(**values)
+
+
+def _known(cls: type[Any], data: Mapping[str, Any], where: str) -> dict[str, Any]:
+    names = [item.name for item in fields(cls)]
+    for key in data:
+        if key not in names:
+            raise unknown("key", key, names, where=where)
+    for item in fields(cls):
+        if item.default is REQUIRED and item.default_factory is REQUIRED and data.get(item.name) is None:
+            raise UserError(f"{item.name!r} is not given", where=where)
+    return dict(data)
+
+
+def _pairs(value: Mapping[str, str] | Sequence[Sequence[str]], where: str) -> tuple[tuple[str, str], ...]:
+    if isinstance(value, Mapping):
+        return tuple((str(key), str(label)) for key, label in value.items())
+    pairs = tuple(tuple(str(part) for part in item) for item in value if not isinstance(item, str))
+    if len(pairs) < len(value) or any(len(pair) != 2 for pair in pairs):
+        raise UserError("every entry must be [key, label]", where=where)
+    return tuple((pair[0], pair[1]) for pair in pairs)

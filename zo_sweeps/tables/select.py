@@ -1,0 +1,97 @@
+"""Selection of hyper-parameters inside one cell: on dev, never on test."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean
+from typing import Any
+
+from zo_sweeps.fingerprint import canonical_json
+from zo_sweeps.tables.records import Record, Rule
+from zo_sweeps.trial import TrialState
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One point of the search: its records, one a seed, in the order of the seeds."""
+
+    hyperparameters: Mapping[str, Any]
+    records: tuple[Record, ...]
+
+    @property
+    def is_finished(self) -> bool:
+        return all(record.is_result for record in self.records)
+
+    @property
+    def has_succeeded(self) -> bool:
+        return all(record.state == TrialState.SUCCEEDED.value for record in self.records)
+
+    def mean(self, metric: str) -> float | None:
+        """Mean of `metric` over the seeds; None where a seed lacks it or it is not finite."""
+        values = [record.metrics.get(metric, math.nan) for record in self.records]
+        return fmean(values) if all(math.isfinite(value) for value in values) else None
+
+
+def settings(records: Iterable[Record]) -> list[Setting]:
+    """The settings among the records of one cell, in grid order, whatever the order of the records.
+
+    Grid order is that of the smallest `Record.order`, then that of the hyper-parameters themselves. Raises ValueError
+    when a setting has two records of one seed: averaging them would fake a smaller spread.
+    """
+    groups: dict[str, list[Record]] = {}
+    for record in records:
+        groups.setdefault(canonical_json(record.hyperparameters), []).append(record)
+    for group in groups.values():
+        group.sort(key=lambda record: record.seed)
+        for one, other in pairwise(group):
+            if one.seed == other.seed:
+                raise ValueError(
+                    f"trials {one.trial_id} and {other.trial_id} are the same cell ({one.block}, {one.column}), "
+                    f"setting {dict(one.hyperparameters)} and seed {one.seed}"
+                )
+    ranked = sorted(groups.values(), key=lambda group: (min(r.order for r in group), _sortable(group[0])))
+    return [Setting(group[0].hyperparameters, tuple(group)) for group in ranked]
+
+
+def _sortable(record: Record) -> list[tuple[str, bool, float, str]]:
+    items = sorted(record.hyperparameters.items())
+    return [(k, not _is_number(v), float(v) if _is_number(v) else 0.0, str(v)) for k, v in items]
+
+
+def select(candidates: list[Setting], rule: Rule) -> Setting | None:
+    """argmin (or argmax) over the settings of the mean dev metric over seeds; the first in grid order among equals.
+
+    Only a setting all of whose seeds have succeeded, with a finite dev metric, is a candidate. A cell without a
+    search (one setting) needs no dev metric. None when there is no candidate.
+    """
+    finished = [setting for setting in candidates if setting.has_succeeded]
+    if len(candidates) == 1 and finished:
+        return finished[0]
+    sign = 1.0 if rule.mode == "min" else -1.0
+    best: tuple[float, Setting] | None = None
+    for setting in finished:
+        mean = setting.mean(rule.metric)
+        if mean is not None and (best is None or sign * mean < best[0]):
+            best = (sign * mean, setting)
+    return best[1] if best else None
+
+
+def edges(selected: Setting, candidates: list[Setting]) -> dict[str, str]:
+    """Axis -> "smallest" or "largest", for the numeric axes on which the selected value ends the searched range."""
+    found: dict[str, str] = {}
+    for axis, value in selected.hyperparameters.items():
+        values: list[Any] = [setting.hyperparameters.get(axis) for setting in candidates]
+        if not all(_is_number(item) for item in values) or len(set(values)) < 2:
+            continue
+        if value == min(values):
+            found[axis] = "smallest"
+        elif value == max(values):
+            found[axis] = "largest"
+    return found
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

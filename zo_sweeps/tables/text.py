@@ -1,0 +1,80 @@
+"""A table as plain text for a terminal of a given width."""
+
+from __future__ import annotations
+
+import textwrap
+from itertools import zip_longest
+
+from zo_sweeps.tables.cells import Table
+from zo_sweeps.tables.content import SELECTED, Grid, Text, footnotes, heading, main_grid, notes, selected_grid
+
+GAP = "  "
+Cells = list[list[str]]  # a line of the table: each of its cells is a list of printed lines
+
+
+def to_text(table: Table, width: int = 100) -> str:
+    """Aligned, without boxes, at most `width` wide where a single column fits in it.
+
+    The first of these that fits: published numbers in brackets; below ours; the same with rows and columns exchanged.
+    Failing all, the columns are cut into groups, one below the other.
+    """
+    parts = [_wrap(heading(table), width), _fit(main_grid(table), width)]
+    lines = [*(_wrap(f"[{note.marks[0]}] {note.text}", width) for note in footnotes(table))]
+    lines += [_wrap(note, width) for note in notes(table)]
+    if lines:
+        parts.append("\n".join(lines))
+    selected = selected_grid(table)
+    if selected:
+        parts.append(SELECTED + "\n" + _fit(selected, width))
+    return "\n\n".join(parts) + "\n"
+
+
+def _fit(grid: Grid, width: int) -> str:
+    lines = (grid.header, *grid.rows)
+    stacked = [[[_own(text), *text.below] for text in line] for line in lines]
+    bracketed = [
+        [[_own(text) + (f" ({'; '.join(text.below)})" if text.below else "")] for text in line] for line in lines
+    ]
+    transposed = [list(line) for line in zip(*stacked, strict=True)]
+    for cells in (bracketed, stacked, transposed):
+        if _width(cells) <= width:
+            return _aligned(cells)
+    groups: list[list[int]] = []
+    for column in range(1, len(stacked[0])):
+        if groups and _width(_columns(stacked, [*groups[-1], column])) <= width:
+            groups[-1].append(column)
+        else:
+            groups.append([column])
+    return "\n\n".join(_aligned(_columns(stacked, group)) for group in groups)
+
+
+def _own(text: Text) -> str:
+    return " ".join(text.text.split()) + (f" [{','.join(text.marks)}]" if text.marks else "")
+
+
+def _columns(cells: list[Cells], columns: list[int]) -> list[Cells]:
+    return [[line[0], *(line[column] for column in columns)] for line in cells]
+
+
+def _widths(cells: list[Cells]) -> list[int]:
+    return [max(len(text) for line in cells for text in line[column]) for column in range(len(cells[0]))]
+
+
+def _width(cells: list[Cells]) -> int:
+    widths = _widths(cells)
+    return sum(widths) + len(GAP) * (len(widths) - 1)
+
+
+def _aligned(cells: list[Cells]) -> str:
+    widths = _widths(cells)
+    rows = []
+    for i, line in enumerate(cells):
+        for texts in zip_longest(*line, fillvalue=""):
+            rows.append([texts[0].ljust(widths[0]), *map(str.rjust, texts[1:], widths[1:])])
+        if i == 0:
+            rows.append(["-" * width for width in widths])
+    return "\n".join(GAP.join(row).rstrip() for row in rows)
+
+
+def _wrap(text: str, width: int) -> str:
+    return textwrap.fill(text, max(20, width), subsequent_indent="    ")

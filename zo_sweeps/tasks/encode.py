@@ -1,0 +1,92 @@
+"""A row of data as token ids, by MeZO's rules (its released code, large-model part)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from zo_sweeps.errors import UserError
+from zo_sweeps.tasks.prompts import render
+from zo_sweeps.tasks.spec import TaskSpec
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One sequence. Its last `answer_length` ids are the answer, the only ones that carry loss and score."""
+
+    ids: tuple[int, ...]
+    answer_length: int
+
+
+@dataclass(frozen=True)
+class Example:
+    """An encoded row.
+
+    Args:
+        candidates: one sequence an option; for generation one, with the answer trained on.
+        gold: index of the right candidate.
+        references: accepted answers (generation only).
+        prompt_ids: the prompt alone, what generation starts from.
+        text: the prompt as text.
+    """
+
+    candidates: tuple[Candidate, ...]
+    gold: int
+    references: tuple[str, ...]
+    prompt_ids: tuple[int, ...]
+    text: str
+
+
+def encode(
+    spec: TaskSpec, row: Mapping[str, Any], tokenizer: Any, max_length: int, *, bos: int | None = None
+) -> Example:
+    """Token ids of the prompt with each of its options.
+
+    Spaces (newlines are kept) are stripped off both ends of the prompt and of prompt + option, each is tokenised by
+    itself, and answer_length = tokens(prompt + option) - tokens(prompt). So "... Yes or No? " + "Yes" is scored on the
+    one token " Yes", which is how the P-RGE wording, with its space before the answer, gets one clean token; where a
+    byte-pair merge crosses the border the count is off by the merged token, as in MeZO. Too long sequences lose
+    tokens on the LEFT, never the leading BOS; generation keeps `max_new_tokens` of `max_length` free.
+
+    Args:
+        tokenizer: any Hugging Face tokenizer; only its text-to-ids call is used.
+        max_length: tokens in a sequence, BOS included.
+        bos: id to put in front in place of the tokenizer's own (OPT is trained and used with 0, though its tokenizer
+            says 2); None leaves it to the tokenizer, which may add none.
+
+    Raises:
+        UserError: an option adds no token, or `max_length` leaves no room.
+    """
+    prompt = render(spec, row)
+    front = _front(tokenizer) if bos is None else (bos,)
+    room = max_length - spec.max_new_tokens - len(front)
+    if room < 2:
+        reserved = f" less {spec.max_new_tokens} new tokens" if spec.max_new_tokens else ""
+        raise UserError(f"max_length {max_length}{reserved} leaves no room for a prompt of task {spec.name!r}")
+
+    text = prompt.text.strip(" ").lstrip()
+    prompt_ids = _ids(tokenizer, text)
+    candidates = []
+    for option in prompt.options:
+        ids = _ids(tokenizer, (prompt.text + option).strip(" ").lstrip())
+        answer_length = len(ids) - len(prompt_ids)
+        if answer_length < 1:
+            raise UserError(
+                f"the option {option!r} adds no token to its prompt", where=f"task {spec.name!r} ({spec.dialect})"
+            )
+        kept = (*front, *ids[-room:])
+        # The first id of a sequence has nothing before it to be predicted from.
+        candidates.append(Candidate(kept, min(answer_length, len(kept) - 1)))
+    return Example(tuple(candidates), prompt.gold, prompt.references, (*front, *prompt_ids[-room:]), text)
+
+
+def _ids(tokenizer: Any, text: str) -> tuple[int, ...]:
+    # verbose=False: sequences beyond the model's length are cut by us, the tokenizer need not warn
+    return tuple(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+
+def _front(tokenizer: Any) -> tuple[int, ...]:
+    """What the tokenizer puts before every text: its BOS, or nothing."""
+    first = tuple(tokenizer("")["input_ids"])[:1]
+    return first if first and first[0] == tokenizer.bos_token_id else ()

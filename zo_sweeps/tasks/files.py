@@ -1,0 +1,61 @@
+"""JSON Lines files of a local task folder, checked row by row."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from zo_sweeps.errors import UserError
+from zo_sweeps.tasks.spec import TaskSpec
+
+FILES = ("train", "validation", "test")
+
+
+def path_of(folder: Path, split: str) -> Path:
+    return folder / f"{split}.jsonl"
+
+
+def read(path: Path, spec: TaskSpec) -> list[dict[str, Any]]:
+    """The rows of a file. Raises UserError naming file and line when one does not fit the task."""
+    try:
+        return list(_rows(path.read_bytes(), path, spec))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+
+
+def scan(path: Path, spec: TaskSpec) -> tuple[str, int]:
+    """SHA-256 (hex) of a file's bytes and its number of rows; remembered until the file changes. Errors as `read`."""
+    stat = path.stat()
+    return _scan(path, stat.st_mtime_ns, stat.st_size, spec)
+
+
+@lru_cache(maxsize=1024)
+def _scan(path: Path, mtime_ns: int, size: int, spec: TaskSpec) -> tuple[str, int]:
+    data = path.read_bytes()
+    return hashlib.sha256(data).hexdigest(), sum(1 for _ in _rows(data, path, spec))
+
+
+def _rows(data: bytes, path: Path, spec: TaskSpec) -> Iterator[dict[str, Any]]:
+    # Split at b"\n" only: str.splitlines would also cut at the odd separators that occur inside texts.
+    found = 0
+    for number, line in enumerate(data.split(b"\n"), start=1):
+        if not line.strip():
+            continue
+        where = f"{path}:{number}"
+        try:
+            row = json.loads(line)
+        except ValueError as error:  # not JSON, or not UTF-8
+            raise UserError(f"not a JSON line ({error})", where=where) from error
+        if not isinstance(row, dict):
+            raise UserError(f"a {type(row).__name__} where a JSON object was expected", where=where)
+        problem = spec.problem(row)
+        if problem:
+            raise UserError(problem, where=where, fix=f"the row has: {', '.join(sorted(row))}")
+        found += 1
+        yield row
+    if not found:
+        raise UserError("no rows", where=str(path))

@@ -1,0 +1,91 @@
+"""Tasks from the Hugging Face hub: is a data set at hand, and its rows. `datasets` is imported only to load."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import urllib.request
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from zo_sweeps.errors import UserError
+
+_TIMEOUT = 3.0  # seconds
+
+
+def label(hub: Mapping[str, Any]) -> str:
+    """hf:path/name, or hf:path when the data set has one configuration."""
+    return "hf:" + "/".join(filter(None, (hub["path"], hub.get("name"))))
+
+
+def unreachable(hub: Mapping[str, Any]) -> str:
+    """Why the data set cannot be loaded here, or "" when it can. Cost: at most 3 s, once a process."""
+    if Path(hub["path"]).is_dir() or _is_cached(hub):
+        return ""
+    if _is_offline():
+        return f"{label(hub)} is not in the datasets cache ({_cache()}) and HF_HUB_OFFLINE is set"
+    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+    if not _reaches(endpoint):
+        return f"{label(hub)} is not in the datasets cache ({_cache()}) and {endpoint} cannot be reached"
+    return ""
+
+
+def load(hub: Mapping[str, Any], split: str) -> Any:
+    """The `datasets.Dataset` of a split. Raises UserError when it cannot be had."""
+    import datasets
+
+    try:
+        return datasets.load_dataset(hub["path"], hub.get("name"), split=split)
+    except Exception as error:  # datasets, huggingface_hub and httpx each raise their own
+        cause = error.__cause__ or error  # the outer one often says no more than "an error occurred"
+        reason = str(cause).partition("\n")[0]
+        raise UserError(f"cannot load {label(hub)}, split {split!r} ({type(cause).__name__}: {reason})") from error
+
+
+def row(hub: Mapping[str, Any], dataset: Any, index: int) -> dict[str, Any]:
+    """One row, with the columns of `hub.rename` ({ours: theirs}) under our names."""
+    data = dict(dataset[index])
+    for ours, theirs in (hub.get("rename") or {}).items():
+        if theirs in data:
+            data[ours] = data.pop(theirs)
+    return data
+
+
+def _is_offline() -> bool:
+    values = (os.environ.get("HF_HUB_OFFLINE", ""), os.environ.get("HF_DATASETS_OFFLINE", ""))
+    return any(value.upper() in {"1", "ON", "YES", "TRUE"} for value in values)
+
+
+def _cache() -> Path:
+    home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")
+    return Path(os.environ.get("HF_DATASETS_CACHE") or os.path.join(home, "datasets")).expanduser()
+
+
+def _is_cached(hub: Mapping[str, Any]) -> bool:
+    # The prepared copy is what `datasets` falls back to without a network; files of the hub cache alone do not do.
+    # <cache>/<namespace>___<snake_case name>/<configuration>/<version>/<hash>/dataset_info.json
+    *namespace, name = hub["path"].split("/")
+    name = re.sub(r"([A-Z]+)([A-Z][a-z])", r"\1_\2", name)
+    name = re.sub(r"([a-z\d])([A-Z])", r"\1_\2", name).lower()
+    folder = _cache() / "___".join((*namespace, name))
+    return any(folder.glob(f"{hub.get('name') or '*'}/*/*/dataset_info.json"))
+
+
+@lru_cache(maxsize=4)
+def _reaches(endpoint: str) -> bool:
+    answered = threading.Event()
+
+    def ask() -> None:
+        try:
+            request = urllib.request.Request(endpoint, method="HEAD")
+            with urllib.request.urlopen(request, timeout=_TIMEOUT):
+                answered.set()
+        except (OSError, ValueError):
+            pass
+
+    # In a thread, because looking up a name has no time limit of its own.
+    threading.Thread(target=ask, daemon=True).start()
+    return answered.wait(_TIMEOUT)

@@ -1,0 +1,389 @@
+"""run_trial: one trial, start to end, in this process. The one function that every executor calls."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from zo_sweeps import __version__
+from zo_sweeps.devices.memory import MemoryMeter
+from zo_sweeps.devices.probe import probe
+from zo_sweeps.engine import losses, schedules
+from zo_sweeps.engine.baselines import first_order
+from zo_sweeps.engine.batch import Batch, collate
+from zo_sweeps.engine.data import indices
+from zo_sweeps.engine.replay import replay
+from zo_sweeps.engine.score import score
+from zo_sweeps.engine.step import Method
+from zo_sweeps.engine.train import Evaluated, StepDone, train
+from zo_sweeps.engine.types import DivergedError, Space
+from zo_sweeps.errors import UserError
+from zo_sweeps.models.causal import LanguageModel
+from zo_sweeps.models.load import load
+from zo_sweeps.record.journal import evals, scalars
+from zo_sweeps.tasks.data import load_splits
+from zo_sweeps.tasks.encode import Example, encode
+from zo_sweeps.tasks.metrics import accuracy, squad_f1
+from zo_sweeps.tasks.spec import TaskSpec
+from zo_sweeps.trial import Event, Outcome, Sink, Trial, TrialState
+
+FLUSH_SECONDS = 0.5  # steps are reported in groups: what a killed process loses is computed again
+LOSSES: dict[str, losses.Loss] = {"tokens": losses.tokens, "candidates": losses.candidates}
+
+
+@dataclass
+class _Warm:
+    """The base model this process holds. Trials that move its weights leave it `dirty`."""
+
+    key: str
+    model: LanguageModel
+    dirty: bool = False
+
+
+@dataclass(frozen=True)
+class _Data:
+    spec: TaskSpec
+    train: list[Example]
+    dev: list[Example]
+    test: list[Example]
+
+
+_warm: _Warm | None = None
+_data: dict[str, _Data] = {}
+
+
+class _Stopped(Exception):
+    """The executor asked for a stop; what was done is in the journal."""
+
+
+def run_trial(
+    trial: Trial, sink: Sink, journal: list[Event], attempt: int, should_stop: Callable[[], bool]
+) -> Outcome:
+    """Runs `trial` from where `journal` ends, sending events to `sink`; see `zo_sweeps.trial.RunTrial`.
+
+    Divergence and lack of memory are outcomes; so is an error, with its traceback. Nothing is raised but
+    KeyboardInterrupt and SystemExit.
+    """
+    began = time.perf_counter()
+    run = _Run(trial, sink, journal, attempt, should_stop)
+    try:
+        outcome = run.execute()
+    except _Stopped:
+        outcome = run.outcome(TrialState.CANCELLED, error="stopped on request")
+    except DivergedError as error:
+        outcome = run.outcome(TrialState.DIVERGED, error=str(error))
+    except Exception as error:
+        state = TrialState.OUT_OF_MEMORY if _is_out_of_memory(error) else TrialState.FAILED
+        text = "" if isinstance(error, UserError) else traceback.format_exc()
+        outcome = run.outcome(state, error=f"{type(error).__name__}: {error}".splitlines()[0], trace=text)
+    outcome = replace(outcome, metrics={**outcome.metrics, "wall_seconds": time.perf_counter() - began})
+    run.flush()
+    sink.emit({"type": "end", "time": time.time(), "outcome": outcome.to_json()})
+    return outcome
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    if isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
+class _Run:
+    """One attempt: holds what is known so far, so that any way of ending can report it."""
+
+    def __init__(
+        self, trial: Trial, sink: Sink, journal: Sequence[Event], attempt: int, should_stop: Callable[[], bool]
+    ) -> None:
+        self.trial, self.config, self.attempt = trial, trial.config, attempt
+        self.kind = str(trial.config["method"]["kind"])
+        self.sink, self.should_stop = sink, should_stop
+        self.coefs, self.losses = scalars(journal)
+        self.evaluations = {step: event for (split, step), event in evals(journal).items() if split == "dev"}
+        self.test_event = next((event for event in journal if event["type"] == "test"), None)
+        self.seconds = [event["seconds"] for event in journal if event["type"] == "steps"]
+        self.tokens = sum(event["tokens"] for event in journal if event["type"] == "steps")
+        self.reported = len(self.losses)  # steps that stand in the journal
+        self.step_seconds: list[float] = []
+        self.pending: list[StepDone] = []
+        self.flushed_at = time.perf_counter()
+        self.device = torch.device(_device_of(self.config["device"]["name"]))
+        self.meter = MemoryMeter(self.device)
+        self.described: dict[str, Any] = {}
+        self.measured: dict[str, float] = {}
+        self.selected = 0
+
+    # -- the trial -------------------------------------------------------------------------------------------------
+
+    def execute(self) -> Outcome:
+        self.described = {**probe(), "memory_definition": self.meter.definition, "threads": torch.get_num_threads()}
+        self.emit(
+            "start",
+            attempt=self.attempt,
+            device=self.described,
+            versions={"zo_sweeps": __version__, "torch": torch.__version__},
+            resumed_from=self.reported if self.kind == "zo" else 0,
+        )
+        model = self.model = _model(self.trial, self.device)
+        data = self.data = _examples(self.config, model)
+        self.loss = LOSSES[data.spec.loss]
+        self.meter.start()
+        self.measured["weights_bytes"] = float(sum(p.numel() * p.element_size() for p in model.module.parameters()))
+        if self.kind == "zero_shot":
+            self._evaluate_zero_shot()
+        else:
+            self._train()
+        self.measured["peak_memory_bytes"] = float(self.meter.stop())
+        return self.outcome(TrialState.SUCCEEDED)
+
+    def _evaluate_zero_shot(self) -> None:
+        if 0 not in self.evaluations:
+            began = time.perf_counter()
+            loss, metric = self.score(self.data.dev)
+            self.take(Evaluated(0, loss, metric, time.perf_counter() - began))
+        self.report_test(0)
+
+    def _train(self) -> None:
+        global _warm
+        assert _warm is not None
+        options = self.config["train"]
+        steps, every = options["steps"], options["eval_every"]
+        space = self.install()
+        self.measured["trainable_parameters"] = float(sum(p.numel() for p in space.params.values()))
+        snapshot: dict[str, torch.Tensor] = {}
+        try:
+            if self.kind == "zo":
+                events = self.zeroth_order(space, steps, every)
+            else:
+                events = first_order.train(
+                    self.model, space, self.batch, self.loss, self.schedule(), self.score_dev, steps=steps, eval_every=every
+                )
+            for event in events:
+                self.take(event)
+                if self.kind == "fo" and isinstance(event, Evaluated) and self.best() == event.step:
+                    snapshot = {name: param.detach().clone() for name, param in space.params.items()}
+                if self.should_stop() and not (isinstance(event, StepDone) and event.step == steps):
+                    self.flush()
+                    raise _Stopped
+            best = self.best()
+            if self.kind == "fo":
+                with torch.no_grad():
+                    for name, param in space.params.items():
+                        param.copy_(snapshot[name])
+            elif best != steps:
+                self.flush()
+                space.uninstall()
+                space = self.install()
+                replay(self.method(), space.params, self.coefs[:best], self.schedule(), seed=self.config["seed"])
+            self.report_test(best)
+        finally:
+            space.uninstall()
+
+    def zeroth_order(self, space: Space, steps: int, every: int) -> Iterator[StepDone | Evaluated]:
+        return train(
+            self.method(),
+            self.model,
+            space,
+            self.batch,
+            self.loss,
+            self.schedule(),
+            self.score_dev,
+            seed=self.config["seed"],
+            steps=steps,
+            eval_every=every,
+            log=list(self.coefs),
+            evaluated=set(self.evaluations),
+        )
+
+    # -- its parts, from the configuration ---------------------------------------------------------------------------
+
+    def install(self) -> Space:
+        """The trial's space on the base weights, in fp32 where it is trained by backpropagation."""
+        global _warm
+        assert _warm is not None
+        if _warm.dirty:
+            self.model = _model(self.trial, self.device)
+        options = dict(self.config["space"])
+        if options["name"] == "full":
+            _warm.dirty = True
+            if self.kind == "fo":
+                self.model.module.float()
+        else:
+            options["modules"] = list(self.model.target_modules(options["targets"]))
+        member = import_module(f"zo_sweeps.engine.spaces.{options['name']}")
+        space: Space = member.install(self.model.module, options, self.config["seed"])
+        return space
+
+    def method(self) -> Method:
+        estimator, perturbation, update = (dict(self.config[axis]) for axis in ("estimator", "perturbation", "update"))
+        return Method(
+            estimator=_member("estimators", estimator.pop("name"))(**estimator),
+            perturbation=_member("perturbations", perturbation["name"])(),
+            update=_member("updates", update["name"])(weight_decay=update["weight_decay"]),
+            mode=self.config["evaluation"]["mode"],
+        )
+
+    def schedule(self) -> schedules.Schedule:
+        update = self.config["update"]
+        make: Callable[[float, int], schedules.Schedule] = getattr(schedules, update["schedule"])
+        return make(update["lr"], self.config["train"]["steps"])
+
+    def batch(self, step: int) -> Batch:
+        chosen = indices(self.config["seed"], step, len(self.data.train), self.config["train"]["batch"])
+        gold_only = self.data.spec.loss == "tokens"
+        return collate([self.data.train[i] for i in chosen], self.model.pad_id, gold_only=gold_only).to(self.device)
+
+    # -- measuring -----------------------------------------------------------------------------------------------------
+
+    def score_dev(self) -> tuple[float, float]:
+        return self.score(self.data.dev)
+
+    @torch.inference_mode()
+    def score(self, examples: Sequence[Example]) -> tuple[float, float]:
+        """(loss, metric) of a split, with the weights as they are."""
+        spec = self.data.spec
+        generated = spec.kind == "generation"
+        loss, predictions = score(
+            self.model, examples, self.model.pad_id, self.loss, self.device, gold_only=generated
+        )
+        if not generated:
+            return loss, accuracy(predictions, [example.gold for example in examples])
+        texts = self.model.generate([list(example.prompt_ids) for example in examples], spec.max_new_tokens)
+        return loss, statistics.fmean(squad_f1(t, e.references) for t, e in zip(texts, examples, strict=True))
+
+    def best(self) -> int:
+        """The selected step: lowest dev loss, the earliest of equals."""
+        return min(self.evaluations, key=lambda step: (self.evaluations[step]["loss"], step))
+
+    def report_test(self, step: int) -> None:
+        """Scores the test split once, with the selected weights."""
+        self.selected = step
+        if self.test_event is None:
+            loss, metric = self.score(self.data.test)
+            self.test_event = self.emit("test", step=step, loss=loss, metric=metric)
+
+    # -- telling ---------------------------------------------------------------------------------------------------------
+
+    def take(self, event: StepDone | Evaluated) -> None:
+        """Keeps an event and reports it, unless an earlier attempt has (a first-order run starts again from step 1)."""
+        if isinstance(event, StepDone):
+            if event.step > self.reported:
+                self.coefs.append(list(event.coefs))
+                self.losses.append(event.loss)
+                self.step_seconds.append(event.seconds)
+                self.pending.append(event)
+                if time.perf_counter() - self.flushed_at > FLUSH_SECONDS:
+                    self.flush()
+            return
+        if not (math.isfinite(event.loss) and math.isfinite(event.metric)):
+            raise DivergedError(f"non-finite dev loss at step {event.step}, seed {self.config['seed']}: {event.loss}")
+        if event.step not in self.evaluations:
+            self.flush()
+            self.evaluations[event.step] = self.emit(
+                "eval", step=event.step, split="dev", loss=event.loss, metric=event.metric, seconds=event.seconds
+            )
+
+    def flush(self) -> None:
+        """Reports the steps done since the last report, as one event."""
+        if self.pending:
+            seconds = sum(step.seconds for step in self.pending)
+            tokens = sum(step.tokens for step in self.pending)
+            self.seconds.append(seconds)
+            self.tokens += tokens
+            self.emit(
+                "steps",
+                first=self.pending[0].step,
+                losses=[step.loss for step in self.pending],
+                coefs=[list(step.coefs) for step in self.pending],
+                seconds=seconds,
+                tokens=tokens,
+            )
+            self.reported = self.pending[-1].step
+            self.pending = []
+        self.flushed_at = time.perf_counter()
+
+    def emit(self, kind: str, **fields: Any) -> Event:
+        event = {"type": kind, "time": time.time(), **fields}
+        self.sink.emit(event)
+        return event
+
+    def outcome(self, state: TrialState, *, error: str = "", trace: str = "") -> Outcome:
+        metrics = dict(self.measured)
+        spent = sum(self.seconds) + sum(step.seconds for step in self.pending)
+        done = len(self.losses)
+        if done:
+            tokens = self.tokens + sum(step.tokens for step in self.pending)
+            metrics["train_seconds"] = spent
+            metrics["seconds_per_step"] = statistics.median(self.step_seconds) if self.step_seconds else spent / done
+            metrics["tokens_per_second"] = tokens / spent if spent else 0.0
+        chosen = self.evaluations.get(self.selected)
+        if state is TrialState.SUCCEEDED and chosen is not None and self.test_event is not None:
+            for split, event in (("dev", chosen), ("test", self.test_event)):
+                metrics[f"{split}/loss"], metrics[f"{split}/metric"] = event["loss"], event["metric"]
+        return Outcome(
+            trial_id=self.trial.trial_id,
+            state=state,
+            metrics=metrics,
+            selected_step=self.selected,
+            steps_done=done,
+            device=self.described,
+            error=error,
+            traceback=trace,
+        )
+
+
+def _device_of(name: str) -> str:
+    """The torch device of a device profile: the profile of a board with a GPU is that GPU."""
+    if name == "cpu":
+        return "cpu"
+    if torch.cuda.is_available():
+        return "cuda"
+    if name != "auto":
+        raise UserError(f"the trial asks for {name}, and torch sees no CUDA device here")
+    return "cpu"
+
+
+def _member(axis: str, name: str) -> Any:
+    """The class of an axis's member: the only public class of its module."""
+    module = import_module(f"zo_sweeps.engine.{axis}.{name}")
+    found = [item for item in vars(module).values() if isinstance(item, type) and item.__module__ == module.__name__]
+    assert len(found) == 1, f"{module.__name__} must define one class"
+    return found[0]
+
+
+def _model(trial: Trial, device: torch.device) -> LanguageModel:
+    """The base model, kept between trials with the same `warm_key` and loaded again after one that moved its weights."""
+    global _warm
+    if _warm is None or _warm.key != trial.warm_key or _warm.dirty:
+        _warm = None  # freed before the next one is loaded
+        precision = import_module(f"zo_sweeps.engine.precisions.{trial.config['precision']['name']}")
+        _warm = _Warm(trial.warm_key, load(trial.config["model"], precision.DTYPE, device))
+    return _warm.model
+
+
+def _examples(config: Mapping[str, Any], model: LanguageModel) -> _Data:
+    """The trial's splits, encoded; kept between trials of the same task."""
+    from zo_sweeps.fingerprint import fingerprint
+
+    length = min(config["train"]["max_length"], model.max_positions)
+    key = fingerprint([config["task"], config["prompt"], config["split"], config["data"], length, config["model"]])
+    if key not in _data:
+        task = {name: value for name, value in config["task"].items() if name != "fingerprint"}
+        spec = TaskSpec.from_config(task, config["prompt"]["name"])
+        splits = load_splits(spec, task, config["data"]["dir"], config["split"])
+        bos = model.bos_id if model.tokenizer.bos_token_id != model.bos_id else None
+
+        def encoded(rows: Iterable[Mapping[str, Any]]) -> list[Example]:
+            return [encode(spec, row, model.tokenizer, length, bos=bos) for row in rows]
+
+        if len(_data) >= 4:
+            _data.pop(next(iter(_data)))
+        _data[key] = _Data(spec, encoded(splits.train), encoded(splits.dev), encoded(splits.test))
+    return _data[key]
