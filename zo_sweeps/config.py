@@ -1,7 +1,8 @@
 """Hydra composition: configuration files and the command line -> plain, validated dictionaries.
 
-Hydra composes (groups, search path, override grammar) and stops there; it schedules nothing. Two things are ours: which
-of the command line's overrides are forced on every trial of a grid, and one clear line for each way of getting it wrong.
+Hydra composes (groups, search path, override grammar) and stops there; it schedules nothing. Two things are ours:
+which of the command line's overrides are forced on every trial of a grid, and one clear line for each way of getting it
+wrong.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class ModelConfig:
     family: str | None = None
     precision: str = "fp32"
     arch: dict[str, Any] = field(default_factory=dict)  # Hugging Face config keys
-    init_seed: int = 0  # of random weights
+    seed: int = 0  # of random weights
 
 
 @dataclass
@@ -250,6 +251,11 @@ class Composer:
         self._composed: dict[tuple[tuple[str, str], ...], dict[str, Any]] = {}
         self.grid_name = next((t.split("=", 1)[1] for t in self._given if t.startswith("+grid=")), "")
 
+    @property
+    def folders(self) -> list[Path]:
+        """Where configuration files are looked for, in order."""
+        return [conf_dir(), *(Path(url.removeprefix("file://")) for url in self._search.split(",") if url)]
+
     def _sort(self, overrides: Sequence[str]) -> tuple[Forced, list[str]]:
         """Splits the overrides into those forced on trials and those of the run (grid, executor, state_dir, ...)."""
         from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -266,10 +272,14 @@ class Composer:
                 reason = str(error).splitlines()[0]
                 raise UserError(f"cannot read the override {text!r}", fix=f"write key=value ({reason})") from None
             key = override.key_or_group
-            trial_level = key.split(".")[0].split("/")[0] in TRIAL_KEYS and not (override.is_add() or override.is_delete())
+            trial_level = key.split(".")[0].split("/")[0] in TRIAL_KEYS and not (
+                override.is_add() or override.is_delete()
+            )
             if override.is_sweep_override():
                 if not trial_level:
-                    raise UserError(f"several values for {key}", where=repr(text), fix="only a trial's keys make an axis")
+                    raise UserError(
+                        f"several values for {key}", where=repr(text), fix="only a trial's keys make an axis"
+                    )
                 given = tuple(override.sweep_iterator())
                 given = tuple(v.value() if hasattr(v, "value") and callable(v.value) else v for v in given)
             else:
@@ -343,14 +353,13 @@ class Composer:
         """A file of a group that is not part of the configuration (conf/table, conf/paper): its plain contents."""
         from omegaconf import OmegaConf
 
-        folders = [conf_dir(), *(Path(url.removeprefix("file://")) for url in self._search.split(",") if url)]
-        for folder in folders:
+        for folder in self.folders:
             path = folder / group / f"{name}.yaml"
             if path.is_file():
                 loaded = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
                 assert isinstance(loaded, dict)
                 return {str(key): value for key, value in loaded.items()}
-        raise unknown(group, name, [p.stem for folder in folders for p in (folder / group).glob("*.yaml")])
+        raise unknown(group, name, [p.stem for folder in self.folders for p in (folder / group).glob("*.yaml")])
 
     def check_value(self, path: str, value: Any, where: str) -> None:
         """Raises UserError unless `path` is a key of a trial and `value` has its type."""
@@ -418,7 +427,9 @@ def _explain(error: Exception, overrides: Sequence[str]) -> UserError:
         return UserError(f"{found[1]} is given twice", fix="name it once")
     if found := re.search(r"Value '(.*?)' of type '(.*?)' could not be converted to (\w+)", text):
         full = re.search(r"full_key: (\S+)", text)
-        return UserError(f"{full[1] if full else 'a key'}={found[1]!r} has the wrong type", fix=f"it must be a {found[3]}")
+        return UserError(
+            f"{full[1] if full else 'a key'}={found[1]!r} has the wrong type", fix=f"it must be a {found[3]}"
+        )
     if found := re.search(r"Primary config|mapping values are not allowed|while (?:parsing|scanning)[^\n]*", text):
         return UserError("a configuration file is not valid YAML", fix=" ".join(text.split())[:300])
     return UserError(" ".join(chain[0].split()))

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from zo_sweeps.config import TRIAL_GROUPS, Composer
+from zo_sweeps.config import TRIAL_GROUPS, Composer, Forced
 from zo_sweeps.errors import UserError, unknown
 from zo_sweeps.fingerprint import fingerprint
 from zo_sweeps.trial import Needs, Trial
@@ -95,9 +95,7 @@ def build(composer: Composer) -> Plan:
                     trials[trial_id] = _trial(trial_id, config, grid["name"], block, label, setting, memory, tokens)
                     if why:
                         missing[trial_id] = why
-                cells.append(
-                    Cell(block, config["task"]["name"], config["seed"], dict(setting.searched), trial_id)
-                )
+                cells.append(Cell(block, config["task"]["name"], config["seed"], dict(setting.searched), trial_id))
         except UserError as error:
             problems.append(f"{error} (block {block})")
     problems = list(dict.fromkeys(problems))
@@ -132,39 +130,44 @@ def _expand(composer: Composer, grid: Mapping[str, Any], block: str, spec: Mappi
     axes = {**_axes(grid["axes"], where), **_axes(spec["axes"], where)}
     for name in {*fixed} & {*axes}:
         raise UserError(f"{name!r} is both fixed and an axis", where=where)
-    tasks = forced.choices.get("task") or axes.pop("task", None) or [fixed.get("task", composer.base["task"]["name"])]
-    axes.pop("task", None)
-    per_task = spec["per_task"]
-    seeds = forced.values.get("seed") or grid["seeds"]
+    default_task = fixed.get("task", composer.base["task"]["name"])
+    tasks: Sequence[str] = forced.choices.get("task") or axes.get("task") or [default_task]
+    seeds: Sequence[int] = forced.values.get("seed") or grid["seeds"]
     exclude = [_flatten(entry) for entry in (*grid["exclude"], *spec["exclude"])]
     for task in tasks:
-        here = _flatten(per_task.get(task, {}))
-        own = {**axes, **{name: value for name, value in here.items() if isinstance(value, list)}}
-        now_fixed = {**fixed, **{name: value for name, value in here.items() if not isinstance(value, list)}}
-        for name in (*forced.choices, *forced.values):
-            if name != "task":
-                now_fixed.pop(name, None)
-                own.pop(name, None)
-        for name, values in {**forced.choices, **forced.values}.items():
-            if name in ("task", "seed"):
-                continue
-            if len(values) > 1:
-                own[name] = list(values)
-            else:
-                now_fixed[name] = values[0]
-        for name, values in {**{n: [v] for n, v in now_fixed.items()}, **own}.items():
+        here, own = _at_task(fixed, axes, spec["per_task"].get(task, {}), forced)
+        for name, options in {**{name: [value] for name, value in here.items()}, **own}.items():
             if name not in TRIAL_GROUPS:
-                for value in values:
+                for value in options:
                     composer.check_value(name, value, where)
         for point in itertools.product(*own.values()):
             searched = dict(zip(own, point, strict=True))
-            chosen = {**now_fixed, **searched, "task": task}
+            chosen = {**here, **searched, "task": task}
             if any(all(chosen.get(name) == value for name, value in entry.items()) for entry in exclude):
                 continue
             choices = {name: str(value) for name, value in chosen.items() if name in TRIAL_GROUPS}
             values = {name: value for name, value in chosen.items() if name not in TRIAL_GROUPS}
             for seed in seeds:
                 yield _Setting(choices, {**values, "seed": seed}, searched)
+
+
+def _at_task(
+    fixed: Mapping[str, Any], axes: Mapping[str, list[Any]], per_task: Mapping[str, Any], forced: Forced
+) -> tuple[dict[str, Any], dict[str, list[Any]]]:
+    """(fixed values, axes) of a block at one task: the task's replace the block's, the command line's replace both."""
+    here, own = dict(fixed), dict(axes)
+    given = {name: list(values) for name, values in {**forced.choices, **forced.values}.items()}
+    for name, value in [*_flatten(per_task).items(), *((n, v if len(v) > 1 else v[0]) for n, v in given.items())]:
+        here.pop(name, None)
+        if isinstance(value, list) and (name not in forced.values or len(given[name]) > 1):
+            own[name] = value
+        else:
+            own.pop(name, None)
+            here[name] = value
+    for name in ("task", "seed"):
+        here.pop(name, None)
+        own.pop(name, None)
+    return here, own
 
 
 def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -318,7 +321,9 @@ class _Places:
         model, data = self._model(config["model"]), self._task(config)
         config["model"]["fingerprint"] = model.fingerprint
         config["task"]["fingerprint"] = data.fingerprint
-        why = "; ".join(text for text in ("" if model.available else model.why, "" if data.available else data.why) if text)
+        why = "; ".join(
+            text for text in ("" if model.available else model.why, "" if data.available else data.why) if text
+        )
         tokens = float(config["train"]["max_length"])
         if data.row_bytes:
             tokens = min(tokens, max(data.row_bytes / BYTES_A_TOKEN, 16))
@@ -395,9 +400,8 @@ def _trial(
     sequences = train["steps"] * batch * passes + evaluations * split["dev"] + split["test"]
     task = config["task"]
     parts = [label, task.get("display") or task["name"]]
-    parts += [f"{name.rpartition('.')[2]} {value:g}" if isinstance(value, float) else f"{name.rpartition('.')[2]} {value}"
-              for name, value in setting.searched.items()]
     if kind != "zero_shot":
+        parts += [f"{name.rpartition('.')[2]} {_short(value)}" for name, value in setting.searched.items()]
         parts.append(f"seed {config['seed']}")
     return Trial(
         trial_id=trial_id,
@@ -412,6 +416,10 @@ def _trial(
     )
 
 
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def _caveats(composer: Composer) -> tuple[str, ...]:
     """In what the trials differ from the grid as it is written, for the table's caption."""
     found = []
@@ -419,7 +427,9 @@ def _caveats(composer: Composer) -> tuple[str, ...]:
     if scale["name"] != "paper":
         found.append(f"scale={scale['name']}: fewer steps and examples than the grid's; not comparable with a paper")
     given = [f"{k}={','.join(v)}" for k, v in composer.forced.choices.items() if k not in ("task", "device")]
-    given += [f"{k}={','.join(map(str, v))}" for k, v in composer.forced.values.items() if k not in ("data.dir", "model.path")]
+    given += [
+        f"{k}={','.join(map(str, v))}" for k, v in composer.forced.values.items() if k not in ("data.dir", "model.path")
+    ]
     if given:
         found.append(f"set on the command line: {' '.join(given)}")
     return tuple(found)

@@ -95,8 +95,8 @@ class Outcome:
     """How an attempt at a trial ended, and what it measured.
 
     `metrics` holds plain floats under these names (absent when not measured): `dev/metric`, `dev/loss`, `test/metric`,
-    `test/loss` (metrics are fractions of 1, at the selected step); `seconds_per_step` (median over steps), `train_seconds`
-    (steps only), `wall_seconds`, `tokens_per_second` (forwarded tokens in steps), `peak_memory_bytes`,
+    `test/loss` (metrics are fractions of 1, at the selected step); `seconds_per_step` (median over steps),
+    `train_seconds` (steps only), `wall_seconds`, `tokens_per_second` (forwarded tokens in steps), `peak_memory_bytes`,
     `weights_bytes`, `trainable_parameters`.
     """
 
@@ -134,6 +134,4 @@ class RunTrial(Protocol):
         should_stop: asked between steps; when true the trial ends as CANCELLED, resumable.
     """
 
-    def __call__(
-        self, trial: Trial, sink: Sink, journal: list[Event], attempt: int, should_stop: Any
-    ) -> Outcome: ...
+    def __call__(self, trial: Trial, sink: Sink, journal: list[Event], attempt: int, should_stop: Any) -> Outcome: ...

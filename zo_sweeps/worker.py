@@ -60,13 +60,11 @@ _warm: _Warm | None = None
 _data: dict[str, _Data] = {}
 
 
-class _Stopped(Exception):
+class _StoppedError(Exception):
     """The executor asked for a stop; what was done is in the journal."""
 
 
-def run_trial(
-    trial: Trial, sink: Sink, journal: list[Event], attempt: int, should_stop: Callable[[], bool]
-) -> Outcome:
+def run_trial(trial: Trial, sink: Sink, journal: list[Event], attempt: int, should_stop: Callable[[], bool]) -> Outcome:
     """Runs `trial` from where `journal` ends, sending events to `sink`; see `zo_sweeps.trial.RunTrial`.
 
     Divergence and lack of memory are outcomes; so is an error, with its traceback. Nothing is raised but
@@ -76,7 +74,7 @@ def run_trial(
     run = _Run(trial, sink, journal, attempt, should_stop)
     try:
         outcome = run.execute()
-    except _Stopped:
+    except _StoppedError:
         outcome = run.outcome(TrialState.CANCELLED, error="stopped on request")
     except DivergedError as error:
         outcome = run.outcome(TrialState.DIVERGED, error=str(error))
@@ -120,8 +118,6 @@ class _Run:
         self.measured: dict[str, float] = {}
         self.selected = 0
 
-    # -- the trial -------------------------------------------------------------------------------------------------
-
     def execute(self) -> Outcome:
         self.described = {**probe(), "memory_definition": self.meter.definition, "threads": torch.get_num_threads()}
         self.emit(
@@ -163,7 +159,14 @@ class _Run:
                 events = self.zeroth_order(space, steps, every)
             else:
                 events = first_order.train(
-                    self.model, space, self.batch, self.loss, self.schedule(), self.score_dev, steps=steps, eval_every=every
+                    self.model,
+                    space,
+                    self.batch,
+                    self.loss,
+                    self.schedule(),
+                    self.score_dev,
+                    steps=steps,
+                    eval_every=every,
                 )
             for event in events:
                 self.take(event)
@@ -171,7 +174,7 @@ class _Run:
                     snapshot = {name: param.detach().clone() for name, param in space.params.items()}
                 if self.should_stop() and not (isinstance(event, StepDone) and event.step == steps):
                     self.flush()
-                    raise _Stopped
+                    raise _StoppedError
             best = self.best()
             if self.kind == "fo":
                 with torch.no_grad():
@@ -201,8 +204,6 @@ class _Run:
             log=list(self.coefs),
             evaluated=set(self.evaluations),
         )
-
-    # -- its parts, from the configuration ---------------------------------------------------------------------------
 
     def install(self) -> Space:
         """The trial's space on the base weights, in fp32 where it is trained by backpropagation."""
@@ -240,8 +241,6 @@ class _Run:
         gold_only = self.data.spec.loss == "tokens"
         return collate([self.data.train[i] for i in chosen], self.model.pad_id, gold_only=gold_only).to(self.device)
 
-    # -- measuring -----------------------------------------------------------------------------------------------------
-
     def score_dev(self) -> tuple[float, float]:
         return self.score(self.data.dev)
 
@@ -250,9 +249,7 @@ class _Run:
         """(loss, metric) of a split, with the weights as they are."""
         spec = self.data.spec
         generated = spec.kind == "generation"
-        loss, predictions = score(
-            self.model, examples, self.model.pad_id, self.loss, self.device, gold_only=generated
-        )
+        loss, predictions = score(self.model, examples, self.model.pad_id, self.loss, self.device, gold_only=generated)
         if not generated:
             return loss, accuracy(predictions, [example.gold for example in examples])
         texts = self.model.generate([list(example.prompt_ids) for example in examples], spec.max_new_tokens)
@@ -268,8 +265,6 @@ class _Run:
         if self.test_event is None:
             loss, metric = self.score(self.data.test)
             self.test_event = self.emit("test", step=step, loss=loss, metric=metric)
-
-    # -- telling ---------------------------------------------------------------------------------------------------------
 
     def take(self, event: StepDone | Evaluated) -> None:
         """Keeps an event and reports it, unless an earlier attempt has (a first-order run starts again from step 1)."""
@@ -359,7 +354,7 @@ def _member(axis: str, name: str) -> Any:
 
 
 def _model(trial: Trial, device: torch.device) -> LanguageModel:
-    """The base model, kept between trials with the same `warm_key` and loaded again after one that moved its weights."""
+    """The base model: kept between trials of one `warm_key`, loaded again after a trial that moved its weights."""
     global _warm
     if _warm is None or _warm.key != trial.warm_key or _warm.dirty:
         _warm = None  # freed before the next one is loaded

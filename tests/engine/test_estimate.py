@@ -80,7 +80,9 @@ def test_a_step_descends_on_a_quadratic() -> None:
     assert losses[-1] < 1e-2 * losses[0]
 
 
-def mezo_algorithm_2(theta: Tensor, f: Callable[[Tensor], float], eps: float, lr: float, draw: Callable[[], list[Tensor]]):
+def mezo_algorithm_2(
+    theta: Tensor, f: Callable[[Tensor], float], eps: float, lr: float, draw: Callable[[], list[Tensor]]
+):
     """MeZO's algorithm with q queries, as printed: perturb in place, restore, update; `draw` gives the step's z's."""
     directions = draw()
     grads = []

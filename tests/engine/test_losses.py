@@ -39,7 +39,9 @@ def plain_tokens(model: TinyModel, examples: list[Example]) -> torch.Tensor:
 
 
 def mixed() -> list[Example]:
-    return make_examples(4, seed=1, options=2) + make_examples(3, seed=2, options=3) + make_examples(3, seed=3, answer=1)
+    return (
+        make_examples(4, seed=1, options=2) + make_examples(3, seed=2, options=3) + make_examples(3, seed=3, answer=1)
+    )
 
 
 def test_candidate_loss_is_that_of_one_sequence_a_candidate(model: TinyModel) -> None:

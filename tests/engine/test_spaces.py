@@ -151,7 +151,9 @@ def test_a_run_resumed_at_any_step_has_the_bits_of_an_undisturbed_one(name: str,
     resumed, rest = run(name, 12, log=log[:cut], evaluated={5} if cut >= 5 else ())
     assert digest(resumed) == digest(whole)
     assert [e.coefs for e in rest if isinstance(e, StepDone)] == log[cut:]
-    assert [e.step for e in rest if isinstance(e, Evaluated)] == [s for s in (5, 10, 12) if s > cut or (s == 5 and cut < 5)]
+    assert [e.step for e in rest if isinstance(e, Evaluated)] == [
+        s for s in (5, 10, 12) if s > cut or (s == 5 and cut < 5)
+    ]
 
 
 def test_an_evaluation_lost_after_its_step_is_made_up() -> None:

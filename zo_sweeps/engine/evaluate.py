@@ -112,5 +112,3 @@ def _out_of_place(module: nn.Module, space: Space, noise: Perturbation, points: 
     finally:
         for handle in handles:
             handle.remove()
-
-

@@ -30,7 +30,15 @@ class Method:
 
 
 def step(
-    method: Method, module: nn.Module, space: Space, objective: Objective, state: State, *, seed: int, step: int, lr: float
+    method: Method,
+    module: nn.Module,
+    space: Space,
+    objective: Objective,
+    state: State,
+    *,
+    seed: int,
+    step: int,
+    lr: float,
 ) -> tuple[Estimate, State]:
     """One step of theta; returns the estimate (for the log) and the update's new state.
 

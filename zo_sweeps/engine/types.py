@@ -93,9 +93,7 @@ class Update(Protocol):
 
     def init(self, params: Params) -> State: ...
 
-    def apply(
-        self, params: Params, estimate: Estimate, noise: Perturbation, state: State, lr: float
-    ) -> State: ...
+    def apply(self, params: Params, estimate: Estimate, noise: Perturbation, state: State, lr: float) -> State: ...
 
 
 class Space(Protocol):

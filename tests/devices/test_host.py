@@ -1,0 +1,162 @@
+"""What a host says of itself: probe, profiles and doctor."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from zo_sweeps.devices import doctor, probe
+from zo_sweeps.devices.doctor import checks
+
+pytestmark = pytest.mark.unit
+
+CONF = Path(__file__).parents[2] / "conf" / "device"
+PROFILES = {path.stem: yaml.safe_load(path.read_text()) for path in CONF.glob("*.yaml")}
+
+
+def test_a_probe_is_plain_json_and_true():
+    host = json.loads(json.dumps(probe.probe()))
+    assert host["kind"] in ("cpu", "cuda", "jetson")
+    assert host["profile"] in PROFILES
+    assert host["ram_bytes"] == psutil.virtual_memory().total
+    assert 0 < host["memory_free_bytes"] <= host["memory_bytes"]
+    assert 1 <= host["cores"] <= (os.cpu_count() or 1)
+    assert host["name"]
+    assert host["versions"]["torch"]
+
+
+@pytest.mark.skipif(any(os.path.exists(node) for node in probe.GPU_NODES), reason="this host has a GPU to ask torch of")
+def test_a_host_without_a_gpu_is_probed_without_torch():
+    code = (
+        "import sys; from zo_sweeps.devices import doctor, estimate, memory, probe, stopwatch;"
+        "assert not probe.has_cuda(); print(probe.probe()['kind'], 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["cpu", "False"]
+
+
+@pytest.mark.parametrize(
+    ("name", "profile"),
+    [
+        ("NVIDIA Jetson Orin Nano Developer Kit", "jetson-orin-nano"),
+        ("NVIDIA Jetson Orin Nano Engineering Reference Developer Kit Super", "jetson-orin-nano"),
+        ("NVIDIA Orin NX Developer Kit", "jetson-orin-nx"),
+        ("NVIDIA Jetson AGX Orin Developer Kit", "jetson-agx-orin"),
+        ("NVIDIA Jetson TX2 Developer Kit", "jetson-tx2"),
+        ("quill", "jetson-tx2"),
+        ("Raspberry Pi 5 Model B Rev 1.0", ""),
+        ("", ""),
+    ],
+)
+def test_boards_are_known_by_their_name(name, profile):
+    assert probe.jetson_profile(name) == profile
+    assert not profile or profile in PROFILES
+
+
+def test_a_jetsons_memory_is_its_ram(monkeypatch, tmp_path):
+    (tmp_path / "model").write_bytes(b"NVIDIA Jetson Orin Nano Developer Kit\0")
+    monkeypatch.setattr(probe, "BOARD", tmp_path / "model")
+    host = probe.probe()
+    assert (host["kind"], host["profile"], host["unified"]) == ("jetson", "jetson-orin-nano", True)
+    assert host["memory_bytes"] == host["ram_bytes"]
+    assert host["name"] == "NVIDIA Jetson Orin Nano Developer Kit"
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_profiles_say_what_placement_needs(name):
+    profile = PROFILES[name]
+    assert list(profile) == ["name", "display", "kind", "memory_gb", "unified", "precisions"]
+    assert profile["name"] == name
+    assert profile["kind"] in ("auto", "cpu", "cuda", "jetson")
+    assert profile["unified"] == (profile["kind"] == "jetson") == (profile["memory_gb"] is not None)
+    assert set(profile["precisions"]) <= {"fp32", "bf16", "fp16"}
+
+
+# --- doctor ----------------------------------------------------------------------------------------------------------
+
+
+def by_name(found):
+    found = list(found)
+    assert len({check.name for check in found}) == len(found)
+    return {check.name: check for check in found}
+
+
+def test_this_host_passes_one_line_a_check_and_nothing_is_left_behind(tmp_path):
+    found = by_name(checks(tmp_path / "new" / "runs"))
+    assert {"python", "torch", "ray", "mlflow", "hydra-core", "import torch", "import bitsandbytes"} <= set(found)
+    assert {
+        "gpu",
+        "cores",
+        "memory",
+        "disk",
+        "state_dir",
+        "loopback",
+        "hub cache",
+        "hub",
+        "demo model",
+        "clock",
+    } <= set(found)
+    for check in found.values():
+        assert check.status != "fail", check
+        assert "\n" not in check.detail + check.fix
+        assert check.detail
+        assert bool(check.fix) == (check.status != "ok"), check
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_state_dir_that_is_a_file_fails(tmp_path):
+    (tmp_path / "file").write_text("")
+    check = by_name([doctor._writable(tmp_path / "file" / "runs")])["state_dir"]
+    assert (check.status, check.fix) == ("fail", "state_dir=FOLDER with one you can write to")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_read_only_state_dir_fails(tmp_path):
+    tmp_path.chmod(0o500)
+    assert doctor._writable(tmp_path).status == "fail"
+
+
+def test_a_package_outside_its_bounds_fails_with_the_command(monkeypatch):
+    monkeypatch.setattr(doctor.metadata, "requires", lambda _: ["pytest>=999", "no-such-package-zz>=1", "psutil>=1"])
+    found = by_name(doctor._packages())
+    assert found["pytest"].status == "fail"
+    assert ", needs >=999" in found["pytest"].detail
+    assert found["pytest"].fix == "pip install 'pytest>=999'"
+    assert found["no-such-package-zz"].detail == "not installed"
+    assert found["psutil"].status == "ok"
+
+
+def test_extras_are_not_required(monkeypatch):
+    monkeypatch.setattr(doctor.metadata, "requires", lambda _: ['bitsandbytes>=999; extra == "quant"'])
+    assert list(doctor._packages()) == []
+
+
+def test_a_module_that_breaks_on_import_is_one_line(monkeypatch, tmp_path):
+    (tmp_path / "broken_zz.py").write_text("raise OSError('libcudart.so: cannot open\\nand more')")
+    monkeypatch.syspath_prepend(tmp_path)
+    check = doctor._imports("broken_zz", "warn")
+    assert (check.status, check.detail) == ("warn", "OSError: libcudart.so: cannot open")
+
+
+def test_an_unreachable_hub_is_a_warning_within_the_time_out(monkeypatch):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    began = time.perf_counter()
+    check = doctor._hub()
+    assert (check.status, check.detail) == ("warn", "127.0.0.1 cannot be reached (Connection refused)")
+    assert time.perf_counter() - began < doctor.TIMEOUT + 1
+
+
+def test_a_clock_in_1970_fails():
+    assert doctor._clock(0.0).status == "fail"
+    assert doctor._clock(time.time()).status == "ok"

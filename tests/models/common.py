@@ -1,0 +1,50 @@
+"""Small models of every family, and the models of conf/model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+CONF = Path(__file__).parents[2] / "conf" / "model"
+TINY = {
+    "llama": {
+        "model_type": "llama",
+        "vocab_size": 4096,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+    },
+    "mistral": {
+        "model_type": "mistral",
+        "vocab_size": 4096,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+    },
+    "opt": {
+        "model_type": "opt",
+        "vocab_size": 4096,
+        "hidden_size": 32,
+        "word_embed_proj_dim": 32,
+        "ffn_dim": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 64,
+    },
+}
+
+
+def model_yaml(name: str) -> dict[str, Any]:
+    return yaml.safe_load((CONF / f"{name}.yaml").read_text())
+
+
+def random_model(family: str, **arch: Any) -> dict[str, Any]:
+    return {"source": "random", "arch": {**TINY[family], **arch}}

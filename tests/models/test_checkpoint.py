@@ -1,0 +1,122 @@
+"""What is and what is not a model's folder, in one line each."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+
+import pytest
+import torch
+
+from tests.models.common import TINY
+from zo_sweeps.errors import UserError
+from zo_sweeps.models import shapes
+from zo_sweeps.models.checkpoint import read_checkpoint_info
+from zo_sweeps.models.identity import DEMO, status
+
+pytestmark = pytest.mark.unit
+
+
+def refused(folder, match):
+    with pytest.raises(UserError, match=match) as caught:
+        read_checkpoint_info(folder)
+    assert "\n" not in str(caught.value)
+    seen = status({"source": "local", "path": str(folder)})
+    assert not seen.available
+    assert seen.why == str(caught.value)
+
+
+def test_the_demo_model_is_read_from_its_headers():
+    info = read_checkpoint_info(DEMO)
+    assert info.parameters == shapes.parameter_count(info.arch)
+    assert info.dtype in ("BF16", "F16")
+    assert info.bytes == (DEMO / "model.safetensors").stat().st_size
+
+
+def test_shards_are_counted_together(checkpoint):
+    whole, sharded = checkpoint(name="whole"), checkpoint(name="sharded", max_shard_size="200KB")
+    assert len(read_checkpoint_info(sharded).files) > 1
+    assert read_checkpoint_info(sharded).parameters == read_checkpoint_info(whole).parameters
+    assert read_checkpoint_info(whole).parameters == shapes.parameter_count(TINY["llama"])
+
+
+def test_no_such_folder(tmp_path):
+    refused(tmp_path / "absent", "no such folder: .*absent in model.path")
+
+
+def test_no_config(tmp_path):
+    refused(tmp_path, r"not a model: no config\.json in ")
+
+
+def test_broken_config(checkpoint):
+    folder = checkpoint()
+    (folder / "config.json").write_text("{")
+    refused(folder, r"config\.json is not JSON")
+
+
+def test_a_classifier_is_not_a_language_model(checkpoint):
+    folder = checkpoint()
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "architectures": ["LlamaForSequenceClassification"]}))
+    refused(folder, "not a causal language model but LlamaForSequenceClassification")
+
+
+def test_unknown_family(checkpoint):
+    folder = checkpoint()
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "mamba"}))
+    refused(folder, "unknown model family 'mamba'")
+
+
+def test_no_weights(checkpoint):
+    folder = checkpoint()
+    (folder / "model.safetensors").unlink()
+    refused(folder, r"no weights \(model\.safetensors\)")
+
+
+def test_a_missing_shard(checkpoint):
+    folder = checkpoint(max_shard_size="200KB")
+    read_checkpoint_info(folder).files[1].unlink()
+    refused(folder, r"1 of \d+ weight files are missing \(model-00002")
+
+
+def test_pickled_weights_are_refused_with_the_way_to_convert_them(checkpoint):
+    folder = checkpoint()
+    (folder / "model.safetensors").unlink()
+    torch.save({}, folder / "pytorch_model.bin")
+    refused(folder, r"pickled .* not loaded .*save_pretrained\(new\)` writes safetensors")
+
+
+def test_no_tokenizer(checkpoint):
+    folder = checkpoint()
+    (folder / "tokenizer.json").unlink()
+    refused(folder, "no tokenizer")
+
+
+def test_half_a_download(checkpoint):
+    folder = checkpoint()
+    weights = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(weights[:-1])
+    refused(folder, rf"has {len(weights) - 1} bytes where its header says {len(weights)}")
+    (folder / "model.safetensors").write_bytes(weights[:100])
+    refused(folder, "not a whole safetensors file")
+    (folder / "model.safetensors").write_bytes(b"")
+    refused(folder, "not a whole safetensors file")
+
+
+def test_a_file_of_something_else(checkpoint):
+    folder = checkpoint()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", 4) + b"nope")
+    refused(folder, "is not a safetensors file")
+
+
+def test_a_git_lfs_pointer(checkpoint):
+    folder = checkpoint()
+    (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    refused(folder, "Git LFS pointer.*git lfs pull")
+
+
+def test_the_demo_folder_is_a_local_model_too(tmp_path):
+    shutil.copytree(DEMO, tmp_path / "copy")
+    assert status({"source": "local", "path": str(tmp_path / "copy")}).available

@@ -1,0 +1,280 @@
+"""Loading, hidden states and generation: what must not depend on padding, on neighbours, or on the source."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from tests.models.common import CONF, TINY, model_yaml, random_model
+from zo_sweeps.errors import UserError
+from zo_sweeps.models.identity import DEMO
+from zo_sweeps.models.load import load
+
+pytestmark = pytest.mark.unit
+
+DEMO_MODEL = {"source": "demo"}
+
+
+@pytest.fixture(scope="module")
+def demo():
+    return load(DEMO_MODEL, torch.float32, "cpu")
+
+
+@pytest.fixture(scope="module", params=sorted(TINY))
+def tiny(request):
+    return load(random_model(request.param), torch.float32, "cpu")
+
+
+def rows(model, lengths):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randint(3, 4000, (n,), generator=generator).tolist() for n in lengths]
+
+
+def right_padded(model, sequences, width=None):
+    width = width or max(map(len, sequences))
+    ids = torch.full((len(sequences), width), model.pad_id)
+    mask = torch.zeros_like(ids)
+    for n, row in enumerate(sequences):
+        ids[n, : len(row)], mask[n, : len(row)] = torch.tensor(row), 1
+    return ids, mask
+
+
+def test_a_model_is_frozen_in_evaluation_mode_and_in_the_dtype_asked_for():
+    for dtype in (torch.float32, torch.bfloat16):
+        model = load(DEMO_MODEL, dtype, "cpu")
+        assert not model.module.training
+        assert {p.dtype for p in model.module.parameters()} == {dtype}
+        assert not any(p.requires_grad for p in model.module.parameters())
+        assert model.module.config._attn_implementation == "sdpa"
+
+
+def test_hidden_states_do_not_depend_on_padding_or_on_the_batch(tiny):
+    sequences = rows(tiny, [5, 17, 32, 9])
+    ids, mask = right_padded(tiny, sequences, width=40)
+    with torch.inference_mode():
+        batched = tiny.hidden(ids, mask)
+        masked = tiny.module.base_model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
+        for n, row in enumerate(sequences):
+            alone = tiny.hidden(torch.tensor([row]))[0]
+            torch.testing.assert_close(batched[n, : len(row)], alone, atol=2e-6, rtol=1e-5)
+            torch.testing.assert_close(batched[n, : len(row)], masked[n, : len(row)], atol=2e-6, rtol=1e-5)
+
+
+def test_what_stands_in_the_padding_is_never_seen(tiny):
+    (row,) = rows(tiny, [6])
+    ids, mask = right_padded(tiny, [row], width=12)
+    other = ids.clone()
+    other[:, 6:] = 77
+    with torch.inference_mode():
+        assert torch.equal(tiny.hidden(ids, mask)[:, :6], tiny.hidden(other, mask)[:, :6])
+
+
+def test_padding_on_the_left_is_refused(tiny):
+    ids = torch.tensor([[0, 0, 5, 6]])
+    with pytest.raises(RuntimeError, match="padded on the right"):
+        tiny.hidden(ids, torch.tensor([[0, 0, 1, 1]]))
+
+
+def test_hidden_then_head_are_the_logits_of_the_model(tiny):
+    ids = torch.tensor(rows(tiny, [11]))
+    with torch.inference_mode():
+        expected = tiny.module(input_ids=ids).logits[0]
+        torch.testing.assert_close(tiny.head(tiny.hidden(ids)[0]), expected)
+
+
+def test_attention_makes_no_mask(demo, monkeypatch):
+    seen = []
+    real = torch.nn.functional.scaled_dot_product_attention
+
+    def spy(*args, attn_mask=None, is_causal=False, **kwargs):
+        seen.append((attn_mask, is_causal))
+        return real(*args, attn_mask=attn_mask, is_causal=is_causal, **kwargs)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", spy)
+    ids, mask = right_padded(demo, rows(demo, [4, 9]))
+    demo.hidden(ids, mask)
+    assert seen == [(None, True)] * 6
+
+
+def test_a_batch_generates_what_each_prompt_generates_alone(demo):
+    texts = ["This movie is", "I", "The plot of the film is bad and the actors are", "What a great film. It was"]
+    prompts = [[demo.bos_id, *demo.tokenizer.encode(text, add_special_tokens=False)] for text in texts]
+    together = demo.generate(prompts, 12, batch_size=4)
+    assert together == demo.generate(prompts, 12, batch_size=3) == [demo.generate([p], 12)[0] for p in prompts]
+    assert all(together)
+
+
+def test_generation_is_greedy_and_stops_at_a_stop_token(demo):
+    prompt = [demo.bos_id, *demo.tokenizer.encode("This movie is", add_special_tokens=False)]
+    ids = list(prompt)
+    with torch.inference_mode():
+        for _ in range(8):
+            ids.append(int(demo.head(demo.hidden(torch.tensor([ids]))[0, -1:]).argmax()))
+    new = ids[len(prompt) :]
+    assert demo.generate([prompt], 8) == [demo.tokenizer.decode(new).strip()]
+    stop = new[3]
+    assert demo.generate([prompt], 8, stop_ids=[stop]) == [demo.tokenizer.decode(new[: new.index(stop)]).strip()]
+
+
+def test_the_default_stops_are_newline_and_end_of_text(demo):
+    assert {demo.tokenizer.decode([i]) for i in demo.stop_ids} == {"\n", "</s>"}
+
+
+def test_the_checkpoints_own_sampling_settings_are_not_used(checkpoint):
+    folder = checkpoint()
+    (folder / "generation_config.json").write_text(json.dumps({"do_sample": True, "temperature": 9.0, "top_k": 0}))
+    model = load({"source": "local", "path": str(folder)}, torch.float32, "cpu")
+    prompt = rows(model, [5])
+    assert len({tuple(model.generate(prompt, 10)) for _ in range(4)}) == 1
+
+
+def test_a_prompt_that_leaves_no_room_is_an_error(tiny):
+    with pytest.raises(ValueError, match="60 prompt and 10 new tokens exceed 64 positions"):
+        tiny.generate(rows(tiny, [60]), 10)
+
+
+def test_targets_by_role_and_by_name_in_every_layer(demo):
+    by_role, by_name = demo.target_modules(["v", "q"]), demo.target_modules(["q_proj", "v_proj"])
+    assert list(by_role) == list(by_name)
+    assert list(by_role)[:2] == ["model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.v_proj"]
+    assert len(by_role) == 2 * 6
+    assert all(demo.module.get_submodule(name) is layer for name, layer in by_role.items())
+
+
+def test_every_target_of_a_family_exists(tiny):
+    found = tiny.target_modules(list(tiny.family.TARGETS))
+    assert len(found) == 2 * len(tiny.family.TARGETS)
+
+
+def test_an_unknown_target_is_an_error_with_the_choices(demo):
+    with pytest.raises(UserError, match=r"unknown target 'qkv'.*down, down_proj, gate"):
+        demo.target_modules(["qkv"])
+
+
+def test_random_weights_are_the_same_for_the_same_seed_and_leave_the_global_generator_alone():
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    first = load(random_model("llama"), torch.float32, "cpu").module.state_dict()
+    assert torch.equal(torch.rand(3), expected)
+    again = load(random_model("llama"), torch.float32, "cpu").module.state_dict()
+    other = load({**random_model("llama"), "seed": 1}, torch.float32, "cpu").module.state_dict()
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["model.embed_tokens.weight"], other["model.embed_tokens.weight"])
+
+
+def test_a_vocabulary_smaller_than_the_demo_tokenizers_is_an_error():
+    with pytest.raises(UserError, match=r"4096 tokens in model\.arch\.vocab_size; set it to 4096 or more"):
+        load(random_model("llama", vocab_size=100), torch.float32, "cpu")
+
+
+def test_a_saved_model_loads_with_the_same_logits(checkpoint):
+    folder = checkpoint()
+    ids = torch.tensor([[5, 6, 7]])
+    with torch.inference_mode():
+        saved = load({"source": "local", "path": str(folder)}, torch.float32, "cpu").hidden(ids)
+        assert torch.equal(saved, load(random_model("llama"), torch.float32, "cpu").hidden(ids))
+
+
+def test_weights_that_lack_a_tensor_are_refused_not_filled_with_random_numbers(checkpoint):
+    folder = checkpoint()
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(
+        UserError, match=r"lack 1 tensors of the architecture \(model\.layers\.1\.mlp\.up_proj\.weight\)"
+    ):
+        load({"source": "local", "path": str(folder)}, torch.float32, "cpu")
+
+
+def test_a_tensor_of_the_wrong_shape_is_one_line(checkpoint):
+    folder = checkpoint()
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"] = torch.ones(7)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match="cannot load") as caught:
+        load({"source": "local", "path": str(folder)}, torch.float32, "cpu")
+    assert "\n" not in str(caught.value)
+
+
+def test_loading_prints_nothing_and_leaves_the_logging_of_transformers_as_it_was(capfd):
+    before = transformers.logging.get_verbosity()
+    load(DEMO_MODEL, torch.float32, "cpu")
+    assert transformers.logging.get_verbosity() == before
+    assert capfd.readouterr() == ("", "")
+
+
+# --- what starts a text, and what fills it up -----------------------------------------------------------------------
+
+
+def opt_tokenizer(folder):
+    """OPT's own layout: GPT-2 files, `<s>` 0, `<pad>` 1, `</s>` 2, and `</s>` declared as BOS."""
+    from tokenizers import pre_tokenizers
+    from transformers.models.gpt2.tokenization_gpt2 import GPT2Tokenizer
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: i for i, token in enumerate(["<s>", "<pad>", "</s>", "<unk>", *letters])}
+    (folder / "vocab.json").write_text(json.dumps(vocabulary))
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    settings = {
+        "bos_token": "</s>",
+        "eos_token": "</s>",
+        "unk_token": "</s>",
+        "pad_token": "<pad>",
+        "add_bos_token": True,
+        "tokenizer_class": GPT2Tokenizer.__name__,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "tokenizer.json").unlink()
+
+
+def test_opt_texts_start_with_s_not_with_the_tokenizers_own_bos(checkpoint):
+    folder = checkpoint("opt")
+    opt_tokenizer(folder)
+    model = load({"source": "local", "path": str(folder)}, torch.float32, "cpu")
+    assert model.tokenizer.bos_token_id == 2
+    assert (model.bos_id, model.pad_id, model.eos_id) == (0, 1, 2)
+
+
+def test_llama_without_a_padding_token_pads_with_unk(checkpoint):
+    folder = checkpoint()
+    tokenizer = json.loads((folder / "tokenizer.json").read_text().replace('"<pad>"', '"<unk>"'))
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    settings = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({**settings, "tokenizer_class": "PreTrainedTokenizerFast"})
+    )
+    model = load({"source": "local", "path": str(folder)}, torch.float32, "cpu")
+    assert model.tokenizer.pad_token_id is None
+    assert (model.bos_id, model.pad_id) == (1, 0)
+
+
+# --- the models of conf/model ---------------------------------------------------------------------------------------
+
+SMALL = {  # narrower and shallower, the rest as in the YAML
+    "llama": {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 96},
+    "opt": {"num_hidden_layers": 2, "hidden_size": 64, "word_embed_proj_dim": 64, "ffn_dim": 96},
+}
+KEYS = ["name", "display", "source", "path", "revision", "family", "precision", "arch"]
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in CONF.glob("*.yaml")))
+def test_every_model_yaml_can_be_built(name, tmp_path):
+    model = model_yaml(name)
+    assert model["name"] == name
+    assert [key for key in model if key != "seed"] == KEYS
+    if model["source"] == "local":
+        shutil.copytree(DEMO, tmp_path / "model")
+        model["path"] = str(tmp_path / "model")
+    elif model["source"] != "demo":
+        assert model["arch"]["model_type"] == model["family"]
+        model = {**model, "source": "random", "arch": {**model["arch"], **SMALL[model["family"]]}}
+    built = load(model, torch.float32, "cpu")
+    with torch.inference_mode():
+        ids = torch.tensor([[built.bos_id, 10, 11, 12]])
+        assert built.head(built.hidden(ids)[0]).isfinite().all()

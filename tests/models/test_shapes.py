@@ -1,0 +1,100 @@
+"""Sizes from a configuration, against published counts and against the modules that transformers builds."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tests.models.common import TINY, model_yaml
+from zo_sweeps.errors import UserError
+from zo_sweeps.models import shapes
+
+pytestmark = pytest.mark.unit
+
+PUBLISHED = {  # parameters as the models' own pages count them
+    "llama2_7b": 6_738_415_616,
+    "tinyllama_1b": 1_100_048_384,
+    "opt_1b3": 1_315_758_080,
+}
+VARIANTS = [
+    ("llama", {}),
+    ("llama", {"tie_word_embeddings": True}),
+    ("llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 16}),
+    ("mistral", {"head_dim": 4}),
+    ("opt", {}),
+    ("opt", {"enable_bias": False}),
+    ("opt", {"word_embed_proj_dim": 16, "do_layer_norm_before": False}),
+    ("opt", {"layer_norm_elementwise_affine": False}),
+]
+
+
+def build(arch):
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(AutoConfig.for_model(**arch))
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_count_is_the_published_one(name):
+    assert shapes.parameter_count(model_yaml(name)["arch"]) == PUBLISHED[name]
+
+
+@pytest.mark.parametrize(("family", "changes"), VARIANTS)
+def test_the_count_is_that_of_the_module_that_transformers_builds(family, changes):
+    arch = {**TINY[family], **changes}
+    assert shapes.parameter_count(arch) == sum(p.numel() for p in build(arch).parameters())
+
+
+@pytest.mark.parametrize("family", TINY)
+def test_linear_shapes_are_those_of_every_layer(family):
+    from zo_sweeps.models.families import family as find
+
+    arch = TINY[family]
+    expected = {find(family).TARGETS[role]: shape for role, shape in shapes.linear_shapes(arch).items()}
+    found = [
+        (name.rpartition(".")[2], (layer.out_features, layer.in_features))
+        for name, layer in build(arch).named_modules()
+        if isinstance(layer, torch.nn.Linear) and ".layers." in name
+    ]
+    assert len(found) == arch["num_hidden_layers"] * len(expected)
+    assert set(found) == set(expected.items())
+
+
+def test_low_rank_factors_are_counted_over_all_layers():
+    # q: 32 -> 32, v: 32 -> 16 (2 of 4 heads), 2 layers, rank 3
+    assert shapes.lora_parameters(TINY["llama"], ["q", "v_proj"], 3) == (2 * 3 * (32 + 32), 2 * 3 * (32 + 16))
+
+
+def test_a_target_that_the_family_lacks_is_an_error_with_the_choices():
+    with pytest.raises(UserError, match=r"unknown target 'gate' in space.targets; choose from: .*fc1.*up"):
+        shapes.lora_parameters(TINY["opt"], ["q", "gate"], 4)
+
+
+def test_an_unknown_family_is_an_error_with_the_choices():
+    with pytest.raises(UserError, match=r"unknown model family 'lama'.*llama, mistral, opt; did you mean 'llama'\?"):
+        shapes.parameter_count({"model_type": "lama"})
+
+
+@pytest.mark.parametrize("value", [None, 0, "32", True])
+def test_a_missing_or_senseless_size_names_its_key(value):
+    with pytest.raises(UserError, match="positive integer 'hidden_size'"):
+        shapes.parameter_count({**TINY["llama"], "hidden_size": value})
+
+
+def test_bytes_follow_the_precision():
+    assert [shapes.weights_bytes(10, p) for p in ("fp32", "bf16", "fp16")] == [40, 20, 20]
+    with pytest.raises(UserError, match="unknown precision 'fp8'"):
+        shapes.weights_bytes(10, "fp8")
+
+
+def test_sizes_and_status_need_neither_torch_nor_transformers():
+    code = (
+        "import sys; from zo_sweeps.models import identity, shapes; identity.status({'source': 'demo'});"
+        "print([m for m in ('torch', 'transformers') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,34 @@
+"""A driver to be killed: `python -m tests.schedule.driver STATE EXECUTOR PLAN`; PLAN is a file of JSON trials."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from zo_sweeps.record.journal import JournalStore
+from zo_sweeps.schedule.executors import Executor
+from zo_sweeps.schedule.inline_executor import InlineExecutor
+from zo_sweeps.schedule.ledger import Ledger
+from zo_sweeps.schedule.ray_executor import RayExecutor
+from zo_sweeps.schedule.snapshot import Summary
+from zo_sweeps.schedule.sweep import Sweep
+from zo_sweeps.trial import Trial
+
+TARGET = "tests.schedule.fakes:run_trial"
+
+
+def sweep(state: Path, trials: list[Trial], executor: Executor | None = None, **options) -> Summary:
+    store = JournalStore(state)
+    with Ledger(state) as ledger:
+        return Sweep(trials, executor or InlineExecutor(TARGET), store, ledger, **options).run()
+
+
+if __name__ == "__main__":
+    state = Path(sys.argv[1])
+    executor = InlineExecutor(TARGET) if sys.argv[2] == "inline" else RayExecutor(state, slots=2, target=TARGET)
+    plan = [Trial.from_json(entry) for entry in json.loads(Path(sys.argv[3]).read_text())]
+    print("ready", flush=True)
+    summary = sweep(state, plan, executor, say=lambda line: print(line, flush=True))
+    print(summary, flush=True)
+    sys.exit(130 if summary.interrupted else 0)

@@ -1,0 +1,78 @@
+"""A run_trial that does little work but real: a recurrence whose end depends on every step, and a file of what ran."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from zo_sweeps.record.journal import scalars
+from zo_sweeps.trial import Event, Needs, Outcome, Sink, Trial, TrialState
+
+ANYWHERE = Needs()
+
+
+def trial(folder: Path, name: str, *, steps: int = 5, warm: str = "m", needs: Needs = ANYWHERE, **behaviour) -> Trial:
+    """A trial named `name`. Behaviour: pause (seconds a step), raises (on which attempts), dies (SIGKILL: at that step
+    of those attempts), ends (a state), leaves (sys.exit)."""
+    config = {"train": {"steps": steps}, "folder": str(folder), "seed": len(name), **behaviour}
+    return Trial(name, config, needs=needs, warm_key=warm, cost=float(steps), label=name)
+
+
+def trials(folder: Path, n: int, **behaviour) -> list[Trial]:
+    return [trial(folder, f"t{i:03d}", **behaviour) for i in range(n)]
+
+
+def note(task: Trial, what: str) -> None:
+    folder = Path(task.config["folder"])
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / f"{task.trial_id}.log", "a") as file:
+        file.write(what + "\n")
+
+
+def log_of(folder: Path, trial_id: str) -> list[str]:
+    path = folder / f"{trial_id}.log"
+    return path.read_text().split("\n")[:-1] if path.exists() else []
+
+
+def completions(folder: Path, names: Iterable[str]) -> dict[str, int]:
+    """How often each trial was run to its end."""
+    return {name: sum(line.startswith("done") for line in log_of(folder, name)) for name in names}
+
+
+def run_trial(task: Trial, sink: Sink, journal: list[Event], attempt: int, should_stop: Callable[[], bool]) -> Outcome:
+    config = task.config
+    coefs, losses = scalars(journal)
+    done = len(losses)
+    value = coefs[-1][0] if coefs else 0.1
+    note(task, f"start attempt={attempt} from={done} pid={os.getpid()} threads={os.environ.get('OMP_NUM_THREADS')}")
+    start = {"type": "start", "attempt": attempt, "device": {}, "versions": {}, "resumed_from": done}
+    sink.emit({**start, "time": time.time()})
+
+    def end(state: TrialState, error: str = "") -> Outcome:
+        metrics = {"dev/metric": value, "dev/loss": math.fsum(losses)} if state is TrialState.SUCCEEDED else {}
+        outcome = Outcome(task.trial_id, state, metrics, steps_done=done, error=error)
+        sink.emit({"type": "end", "time": time.time(), "outcome": outcome.to_json()})
+        return outcome
+
+    for step in range(done + 1, task.steps + 1):
+        if should_stop():
+            note(task, f"stopped at={done}")
+            return end(TrialState.CANCELLED)
+        if step == 3 and attempt in config.get("raises", []):
+            raise ValueError(f"poisoned {task.trial_id}\nsecond line")
+        if step == 3 and attempt in config.get("leaves", []):
+            raise SystemExit(3)
+        if step == 3 and attempt in config.get("dies", []):
+            time.sleep(1.2)  # long enough for the two steps before to have been drained
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(config.get("pause", 0.0))
+        value = 3.7 * value * (1.0 - value)  # chaotic: a step that is left out or done twice shows
+        losses.append(value * step)
+        sink.emit({"type": "steps", "time": time.time(), "first": step, "losses": [losses[-1]], "coefs": [[value]]})
+        done = step
+    note(task, f"done attempt={attempt}")
+    return end(TrialState(config.get("ends", "SUCCEEDED")))

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.schedule import fakes
+from zo_sweeps.schedule.executors import COLD, NO_SLOT, WARM
+from zo_sweeps.schedule.placement import Node, gpus_needed, reason, refusal
+from zo_sweeps.schedule.queue import ReadyQueue
+from zo_sweeps.trial import Needs
+
+pytestmark = pytest.mark.unit
+
+GIB = 2**30
+CPU = Node("1", "desk", "cpu", 8, 0, 16 * GIB)
+GPU = Node("2", "rack", "cuda", 16, 2, 64 * GIB)
+NANO = Node("3", "nano", "jetson-orin-nano", 6, 1, 7 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("device", "fits"),
+    [
+        ("auto", {"desk", "rack", "nano"}),
+        ("cpu", {"desk", "rack"}),  # an edge device is taken only by name
+        ("cuda", {"rack", "nano"}),
+        ("jetson-orin-nano", {"nano"}),
+        ("jetson-tx2", set()),
+    ],
+)
+def test_a_device_is_found_where_it_is(device, fits):
+    assert {node.name for node in (CPU, GPU, NANO) if not refusal(Needs(device), node)} == fits
+
+
+def test_memory_counts_where_the_trial_computes_in_it():
+    big = Needs("auto", 20 * GIB)
+    assert refusal(big, CPU) == "lends 16.0 GiB of memory"
+    assert refusal(big, GPU) == ""
+    assert refusal(big, NANO) == "lends 7.0 GiB of memory"  # unified
+    assert refusal(Needs("cpu", 70 * GIB), GPU) == "lends 64.0 GiB of memory"
+    assert (gpus_needed(Needs("cpu"), GPU), gpus_needed(Needs(), GPU), gpus_needed(Needs(), CPU)) == (0, 1, 0)
+
+
+def test_the_reason_names_what_is_needed_and_what_each_node_has():
+    text, _, nodes = reason(Needs("jetson-tx2", 2 * GIB), [CPU, NANO]).partition(" (")
+    assert text == "needs device jetson-tx2 and 2.0 GiB of memory: 0 of 2 nodes offer it"
+    assert nodes == "desk is a cpu; nano is a jetson-orin-nano)"
+    assert reason(Needs(), [CPU, NANO]) == ""
+    assert reason(Needs(), []) == "needs any device: 0 of 0 nodes offer it"
+    assert "lends 8 CPUs where executor.cpus_per_trial is 9" in reason(Needs(), [CPU], cpus=9)
+
+
+def names(queue: ReadyQueue, fit) -> list[str]:
+    taken = []
+    while trial := queue.take(fit):
+        taken.append(trial.trial_id)
+    return taken
+
+
+def test_one_slot_takes_the_trials_of_a_base_model_together_in_plan_order(tmp_path):
+    queue = ReadyQueue([fakes.trial(tmp_path, n, warm=n[0]) for n in ("a1", "b1", "a2", "b2", "a3")])
+    taken = []
+    while trial := queue.take(lambda t: WARM if taken and t.warm_key == taken[-1].warm_key else COLD):
+        taken.append(trial)
+        queue.left(trial)
+    assert [trial.trial_id for trial in taken] == ["a1", "a2", "a3", "b1", "b2"]
+
+
+def test_free_slots_spread_over_base_models(tmp_path):
+    queue = ReadyQueue([fakes.trial(tmp_path, n, warm=n[0]) for n in ("a1", "a2", "b1", "b2")])
+    assert names(queue, lambda trial: COLD) == ["a1", "b1", "a2", "b2"]
+
+
+def test_trials_for_an_absent_device_hold_nobody_up(tmp_path):
+    absent = [fakes.trial(tmp_path, f"j{i}", needs=Needs("jetson-tx2")) for i in range(10_000)]
+    queue = ReadyQueue([*absent, *fakes.trials(tmp_path, 100)])
+    asked = []
+
+    def fit(trial):
+        asked.append(trial.trial_id)
+        return NO_SLOT if trial.needs.device == "jetson-tx2" else COLD
+
+    begin = time.perf_counter()
+    assert names(queue, fit) == [f"t{i:03d}" for i in range(100)]
+    assert time.perf_counter() - begin < 0.5
+    assert len(asked) <= 2 * 101  # once a group, not once a trial
+    assert len(queue) == 10_000
+    assert queue.heads() == [(absent[0], 10_000)]
+
+
+def test_a_lost_trial_goes_in_front_and_a_failed_one_behind(tmp_path):
+    a, b, c = fakes.trials(tmp_path, 3)
+    queue = ReadyQueue([b])
+    queue.put(c)
+    queue.put(a, first=True)
+    assert names(queue, lambda trial: COLD) == ["t000", "t001", "t002"]

@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.schedule import fakes
+from tests.schedule.driver import TARGET, sweep
+from tests.schedule.test_sweep import results, start_driver, wait_for
+from zo_sweeps.errors import UserError
+from zo_sweeps.record.journal import JournalStore, scalars
+from zo_sweeps.schedule.cluster import private_token, short_folder
+from zo_sweeps.schedule.ledger import read_standing
+from zo_sweeps.schedule.ray_executor import RayExecutor
+from zo_sweeps.trial import Needs, TrialState
+
+pytestmark = pytest.mark.multiprocess
+
+
+@pytest.fixture(autouse=True)
+def _no_remains(tmp_path):
+    """Ray's folder outlives a driver that was killed, until the next one."""
+    yield
+    shutil.rmtree(short_folder_name(tmp_path), ignore_errors=True)
+
+
+def starts(folder: Path, name: str) -> list[dict[str, str]]:
+    lines = [line.split()[1:] for line in fakes.log_of(folder, name) if line.startswith("start")]
+    return [dict(word.split("=") for word in line) for line in lines]
+
+
+def ray_processes(state: Path) -> list[int]:
+    """Processes of the cluster of `state`, found by its folder on their command lines."""
+    folder = str(short_folder_name(state))
+    found = []
+    for process in psutil.process_iter(["pid", "cmdline"]):
+        if any(folder in word for word in process.info["cmdline"] or []):
+            found.append(process.info["pid"])
+    return found
+
+
+def short_folder_name(state: Path) -> Path:
+    return Path("/tmp") / f"zo-{os.getuid()}-{hashlib.sha256(str(state.resolve()).encode()).hexdigest()[:10]}"
+
+
+def test_a_sweep_survives_the_death_of_an_actor_and_leaves_nothing_behind(tmp_path, capfd, monkeypatch):
+    monkeypatch.setenv("RAY_AUTH_MODE", "as it was")
+    work = tmp_path / "w"
+    plan = fakes.trials(work, 12, warm="a", pause=0.01)
+    plan[2] = fakes.trial(work, "t002", warm="a", dies=[1])
+    plan[3] = fakes.trial(work, "t003", warm="a", raises=[1])
+    plan += [fakes.trial(work, "far", needs=Needs("jetson-tx2")), fakes.trial(work, "big", needs=Needs("auto", 2**50))]
+    plan.insert(0, plan.pop())  # nobody waits behind what no node can take
+    said: list[str] = []
+    summary = sweep(tmp_path, plan, RayExecutor(tmp_path, slots=2, target=TARGET), say=said.append)
+
+    assert summary.counts == {TrialState.SUCCEEDED: 12, TrialState.PENDING: 2}
+    assert sorted(reason.split(":")[0] for reason in summary.waiting) == [
+        "needs any device and 1048576.0 GiB of memory",
+        "needs device jetson-tx2",
+    ]
+    names = [f"t{i:03d}" for i in range(12)]
+    assert set(fakes.completions(work, names).values()) == {1}
+    assert [start["from"] for start in starts(work, "t002")] == ["0", "2"]
+    assert [start["from"] for start in starts(work, "t003")] == ["0", "2"]
+    lost = [json.loads(line) for line in (tmp_path / "ledger.jsonl").read_text().splitlines() if '"LOST"' in line]
+    assert [(e["trial_id"], e["error"]) for e in lost] == [
+        ("t002", "its process ended unexpectedly (killed, or crashed)")
+    ]
+    everything = [start for name in names for start in starts(work, name)]
+    assert 2 <= len({start["pid"] for start in everything}) <= 3  # warm actors, and one in place of the dead one
+    assert {start["threads"] for start in everything} == {"1"}
+    assert len({str(result) for result in results(tmp_path).values()}) == 1  # the same recurrence, disturbed or not
+
+    assert stat.S_IMODE((tmp_path / "ray_token").stat().st_mode) == 0o600
+    token = (tmp_path / "ray_token").read_text()
+    output = capfd.readouterr()
+    assert output.out + output.err == ""  # not a word from Ray, and no token
+    assert os.environ["RAY_AUTH_MODE"] == "as it was"
+    assert len(token) == 64
+    assert not short_folder_name(tmp_path).exists()
+    wait_for(lambda: not ray_processes(tmp_path))
+
+
+def test_base_models_stay_with_their_actor_and_overhead_is_small(tmp_path, capsys):
+    work = tmp_path / "w"
+    plan = [fakes.trial(work, f"o{i:03d}", warm=f"model{i % 2}") for i in range(200)]
+    ends: list[float] = []
+    update = lambda snapshot: ends.append(time.perf_counter()) if snapshot.ended else None  # noqa: E731
+    sweep(tmp_path, plan, RayExecutor(tmp_path, slots=2, target=TARGET), on_update=update)
+    hosts = [{starts(work, t.trial_id)[0]["pid"] for t in plan[m::2]} for m in (0, 1)]
+    assert [len(h) for h in hosts].count(1) >= 1, "both models moved between the actors"
+    swaps = sum(len(h) - 1 for h in hosts)
+    assert swaps <= 1  # only the actor that ran out of work took some of the other model
+    milliseconds = (ends[-1] - ends[20]) / (len(ends) - 21) * 1000
+    with capsys.disabled():
+        print(f"\n  scheduling overhead with 2 warm actors: {milliseconds:.1f} ms a trial")
+    assert milliseconds < 60
+
+
+@pytest.mark.slow
+def test_a_driver_killed_three_times_ends_with_the_same_outcomes_and_repeats_no_finished_trial(tmp_path):
+    work = tmp_path / "w"
+    plan = fakes.trials(work, 16, pause=0.03, steps=20)
+    chance = random.Random(5)
+    executions: dict[str, int] = {}
+    for _ in range(3):
+        before = len(fakes_started(work))
+        driver = start_driver(tmp_path, "ray", plan)
+        wait_for(lambda n=before: len(fakes_started(work)) > n)
+        time.sleep(chance.uniform(0.1, 1.5))
+        driver.kill()
+        driver.communicate()
+        finished = [name for name, state in read_standing(tmp_path).states.items() if state.is_result]
+        executions |= {k: v for k, v in fakes.completions(work, finished).items() if k not in executions}
+    wait_for(lambda: not ray_processes(tmp_path))  # the cluster dies with its driver
+    summary = sweep(tmp_path, fakes.trials(work, 16, steps=20))  # another executor finishes it
+    assert summary.counts == {TrialState.SUCCEEDED: 16}
+    assert summary.already_done == len(executions) > 0
+    assert fakes.completions(work, executions) == executions
+    assert any(start["from"] != "0" for t in plan for start in starts(work, t.trial_id)), "nothing was resumed"
+    alone = tmp_path / "alone"
+    sweep(alone, [fakes.trial(alone / "w", "t000", steps=20)])
+    expected = results(alone)["t000"]
+    assert results(tmp_path) == {t.trial_id: expected for t in plan}
+
+
+def fakes_started(work: Path) -> list[str]:
+    return [line for path in work.glob("*.log") for line in path.read_text().splitlines() if line.startswith("start")]
+
+
+@pytest.mark.slow
+def test_ctrl_c_to_the_whole_process_group_stops_cleanly_and_resumes(tmp_path):
+    work = tmp_path / "w"
+    plan = fakes.trials(work, 3, pause=0.05, steps=60)
+    driver = start_driver(tmp_path, "ray", plan)
+    wait_for(lambda: len(fakes_started(work)) >= 2)
+    time.sleep(1.2)
+    os.killpg(driver.pid, signal.SIGINT)
+    output, _ = driver.communicate(timeout=20)
+    assert driver.returncode == 130, output
+    assert "stopping after the current step of 2 running trials;" in output
+    assert "3 trials to run on a Ray cluster on this machine (1 cpu node, 2 CPUs, 1 a trial)" in output
+    assert output.count("\n") == 3, output  # these two lines, and the summary
+    states = read_standing(tmp_path).states
+    assert states == {"t000": TrialState.CANCELLED, "t001": TrialState.CANCELLED}
+    done = {name: len(scalars(JournalStore(tmp_path).read(name))[1]) for name in states}
+    assert min(done.values()) > 0
+    wait_for(lambda: not ray_processes(tmp_path))
+    summary = sweep(tmp_path, fakes.trials(work, 3, steps=60))  # another executor takes over
+    assert summary.counts == {TrialState.SUCCEEDED: 3}
+    assert {name: int(starts(work, name)[1]["from"]) for name in done} == done
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def test_an_address_where_nobody_answers_is_one_clear_line(tmp_path):
+    plan = fakes.trials(tmp_path / "w", 1)
+    for address, match in (
+        (f"127.0.0.1:{free_port()}", "no Ray head answers at 127.0.0.1:"),
+        ("head", "not HOST:PORT"),
+    ):
+        with pytest.raises(UserError, match=match):
+            sweep(tmp_path, plan, RayExecutor(tmp_path, address=address, target=TARGET))
+
+
+@pytest.mark.slow
+def test_a_standing_cluster_is_joined_with_its_token_and_refuses_another(tmp_path, monkeypatch):
+    folder = short_folder(tmp_path)
+    port = free_port()
+    token, other = private_token(tmp_path), tmp_path / "other"
+    other.write_text("b" * 64)
+    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    command = f"start --head --block --port={port} --num-cpus=2 --include-dashboard=false --temp-dir={folder}"
+    command += " --object-store-memory=100000000 --labels=zo.device=jetson-orin-nano"
+    environment = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
+    head = subprocess.Popen(
+        [sys.executable, "-m", "ray.scripts.scripts", *command.split()],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        wait_for(lambda: len(list(folder.glob("session_*/sockets/raylet"))) > 0)
+        time.sleep(1)
+        plan = fakes.trials(tmp_path / "w", 4, needs=Needs("jetson-orin-nano"))
+        plan.append(fakes.trial(tmp_path / "w", "gpu", needs=Needs("cuda")))
+        monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(other))
+        begin = time.monotonic()
+        with pytest.raises(UserError, match="RAY_AUTH_TOKEN_PATH"):
+            sweep(tmp_path, plan, RayExecutor(tmp_path, address=f"127.0.0.1:{port}", target=TARGET))
+        assert time.monotonic() - begin < 30
+        monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
+        summary = sweep(tmp_path, plan, RayExecutor(tmp_path, address=f"127.0.0.1:{port}", target=TARGET))
+        assert summary.counts == {TrialState.SUCCEEDED: 4, TrialState.PENDING: 1}
+        assert "has no CUDA GPU" in next(iter(summary.waiting))
+        assert head.poll() is None  # ours to use, not to end
+    finally:
+        for process in [*psutil.Process(head.pid).children(recursive=True), head]:
+            process.kill()
+        head.wait()

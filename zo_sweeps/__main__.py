@@ -1,0 +1,8 @@
+"""`python -m zo_sweeps`."""
+
+import sys
+
+from zo_sweeps.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,219 @@
+"""The command line: reads it, calls one function, turns errors into one line. No logic."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from zo_sweeps import __version__
+from zo_sweeps.errors import UserError, unknown
+
+if TYPE_CHECKING:
+    from zo_sweeps.config import Composer
+    from zo_sweeps.launch import Command
+
+DEFAULT_GRID = "quickstart"
+EXAMPLES = """\
+overrides (Hydra's grammar, before or after the flags):
+  +grid=NAME            which grid; without one, the quickstart
+  task=sst2,rte         restricts or replaces an axis, or sets what the grid fixes
+  model=local model.path=FOLDER data.dir=FOLDER scale=smoke|short|paper update.lr=1e-3 grid.seeds=[0,1,2]
+  executor=inline       in this process; cluster.address=HOST:PORT joins a Ray cluster; state_dir=FOLDER
+
+examples:
+  python -m zo_sweeps
+  python -m zo_sweeps plan +grid=llama2_superglue
+  python -m zo_sweeps +grid=llama2_superglue model=local model.path=MODEL data.dir=DATA scale=smoke
+  python -m zo_sweeps table +grid=llama2_superglue --format latex
+"""
+
+
+def _parser(command: str) -> argparse.ArgumentParser:
+    commands = "\n".join(
+        f"  {name:8} {(function.__doc__ or '').splitlines()[0]}" for name, function in COMMANDS.items()
+    )
+    parser = argparse.ArgumentParser(
+        prog=f"python -m zo_sweeps {command}",
+        description=(COMMANDS[command].__doc__ or "") + f"\n\ncommands:\n{commands}",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="Hydra overrides, see below")
+    parser.add_argument(
+        "--config-dir", action="append", default=[], metavar="FOLDER", help="a folder with grids of your own"
+    )
+    parser.add_argument("--version", action="version", version=f"zo_sweeps {__version__}")
+    parser.add_argument("-m", "--multirun", action="store_true", help=argparse.SUPPRESS)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command; returns the exit status: 0, 1 (trials failed), 2 (bad input), 130 (interrupted)."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    command = given.pop(0) if given and given[0] in COMMANDS else "run"
+    try:
+        _check_word(given)
+        return COMMANDS[command](given)
+    except UserError as error:
+        print(f"zo_sweeps: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # `zo-sweeps table | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _check_word(given: Sequence[str]) -> None:
+    if given and not given[0].startswith("-") and "=" not in given[0] and not given[0].startswith("~"):
+        raise unknown("command", given[0], COMMANDS)
+
+
+def _parse(parser: argparse.ArgumentParser, given: Sequence[str]) -> argparse.Namespace:
+    options = parser.parse_intermixed_args(list(given))
+    if options.multirun or any(text.startswith("hydra.mode=") for text in options.overrides):
+        raise UserError(
+            "--multirun is not used: a grid already is the whole sweep, and Hydra's multirun cannot resume one",
+            fix="give an axis several values instead, e.g. task=sst2,rte or grid.seeds=[0,1,2]",
+        )
+    return options
+
+
+def _compose(options: argparse.Namespace, *, recall: bool) -> tuple[Composer, Command]:
+    """The composed configuration. With `recall`, a command that names at most a grid means the last sweep of it."""
+    from zo_sweeps.config import Composer
+    from zo_sweeps.launch import Command, latest
+
+    overrides = list(options.overrides)
+    grid = next((text.split("=", 1)[1] for text in overrides if text.startswith("+grid=")), "")
+    others = [text for text in overrides if not text.startswith(("+grid=", "state_dir="))]
+    if recall and not others:
+        folder = next((text.split("=", 1)[1] for text in overrides if text.startswith("state_dir=")), "zo_runs")
+        found = latest(Path(folder).expanduser(), grid)
+        if found is not None:
+            kept = [text for text in found.overrides if not text.startswith("state_dir=")]
+            if kept != [f"+grid={grid or DEFAULT_GRID}"]:
+                print(f"# of the last sweep: {found}", file=sys.stderr)
+            overrides = [*kept, f"state_dir={folder}"]
+            options.config_dir = [*found.config_dirs, *options.config_dir]
+            grid = "recalled"
+    if not grid and not any(text.startswith("grid=") for text in overrides):
+        overrides.insert(0, f"+grid={DEFAULT_GRID}")
+    return Composer(overrides, options.config_dir), Command(tuple(overrides), tuple(options.config_dir))
+
+
+def run(given: Sequence[str]) -> int:
+    """Run a grid: plan it, run what has no result yet, print its tables. The default command."""
+    parser = _parser("run")
+    parser.add_argument(
+        "--rerun",
+        action="append",
+        default=[],
+        metavar="failed|diverged|TRIAL_ID|...",
+        help="run trials again that ended so, or one by its id",
+    )
+    options = _parse(parser, given)
+    from rich.console import Console
+
+    from zo_sweeps import launch, plan, show
+
+    composer, command = _compose(options, recall=False)
+    console = Console(highlight=False)
+    planned = launch.for_this_host(plan.build(composer))
+    launch.must_have_work(planned)
+    show.summary(planned, console)
+    return launch.run(planned, composer, command, rerun=options.rerun, console=console)
+
+
+def plan(given: Sequence[str]) -> int:
+    """Say what a grid comes to, what is missing here, and what it needs. Launches nothing."""
+    parser = _parser("plan")
+    parser.add_argument("--trials", action="store_true", help="list every trial")
+    options = _parse(parser, given)
+    from rich.console import Console
+
+    from zo_sweeps import launch, plan, show
+
+    composer, _ = _compose(options, recall=False)
+    planned = launch.for_this_host(plan.build(composer))
+    show.plan(planned, Console(highlight=False), trials=options.trials)
+    return 0
+
+
+def status(given: Sequence[str]) -> int:
+    """Show where a sweep stands; with a trial's id, all that is known of that trial."""
+    parser = _parser("status")
+    parser.add_argument("--failed", action="store_true", help="list the trials that failed, with their errors")
+    words = [text for text in given if "=" not in text and not text.startswith(("-", "~"))]
+    options = _parse(parser, [text for text in given if text not in words])
+    from rich.console import Console
+
+    from zo_sweeps import plan, show
+
+    composer, _ = _compose(options, recall=True)
+    console = Console(highlight=False)
+    if words:
+        show.trial(plan.build(composer), words[0], console)
+    else:
+        show.status(plan.build(composer), console, failed=options.failed)
+    return 0
+
+
+def table(given: Sequence[str]) -> int:
+    """Print a grid's tables from what has been run."""
+    parser = _parser("table")
+    parser.add_argument("--format", default="text", metavar="text|md|latex|csv", help="default: text")
+    parser.add_argument(
+        "--table", action="append", default=[], metavar="NAME", help="one of the grid's tables; default all"
+    )
+    parser.add_argument("--output", metavar="FILE", help="write there instead of to standard output")
+    options = _parse(parser, given)
+    from zo_sweeps import plan, show
+
+    composer, _ = _compose(options, recall=True)
+    text = show.tables(plan.build(composer), composer, options.format, options.table)
+    if options.output:
+        try:
+            Path(options.output).write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"cannot write {options.output}: {error.strerror}", where="--output") from None
+    else:
+        print(text, end="")
+    return 0
+
+
+def ui(given: Sequence[str]) -> int:
+    """Serve the MLflow page of a state folder on loopback until Ctrl-C."""
+    parser = _parser("ui")
+    parser.add_argument("--port", type=int, default=None, help="default: a free one")
+    options = _parse(parser, given)
+    from zo_sweeps import show
+    from zo_sweeps.config import Composer
+
+    show.ui(Path(Composer(options.overrides, options.config_dir).base["state_dir"]).expanduser(), options.port)
+    return 0
+
+
+def doctor(given: Sequence[str]) -> int:
+    """Check this machine: versions, devices, memory, disk, ports, hub."""
+    options = _parse(_parser("doctor"), given)
+    from rich.console import Console
+
+    from zo_sweeps import show
+    from zo_sweeps.config import Composer
+
+    return show.doctor(Composer(options.overrides, options.config_dir).base["state_dir"], Console(highlight=False))
+
+
+COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
+    "run": run,
+    "plan": plan,
+    "status": status,
+    "table": table,
+    "ui": ui,
+    "doctor": doctor,
+}

@@ -1,0 +1,180 @@
+"""Is this host fit to run a sweep? One line a check, each with what to do about it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import socket
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import import_module, metadata
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+from zo_sweeps.devices.probe import probe
+
+Status = Literal["ok", "warn", "fail"]
+PACKAGE = "zo-sweeps"
+GIB = 2**30
+TIMEOUT = 3.0  # seconds
+OLDEST_CLOCK = 1_735_689_600  # 2025-01-01: boards without a clock battery start in 1970, and TLS then fails
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding. `fail`: sweeps will not run; `warn`: some will not."""
+
+    name: str
+    status: Status
+    detail: str
+    fix: str = ""
+
+
+def checks(state_dir: str | Path = "zo_runs") -> list[Check]:
+    """All checks of this host, in the order in which to mend them. Writes (and removes) one file in `state_dir`.
+
+    Cost: a few seconds (imports torch; at most 3 s for the hub).
+    """
+    folder = Path(state_dir).expanduser().absolute()
+    found = [_python(), *_packages(), _imports("torch", "fail"), _imports("bitsandbytes", "warn"), *_host()]
+    found += [_disk(folder), _writable(folder), _loopback(), _hub_cache(), _hub(), _demo(), _clock(time.time())]
+    return found
+
+
+def _python() -> Check:
+    version = ".".join(map(str, sys.version_info[:3]))
+    good = (3, 10) <= sys.version_info[:2] <= (3, 13)
+    return Check("python", "ok" if good else "fail", version, "" if good else "use Python 3.10 to 3.13")
+
+
+def _packages() -> Iterator[Check]:
+    """Installed versions of what the package itself declares."""
+    from packaging.requirements import Requirement
+
+    try:
+        declared = [Requirement(text) for text in metadata.requires(PACKAGE) or []]
+    except metadata.PackageNotFoundError:
+        yield Check("packages", "warn", f"{PACKAGE} is not installed, so versions were not checked", "pip install -e .")
+        return
+    for need in declared:
+        if need.marker and not need.marker.evaluate({"extra": ""}):
+            continue
+        fix = f"pip install '{need}'"
+        try:
+            have = metadata.version(need.name)
+        except metadata.PackageNotFoundError:
+            yield Check(need.name, "fail", "not installed", fix)
+            continue
+        fits = need.specifier.contains(have, prereleases=True)
+        if fits:
+            yield Check(need.name, "ok", have)
+        else:
+            yield Check(need.name, "fail", f"{have}, needs {need.specifier}", fix)
+
+
+def _imports(module: str, otherwise: Status) -> Check:
+    logging.disable(logging.WARNING)  # libraries chat about optional parts when imported
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import_module(module)
+    except Exception as error:  # a broken native library can raise anything
+        reason = (str(error).splitlines() or [""])[0]
+        fix = "pip install 'zo-sweeps[quant]' (only for NF4 and INT8)" if otherwise == "warn" else "reinstall it"
+        return Check(f"import {module}", otherwise, f"{type(error).__name__}: {reason}", fix)
+    finally:
+        logging.disable(logging.NOTSET)
+    return Check(f"import {module}", "ok", "works")
+
+
+def _host() -> Iterator[Check]:
+    host = probe()
+    if host["kind"] == "cpu":
+        yield Check("gpu", "warn", "no CUDA GPU: trials run on the CPU", "join a GPU node: cluster.address=…")
+    else:
+        yield Check("gpu", "ok", f"{host['name']}, {host['memory_bytes'] / GIB:.1f} GiB ({host['profile']})")
+    yield Check("cores", "ok", f"{host['cores']} ({host['name'] if host['kind'] == 'cpu' else 'CPU'})")
+    free, total = host["ram_free_bytes"] / GIB, host["ram_bytes"] / GIB
+    enough = free >= 2
+    fix = "" if enough else "close other programs: a trial of the demo model needs about 1 GiB, Ray about as much"
+    yield Check("memory", "ok" if enough else "warn", f"{free:.1f} of {total:.1f} GiB free", fix)
+
+
+def _disk(folder: Path) -> Check:
+    place = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    free = shutil.disk_usage(place).free / GIB
+    status: Status = "ok" if free >= 5 else "warn" if free >= 0.5 else "fail"
+    fix = "" if status == "ok" else "free some, or use another state_dir=…"
+    return Check("disk", status, f"{free:.1f} GiB free at {place}", fix)
+
+
+def _writable(folder: Path) -> Check:
+    new = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"x")
+    except OSError as error:
+        return Check("state_dir", "fail", f"{folder}: {error.strerror}", "state_dir=FOLDER with one you can write to")
+    finally:
+        for path in new:  # leave nothing behind that was not there
+            try:
+                path.rmdir()
+            except OSError:
+                break
+    return Check("state_dir", "ok", f"{folder} is writable")
+
+
+def _loopback() -> Check:
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+            socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT).close()
+    except OSError as error:
+        return Check("loopback", "fail", f"no port on 127.0.0.1: {error}", "Ray and MLflow need one")
+    return Check("loopback", "ok", "a port on 127.0.0.1 can be bound and reached")
+
+
+def _hub_cache() -> Check:
+    from huggingface_hub import constants
+
+    cache = Path(constants.HF_HUB_CACHE)
+    place = next(parent for parent in (cache, *cache.parents) if parent.exists())
+    if os.access(place, os.W_OK):
+        return Check("hub cache", "ok", str(cache))
+    return Check("hub cache", "warn", f"{cache} is not writable", "set HF_HOME to a folder that is")
+
+
+def _hub() -> Check:
+    from huggingface_hub import constants
+
+    fix = "models and data from the hub need it; local ones (model=local, data.dir=…) and the demo do not"
+    if constants.HF_HUB_OFFLINE:
+        return Check("hub", "warn", "HF_HUB_OFFLINE is set", fix)
+    url = urlsplit(constants.ENDPOINT)
+    host, port = url.hostname or "", url.port or (80 if url.scheme == "http" else 443)
+    try:
+        socket.create_connection((host, port), timeout=TIMEOUT).close()
+    except OSError as error:
+        return Check("hub", "warn", f"{host} cannot be reached ({error.strerror or error})", fix)
+    return Check("hub", "ok", f"{host} answers")
+
+
+def _demo() -> Check:
+    folder = Path(__file__).parents[1] / "models" / "demo"
+    missing = [name for name in ("config.json", "model.safetensors", "tokenizer.json") if not (folder / name).is_file()]
+    if missing:
+        return Check("demo model", "fail", f"{', '.join(missing)} missing in {folder}", f"reinstall {PACKAGE}")
+    return Check("demo model", "ok", f"{sum(f.stat().st_size for f in folder.iterdir()) / 2**20:.0f} MiB in {folder}")
+
+
+def _clock(now: float) -> Check:
+    text = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now))
+    good = now >= OLDEST_CLOCK
+    return Check("clock", "ok" if good else "fail", text, "" if good else "set the time (timedatectl set-ntp true)")

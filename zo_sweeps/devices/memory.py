@@ -1,0 +1,139 @@
+"""Peak memory of a trial, measured in a way that is named beside the number."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from zo_sweeps.devices.probe import board, jetson_profile
+
+CUDA = "peak memory allocated by torch on the GPU during the trial (torch.cuda.max_memory_allocated, weights included)"
+RSS = "peak resident memory of the process during the trial (interpreter, libraries and weights included), "
+KERNEL = RSS + "read from VmHWM, reset at the start"
+SAMPLED = RSS + "sampled every 20 ms"
+PERIOD = 0.02  # seconds
+
+
+class MemoryMeter:
+    """Peak memory between `start()` and `stop()`.
+
+    cuda: the allocator's peak. cpu: the process's peak resident memory, from the kernel where it lets us reset it
+    (Linux), sampled otherwise. Jetson, where GPU and CPU share the memory: the sum of both peaks, an upper bound, as
+    they need not be at the same moment.
+
+    Args:
+        device: a torch device or its name.
+
+    Attributes:
+        definition: what the number is, in one line, for the records.
+        baseline: bytes at the start, by the same definition.
+        above_baseline: how far the peak stood above it (0 or more), known after `stop()`.
+    """
+
+    def __init__(self, device: Any) -> None:
+        self._cuda = str(device) if str(device).startswith("cuda") else ""
+        self._host = _HostPeak() if not self._cuda or jetson_profile(board()) else None
+        parts = [CUDA] if self._cuda else []
+        if self._host:
+            parts.append(self._host.definition)
+        self.definition = " + ".join(parts)
+        self.baseline = self.above_baseline = 0
+
+    def start(self) -> None:
+        """Gives freed memory back to the system, so that an earlier trial's does not count, and resets the peaks."""
+        gc.collect()
+        self.baseline = self._host.start() if self._host else 0
+        if self._cuda:
+            import torch
+
+            torch.cuda.reset_peak_memory_stats(self._cuda)
+            self.baseline += torch.cuda.memory_allocated(self._cuda)
+
+    def stop(self) -> int:
+        """Peak bytes since `start()`. May be called more than once; the peak goes on."""
+        peak = self._host.read() if self._host else 0
+        if self._cuda:
+            import torch
+
+            peak += torch.cuda.max_memory_allocated(self._cuda)
+        self.above_baseline = max(peak - self.baseline, 0)
+        return peak
+
+
+class _HostPeak:
+    """Peak resident memory of this process."""
+
+    def __init__(self) -> None:
+        self._process = psutil.Process()
+        self._kernel = _reset_high_water()
+        self._sampler: _Sampler | None = None
+        self.definition = KERNEL if self._kernel else SAMPLED
+
+    def start(self) -> int:
+        _trim()
+        if self._kernel:
+            _reset_high_water()
+        else:
+            if self._sampler:
+                self._sampler.stop()
+            self._sampler = _Sampler(self._process)
+            self._sampler.start()
+        return int(self._process.memory_info().rss)
+
+    def read(self) -> int:
+        resident = int(self._process.memory_info().rss)
+        if self._kernel:
+            return max(_high_water(), resident)
+        if self._sampler is None:
+            return resident
+        self._sampler.stop()
+        self._sampler.peak = max(self._sampler.peak, resident)
+        return self._sampler.peak
+
+
+class _Sampler(threading.Thread):
+    """Reads the resident memory every 20 ms; shorter peaks can be missed."""
+
+    def __init__(self, process: psutil.Process) -> None:
+        super().__init__(name="memory-meter", daemon=True)
+        self.peak = 0
+        self._process = process
+        self._done = threading.Event()
+
+    def run(self) -> None:
+        while not self._done.wait(PERIOD):
+            self.peak = max(self.peak, int(self._process.memory_info().rss))
+
+    def stop(self) -> None:
+        self._done.set()
+        self.join()
+
+
+def _reset_high_water() -> bool:
+    """Sets the kernel's peak of this process back to what it holds now (proc(5), clear_refs 5). False: not possible."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+        return _high_water() > 0
+    except (OSError, ValueError):
+        return False
+
+
+def _high_water() -> int:
+    for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    raise ValueError("no VmHWM in /proc/self/status")
+
+
+def _trim() -> None:
+    """Asks glibc to return freed memory to the system; elsewhere there is no such call and nothing happens."""
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)

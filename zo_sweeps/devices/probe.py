@@ -1,0 +1,99 @@
+"""What this host is and has: processor, memory, GPU, the libraries for it. Cheap; torch is imported only for a GPU."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib import metadata, util
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+BOARD = Path("/proc/device-tree/model")  # NVIDIA's boards write their name here
+GPU_NODES = ("/dev/nvidiactl", "/dev/nvhost-ctrl", "/dev/nvhost-ctrl-gpu", "/dev/nvmap", "/dev/dxg")
+JETSONS = {  # part of the board's name -> device profile
+    "Orin Nano": "jetson-orin-nano",
+    "Orin NX": "jetson-orin-nx",
+    "AGX Orin": "jetson-agx-orin",
+    "TX2": "jetson-tx2",
+    "quill": "jetson-tx2",  # its name under older L4T
+}
+
+
+def probe() -> dict[str, Any]:
+    """This host as plain JSON.
+
+    `kind` (cpu, cuda or jetson), `profile` (the device profile that it is), `name`, `cores`, `memory_bytes` (of the
+    place where models go: RAM, or the GPU's own), `memory_free_bytes`, `ram_bytes`, `ram_free_bytes`, `unified` (GPU
+    and CPU share the RAM), `gpus` (names), `versions`, `bitsandbytes` (installed). Cost: milliseconds; with a GPU,
+    importing torch.
+    """
+    ram = psutil.virtual_memory()
+    name, gpu = board(), _gpu()
+    jetson = jetson_profile(name)
+    unified = bool(jetson)
+    kind = "jetson" if jetson else "cuda" if gpu else "cpu"
+    own = gpu and not unified
+    return {
+        "kind": kind,
+        "profile": jetson or kind,
+        "name": name if jetson else gpu["names"][0] if gpu else processor(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        "memory_bytes": gpu["memory_bytes"] if own else ram.total,
+        "memory_free_bytes": gpu["memory_free_bytes"] if own else ram.available,
+        "ram_bytes": ram.total,
+        "ram_free_bytes": ram.available,
+        "unified": unified,
+        "gpus": gpu.get("names", []),
+        "versions": {"python": platform.python_version(), **{lib: _version(lib) for lib in ("torch", "transformers")}},
+        "bitsandbytes": util.find_spec("bitsandbytes") is not None,
+    }
+
+
+def has_cuda() -> bool:
+    """Whether torch can use a CUDA GPU here. Does not import torch on a host without an NVIDIA device."""
+    return bool(_gpu())
+
+
+def board() -> str:
+    """The board's name, "" when there is none to read (any PC or server)."""
+    try:
+        return BOARD.read_text(encoding="utf-8", errors="replace").strip("\0\n ")
+    except OSError:
+        return ""
+
+
+def jetson_profile(name: str) -> str:
+    """The device profile of an NVIDIA board's name, "" for anything else."""
+    return next((profile for part, profile in JETSONS.items() if part in name), "")
+
+
+def processor() -> str:
+    """The processor's model name."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Model")))
+    return next(names, "") or platform.processor() or platform.machine()
+
+
+def _gpu() -> dict[str, Any]:
+    """Names, and the memory of the first, of the CUDA GPUs that torch sees; empty when there are none."""
+    if platform.system() == "Linux" and not any(os.path.exists(node) for node in GPU_NODES):
+        return {}
+    import torch
+
+    if not torch.cuda.is_available():
+        return {}
+    free, total = torch.cuda.mem_get_info(0)
+    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {"names": names, "memory_bytes": total, "memory_free_bytes": free}
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""

@@ -1,0 +1,263 @@
+"""A plan -> a finished sweep: state folder, tracking server, executor, progress, tables."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from zo_sweeps import results
+from zo_sweeps.config import Composer
+from zo_sweeps.errors import UserError
+from zo_sweeps.fingerprint import fingerprint
+from zo_sweeps.plan import Plan
+from zo_sweeps.schedule.executors import Executor
+from zo_sweeps.schedule.ledger import Ledger
+from zo_sweeps.schedule.placement import Node, refusal
+from zo_sweeps.schedule.progress import ProgressView, duration
+from zo_sweeps.schedule.sweep import Summary, Sweep
+from zo_sweeps.tables import Table, to_csv, to_latex, to_markdown, to_text
+from zo_sweeps.trial import TrialState
+
+if TYPE_CHECKING:
+    from zo_sweeps.record.mlflow_store import MlflowMirror
+
+SERVER_SECONDS = 60.0  # that a tracking server may take to start, and to take the last of a sweep
+
+
+@dataclass(frozen=True)
+class Command:
+    """What the user asked for, kept beside the results so that `status` and `table` can find it again."""
+
+    overrides: tuple[str, ...]
+    config_dirs: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        flags = [part for folder in self.config_dirs for part in ("--config-dir", folder)]
+        return shlex.join(["python", "-m", "zo_sweeps", *self.overrides, *flags])
+
+
+def sweep_id(plan: Plan) -> str:
+    """The same command has the same id, so that a resumed sweep goes on in the run that it began."""
+    return fingerprint([plan.name, sorted(plan.every)])
+
+
+def latest(state_dir: Path, grid: str = "") -> Command | None:
+    """The command of the sweep (of `grid`) that was started last in `state_dir`."""
+    found = []
+    for path in (state_dir / "sweeps").glob("*.json"):
+        with contextlib.suppress(ValueError, OSError):
+            data = json.loads(path.read_text())
+            if not grid or data["grid"] == grid:
+                found.append((data["started"], data))
+    if not found:
+        return None
+    data = max(found, key=lambda item: item[0])[1]
+    return Command(tuple(data["overrides"]), tuple(data["config_dirs"]))
+
+
+def _remember(state_dir: Path, plan: Plan, command: Command) -> None:
+    folder = state_dir / "sweeps"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{sweep_id(plan)}.json"
+    data = {
+        "grid": plan.name,
+        "overrides": command.overrides,
+        "config_dirs": [str(Path(folder).resolve()) for folder in command.config_dirs],
+        "started": time.time(),
+    }
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(data))
+    os.replace(temporary, path)
+
+
+def for_this_host(plan: Plan) -> Plan:
+    """The plan without the trials that this host can never run, each with the reason, when the sweep runs here alone.
+
+    With a cluster to join, its nodes are asked instead, once it is joined.
+    """
+    if plan.config["cluster"]["address"]:
+        return plan
+    from zo_sweeps.devices.probe import probe
+
+    host = probe()
+    node = Node("", "this host", host["profile"], host["cores"], len(host["gpus"]), host["memory_bytes"])
+    cpus = plan.config["executor"]["cpus_per_trial"]
+    missing = dict(plan.missing)
+    for trial in plan.trials:
+        if why := refusal(trial.needs, node, cpus):
+            gib = trial.needs.memory_bytes / 2**30
+            missing[trial.trial_id] = f"needs device {trial.needs.device} and about {gib:.1f} GiB, and this host {why}"
+        elif node.gpus and trial.needs.device != "cpu" and trial.needs.memory_bytes > node.memory_bytes:
+            missing[trial.trial_id] = f"needs about {trial.needs.memory_bytes / 2**30:.1f} GiB of GPU memory"
+    return replace(plan, trials=tuple(t for t in plan.trials if t.trial_id not in missing), missing=missing)
+
+
+def must_have_work(plan: Plan) -> None:
+    """Raises UserError when nothing of the plan can run here, with the reasons."""
+    if plan.trials:
+        return
+    reasons = Counter(plan.missing.values())
+    listed = "".join(f"\n  - {why} ({count} trials)" for why, count in reasons.most_common())
+    raise UserError(f"none of the {len(plan.every)} trials of grid {plan.name!r} can run here:{listed}")
+
+
+def state_folder(plan: Plan) -> Path:
+    """The state folder, made if absent. Raises UserError when it cannot be written to."""
+    folder = Path(plan.config["state_dir"]).expanduser()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".write-{os.getpid()}"
+        probe.write_bytes(b"")
+        probe.unlink()
+    except OSError as error:
+        raise UserError(
+            f"cannot write to the state folder {folder} ({error.strerror})", fix="use state_dir=FOLDER"
+        ) from None
+    return folder.resolve()
+
+
+def _executor(plan: Plan, state_dir: Path) -> Executor:
+    options = plan.config["executor"]
+    if options["name"] == "inline":
+        import torch
+
+        from zo_sweeps.schedule.inline_executor import InlineExecutor
+
+        torch.set_num_threads(options["cpus_per_trial"])  # as in a Ray actor: the same bits either way
+        return InlineExecutor()
+    from zo_sweeps.schedule.ray_executor import RayExecutor
+
+    return RayExecutor(
+        state_dir,
+        address=plan.config["cluster"]["address"],
+        cpus_per_trial=options["cpus_per_trial"],
+        slots=options["slots"],
+    )
+
+
+def run(plan: Plan, composer: Composer, command: Command, *, rerun: Sequence[str], console: Console) -> int:
+    """Runs what has no result yet, prints the tables; returns the exit status: 0, 1 (failures), 130 (interrupted)."""
+    from zo_sweeps.record.journal import JournalStore
+
+    state_dir = state_folder(plan)
+    with contextlib.closing(JournalStore(state_dir)) as store, Ledger(state_dir, sweep_id(plan)) as ledger:
+        _remember(state_dir, plan, command)
+        with _mirror(plan, state_dir, command, console) as (mirror, where):
+            options = plan.config["executor"]
+            began = time.monotonic()
+            with ProgressView(console) as progress:
+                summary = Sweep(
+                    plan.trials,
+                    _executor(plan, state_dir),
+                    store,
+                    ledger,
+                    rerun=frozenset(rerun),
+                    retries_failed=options["retries_failed"],
+                    retries_lost=options["retries_lost"],
+                    on_update=progress.update,
+                    on_events=mirror.notify,
+                    say=progress.say,
+                ).run()
+            seconds = time.monotonic() - began
+            found = results.tables(plan, composer, ledger)
+            _report(plan, found, summary, seconds, state_dir, where, console)
+            _hand_over(mirror, found, summary, console)
+    return _status(summary)
+
+
+def _status(summary: Summary) -> int:
+    if summary.interrupted:
+        return 130
+    bad = sum(summary.counts.get(state, 0) for state in (TrialState.FAILED, TrialState.LOST))
+    return 1 if bad or summary.stopped or summary.waiting else 0
+
+
+def _report(
+    plan: Plan, found: Sequence[Table], summary: Summary, seconds: float, state_dir: Path, store: str, console: Console
+) -> None:
+    width = console.width if console.is_terminal else 120
+    for table in found:
+        console.print(f"\n{to_text(table, width)}", markup=False, highlight=False, soft_wrap=True)
+    counts = ", ".join(f"{n} {state.value.lower()}" for state, n in sorted(summary.counts.items()) if n)
+    say = lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True)  # noqa: E731
+    say(
+        f"\n{plan.name}: {counts or 'nothing to do'}; {summary.ran} run now in {duration(seconds)}, "
+        f"{summary.already_done} already done before"
+    )
+    for why, count in Counter(plan.missing.values()).most_common():
+        say(f"not run here ({count} trials): {why}")
+    for why, count in summary.waiting.items():
+        say(f"waiting ({count} trials): {why}")
+    if summary.stopped:
+        say(f"stopped: {summary.stopped}")
+    say(f"results: {state_dir}   MLflow: {store}")
+    prefix = "python -m zo_sweeps"
+    state = f" state_dir={shlex.quote(str(plan.config['state_dir']))}" if plan.config["state_dir"] != "zo_runs" else ""
+    if summary.interrupted or any(summary.counts.get(s, 0) for s in (TrialState.PENDING, TrialState.RUNNING)):
+        say("next: the same command goes on where this one stopped")
+    elif any(summary.counts.get(s, 0) for s in (TrialState.FAILED, TrialState.LOST)):
+        say(f"next: {prefix} status --failed{state}   then the same command with --rerun failed")
+    else:
+        say(f"next: {prefix} ui{state}   or   {prefix} table --format latex{state}")
+
+
+@contextlib.contextmanager
+def _mirror(plan: Plan, state_dir: Path, command: Command, console: Console) -> Iterator[tuple[MlflowMirror, str]]:
+    """The MLflow side of a sweep and where its page is: a server of the state folder's own unless one is named."""
+    import yaml
+
+    from zo_sweeps.record import server
+    from zo_sweeps.record.mlflow_store import MlflowMirror, SweepInfo
+
+    uri = plan.config["tracking"]["uri"]
+    with contextlib.ExitStack() as stack:
+        where = uri or str(state_dir / "mlflow")
+        if not uri:
+            uri = stack.enter_context(server.local_server(state_dir))
+        info = SweepInfo(
+            sweep_id=sweep_id(plan),
+            grid=plan.name,
+            title=str(plan.grid["title"] or plan.name),
+            command=str(command),
+            config_yaml=yaml.safe_dump(dict(plan.config), sort_keys=False, allow_unicode=True),
+        )
+        say = lambda text: console.print(text, markup=False, soft_wrap=True)  # noqa: E731
+        mirror = MlflowMirror(uri, plan.name, info, state_dir, say=say, patience=SERVER_SECONDS)
+        stack.callback(mirror.close)
+        for trial in plan.trials:
+            mirror.register(trial)
+        yield mirror, where
+
+
+def _hand_over(mirror: MlflowMirror, found: Sequence[Table], summary: Summary, console: Console) -> None:
+    """Gives MLflow the tables, and it the time to take what it has not yet: the journals keep what it does not."""
+    status = "KILLED" if summary.interrupted else "FAILED" if _status(summary) else "FINISHED"
+    files = {
+        "table.tex": "\n\n".join(map(to_latex, found)),
+        "table.csv": "\n".join(map(to_csv, found)),
+    }
+    mirror.finish("\n\n".join(map(to_markdown, found)), files, _aggregates(found), status)
+    left = mirror.drain(SERVER_SECONDS)
+    if left:
+        console.print(f"MLflow has not taken {left} trials yet; the next run of this command sends them", markup=False)
+
+
+def _aggregates(found: Sequence[Table]) -> Mapping[str, float]:
+    """`table/row/column/mean` and `/std` for every cell that has a value, as metrics of the parent run."""
+    values = {}
+    for table in found:
+        for (block, column), cell in table.cells.items():
+            for name, value in (("mean", cell.mean), ("std", cell.std)):
+                if value is not None:
+                    values[f"{table.spec.name}/{block}/{column}/{name}"] = value
+    return values

@@ -1,0 +1,122 @@
+"""A model's folder on disk: is it one, and how large is it? Reads JSON and safetensors headers, no weights."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from zo_sweeps.errors import UserError
+from zo_sweeps.models import families
+
+TOKENIZER_FILES = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))  # any one of these sets
+INDEX = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True)
+class CheckpointInfo:
+    """What the files of a checkpoint say. `dtype` is the one that most parameters have, as safetensors spells it."""
+
+    arch: Mapping[str, Any]  # config.json
+    parameters: int
+    dtype: str
+    bytes: int  # of the weight files
+    files: tuple[Path, ...]  # the weight files
+
+
+def read_checkpoint_info(path: str | Path) -> CheckpointInfo:
+    """Reads `path`/config.json and the headers of its safetensors files.
+
+    Raises UserError, in one line, when the folder is not a causal language model that can be loaded without pickle:
+    no folder, no or broken config.json, not a causal LM, an unknown family, no (whole) weights, no tokenizer.
+    Cost: a few kilobytes read a file.
+    """
+    folder = Path(path).expanduser()
+    where = str(path)
+    if not folder.is_dir():
+        raise UserError(f"no such folder: {path}", where="model.path", fix="give the folder that holds config.json")
+    arch = _read_config(folder, where)
+    files = _weight_files(folder, where)
+    if not any(all((folder / name).is_file() for name in names) for names in TOKENIZER_FILES):
+        raise UserError("no tokenizer (tokenizer.json, tokenizer.model, or vocab.json with merges.txt)", where=where)
+    counts: Counter[str] = Counter()
+    for file in files:
+        for entry in read_header(file).values():
+            counts[entry["dtype"]] += prod(entry["shape"])
+    if not counts:
+        raise UserError("the weight files hold no tensors", where=where)
+    return CheckpointInfo(
+        arch=arch,
+        parameters=sum(counts.values()),
+        dtype=counts.most_common(1)[0][0],
+        bytes=sum(file.stat().st_size for file in files),
+        files=files,
+    )
+
+
+def read_header(file: Path) -> dict[str, Any]:
+    """Tensor name -> {dtype, shape, data_offsets} of a safetensors file. Raises UserError unless the file is whole."""
+    total = file.stat().st_size
+    with file.open("rb") as stream:
+        start = stream.read(8)
+        length = struct.unpack("<Q", start)[0] if len(start) == 8 else total
+        if start.startswith(b"version "):
+            raise UserError(f"{file.name} is a Git LFS pointer, not weights", where=str(file), fix="run `git lfs pull`")
+        if 8 + length > total:
+            raise UserError(f"{file.name} is not a whole safetensors file", where=str(file), fix="download it again")
+        try:
+            header: dict[str, Any] = json.loads(stream.read(length))
+        except ValueError:
+            raise UserError(f"{file.name} is not a safetensors file", where=str(file)) from None
+    header.pop("__metadata__", None)
+    end = 8 + length + max((entry["data_offsets"][1] for entry in header.values()), default=0)
+    if end != total:
+        raise UserError(
+            f"{file.name} has {total} bytes where its header says {end}", where=str(file), fix="download it again"
+        )
+    return header
+
+
+def _read_config(folder: Path, where: str) -> dict[str, Any]:
+    file = folder / "config.json"
+    if not file.is_file():
+        raise UserError("not a model: no config.json", where=where, fix="give the folder that holds config.json")
+    try:
+        arch = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"config.json is not JSON ({error})", where=where) from None
+    if not isinstance(arch, dict):
+        raise UserError("config.json is not a JSON object", where=where)
+    heads = arch.get("architectures") or []
+    if heads and not any(str(head).endswith("ForCausalLM") for head in heads):
+        raise UserError(f"not a causal language model but {', '.join(map(str, heads))}", where=where)
+    families.family(arch.get("model_type"), where=where)
+    return arch
+
+
+def _weight_files(folder: Path, where: str) -> tuple[Path, ...]:
+    index = folder / INDEX
+    if (folder / "model.safetensors").is_file():
+        return (folder / "model.safetensors",)
+    if index.is_file():
+        try:
+            shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        except (ValueError, KeyError, AttributeError):
+            raise UserError(f"{INDEX} is not an index of weight files", where=where) from None
+        missing = [name for name in shards if not (folder / name).is_file()]
+        if missing:
+            raise UserError(f"{len(missing)} of {len(shards)} weight files are missing ({missing[0]})", where=where)
+        return tuple(folder / name for name in shards)
+    if list(folder.glob("*.bin")) or list(folder.glob("*.pt")) or list(folder.glob("*.pth")):
+        raise UserError(
+            "the weights are pickled (.bin, .pt), which can run code when opened and is not loaded",
+            where=where,
+            fix="convert them once where you trust them: transformers' `AutoModelForCausalLM.from_pretrained(old)"
+            ".save_pretrained(new)` writes safetensors",
+        )
+    raise UserError("no weights (model.safetensors)", where=where)

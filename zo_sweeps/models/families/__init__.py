@@ -1,0 +1,45 @@
+"""What differs between model families. One module a family, found by its name, which is the config's `model_type`."""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, Protocol, cast
+
+from zo_sweeps.errors import UserError, unknown
+
+
+class Family(Protocol):
+    """A family's module. `arch` is the model's `config.json`, read as a mapping."""
+
+    TARGETS: Mapping[str, str]  # role (q, k, v, o, gate, up, down) -> the name of the linear layer
+    BOS_TOKEN: str | None  # the token a text starts with; None: the tokenizer's own
+
+    def linear_shapes(self, arch: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+        """(out, in) features of one layer's linear maps, by role."""
+        ...
+
+    def parameter_count(self, arch: Mapping[str, Any]) -> int:
+        """Parameters of the causal language model, tied ones once."""
+        ...
+
+
+def names() -> list[str]:
+    """The families there are."""
+    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+
+
+def family(name: object, *, where: str = "") -> Family:
+    """The family of a `model_type`. Raises UserError with the choices for one that has no module here."""
+    if name not in names():
+        raise unknown("model family", name, names(), where=where)
+    return cast(Family, import_module(f"{__name__}.{name}"))
+
+
+def size(arch: Mapping[str, Any], key: str) -> int:
+    """The number at `key` of a model's config. Raises UserError when it is absent or not a positive integer."""
+    value = arch.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+        raise UserError(f"the model's config needs a positive integer {key!r}, not {value!r}", where="model.arch")
+    return value

@@ -1,0 +1,93 @@
+"""Is a Hugging Face hub model here, or can it be fetched? Looks at the cache first, then asks the hub once, briefly."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from functools import cache
+from pathlib import Path
+
+from zo_sweeps.models.checkpoint import INDEX, TOKENIZER_FILES
+
+WANTED = ["*.json", "*.safetensors", "tokenizer.model", "merges.txt"]  # no pickled weights, no code
+TIMEOUT = 3.0  # seconds: a plan must not wait for a hub that does not answer
+
+
+def cached_folder(repo: str, revision: str) -> Path | None:
+    """The snapshot folder of a model whose config, tokenizer and all weights are in the HF cache; no network."""
+    if _cached(repo, "model.safetensors", revision) is None:
+        index = _cached(repo, INDEX, revision)
+        if index is None:
+            return None
+        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        if any(_cached(repo, shard, revision) is None for shard in shards):
+            return None
+    if not any(all(_cached(repo, name, revision) for name in names) for names in TOKENIZER_FILES):
+        return None
+    config = _cached(repo, "config.json", revision)
+    return config.parent if config is not None else None
+
+
+def unreachable(repo: str, revision: str) -> str:
+    """Why the model cannot be downloaded now, or "" when it can. Cost: at most three short requests, once a process."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set"
+    status = _probe(repo, "config.json", revision)
+    if status == 200 and 404 == _probe(repo, "model.safetensors", revision) == _probe(repo, INDEX, revision):
+        return "the hub has no safetensors weights of it at this revision (pickled weights are not loaded)"
+    if status in (401, 403):
+        return "the hub refuses access: accept the model's licence on its page and set HF_TOKEN"
+    if status == 404:
+        return "the hub has no such model or revision"
+    if status == 0:
+        return "the Hugging Face hub cannot be reached"
+    return "" if status == 200 else f"the hub answers with status {status}"
+
+
+def _cached(repo: str, name: str, revision: str) -> Path | None:
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    found = try_to_load_from_cache(repo, name, cache_dir=constants.HF_HUB_CACHE, revision=revision)
+    return Path(found) if isinstance(found, str) else None
+
+
+def _probe(repo: str, name: str, revision: str) -> int:
+    from huggingface_hub import constants
+
+    if not _answers(constants.ENDPOINT):
+        return 0
+    return _head(f"{constants.ENDPOINT}/{repo}/resolve/{revision}/{name}")
+
+
+@cache
+def _answers(endpoint: str) -> bool:
+    """Asked once a process, so that ten hub models wait for one time-out, not ten."""
+    return _head(endpoint) != 0
+
+
+@cache
+def _head(url: str) -> int:
+    """HTTP status of a HEAD request, redirects not followed (the hub sends on to where the bytes are); 0: no answer."""
+    from huggingface_hub import get_token
+
+    token = get_token()
+    request = urllib.request.Request(url, method="HEAD", headers={"Authorization": f"Bearer {token}"} if token else {})
+    try:
+        with _opener().open(request, timeout=TIMEOUT) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return 200 if error.code in (301, 302, 303, 307, 308) else error.code
+    except OSError:
+        return 0
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *args: object, **kwargs: object) -> None:
+        return None  # urllib then raises HTTPError with the redirect's own status
+
+
+def _opener() -> urllib.request.OpenerDirector:
+    return urllib.request.build_opener(_NoRedirect)

@@ -1,0 +1,193 @@
+"""What a trial's events look like in MLflow: parameters, tags, metric points. Pure functions, no MLflow needed.
+
+The same events always give the same rows: MLflow ignores a row that it already has, so replaying adds nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from zo_sweeps.record.journal import scalars
+from zo_sweeps.trial import Event, Outcome, Trial, TrialState
+
+CURVE_POINTS = 1000  # at most about this many points of a curve, however long the trial
+MAX_PARAM, MAX_TAG = 6000, 8000  # characters that an MLflow 3 server takes
+
+_STATUS = {
+    TrialState.PENDING: "SCHEDULED",
+    TrialState.RUNNING: "RUNNING",
+    TrialState.SUCCEEDED: "FINISHED",
+    TrialState.DIVERGED: "FAILED",  # a result, but never shown as a run that finished
+    TrialState.OUT_OF_MEMORY: "FAILED",
+    TrialState.FAILED: "FAILED",
+    TrialState.LOST: "KILLED",
+    TrialState.CANCELLED: "KILLED",
+}
+
+
+class Point(NamedTuple):
+    """One metric value. `time` is in milliseconds."""
+
+    key: str
+    value: float
+    time: int
+    step: int
+
+
+def run_status(state: TrialState) -> str:
+    """MLflow knows five states; the exact one is the tag `zo.state`."""
+    return _STATUS[state]
+
+
+def params(config: Mapping[str, Any]) -> dict[str, str]:
+    """The resolved config, flattened to dotted names; lists as JSON."""
+    return {clean_name(key): text[:MAX_PARAM] for key, text in _flat(config, "")}
+
+
+def trial_tags(trial: Trial) -> dict[str, str]:
+    """What a trial is, known before it runs."""
+    config = trial.config
+    tags = {
+        "zo.trial_id": trial.trial_id,
+        "zo.grid": trial.grid,
+        "zo.block": trial.block,
+        "zo.task": trial.task,
+        "zo.seed": config.get("seed"),
+        "zo.model_fingerprint": config.get("model", {}).get("fingerprint"),
+        "zo.data_fingerprint": config.get("task", {}).get("fingerprint"),
+    }
+    return clean_tags(tags)
+
+
+def event_tags(events: Iterable[Event]) -> dict[str, str]:
+    """What became known while it ran: device, versions, state, error."""
+    tags: dict[str, Any] = {}
+    for event in events:
+        if event["type"] == "start":
+            tags |= {
+                "zo.state": TrialState.RUNNING.value,
+                "zo.attempt": event.get("attempt"),
+                **_device_tags(event.get("device", {})),
+                **version_tags(event.get("versions", {})),
+            }
+            if event.get("attempt", 1) > 1:
+                tags["zo.error"] = ""  # the earlier attempt's
+        elif event["type"] == "end":
+            outcome = Outcome.from_json(event["outcome"])
+            tags |= {"zo.state": outcome.state.value, **_device_tags(outcome.device)}
+            if outcome.error:
+                tags["zo.error"] = outcome.error
+    return clean_tags(tags)
+
+
+def version_tags(versions: Mapping[str, Any]) -> dict[str, Any]:
+    """`zo.git_commit` and `zo.versions` from what `provenance.collect()` gives, or from a plain {package: version}."""
+    packages = versions.get("packages", versions)
+    commit = versions.get("git_commit")
+    return {
+        "zo.git_commit": f"{commit} (modified)" if commit and versions.get("git_dirty") else commit,
+        "zo.versions": ", ".join(f"{name} {version}" for name, version in packages.items()) or None,
+    }
+
+
+def clean_tags(tags: Mapping[str, Any]) -> dict[str, str]:
+    """Tags as MLflow takes them: text, cut to its limit, without those that say nothing (None)."""
+    return {key: str(value)[:MAX_TAG] for key, value in tags.items() if value is not None}
+
+
+def points(trial: Trial, events: Iterable[Event], steps_sent: int = 0) -> list[Point]:
+    """The metric points of these events; steps up to `steps_sent` are passed over.
+
+    Curves over steps are thinned to step 1 and every k-th, k = ceil(steps / CURVE_POINTS): a rule that depends on
+    nothing but the trial, so that a replay gives the same points. A point that is not finite is left out.
+    """
+    stride = max(1, math.ceil(trial.steps / CURVE_POINTS))
+    found: list[Point] = []
+    for event in events:
+        time = int(event["time"] * 1000)
+        if event["type"] == "steps":
+            found += _curve(event, stride, steps_sent)
+            steps_sent = max(steps_sent, event["first"] + len(event["losses"]) - 1)
+        elif event["type"] in ("eval", "test"):
+            split = "test" if event["type"] == "test" else event.get("split", "dev")
+            found.append(Point(f"{split}/{_metric(trial)}", event["metric"], time, event["step"]))
+            found.append(Point(f"{split}/loss", event["loss"], time, event["step"]))
+        elif event["type"] == "end":
+            found += _summary(trial, Outcome.from_json(event["outcome"]), time)
+    return [p for p in found if p.value is not None and math.isfinite(p.value)]
+
+
+def scalar_log(events: Sequence[Event]) -> str:
+    """The run itself, as JSON lines: step, loss, coefs. With config.yaml it is enough to rebuild the weights."""
+    lines = (
+        json.dumps({"step": step, "loss": loss, "coefs": coefs})
+        for step, (coefs, loss) in enumerate(zip(*scalars(events), strict=True), 1)
+    )
+    return "\n".join(lines) + "\n"
+
+
+def last_step_of(events: Iterable[Event]) -> int:
+    """The highest step in these events; 0 if there is none."""
+    return max((e["first"] + len(e["losses"]) - 1 for e in events if e["type"] == "steps"), default=0)
+
+
+def _curve(event: Event, stride: int, steps_sent: int) -> Iterator[Point]:
+    losses, coefs = event["losses"], event.get("coefs") or []
+    count = len(losses)
+    step_ms = 1000 * event["seconds"] / count if count else 0.0
+    last = 0
+    for i, loss in enumerate(losses):
+        step = event["first"] + i
+        if step <= steps_sent or (step != 1 and step % stride):
+            continue
+        time = int(event["time"] * 1000 - step_ms * (count - 1 - i))
+        yield Point("train/loss", loss, time, step)
+        if i < len(coefs) and coefs[i]:  # its size says how steep f is; over q directions, the mean size
+            yield Point("train/projected_grad", sum(map(abs, coefs[i])) / len(coefs[i]), time, step)
+        last = step
+    if last:
+        yield Point("train/seconds_per_step", event["seconds"] / count, int(event["time"] * 1000), last)
+
+
+def _summary(trial: Trial, outcome: Outcome, time: int) -> Iterator[Point]:
+    if outcome.state is TrialState.DIVERGED:
+        yield Point("diverged", 1.0, time, outcome.steps_done)
+    for name, value in outcome.metrics.items():
+        split, _, what = name.partition("/")
+        if split == "test":
+            continue  # its own event has said it
+        if split == "dev":  # the curve dev/... ends at the last step; this is the selected one
+            name = f"selected/dev_{_metric(trial) if what == 'metric' else what}"
+        yield Point(clean_name(name), value, time, outcome.steps_done)
+    if "dev/metric" in outcome.metrics:
+        yield Point("selected/step", outcome.selected_step, time, outcome.steps_done)
+
+
+def _metric(trial: Trial) -> str:
+    metric = trial.config.get("task", {}).get("metric", "accuracy")
+    return clean_name(str(metric.get("name") if isinstance(metric, Mapping) else metric))
+
+
+def _device_tags(device: Mapping[str, Any]) -> dict[str, Any]:
+    kind, name = device.get("kind"), device.get("name")
+    text = " · ".join(str(part) for part in (kind, name) if part and part != "auto")
+    return {"zo.device": text or None, "zo.memory_definition": device.get("memory_definition")}
+
+
+def clean_name(text: str) -> str:
+    """A name as MLflow takes it: anything outside letters, digits and `_-. :/` becomes `_`."""
+    return re.sub(r"[^\w\-. :/]", "_", text)
+
+
+def _flat(value: object, prefix: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping) and value:
+        for key, item in value.items():
+            yield from _flat(item, f"{prefix}.{key}" if prefix else str(key))
+    elif isinstance(value, str):
+        yield prefix, value
+    else:
+        yield prefix, json.dumps(value, ensure_ascii=False, sort_keys=True)

@@ -1,0 +1,84 @@
+"""Where a number comes from: code, packages, machine. No environment variables, no secrets."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import zo_sweeps
+
+PACKAGES = (
+    "torch",
+    "transformers",
+    "datasets",
+    "accelerate",
+    "safetensors",
+    "bitsandbytes",
+    "triton",
+    "numpy",
+    "ray",
+    "mlflow",
+    "hydra-core",
+)
+
+
+def collect() -> dict[str, Any]:
+    """Provenance of this process as plain JSON.
+
+    packages: {python, zo_sweeps, torch, ...: version}, without those that are not installed; git_commit and git_dirty
+    of the checkout that this package runs from (both None if it is an installed copy); hostname, platform, cpu,
+    ram_bytes. Costs two git calls the first time.
+    """
+    import psutil
+
+    commit, dirty = _git()
+    return {
+        "packages": _versions(),
+        "git_commit": commit,
+        "git_dirty": dirty,
+        "hostname": platform.node(),
+        "platform": platform.platform(),
+        "cpu": _cpu(),
+        "ram_bytes": psutil.virtual_memory().total,
+    }
+
+
+def _versions() -> dict[str, str]:
+    versions = {"python": platform.python_version(), "zo_sweeps": zo_sweeps.__version__}
+    for package in PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+@functools.cache
+def _git() -> tuple[str | None, bool | None]:
+    folder = Path(zo_sweeps.__file__).resolve().parent.parent
+    if not (folder / ".git").exists():  # a wheel inside somebody else's checkout has nothing to do with that commit
+        return None, None
+    try:
+        commit = _run_git(folder, "rev-parse", "HEAD")
+        return commit, bool(_run_git(folder, "status", "--porcelain", "--untracked-files=no"))
+    except (OSError, subprocess.SubprocessError):  # no git here, or it refuses the folder
+        return None, None
+
+
+def _run_git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(folder), *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=10).stdout.strip()
+
+
+def _cpu() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith(("model name", "Model")):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

@@ -1,0 +1,203 @@
+"""A local MLflow server for one state directory: started on demand, shared by its users, gone with the last of them.
+
+    state_dir/mlflow/   mlflow.db, artifacts/, server.log, server.json (pid, started, port), users.lock, start.lock
+
+Every user holds a shared lock on users.lock; a watcher process (`_watch.py`) ends the server when nobody does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from zo_sweeps.errors import UserError
+
+HOST = "127.0.0.1"
+_START_SECONDS = 90.0
+_ENVIRONMENT = {
+    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # else it starts eleven more processes for features not used here
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+}
+
+
+@dataclass
+class LocalServer:
+    """A server that this process uses. It is given back by `close`, or when the process ends."""
+
+    uri: str
+    folder: Path
+    _lock: int = -1
+
+    def wait(self, timeout: float = _START_SECONDS) -> None:
+        """Return when the server answers (the first start takes about six seconds). Raises UserError if it does not."""
+        deadline = time.monotonic() + timeout
+        while not is_healthy(self.uri):
+            alive = _read(self.folder) is not None
+            if not alive or time.monotonic() > deadline:
+                what = "does not answer" if alive else "ended while starting"
+                log = self.folder / "server.log"
+                raise UserError(f"the MLflow server {what}: {_last_line(log)}", where=str(log), fix="see that file")
+            time.sleep(0.1)
+
+    def close(self) -> None:
+        """Give the server back; the last user ends it."""
+        if self._lock < 0:
+            return
+        with contextlib.suppress(BlockingIOError):  # others use it
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if (server := _read(self.folder)) and not server["stay"]:
+                _kill(self.folder, server["pid"])
+        os.close(self._lock)
+        self._lock = -1
+
+
+def start(state_dir: str | os.PathLike[str], port: int | None = None, *, stay: bool = False) -> LocalServer:
+    """Use the server of this state directory, starting it if there is none. Does not wait until it answers.
+
+    Args:
+        port: the port of a server that is to be started; None takes a free one. A running server keeps its own.
+        stay: a server started now outlives its users, until `stop`.
+
+    Raises UserError for a used port and for a folder that cannot be written.
+    """
+    folder = Path(state_dir).resolve() / "mlflow"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        users = os.open(folder / "users.lock", os.O_RDWR | os.O_CREAT, 0o644)
+        starter = os.open(folder / "start.lock", os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise UserError(
+            f"cannot write: {error.strerror}", where=str(folder), fix="choose another folder or give write access"
+        ) from error
+    try:
+        fcntl.flock(starter, fcntl.LOCK_EX)  # two commands at once start one server
+        fcntl.flock(users, fcntl.LOCK_SH)
+        server = _read(folder) or _spawn(folder, port, stay)
+    except BaseException:
+        os.close(users)
+        raise
+    finally:
+        os.close(starter)
+    return LocalServer(f"http://{HOST}:{server['port']}", folder, users)
+
+
+def stop(state_dir: str | os.PathLike[str]) -> bool:
+    """End the server of this state directory whoever uses it; False if none runs."""
+    folder = Path(state_dir).resolve() / "mlflow"
+    server = _read(folder)
+    if server:
+        _kill(folder, server["pid"])
+    return server is not None
+
+
+@contextlib.contextmanager
+def local_server(state_dir: str | os.PathLike[str], port: int | None = None) -> Iterator[str]:
+    """The tracking URI of the state directory's server, while it is needed. The server may still be starting."""
+    server = start(state_dir, port)
+    try:
+        yield server.uri
+    finally:
+        server.close()
+
+
+def is_healthy(uri: str) -> bool:
+    """Whether an MLflow server answers at `uri` within two seconds."""
+    handlers = [urllib.request.ProxyHandler({})] if HOST in uri else []  # a proxy does not reach this machine
+    try:
+        with urllib.request.build_opener(*handlers).open(uri.rstrip("/") + "/health", timeout=2) as answer:
+            return bool(answer.status == 200)
+    except (OSError, http.client.HTTPException):
+        return False
+
+
+def _spawn(folder: Path, port: int | None, stay: bool) -> dict:
+    port = _free_port(port)
+    command = [sys.executable, "-m", "mlflow", "server", "--workers", "1", "--host", HOST, "--port", str(port)]
+    command += ["--backend-store-uri", f"sqlite:///{folder}/mlflow.db"]
+    command += ["--artifacts-destination", str(folder / "artifacts")]
+    if not stay:
+        command = [sys.executable, str(Path(__file__).with_name("_watch.py")), str(folder / "users.lock"), *command]
+    with open(folder / "server.log", "ab") as log:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd=folder,
+            env={**os.environ, **_ENVIRONMENT},
+            start_new_session=True,  # Ctrl-C is for the sweep, which still has runs to close
+        )
+    server = {"pid": process.pid, "started": _started(process.pid), "port": port, "stay": stay}
+    temporary = folder / "server.json.tmp"
+    temporary.write_text(json.dumps(server))
+    temporary.replace(folder / "server.json")
+    return server
+
+
+def _read(folder: Path) -> dict | None:
+    """server.json, unless the process it speaks of is gone (or is another one with the same number)."""
+    try:
+        server = json.loads((folder / "server.json").read_text())
+    except (OSError, ValueError):
+        return None
+    started = _started(server["pid"])
+    return server if started is not None and abs(started - server["started"]) < 1 else None
+
+
+def _started(pid: int) -> float | None:
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
+    except psutil.Error:
+        return None
+
+
+def _kill(folder: Path, group: int) -> None:
+    """End the server's process group: asked for five seconds, then forced."""
+    import psutil
+
+    members = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(OSError):
+            if os.getpgid(process.pid) == group:
+                members.append(process)
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, number)
+        _, members = psutil.wait_procs(members, timeout=5)
+    (folder / "server.json").unlink(missing_ok=True)
+
+
+def _free_port(port: int | None) -> int:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # else a server stopped a minute ago counts
+        try:
+            probe.bind((HOST, port or 0))
+        except (OSError, OverflowError) as error:
+            raise UserError(
+                f"port {port} cannot be used for the MLflow page: {getattr(error, 'strerror', error)}",
+                fix="leave the port out to take a free one, or end the program that uses it",
+            ) from error
+        return int(probe.getsockname()[1])
+
+
+def _last_line(log: Path) -> str:
+    try:
+        lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    except OSError:
+        return "no log"
+    return lines[-1] if lines else "no output"

@@ -1,0 +1,65 @@
+"""The book of a sweep: its trials and its final table, kept beside the journals so that all can be sent later."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from zo_sweeps.record.journal import Journal
+from zo_sweeps.record.mlflow_client import SweepInfo
+from zo_sweeps.trial import Event, Trial
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a book says. `final` is the `finish` event of the last time the sweep was run, if that came to its end."""
+
+    experiment: str
+    sweep: SweepInfo
+    trials: list[Trial]
+    final: Event | None
+
+
+class SweepBook:
+    """state_dir/mlflow/sweeps/<sweep_id>.jsonl: append-only, written like a journal. Raises UserError as that does."""
+
+    def __init__(self, state_dir: str | os.PathLike[str], experiment: str, sweep: SweepInfo) -> None:
+        self._journal = Journal(_folder(state_dir) / f"{sweep.sweep_id}.jsonl")
+        self._known = {event["trial"]["trial_id"] for event in self._journal.events() if event["type"] == "trial"}
+        self._append({"type": "sweep", "experiment": experiment, "sweep": asdict(sweep)})
+
+    def add(self, trial: Trial) -> None:
+        """Write a trial down, once."""
+        if trial.trial_id not in self._known:
+            self._known.add(trial.trial_id)
+            self._append({"type": "trial", "trial": trial.to_json()})
+
+    def finish(self, files: Mapping[str, str], metrics: Mapping[str, float], status: str) -> Event:
+        """Write down how the sweep ended; returns that event."""
+        return self._append({"type": "finish", "files": dict(files), "metrics": dict(metrics), "status": status})
+
+    def close(self) -> None:
+        self._journal.close()
+
+    def _append(self, event: Event) -> Event:
+        event = {"time": time.time(), **event}
+        self._journal.append(event)
+        return event
+
+
+def books(state_dir: str | os.PathLike[str]) -> Iterator[Contents]:
+    """The sweeps that were run in a state directory."""
+    for path in sorted(_folder(state_dir).glob("*.jsonl")):
+        events = Journal(path).events()
+        headers = [event for event in events if event["type"] == "sweep"]
+        if headers:
+            trials = [Trial.from_json(event["trial"]) for event in events if event["type"] == "trial"]
+            final = events[-1] if events[-1]["type"] == "finish" else None
+            yield Contents(headers[-1]["experiment"], SweepInfo(**headers[-1]["sweep"]), trials, final)
+
+
+def _folder(state_dir: str | os.PathLike[str]) -> Path:
+    return Path(state_dir) / "mlflow" / "sweeps"

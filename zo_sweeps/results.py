@@ -1,0 +1,94 @@
+"""A plan and what the ledger says of its trials -> the grid's tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from zo_sweeps.config import Composer
+from zo_sweeps.errors import UserError, unknown
+from zo_sweeps.plan import Plan
+from zo_sweeps.schedule.ledger import Standing
+from zo_sweeps.tables import Record, Table, TableSpec, build
+from zo_sweeps.tables.published import load
+from zo_sweeps.tables.records import MISSING, NOT_RUN
+from zo_sweeps.trial import TrialState
+
+
+def records(plan: Plan, standing: Standing) -> list[Record]:
+    """One record for each trial of each cell. A trial that serves several seeds of a cell (zero-shot) counts once."""
+    found: dict[tuple[str, str, str], Record] = {}
+    for order, cell in enumerate(plan.cells):
+        key = (cell.block, cell.task, cell.trial_id)
+        if key in found:
+            continue
+        state: str = standing.states.get(cell.trial_id, TrialState.PENDING).value
+        outcome = standing.outcomes.get(cell.trial_id)
+        note = outcome.error if outcome else ""
+        if state == TrialState.PENDING.value:
+            state, note = (MISSING, plan.missing[cell.trial_id]) if cell.trial_id in plan.missing else (NOT_RUN, "")
+        found[key] = Record(
+            trial_id=cell.trial_id,
+            block=cell.block,
+            column=cell.task,
+            seed=cell.seed,
+            hyperparameters=cell.hyperparameters,
+            state=state,
+            metrics=outcome.metrics if outcome else {},
+            note=note,
+            order=order,
+        )
+    return list(found.values())
+
+
+def tables(plan: Plan, composer: Composer, standing: Standing, only: Sequence[str] = ()) -> list[Table]:
+    """The grid's tables, in its order; `only` names some of them.
+
+    Raises UserError for a name that is not one of the grid's tables, or a layout that does not fit what it cites.
+    """
+    named = plan.grid["tables"]
+    for name in only:
+        if name not in named:
+            raise unknown("table", name, named, where=f"grid {plan.name}")
+    rows = records(plan, standing)
+    measured = {
+        str(outcome.device["memory_definition"])
+        for trial_id, outcome in standing.outcomes.items()
+        if trial_id in plan.every and "memory_definition" in outcome.device
+    }
+    found = []
+    for name in only or named:
+        spec = _spec(plan, composer, name, sorted(measured))
+        mine = [row for row in rows if row.block in dict(spec.rows)]
+        found.append(build(spec, mine, load(spec.published, composer.folders) if spec.published else None))
+    return found
+
+
+def _spec(plan: Plan, composer: Composer, name: str, memory: Sequence[str]) -> TableSpec:
+    layout: dict[str, Any] = plan.grid["tables"][name]
+    blocks = plan.grid["blocks"]
+    for block in layout["rows"]:
+        if block not in blocks:
+            raise unknown("block", block, blocks, where=f"table {name} of grid {plan.name}")
+    measure = composer.option("table", layout["layout"])
+    rows = {block: label or blocks[block]["label"] for block, label in layout["rows"].items()}
+    if not rows:
+        raise UserError(f"table {name!r} has no rows", where=f"grid {plan.name}", fix="list them as block: row name")
+    footnotes = list(layout["footnotes"])
+    if str(measure["metric"]).startswith("peak_memory"):
+        footnotes += memory
+    return TableSpec.from_mapping(
+        {
+            "name": f"{plan.name}_{name}",
+            "title": layout["title"] or f"{plan.grid['title'] or plan.name}: {name}",
+            "measure": measure,
+            "rule": plan.grid["select"],
+            "rows": rows,
+            "columns": dict(plan.labels),
+            "published": layout["published"] or "",
+            "published_rows": rows if layout["published"] else {},
+            "footnotes": footnotes,
+            "caveats": list(plan.caveats),
+        },
+        where=f"table {name} of grid {plan.name}",
+    )

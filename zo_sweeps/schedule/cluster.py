@@ -1,0 +1,95 @@
+"""What has to be in place before Ray starts: a token, a short folder, its environment, a head that answers."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import shutil
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from zo_sweeps.errors import UserError
+
+QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # silences a FutureWarning; the devices we see are the ones we ask for
+}
+
+
+def private_token(state_dir: Path) -> Path:
+    """The file with the token of our local clusters, readable by its owner only; made at first use."""
+    path = state_dir / "ray_token"
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        os.chmod(path, 0o600)
+        if path.stat().st_size:
+            return path
+        handle = os.open(path, os.O_WRONLY)  # its writer was killed before the first byte
+    with os.fdopen(handle, "w") as file:
+        file.write(secrets.token_hex(32))
+    return path
+
+
+def short_folder(state_dir: Path) -> Path:
+    """An empty folder for Ray's sockets and logs: their paths may have 107 bytes, too few for most state folders.
+
+    The same one for the same state folder, so that what a killed driver left there is removed by the next.
+    """
+    digest = hashlib.sha256(str(state_dir.resolve()).encode()).hexdigest()[:10]
+    folder = Path("/tmp") / f"zo-{os.getuid()}-{digest}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+        raise UserError(f"{folder} belongs to someone else", fix="remove it, or use another state folder")
+    for child in folder.iterdir():
+        shutil.rmtree(child, ignore_errors=True)
+    return folder
+
+
+def joining_environment() -> dict[str, str]:
+    """How to authenticate to a standing cluster: as the environment says, else with a token if the user has one."""
+    if mode := os.environ.get("RAY_AUTH_MODE"):
+        return {"RAY_AUTH_MODE": mode}
+    has_token = (
+        "RAY_AUTH_TOKEN" in os.environ
+        or "RAY_AUTH_TOKEN_PATH" in os.environ
+        or (Path.home() / ".ray" / "auth_token").exists()
+    )
+    return {"RAY_AUTH_MODE": "token" if has_token else "disabled"}
+
+
+@contextmanager
+def environment(variables: Mapping[str, str | None]) -> Iterator[None]:
+    """Sets environment variables (None: takes one away), and puts back what was there."""
+    before = {name: os.environ.get(name) for name in variables}
+    _set(variables)
+    try:
+        yield
+    finally:
+        _set(before)
+
+
+def _set(variables: Mapping[str, str | None]) -> None:
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def must_answer(address: str, timeout: float = 5.0) -> None:
+    """Raises UserError unless something listens at `address` ("host:port")."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise UserError(f"{address!r} is not HOST:PORT", where="cluster.address", fix="as in 10.0.0.5:6379")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout).close()
+    except OSError as error:
+        raise UserError(
+            f"no Ray head answers at {address} ({error.strerror or error})",
+            where="cluster.address",
+            fix="check the address and the firewall, or leave cluster.address out for a cluster on this machine",
+        ) from None

@@ -1,0 +1,97 @@
+"""What an executor is, what it reports, and how it calls a trial without being brought down by it."""
+
+from __future__ import annotations
+
+import importlib
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from zo_sweeps.trial import Event, Outcome, RunTrial, Sink, Trial, TrialState
+
+RUN_TRIAL = "zo_sweeps.worker:run_trial"
+FLUSH_SECONDS = 0.5  # how long events may wait in a worker: what a killed driver can lose, and recomputes
+
+NO_SLOT, COLD, WARM = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Events that a running attempt emitted since the last report, in order."""
+
+    trial_id: str
+    attempt: int
+    events: list[Event]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The attempt returned; all its events were delivered before."""
+
+    trial_id: str
+    attempt: int
+    outcome: Outcome
+
+
+@dataclass(frozen=True)
+class Lost:
+    """The process or node of the attempt is gone; what was delivered before is what there is."""
+
+    trial_id: str
+    attempt: int
+    reason: str
+    node: str = ""
+
+
+Report = Progress | Finished | Lost
+Deliver = Callable[[Report], None]
+
+
+class Executor(Protocol):
+    """Where attempts run. Used from one thread; `deliver` is called inside `poll` only."""
+
+    def start(self, deliver: Deliver, trials: int) -> None:
+        """Gets ready for at most `trials` trials. Raises UserError when the place cannot be had."""
+
+    def refusal(self, trial: Trial) -> str:
+        """Why no node here can ever run `trial`; "" when one can."""
+
+    def fit(self, trial: Trial) -> int:
+        """NO_SLOT, COLD (a free slot that would have to load the base model), or WARM (one that holds it)."""
+
+    def submit(self, trial: Trial, journal: list[Event], attempt: int) -> str:
+        """Starts an attempt on the best free slot (`fit` must be non-zero); the name of its node."""
+
+    def poll(self, timeout: float) -> None:
+        """Delivers what was reported; returns after about `timeout` seconds at the latest (inline: after a trial)."""
+
+    def cancel_all(self) -> None:
+        """Asks the running attempts to end as CANCELLED at their next step. Safe in a signal handler."""
+
+    def shutdown(self) -> None:
+        """Ends every process that `start` or `submit` started."""
+
+    def describe(self) -> str:
+        """For people, after `start`: what runs the trials, as in "2 trials to run on ..."."""
+
+
+def run_guarded(
+    target: str, trial: Trial, sink: Sink, journal: list[Event], attempt: int, should_stop: Callable[[], bool]
+) -> Outcome:
+    """`target` ("module:function", a RunTrial) on `trial`; whatever it raises becomes a FAILED outcome and `end`."""
+    try:
+        module, _, name = target.partition(":")
+        run_trial: RunTrial = getattr(importlib.import_module(module), name)
+        return run_trial(trial, sink, journal, attempt, should_stop)
+    except (Exception, SystemExit) as error:
+        line = (str(error).strip().splitlines() or [""])[0]
+        outcome = Outcome(
+            trial.trial_id,
+            TrialState.FAILED,
+            error=f"{type(error).__name__}: {line}".rstrip(": "),
+            traceback=traceback.format_exc(),
+        )
+        sink.emit({"type": "end", "time": time.time(), "outcome": outcome.to_json()})
+        return outcome

@@ -1,0 +1,102 @@
+"""The executor without processes: `poll` runs the submitted trial here. For debuggers, profilers and tests."""
+
+from __future__ import annotations
+
+import time
+
+from zo_sweeps.schedule.executors import (
+    COLD,
+    FLUSH_SECONDS,
+    NO_SLOT,
+    RUN_TRIAL,
+    WARM,
+    Deliver,
+    Finished,
+    Progress,
+    run_guarded,
+)
+from zo_sweeps.trial import Event, Trial
+
+NODE = "inline"
+
+
+class InlineExecutor:
+    """One slot in this process. See `Executor` for the methods."""
+
+    def __init__(self, target: str = RUN_TRIAL) -> None:
+        self._target = target
+        self._waiting: tuple[Trial, list[Event], int] | None = None
+        self._warm_key: str | None = None
+        self._stopping = False
+
+    def start(self, deliver: Deliver, trials: int) -> None:
+        self._deliver = deliver
+        self._stopping = False
+
+    def refusal(self, trial: Trial) -> str:
+        return ""  # one process on one machine: whether a trial fits there was settled by the plan
+
+    def fit(self, trial: Trial) -> int:
+        if self._waiting:
+            return NO_SLOT
+        return WARM if trial.warm_key == self._warm_key else COLD
+
+    def submit(self, trial: Trial, journal: list[Event], attempt: int) -> str:
+        assert self._waiting is None, "one trial at a time"
+        self._waiting, self._warm_key = (trial, journal, attempt), trial.warm_key
+        return NODE
+
+    def poll(self, timeout: float) -> None:
+        if self._waiting is None:
+            return
+        trial, journal, attempt = self._waiting
+        sink = _Stream(trial.trial_id, attempt, self._deliver)
+        outcome = run_guarded(self._target, trial, sink, journal, attempt, lambda: self._stopping or sink.broken)
+        self._waiting = None
+        sink.close()
+        self._deliver(Finished(trial.trial_id, attempt, outcome))
+
+    def cancel_all(self) -> None:
+        self._stopping = True
+
+    def shutdown(self) -> None:
+        self._waiting = None
+
+    def describe(self) -> str:
+        return "this process, one at a time"
+
+
+class _Stream:
+    """A sink that delivers twice a second.
+
+    What `deliver` raises (a full disk) is no fault of the trial: it stops it, and is raised by `close`.
+    """
+
+    def __init__(self, trial_id: str, attempt: int, deliver: Deliver) -> None:
+        self._trial_id, self._attempt, self._deliver = trial_id, attempt, deliver
+        self._events: list[Event] = []
+        self._last = time.monotonic()
+        self._error: Exception | None = None
+
+    @property
+    def broken(self) -> bool:
+        return self._error is not None
+
+    def emit(self, event: Event) -> None:
+        self._events.append(event)
+        if time.monotonic() - self._last >= FLUSH_SECONDS and not self.broken:
+            try:
+                self._flush()
+            except Exception as error:
+                self._error = error
+
+    def close(self) -> None:
+        if self._error:
+            raise self._error
+        self._flush()
+
+    def _flush(self) -> None:
+        events, self._events = self._events, []
+        self._last = time.monotonic()
+        if events:
+            self._deliver(Progress(self._trial_id, self._attempt, events))

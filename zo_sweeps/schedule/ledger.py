@@ -1,0 +1,205 @@
+"""The ledger: an append-only JSONL of trial states on the driver, the truth for resume.
+
+One line a transition: time, trial_id, state, and where they say something attempt, node, error, sweep_id, outcome
+(without its traceback, which stands in the trial's journal) and reset. Lines are flushed before the next trial starts
+and synced to disk when they end an attempt. About 0.5 kB a finished trial.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from zo_sweeps.errors import UserError
+from zo_sweeps.trial import Outcome, TrialState
+
+FILE, LOCK = "ledger.jsonl", "lock"
+
+
+@dataclass
+class Standing:
+    """What the ledger says of every trial, by trial_id.
+
+    Attributes:
+        states: the last state. RUNNING means running now, or left behind by a killed driver (`Ledger` mends that).
+        attempts: attempts started, ever.
+        failures, losses: attempts that ended FAILED and LOST since the last `reset`.
+        outcomes: the outcome of the last attempt that ended.
+    """
+
+    states: dict[str, TrialState] = field(default_factory=dict)
+    attempts: dict[str, int] = field(default_factory=dict)
+    failures: dict[str, int] = field(default_factory=dict)
+    losses: dict[str, int] = field(default_factory=dict)
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+
+    def apply(self, entry: dict[str, Any]) -> None:
+        """One line of the ledger, in file order."""
+        trial_id, state = entry["trial_id"], TrialState(entry["state"])
+        self.states[trial_id] = state
+        if entry.get("reset"):
+            for of in (self.failures, self.losses, self.outcomes):
+                of.pop(trial_id, None)
+        if "attempt" in entry:
+            self.attempts[trial_id] = max(entry["attempt"], self.attempts.get(trial_id, 0))
+        if state is TrialState.FAILED:
+            self.failures[trial_id] = self.failures.get(trial_id, 0) + 1
+        if state is TrialState.LOST:
+            self.losses[trial_id] = self.losses.get(trial_id, 0) + 1
+        if "outcome" in entry:
+            self.outcomes[trial_id] = Outcome.from_json(
+                {**entry["outcome"], "trial_id": trial_id, "error": entry.get("error", "")}
+            )
+
+
+def read_standing(state_dir: Path) -> Standing:
+    """The ledger of `state_dir` as it is now, without the lock: for `status` and `table`. Empty when there is none."""
+    standing = Standing()
+    path = state_dir / FILE
+    if path.exists():
+        for entry, _ in _entries(path):
+            standing.apply(entry)
+    return standing
+
+
+def driver_of(state_dir: Path) -> str:
+    """Who holds the lock of `state_dir` ("pid 123 on host"); "" when nobody does."""
+    try:
+        with open(state_dir / LOCK) as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return file.read().strip() or "another process"
+    except FileNotFoundError:
+        pass
+    return ""
+
+
+class Ledger(Standing):
+    """The ledger, open for writing by one driver at a time.
+
+    Args:
+        state_dir: made if absent.
+        sweep_id: written to every line.
+
+    Raises UserError when another driver holds the folder, or when it cannot be written.
+    """
+
+    def __init__(self, state_dir: Path, sweep_id: str = "") -> None:
+        super().__init__()
+        self._path, self._sweep_id = state_dir / FILE, sweep_id
+        try:
+            state_dir.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(state_dir / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+            if not _take(self._lock):
+                os.close(self._lock)
+                raise UserError(
+                    f"another sweep ({driver_of(state_dir) or 'just ended'}) is using the state folder {state_dir}",
+                    fix="wait for it, stop it with Ctrl-C, or use another folder",
+                )
+            os.ftruncate(self._lock, 0)
+            os.pwrite(self._lock, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+            _sync_folder(state_dir)
+        except OSError as error:
+            raise UserError(f"cannot write to the state folder {state_dir}: {error.strerror}") from error
+        self._size = 0
+        for entry, end in _entries(self._path):
+            self.apply(entry)
+            self._size = end
+        os.ftruncate(self._file, self._size)  # a line torn by a kill or a full disk
+        for trial_id, state in self.states.items():
+            if state is TrialState.RUNNING:  # its driver is dead: interrupted, not failed
+                self.states[trial_id] = TrialState.PENDING
+
+    def write(
+        self,
+        trial_id: str,
+        state: TrialState,
+        *,
+        attempt: int = 0,
+        node: str = "",
+        error: str = "",
+        outcome: Outcome | None = None,
+        reset: bool = False,
+    ) -> None:
+        """Appends a transition; on return it survives a kill of this process, and of the machine if it ends an attempt.
+
+        Args:
+            reset: a rerun was asked for: the bounds on retries count from here, and an earlier outcome is void.
+
+        Raises UserError when the disk does not take it; the line is then not in the ledger.
+        """
+        entry: dict[str, Any] = {"time": round(time.time(), 3), "trial_id": trial_id, "state": state.value}
+        optional = {"attempt": attempt, "node": node, "error": error, "sweep_id": self._sweep_id, "reset": reset}
+        entry |= {key: value for key, value in optional.items() if value}
+        if outcome is not None:
+            dropped = ("trial_id", "error", "traceback")
+            entry["outcome"] = {key: value for key, value in outcome.to_json().items() if key not in dropped and value}
+        line = json.dumps(entry, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
+        try:
+            written = os.pwrite(self._file, line, self._size)
+            if written != len(line):
+                raise OSError(28, "no space left on device")
+            if state not in (TrialState.PENDING, TrialState.RUNNING):
+                os.fsync(self._file)
+        except OSError as error_:
+            os.ftruncate(self._file, self._size)
+            raise UserError(f"cannot write the ledger {self._path}: {error_.strerror}") from error_
+        self._size += len(line)
+        self.apply(entry)
+
+    def close(self) -> None:
+        """Gives the lock back."""
+        os.close(self._file)
+        os.close(self._lock)
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _entries(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
+    """The whole lines of a ledger, each with the offset of its end; a torn last line is left out."""
+    end = 0
+    lines = path.read_bytes().split(b"\n")[:-1]
+    for number, line in enumerate(lines, 1):
+        end += len(line) + 1
+        try:
+            yield json.loads(line), end
+        except ValueError:
+            if number == len(lines):
+                return
+            raise UserError(
+                "a line that is not JSON",
+                where=f"{path}:{number}",
+                fix="delete that line; the trial it speaks of is run again if no other line ends it",
+            ) from None
+
+
+def _take(lock: int) -> bool:
+    """Takes the lock; a reader in `driver_of` holds it for microseconds, hence more than one try."""
+    for _ in range(5):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            time.sleep(0.05)
+    return False
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,117 @@
+"""What a person sees while a sweep runs: a live view on a terminal, plain lines anywhere else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from zo_sweeps.schedule.snapshot import Running, Snapshot
+from zo_sweeps.trial import Outcome, Trial, TrialState
+
+STATUS_SECONDS = 15.0
+ROWS = 8
+TROUBLE = (TrialState.DIVERGED, TrialState.OUT_OF_MEMORY, TrialState.FAILED, TrialState.LOST)
+
+
+class ProgressView:
+    """A context manager; give `update` to the sweep as `on_update` and `say` as `say`.
+
+    Args:
+        console: where to; standard output by default. A terminal gets the live view, anything else a line for each
+            trial that ends and a status line at most every STATUS_SECONDS.
+    """
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(highlight=False)
+        self._last: Snapshot | None = None
+        self._printed = time.monotonic()
+        self._live = (
+            Live(console=self._console, get_renderable=self._render, refresh_per_second=2, transient=True)
+            if self._console.is_terminal
+            else None
+        )
+
+    def __enter__(self) -> ProgressView:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live:
+            self._live.stop()
+
+    def update(self, snapshot: Snapshot) -> None:
+        """Shows where the sweep stands."""
+        self._last = snapshot
+        if snapshot.ended:
+            trial, outcome = snapshot.ended
+            if self._live is None or outcome.state.is_retryable:  # on a terminal only what went wrong stays in view
+                eta = "" if self._live else f"  ETA {duration(snapshot.eta_seconds)}"
+                self.say(f"[{_terminal(snapshot)}/{snapshot.total}] {ended_line(trial, outcome)}{eta}")
+        elif self._live is None and time.monotonic() - self._printed >= STATUS_SECONDS:
+            self.say(status_line(snapshot))
+
+    def say(self, text: str) -> None:
+        """Prints a line (above the live view)."""
+        self._printed = time.monotonic()
+        self._console.print(Text(text), soft_wrap=True)
+
+    def _render(self) -> RenderableType:
+        if self._last is None:
+            return Text("starting…", style="dim")
+        bar = Table.grid(padding=(0, 1))
+        done = self._last.cost_done / (self._last.cost_total or 1.0)
+        bar.add_row(ProgressBar(total=1.0, completed=done, width=32), f"{done:4.0%}", status_line(self._last))
+        rows = Table.grid(padding=(0, 2))
+        for run in self._last.running[:ROWS]:
+            rows.add_row(
+                Text("  " + steps(run)), Text(run.trial.label or run.trial.trial_id), Text(run.node, style="dim")
+            )
+        hidden = len(self._last.running) - ROWS
+        more = [Text(f"  and {hidden} more", style="dim")] if hidden > 0 else []
+        return Group(bar, rows, *more)
+
+
+def status_line(snapshot: Snapshot) -> str:
+    """Trials done, running and failed, and the time to go."""
+    counts = snapshot.counts
+    parts = [f"{_terminal(snapshot)}/{snapshot.total} trials", f"{len(snapshot.running)} running"]
+    parts += [f"{counts[state]} {state.value.lower()}" for state in TROUBLE if state in counts]
+    return ", ".join([*parts, f"ETA {duration(snapshot.eta_seconds)}"])
+
+
+def ended_line(trial: Trial, outcome: Outcome) -> str:
+    """One trial's end: state, label, its metric or its error, and how long it took."""
+    shown: list[str] = [f"{outcome.state.value:<9}", trial.label or trial.trial_id]
+    measured: dict[str, Callable[[float], str]] = {
+        "dev/metric": lambda x: f"dev {100 * x:.1f}",
+        "test/metric": lambda x: f"test {100 * x:.1f}",
+        "wall_seconds": duration,
+    }
+    shown += [form(outcome.metrics[name]) for name, form in measured.items() if name in outcome.metrics]
+    return "  ".join([*shown, outcome.error] if outcome.error else shown)
+
+
+def steps(run: Running) -> str:
+    """How far an attempt is: "120/1000"."""
+    return f"{run.step}/{run.trial.steps}" if run.trial.steps else "evaluating"
+
+
+def duration(seconds: float | None) -> str:
+    """A time for people: "8 s", "4 min", "2 h 05 min"; "?" for None."""
+    if seconds is None:
+        return "?"
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def _terminal(snapshot: Snapshot) -> int:
+    return sum(n for state, n in snapshot.counts.items() if state.is_result or state.is_retryable)

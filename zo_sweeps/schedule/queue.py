@@ -1,0 +1,65 @@
+"""The trials that are ready to run, in an order that keeps loaded base models in use and lets nobody wait in line."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+
+from zo_sweeps.schedule.executors import NO_SLOT
+from zo_sweeps.trial import Needs, Trial
+
+Group = tuple[str, Needs]
+
+
+class ReadyQueue:
+    """Ready trials in plan order, in groups of the same base model and needs.
+
+    The trials of a group are interchangeable to an executor, so a choice costs O(groups), not O(trials), and a group
+    that no node takes now is passed over.
+    """
+
+    def __init__(self, trials: Iterable[Trial] = ()) -> None:
+        self._groups: dict[Group, deque[Trial]] = {}
+        self._running: Counter[str] = Counter()
+        for trial in trials:
+            self.put(trial)
+
+    def __len__(self) -> int:
+        return sum(len(group) for group in self._groups.values())
+
+    def __iter__(self) -> Iterator[Trial]:
+        for group in self._groups.values():
+            yield from group
+
+    def put(self, trial: Trial, *, first: bool = False) -> None:
+        """Adds a trial at the end of its group, or in front of it."""
+        group = self._groups.setdefault((trial.warm_key, trial.needs), deque())
+        group.appendleft(trial) if first else group.append(trial)
+
+    def take(self, fit: Callable[[Trial], int]) -> Trial | None:
+        """Removes the next trial to start; None when `fit` (as in Executor) finds no slot for any.
+
+        A slot that holds the trial's base model comes first, then the base model with the fewest running trials (so
+        that slots spread over base models and each loads few), then plan order. Say `left` when the trial has ended.
+        """
+        best: tuple[int, int] | None = None
+        chosen: deque[Trial] | None = None
+        for (warm_key, _), group in self._groups.items():
+            if not group:
+                continue
+            rank = (fit(group[0]), -self._running[warm_key])
+            if rank[0] != NO_SLOT and (best is None or rank > best):
+                best, chosen = rank, group
+        if chosen is None:
+            return None
+        trial = chosen.popleft()
+        self._running[trial.warm_key] += 1
+        return trial
+
+    def left(self, trial: Trial) -> None:
+        """A trial that `take` gave out runs no longer."""
+        self._running[trial.warm_key] -= 1
+
+    def heads(self) -> list[tuple[Trial, int]]:
+        """The first trial of every group and how many wait there."""
+        return [(group[0], len(group)) for group in self._groups.values() if group]

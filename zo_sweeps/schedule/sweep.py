@@ -1,0 +1,288 @@
+"""The loop of a sweep: pending -> running -> terminal, with bounded retries, resume and a clean stop.
+
+The driver owns the truth. Workers stream events; the driver appends them to the trial's journal, then writes the
+ledger, then starts the next trial. A driver killed at any moment loses at most the events still in the workers, which
+the resumed attempt computes again from the last scalars, with the same result.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from zo_sweeps.errors import UserError, unknown
+from zo_sweeps.record.journal import last_step
+from zo_sweeps.record.journal import outcome as recorded_outcome
+from zo_sweeps.schedule.executors import Executor, Finished, Progress, Report
+from zo_sweeps.schedule.ledger import Ledger
+from zo_sweeps.schedule.queue import ReadyQueue
+from zo_sweeps.schedule.snapshot import Running, Snapshot, Summary
+from zo_sweeps.trial import Event, Outcome, Trial, TrialState
+
+POLL_SECONDS = 0.5
+SAME_ERRORS = 5  # so many different trials with one and the same error, and no result: the sweep is at fault
+
+
+class Store(Protocol):
+    """Where journals are kept; `zo_sweeps.record.journal.JournalStore` is one."""
+
+    def read(self, trial_id: str) -> list[Event]: ...
+    def append(self, trial_id: str, events: list[Event]) -> None: ...
+    def set_aside(self, trial_id: str) -> None: ...
+
+
+class Sweep:
+    """Runs every trial that has no result yet, each once.
+
+    Args:
+        trials: in plan order; a trial_id that occurs again is ignored.
+        executor: started here if there is anything to run, and always shut down.
+        store, ledger: see Store and Ledger; both outlive the sweep.
+        rerun: lower-case names of states ("failed", "lost", "diverged", "out_of_memory", "succeeded") and trial_ids to
+            run again. A trial without a result goes on from its journal; one with a result, or named by its trial_id,
+            starts from nothing, its old journal set aside.
+        retries_failed, retries_lost: further attempts after an error, and after a lost process or node.
+        on_update: gets a Snapshot twice a second and whenever a trial ends.
+        on_events: gets the trial_id after events were appended to its journal.
+        say: prints a line for people.
+
+    Raises UserError on an unknown name in `rerun`.
+    """
+
+    def __init__(
+        self,
+        trials: Sequence[Trial],
+        executor: Executor,
+        store: Store,
+        ledger: Ledger,
+        *,
+        rerun: frozenset[str] = frozenset(),
+        retries_failed: int = 1,
+        retries_lost: int = 3,
+        on_update: Callable[[Snapshot], None] = lambda snapshot: None,
+        on_events: Callable[[str], None] = lambda trial_id: None,
+        say: Callable[[str], None] = print,
+    ) -> None:
+        self.trials = {trial.trial_id: trial for trial in reversed(trials)}
+        self.trials = dict(reversed(self.trials.items()))  # plan order, first occurrence kept
+        known = {state.value.lower() for state in TrialState if state.is_result or state.is_retryable}
+        for name in rerun - known - self.trials.keys():
+            raise unknown("state or trial of this sweep", name, known, where="--rerun")
+        self._executor, self._store, self._ledger = executor, store, ledger
+        self._rerun, self._retries_failed, self._retries_lost = rerun, retries_failed, retries_lost
+        self._on_update, self._on_events, self._say = on_update, on_events, say
+        self._queue = ReadyQueue()
+        self._running: dict[str, Running] = {}
+        self._interrupted = self._told = False
+        self._stopped = ""
+        self._ran = self._recovered = 0
+        self._failed_lines: dict[str, str] | None = {}  # None once anything had a result
+        self._cost_total = sum(trial.cost for trial in self.trials.values())
+        self._cost_done = self._cost_this_run = 0.0
+        self._counts: Counter[TrialState] = Counter()
+        self._started = time.monotonic()
+
+    def run(self) -> Summary:
+        """Until every trial is terminal, none can be placed, or someone stops it."""
+        self._fill_queue()
+        already_done = sum(n for state, n in self._counts.items() if state.is_result)
+        waiting: Counter[str] = Counter()
+        if self._queue:
+            with _signals_restored():
+                try:
+                    self._executor.start(self._receive, len(self._queue))
+                    self._listen()
+                    self._say(f"{len(self._queue)} trials to run on {self._executor.describe()}")
+                    self._started = time.monotonic()
+                    self._loop()
+                    for trial, n in self._queue.heads():
+                        if reason := self._executor.refusal(trial):
+                            waiting[reason] += n
+                finally:
+                    self._executor.shutdown()
+        counts = {state: n for state, n in self._counts.items() if n}
+        return Summary(
+            counts, already_done, self._ran, self._recovered, self._interrupted, self._stopped, dict(waiting)
+        )
+
+    def _fill_queue(self) -> None:
+        for trial_id, trial in self.trials.items():
+            state = self._ledger.states.get(trial_id, TrialState.PENDING)
+            ended = state.is_result or self._spent(trial_id)
+            by_id, by_state = trial_id in self._rerun, state.value.lower() in self._rerun
+            if by_id or by_state:
+                # In this order: a kill between the two leaves the old result, never a mixture.
+                self._ledger.write(trial_id, TrialState.PENDING, reset=True)
+                if by_id or state.is_result:
+                    self._store.set_aside(trial_id)
+            elif ended:
+                self._counts[state] += 1
+                self._cost_done += trial.cost
+                continue
+            self._counts[TrialState.PENDING] += 1
+            self._queue.put(trial)
+
+    def _spent(self, trial_id: str) -> bool:
+        """Whether the bounds on attempts are used up."""
+        failures, losses = self._ledger.failures.get(trial_id, 0), self._ledger.losses.get(trial_id, 0)
+        return failures > self._retries_failed or losses > self._retries_lost
+
+    def _loop(self) -> None:
+        while True:
+            while not self._interrupted and not self._stopped:
+                trial = self._queue.take(self._executor.fit)
+                if trial is None:
+                    break
+                self._launch(trial)
+            self._update()
+            if not self._running:
+                return
+            self._executor.poll(POLL_SECONDS)
+
+    def _launch(self, trial: Trial) -> None:
+        trial_id = trial.trial_id
+        attempt = self._ledger.attempts.get(trial_id, 0) + 1
+        run = self._running[trial_id] = Running(trial, attempt, "", 0, 0, time.monotonic())
+        try:
+            journal = self._store.read(trial_id)
+        except UserError as error:  # a damaged journal is this trial's trouble, not the sweep's
+            self._end(run, Outcome(trial_id, TrialState.FAILED, error=str(error)), final=True)
+            return
+        found = recorded_outcome(journal)
+        if found is not None and found.state.is_result:  # its driver was killed between journal and ledger
+            self._recovered += 1
+            run.attempt -= 1
+            self._end(run, found)
+            return
+        run.resumed_from = run.step = last_step(journal)
+        self._cost_done += self._part(run, run.resumed_from)
+        self._ledger.write(trial_id, TrialState.RUNNING, attempt=attempt)
+        self._move(trial_id, TrialState.PENDING, TrialState.RUNNING)
+        run.node = self._executor.submit(trial, journal, attempt)
+
+    def _receive(self, report: Report) -> None:
+        run = self._running.get(report.trial_id)
+        if run is None or run.attempt != report.attempt:
+            return  # late: the attempt was given up before, and its trial may run, or have ended, elsewhere
+        if isinstance(report, Progress):
+            self._store.append(report.trial_id, report.events)
+            for event in report.events:
+                if event["type"] == "steps":
+                    run.step = event["first"] + len(event["losses"]) - 1
+            self._on_events(report.trial_id)
+            self._update()
+        elif isinstance(report, Finished):
+            outcome = report.outcome
+            if outcome.state is TrialState.CANCELLED and not self._interrupted:  # its node was asked to stop, not we
+                outcome = Outcome(outcome.trial_id, TrialState.LOST, error="cancelled where it ran")
+            self._end(run, outcome)
+        else:
+            self._end(run, Outcome(report.trial_id, TrialState.LOST, error=report.reason))
+
+    def _end(self, run: Running, outcome: Outcome, *, final: bool = False) -> None:
+        """Books the end of an attempt: ledger, counts, and either the next attempt or the end of the trial."""
+        trial, state = run.trial, outcome.state
+        trial_id = trial.trial_id
+        before = self._ledger.states.get(trial_id, TrialState.PENDING)
+        self._ledger.write(trial_id, state, attempt=run.attempt, node=run.node, error=outcome.error, outcome=outcome)
+        del self._running[trial_id]
+        self._queue.left(trial)
+        again = state.is_retryable and not final and not self._spent(trial_id)
+        resumable = again or state is TrialState.CANCELLED
+        self._move(trial_id, before, TrialState.PENDING if again else state)
+        self._cost_done -= self._part(run, run.resumed_from)
+        if resumable:
+            self._cost_this_run += self._part(run, run.step) - self._part(run, run.resumed_from)
+        else:
+            self._cost_done += trial.cost
+            self._cost_this_run += trial.cost - self._part(run, run.resumed_from)
+            self._ran += 1
+        if again:
+            self._queue.put(trial, first=state is TrialState.LOST)  # one that failed goes behind those that may not
+        elif state is TrialState.LOST:  # nobody was left to say so in the journal
+            self._store.append(trial_id, [{"type": "end", "time": time.time(), "outcome": outcome.to_json()}])
+            self._on_events(trial_id)
+        self._look_for_one_cause(trial_id, outcome, again)
+        self._update(None if resumable else (trial, outcome))
+
+    def _look_for_one_cause(self, trial_id: str, outcome: Outcome, again: bool) -> None:
+        """Stops launching when the first SAME_ERRORS different trials all failed in the same way.
+
+        Attempts count for FAILED, only the last one for LOST: one node that dies takes several trials with it.
+        """
+        if outcome.state.is_result:
+            self._failed_lines = None
+        if self._failed_lines is None or not outcome.state.is_retryable or (outcome.state is TrialState.LOST and again):
+            return
+        self._failed_lines[trial_id] = re.sub(r"[0-9a-f]{8,}|\d+", "#", outcome.error)
+        if len(self._failed_lines) >= SAME_ERRORS and len(set(self._failed_lines.values())) == 1 and not self._stopped:
+            self._stopped = (
+                f"the first {len(self._failed_lines)} trials all failed in the same way, so the other "
+                f"{len(self._queue)} were not started: {outcome.error}"
+            )
+            self._say(self._stopped)
+
+    def _move(self, trial_id: str, before: TrialState, after: TrialState) -> None:
+        pending = before is not TrialState.RUNNING
+        self._counts[TrialState.PENDING if pending else before] -= 1
+        self._counts[after] += 1
+
+    def _part(self, run: Running, step: int) -> float:
+        return run.trial.cost * min(1.0, step / run.trial.steps) if run.trial.steps else 0.0
+
+    def _update(self, ended: tuple[Trial, Outcome] | None = None) -> None:
+        running = tuple(self._running.values())
+        if self._interrupted and not self._told:
+            self._told = True
+            trials = f"{len(running)} running trial{'s' * (len(running) != 1)}"
+            self._say(
+                f"stopping after the current step of {trials}; the same command goes on from there "
+                "(Ctrl-C once more: stop at once)"
+            )
+        now = sum(self._part(run, run.step) - self._part(run, run.resumed_from) for run in running)
+        self._on_update(
+            Snapshot(
+                total=len(self.trials),
+                counts={state: n for state, n in self._counts.items() if n},
+                cost_total=self._cost_total,
+                cost_done=self._cost_done + now,
+                cost_this_run=self._cost_this_run + now,
+                seconds=time.monotonic() - self._started,
+                running=running,
+                ended=ended,
+            )
+        )
+
+    def _listen(self) -> None:
+        """SIGINT and SIGTERM: the first asks the trials to stop at their next step, the second ends it at once."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+
+        def handle(number: int, frame: Any) -> None:
+            if self._interrupted:
+                raise KeyboardInterrupt
+            self._interrupted = True  # said by `_update`: printing is not safe in here
+            self._executor.cancel_all()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, handle)
+
+
+@contextmanager
+def _signals_restored() -> Iterator[None]:
+    """Puts the handlers of SIGINT and SIGTERM back: ours, and those that Ray sets when it starts."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
