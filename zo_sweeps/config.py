@@ -19,7 +19,8 @@ from zo_sweeps.errors import UserError, unknown
 # Groups that only choose their own sub-tree: composed one at a time, however many trials combine them.
 OWN_TREE = ("model", "task", "prompt", "precision", "device")
 # Groups that a method preset chooses together.
-METHOD = ("method", "estimator", "perturbation", "space", "update")
+AXES = ("estimator", "perturbation", "space", "update")
+METHOD = ("method", *AXES)
 TRIAL_GROUPS = OWN_TREE + METHOD
 # What a trial's configuration consists of; everything else belongs to the run.
 TRIAL_KEYS = (*TRIAL_GROUPS, "evaluation", "train", "split", "data", "seed")
@@ -47,29 +48,6 @@ class Named:
 class MethodConfig:
     name: str = "mezo"
     kind: str = "zo"
-
-
-@dataclass
-class EstimatorConfig:
-    name: str = "rge"
-    q: int = 1
-    eps: float = 1e-3
-
-
-@dataclass
-class SpaceConfig:
-    name: str = "full"
-    rank: int = 16
-    alpha: float = 16
-    targets: list[str] = field(default_factory=list)
-
-
-@dataclass
-class UpdateConfig:
-    name: str = "sgd"
-    lr: float = 1e-6
-    schedule: str = "constant"
-    weight_decay: float = 0.0
 
 
 @dataclass
@@ -186,10 +164,11 @@ class Config:
     precision: Named = field(default_factory=Named)
     device: dict[str, Any] = field(default_factory=dict)
     method: MethodConfig = field(default_factory=MethodConfig)
-    estimator: EstimatorConfig = field(default_factory=EstimatorConfig)
-    perturbation: Named = field(default_factory=Named)
-    space: SpaceConfig = field(default_factory=SpaceConfig)
-    update: UpdateConfig = field(default_factory=UpdateConfig)
+    # The axes: each member's own file says which options it has.
+    estimator: dict[str, Any] = field(default_factory=dict)
+    perturbation: dict[str, Any] = field(default_factory=dict)
+    space: dict[str, Any] = field(default_factory=dict)
+    update: dict[str, Any] = field(default_factory=dict)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     split: SplitConfig = field(default_factory=SplitConfig)
@@ -298,6 +277,8 @@ class Composer:
         shown = []
         for text in first:
             key = text.split("=", 1)[0]
+            if key.split(".")[0] in AXES and key not in self.forced.choices:
+                continue  # which options there are depends on the member that a block chooses: the plan checks them
             if key in self.forced.choices:
                 shown.append(f"{key}={self.forced.choices[key][0]}")
             elif len(self.forced.values.get(key, ())) == 1:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from zo_sweeps.config import TRIAL_GROUPS, Composer, Forced
+from zo_sweeps.config import AXES, TRIAL_GROUPS, Composer, Forced
 from zo_sweeps.errors import UserError, unknown
 from zo_sweeps.fingerprint import fingerprint
 from zo_sweeps.trial import Needs, Trial
@@ -71,21 +71,23 @@ def build(composer: Composer) -> Plan:
     malformed data, and a grid of which nothing can run here.
     """
     grid = composer.base["grid"]
-    problems: list[str] = []
+    problems: dict[str, list[str]] = {}  # what is wrong -> the blocks it is wrong in
     cells: list[Cell] = []
     trials: dict[str, Trial] = {}
     missing: dict[str, str] = {}
     labels: dict[str, str] = {}
     places = _Places()
+    options = _Options()
     if not grid["blocks"]:
         raise UserError(f"grid {grid['name']!r} has no blocks", where=f"grid/{composer.grid_name}.yaml")
     for block, spec in grid["blocks"].items():
         try:
             for setting in _expand(composer, grid, block, spec):
-                config = _resolve(composer, setting, composer.base["scale"])
+                config = _resolve(composer, setting, options)
                 wrong = _incompatible(config)
+                for text in wrong:
+                    _note(problems, text, block)
                 if wrong:
-                    problems += [f"{text} (block {block})" for text in wrong]
                     continue
                 why, memory, tokens = places.look(config)
                 trial_id = fingerprint(identity(config))
@@ -97,13 +99,19 @@ def build(composer: Composer) -> Plan:
                         missing[trial_id] = why
                 cells.append(Cell(block, config["task"]["name"], config["seed"], dict(setting.searched), trial_id))
         except UserError as error:
-            problems.append(f"{error} (block {block})")
-    problems = list(dict.fromkeys(problems))
-    if problems:
-        raise _all(problems, str(grid["name"]))
+            _note(problems, str(error), block)
+    found = [f"{text} (block{'s' * (len(where) > 1)} {', '.join(where)})" for text, where in problems.items()]
+    if found := [*found, *options.unknown()]:
+        raise _all(found, str(grid["name"]))
     runnable = tuple(trial for trial_id, trial in trials.items() if trial_id not in missing)
     caveats = _caveats(composer)
     return Plan(grid, composer.base, runnable, tuple(cells), missing, labels, caveats, trials)
+
+
+def _note(problems: dict[str, list[str]], text: str, block: str) -> None:
+    where = problems.setdefault(text, [])
+    if block not in where:
+        where.append(block)
 
 
 def _all(problems: Sequence[str], grid: str) -> UserError:
@@ -193,12 +201,52 @@ def _axes(tree: Mapping[str, Any], where: str) -> dict[str, list[Any]]:
     return axes
 
 
-def _resolve(composer: Composer, setting: _Setting, scale: Mapping[str, Any]) -> dict[str, Any]:
+class _Options:
+    """The options of axis members (`space.rank`), as their own files list them.
+
+    A value that a grid or the command line gives to every block is passed over where the block's member has no such
+    option (rank, in a full space); one that no block has is an error.
+    """
+
+    def __init__(self) -> None:
+        self._taken: set[str] = set()
+        self._passed: dict[str, str] = {}
+
+    def takes(self, config: Mapping[str, Any], path: str, value: Any) -> bool:
+        axis, _, option = path.partition(".")
+        if axis not in AXES:
+            return True
+        member = config[axis]
+        if option not in member or option == "name":
+            choices = [f"{axis}.{name}" for name in member if name != "name"]
+            where = f"{axis} {member.get('name')!r}"
+            self._passed.setdefault(path, str(unknown("key", path, choices, where=where)))
+            return False
+        default = member[option]
+        number = isinstance(default, (int, float)) and not isinstance(default, bool)
+        fits = isinstance(value, (int, float)) and not isinstance(value, bool) if number else True
+        if number and isinstance(default, int) and not isinstance(value, int):
+            fits = False
+        if isinstance(default, (str, bool, list)) and not isinstance(value, type(default)):
+            fits = False
+        if not fits:
+            kind = type(default).__name__
+            raise UserError(f"{path}={value!r} has the wrong type", fix=f"it must be a {kind}, as {default!r}")
+        self._taken.add(path)
+        return True
+
+    def unknown(self) -> list[str]:
+        return [text for path, text in self._passed.items() if path not in self._taken]
+
+
+def _resolve(composer: Composer, setting: _Setting, options: _Options) -> dict[str, Any]:
     """A trial's whole configuration: presets, then the grid, then the scale, then the command line."""
+    scale = composer.base["scale"]
     base = composer.trial_part(setting.choices)
     config = {key: dict(value) if isinstance(value, dict) else value for key, value in base.items()}
     for path, value in setting.values.items():
-        _set(config, path, value)
+        if options.takes(config, path, value):
+            _set(config, path, value)
     train, forced = config["train"], composer.forced.values
     for kind in ("zo", "fo"):
         if config["method"]["kind"] == kind:
@@ -215,7 +263,7 @@ def _resolve(composer: Composer, setting: _Setting, scale: Mapping[str, Any]) ->
     if config["precision"]["name"] == "auto":
         config["precision"] = {"name": config["model"]["precision"]}
     train["eval_every"] = max(1, min(train["eval_every"], train["steps"]))
-    q = config["estimator"]["q"] if config["method"]["kind"] == "zo" else 1
+    q = config["estimator"].get("q", 1) if config["method"]["kind"] == "zo" else 1
     if train["batch"] is None and q >= 1 and train["effective_batch"] % q == 0:
         train["batch"] = train["effective_batch"] // q
     return config
@@ -261,7 +309,7 @@ def _incompatible(config: Mapping[str, Any]) -> list[str]:
             found.append(f"train.steps must be at least 1, not {train['steps']}")
         if update["lr"] < 0:
             found.append(f"update.lr must not be negative, not {update['lr']}")
-        if space != "full" and not config["space"]["targets"]:
+        if config["space"].get("targets") == []:
             found.append(f"space {space!r} names no layers; set space.targets")
     if train["batch"] is not None and train["batch"] < 1:
         found.append(f"train.batch must be at least 1, not {train['batch']}")
@@ -297,8 +345,7 @@ def identity(config: Mapping[str, Any]) -> dict[str, Any]:
         result["device"] = config["device"]["name"]
     if kind == "zero_shot":
         return result
-    space = config["space"]
-    result["space"] = space if space["name"] != "full" else {"name": "full"}
+    result["space"] = config["space"]
     result["update"] = config["update"]
     result["train"] = {key: config["train"][key] for key in ("steps", "batch", "eval_every")}
     result["seed"] = config["seed"]
