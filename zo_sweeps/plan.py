@@ -222,6 +222,7 @@ class _Options:
             where = f"{axis} {member.get('name')!r}"
             self._passed.setdefault(path, str(unknown("key", path, choices, where=where)))
             return False
+        self._taken.add(path)
         default = member[option]
         number = isinstance(default, (int, float)) and not isinstance(default, bool)
         fits = isinstance(value, (int, float)) and not isinstance(value, bool) if number else True
@@ -232,7 +233,6 @@ class _Options:
         if not fits:
             kind = type(default).__name__
             raise UserError(f"{path}={value!r} has the wrong type", fix=f"it must be a {kind}, as {default!r}")
-        self._taken.add(path)
         return True
 
     def unknown(self) -> list[str]:
