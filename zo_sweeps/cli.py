@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from zo_sweeps import __version__
 from zo_sweeps.errors import UserError, unknown
@@ -32,11 +32,16 @@ examples:
 """
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(message, fix=f"see {self.prog} --help")
+
+
 def _parser(command: str) -> argparse.ArgumentParser:
     commands = "\n".join(
         f"  {name:8} {(function.__doc__ or '').splitlines()[0]}" for name, function in COMMANDS.items()
     )
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog=f"python -m zo_sweeps {command}",
         description=(COMMANDS[command].__doc__ or "") + f"\n\ncommands:\n{commands}",
         epilog=EXAMPLES,
@@ -56,7 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     command = given.pop(0) if given and given[0] in COMMANDS else "run"
     try:
-        _check_word(given)
+        if command == "run":
+            _check_word(given)
         return COMMANDS[command](given)
     except UserError as error:
         print(f"zo_sweeps: {error}", file=sys.stderr)
@@ -125,6 +131,7 @@ def run(given: Sequence[str]) -> int:
     console = Console(highlight=False)
     planned = launch.for_this_host(plan.build(composer))
     launch.must_have_work(planned)
+    launch.must_know(options.rerun, planned)
     show.summary(planned, console)
     return launch.run(planned, composer, command, rerun=options.rerun, console=console)
 
@@ -166,7 +173,7 @@ def status(given: Sequence[str]) -> int:
 def table(given: Sequence[str]) -> int:
     """Print a grid's tables from what has been run."""
     parser = _parser("table")
-    parser.add_argument("--format", default="text", metavar="text|md|latex|csv", help="default: text")
+    parser.add_argument("--format", default="text", metavar="text|md|latex|csv|html", help="default: text")
     parser.add_argument(
         "--table", action="append", default=[], metavar="NAME", help="one of the grid's tables; default all"
     )
@@ -177,12 +184,69 @@ def table(given: Sequence[str]) -> int:
     composer, _ = _compose(options, recall=True)
     text = show.tables(plan.build(composer), composer, options.format, options.table)
     if options.output:
-        try:
-            Path(options.output).write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"cannot write {options.output}: {error.strerror}", where="--output") from None
+        show.write(Path(options.output), text.encode())
     else:
         print(text, end="")
+    return 0
+
+
+def figure(given: Sequence[str]) -> int:
+    """Draw a grid's figures (PNG, SVG) from what has been run; convergence curves where it has none."""
+    parser = _parser("figure")
+    parser.add_argument(
+        "--figure", action="append", default=[], metavar="NAME", help="one of the grid's figures; default all"
+    )
+    parser.add_argument("--output", default="", metavar="FILE.png|.svg", help="default: both, in the state folder")
+    options = _parse(parser, given)
+    from rich.console import Console
+
+    from zo_sweeps import plan, show
+
+    composer, _ = _compose(options, recall=True)
+    show.figures(plan.build(composer), composer, options.figure, options.output, Console(highlight=False))
+    return 0
+
+
+def report(given: Sequence[str]) -> int:
+    """Write one self-contained HTML page on a grid: tables, curves, differences, failures, how to reproduce."""
+    parser = _parser("report")
+    parser.add_argument("--output", default="", metavar="FILE.html", help="default: GRID.html in the state folder")
+    options = _parse(parser, given)
+    from rich.console import Console
+
+    from zo_sweeps import plan, show
+
+    composer, command = _compose(options, recall=True)
+    show.report(plan.build(composer), composer, str(command), options.output, Console(highlight=False))
+    return 0
+
+
+def compare(given: Sequence[str]) -> int:
+    """Show two trials side by side, by their ids: configurations, measurements, curves."""
+    words = [text for text in given if "=" not in text and not text.startswith(("-", "~"))]
+    options = _parse(_parser("compare"), [text for text in given if text not in words])
+    if len(words) != 2:
+        raise UserError(f"{len(words)} trials to compare", fix="give two ids, as `plan --trials` lists them")
+    from rich.console import Console
+
+    from zo_sweeps.compare import compare
+    from zo_sweeps.config import Composer
+
+    folder = Path(Composer(options.overrides, options.config_dir).base["state_dir"]).expanduser()
+    compare(folder, words, Console(highlight=False))
+    return 0
+
+
+def papers(given: Sequence[str]) -> int:
+    """List every table and figure of the papers: its grid, and how far it has been run in a state folder."""
+    options = _parse(_parser("papers"), given)
+    from rich.console import Console
+
+    from zo_sweeps import show
+    from zo_sweeps.config import Composer
+
+    composer = Composer(options.overrides, options.config_dir)
+    show.papers(Path(composer.base["state_dir"]).expanduser(), composer.folders, Console(highlight=False))
     return 0
 
 
@@ -209,11 +273,32 @@ def doctor(given: Sequence[str]) -> int:
     return show.doctor(Composer(options.overrides, options.config_dir).base["state_dir"], Console(highlight=False))
 
 
+def bench(given: Sequence[str]) -> int:
+    """Measure the engine on this machine against plain MeZO: noise, step, memory, replay or all."""
+    parser = argparse.ArgumentParser(prog="python -m zo_sweeps bench", description=bench.__doc__)
+    parser.add_argument("part", nargs="?", default="all", metavar="noise|step|memory|replay|all")
+    parser.add_argument("--rounds", type=int, default=5, help="each thing runs so often, in turn; the minimum counts")
+    parser.add_argument("--json", metavar="FILE", help="write the numbers, with this machine's name, there as well")
+    options = parser.parse_args(list(given))
+    from zo_sweeps.bench import report
+
+    rows = report.run(options.part, options.rounds)
+    print(report.text(rows))
+    if options.json:
+        report.write(rows, Path(options.json))
+    return 0
+
+
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "run": run,
     "plan": plan,
     "status": status,
     "table": table,
+    "figure": figure,
+    "report": report,
+    "compare": compare,
+    "papers": papers,
     "ui": ui,
     "doctor": doctor,
+    "bench": bench,
 }

@@ -47,12 +47,14 @@ class Named:
 @dataclass
 class MethodConfig:
     name: str = "mezo"
-    kind: str = "zo"
+    kind: str = "zo"  # zero_shot, icl, zo, fo
+    demonstrations: int = 0  # of icl: solved examples before the prompt
 
 
 @dataclass
 class EvaluationConfig:
     mode: str = "sequential"  # sequential, outer, inner, both
+    restore: str = "exact"  # exact: theta is never written to; in_place: perturbed and restored, its drift recorded
 
 
 @dataclass
@@ -62,6 +64,8 @@ class TrainConfig:
     effective_batch: int = 16  # E = q * B
     eval_every: int = 500
     max_length: int = 2048
+    objective: str = "loss"  # of zeroth-order steps: the task's loss, or 1 - "accuracy", or -"f1" of generated answers
+    select: str = "loss"  # the step whose weights are tested: lowest dev loss, or highest dev "metric"
 
 
 @dataclass
@@ -69,7 +73,8 @@ class SplitConfig:
     train: int = 1000
     dev: int = 500
     test: int = 1000
-    seed: int = 0
+    seed: int | None = 0  # null: the trial's own
+    shots: int | None = None  # rows a class, for train and again for dev; they then replace train and dev
 
 
 @dataclass
@@ -88,6 +93,7 @@ class ScaleSplit:
     train: int | None = None
     dev: int | None = None
     test: int | None = None
+    shots: int | None = None  # where the grid has shots
 
 
 @dataclass
@@ -97,6 +103,7 @@ class ScaleConfig:
     fo: ScaleSteps = field(default_factory=ScaleSteps)
     split: ScaleSplit = field(default_factory=ScaleSplit)
     max_length: int | None = None
+    layers: int | None = None  # of models with random weights
 
 
 @dataclass
@@ -140,6 +147,20 @@ class GridTable:
     title: str = ""
     rows: dict[str, str] = field(default_factory=dict)  # block -> row name, as published
     footnotes: list[str] = field(default_factory=list)
+    average: bool = False  # a column with the mean over the columns
+    rank: bool = False  # a column with the mean rank over the columns
+
+
+@dataclass
+class GridFigure:
+    kind: str = "line"  # line, bar: of finished runs; curve: over training, from the journals
+    title: str = ""
+    x: str = "column"  # line, bar: an axis or key of a trial (estimator.q) or column; curve: step or seconds
+    y: str = "accuracy"  # line, bar: a file of conf/table or a metric; curve: dev/loss, dev/metric or train/loss
+    panels: str = "column"  # a panel for each column, or for each value of a key; "": one panel
+    series: dict[str, str] = field(default_factory=dict)  # block -> label; {}: every block
+    published: list[Any] = field(default_factory=list)  # {series: block, panel: column, x: ..., y: ...}
+    footnotes: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -149,11 +170,13 @@ class GridConfig:
     paper: str = ""
     fixed: dict[str, Any] = field(default_factory=dict)
     axes: dict[str, Any] = field(default_factory=dict)
+    columns: dict[str, Any] = field(default_factory=dict)  # name -> what it fixes, where the columns are not tasks
     seeds: list[int] = field(default_factory=lambda: [0])
     select: SelectConfig = field(default_factory=SelectConfig)
     exclude: list[Any] = field(default_factory=list)
     blocks: dict[str, BlockConfig] = field(default_factory=dict)
     tables: dict[str, GridTable] = field(default_factory=dict)
+    figures: dict[str, GridFigure] = field(default_factory=dict)  # {}: convergence curves of every block
 
 
 @dataclass
@@ -227,6 +250,9 @@ class Composer:
             self.base = self._compose([*self._run_level, *self._single_forced()])
         self._scratch = OmegaConf.structured(Config)  # for check_value: making one costs more than using it
         self._checked: set[tuple[str, str]] = set()
+        for path, values in self.forced.values.items():
+            for value in values if path.split(".")[0] not in AXES else ():
+                self.check_value(path, value, "the command line")
         self._composed: dict[tuple[tuple[str, str], ...], dict[str, Any]] = {}
         self.grid_name = next((t.split("=", 1)[1] for t in self._given if t.startswith("+grid=")), "")
 
@@ -251,9 +277,11 @@ class Composer:
                 reason = str(error).splitlines()[0]
                 raise UserError(f"cannot read the override {text!r}", fix=f"write key=value ({reason})") from None
             key = override.key_or_group
-            trial_level = key.split(".")[0].split("/")[0] in TRIAL_KEYS and not (
-                override.is_add() or override.is_delete()
-            )
+            if override.is_delete() and not key.startswith("grid."):
+                raise UserError(f"{key} cannot be left out", where=repr(text), fix="only parts of the grid can")
+            trial_level = key.split(".")[0].split("/")[0] in TRIAL_KEYS
+            if key != "grid" and not re.match(r"grid\.\w+\.", key) and not trial_level:
+                text = text.lstrip("+")  # a + would make a key that nothing reads
             if override.is_sweep_override():
                 if not trial_level:
                     raise UserError(
@@ -263,7 +291,9 @@ class Composer:
                 given = tuple(v.value() if hasattr(v, "value") and callable(v.value) else v for v in given)
             else:
                 given = (override.value(),)
-            if key in TRIAL_GROUPS and all(isinstance(v, str) for v in given):
+            if key in TRIAL_GROUPS:
+                if not all(isinstance(v, str) for v in given):
+                    raise UserError(f"{text!r} does not name a {key}", fix=f"write {key}=NAME, or {key}=NAME,NAME")
                 choices[key] = tuple(given)
             elif trial_level:
                 values[key] = tuple(_plain(v) for v in given)
@@ -273,15 +303,16 @@ class Composer:
 
     def _single_forced(self) -> list[str]:
         """The forced overrides as far as one configuration can show them (the first value of an axis), for checking."""
-        first = [text for text in self._given if text not in self._run_level]
         shown = []
-        for text in first:
-            key = text.split("=", 1)[0]
+        for text in self._given:
+            key = text.split("=", 1)[0].lstrip("+")
+            if key not in self.forced.choices and key not in self.forced.values:
+                continue
             if key.split(".")[0] in AXES and key not in self.forced.choices:
                 continue  # which options there are depends on the member that a block chooses: the plan checks them
             if key in self.forced.choices:
                 shown.append(f"{key}={self.forced.choices[key][0]}")
-            elif len(self.forced.values.get(key, ())) == 1:
+            elif len(self.forced.values[key]) == 1:
                 shown.append(text)
             else:
                 shown.append(f"{key}={_as_override(self.forced.values[key][0])}")
@@ -303,12 +334,13 @@ class Composer:
         from hydra.errors import HydraException
         from omegaconf import OmegaConf
         from omegaconf.errors import OmegaConfBaseException
+        from yaml import YAMLError
 
         search = [f"hydra.searchpath=[{self._search}]"] if self._search else self._extra
         try:
             config = compose("config", overrides=[*search, *overrides], return_hydra_config=False)
             plain = OmegaConf.to_container(config, resolve=True)
-        except (HydraException, OmegaConfBaseException) as error:
+        except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:  # the last: a group given 3
             raise _explain(error, overrides) from None
         assert isinstance(plain, dict)
         return {str(key): value for key, value in plain.items()}
@@ -411,9 +443,14 @@ def _explain(error: Exception, overrides: Sequence[str]) -> UserError:
         return UserError(
             f"{full[1] if full else 'a key'}={found[1]!r} has the wrong type", fix=f"it must be a {found[3]}"
         )
+    if found := re.search(r"Invalid value assigned: (\w+) is not a (\w+)", text):
+        full = re.search(r"full_key: (\S+)", text)
+        kind = "list" if found[2].startswith("List") else found[2]
+        return UserError(f"{full[1] if full else 'a key'} has the wrong type", fix=f"it must be a {kind}")
     if found := re.search(r"Primary config|mapping values are not allowed|while (?:parsing|scanning)[^\n]*", text):
         return UserError("a configuration file is not valid YAML", fix=" ".join(text.split())[:300])
-    return UserError(" ".join(chain[0].split()))
+    reason = "" if chain[-1] == chain[0] else chain[-1].splitlines()[0]
+    return UserError(" ".join(chain[0].split()), fix=reason)
 
 
 def _source(key: str, overrides: Sequence[str]) -> str:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from zo_sweeps import results
+from zo_sweeps import readout, report
 from zo_sweeps.config import Composer
-from zo_sweeps.errors import UserError
+from zo_sweeps.errors import UserError, unknown
 from zo_sweeps.fingerprint import fingerprint
 from zo_sweeps.plan import Plan
 from zo_sweeps.schedule.executors import Executor
@@ -85,6 +85,11 @@ def for_this_host(plan: Plan) -> Plan:
 
     With a cluster to join, its nodes are asked instead, once it is joined.
     """
+    least = {"cpus_per_trial": 1, "slots": 1, "retries_failed": 0, "retries_lost": 0}
+    for name, low in least.items():
+        value = plan.config["executor"][name]
+        if value is not None and value < low:
+            raise UserError(f"executor.{name} must be at least {low}, not {value}")
     if plan.config["cluster"]["address"]:
         return plan
     from zo_sweeps.devices.probe import probe
@@ -95,8 +100,10 @@ def for_this_host(plan: Plan) -> Plan:
     missing = dict(plan.missing)
     for trial in plan.trials:
         if why := refusal(trial.needs, node, cpus):
-            gib = trial.needs.memory_bytes / 2**30
-            missing[trial.trial_id] = f"needs device {trial.needs.device} and about {gib:.1f} GiB, and this host {why}"
+            needs = f"device {trial.needs.device}"
+            if "memory" in why:
+                needs += f" and about {trial.needs.memory_bytes / 2**30:.1f} GiB"
+            missing[trial.trial_id] = f"needs {needs}, and this host {why}"
         elif node.gpus and trial.needs.device != "cpu" and trial.needs.memory_bytes > node.memory_bytes:
             missing[trial.trial_id] = f"needs about {trial.needs.memory_bytes / 2**30:.1f} GiB of GPU memory"
     return replace(plan, trials=tuple(t for t in plan.trials if t.trial_id not in missing), missing=missing)
@@ -108,7 +115,17 @@ def must_have_work(plan: Plan) -> None:
         return
     reasons = Counter(plan.missing.values())
     listed = "".join(f"\n  - {why} ({count} trials)" for why, count in reasons.most_common())
+    if len(reasons) == 1:
+        listed = f" {next(iter(reasons))}"
     raise UserError(f"none of the {len(plan.every)} trials of grid {plan.name!r} can run here:{listed}")
+
+
+def must_know(rerun: Sequence[str], plan: Plan) -> None:
+    """Raises UserError unless each name in `rerun` is a state that can be run again or a trial of the plan."""
+    states = [state.value.lower() for state in TrialState if state.is_result or state.is_retryable]
+    for name in rerun:
+        if name not in states and name not in plan.every:
+            raise unknown("state or trial of this sweep", name, states, where="--rerun")
 
 
 def state_folder(plan: Plan) -> Path:
@@ -169,9 +186,10 @@ def run(plan: Plan, composer: Composer, command: Command, *, rerun: Sequence[str
                     say=progress.say,
                 ).run()
             seconds = time.monotonic() - began
-            found = results.tables(plan, composer, ledger)
+            found = readout.tables(plan, composer, ledger)
             _report(plan, found, summary, seconds, state_dir, where, console)
-            _hand_over(mirror, found, summary, console)
+            page = _page(plan, composer, ledger, state_dir, command, console)
+            _hand_over(mirror, found, page, summary, console)
     return _status(summary)
 
 
@@ -239,12 +257,26 @@ def _mirror(plan: Plan, state_dir: Path, command: Command, console: Console) -> 
         yield mirror, where
 
 
-def _hand_over(mirror: MlflowMirror, found: Sequence[Table], summary: Summary, console: Console) -> None:
+def _page(
+    plan: Plan, composer: Composer, ledger: Ledger, state_dir: Path, command: Command, console: Console
+) -> Mapping[str, str]:
+    """The report, as a file for MLflow; none, and a line that says why, where it cannot be written."""
+    try:
+        return {"report.html": report.html(plan, composer, ledger, state_dir, str(command))}
+    except UserError as error:
+        console.print(f"no report: {error}", markup=False, soft_wrap=True)
+        return {}
+
+
+def _hand_over(
+    mirror: MlflowMirror, found: Sequence[Table], page: Mapping[str, str], summary: Summary, console: Console
+) -> None:
     """Gives MLflow the tables, and it the time to take what it has not yet: the journals keep what it does not."""
     status = "KILLED" if summary.interrupted else "FAILED" if _status(summary) else "FINISHED"
     files = {
         "table.tex": "\n\n".join(map(to_latex, found)),
         "table.csv": "\n".join(map(to_csv, found)),
+        **page,
     }
     mirror.finish("\n\n".join(map(to_markdown, found)), files, _aggregates(found), status)
     left = mirror.drain(SERVER_SECONDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections import Counter
@@ -10,14 +11,16 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table as Rows
+from rich.text import Text
 
-from zo_sweeps import results
+from zo_sweeps import readout
 from zo_sweeps.config import Composer
 from zo_sweeps.errors import UserError, unknown
 from zo_sweeps.plan import Plan
 from zo_sweeps.schedule.ledger import Standing, driver_of, read_standing
 from zo_sweeps.schedule.progress import duration
-from zo_sweeps.tables import Table, to_csv, to_latex, to_markdown, to_text
+from zo_sweeps.tables import Table, to_csv, to_html, to_latex, to_markdown, to_text
+from zo_sweeps.tables.html import page
 from zo_sweeps.trial import TrialState
 
 FORMATS: dict[str, Callable[[Table], str]] = {
@@ -25,6 +28,7 @@ FORMATS: dict[str, Callable[[Table], str]] = {
     "md": to_markdown,
     "latex": to_latex,
     "csv": to_csv,
+    "html": to_html,
 }
 GIB = 2**30
 
@@ -55,7 +59,13 @@ def summary(planned: Plan, console: Console) -> None:
 
 def _missing(planned: Plan, console: Console) -> None:
     for why, count in Counter(planned.missing.values()).most_common():
-        tasks = sorted({planned.labels[planned.every[i].task] for i, text in planned.missing.items() if text == why})
+        tasks = sorted(
+            {
+                planned.labels.get(planned.every[i].task, planned.every[i].task)
+                for i, text in planned.missing.items()
+                if text == why
+            }
+        )
         _say(console, f"missing here ({count} trials; {', '.join(tasks)}): {why}")
 
 
@@ -185,23 +195,95 @@ def tables(planned: Plan, composer: Composer, form: str, only: Sequence[str]) ->
     if form not in FORMATS:
         raise unknown("format", form, FORMATS, where="--format")
     _, standing = _standing(planned)
-    rendered = [FORMATS[form](table) for table in results.tables(planned, composer, standing, only)]
+    rendered = [FORMATS[form](table) for table in readout.tables(planned, composer, standing, only)]
+    if form == "html":
+        return page(str(planned.grid["title"] or planned.name), rendered)
     return "\n".join(rendered) + ("" if rendered and rendered[-1].endswith("\n") else "\n")
+
+
+def figures(planned: Plan, composer: Composer, only: Sequence[str], output: str, console: Console) -> None:
+    """Draws the grid's figures as PNG and SVG into the state folder, or one of them to `output`; says where."""
+    from zo_sweeps import charts
+    from zo_sweeps.tables.draw import FORMATS as DRAWN
+    from zo_sweeps.tables.draw import render
+
+    folder, standing = _standing(planned)
+    suffix = Path(output).suffix.lstrip(".") if output else ""
+    if output and suffix not in DRAWN:
+        raise unknown("kind of file", suffix, DRAWN, where=f"--output {output}")
+    found = charts.figures(planned, composer, standing, folder, only)
+    if output and len(found) > 1:
+        raise UserError(f"{len(found)} figures for one file", where="--output", fix="choose one with --figure NAME")
+    for figure in found:
+        for note in figure.notes:
+            _say(console, f"{figure.name}: {note}")
+        for form in [suffix] if output else DRAWN:
+            path = Path(output) if output else _own(folder / "figures") / f"{figure.name}.{form}"
+            write(path, render(figure, form))
+            _say(console, str(path))
+
+
+def report(planned: Plan, composer: Composer, command: str, output: str, console: Console) -> None:
+    """Writes the page on the grid into the state folder, or to `output`; says where."""
+    from zo_sweeps import report as pages
+
+    folder, standing = _standing(planned)
+    path = Path(output) if output else _own(folder) / f"{planned.name}.html"
+    write(path, pages.html(planned, composer, standing, folder, command).encode())
+    _say(console, str(path))
+
+
+def _own(folder: Path) -> Path:
+    """A folder of ours (below the state folder), made if absent."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make {folder}: {error.strerror}", fix="name a file with --output") from None
+    return folder
+
+
+def write(path: Path, data: bytes) -> None:
+    """Raises UserError where the file cannot be written."""
+    try:
+        path.write_bytes(data)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}", where="--output") from None
+
+
+def papers(folder: Path, folders: Sequence[Path], console: Console) -> None:
+    """Every table and figure of the papers: its grid, its state in `folder`, the largest deviation."""
+    from zo_sweeps.papers import items, standings
+
+    found = items(folders)
+    states = standings(found, folder)
+    for display in dict.fromkeys(item.display for item in found):
+        table = Rows(box=None, pad_edge=False, header_style="bold", title=display, title_justify="left")
+        for name in ("item", "grid", "state here", "largest deviation", "what"):
+            table.add_column(name, no_wrap=name == "item", overflow="fold")
+        for item in (item for item in found if item.display == display):
+            its = states[item.reference]
+            notes = f" [{'; '.join(its.notes)}]" if its.notes else ""
+            grid = ", ".join(item.grids) if item.grids else f"no grid: {item.why}"
+            state = its.state + notes if item.grids else "–"
+            table.add_row(*(Text(part) for part in (item.name, grid, state, its.deviation, item.caption)))
+        console.print(table)
+    behind = sum(bool(item.grids) for item in found)
+    _say(console, f"{len(found)} tables, figures and others, {behind} with a grid; run one with +grid=NAME")
 
 
 def ui(folder: Path, port: int | None) -> None:
     """Serves the MLflow page of `folder` until Ctrl-C."""
     if not folder.is_dir():
         raise UserError(f"no results in {folder}", fix="run a sweep first, or use state_dir=FOLDER")
-    from zo_sweeps.record.server import local_server
+    from zo_sweeps.record.mlflow_points import TRAINING
+    from zo_sweeps.record.server import start
 
-    with local_server(folder, port) as uri:
-        print(f"MLflow: {uri}   (Ctrl-C ends it)", flush=True)
-        try:
+    with contextlib.closing(start(folder, port)) as server:
+        server.wait()
+        print(f"MLflow: {server.uri}/#/experiments?{TRAINING}   (Ctrl-C ends it)", flush=True)
+        with contextlib.suppress(KeyboardInterrupt):
             while True:
                 time.sleep(3600)
-        except KeyboardInterrupt:
-            print()
 
 
 def doctor(folder: str, console: Console) -> int:

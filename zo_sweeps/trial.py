@@ -9,6 +9,7 @@ seconds). The types:
             steps), tokens
     eval    step, split ("dev"), loss, metric (fraction), seconds
     test    step (the selected one), loss, metric
+    mask    fingerprint, entries (of the sparse mask that was found before training)
     end     outcome (Outcome.to_json())
 
 A resumed attempt goes on after the last step in the journal, so that a step stands in a journal once.

@@ -13,30 +13,39 @@ from typing import Any
 
 import torch
 
-from zo_sweeps import __version__
+from zo_sweeps.calibrate import sensitive_options
 from zo_sweeps.devices.memory import MemoryMeter
 from zo_sweeps.devices.probe import probe
 from zo_sweeps.engine import losses, schedules
 from zo_sweeps.engine.baselines import first_order
 from zo_sweeps.engine.batch import Batch, collate
 from zo_sweeps.engine.data import indices
-from zo_sweeps.engine.replay import replay
+from zo_sweeps.engine.in_place import InPlace
+from zo_sweeps.engine.replay import rebuild
 from zo_sweeps.engine.score import score
 from zo_sweeps.engine.step import Method
-from zo_sweeps.engine.train import Evaluated, StepDone, train
+from zo_sweeps.engine.train import Evaluated, StepDone, evaluated_at, train
 from zo_sweeps.engine.types import DivergedError, Space
 from zo_sweeps.errors import UserError
 from zo_sweeps.models.causal import LanguageModel
 from zo_sweeps.models.load import load
+from zo_sweeps.models.masked import MaskedLanguageModel
+from zo_sweeps.record import provenance
 from zo_sweeps.record.journal import evals, scalars
 from zo_sweeps.tasks.data import load_splits
+from zo_sweeps.tasks.demonstrations import Demonstrator, demonstration
 from zo_sweeps.tasks.encode import Example, encode
+from zo_sweeps.tasks.masked import encode_masked
 from zo_sweeps.tasks.metrics import accuracy, squad_f1
 from zo_sweeps.tasks.spec import TaskSpec
 from zo_sweeps.trial import Event, Outcome, Sink, Trial, TrialState
 
 FLUSH_SECONDS = 0.5  # steps are reported in groups: what a killed process loses is computed again
-LOSSES: dict[str, losses.Loss] = {"tokens": losses.tokens, "candidates": losses.candidates}
+LOSSES: dict[str, losses.Loss] = {
+    "tokens": losses.tokens,
+    "candidates": losses.candidates,
+    "label_words": losses.label_words,
+}
 
 
 @dataclass
@@ -106,6 +115,7 @@ class _Run:
         self.coefs, self.losses = scalars(journal)
         self.evaluations = {step: event for (split, step), event in evals(journal).items() if split == "dev"}
         self.test_event = next((event for event in journal if event["type"] == "test"), None)
+        self.mask = next((str(event["fingerprint"]) for event in journal if event["type"] == "mask"), "")
         self.seconds = [event["seconds"] for event in journal if event["type"] == "steps"]
         self.tokens = sum(event["tokens"] for event in journal if event["type"] == "steps")
         self.reported = len(self.losses)  # steps that stand in the journal
@@ -116,6 +126,7 @@ class _Run:
         self.meter = MemoryMeter(self.device)
         self.described: dict[str, Any] = {}
         self.measured: dict[str, float] = {}
+        self.how: Method | None = None  # the method of zeroth-order steps, once they began
         self.selected = 0
 
     def execute(self) -> Outcome:
@@ -124,7 +135,7 @@ class _Run:
             "start",
             attempt=self.attempt,
             device=self.described,
-            versions={"zo_sweeps": __version__, "torch": torch.__version__},
+            versions=provenance.collect(),
             resumed_from=self.reported if self.kind == "zo" else 0,
         )
         model = self.model = _model(self.trial, self.device)
@@ -132,19 +143,17 @@ class _Run:
         self.loss = LOSSES[data.spec.loss]
         self.meter.start()
         self.measured["weights_bytes"] = float(sum(p.numel() * p.element_size() for p in model.module.parameters()))
-        if self.kind == "zero_shot":
-            self._evaluate_zero_shot()
+        if self.kind in ("zero_shot", "icl"):
+            self._evaluate_untrained()
         else:
             self._train()
-        self.measured["peak_memory_bytes"] = float(self.meter.stop())
         return self.outcome(TrialState.SUCCEEDED)
 
-    def _evaluate_zero_shot(self) -> None:
+    def _evaluate_untrained(self) -> None:
         if 0 not in self.evaluations:
-            began = time.perf_counter()
-            loss, metric = self.score(self.data.dev)
-            self.take(Evaluated(0, loss, metric, time.perf_counter() - began))
+            self.take(evaluated_at(0, self.score_dev, self.config["seed"]))
         self.report_test(0)
+        self.measured["peak_memory_bytes"] = float(self.meter.stop())
 
     def _train(self) -> None:
         global _warm
@@ -167,6 +176,9 @@ class _Run:
                     self.score_dev,
                     steps=steps,
                     eval_every=every,
+                    seed=self.config["seed"],
+                    optimizer=self.config["update"]["name"],
+                    weight_decay=self.config["update"]["weight_decay"],
                 )
             for event in events:
                 self.take(event)
@@ -175,27 +187,40 @@ class _Run:
                 if self.should_stop() and not (isinstance(event, StepDone) and event.step == steps):
                     self.flush()
                     raise _StoppedError
+            self.measured["peak_memory_bytes"] = float(self.meter.stop())  # of steps and dev evaluations
+            if self.how is not None and self.how.in_place is not None:
+                self.measured["drift"] = self.how.in_place.drift
             best = self.best()
             if self.kind == "fo":
                 with torch.no_grad():
                     for name, param in space.params.items():
                         param.copy_(snapshot[name])
-            elif best != steps:
-                self.flush()
-                space.uninstall()
-                space = self.install()
-                replay(self.method(), space.params, self.coefs[:best], self.schedule(), seed=self.config["seed"])
+            if self.kind == "fo" or best == steps:
+                self.report_test(best)
+                return
+            self.flush()
+        finally:
+            space.uninstall()
+        del space, events  # they hold the weights that are about to be loaded again
+        self._test_replayed(best)
+
+    def _test_replayed(self, best: int) -> None:
+        """Rebuilds the weights of the selected step from the log, and tests them."""
+        space = self.install()
+        try:
+            rebuild(self.method(), space, self.coefs[:best], self.schedule(), seed=self.config["seed"])
             self.report_test(best)
         finally:
             space.uninstall()
 
     def zeroth_order(self, space: Space, steps: int, every: int) -> Iterator[StepDone | Evaluated]:
+        self.how = self.method()
         return train(
-            self.method(),
+            self.how,
             self.model,
             space,
             self.batch,
-            self.loss,
+            losses.accuracy if self.config["train"]["objective"] == "accuracy" else self.loss,
             self.schedule(),
             self.score_dev,
             seed=self.config["seed"],
@@ -203,32 +228,60 @@ class _Run:
             eval_every=every,
             log=list(self.coefs),
             evaluated=set(self.evaluations),
+            objective=self.generated_f1 if self.config["train"]["objective"] == "f1" else None,
         )
+
+    def generated_f1(self, step: int, points: int) -> torch.Tensor:
+        """-F1 of the answers generated to the step's examples, [1]."""
+        examples = self.examples_of(step)
+        texts = self.model.generate([list(e.prompt_ids) for e in examples], self.data.spec.max_new_tokens)
+        return losses.negative_score([squad_f1(t, e.references) for t, e in zip(texts, examples, strict=True)])
 
     def install(self) -> Space:
         """The trial's space on the base weights, in fp32 where it is trained by backpropagation."""
         global _warm
         assert _warm is not None
         if _warm.dirty:
+            del self.model
             self.model = _model(self.trial, self.device)
         options = dict(self.config["space"])
         if options["name"] == "full":
             _warm.dirty = True
             if self.kind == "fo":
                 self.model.module.float()
-        else:
+        elif "targets" in options:
             options["modules"] = list(self.model.target_modules(options["targets"]))
+        if options["name"] == "sensitive":
+            options |= self.sensitive_mask(options["modules"])
         member = import_module(f"zo_sweeps.engine.spaces.{options['name']}")
         space: Space = member.install(self.model.module, options, self.config["seed"])
         return space
 
+    def sensitive_mask(self, modules: Sequence[str]) -> dict[str, Any]:
+        """The mask of the trial, and how to find others. A log goes on only over the mask that it began with."""
+        gold_only = self.data.spec.loss == "tokens"
+        options, mark = sensitive_options(
+            self.config, self.model, modules, self.data.train, self.loss, gold_only=gold_only
+        )
+        if self.mask not in ("", mark):
+            raise UserError(
+                f"the mask found here ({mark}) is not the one this trial began with ({self.mask})",
+                fix="run the trial again from its first step, or give this machine the other's mask store",
+            )
+        if not self.mask:
+            self.mask = mark
+            self.emit("mask", fingerprint=mark, entries=sum(map(len, options["masks"].values())))
+        return options
+
     def method(self) -> Method:
         estimator, perturbation, update = (dict(self.config[axis]) for axis in ("estimator", "perturbation", "update"))
+        settings = {name: value for name, value in update.items() if name not in ("name", "lr", "schedule")}
         return Method(
             estimator=_member("estimators", estimator.pop("name"))(**estimator),
-            perturbation=_member("perturbations", perturbation["name"])(),
-            update=_member("updates", update["name"])(weight_decay=update["weight_decay"]),
+            perturbation=_member("perturbations", perturbation.pop("name"))(**perturbation),
+            update=_member("updates", update["name"])(**settings),
             mode=self.config["evaluation"]["mode"],
+            in_place=InPlace() if self.config["evaluation"]["restore"] == "in_place" else None,
         )
 
     def schedule(self) -> schedules.Schedule:
@@ -236,10 +289,13 @@ class _Run:
         make: Callable[[float, int], schedules.Schedule] = getattr(schedules, update["schedule"])
         return make(update["lr"], self.config["train"]["steps"])
 
-    def batch(self, step: int) -> Batch:
+    def examples_of(self, step: int) -> list[Example]:
         chosen = indices(self.config["seed"], step, len(self.data.train), self.config["train"]["batch"])
-        gold_only = self.data.spec.loss == "tokens"
-        return collate([self.data.train[i] for i in chosen], self.model.pad_id, gold_only=gold_only).to(self.device)
+        return [self.data.train[i] for i in chosen]
+
+    def batch(self, step: int) -> Batch:
+        gold_only = self.data.spec.loss == "tokens" and self.config["train"]["objective"] != "accuracy"
+        return collate(self.examples_of(step), self.model.pad_id, gold_only=gold_only).to(self.device)
 
     def score_dev(self) -> tuple[float, float]:
         return self.score(self.data.dev)
@@ -251,19 +307,27 @@ class _Run:
         generated = spec.kind == "generation"
         loss, predictions = score(self.model, examples, self.model.pad_id, self.loss, self.device, gold_only=generated)
         if not generated:
-            return loss, accuracy(predictions, [example.gold for example in examples])
+            # of several right candidates any counts
+            golds = [
+                p if p in example.golds else example.gold for p, example in zip(predictions, examples, strict=True)
+            ]
+            return loss, accuracy(predictions, golds)
         texts = self.model.generate([list(example.prompt_ids) for example in examples], spec.max_new_tokens)
         return loss, statistics.fmean(squad_f1(t, e.references) for t, e in zip(texts, examples, strict=True))
 
     def best(self) -> int:
-        """The selected step: lowest dev loss, the earliest of equals."""
-        return min(self.evaluations, key=lambda step: (self.evaluations[step]["loss"], step))
+        """The selected step: lowest dev loss (or highest dev metric, `train.select`), the earliest of equals."""
+        by = self.config["train"].get("select", "loss")
+        sign = -1 if by == "metric" else 1
+        return min(self.evaluations, key=lambda step: (sign * self.evaluations[step][by], step))
 
     def report_test(self, step: int) -> None:
         """Scores the test split once, with the selected weights."""
         self.selected = step
         if self.test_event is None:
             loss, metric = self.score(self.data.test)
+            if not (math.isfinite(loss) and math.isfinite(metric)):
+                raise DivergedError(f"non-finite test loss at step {step}, seed {self.config['seed']}: {loss}")
             self.test_event = self.emit("test", step=step, loss=loss, metric=metric)
 
     def take(self, event: StepDone | Evaluated) -> None:
@@ -277,8 +341,6 @@ class _Run:
                 if time.perf_counter() - self.flushed_at > FLUSH_SECONDS:
                     self.flush()
             return
-        if not (math.isfinite(event.loss) and math.isfinite(event.metric)):
-            raise DivergedError(f"non-finite dev loss at step {event.step}, seed {self.config['seed']}: {event.loss}")
         if event.step not in self.evaluations:
             self.flush()
             self.evaluations[event.step] = self.emit(
@@ -367,18 +429,31 @@ def _examples(config: Mapping[str, Any], model: LanguageModel) -> _Data:
     """The trial's splits, encoded; kept between trials of the same task."""
     from zo_sweeps.fingerprint import fingerprint
 
-    length = min(config["train"]["max_length"], model.max_positions)
-    key = fingerprint([config["task"], config["prompt"], config["split"], config["data"], length, config["model"]])
+    prefix = config["space"]["length"] if config["space"]["name"] == "prefix" else 0  # it takes the first positions
+    length = min(config["train"]["max_length"], model.max_positions - prefix)
+    shown = config["method"]["demonstrations"] if config["method"]["kind"] == "icl" else 0
+    parts = [config[part] for part in ("task", "prompt", "split", "data", "model")]
+    key = fingerprint([*parts, length, shown and [shown, config["seed"]]])
     if key not in _data:
         task = {name: value for name, value in config["task"].items() if name != "fingerprint"}
         spec = TaskSpec.from_config(task, config["prompt"]["name"])
         splits = load_splits(spec, task, config["data"]["dir"], config["split"])
         bos = model.bos_id if model.tokenizer.bos_token_id != model.bos_id else None
 
-        def encoded(rows: Iterable[Mapping[str, Any]]) -> list[Example]:
+        if isinstance(model, MaskedLanguageModel) != (spec.loss == "label_words"):
+            raise UserError("a masked model takes a prompt with a mask, and a causal model one without", where="prompt")
+        solved = [demonstration(spec, row) for row in splits.train] if shown else []
+        icl = Demonstrator(spec, solved, shown, config["seed"], model.tokenizer, length, bos=bos)
+
+        def encoded(split: str, rows: Iterable[Mapping[str, Any]]) -> list[Example]:
+            if isinstance(model, MaskedLanguageModel):
+                return [encode_masked(spec, row, model.tokenizer, length) for row in rows]
+            if shown and split != "train":
+                return [icl.encode(row, split, i) for i, row in enumerate(rows)]
             return [encode(spec, row, model.tokenizer, length, bos=bos) for row in rows]
 
         if len(_data) >= 4:
             _data.pop(next(iter(_data)))
-        _data[key] = _Data(spec, encoded(splits.train), encoded(splits.dev), encoded(splits.test))
+        named = {split: encoded(split, getattr(splits, split)) for split in ("train", "dev", "test")}
+        _data[key] = _Data(spec, **named)
     return _data[key]

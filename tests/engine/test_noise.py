@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from zo_sweeps.engine import noise
+from zo_sweeps.engine.kernels import native
 from zo_sweeps.engine.types import NoiseKey
 
 pytestmark = pytest.mark.unit
@@ -30,24 +31,92 @@ def reference_words(counter: int, k0: int, k1: int) -> tuple[int, int]:
 def test_integers_are_those_of_the_specification() -> None:
     k0, k1 = noise.words_of(KEY, "layer.weight")
     got = noise.integers(KEY, "layer.weight", 2001)
-    expected = [word for counter in range(1001) for word in reference_words(counter, k0, k1)][:2001]
-    assert [int(word) & MASK for word in got] == expected
+    expected = []
+    for group in range(2):
+        words = [reference_words(512 * group + lane, k0, k1) for lane in range(512)]
+        expected += [x for x, _ in words] + [y for _, y in words]
+    assert [int(word) & MASK for word in got] == expected[:2001]
 
 
 def test_gaussian_is_the_exact_map_within_the_stated_tolerance() -> None:
-    words = noise.integers(KEY, "w", 100_000).long() & MASK
-    u = ((words >> 9).double() + 0.5) / 2**23
-    radius, angle = torch.sqrt(-2 * torch.log(u[0::2])), 2 * math.pi * u[1::2]
-    exact = torch.stack((radius * torch.cos(angle), radius * torch.sin(angle)), dim=1).flatten()
-    got = noise.gaussian(KEY, "w", torch.Size([100_000]))
-    assert (got.double() - exact).abs().max() < 2e-6
+    words = noise.integers(KEY, "w", 1024 * 300).view(-1, 2, 512).long()
+    x, y = words[:, 0], words[:, 1]
+    radius = torch.sqrt(-2 * torch.log((x | 1).abs().float().double() / 2**31))
+    angle = math.pi / 2 * y.float().double() / 2**31
+    exact = torch.stack((radius * torch.sin(angle), torch.sign(x | 1) * radius * torch.cos(angle)), dim=1).flatten()
+    got = noise.gaussian(KEY, "w", torch.Size([1024 * 300])).double()
+    assert ((got - exact).abs() <= 2e-6 * (1 + exact.abs())).all()
+
+
+def naive_sum(words, scales, base: torch.Tensor, start: int) -> torch.Tensor:
+    """The order of rounding that the module's text states, from whole directions."""
+    total = None
+    for (k0, k1), scale in zip(words, scales, strict=True):
+        z = torch.empty(start + len(base))
+        noise._expression(z, None, 0, [(k0, k1)], [1.0])
+        total = z * torch.tensor(scale) if total is None else total + z * torch.tensor(scale)
+    return base + total[start:]
+
+
+@pytest.mark.parametrize(("start", "count"), [(0, 1), (0, 5000), (511, 2), (512, 512), (1000, 70_001), (1536, 400_000)])
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_part_of_a_sum_has_the_bits_of_whole_directions_summed(
+    compiled: bool, start: int, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if compiled and not noise.is_compiled():
+        pytest.skip("no C compiler here")
+    if not compiled:
+        monkeypatch.setattr(noise, "_native", lambda: None)
+    terms = [(KEY, 1e-3), (NoiseKey(3, 17, 3), -0.7)]
+    base = torch.linspace(-1, 1, count)
+    words = [noise.words_of(key, "w") for key, _ in terms]
+    expected = naive_sum(words, [scale for _, scale in terms], base, start)
+    shape = torch.Size([count])
+    assert torch.equal(noise.combine(terms, "w", shape, base=base, start=start), expected)
+    assert torch.equal(noise.combine(terms, "w", shape, base=base, out=base, start=start), expected)
+    assert torch.equal(base, expected)
+
+
+def test_compiled_and_expression_have_the_same_bits() -> None:
+    if not noise.is_compiled():
+        pytest.skip("no C compiler here")
+    out = torch.empty(2_000_003)
+    assert torch.equal(noise.expression(out, KEY, "w"), noise.gaussian(KEY, "w", out.shape))
+
+
+def test_without_a_compiler_the_expression_does_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = noise.gaussian(KEY, "w", torch.Size([3000]))
+    monkeypatch.setattr(native.shutil, "which", lambda name: None)
+    native.library.cache_clear()
+    noise._native.cache_clear()
+    try:
+        assert not noise.is_compiled()
+        assert torch.equal(noise.gaussian(KEY, "w", torch.Size([3000])), expected)
+    finally:
+        native.library.cache_clear()
+        noise._native.cache_clear()
+
+
+def test_a_compiled_map_with_other_bits_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not noise.is_compiled():
+        pytest.skip("no C compiler here")
+    monkeypatch.setattr(native, "FLAGS", (*native.FLAGS, "-ffast-math", "-ffp-contract=fast"))
+    native.library.cache_clear()
+    noise._native.cache_clear()
+    try:
+        assert native.library() is not None
+        assert not noise.is_compiled()
+    finally:
+        native.library.cache_clear()
+        noise._native.cache_clear()
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 4096, 100_001])
 def test_an_element_does_not_depend_on_block_size_or_tensor_size(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = noise.gaussian(KEY, "w", torch.Size([100_002]))
-    monkeypatch.setattr(noise, "BLOCK", 61)
     assert torch.equal(noise.gaussian(KEY, "w", torch.Size([count])), whole[:count])
+    monkeypatch.setattr(noise, "BLOCK", 7)
+    assert torch.equal(noise.expression(torch.empty(count), KEY, "w"), whole[:count])
 
 
 def test_shape_is_only_a_view() -> None:
@@ -96,7 +165,7 @@ def test_another_address_gives_an_uncorrelated_direction(other: NoiseKey, name: 
 def test_neighbouring_elements_are_uncorrelated() -> None:
     n = 2_000_000
     z = noise.gaussian(KEY, "w", torch.Size([n]))
-    for lag in (1, 2, 3, 16, 1024, 2 * noise.BLOCK):
+    for lag in (1, 2, 3, 16, 512, 1024, 65536):
         assert abs((z[:-lag] * z[lag:]).mean()) < 5 / math.sqrt(n), lag
         assert abs((z[:-lag].square() * z[lag:].square()).mean() - 1) < 5 * math.sqrt(8 / n), lag
 

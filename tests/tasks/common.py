@@ -14,6 +14,11 @@ TASK_FILES = {path.stem: path for path in sorted((REPO / "conf" / "task").glob("
 DIALECTS = sorted(path.stem for path in (REPO / "conf" / "prompt").glob("*.yaml"))
 
 
+def cases() -> list[tuple[str, str]]:
+    """Every task with each of its dialects."""
+    return [(name, dialect) for name in TASK_FILES for dialect in load_task(name)["dialects"]]
+
+
 def load_task(name: str) -> dict[str, Any]:
     return yaml.safe_load(TASK_FILES[name].read_text(encoding="utf-8"))
 

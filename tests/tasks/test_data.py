@@ -266,9 +266,9 @@ class TestCheck:
             assert {row["label"] for row in rows} == {0, 1}
 
     def test_a_task_without_a_hub_says_to_set_the_folder(self) -> None:
-        task = load_task("sst2_sent")
-        spec = TaskSpec.from_config(task, "mezo")
-        assert check(spec, task, None).why == "task 'sst2_sent' is read from a local folder; set data.dir"
+        task = load_task("trec")
+        spec = TaskSpec.from_config(task, "mezo_medium")
+        assert check(spec, task, None).why == "task 'trec' is read from a local folder; set data.dir"
         with pytest.raises(UserError, match=r"set data\.dir"):
             load_splits(spec, task, None, {"train": 1, "dev": 1, "test": 1, "seed": 0})
 
@@ -342,3 +342,67 @@ dialects:
         assert prompt.options[prompt.gold] == " " + row["meta"]["mood"]
     with pytest.raises(UserError, match=r"unknown prompt dialect 'mezo' in task 'mood'; choose from: ours"):
         TaskSpec.from_config(task, "mezo")
+
+
+class TestShots:
+    """k rows a class, by LM-BFF's rule; the oracle is written out here once more."""
+
+    @pytest.mark.parametrize("seed", [13, 42])
+    def test_hub_rows_are_the_first_k_and_the_next_k_of_each_class(
+        self, sst2: Any, write_jsonl: Any, tmp_path: Path, monkeypatch: Any, legacy_state: None, seed: int
+    ) -> None:
+        spec, task = sst2
+        folder = write_jsonl(tmp_path / "d", train=sentences(200), validation=sentences(60))
+        task = as_hub(task, folder, tmp_path / "c", monkeypatch)
+        splits = load_splits(spec, task, None, {"shots": 16, "train": 1, "dev": 1, "test": 20, "seed": seed})
+        order = published_draw(200, 200, seed)
+        of_class = [[i for i in order if i % 2 == label] for label in (0, 1)]
+        assert numbers(splits.train) == of_class[0][:16] + of_class[1][:16]
+        assert numbers(splits.dev) == of_class[0][16:32] + of_class[1][16:32]
+        assert numbers(splits.test) == published_draw(60, 20, 42)
+
+    def test_local_dev_rows_come_from_the_validation_file(
+        self, sst2: Any, write_jsonl: Any, tmp_path: Path, legacy_state: None
+    ) -> None:
+        spec, task = sst2
+        write_jsonl(tmp_path / "sst2", train=sentences(90), validation=sentences(40, "v"), test=sentences(30, "t"))
+        splits = load_splits(spec, task, str(tmp_path), {"shots": 4, "train": 1, "dev": 1, "test": 30, "seed": 13})
+        order = published_draw(40, 40, 13)
+        assert [row["label"] for row in splits.train] == [0] * 4 + [1] * 4
+        assert [row["sentence"][0] for row in splits.dev] == ["v"] * 8
+        assert numbers(splits.dev) == [[i for i in order if i % 2 == c][n] for c in (0, 1) for n in range(4)]
+
+    def test_a_small_class_gives_what_it_has(self, sst2: Any, write_jsonl: Any, tmp_path: Path) -> None:
+        spec, task = sst2
+        rows = [{"sentence": f"s{i}", "label": int(i < 3)} for i in range(50)]
+        write_jsonl(tmp_path / "sst2", train=rows, validation=rows, test=rows)
+        splits = load_splits(spec, task, str(tmp_path), {"shots": 16, "train": 1, "dev": 1, "test": 9, "seed": 21})
+        assert [row["label"] for row in splits.train] == [0] * 16 + [1] * 3
+        assert len(splits.test) == 9
+
+    def test_a_task_without_labels_is_refused(self, write_jsonl: Any, tmp_path: Path) -> None:
+        task = load_task("drop")
+        row = {"passage": "p", "question": "q", "answers_spans": {"spans": ["a"]}}
+        write_jsonl(tmp_path / "drop", train=[row], validation=[row], test=[row])
+        with pytest.raises(UserError, match=r"split.shots takes rows by label, and those of task 'drop' have none"):
+            load_splits(
+                TaskSpec.from_config(task, "mezo"), task, str(tmp_path), {"shots": 1, "train": 1, "dev": 1, "seed": 0}
+            )
+
+
+def test_rows_that_nobody_labelled_are_left_out(write_jsonl: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    rows = [{"premise": f"p{i}", "hypothesis": "h", "label": i % 4 - 1} for i in range(40)]
+    folder = write_jsonl(tmp_path / "d", train=rows, validation=rows)
+    task = as_hub(load_task("snli"), folder, tmp_path / "c", monkeypatch)
+    found = read_split(TaskSpec.from_config(task, "mezo_medium"), task, None, "train")
+    assert len(found) == 30
+    assert {row["label"] for row in found} == {0, 1, 2}
+
+
+def test_any_of_several_right_candidates_is_known_to_the_example(tokenizer: Any) -> None:
+    from zo_sweeps.tasks import encode
+
+    spec = TaskSpec.from_config(load_task("record"), "mezo")
+    row = {"passage": "p", "query": "@placeholder won", "entities": ["A", "B", "C"], "answers": ["C", "A"]}
+    example = encode(spec, row, tokenizer, 64)
+    assert (example.gold, example.golds, len(example.candidates)) == (2, (0, 2), 3)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.tasks.common import DIALECTS, load_task
+from tests.tasks.common import load_task
 from zo_sweeps.errors import UserError
 from zo_sweeps.tasks import Example, TaskSpec, encode
 
@@ -33,7 +33,7 @@ def answers(example: Example, tokenizer: Any) -> list[str]:
     return [tokenizer.decode(c.ids[-c.answer_length :]) for c in example.candidates]
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("dialect", ["mezo", "prge"])
 def test_the_label_word_with_its_space_is_one_token(dialect: str, tokenizer: Any) -> None:
     example = encoded("sst2", REMARK, tokenizer, dialect=dialect)
     assert answers(example, tokenizer) == [" terrible", " great"]

@@ -6,17 +6,16 @@ import json
 
 import pytest
 
-from tests.tasks.common import DIALECTS, GOLDEN, TASK_FILES, load_task
+from tests.tasks.common import DIALECTS, GOLDEN, TASK_FILES, cases, load_task
 from zo_sweeps.tasks import TaskSpec, render
 
 pytestmark = pytest.mark.unit
 
 CASES = [
     pytest.param(name, dialect, case, id=f"{name}-{dialect}-{number}")
-    for name in TASK_FILES
+    for name, dialect in cases()
     if (GOLDEN / f"{name}.json").is_file()
     for number, case in enumerate(json.loads((GOLDEN / f"{name}.json").read_text(encoding="utf-8")))
-    for dialect in DIALECTS
 ]
 
 
@@ -32,6 +31,11 @@ def test_the_prompt_is_the_golden_text_byte_for_byte(name: str, dialect: str, ca
     assert list(prompt.options) == expected["options"]
     assert prompt.gold == expected["gold"]
     assert list(prompt.references) == expected.get("references", [])
+    assert list(prompt.golds) == expected.get("golds", [prompt.gold])
+
+
+def test_every_dialect_is_a_prompt_that_can_be_chosen_and_every_prompt_has_a_task() -> None:
+    assert {dialect for _, dialect in cases()} == set(DIALECTS)
 
 
 @pytest.mark.parametrize("name", ["sst2_sent", "demo_remarks"])
@@ -40,7 +44,18 @@ def test_the_variants_of_sst2_keep_its_wording(name: str) -> None:
 
 
 def test_losses_are_those_of_the_two_protocols() -> None:
-    mezo = {name: load_task(name)["dialects"]["mezo"]["loss"] for name in TASK_FILES}
-    prge = {load_task(name)["dialects"]["prge"]["loss"] for name in TASK_FILES}
-    assert {name for name, loss in mezo.items() if loss == "tokens"} == {"copa", "winogrande", "squad"}
-    assert prge == {"tokens"}
+    losses: dict[str, dict[str, str]] = {}
+    for name, dialect in cases():
+        losses.setdefault(dialect, {})[name] = load_task(name)["dialects"][dialect]["loss"]
+    tokens = {name for name, loss in losses["mezo"].items() if loss == "tokens"}
+    assert tokens == {"copa", "winogrande", "squad", "record", "drop"}
+    assert {name for name, loss in losses["sensitive_llama2"].items() if loss == "tokens"} == {"copa"}
+    assert set(losses["prge"].values()) == {"tokens"}
+    assert set(losses["mezo_medium"].values()) == {"label_words"}
+
+
+def test_the_label_words_of_a_masked_model_are_single_words() -> None:
+    for name, dialect in cases():
+        wording = load_task(name)["dialects"][dialect]
+        if wording["loss"] == "label_words":
+            assert all(option.isalpha() for option in wording["options"]), name

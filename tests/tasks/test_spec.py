@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from tests.tasks.common import DIALECTS, REPO, TASK_FILES, load_task
+from tests.tasks.common import REPO, TASK_FILES, cases, load_task
 from zo_sweeps.errors import UserError
 from zo_sweeps.tasks import TaskSpec, render
 
@@ -28,8 +28,7 @@ def changed(**changes: Any) -> dict[str, Any]:
     return task
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
-@pytest.mark.parametrize("name", TASK_FILES)
+@pytest.mark.parametrize(("name", "dialect"), cases())
 def test_every_task_file_makes_a_spec(name: str, dialect: str) -> None:
     task = load_task(name)
     spec = TaskSpec.from_config(task, dialect)
@@ -44,17 +43,20 @@ def test_every_task_file_makes_a_spec(name: str, dialect: str) -> None:
 
 @pytest.mark.parametrize("name", TASK_FILES)
 def test_hydra_nodes_and_plain_mappings_give_the_same_spec(name: str) -> None:
-    assert TaskSpec.from_config(OmegaConf.load(TASK_FILES[name]), "mezo") == TaskSpec.from_config(
-        load_task(name), "mezo"
-    )
+    task, nodes = load_task(name), OmegaConf.load(TASK_FILES[name])
+    for dialect in task["dialects"]:
+        assert TaskSpec.from_config(nodes, dialect) == TaskSpec.from_config(task, dialect)
 
 
-def test_the_reduced_dev_split_is_set_for_copa_only() -> None:
-    assert {name: load_task(name)["dev_size"] for name in TASK_FILES if "dev_size" in load_task(name)} == {"copa": 100}
+def test_the_reduced_dev_split_is_set_for_copa_and_cb_only() -> None:
+    found = {name: load_task(name)["dev_size"] for name in TASK_FILES if "dev_size" in load_task(name)}
+    assert found == {"copa": 100, "cb": 100}
 
 
 def test_an_unknown_dialect_lists_the_dialects_of_the_task() -> None:
-    with pytest.raises(UserError, match=r"unknown prompt dialect 'mezzo' in task 'sst2'; choose from: mezo, prge; did"):
+    with pytest.raises(
+        UserError, match=r"unknown prompt dialect 'mezzo' in task 'sst2'; choose from: mezo, mezo_medium, prge,"
+    ):
         TaskSpec.from_config(load_task("sst2"), "mezzo")
 
 
@@ -83,7 +85,7 @@ def test_a_malformed_task_is_named_with_its_mistake(task: dict[str, Any], messag
         ({"template": "{{ sentence | shout }}"}, r"bad template: No filter named 'shout'"),
         ({"options": [True, False]}, r"True is not text.*put it in quotes"),
         ({"options": ["Yes"]}, r"1 options and 1 labels: two or more are needed"),
-        ({"loss": "hinge"}, r"unknown loss 'hinge'.*candidates, tokens"),
+        ({"loss": "hinge"}, r"unknown loss 'hinge'.*candidates, label_words, tokens"),
     ],
 )
 def test_a_malformed_dialect_is_named_with_its_mistake(wording: dict[str, Any], message: str) -> None:
@@ -106,6 +108,45 @@ def test_templates_cannot_reach_into_python() -> None:
     spec = TaskSpec.from_config(task, "mezo")
     with pytest.raises(UserError, match="the template does not fit a row"):
         render(spec, {"sentence": "fine", "label": 0})
+
+
+@pytest.mark.parametrize(
+    ("wording", "message"),
+    [
+        (
+            {"template": "{{ sentence }} It was"},
+            r"the template has no {{ mask }} in task 'sst2', dialect 'mezo_medium'",
+        ),
+        ({"loss": "candidates"}, r"unknown field 'mask' in the template"),
+        ({"each": "sentence"}, r"'each' names a field of a multiple_choice task with one option"),
+    ],
+)
+def test_a_malformed_masked_dialect_is_named_with_its_mistake(wording: dict[str, Any], message: str) -> None:
+    task = changed()
+    task["dialects"]["mezo_medium"].update(wording)
+    with pytest.raises(UserError, match=message):
+        TaskSpec.from_config(task, "mezo_medium")
+
+
+def test_a_text_that_has_the_mask_s_name_in_it_is_refused() -> None:
+    spec = TaskSpec.from_config(load_task("sst2"), "mezo_medium")
+    with pytest.raises(UserError, match=r"the text has \[mask\] in it 2 times"):
+        render(spec, {"sentence": "a [mask] of a film", "label": 0})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"answers": []}, r"'answers' is not a list of one or more answers"),
+        ({"answers": ["Ann"]}, r"the answer 'Ann' is not among 'entities'"),
+        ({"entities": ["Oslo"]}, r"'entities' is not a list of two or more options"),
+        ({"query": None}, r"field 'query' is null"),
+    ],
+)
+def test_a_row_with_options_of_its_own_is_checked(changes: dict[str, Any], message: str) -> None:
+    row = {"passage": "p", "query": "@placeholder won", "entities": ["Oslo", "Rome"], "answers": ["Oslo"], **changes}
+    with pytest.raises(UserError, match=message):
+        render(TaskSpec.from_config(load_task("record"), "mezo"), row)
 
 
 def test_a_row_outside_the_template_s_cases_is_refused() -> None:

@@ -88,3 +88,34 @@ def peak_memory(
         largest = max(vocab * width, inner * width)
         return int(weights + forward + FP32 * kept * trainable + largest * (8 + b))
     return int(weights + forward + FP32 * trainable * (2 + kept + points))
+
+
+def finding_memory(
+    model_parameters: int,
+    arch: Mapping[str, Any],
+    precision_bytes: float,
+    tokens: int,
+    answer_tokens: int,
+    entries: int,
+) -> int:
+    """Peak bytes of finding a sensitive mask: what backpropagation of one sample keeps, and fp32 scores.
+
+    `peak_memory` of FO without trainable parameters, 4 bytes for each of the `entries` that the mask may choose from,
+    and 2 L H T^2 b of attention (which makes T x T matrices here, to be deterministic). Estimated, not measured.
+    """
+    layers, heads = int(arch["num_hidden_layers"]), int(arch["num_attention_heads"])
+    backward = peak_memory(
+        model_parameters,
+        arch,
+        precision_bytes,
+        "fo",
+        "sensitive",
+        1,
+        "sequential",
+        1,
+        tokens,
+        int(arch["vocab_size"]),
+        0,
+        answer_tokens=answer_tokens,
+    )
+    return int(backward + FP32 * entries + 2 * layers * heads * tokens**2 * precision_bytes)

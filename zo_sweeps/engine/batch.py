@@ -2,7 +2,8 @@
 
 Shapes: N rows, T tokens, U places whose logits are needed, K answer tokens, C candidates, B examples.
 A row is a candidate's tokens but the last one (nothing is predicted after it). Candidates with the same row, as
-`terrible` and `great` after one prompt, share it; logits are computed at the U distinct places only.
+`terrible` and `great` after one prompt, share it; logits are computed at the U distinct places only. A causal model
+says an answer token at the token before it; a masked one at its mask, which stands at `mask_at` of the row.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from torch import Tensor
 
 
 class Candidate(Protocol):
+    """Of a masked model's, `mask_at` is the place of the mask, and the one answer token is its label word."""
+
     @property
     def ids(self) -> Sequence[int]: ...
     @property
@@ -68,8 +71,10 @@ def collate(examples: Sequence[Example], pad_id: int, *, gold_only: bool = False
         for slot, candidate in enumerate(chosen):
             ids = tuple(candidate.ids)
             row = rows.setdefault(ids[:-1], len(rows))
+            mask_at: int | None = getattr(candidate, "mask_at", None)
             for position in range(len(ids) - candidate.answer_length, len(ids)):
-                place = places.setdefault((row, position - 1), len(places))
+                column = position - 1 if mask_at is None else mask_at
+                place = places.setdefault((row, column), len(places))
                 tokens.append((place, ids[position], len(lengths)))
             lengths.append(candidate.answer_length)
             slot_of.append(b * slots + slot)

@@ -7,6 +7,9 @@ noise (out of place), used, and dropped. Modes, with forwards a step for q two-s
     outer       2   P-RGE's outer loop: the q plus points, then the q minus points
     inner       q   P-RGE's inner loop: both signs of a query
     both        1   all 2q points in one forward
+
+One-sided queries share theta itself in place of the minus points: q + 1 forwards in sequence; it stands alone in
+`outer`, and with the first query in `inner`.
 """
 
 from __future__ import annotations
@@ -18,7 +21,9 @@ from typing import Literal, Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from zo_sweeps.engine.types import Perturbation, Point, Space
+from zo_sweeps.engine.direction import combine
+from zo_sweeps.engine.out_of_place import out_of_place
+from zo_sweeps.engine.types import Partial, Perturbation, Point, Space
 
 Mode = Literal["sequential", "outer", "inner", "both"]
 Objective = Callable[[int], Tensor]  # number of row groups P -> losses [P]
@@ -38,7 +43,8 @@ def groups(points: Sequence[Point], mode: Mode) -> list[list[int]]:
         return [list(range(len(points)))]
     found: dict[object, list[int]] = {}
     for i, point in enumerate(points):
-        found.setdefault(point.scale > 0 if mode == "outer" else point.key, []).append(i)
+        sign = (point.scale > 0) - (point.scale < 0)
+        found.setdefault(sign if mode == "outer" else point.key, []).append(i)
     return list(found.values())
 
 
@@ -54,7 +60,7 @@ def evaluate(
     losses: list[float] = [0.0] * len(points)
     for group in groups(points, mode):
         chosen = [points[i] for i in group]
-        holder = _stacked if space.batched else _out_of_place
+        holder = _stacked if space.batched else out_of_place
         with torch.inference_mode(), holder(module, space, noise, chosen):
             values = objective(len(chosen)).tolist()
         for i, value in zip(group, values, strict=True):
@@ -69,8 +75,15 @@ def _stacked(module: nn.Module, space: Space, noise: Perturbation, points: Seque
     values: dict[str, Tensor] = {}
     for name, param in batched.params.items():
         stacked = param.detach().expand(len(points), *param.shape).clone()
+        if isinstance(noise, Partial):  # a direction costs less to draw twice than to keep
+            for i, point in enumerate(points):
+                combine(noise, [(point.key, point.scale)], name, stacked[i], out=stacked[i])
+            values[name] = stacked
+            continue
         directions: dict[object, Tensor] = {}  # a query's direction serves both of its signs
         for i, point in enumerate(points):
+            if point.scale == 0:
+                continue
             if point.key not in directions:
                 directions[point.key] = noise.sample(point.key, name, param.shape, param.device)
             stacked[i].add_(directions[point.key], alpha=point.scale)
@@ -80,35 +93,3 @@ def _stacked(module: nn.Module, space: Space, noise: Perturbation, points: Seque
         yield
     finally:
         batched.hold({})
-
-
-@contextmanager
-def _out_of_place(module: nn.Module, space: Space, noise: Perturbation, points: Sequence[Point]) -> Iterator[None]:
-    """While a module computes, its own parameters stand at the point; before and after, they are theta.
-
-    A parameter used by two modules (tied embeddings) is made twice. Memory: the parameters of one module.
-    """
-    (point,) = points
-    names = {id(param): name for name, param in space.params.items()}
-    handles = []
-
-    def enter(layer: nn.Module, args: object) -> None:
-        for slot, param in owned[layer].items():
-            z = noise.sample(point.key, names[id(param)], param.shape, param.device)
-            layer._parameters[slot] = param.add(z.to(param.dtype), alpha=point.scale)  # type: ignore[assignment]
-
-    def leave(layer: nn.Module, args: object, output: object) -> None:
-        layer._parameters.update(owned[layer])
-
-    owned: dict[nn.Module, dict[str, nn.Parameter]] = {}
-    for layer in module.modules():
-        mine = {slot: p for slot, p in layer._parameters.items() if p is not None and id(p) in names}
-        if mine:
-            owned[layer] = mine
-            handles.append(layer.register_forward_pre_hook(enter))
-            handles.append(layer.register_forward_hook(leave, always_call=True))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()

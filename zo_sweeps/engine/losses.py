@@ -5,7 +5,7 @@ Shapes: P points, K answer tokens, C candidates, B examples (see batch.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -48,6 +48,28 @@ def tokens(logprobs: Tensor, batch: Batch) -> Tensor:
     gold_slot = torch.arange(batch.examples, device=owner.device) * batch.slots + batch.gold
     is_gold = torch.isin(owner, gold_slot)
     return -logprobs[:, is_gold].mean(dim=1)
+
+
+def label_words(logprobs: Tensor, batch: Batch) -> Tensor:
+    """Cross-entropy over the label words' logits at the mask, mean over examples, [P]. MeZO's RoBERTa part (LM-BFF).
+
+    It is `candidates` of one token each: the normaliser over the vocabulary is the same for all and cancels.
+    """
+    return candidates(logprobs, batch)
+
+
+def accuracy(logprobs: Tensor, batch: Batch) -> Tensor:
+    """1 - the share of examples whose gold candidate has the highest mean log-probability, [P].
+
+    Not differentiable: a ZO objective only (MeZO, section 3.3). Of equals the first candidate counts.
+    """
+    right = candidate_scores(logprobs, batch).argmax(dim=2) == batch.gold
+    return 1 - right.float().mean(dim=1)
+
+
+def negative_score(scores: Sequence[float]) -> Tensor:
+    """-mean of the scores (F1) of generated answers, [1]: MeZO's objective for SQuAD. Not differentiable."""
+    return torch.tensor([-sum(scores) / len(scores)])
 
 
 def candidates(logprobs: Tensor, batch: Batch) -> Tensor:

@@ -11,12 +11,27 @@ The estimate's coefficients are all that a step leaves behind: `replay` makes th
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from torch import nn
 
+from zo_sweeps.engine.direction import Along
 from zo_sweeps.engine.evaluate import Mode, Objective, evaluate
-from zo_sweeps.engine.types import DivergedError, Estimate, Estimator, Perturbation, Space, State, Update
+from zo_sweeps.engine.in_place import InPlace
+from zo_sweeps.engine.types import (
+    Choosing,
+    DivergedError,
+    Estimate,
+    Estimator,
+    Layout,
+    Params,
+    Perturbation,
+    Point,
+    Space,
+    State,
+    Update,
+)
 
 
 @dataclass(frozen=True)
@@ -27,6 +42,22 @@ class Method:
     perturbation: Perturbation
     update: Update
     mode: Mode = "sequential"
+    in_place: InPlace | None = None  # f is evaluated in theta itself; None: never written to
+
+    @property
+    def evaluations(self) -> int:
+        """Points a step at which f is evaluated."""
+        chosen_from = self.update.evaluations if isinstance(self.update, Choosing) else 0
+        return self.estimator.evaluations + chosen_from
+
+    def bind(self, params: Params) -> Method:
+        """The method over these parameters: members that need the whole vector's layout are given it.
+
+        `train` and `replay` do this; who calls `step` alone does it once before. Binding again changes nothing.
+        """
+        shapes = {name: param.shape for name, param in params.items()}
+        estimator = self.estimator.bind(sum(shape.numel() for shape in shapes.values()))
+        return replace(self, estimator=estimator, perturbation=self.perturbation.bind(Layout(shapes, estimator.q)))
 
 
 def step(
@@ -50,11 +81,22 @@ def step(
     Raises DivergedError when a loss is not finite; theta is then still that of the step before.
     """
     points = method.estimator.points(seed, step)
-    losses = evaluate(objective, module, space, method.perturbation, points, method.mode)
+    if method.in_place is not None:
+        losses = method.in_place.losses(objective, space.params, method.perturbation, points)
+    else:
+        losses = evaluate(objective, module, space, method.perturbation, points, method.mode)
     for point, loss in zip(points, losses, strict=True):
         if not math.isfinite(loss):
             shown = ", ".join(f"{value:.6g}" for value in losses)
             query = point.key.query
             raise DivergedError(f"non-finite loss at step {step}, seed {seed}, query {query}: losses [{shown}]")
     estimate = method.estimator.combine(points, losses)
+    if isinstance(method.update, Choosing):
+        line = Along(estimate, method.perturbation)
+
+        def along(scales: Sequence[float]) -> list[float]:
+            places = [Point(points[0].key, scale) for scale in scales]
+            return evaluate(objective, module, space, line, places, method.mode)
+
+        estimate = method.update.choose(estimate, lr, along)
     return estimate, method.update.apply(space.params, estimate, method.perturbation, state, lr)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,10 +11,10 @@ from torch import Tensor
 
 from zo_sweeps.engine.batch import Batch
 from zo_sweeps.engine.losses import Loss, token_logprobs
-from zo_sweeps.engine.replay import replay
+from zo_sweeps.engine.replay import rebuild
 from zo_sweeps.engine.schedules import Schedule
 from zo_sweeps.engine.step import Method, step
-from zo_sweeps.engine.types import LanguageModel, Space
+from zo_sweeps.engine.types import DivergedError, LanguageModel, Space
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ def train(
     eval_every: int,
     log: Sequence[Sequence[float]] = (),
     evaluated: Collection[int] = (),
+    objective: Callable[[int, int], Tensor] | None = None,
 ) -> Iterator[StepDone | Evaluated]:
     """Runs steps len(log)+1 .. steps, after replaying `log` onto the space's base values.
 
@@ -63,30 +65,40 @@ def train(
         evaluate_dev: scores theta on the dev split.
         log: coefficients of the steps already run.
         evaluated: steps whose evaluation is already known; they are not evaluated again.
+        objective: (step number, P) -> [P], in place of `loss` of the step's batch: for what is not a function of answer
+            tokens' log-probabilities, as the F1 of generated text.
 
     Raises DivergedError at the first loss that is not finite.
     """
-    state = replay(method, space.params, log, schedule, seed=seed)
+    state = rebuild(method, space, log, schedule, seed=seed)
+    method = method.bind(space.params)
     due = set(evaluation_points(steps, eval_every)) - set(evaluated)
     if len(log) in due:
-        yield _evaluate(len(log), evaluate_dev)
+        yield evaluated_at(len(log), evaluate_dev, seed)
     for number in range(len(log) + 1, steps + 1):
         began = time.perf_counter()
+        if space.changes_at(number):
+            space.begin(number)
+            method = method.bind(space.params)
+            state = method.update.init(space.params)
         batch = batches(number)
 
-        def objective(points: int, batch: Batch = batch) -> Tensor:
+        def f(points: int, batch: Batch = batch, number: int = number) -> Tensor:
+            if objective is not None:
+                return objective(number, points)
             return loss(token_logprobs(model, batch, copies=points), batch)
 
-        estimate, state = step(
-            method, model.module, space, objective, state, seed=seed, step=number, lr=schedule(number)
-        )
-        tokens = batch.input_ids.numel() * 2 * method.estimator.q
+        estimate, state = step(method, model.module, space, f, state, seed=seed, step=number, lr=schedule(number))
+        tokens = batch.input_ids.numel() * method.evaluations
         yield StepDone(number, estimate.loss, estimate.coefs, time.perf_counter() - began, tokens)
         if number in due:
-            yield _evaluate(number, evaluate_dev)
+            yield evaluated_at(number, evaluate_dev, seed)
 
 
-def _evaluate(number: int, evaluate_dev: Callable[[], Scores]) -> Evaluated:
+def evaluated_at(number: int, evaluate_dev: Callable[[], Scores], seed: int) -> Evaluated:
+    """The dev scores after a step. Raises DivergedError when they are not finite."""
     began = time.perf_counter()
     loss, metric = evaluate_dev()
+    if not (math.isfinite(loss) and math.isfinite(metric)):
+        raise DivergedError(f"non-finite dev loss at step {number}, seed {seed}: {loss}")
     return Evaluated(number, loss, metric, time.perf_counter() - began)

@@ -6,9 +6,10 @@ the keys wherever they are needed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,36 @@ class NoiseKey(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Layout:
+    """The vector of all d parameters: who stands where in it, and how many directions a step draws in it.
+
+    Args:
+        shapes: each parameter's shape, in the space's order.
+        q: directions a step.
+    """
+
+    shapes: Mapping[str, torch.Size]
+    q: int
+
+    @cached_property
+    def offsets(self) -> dict[str, int]:
+        """Where each parameter's first element stands."""
+        offsets, end = {}, 0
+        for name, shape in self.shapes.items():
+            offsets[name] = end
+            end += shape.numel()
+        return offsets
+
+    @cached_property
+    def d(self) -> int:
+        return sum(shape.numel() for shape in self.shapes.values())
+
+    def drawn_before(self, key: NoiseKey) -> int:
+        """Directions that the run draws before this one: steps count from 1, a step's queries from 0."""
+        return (key.step - 1) * self.q + key.query
+
+
+@dataclass(frozen=True)
 class Point:
     """A place where f is wanted: theta + scale * z(key). `scale` is +eps or -eps; 0 is theta itself."""
 
@@ -40,7 +71,7 @@ class Estimate:
     Args:
         terms: (key_i, weight_i) for the update; weight_i holds the 1/q of the mean.
         coefs: what the log keeps, one number a query (projected_grad for RGE).
-        loss: mean of the points' losses, for the curve.
+        loss: for the curve: mean of the points' losses, or f(theta) where it is one of them.
     """
 
     terms: tuple[tuple[NoiseKey, float], ...]
@@ -71,7 +102,18 @@ class Estimator(Protocol):
     """Ask, then tell: which points a step needs, and what their losses say of the gradient."""
 
     @property
-    def q(self) -> int: ...
+    def q(self) -> int:
+        """Directions a step."""
+        ...
+
+    @property
+    def evaluations(self) -> int:
+        """Points a step."""
+        ...
+
+    def bind(self, d: int) -> Estimator:
+        """The estimator for a space of d parameters; itself, where d does not matter."""
+        ...
 
     def points(self, seed: int, step: int) -> tuple[Point, ...]: ...
 
@@ -85,7 +127,32 @@ class Estimator(Protocol):
 class Perturbation(Protocol):
     """A distribution of directions with E[z z^T] = I unless its docstring says otherwise."""
 
-    def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor: ...
+    def bind(self, layout: Layout) -> Perturbation:
+        """The perturbation of that whole vector; itself, where a parameter's part needs nothing of the others."""
+        ...
+
+    def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:
+        """One parameter's part of z(key): a new fp32 tensor, a pure function of the arguments and the layout."""
+        ...
+
+
+@runtime_checkable
+class Partial(Protocol):
+    """A perturbation that makes sums of directions, and any part of a parameter's, without storing a direction."""
+
+    def combine(
+        self,
+        terms: Sequence[tuple[NoiseKey, float]],
+        name: str,
+        shape: torch.Size,
+        device: torch.device,
+        *,
+        base: Tensor | None = None,
+        out: Tensor | None = None,
+        start: int = 0,
+    ) -> Tensor:
+        """base + sum_i c_i z(key_i), fp32, of the elements start, start + 1, ... of the parameter `name`."""
+        ...
 
 
 class Update(Protocol):
@@ -96,6 +163,18 @@ class Update(Protocol):
     def apply(self, params: Params, estimate: Estimate, noise: Perturbation, state: State, lr: float) -> State: ...
 
 
+@runtime_checkable
+class Choosing(Protocol):
+    """An update that looks at f along ghat before it moves, and scales the estimate (and its log) by what it finds."""
+
+    @property
+    def evaluations(self) -> int:
+        """Points that it looks at, a step."""
+        ...
+
+    def choose(self, estimate: Estimate, lr: float, along: Callable[[Sequence[float]], list[float]]) -> Estimate: ...
+
+
 class Space(Protocol):
     """The d parameters that move, installed in a model.
 
@@ -103,9 +182,15 @@ class Space(Protocol):
     """
 
     batched: bool
+    params: dict[str, nn.Parameter]
 
-    @property
-    def params(self) -> dict[str, nn.Parameter]: ...
+    def changes_at(self, step: int) -> bool:
+        """Whether `begin(step)` changes which parameters there are."""
+        return False
+
+    def begin(self, step: int) -> None:
+        """Called before a step at which the space changes: `params` are then others (a mask that is found again)."""
+        return None
 
     def uninstall(self) -> None:
         """Takes the space's own modules out again, leaving the base model as it was."""

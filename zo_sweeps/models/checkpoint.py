@@ -32,8 +32,8 @@ class CheckpointInfo:
 def read_checkpoint_info(path: str | Path) -> CheckpointInfo:
     """Reads `path`/config.json and the headers of its safetensors files.
 
-    Raises UserError, in one line, when the folder is not a causal language model that can be loaded without pickle:
-    no folder, no or broken config.json, not a causal LM, an unknown family, no (whole) weights, no tokenizer.
+    Raises UserError, in one line, when the folder is not a language model that can be loaded without pickle: no folder,
+    no or broken config.json, not a causal (or masked) LM, an unknown family, no (whole) weights, no tokenizer.
     Cost: a few kilobytes read a file.
     """
     folder = Path(path).expanduser()
@@ -93,9 +93,12 @@ def _read_config(folder: Path, where: str) -> dict[str, Any]:
     if not isinstance(arch, dict):
         raise UserError("config.json is not a JSON object", where=where)
     heads = arch.get("architectures") or []
-    if heads and not any(str(head).endswith("ForCausalLM") for head in heads):
-        raise UserError(f"not a causal language model but {', '.join(map(str, heads))}", where=where)
-    families.family(arch.get("model_type"), where=where)
+    kind = arch.get("model_type")
+    masked = kind in families.names() and families.is_masked(kind)
+    if heads and not any(str(head).endswith("ForMaskedLM" if masked else "ForCausalLM") for head in heads):
+        wanted = "masked" if masked else "causal"
+        raise UserError(f"not a {wanted} language model but {', '.join(map(str, heads))}", where=where)
+    families.family(kind, where=where)
     return arch
 
 

@@ -14,6 +14,7 @@ from zo_sweeps.models import families, hub
 from zo_sweeps.models.causal import LanguageModel
 from zo_sweeps.models.checkpoint import read_checkpoint_info
 from zo_sweeps.models.identity import DEMO, SOURCES, folder_of, repo_of, revision_of
+from zo_sweeps.models.masked import MaskedLanguageModel
 
 
 def load(model: Mapping[str, Any], dtype: torch.dtype, device: torch.device | str) -> LanguageModel:
@@ -29,14 +30,26 @@ def load(model: Mapping[str, Any], dtype: torch.dtype, device: torch.device | st
     with _quiet():
         if source == "random":
             module, tokenizer = _random(model["arch"], int(model.get("seed") or 0), dtype)
-            return LanguageModel(module.to(device), tokenizer)
+            return _wrapped(module.to(device), tokenizer)
         if source not in SOURCES:
             raise unknown("model source", source, SOURCES, where="model.source")
         folder = _from_hub(model) if source == "hub" else folder_of(model)
-        read_checkpoint_info(folder)
-        module, tokenizer = _pretrained(folder, dtype)
+        kind = read_checkpoint_info(folder).arch["model_type"]
+        module, tokenizer = _pretrained(folder, kind, dtype)
         # A hub snapshot's folder is named by its commit.
-        return LanguageModel(module.to(device), tokenizer, commit=folder.name if source == "hub" else "")
+        return _wrapped(module.to(device), tokenizer, commit=folder.name if source == "hub" else "")
+
+
+def _wrapped(module: Any, tokenizer: Any, commit: str = "") -> LanguageModel:
+    masked = families.is_masked(module.config.model_type)
+    return (MaskedLanguageModel if masked else LanguageModel)(module, tokenizer, commit)
+
+
+def _class_of(kind: object) -> Any:
+    """transformers' class for a `model_type`."""
+    from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
+
+    return AutoModelForMaskedLM if families.is_masked(kind) else AutoModelForCausalLM
 
 
 def _from_hub(model: Mapping[str, Any]) -> Path:
@@ -56,12 +69,12 @@ def _from_hub(model: Mapping[str, Any]) -> Path:
     return folder
 
 
-def _pretrained(folder: Path, dtype: torch.dtype) -> tuple[Any, Any]:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+def _pretrained(folder: Path, kind: object, dtype: torch.dtype) -> tuple[Any, Any]:
+    from transformers import AutoTokenizer
 
     where: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     try:
-        module, report = AutoModelForCausalLM.from_pretrained(
+        module, report = _class_of(kind).from_pretrained(
             str(folder),
             dtype=dtype,
             use_safetensors=True,
@@ -83,20 +96,25 @@ def _pretrained(folder: Path, dtype: torch.dtype) -> tuple[Any, Any]:
 
 
 def _random(arch: Mapping[str, Any], seed: int, dtype: torch.dtype) -> tuple[Any, Any]:
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoTokenizer
 
-    families.family(arch.get("model_type"), where="model.arch")
+    kind = arch.get("model_type")
+    families.family(kind, where="model.arch")
     tokenizer = AutoTokenizer.from_pretrained(str(DEMO), local_files_only=True)
+    ids: dict[str, Any] = {}
+    if families.is_masked(kind):
+        tokenizer.add_special_tokens({"mask_token": "<mask>"})  # the last id
+        ids["pad_token_id"] = tokenizer.pad_token_id  # the positions are counted from it
     if families.size(arch, "vocab_size") < len(tokenizer):
         raise UserError(
             f"random weights are used with the demo tokenizer, which has {len(tokenizer)} tokens",
             where="model.arch.vocab_size",
             fix=f"set it to {len(tokenizer)} or more",
         )
-    config = AutoConfig.for_model(**dict(arch))
+    config = AutoConfig.for_model(**{**arch, **ids})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        module = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
+        module = _class_of(kind).from_config(config, dtype=dtype, attn_implementation="sdpa")
     return module, tokenizer
 
 

@@ -29,6 +29,30 @@ def lora_parameters(arch: Mapping[str, Any], targets: Iterable[str], rank: int) 
     return layers * rank * sum(into for _, into in chosen), layers * rank * sum(out for out, _ in chosen)
 
 
+def target_entries(arch: Mapping[str, Any], targets: Iterable[str]) -> int:
+    """Entries of the target layers' weights over all layers: what a sparse space's density is a share of."""
+    kin, shapes = family(arch.get("model_type"), where="model.arch"), linear_shapes(arch)
+    return size(arch, "num_hidden_layers") * sum(out * into for out, into in (shapes[r] for r in roles(kin, targets)))
+
+
+def trainable_parameters(arch: Mapping[str, Any], space: Mapping[str, Any]) -> int:
+    """Parameters that move in a space other than full, from its configuration (conf/space)."""
+    name, layers = space["name"], size(arch, "num_hidden_layers")
+    if name == "prefix":
+        return layers * 2 * int(space["length"]) * linear_shapes(arch)["k"][0]
+    if "density" in space:
+        return max(1, round(space["density"] * target_entries(arch, space["targets"])))
+    of_A, of_B = lora_parameters(arch, space["targets"], 1)
+    rank = int(space["rank"])
+    count = {
+        "lora": rank * (of_A + of_B),
+        "lora_fa": rank * of_B,
+        "dora": rank * (of_A + of_B) + of_B,
+        "vera": of_B + rank * layers * len(space["targets"]),
+    }
+    return count[name]
+
+
 def roles(kin: Family, targets: Iterable[str]) -> list[str]:
     """The roles that `targets` name, as roles (`q`) or as the family's layer names (`q_proj`), in the family's order.
 

@@ -54,3 +54,12 @@ class Cursors:
 
     def _path(self, trial_id: str) -> Path:
         return self.folder / trial_id[:2] / f"{trial_id}.json"
+
+
+def store_id(folder: Path) -> str:
+    """A name for a state directory, made once: drivers that share a server do not close each other's runs."""
+    path = folder / "store_id"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(os.urandom(6).hex())
+    return path.read_text()

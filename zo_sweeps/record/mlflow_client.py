@@ -4,63 +4,45 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from zo_sweeps.record import mlflow_points as rows
-from zo_sweeps.record.cursors import Cursor, Cursors
+from zo_sweeps.record.cursors import Cursor, Cursors, store_id
 from zo_sweeps.record.journal import JournalStore, outcome, read_events
+from zo_sweeps.record.sweep_book import SweepInfo
 from zo_sweeps.trial import Event, Trial, TrialState
 
 _BATCH = 1000  # metrics, params and tags together, in one request
 _BATCH_PARAMS = 100
-_ENVIRONMENT = {
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",  # a blind repeat of "create run" makes two; this module looks first
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
-    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-}
-
-
-@dataclass(frozen=True)
-class SweepInfo:
-    """One sweep: a parent run. The same `sweep_id` is the same run, also after a restart.
-
-    Attributes:
-        title: the run's name, for people.
-        command: what the user typed.
-        tags: further tags of the run.
-        config_yaml: the sweep's own resolved configuration, kept as an artifact.
-    """
-
-    sweep_id: str
-    grid: str
-    title: str
-    command: str = ""
-    tags: Mapping[str, str] = field(default_factory=dict)
-    config_yaml: str = ""
+_EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}  # else the page opens on traces and prompts
 
 
 class SweepRuns:
     """The parent run of a sweep and its child runs, one a trial. `open` comes first; `send` is safe in threads.
 
+    `began` is when the sweep was first run (Unix seconds), `page` the address of its run for a browser.
+
     Raises what the MLflow client raises; `is_temporary` tells what to try again.
     """
 
     def __init__(
-        self, uri: str, experiment: str, sweep: SweepInfo, state_dir: Path, provenance: Mapping[str, Any]
+        self,
+        uri: str,
+        experiment: str,
+        sweep: SweepInfo,
+        began: float,
+        state_dir: Path,
+        provenance: Mapping[str, Any],
     ) -> None:
-        os.environ.update(_ENVIRONMENT)
-        if "//127.0.0.1" in uri or "//localhost" in uri:  # a proxy does not reach this machine
-            for name in ("NO_PROXY", "no_proxy"):
-                os.environ[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1,localhost"]))
+        _set_environment(uri)
         from mlflow import MlflowClient
 
-        self._client = MlflowClient(tracking_uri=uri)
-        self._name, self._sweep, self._provenance = experiment, sweep, provenance
+        self._uri, self._client = uri.rstrip("/"), MlflowClient(tracking_uri=uri)
+        self._name, self._sweep, self._began, self._provenance = experiment, sweep, began, provenance
         self._folder = state_dir / "mlflow"
         self._journals = JournalStore(state_dir)
         self._open_runs: set[str] = set()  # child runs that the server shows as RUNNING because of us
@@ -73,8 +55,9 @@ class SweepRuns:
         self._experiment = experiment.experiment_id
         server = f"{experiment.experiment_id}-{experiment.creation_time}"  # the same at any address
         self._cursors = Cursors(self._folder / "cursors" / server)
-        self._store = _store_id(self._folder)
+        self._store = store_id(self._folder)
         self.parent = self._find_parent()
+        self.page = f"{self._uri}/#/experiments/{self._experiment}/runs/{self.parent}?{rows.TRAINING}"
         self._close_orphans()
 
     def finish(self, files: Mapping[str, str], metrics: Mapping[str, float], status: str, when: float) -> None:
@@ -85,7 +68,7 @@ class SweepRuns:
             self._client.log_text(self.parent, text, name)
         ms = int(when * 1000)
         points = [Metric(rows.clean_name(key), value, ms, 0) for key, value in metrics.items()]
-        note = self._note() + files.get("table.md", "")
+        note = rows.sweep_note(self._sweep, self._experiment) + files.get("table.md", "")
         tags = [RunTag(*tag) for tag in rows.clean_tags({"mlflow.note.content": note}).items()]
         for start in range(0, max(1, len(points)), _BATCH - 1):
             self._client.log_batch(self.parent, points[start : start + _BATCH - 1], tags=tags)
@@ -104,7 +87,7 @@ class SweepRuns:
         found = self._client.get_experiment_by_name(self._name)
         if found is None:
             try:
-                self._client.create_experiment(self._name)
+                self._client.create_experiment(self._name, tags=_EXPERIMENT_TAGS)
             except MlflowException as error:
                 if error.error_code != "RESOURCE_ALREADY_EXISTS":  # another sweep was faster
                     raise
@@ -128,20 +111,16 @@ class SweepRuns:
                 "mlflow.source.name": sweep.command,
                 "mlflow.source.type": "LOCAL",
                 "mlflow.source.git.commit": self._provenance.get("git_commit"),
-                "mlflow.note.content": self._note(),
+                "mlflow.note.content": rows.sweep_note(sweep, self._experiment),
                 **rows.version_tags(self._provenance),
             }
-            run = self._client.create_run(self._experiment, tags=rows.clean_tags(tags), run_name=sweep.title)
+            began = int(self._began * 1000)
+            run = self._client.create_run(self._experiment, began, rows.clean_tags(tags), sweep.title)
             run_id = run.info.run_id
         if sweep.config_yaml:
             self._client.log_text(run_id, sweep.config_yaml, "sweep.yaml")
         self._client.log_text(run_id, json.dumps(self._provenance, indent=2), "provenance.json")
         return str(run_id)
-
-    def _note(self) -> str:
-        """Shown by MLflow at the top of the sweep's page, as Markdown."""
-        command = f"`{self._sweep.command}`\n\n" if self._sweep.command else ""
-        return f"**{self._sweep.title}**\n\n{command}"
 
     def _close_orphans(self) -> None:
         """Runs of this state directory that are shown as running, though their driver is gone.
@@ -309,10 +288,14 @@ def _yaml(config: Mapping[str, Any]) -> str:
     return str(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
 
 
-def _store_id(folder: Path) -> str:
-    """A name for this state directory, made once: drivers that share a server do not close each other's runs."""
-    path = folder / "store_id"
-    if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"{time.time_ns():x}{os.urandom(4).hex()}")
-    return path.read_text()
+def _set_environment(uri: str) -> None:
+    """MLflow's client takes these from nowhere else."""
+    os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"  # a blind repeat of "create run" makes two; here we look first
+    os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    if urlsplit(uri).hostname == "127.0.0.1":  # a proxy does not reach this machine
+        for name in ("NO_PROXY", "no_proxy"):
+            hosts = os.environ.get(name, "").split(",")
+            if "127.0.0.1" not in hosts:
+                os.environ[name] = ",".join(filter(None, [*hosts, "127.0.0.1"]))

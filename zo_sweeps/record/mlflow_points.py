@@ -10,11 +10,14 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
+from urllib.parse import urlencode
 
 from zo_sweeps.record.journal import scalars
+from zo_sweeps.record.sweep_book import SweepInfo
 from zo_sweeps.trial import Event, Outcome, Trial, TrialState
 
 CURVE_POINTS = 1000  # at most about this many points of a curve, however long the trial
+TRAINING = "workflowType=machine_learning"  # in an address: MLflow's page for runs, not the one for prompts and traces
 MAX_PARAM, MAX_TAG = 6000, 8000  # characters that an MLflow 3 server takes
 
 _STATUS = {
@@ -128,6 +131,16 @@ def scalar_log(events: Sequence[Event]) -> str:
         for step, (coefs, loss) in enumerate(zip(*scalars(events), strict=True), 1)
     )
     return "\n".join(lines) + "\n"
+
+
+def sweep_note(sweep: SweepInfo, experiment_id: str) -> str:
+    """Markdown that MLflow shows on the sweep's page: the command, and ways to the trials side by side."""
+    query = f"tags.`zo.sweep_id` = '{sweep.sweep_id}' and tags.`zo.kind` = 'trial'"
+    # Sorted by name, trials are listed; by date, MLflow's default, they are hidden inside their sweep.
+    view = f"#/experiments/{experiment_id}/runs?{TRAINING}&{urlencode({'searchFilter': query})}"
+    view += "&orderByKey=attributes.run_name&orderByAsc=true&compareRunsMode="
+    command = f"`{sweep.command}`\n\n" if sweep.command else ""
+    return f"{command}[All trials]({view}TABLE) · [their curves]({view}CHART)\n\n"
 
 
 def last_step_of(events: Iterable[Event]) -> int:

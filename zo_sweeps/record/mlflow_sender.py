@@ -12,7 +12,8 @@ from pathlib import Path
 
 from zo_sweeps.errors import UserError
 from zo_sweeps.record import provenance
-from zo_sweeps.record.mlflow_client import SweepInfo, SweepRuns, is_temporary
+from zo_sweeps.record.mlflow_client import SweepRuns, is_temporary
+from zo_sweeps.record.sweep_book import SweepInfo
 from zo_sweeps.trial import Event, Trial
 
 THREADS = 4
@@ -33,11 +34,12 @@ class Sender:
         uri: str,
         experiment: str,
         sweep: SweepInfo,
+        began: float,
         state_dir: Path,
         say: Callable[[str], None],
         patience: float = 0.0,
     ) -> None:
-        self._uri, self._experiment, self._sweep = uri, experiment, sweep
+        self._uri, self._experiment, self._sweep, self._began = uri, experiment, sweep, began
         self._state_dir, self._say = state_dir, say
         self._speak_after = time.monotonic() + patience
         self._trials: dict[str, Trial] = {}
@@ -53,6 +55,11 @@ class Sender:
         self.problems: dict[str, str] = {}
         self._thread = threading.Thread(target=self._main, name="mlflow-mirror", daemon=True)
         self._thread.start()
+
+    @property
+    def page(self) -> str:
+        """Address of the sweep's page; "" until the server has answered."""
+        return self._runs.page if self._runs else ""
 
     def notify(self, trial: Trial) -> None:
         """The journal of this trial has grown."""
@@ -112,7 +119,8 @@ class Sender:
     def _open(self) -> bool:
         while not self._closing:
             try:
-                runs = SweepRuns(self._uri, self._experiment, self._sweep, self._state_dir, provenance.collect())
+                origin = provenance.collect()
+                runs = SweepRuns(self._uri, self._experiment, self._sweep, self._began, self._state_dir, origin)
                 runs.open()
                 self._runs = runs
                 self._pause = FIRST_WAIT

@@ -11,9 +11,8 @@ from pathlib import Path
 
 from zo_sweeps.errors import UserError
 from zo_sweeps.record.journal import JournalStore
-from zo_sweeps.record.mlflow_client import SweepInfo
 from zo_sweeps.record.mlflow_sender import Sender
-from zo_sweeps.record.sweep_book import SweepBook, books
+from zo_sweeps.record.sweep_book import SweepBook, SweepInfo, books
 from zo_sweeps.trial import Trial
 
 __all__ = ["MlflowMirror", "SweepInfo", "sync"]
@@ -48,12 +47,17 @@ class MlflowMirror:
         self._book = SweepBook(folder, experiment, sweep)
         self._journals = JournalStore(folder)
         self._trials: dict[str, Trial] = {}
-        self._sender = Sender(uri, experiment, sweep, folder, say, patience) if uri else None
+        self._sender = Sender(uri, experiment, sweep, self._book.began, folder, say, patience) if uri else None
 
     @property
     def problems(self) -> Mapping[str, str]:
         """Why a trial cannot be sent at all, by trial_id."""
         return self._sender.problems if self._sender else {}
+
+    @property
+    def page(self) -> str:
+        """Address of the sweep's page in MLflow, for a browser; "" as long as the server has not answered."""
+        return self._sender.page if self._sender else ""
 
     def register(self, trial: Trial) -> None:
         """Make a trial known. What its journal already holds is sent if the server has not got it."""
@@ -94,12 +98,18 @@ class MlflowMirror:
 
 
 def sync(
-    state_dir: str | os.PathLike[str], uri: str, *, say: Callable[[str], None] = print, timeout: float = 600.0
+    state_dir: str | os.PathLike[str],
+    uri: str,
+    *,
+    say: Callable[[str], None] = print,
+    patience: float = 30.0,
+    timeout: float = 600.0,
 ) -> int:
     """Send everything in a state directory to a server; returns the number of trials that have a journal.
 
     What the server has already is not sent again. Waits for a sweep that is running here. Raises UserError if there is
-    nothing to send, if the server does not answer, or if it did not take everything in `timeout` seconds a sweep.
+    nothing to send, if the server does not answer in `patience` seconds, or if it does not take everything in `timeout`
+    seconds a sweep.
     """
     folder, journals = Path(state_dir).resolve(), JournalStore(state_dir)
     found = list(books(folder))
@@ -108,18 +118,20 @@ def sync(
     count = 0
     for book in found:
         complaints: list[str] = []
-        sender = Sender(uri, book.experiment, book.sweep, folder, complaints.append)
+        sender = Sender(uri, book.experiment, book.sweep, book.began, folder, complaints.append, patience)
         started = [trial for trial in book.trials if journals.path(trial.trial_id).exists()]
         try:
             for trial in started:
                 sender.notify(trial)
             if book.final:
                 sender.finish(book.final)
-            left = sender.drain(timeout) + len(sender.problems)
+            while not sender.page and not complaints:
+                sender.drain(0.2)
+            left = sender.drain(timeout if sender.page else 0)
         finally:
             sender.close()
-        if left or complaints:
-            why = complaints[0] if complaints else f"{left} trials were not taken in {timeout:g} s"
+        if left or sender.problems or not sender.page:
+            why = complaints[0].partition(";")[0] if complaints else f"{left} trials were not taken in {timeout:g} s"
             raise UserError(f"not everything was sent: {why}", where=str(folder), fix="run the same command again")
         say(f"{book.sweep.title}: {len(started)} trials are at {uri}")
         count += len(started)

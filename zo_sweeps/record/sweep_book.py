@@ -5,20 +5,43 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from zo_sweeps.record.journal import Journal
-from zo_sweeps.record.mlflow_client import SweepInfo
 from zo_sweeps.trial import Event, Trial
 
 
 @dataclass(frozen=True)
+class SweepInfo:
+    """One sweep: a parent run. The same `sweep_id` is the same run, also after a restart.
+
+    Attributes:
+        title: the run's name, for people.
+        command: what the user typed.
+        tags: further tags of the run.
+        config_yaml: the sweep's own resolved configuration, kept as an artifact.
+    """
+
+    sweep_id: str
+    grid: str
+    title: str
+    command: str = ""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    config_yaml: str = ""
+
+
+@dataclass(frozen=True)
 class Contents:
-    """What a book says. `final` is the `finish` event of the last time the sweep was run, if that came to its end."""
+    """What a book says.
+
+    `began`: when the sweep was first run (Unix seconds). `final`: the `finish` event of the last time that it was run,
+    None if that did not come to its end.
+    """
 
     experiment: str
     sweep: SweepInfo
+    began: float
     trials: list[Trial]
     final: Event | None
 
@@ -28,8 +51,10 @@ class SweepBook:
 
     def __init__(self, state_dir: str | os.PathLike[str], experiment: str, sweep: SweepInfo) -> None:
         self._journal = Journal(_folder(state_dir) / f"{sweep.sweep_id}.jsonl")
-        self._known = {event["trial"]["trial_id"] for event in self._journal.events() if event["type"] == "trial"}
-        self._append({"type": "sweep", "experiment": experiment, "sweep": asdict(sweep)})
+        before = self._journal.events()
+        self._known = {event["trial"]["trial_id"] for event in before if event["type"] == "trial"}
+        opened = self._append({"type": "sweep", "experiment": experiment, "sweep": asdict(sweep)})
+        self.began: float = [*before, opened][0]["time"]
 
     def add(self, trial: Trial) -> None:
         """Write a trial down, once."""
@@ -58,7 +83,8 @@ def books(state_dir: str | os.PathLike[str]) -> Iterator[Contents]:
         if headers:
             trials = [Trial.from_json(event["trial"]) for event in events if event["type"] == "trial"]
             final = events[-1] if events[-1]["type"] == "finish" else None
-            yield Contents(headers[-1]["experiment"], SweepInfo(**headers[-1]["sweep"]), trials, final)
+            last = headers[-1]
+            yield Contents(last["experiment"], SweepInfo(**last["sweep"]), headers[0]["time"], trials, final)
 
 
 def _folder(state_dir: str | os.PathLike[str]) -> Path:

@@ -32,6 +32,8 @@ class Standing:
         attempts: attempts started, ever.
         failures, losses: attempts that ended FAILED and LOST since the last `reset`.
         outcomes: the outcome of the last attempt that ended.
+        nodes: the host of the last attempt.
+        first, last: the times (Unix seconds) of the trial's first and last lines.
     """
 
     states: dict[str, TrialState] = field(default_factory=dict)
@@ -39,11 +41,19 @@ class Standing:
     failures: dict[str, int] = field(default_factory=dict)
     losses: dict[str, int] = field(default_factory=dict)
     outcomes: dict[str, Outcome] = field(default_factory=dict)
+    nodes: dict[str, str] = field(default_factory=dict)
+    first: dict[str, float] = field(default_factory=dict)
+    last: dict[str, float] = field(default_factory=dict)
 
     def apply(self, entry: dict[str, Any]) -> None:
         """One line of the ledger, in file order."""
         trial_id, state = entry["trial_id"], TrialState(entry["state"])
         self.states[trial_id] = state
+        if "time" in entry:
+            self.last[trial_id] = entry["time"]
+            self.first.setdefault(trial_id, entry["time"])
+        if entry.get("node"):
+            self.nodes[trial_id] = entry["node"]
         if entry.get("reset"):
             for of in (self.failures, self.losses, self.outcomes):
                 of.pop(trial_id, None)

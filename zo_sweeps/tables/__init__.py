@@ -1,8 +1,9 @@
-"""records x layout -> typed cells -> Markdown, LaTeX, CSV, plain text. Pure functions over plain data."""
+"""records x layout -> typed cells -> Markdown, LaTeX, CSV, HTML, plain text. Pure functions over plain data."""
 
 from zo_sweeps.tables.build import build
 from zo_sweeps.tables.cells import Cell, CellState, Table
 from zo_sweeps.tables.csv import to_csv
+from zo_sweeps.tables.html import to_html
 from zo_sweeps.tables.latex import document, to_latex
 from zo_sweeps.tables.markdown import to_markdown
 from zo_sweeps.tables.records import Flag, Measure, Record, Rule, TableSpec
@@ -20,6 +21,7 @@ __all__ = [
     "build",
     "document",
     "to_csv",
+    "to_html",
     "to_latex",
     "to_markdown",
     "to_text",

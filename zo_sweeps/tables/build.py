@@ -10,11 +10,13 @@ from statistics import fmean, stdev
 from zo_sweeps.errors import UserError, unknown
 from zo_sweeps.tables.cells import Cell, CellState, Table
 from zo_sweeps.tables.published import NUMERIC_KINDS, Published
+from zo_sweeps.tables.ranks import mean_ranks
 from zo_sweeps.tables.records import MISSING, NOT_RUN, Flag, Measure, Record, TableSpec
 from zo_sweeps.tables.select import Setting, edges, select, settings
 from zo_sweeps.trial import TrialState
 
-AVERAGE = "average"  # key of the column that the spec may ask for
+AVERAGE, RANK = "average", "rank"  # keys of the columns that the spec may ask for
+RANK_DIGITS = 2
 
 BEST_SO_FAR = "best so far: not every trial of this cell's search has a result yet"
 AT_EDGE = (
@@ -22,6 +24,7 @@ AT_EDGE = (
     "see the selected hyper-parameters"
 )
 NO_SETTING = "no setting has a result for all of its seeds yet"
+RANK_AMONG = "ranks are among the {} rows with a value in every column"
 BOTH_FAILURES = "some settings diverged, the others ran out of memory"
 
 
@@ -43,7 +46,11 @@ def build(spec: TableSpec, records: Iterable[Record], published: Published | Non
             drafts[block, column] = _cell(spec, grouped.get((block, column), []), number)
         if spec.average:
             drafts[block, AVERAGE] = _average([drafts[block, column] for column, _ in spec.columns])
-    columns = (*spec.columns, (AVERAGE, "Average")) if spec.average else spec.columns
+    columns = (*spec.columns, *([(AVERAGE, "Average")] if spec.average else []))
+    if spec.rank:
+        columns = (*columns, (RANK, "Rank"))
+        for block, draft in _ranks(spec, drafts, published).items():
+            drafts[block, RANK] = draft
     return _with_footnotes(spec, published, columns, drafts)
 
 
@@ -96,6 +103,11 @@ def _cell(spec: TableSpec, records: list[Record], published: float | None) -> tu
         finished=finished,
         planned=len(records),
         edges=at_edge,
+        values={
+            seed: value
+            for record, value in zip(selected.records, values, strict=True)
+            for seed in (record.seed, *record.also)
+        },
         trial_ids=tuple(record.trial_id for record in selected.records),
         run_ids=tuple(record.run_id for record in selected.records if record.run_id),
     )
@@ -103,7 +115,7 @@ def _cell(spec: TableSpec, records: list[Record], published: float | None) -> tu
 
 
 def _values(setting: Setting, measure: Measure) -> list[float] | None:
-    values = [record.metrics.get(measure.metric, math.nan) / measure.unit_size for record in setting.records]
+    values = [measure.value(record.metrics) for record in setting.records]
     return values if all(math.isfinite(value) for value in values) else None
 
 
@@ -169,6 +181,33 @@ def _average(drafts: list[tuple[Cell, list[str]]]) -> tuple[Cell, list[str]]:
     return cell, [BEST_SO_FAR] if state is CellState.PARTIAL else []
 
 
+def _ranks(
+    spec: TableSpec, drafts: Mapping[tuple[str, str], tuple[Cell, list[str]]], published: Published | None
+) -> dict[str, tuple[Cell, list[str]]]:
+    """Mean over the columns of every row's dense rank by the printed (rounded) means, beside the paper's own.
+
+    The ranks are among the rows with a value in every column; a row with a hole has none.
+    """
+    columns = []
+    for key, _ in spec.columns:
+        means = {block: drafts[block, key][0].mean for block, _ in spec.rows}
+        columns.append({b: round(mean, spec.measure.digits) for b, mean in means.items() if mean is not None})
+    ranks = mean_ranks(columns, spec.measure.better)
+    among = [] if len(ranks) in (0, len(spec.rows)) else [RANK_AMONG.format(len(ranks))]
+    found = {}
+    for block, _ in spec.rows:
+        cells = [drafts[block, key][0] for key, _ in spec.columns]
+        finished, planned = sum(cell.finished for cell in cells), sum(cell.planned for cell in cells)
+        number = _published_value(spec, published, block, RANK, "Rank")
+        if block in ranks:
+            state = CellState.DONE if finished == planned else CellState.PARTIAL
+        else:
+            state = CellState.IN_PROGRESS if 0 < finished < planned else CellState.NOT_RUN
+        cell = Cell(state, mean=ranks.get(block), published=number, finished=finished, planned=planned)
+        found[block] = replace(cell, digits=RANK_DIGITS), among if block in ranks else []
+    return found
+
+
 def _with_footnotes(
     spec: TableSpec,
     published: Published | None,
@@ -176,7 +215,7 @@ def _with_footnotes(
     drafts: Mapping[tuple[str, str], tuple[Cell, list[str]]],
 ) -> Table:
     """Numbers the footnotes in reading order: column labels, then row by row."""
-    flags = [*spec.flags, *_published_flags(spec, published)]
+    flags = [*spec.flags, *_published_flags(spec, published, columns)]
     footnotes: list[str] = []
 
     def number(notes: Iterable[str]) -> tuple[int, ...]:
@@ -199,11 +238,11 @@ def _with_footnotes(
     return Table(spec, published, spec.rows, columns, cells, row_marks, column_marks, tuple(footnotes))
 
 
-def _published_flags(spec: TableSpec, published: Published | None) -> list[Flag]:
+def _published_flags(spec: TableSpec, published: Published | None, columns: tuple[tuple[str, str], ...]) -> list[Flag]:
     """The paper's flags, with its row and column names turned into our keys."""
     if published is None:
         return []
-    names = {key: spec.published_columns.get(key) or published.column(label) for key, label in spec.columns}
+    names = {key: spec.published_columns.get(key) or published.column(label) for key, label in columns}
     flags = []
     for flag in published.flags:
         rows = tuple(block for block, name in spec.published_rows.items() if name in flag.rows)

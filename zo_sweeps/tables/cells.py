@@ -31,7 +31,9 @@ class Cell:
     Args:
         mean, std, n: over the seeds of the selected setting; `std` is the sample standard deviation (ddof=1).
         beside: mean of the second measure, where the layout has one.
-        difference: mean − published.
+        difference: mean − published; None in a column of ranks.
+        digits: decimals, where they are not the measure's (a mean rank).
+        values: seed -> value of the runs averaged; a run that serves several seeds stands under each.
         finished, planned: trials with a result, and all trials of the search.
         marks: indices into `Table.footnotes`.
         edges: axis -> "smallest" or "largest", where the selected value ends its searched range.
@@ -50,6 +52,8 @@ class Cell:
     planned: int = 0
     marks: tuple[int, ...] = ()
     edges: Mapping[str, str] = field(default_factory=dict)
+    digits: int | None = None
+    values: Mapping[int, float] = field(default_factory=dict)
     trial_ids: tuple[str, ...] = ()
     run_ids: tuple[str, ...] = ()
 

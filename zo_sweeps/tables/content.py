@@ -73,7 +73,7 @@ def value_text(cell: Cell, table: Table) -> str:
         return f"{cell.finished}/{cell.planned}"
     if cell.mean is None:
         return EMPTY[cell.state]
-    text = _number(cell.mean, measure)
+    text = _number(cell.mean, measure, cell.digits)
     if cell.std is not None:
         text += f" ± {_number(cell.std, measure)}"
         if len(_sizes(table)) > 1:
@@ -88,7 +88,7 @@ def below_texts(cell: Cell, table: Table) -> tuple[str, ...]:
     measure, texts = table.spec.measure, []
     if cell.published is not None:
         difference = "" if cell.difference is None else f", {signed(cell.difference, measure.digits)}"
-        texts.append(f"pub. {_number(cell.published, measure)}{difference}")
+        texts.append(f"pub. {_number(cell.published, measure, cell.digits)}{difference}")
     if measure.beside and cell.beside is not None:
         texts.append(f"{_number(cell.beside, measure.beside)} {measure.beside.unit}")
     return tuple(texts)
@@ -146,6 +146,9 @@ def notes(table: Table) -> list[str]:
     lines.append(_spread(table))
     if any(cell.selected for cell in table.cells.values()):
         lines.append(f"Settings are selected by the {_best(spec.rule.mode)} mean {spec.rule.metric} over seeds.")
+    if spec.rank:
+        best = "highest" if spec.measure.better == "higher" else "lowest"
+        lines.append(f"Rank: mean rank over the columns, 1 for the {best} printed value; equal values share a rank.")
     states = {cell.state for cell in table.cells.values()}
     if CellState.PARTIAL in states:
         states.add(CellState.IN_PROGRESS)  # both print k/m
@@ -175,5 +178,5 @@ def _best(mode: str) -> str:
     return "lowest" if mode == "min" else "highest"
 
 
-def _number(value: float, measure: Measure) -> str:
-    return f"{value:.{measure.digits}f}".replace("-", "−")
+def _number(value: float, measure: Measure, digits: int | None = None) -> str:
+    return f"{value:.{measure.digits if digits is None else digits}f}".replace("-", "−")

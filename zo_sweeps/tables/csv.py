@@ -49,7 +49,7 @@ def to_csv(table: Table) -> str:
                     column,
                     *("" if number is None else repr(float(number)) for number in (cell.mean, cell.std)),
                     cell.n,
-                    table.spec.measure.unit,
+                    table.spec.measure.unit if cell.digits is None else "rank",
                     *("" if number is None else repr(float(number)) for number in (cell.published, cell.difference)),
                     cell.state.value,
                     json.dumps(dict(cell.selected), sort_keys=True) if cell.selected else "",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from zo_sweeps.errors import UserError, unknown
 from zo_sweeps.tables.conf import names, read
 from zo_sweeps.tables.records import Flag
 
-NUMERIC_KINDS = ("accuracy", "runtime", "memory")
+NUMERIC_KINDS = ("accuracy", "runtime", "memory", "flops")
 KINDS = (*NUMERIC_KINDS, "hyperparameters")
 
 
@@ -23,6 +23,7 @@ class Published:
         reference: "prge/table2".
         paper: name and identifier, for the line below our table.
         rows: row name -> column -> number (or, in a table of hyper-parameters, any value), None where not printed.
+        std: the printed standard deviations, row name -> column -> number, where there are any.
         conditions: what the paper states about how the numbers were obtained.
         flags: what a reader must know about rows or columns (by their published names) before comparing.
     """
@@ -36,6 +37,7 @@ class Published:
     columns: tuple[str, ...]
     rows: Mapping[str, Mapping[str, Any]]
     footnotes: tuple[str, ...] = ()
+    std: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
     conditions: Mapping[str, Any] | None = None
     flags: tuple[Flag, ...] = ()
 
@@ -75,15 +77,11 @@ def _published(reference: str, paper: Mapping[str, Any], data: Mapping[str, Any]
     if data["kind"] not in KINDS:
         raise unknown("kind of table", data["kind"], KINDS, where=where)
     columns = tuple(data["columns"])
-    rows = {}
-    for name, values in data["rows"].items():
-        if len(values) != len(columns):
-            raise UserError(f"row {name!r} has {len(values)} values for {len(columns)} columns", where=where)
-        if data["kind"] in NUMERIC_KINDS:
-            for value in values:
-                if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
-                    raise UserError(f"row {name!r}: {value!r} is not a number", where=where)
-        rows[name] = dict(zip(columns, values, strict=True))
+    rows = _rows(data["rows"], columns, where, numeric=data["kind"] in NUMERIC_KINDS)
+    std = _rows(data.get("std", {}), columns, where, numeric=True)
+    for name in std:
+        if name not in rows:
+            raise unknown("row", name, rows, where=where)
     flags = tuple(Flag.from_mapping(flag, where) for flag in data.get("flags", ()))
     for flag in flags:
         for row in flag.rows:
@@ -102,6 +100,19 @@ def _published(reference: str, paper: Mapping[str, Any], data: Mapping[str, Any]
         columns=columns,
         rows=rows,
         footnotes=tuple(data.get("footnotes", ())),
+        std=std,
         conditions=data.get("conditions", {}),
         flags=flags,
     )
+
+
+def _rows(data: Mapping[str, Any], columns: tuple[str, ...], where: str, *, numeric: bool) -> dict[str, dict[str, Any]]:
+    rows = {}
+    for name, values in data.items():
+        if len(values) != len(columns):
+            raise UserError(f"row {name!r} has {len(values)} values for {len(columns)} columns", where=where)
+        for value in values if numeric else ():
+            if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+                raise UserError(f"row {name!r}: {value!r} is not a number", where=where)
+        rows[str(name)] = dict(zip(columns, values, strict=True))
+    return rows

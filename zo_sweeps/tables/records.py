@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING as REQUIRED
 from dataclasses import dataclass, field, fields
@@ -28,6 +29,7 @@ class Record:
         metrics: under the names of `trial.Outcome`, in fractions, seconds and bytes.
         note: one line on why there is no result; printed as a footnote when `state` is "MISSING".
         order: position in the grid; the first of equally good settings is selected.
+        also: further seeds that this very trial serves, when nothing in it is random (zero-shot).
     """
 
     trial_id: str
@@ -40,6 +42,7 @@ class Record:
     run_id: str = ""
     note: str = ""
     order: int = 0
+    also: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.state not in STATES:
@@ -52,10 +55,11 @@ class Record:
 
 @dataclass(frozen=True)
 class Measure:
-    """What a cell shows: printed value = metrics[metric] / unit_size, with `digits` decimals and `unit`.
+    """What a cell shows: (metrics[metric] - metrics[minus]) / unit_size, with `digits` decimals and `unit`.
 
     Args:
         metric: name in `Record.metrics`, e.g. "test/metric".
+        minus: another metric, taken off it (peak memory less the weights); "" for none.
         unit_size: one printed unit in recorded units: 0.01 for percent of a fraction, 60 for minutes of seconds.
         better: "higher" or "lower".
         definition: one line printed below the table: what exactly was measured.
@@ -69,12 +73,18 @@ class Measure:
     better: str = "higher"
     definition: str = ""
     beside: Measure | None = None
+    minus: str = ""
 
     def __post_init__(self) -> None:
         if self.better not in ("higher", "lower"):
             raise unknown("direction", self.better, ("higher", "lower"), where=f"measure of {self.metric}")
         if not self.unit_size > 0:
             raise UserError(f"unit_size must be above 0, not {self.unit_size}", where=f"measure of {self.metric}")
+
+    def value(self, metrics: Mapping[str, float]) -> float:
+        """(metrics[metric] - metrics[minus]) / unit_size; nan where one is absent."""
+        taken = metrics.get(self.minus, math.nan) if self.minus else 0.0
+        return (metrics.get(self.metric, math.nan) - taken) / self.unit_size
 
     @classmethod
     def from_mapping(cls, data: Mapping[str, Any], where: str = "measure") -> Measure:
@@ -128,6 +138,7 @@ class TableSpec:
             not named here is looked up by its label; a block that is not named here has no published numbers.
         footnotes: lines printed below; caveats: the same, for conditions that differ from the paper's.
         average: whether to add a column with the mean over the columns.
+        rank: whether to add a column with the mean over the columns of the row's rank; equal values share a rank.
     """
 
     name: str
@@ -144,6 +155,7 @@ class TableSpec:
     flags: tuple[Flag, ...] = ()
     caveats: tuple[str, ...] = ()
     average: bool = False
+    rank: bool = False
 
     def __post_init__(self) -> None:
         for kind, pairs in (("row", self.rows), ("column", self.columns)):

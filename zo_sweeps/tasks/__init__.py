@@ -10,9 +10,10 @@ from zo_sweeps.tasks.data import DataStatus, Splits, check, load_splits, read_sp
 from zo_sweeps.tasks.encode import Candidate, Example, encode
 from zo_sweeps.tasks.metrics import accuracy, squad_f1
 from zo_sweeps.tasks.prompts import Prompt, render
-from zo_sweeps.tasks.spec import TaskSpec
+from zo_sweeps.tasks.spec import MASK, TaskSpec
 
 __all__ = [
+    "MASK",
     "Candidate",
     "DataStatus",
     "Example",

@@ -17,6 +17,7 @@ from zo_sweeps.tasks import files, hub
 from zo_sweeps.tasks.spec import TaskSpec
 
 Row = dict[str, Any]
+SHOTS_TEST_SEED = 42  # of the test rows of MeZO's k-shot runs, whatever the run's own seed
 
 
 @dataclass(frozen=True)
@@ -95,8 +96,14 @@ def load_splits(spec: TaskSpec, task: Mapping[str, Any], data_dir: str | None, s
     rest: WSC, with 554 rows and dev 500, trains on 54. Local: train, validation and test are files of their own, each
     permuted by that rule. A task's `dev_size` bounds dev (100 for COPA and CB in MeZO).
 
+    With `split.shots` = k the rows are class-balanced, by LM-BFF's rule: after the permutation, the first k of each
+    label are train and the next k dev (local: the first k of validation), both kept in the order of the labels; a label
+    with fewer rows gives what it has. Test is then the same for every seed: permuted with SHOTS_TEST_SEED.
+
     Raises UserError when the data is not there, a row does not fit, or no row is left to train on.
     """
+    if split.get("shots"):
+        return _shots(spec, task, data_dir, split)
     seed, n_train, n_test = int(split["seed"]), int(split["train"]), int(split["test"])
     n_dev = min(int(split["dev"]), int(task.get("dev_size") or split["dev"]))
 
@@ -113,6 +120,33 @@ def load_splits(spec: TaskSpec, task: Mapping[str, Any], data_dir: str | None, s
         raise UserError(f"task {spec.name!r} has {size} training rows and dev takes {n_dev}; lower split.dev")
     test_size, get_test = _open(spec, task, data_dir, "test")
     return Splits(train, dev, [get_test(i) for i in permutation(test_size, seed)[:n_test]])
+
+
+def _shots(spec: TaskSpec, task: Mapping[str, Any], data_dir: str | None, split: Mapping[str, Any]) -> Splits:
+    if spec.kind != "classification" and not (spec.kind == "multiple_choice" and spec.labels):
+        raise UserError(f"split.shots takes rows by label, and those of task {spec.name!r} have none", where="split")
+    shots, seed = int(split["shots"]), int(split["seed"])
+    is_hub = _folder(task, data_dir) is None
+
+    def by_label(name: str, start: int) -> list[Row]:
+        size, get = _open(spec, task, data_dir, name)
+        groups: list[list[Row]] = [[] for _ in spec.labels]
+        for i in permutation(size, seed):
+            row = get(i)
+            groups[spec.gold(row)].append(row)
+            if all(len(group) >= start + shots for group in groups):
+                break
+        return [row for group in groups for row in group[start : start + shots]]
+
+    train = by_label("train", 0)
+    dev = by_label("train", shots) if is_hub else by_label("validation", 0)
+    test_size, get_test = _open(spec, task, data_dir, "test")
+    if not dev:
+        raise UserError(
+            f"no label of task {spec.name!r} has more than {shots} rows to take dev from", where="split.shots"
+        )
+    chosen = permutation(test_size, SHOTS_TEST_SEED)[: int(split["test"])]
+    return Splits(train, dev, [get_test(i) for i in chosen])
 
 
 def permutation(size: int, seed: int) -> list[int]:
@@ -134,7 +168,7 @@ def _open(
         raise UserError(f"task {spec.name!r} is read from a local folder; set data.dir")
     source = task["hub"]
     name = source.get("train", "train") if split == "train" else source.get("test", "validation")
-    dataset = hub.load(source, name)
+    dataset = hub.load(source, name, spec.label_field)
 
     def get(index: int) -> Row:
         row = hub.row(source, dataset, index)

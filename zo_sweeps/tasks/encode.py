@@ -13,10 +13,14 @@ from zo_sweeps.tasks.spec import TaskSpec
 
 @dataclass(frozen=True)
 class Candidate:
-    """One sequence. Its last `answer_length` ids are the answer, the only ones that carry loss and score."""
+    """One sequence. Its last `answer_length` ids are the answer, the only ones that carry loss and score.
+
+    For a masked model the answer is one label word, read at `mask_at`, the mask's place in the ids before it.
+    """
 
     ids: tuple[int, ...]
     answer_length: int
+    mask_at: int | None = None
 
 
 @dataclass(frozen=True)
@@ -25,10 +29,11 @@ class Example:
 
     Args:
         candidates: one sequence an option; for generation one, with the answer trained on.
-        gold: index of the right candidate.
+        gold: index of the right candidate, the one trained on.
         references: accepted answers (generation only).
         prompt_ids: the prompt alone, what generation starts from.
         text: the prompt as text.
+        golds: every right candidate, where there are several (ReCoRD).
     """
 
     candidates: tuple[Candidate, ...]
@@ -36,10 +41,11 @@ class Example:
     references: tuple[str, ...]
     prompt_ids: tuple[int, ...]
     text: str
+    golds: tuple[int, ...] = ()
 
 
 def encode(
-    spec: TaskSpec, row: Mapping[str, Any], tokenizer: Any, max_length: int, *, bos: int | None = None
+    spec: TaskSpec, row: Mapping[str, Any], tokenizer: Any, max_length: int, *, bos: int | None = None, before: str = ""
 ) -> Example:
     """Token ids of the prompt with each of its options.
 
@@ -54,6 +60,7 @@ def encode(
         max_length: tokens in a sequence, BOS included.
         bos: id to put in front in place of the tokenizer's own (OPT is trained and used with 0, though its tokenizer
             says 2); None leaves it to the tokenizer, which may add none.
+        before: text in front of the prompt (demonstrations); answers are counted without it.
 
     Raises:
         UserError: an option adds no token, or `max_length` leaves no room.
@@ -75,10 +82,24 @@ def encode(
             raise UserError(
                 f"the option {option!r} adds no token to its prompt", where=f"task {spec.name!r} ({spec.dialect})"
             )
+        if before:
+            ids = _ids(tokenizer, (before + (prompt.text + option).strip(" ")).lstrip())
         kept = (*front, *ids[-room:])
         # The first id of a sequence has nothing before it to be predicted from.
         candidates.append(Candidate(kept, min(answer_length, len(kept) - 1)))
-    return Example(tuple(candidates), prompt.gold, prompt.references, (*front, *prompt_ids[-room:]), text)
+    if before:
+        prompt_ids = _ids(tokenizer, (before + prompt.text.strip(" ")).lstrip())
+    return Example(tuple(candidates), prompt.gold, prompt.references, (*front, *prompt_ids[-room:]), text, prompt.golds)
+
+
+def length(spec: TaskSpec, row: Mapping[str, Any], tokenizer: Any, *, bos: int | None = None, before: str = "") -> int:
+    """The `max_length` that `encode` needs to cut nothing off `before`, the prompt and the longest option."""
+    prompt = render(spec, row)
+    texts = [(before + (prompt.text + option).strip(" ")).lstrip() for option in prompt.options]
+    if spec.max_new_tokens:
+        texts = [(before + prompt.text.strip(" ")).lstrip()]
+    front = 1 if bos is not None else len(_front(tokenizer))
+    return front + max(len(_ids(tokenizer, text)) for text in texts) + spec.max_new_tokens
 
 
 def _ids(tokenizer: Any, text: str) -> tuple[int, ...]:

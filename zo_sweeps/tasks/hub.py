@@ -33,12 +33,19 @@ def unreachable(hub: Mapping[str, Any]) -> str:
     return ""
 
 
-def load(hub: Mapping[str, Any], split: str) -> Any:
-    """The `datasets.Dataset` of a split. Raises UserError when it cannot be had."""
+def load(hub: Mapping[str, Any], split: str, label_field: str) -> Any:
+    """The `datasets.Dataset` of a split, without the rows whose label is `hub.unlabelled` (SNLI has some of -1).
+
+    Raises UserError when it cannot be had.
+    """
     import datasets
 
     try:
-        return datasets.load_dataset(hub["path"], hub.get("name"), split=split)
+        dataset = datasets.load_dataset(hub["path"], hub.get("name"), split=split)
+        if "unlabelled" in hub:
+            keep = [i for i, label in enumerate(dataset[label_field]) if label != hub["unlabelled"]]
+            return dataset.select(keep)
+        return dataset
     except Exception as error:  # datasets, huggingface_hub and httpx each raise their own
         cause = error.__cause__ or error  # the outer one often says no more than "an error occurred"
         reason = str(cause).partition("\n")[0]

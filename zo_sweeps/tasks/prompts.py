@@ -10,20 +10,23 @@ from jinja2 import TemplateError
 
 from zo_sweeps.errors import UserError
 from zo_sweeps.tasks import templates
-from zo_sweeps.tasks.spec import TaskSpec
+from zo_sweeps.tasks.spec import MASK, TaskSpec
 
 
 @dataclass(frozen=True)
 class Prompt:
     """The text of one example: candidate i reads `text + options[i]`, and `options[gold]` is right.
 
-    `references` holds every accepted answer of a generation task and is empty otherwise.
+    `golds` are all right options (ReCoRD has several; `gold` is the one trained on). `references` holds every accepted
+    answer of a generation task and is empty otherwise. For the loss "label_words" the text has MASK in it once, and
+    candidate i reads `text` with `options[i]` in its place.
     """
 
     text: str
     options: tuple[str, ...]
     gold: int
     references: tuple[str, ...]
+    golds: tuple[int, ...] = ()
 
 
 def render(spec: TaskSpec, row: Mapping[str, Any]) -> Prompt:
@@ -32,9 +35,17 @@ def render(spec: TaskSpec, row: Mapping[str, Any]) -> Prompt:
     if problem:
         raise UserError(problem, where=f"a row of task {spec.name!r}")
     try:
-        text = templates.fill(spec.template, row)
-        options = tuple(templates.fill(option, row) for option in spec.options)
+        masked = spec.loss == "label_words"
+        text = templates.fill(spec.template, {**row, "mask": MASK} if masked else row)
+        options = tuple(templates.fill(option, item) for item in _items(spec, row) for option in spec.options)
     except (TemplateError, TypeError, ValueError, AttributeError) as error:
         where = f"task {spec.name!r}, dialect {spec.dialect!r}"
         raise UserError(f"the template does not fit a row ({error})", where=where) from error
-    return Prompt(text, options, spec.gold(row), spec.references(row))
+    if masked and text.count(MASK) != 1:
+        raise UserError(f"the text has {MASK} in it {text.count(MASK)} times", where=f"a row of task {spec.name!r}")
+    return Prompt(text, options, spec.gold(row), spec.references(row), spec.golds(row))
+
+
+def _items(spec: TaskSpec, row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The rows that the option templates are filled with: one, or with `each` one an item."""
+    return [{**row, "item": item} for item in row[spec.each]] if spec.each else [row]

@@ -11,11 +11,13 @@ from zo_sweeps.tasks import templates
 
 METRICS = ("accuracy", "f1")
 KINDS = ("classification", "multiple_choice", "generation")
-LOSSES = ("candidates", "tokens")
+LOSSES = ("candidates", "tokens", "label_words")
+MASK = "[mask]"  # what `{{ mask }}` of a template becomes: the place where a masked model writes the label word
 
 _REQUIRED = {"name", "display", "metric", "kind", "fields", "label_field", "dialects"}
 _OPTIONAL = {"hub", "local", "source", "labels", "dev_size", "stop", "max_new_tokens", "fingerprint"}
 _DIALECT = {"template", "options", "loss"}
+_DIALECT_OPTIONAL = {"each"}
 
 
 @dataclass(frozen=True)
@@ -29,10 +31,13 @@ class TaskSpec:
             "generation" (text).
         dialect: whose wording.
         loss: "candidates": cross-entropy over the candidates' mean log-probabilities (MeZO); "tokens":
-            full-vocabulary cross-entropy on the gold answer's tokens (P-RGE).
-        template: the prompt, up to the answer.
+            full-vocabulary cross-entropy on the gold answer's tokens (P-RGE); "label_words": cross-entropy over the
+            label words' logits at the mask of a masked model (LM-BFF, MeZO's RoBERTa part).
+        template: the prompt, up to the answer; for "label_words" all of the text, with `{{ mask }}` in it once.
         options: template of each answer; the text of a candidate is prompt + option. Generation has one: the answer
-            trained on.
+            trained on. For "label_words" each is one word, without the space that goes before it.
+        each: a column with a list (ReCoRD's entities): the one template of `options` makes an option of every item,
+            as `item`, and the column of the label lists the items that are right.
         fields: columns that a row must have, beside the label.
         label_field: column with the gold (dots go into nested columns); for generation, with the list of accepted
             answers.
@@ -53,6 +58,7 @@ class TaskSpec:
     labels: tuple[Any, ...] = ()
     stop: str = ""
     max_new_tokens: int = 0
+    each: str = ""
 
     @classmethod
     def from_config(cls, task: Mapping[str, Any], dialect: str) -> TaskSpec:
@@ -71,8 +77,8 @@ class TaskSpec:
         wording = task["dialects"][dialect]
         where = f"{where}, dialect {dialect!r}"
         for key in wording:
-            if key not in _DIALECT:
-                raise unknown("key", key, _DIALECT, where=where)
+            if key not in _DIALECT | _DIALECT_OPTIONAL:
+                raise unknown("key", key, _DIALECT | _DIALECT_OPTIONAL, where=where)
         missing = _DIALECT - set(wording)
         if missing:
             raise UserError(f"missing key {min(missing)!r}", where=where)
@@ -91,9 +97,10 @@ class TaskSpec:
             options=options,
             fields=tuple(task["fields"]),
             label_field=task["label_field"],
-            labels=tuple(task.get("labels") or range(len(options))),
+            labels=() if wording.get("each") else tuple(task.get("labels") or range(len(options))),
             stop=task.get("stop") or "",
             max_new_tokens=int(task.get("max_new_tokens") or 0),
+            each=wording.get("each") or "",
         )
         spec._validate(where)
         return spec
@@ -112,18 +119,27 @@ class TaskSpec:
                     "or more",
                     where=where,
                 )
+        elif self.each:
+            if self.kind != "multiple_choice" or len(self.options) != 1 or self.each not in self.fields:
+                raise UserError("'each' names a field of a multiple_choice task with one option", where=where)
         elif len(self.options) < 2 or len(self.labels) != len(self.options):
             raise UserError(
                 f"{len(self.options)} options and {len(self.labels)} labels: two or more are needed, one label each",
                 where=where,
             )
+        masked = self.loss == "label_words"
+        if masked and self.kind != "classification":
+            raise UserError("the loss 'label_words' is for classification", where=where)
         for source in (self.template, *self.options):
+            known = {*self.columns, *({"mask"} if masked else ()), *({"item"} if self.each else ())}
             try:
-                strangers = templates.names_in(source) - set(self.columns)
+                strangers = templates.names_in(source) - known
             except ValueError as error:
                 raise UserError(f"bad template: {error}", where=where) from error
             if strangers:
                 raise unknown("field", min(strangers), self.columns, where=f"the template of {where}")
+        if masked and "mask" not in templates.names_in(self.template):
+            raise UserError("the template has no {{ mask }}", where=where)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -141,6 +157,8 @@ class TaskSpec:
             label = self._label(row)
         except (KeyError, TypeError):
             return f"missing field {self.label_field!r}"
+        if self.each:
+            return self._each_problem(row, label)
         if self.kind != "generation":
             return "" if label in self.labels else f"label {label!r} is not one of {_listed(self.labels)}"
         answers = label if _is_list(label) else ()
@@ -148,9 +166,27 @@ class TaskSpec:
             return f"{self.label_field!r} is not a list of one or more answers"
         return ""
 
+    def _each_problem(self, row: Mapping[str, Any], label: Any) -> str:
+        items = row[self.each]
+        if not _is_list(items) or len(items) < 2:
+            return f"{self.each!r} is not a list of two or more options"
+        if not _is_list(label) or not label:
+            return f"{self.label_field!r} is not a list of one or more answers"
+        strangers = [answer for answer in label if answer not in items]
+        return f"the answer {strangers[0]!r} is not among {self.each!r}" if strangers else ""
+
     def gold(self, row: Mapping[str, Any]) -> int:
-        """Index of the right option. The row must have no `problem`."""
+        """Index of the right option, the first of several. The row must have no `problem`."""
+        if self.each:
+            return list(row[self.each]).index(self._label(row)[0])
         return 0 if self.kind == "generation" else self.labels.index(self._label(row))
+
+    def golds(self, row: Mapping[str, Any]) -> tuple[int, ...]:
+        """Indices of every right option: of ReCoRD's several, any counts. The row must have no `problem`."""
+        if not self.each:
+            return (self.gold(row),)
+        answers = self._label(row)
+        return tuple(i for i, item in enumerate(row[self.each]) if item in answers)
 
     def references(self, row: Mapping[str, Any]) -> tuple[str, ...]:
         """Accepted answers of a generation row; empty for the other kinds."""

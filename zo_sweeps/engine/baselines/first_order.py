@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
 from zo_sweeps.engine.batch import Batch
 from zo_sweeps.engine.losses import Loss, token_logprobs
 from zo_sweeps.engine.schedules import Schedule
-from zo_sweeps.engine.train import Evaluated, Scores, StepDone, evaluation_points
-from zo_sweeps.engine.types import DivergedError, LanguageModel, Space
+from zo_sweeps.engine.train import Evaluated, Scores, StepDone, evaluated_at, evaluation_points
+from zo_sweeps.engine.types import DivergedError, LanguageModel, Params, Space
+
+OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
+    "adam": torch.optim.AdamW,  # Adam where nothing is decayed
+    "sgd": torch.optim.SGD,
+}
 
 
 def train(
@@ -25,32 +30,43 @@ def train(
     *,
     steps: int,
     eval_every: int,
+    seed: int,
+    optimizer: str = "adam",
+    weight_decay: float = 0.0,
 ) -> Iterator[StepDone | Evaluated]:
-    """Adam (betas 0.9 and 0.999, no weight decay) on the space's parameters, which must be fp32.
+    """`optimizer` on the space's parameters, which must be fp32: adam (betas 0.9 and 0.999) or sgd (no momentum).
 
-    P-RGE Table 8 names Adam, batch 8, 1,000 iterations. Cost: forward and backward a step; gradients and two moments
-    for each trainable value. Raises DivergedError as `engine.train` does.
+    Weight decay is decoupled and falls on parameters of two or more dimensions, as in the ZO updates.
+
+    P-RGE's Table 8 names Adam, batch 8, 1,000 iterations; its system figures and the released code use SGD. Cost:
+    forward and backward a step; gradients, and for adam two moments, for each trainable value. Raises DivergedError as
+    `engine.train` does: before the update, at the first loss that is not finite.
     """
     due = set(evaluation_points(steps, eval_every))
     params = list(space.params.values())
     for param in params:
         param.requires_grad_(True)
-    optimizer = torch.optim.Adam(params)
+    stepper = OPTIMIZERS[optimizer](_groups(space.params, weight_decay), lr=schedule(1))
     for number in range(1, steps + 1):
         began = time.perf_counter()
         batch = batches(number)
         value = loss(token_logprobs(model, batch), batch)[0]
         if not math.isfinite(value.item()):
-            raise DivergedError(f"non-finite loss at step {number}: {value.item()}")
+            raise DivergedError(f"non-finite loss at step {number}, seed {seed}: {value.item()}")
         value.backward()
-        for group in optimizer.param_groups:
+        for group in stepper.param_groups:
             group["lr"] = schedule(number)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        stepper.step()
+        stepper.zero_grad(set_to_none=True)
         yield StepDone(number, value.item(), (), time.perf_counter() - began, batch.input_ids.numel())
         if number in due:
-            began = time.perf_counter()
-            dev_loss, metric = evaluate_dev()
-            yield Evaluated(number, dev_loss, metric, time.perf_counter() - began)
+            yield evaluated_at(number, evaluate_dev, seed)
     for param in params:
         param.requires_grad_(False)
+
+
+def _groups(params: Params, weight_decay: float) -> list[dict[str, object]]:
+    decayed = [param for param in params.values() if param.dim() >= 2]
+    others = [param for param in params.values() if param.dim() < 2]
+    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]

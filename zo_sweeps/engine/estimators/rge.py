@@ -28,6 +28,13 @@ class RGE:
         if self.q < 1 or self.eps <= 0:
             raise ValueError(f"RGE needs q >= 1 and eps > 0, got q={self.q}, eps={self.eps}")
 
+    @property
+    def evaluations(self) -> int:
+        return 2 * self.q
+
+    def bind(self, d: int) -> RGE:
+        return self
+
     def points(self, seed: int, step: int) -> tuple[Point, ...]:
         keys = [NoiseKey(seed, step, query) for query in range(self.q)]
         return tuple(Point(key, sign * self.eps) for key in keys for sign in (1.0, -1.0))

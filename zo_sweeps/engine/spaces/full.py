@@ -6,8 +6,10 @@ from collections.abc import Mapping
 
 from torch import nn
 
+from zo_sweeps.engine.types import Space
 
-class Full:
+
+class Full(Space):
     """d = every parameter, tied ones once, in the model's own dtype. One forward holds one point."""
 
     batched = False

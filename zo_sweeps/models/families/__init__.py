@@ -21,7 +21,7 @@ class Family(Protocol):
         ...
 
     def parameter_count(self, arch: Mapping[str, Any]) -> int:
-        """Parameters of the causal language model, tied ones once."""
+        """Parameters of the language model, tied ones once."""
         ...
 
 
@@ -35,6 +35,11 @@ def family(name: object, *, where: str = "") -> Family:
     if name not in names():
         raise unknown("model family", name, names(), where=where)
     return cast(Family, import_module(f"{__name__}.{name}"))
+
+
+def is_masked(name: object) -> bool:
+    """Whether models of this `model_type` write a word at a mask, in place of the next one."""
+    return bool(getattr(family(name), "MASKED", False))
 
 
 def size(arch: Mapping[str, Any], key: str) -> int:

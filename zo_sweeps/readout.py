@@ -1,8 +1,9 @@
-"""A plan and what the ledger says of its trials -> the grid's tables."""
+"""A plan and what the ledger says of its trials -> records and the grid's tables."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from zo_sweeps.config import Composer
@@ -21,6 +22,8 @@ def records(plan: Plan, standing: Standing) -> list[Record]:
     for order, cell in enumerate(plan.cells):
         key = (cell.block, cell.task, cell.trial_id)
         if key in found:
+            known = found[key]
+            found[key] = replace(known, also=(*known.also, cell.seed))
             continue
         state: str = standing.states.get(cell.trial_id, TrialState.PENDING).value
         outcome = standing.outcomes.get(cell.trial_id)
@@ -88,6 +91,8 @@ def _spec(plan: Plan, composer: Composer, name: str, memory: Sequence[str]) -> T
             "published": layout["published"] or "",
             "published_rows": rows if layout["published"] else {},
             "footnotes": footnotes,
+            "average": layout["average"],
+            "rank": layout["rank"],
             "caveats": list(plan.caveats),
         },
         where=f"table {name} of grid {plan.name}",

@@ -1,0 +1,79 @@
+"""The benchmark measures what it says: plain MeZO and ours take the same step, and the table says what was reached."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from zo_sweeps.bench import measure, mezo, noise, report, shapes
+from zo_sweeps.bench.measure import Row
+from zo_sweeps.bench.ours import Steps
+from zo_sweeps.engine.spaces import full
+from zo_sweeps.errors import UserError
+from zo_sweeps.models.causal import LanguageModel
+from zo_sweeps.models.load import load
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.fixture
+def model() -> LanguageModel:
+    arch = {**shapes.LLAMA_58M, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    return load({"source": "random", "arch": arch, "seed": 0}, torch.float32, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("options", [1, 2])
+def test_the_loop_compared_against_has_the_same_loss(options: int, model: LanguageModel) -> None:
+    data = shapes.examples(3, 12, options)
+    with torch.inference_mode():
+        ours = float(Steps(model, full.install(model.module, {}, 0), data).forward(1))
+        assert mezo.loss(model, data) == pytest.approx(ours, rel=1e-5)
+
+
+def test_plain_mezo_moves_along_its_own_noise(model: LanguageModel) -> None:
+    before = {name: param.clone() for name, param in model.module.named_parameters()}
+    g = mezo.step(model, shapes.examples(2, 8, 1), seed=3, lr=1e-2)
+    torch.manual_seed(3)
+    for name, param in model.module.named_parameters():
+        z = torch.normal(mean=0, std=1, size=param.shape)
+        torch.testing.assert_close(param, before[name] - 1e-2 * g * z, rtol=0, atol=1e-6)
+
+
+def test_a_measured_step_moves_the_weights(model: LanguageModel) -> None:
+    before = [param.clone() for param in model.module.parameters()]
+    Steps(model, full.install(model.module, {}, 0), shapes.examples(2, 8, 2), lr=1e-2).one()()
+    assert all(not torch.equal(a, b) for a, b in zip(before, model.module.parameters(), strict=True))
+
+
+def test_rounds_alternate_and_the_first_is_not_counted() -> None:
+    calls: list[str] = []
+    seconds = measure.interleaved({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, rounds=2)
+    assert calls == ["a", "b"] * 3
+    assert all(0 < value < 1 for value in seconds.values())
+
+
+def test_a_row_is_reached_from_the_right_side() -> None:
+    assert Row("faster", 3.0, "x", 2.5, 5.0, "").reached
+    assert not Row("faster", 2.4, "x", 2.5, 5.0, "").reached
+    assert Row("cost", 1.1, "of", 1.15, 1.05, "").reached
+    assert not Row("memory", 15.0, "MiB", 14.0, 0.0, "").reached
+
+
+def test_the_noise_part_is_measured_printed_and_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(noise, "ELEMENTS", 1 << 14)
+    rows = report.run("noise", rounds=1)
+    shown = report.text(rows)
+    assert "noise, torch expression (must 1x, aim 1x, limit memory bandwidth)" in shown
+    report.write(rows, tmp_path / "noise.json")
+    content = json.loads((tmp_path / "noise.json").read_text())
+    assert content["host"]["processor"]
+    assert [row["name"] for row in content["rows"]] == [row.name for row in rows]
+    assert all(row["ratio"] > 0 for row in content["rows"])
+
+
+def test_an_unknown_part_is_refused_with_the_choices() -> None:
+    with pytest.raises(UserError, match="memory"):
+        report.run("nois", rounds=1)

@@ -1,0 +1,221 @@
+"""Each way of getting it wrong: one clear line, status 2, nothing launched and no folder made."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.cli.common import zo
+from tests.plan.common import changed, write_grid
+from zo_sweeps.cli import COMMANDS, main
+
+pytestmark = pytest.mark.unit
+
+HERE = "<tmp>"  # stands for the test's folder
+BAD = [
+    # what the user types, and what the line must say
+    (["+grid=llama2_superglu"], ["unknown grid 'llama2_superglu'", "did you mean 'llama2_superglue'?", "quickstart"]),
+    (["grid=quickstart"], ["use +grid=quickstart"]),
+    (["+grid=quickstart", "+grid=demo_sst2"], ["given twice"]),
+    (["train.stepz=3"], ["unknown key 'train.stepz'", "did you mean 'train.steps'?"]),
+    (["tran.steps=3"], ["unknown key 'tran'", "did you mean 'train'?"]),
+    (["+foo=1"], ["unknown key 'foo'"]),
+    (["+train.foo=1"], ["unknown key 'train.foo'"]),
+    (["+executor.foo=1"], ["unknown key 'executor.foo'"]),
+    (["~task"], ["task cannot be left out"]),
+    (["task=demo_remark"], ["unknown task 'demo_remark'", "did you mean 'demo_remarks'?"]),
+    (["task=demo_remarks,sst3"], ["unknown task 'sst3'"]),
+    (["task=[sst2]"], ["write task=NAME"]),
+    (["method=mezzo"], ["unknown method 'mezzo'", "did you mean 'mezo'?"]),
+    (["model=3"], ["does not name a model"]),
+    (["space.rnk=3"], ["unknown key 'space.rnk'", "did you mean 'space.rank'?"]),
+    (["space.rank=abc"], ["space.rank='abc' has the wrong type"]),
+    (["space.rank=1.5"], ["wrong type", "an integer"]),
+    (["train.steps=abc"], ["train.steps='abc' has the wrong type"]),
+    (["train.steps=1.5"], ["wrong type"]),
+    (["update.lr="], ["wrong type", "a number"]),
+    (["update.lr=nan"], ["not a finite number"]),
+    (["grid.seeds=3"], ["grid.seeds has the wrong type", "list"]),
+    (["grid.seeds=[a]"], ["wrong type"]),
+    (["executor.cpus_per_trial=0"], ["executor.cpus_per_trial must be at least 1"]),
+    (["executor=slurm"], ["unknown executor 'slurm'"]),
+    (["executor=inline,ray"], ["several values for executor"]),
+    (["scale=tiny"], ["unknown scale 'tiny'"]),
+    (["--multirun", "task=sst2,rte"], ["--multirun is not used", "task=sst2,rte"]),
+    (["-m"], ["--multirun is not used"]),
+    (["hydra.mode=MULTIRUN"], ["--multirun is not used"]),
+    (["model=local"], ["has no path", "model.path=FOLDER"]),
+    (["model=local", f"model.path={HERE}/empty"], ["not a model", "config.json"]),
+    (["model=local", f"model.path={HERE}/nowhere"], ["no such folder", "nowhere"]),
+    (["task=sst2_sent", f"data.dir={HERE}/empty"], ["no folder", "train.jsonl"]),
+    (["task=sst2", f"data.dir={HERE}/data"], ["sentence", "train.jsonl:2"]),
+    (["device=tpu"], ["unknown device 'tpu'"]),
+    (["--rerun", "bogus"], ["unknown state or trial", "failed"]),
+    (["--config-dir", f"{HERE}/nowhere"], ["no such folder"]),
+    (["--nope"], ["--nope", "--help"]),
+    (["bogus"], ["unknown command 'bogus'", "doctor"]),
+    (["+grid=quickstart", "bogus"], ["cannot read the override 'bogus'", "key=value"]),
+    (["plan", "+grid=nope"], ["unknown grid 'nope'"]),
+    (["table", "--format", "pdf"], ["unknown format 'pdf'", "latex"]),
+    (["table", "--table", "nope"], ["unknown table 'nope'", "accuracy"]),
+    (["table", "--output", f"{HERE}/data/sst2/train.jsonl/x"], ["cannot write", "train.jsonl"]),
+    (["status", "feedbeef"], ["unknown trial 'feedbeef'"]),
+    (["ui", "--port", "many"], ["--port", "many"]),
+    (["ui"], ["no results in"]),
+]
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to be in, with an empty folder and data whose second training row lacks its sentence."""
+    (tmp_path / "empty").mkdir()
+    folder = tmp_path / "data" / "sst2"
+    folder.mkdir(parents=True)
+    for split in ("train", "validation", "test"):
+        rows = [{"sentence": "fine", "label": 1}, {"label": 0} if split == "train" else {"sentence": "x", "label": 0}]
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    status = main(arguments)
+    out, err = capsys.readouterr()
+    assert (status, out) == (2, "")
+    assert err.startswith("zo_sweeps: ")
+    assert err.count("\n") == 1, err
+    return err
+
+
+@pytest.mark.parametrize(("arguments", "parts"), BAD, ids=lambda value: " ".join(value))
+def test_bad_input_gets_one_line_and_launches_nothing(
+    arguments: list[str], parts: list[str], place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(place.iterdir())
+    line = refused(capsys, *(text.replace(HERE, str(place)) for text in arguments))
+    for part in parts:
+        assert part in line
+    assert sorted(place.iterdir()) == before
+
+
+def test_cuda_where_there_is_none(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("this host has CUDA")
+    assert "this host has no CUDA GPU" in refused(capsys, "device=cuda")
+    assert not (place / "zo_runs").exists()
+
+
+def test_a_state_folder_that_cannot_be_written(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (place / "file").write_text("")
+    unwritable = place / "file" / "state"  # below a file: nobody can, not even root
+    status = main([f"state_dir={unwritable}"])
+    err = capsys.readouterr().err
+    assert status == 2
+    assert f"cannot write to the state folder {unwritable}" in err
+    assert err.count("\n") == 1
+
+
+def test_a_port_that_is_used(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (place / "state").mkdir()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        line = refused(capsys, "ui", f"state_dir={place / 'state'}", "--port", str(taken.getsockname()[1]))
+    assert "cannot be used" in line
+
+
+def test_the_process_ends_with_the_same_line_and_status(place: Path) -> None:
+    done = zo("+grid=quikstart", cwd=place)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("zo_sweeps: unknown grid 'quikstart'")
+    assert done.stderr.count("\n") == 1
+
+
+# --- good input that launches nothing
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_a_help_page(command: str, capsys: pytest.CaptureFixture[str], place: Path) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    assert text.startswith(f"usage: python -m zo_sweeps {command}")
+    assert command == "bench" or all(other in text for other in COMMANDS)
+
+
+def test_the_version_makes_no_folder(place: Path) -> None:
+    before = sorted(place.iterdir())
+    done = zo("--version", cwd=place)
+    assert (done.returncode, done.stdout) == (0, "zo_sweeps 0.1.0\n")
+    assert sorted(place.iterdir()) == before
+
+
+def test_a_plan_makes_no_folder_and_lists_trials(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = sorted(place.iterdir())
+    assert main(["plan", "+grid=quickstart", "--trials"]) == 0
+    text = capsys.readouterr().out
+    assert "11 trials (12 table entries), 11 can run here" in text
+    assert "ZO-LoRA-FA (q=4) · Movie remarks · lr 0.1 · seed 1" in text
+    assert sorted(place.iterdir()) == before
+
+
+def test_a_plan_says_what_is_missing(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "+grid=llama2_superglue", "task=rte,squad"]) == 0
+    text = capsys.readouterr().out
+    assert "0 can run here" in text
+    assert "missing here" in text
+    assert "meta-llama/Llama-2-7b-hf" in text
+
+
+@pytest.mark.parametrize("way", ["--config-dir", "hydra.searchpath"])
+def test_a_users_own_grid_task_and_data(way: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A grid and a task as YAML in a folder of the user's, and the rows as JSONL: nothing of the package is edited."""
+    conf = write_grid(place / "my conf", changed(axes={"task": ["praise"]}), "mine")
+    (conf / "task").mkdir()
+    (conf / "task" / "praise.yaml").write_text(
+        "name: praise\ndisplay: Praise\nkind: classification\nmetric: accuracy\nlocal: praise\n"
+        "fields: [text]\nlabel_field: label\ndialects:\n  mezo:\n    loss: candidates\n"
+        '    template: "{{ text }} It was"\n    options: [" terrible", " great"]\n'
+    )
+    folder = place / "rows" / "praise"
+    folder.mkdir(parents=True)
+    for split in ("train", "validation", "test"):
+        rows = [{"text": f"{split} {i}", "label": i % 2} for i in range(4)]
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    where = ["--config-dir", str(conf)] if way == "--config-dir" else [f"hydra.searchpath=['file://{conf}']"]
+    status = main(["plan", "+grid=mine", f"data.dir={place / 'rows'}", *where])
+    out, err = capsys.readouterr()
+    assert (status, err) == (0, "")
+    assert "2 trials (2 table entries), 2 can run here" in out
+    assert "tasks: Praise" in out
+
+
+def test_a_grid_file_that_is_not_yaml(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (place / "conf" / "grid").mkdir(parents=True)
+    (place / "conf" / "grid" / "broken.yaml").write_text("# @package grid\nname: [unclosed\n")
+    assert "not valid YAML" in refused(capsys, "+grid=broken", "--config-dir", str(place / "conf"))
+
+
+def test_a_closed_pipe_is_not_an_error(place: Path) -> None:
+    import subprocess
+    import sys
+
+    from tests.cli.common import ENVIRONMENT
+
+    command = f"{sys.executable} -m zo_sweeps plan +grid=quickstart --trials | head -1"
+    done = subprocess.run(
+        ["bash", "-c", command],
+        cwd=place,
+        env={**os.environ, **ENVIRONMENT},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stderr == ""

@@ -1,0 +1,215 @@
+"""The command line end to end: inline and on Ray, interrupted and killed, resumed, its tables and its MLflow store."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import random
+import re
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.common import ENVIRONMENT, zo
+from tests.e2e.conftest import TRIALS
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+
+@dataclass
+class Sweep:
+    """A state folder, and the commands on it."""
+
+    folder: Path
+    conf: Path
+    tracking: str
+
+    def arguments(self, executor: str) -> list[str]:
+        where = [f"state_dir={self.folder / 'state'}", "--config-dir", str(self.conf)]
+        return ["+grid=small", f"executor={executor}", f"tracking.uri={self.tracking}", *where]
+
+    def run(self, executor: str = "inline", *more: str) -> subprocess.CompletedProcess[str]:
+        return zo(*self.arguments(executor), *more, cwd=self.folder)
+
+    def begin(self, executor: str = "inline") -> subprocess.Popen[str]:
+        """Started, in a session of its own, and seen to have given out a trial."""
+        lines = len(self.ledger())
+        with open(self.folder / "log", "a") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "zo_sweeps", *self.arguments(executor)],
+                cwd=self.folder,
+                env={**os.environ, **ENVIRONMENT},
+                stdout=log,
+                stderr=log,
+                text=True,
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + 120
+        while len(self.ledger()) == lines and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return process
+
+    def ledger(self) -> list[dict[str, Any]]:
+        path = self.folder / "state" / "ledger.jsonl"
+        lines = path.read_text().splitlines(True) if path.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+    def cells(self) -> list[dict[str, str]]:
+        """The accuracy table's cells, without anything that time has to do with."""
+        state = f"state_dir={self.folder / 'state'}"
+        done = zo("table", "+grid=small", state, "--format", "csv", "--table", "accuracy", cwd=self.folder)
+        assert done.returncode == 0, done.stderr
+        return list(csv.DictReader(io.StringIO(done.stdout)))
+
+    def finished(self) -> Counter[str]:
+        return Counter(entry["trial_id"] for entry in self.ledger() if entry["state"] == "SUCCEEDED")
+
+
+@pytest.fixture(scope="module")
+def new_sweep(tmp_path_factory: pytest.TempPathFactory, conf: Path, tracking: str) -> Any:
+    return lambda: Sweep(tmp_path_factory.mktemp("s"), conf, tracking)
+
+
+@pytest.fixture(scope="module")
+def inline(new_sweep: Any) -> Sweep:
+    """An undisturbed run in one process."""
+    sweep = new_sweep()
+    done = sweep.run()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{TRIALS} succeeded; {TRIALS} run now" in done.stdout
+    assert "next: python -m zo_sweeps ui" in done.stdout
+    return sweep
+
+
+def test_every_cell_is_filled(inline: Sweep) -> None:
+    cells = inline.cells()
+    assert [cell["row"] for cell in cells] == ["Zero-shot", "FO", "ZO"]
+    assert all(0 <= float(cell["mean"]) <= 100 for cell in cells)
+    assert [(cell["finished"], cell["planned"]) for cell in cells] == [("1", "1"), ("2", "2"), ("4", "4")]
+    assert json.loads(cells[2]["selected"])
+
+
+def test_the_same_command_again_runs_nothing(inline: Sweep) -> None:
+    lines = len(inline.ledger())
+    done = inline.run()
+    assert done.returncode == 0
+    assert re.search(rf"; 0 run now in \d+ s, {TRIALS} already done before", done.stdout), done.stdout
+    assert len(inline.ledger()) == lines
+
+
+def test_ray_gives_the_same_cells(inline: Sweep, new_sweep: Any) -> None:
+    on_ray = new_sweep()
+    done = on_ray.run("ray")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Ray cluster on this machine" in done.stdout
+    assert on_ray.cells() == inline.cells()
+
+
+def test_five_kills_at_random_moments_change_nothing(inline: Sweep, new_sweep: Any) -> None:
+    """SIGKILL to the driver; the last of the five is of a driver with a Ray cluster."""
+    rng = random.Random(20240915)
+    sweep = new_sweep()
+    killed_at = []
+    for executor in ("inline", "inline", "inline", "inline", "ray"):
+        process = sweep.begin(executor)
+        time.sleep(rng.uniform(0.1, 2.0))
+        process.kill()
+        process.wait(timeout=30)
+        killed_at.append(len(sweep.finished()))
+    done = sweep.run()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert killed_at == sorted(killed_at)
+    assert killed_at[0] < TRIALS, "the first kill came before the end"
+    assert sweep.cells() == inline.cells()
+    assert set(sweep.finished().values()) == {1}, "a trial finished twice"
+    over: set[str] = set()
+    for entry in sweep.ledger():
+        assert entry["trial_id"] not in over, "a finished trial was begun again"
+        if entry["state"] == "SUCCEEDED":
+            over.add(entry["trial_id"])
+    assert len(over) == TRIALS
+
+
+def test_an_interrupt_stops_cleanly_and_the_same_command_goes_on(inline: Sweep, new_sweep: Any) -> None:
+    sweep = new_sweep()
+    process = sweep.begin()
+    time.sleep(1.0)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=60) == 130
+    log = (sweep.folder / "log").read_text()
+    assert "the same command goes on" in log
+    assert "Traceback" not in log
+    before = sweep.finished()
+    assert len(before) < TRIALS
+    done = sweep.run()
+    assert done.returncode == 0
+    assert f"{TRIALS - len(before)} run now" in done.stdout
+    assert sweep.cells() == inline.cells()
+    assert set(sweep.finished().values()) == {1}
+
+
+def test_a_trial_can_be_forced(inline: Sweep, new_sweep: Any) -> None:
+    cells = inline.cells()
+    forced = cells[0]["trial_ids"].split()[0]
+    done = inline.run("inline", "--rerun", forced)
+    assert done.returncode == 0, done.stderr
+    assert re.search(rf"; 1 run now in .*, {TRIALS - 1} already done before", done.stdout), done.stdout
+    assert inline.cells() == cells
+
+
+def test_tables_come_in_every_format_from_the_last_sweep(inline: Sweep) -> None:
+    state = f"state_dir={inline.folder / 'state'}"
+    markdown = zo("table", state, "--format", "md", cwd=inline.folder).stdout
+    assert re.search(r"\| *ZO *\|", markdown)
+    latex = zo("table", state, "--format", "latex", "--output", "out.tex", cwd=inline.folder)
+    assert (latex.returncode, latex.stdout) == (0, "")
+    written = (inline.folder / "out.tex").read_text()
+    assert written.count(r"\begin{table") == written.count(r"\end{table") == 2
+
+
+def test_the_status_says_where_a_sweep_stands(inline: Sweep) -> None:
+    state = f"state_dir={inline.folder / 'state'}"
+    text = zo("status", state, cwd=inline.folder).stdout
+    assert "not running" in text
+    assert re.search(r"ZO +4 +4", text)
+    trial = inline.cells()[2]["trial_ids"].split()[0]
+    one = zo("status", trial, state, cwd=inline.folder)
+    assert one.returncode == 0, one.stderr
+    assert "state succeeded" in one.stdout
+    assert "step 24/24" in one.stdout
+    assert "test/metric = " in one.stdout
+
+
+def test_the_store_of_a_sweep_has_each_run_and_each_point_once(tmp_path: Path, conf: Path) -> None:
+    """Its own server and SQLite store, after a run that was interrupted and resumed: read with SQL, not with MLflow."""
+    sweep = Sweep(tmp_path, conf, "null")
+    process = sweep.begin()
+    time.sleep(2.0)
+    process.send_signal(signal.SIGINT)
+    process.wait(timeout=90)
+    assert sweep.run().returncode == 0
+    with sqlite3.connect(tmp_path / "state" / "mlflow" / "mlflow.db") as store:
+        tags = store.execute("select run_uuid, value from tags where key = 'mlflow.parentRunId'").fetchall()
+        statuses = Counter(row[0] for row in store.execute("select status from runs"))
+        twice = store.execute(
+            "select run_uuid, key, step, count(*) from metrics where run_uuid in "
+            "(select run_uuid from tags where key = 'mlflow.parentRunId') "
+            "group by run_uuid, key, step having count(*) > 1"
+        ).fetchall()
+        losses = store.execute("select run_uuid, count(*) from metrics where key = 'train/loss' group by run_uuid")
+        counts = sorted(row[1] for row in losses)
+    assert len({child for child, _ in tags}) == len(tags) == TRIALS
+    assert len({parent for _, parent in tags}) == 1
+    assert statuses == {"FINISHED": TRIALS + 1}
+    assert twice == []
+    assert counts == [10, 10, 24, 24, 24, 24], "every step of every trained trial, once"

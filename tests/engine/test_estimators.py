@@ -1,0 +1,233 @@
+"""One-sided and coordinate-wise estimates against closed forms; a run is its replay, for every pair of members."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.engine.conftest import TinyModel, make_examples, targets
+from tests.engine.test_perturbations import member, names_of
+from zo_sweeps.engine.batch import collate
+from zo_sweeps.engine.estimators.cge import CGE
+from zo_sweeps.engine.estimators.rge_one_sided import RGEOneSided
+from zo_sweeps.engine.evaluate import Mode, evaluate, groups
+from zo_sweeps.engine.losses import candidates, token_logprobs
+from zo_sweeps.engine.perturbations.coordinate import Coordinate
+from zo_sweeps.engine.perturbations.gaussian import Gaussian
+from zo_sweeps.engine.replay import replay
+from zo_sweeps.engine.schedules import linear
+from zo_sweeps.engine.spaces import lora_fa
+from zo_sweeps.engine.spaces.full import Full
+from zo_sweeps.engine.step import Method, step
+from zo_sweeps.engine.types import NoiseKey
+from zo_sweeps.engine.updates.sgd import SGD
+
+pytestmark = pytest.mark.unit
+CPU = torch.device("cpu")
+
+
+class Parts(nn.Module):
+    """f of four parameters (a vector, two matrices, a scalar's worth), in double precision inside."""
+
+    def __init__(self, f: Callable[[Tensor], Tensor], seed: int = 0) -> None:
+        super().__init__()
+        draw = torch.Generator().manual_seed(seed)
+        for name, shape in {"a": (7,), "W": (3, 4), "b": (2, 3), "c": (1,)}.items():
+            # eighths: theta and theta + eps are then exact in fp32 for eps a power of two
+            values = torch.randint(-16, 17, shape, generator=draw) / 8
+            self.register_parameter(name, nn.Parameter(values))
+        self.f = f
+
+    def forward(self) -> Tensor:
+        return self.f(flat(self)).reshape(1)
+
+
+D = 26
+
+
+def seeing() -> tuple[Parts, list[Tensor]]:
+    """A module, and the places at which it is computed."""
+    seen: list[Tensor] = []
+
+    def f(theta: Tensor) -> Tensor:
+        seen.append(theta.clone())
+        return theta.sum()
+
+    return Parts(f), seen
+
+
+def flat(module: nn.Module) -> Tensor:
+    return torch.cat([param.flatten() for param in module._parameters.values()]).double()
+
+
+def quadratic(seed: int = 3) -> tuple[Callable[[Tensor], Tensor], Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    H = torch.randn(D, D, generator=draw, dtype=torch.double)
+    H, b = H @ H.T / D, torch.randn(D, generator=draw, dtype=torch.double)
+    return lambda t: 0.5 * t @ H @ t + b @ t, H, b
+
+
+def losses_at(module: nn.Module, method: Method, number: int, seed: int = 7):
+    points = method.estimator.points(seed, number)
+    values = evaluate(lambda P: module(), module, Full(module), method.perturbation, points, "sequential")
+    return method.estimator.combine(points, values)
+
+
+def ghat(module: nn.Module, method: Method, number: int) -> Tensor:
+    terms = losses_at(module, method, number).terms
+    parts = [
+        sum(w * method.perturbation.sample(key, name, p.shape, CPU).double() for key, w in terms).flatten()
+        for name, p in module.named_parameters()
+    ]
+    return torch.cat(parts)
+
+
+@pytest.mark.parametrize("eps", [1e-3, 0.5])
+def test_one_sided_is_the_directional_derivative_of_a_linear_f(eps: float) -> None:
+    slope = torch.linspace(-1, 1, D).double()
+    module = Parts(lambda t: t @ slope + 3)
+    method = Method(RGEOneSided(3, eps), Gaussian(), SGD()).bind(dict(module.named_parameters()))
+    estimate = losses_at(module, method, 1)
+    assert estimate.loss == pytest.approx(float(module().detach()))
+    for i, g in enumerate(estimate.coefs):
+        z = torch.cat(
+            [Gaussian().sample(NoiseKey(7, 1, i), n, p.shape, CPU).flatten() for n, p in module.named_parameters()]
+        )
+        assert g == pytest.approx(
+            float(z.double() @ slope), rel=1e-5, abs=4e-6 / eps
+        )  # theta + eps z is rounded to fp32
+
+
+def test_one_sided_is_off_by_half_eps_times_the_curvature() -> None:
+    f, H, b = quadratic()
+    module, eps = Parts(f), 0.25
+    method = Method(RGEOneSided(4, eps), Gaussian(), SGD())
+    theta = flat(module).detach()
+    for i, g in enumerate(losses_at(module, method, 2).coefs):
+        z = torch.cat(
+            [Gaussian().sample(NoiseKey(7, 2, i), n, p.shape, CPU).flatten() for n, p in module.named_parameters()]
+        )
+        z = z.double()
+        assert g == pytest.approx(float(z @ (H @ theta + b) + eps / 2 * z @ H @ z), rel=1e-5, abs=1e-5)
+
+
+def test_the_mean_one_sided_estimate_is_the_gradient() -> None:
+    trials, slope = 2000, torch.linspace(-1, 1, D).double()
+    module = Parts(lambda t: t @ slope)
+    method = Method(RGEOneSided(2, 0.125), Gaussian(), SGD())
+    draws = torch.stack([ghat(module, method, t) for t in range(1, trials + 1)])
+    assert ((draws.mean(0) - slope).abs() < 5 * draws.std(0) / math.sqrt(trials)).all()
+    ratios = draws.square().sum(1) / slope.square().sum()  # 1 + (d + 1) / q for q Gaussian directions
+    assert abs(ratios.mean() - (1 + (D + 1) / 2)) < 5 * ratios.std() / math.sqrt(trials)
+
+
+def test_one_sided_evaluates_theta_once_and_itself() -> None:
+    module, seen = seeing()
+    method = Method(RGEOneSided(3), Gaussian(), SGD())
+    points = method.estimator.points(0, 1)
+    evaluate(lambda P: module(), module, Full(module), Gaussian(), points, "sequential")
+    assert len(points) == len(seen) == method.estimator.evaluations == 4
+    assert [point.scale for point in points] == [0.0, 1e-3, 1e-3, 1e-3]
+    assert torch.equal(seen[0], flat(module).detach())
+    assert not any(torch.equal(other, seen[0]) for other in seen[1:])
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("sequential", [[0], [1], [2], [3]]),
+        ("outer", [[0], [1, 2, 3]]),
+        ("inner", [[0, 1], [2], [3]]),
+        ("both", [[0, 1, 2, 3]]),
+    ],
+)
+def test_one_sided_points_share_forwards_by_mode(mode: Mode, expected: list[list[int]]) -> None:
+    assert groups(RGEOneSided(3).points(0, 1), mode) == expected
+
+
+def test_one_sided_losses_do_not_depend_on_the_mode(model: TinyModel) -> None:
+    space = lora_fa.install(model.module, {"modules": targets(model), "rank": 4, "alpha": 8.0}, 0)
+    batch = collate(make_examples(3), 0)
+    points = RGEOneSided(4, 1e-2).points(0, 1)
+    found = {
+        mode: evaluate(
+            lambda P: candidates(token_logprobs(model, batch, copies=P), batch),
+            model.module, space, Gaussian(), points, mode,
+        )
+        for mode in ("sequential", "outer", "inner", "both")
+    }  # fmt: skip
+    plain = candidates(token_logprobs(model, batch), batch).item()
+    for values in found.values():
+        assert values == pytest.approx(found["sequential"], abs=2e-6)
+        assert values[0] == pytest.approx(plain, abs=2e-6)
+
+
+def test_cge_is_the_gradient_of_a_quadratic() -> None:
+    f, H, b = quadratic()
+    module = Parts(f)
+    method = Method(CGE(eps=0.25), Coordinate(), SGD()).bind(dict(module.named_parameters()))
+    assert (method.estimator.q, method.estimator.evaluations) == (D, 2 * D)
+    for number in (1, 2, 9):
+        assert torch.allclose(ghat(module, method, number), H @ flat(module).detach() + b, rtol=1e-5, atol=1e-5)
+
+
+def test_cge_moves_each_coordinate_by_eps() -> None:
+    module, seen = seeing()
+    method = Method(CGE(eps=0.25), Coordinate(), SGD()).bind(dict(module.named_parameters()))
+    points = method.estimator.points(0, 4)
+    evaluate(lambda P: module(), module, Full(module), method.perturbation, points, "sequential")
+    expected = torch.stack([sign * 0.25 * torch.eye(D)[j] for j in range(D) for sign in (1, -1)]).double()
+    assert torch.allclose(torch.stack(seen) - flat(module).detach(), expected, atol=1e-6)
+
+
+def test_a_log_of_another_q_is_refused() -> None:
+    with pytest.raises(ValueError, match="step 3 has 1 logged coefficients, but q = 2"):
+        RGEOneSided(2).from_log(0, 3, [1.0])
+
+
+@pytest.mark.parametrize("name", names_of("estimators"))
+def test_no_estimator_takes_a_scale_of_zero(name: str) -> None:
+    with pytest.raises(ValueError, match="eps > 0"):
+        member("estimators", name)(eps=0.0)
+
+
+def digest(module: nn.Module) -> str:
+    return hashlib.blake2b(flat(module).detach().numpy().tobytes()).hexdigest()
+
+
+@pytest.mark.parametrize("noise", names_of("perturbations"))
+@pytest.mark.parametrize("estimator", names_of("estimators"))
+def test_replay_and_resume_have_the_bits_of_the_run(estimator: str, noise: str) -> None:
+    f, _, _ = quadratic()
+    f = (lambda g: lambda t: torch.tanh(g(t) / 10))(f)
+    made = member("estimators", estimator)(**({} if estimator == "cge" else {"q": 2}))
+    method, schedule, log, hashes = Method(made, member("perturbations", noise)(), SGD()), linear(1e-2, 6), [], []
+
+    def go_on(module: Parts, state: dict[str, object], steps: range) -> None:
+        bound = method.bind(dict(module.named_parameters()))
+        for number in steps:
+            found, state = step(
+                bound, module, Full(module), lambda P: module(), state, seed=4, step=number, lr=schedule(number)
+            )
+            log.append(found.coefs)
+            hashes.append(digest(module))
+
+    module = Parts(f)
+    go_on(module, {}, range(1, 7))
+    assert len(set(hashes)) == 6
+    for steps in (1, 4, 6):
+        again = Parts(f)
+        replay(method, dict(again.named_parameters()), log[:steps], schedule, seed=4)
+        assert digest(again) == hashes[steps - 1]
+    run = list(log)
+    resumed = Parts(f)
+    state = replay(method, dict(resumed.named_parameters()), log[:3], schedule, seed=4)
+    log.clear()
+    go_on(resumed, state, range(4, 7))
+    assert digest(resumed) == hashes[5]
+    assert log == run[3:]

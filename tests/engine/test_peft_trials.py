@@ -1,0 +1,172 @@
+"""Trials over every space, planned from configuration files and run by the worker on the demo model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from zo_sweeps import worker
+from zo_sweeps.config import Composer
+from zo_sweeps.errors import UserError
+from zo_sweeps.plan import BATCHED_SPACES, Plan, build
+from zo_sweeps.trial import TrialState
+
+pytestmark = pytest.mark.unit
+METHODS = ("dora", "vera", "mezo_lora", "prefix", "sensitive", "sensitive_task", "random_subset", "outliers")
+SMALL = {"targets": ["q", "v"], "density": 0.01, "samples": 3, "length": 24}
+
+
+class Events(list):
+    def emit(self, event: Any) -> None:
+        self.append(json.loads(json.dumps(event)))
+
+
+def plan(folder: Path, methods: Sequence[str] = METHODS, *overrides: str, **space: Any) -> Plan:
+    """One block a method, its space made small; a block takes those of the options that its space has."""
+    text = folder / "text" / "words.jsonl"
+    if not text.exists():
+        text.parent.mkdir()
+        rows = [json.dumps({"text": f"a film of {i} parts, and every one of them is good"}) for i in range(5)]
+        text.write_text("\n".join(rows))
+    composer = Composer()
+    blocks = {}
+    for method in methods:
+        options = composer.trial_part({"method": method})["space"]
+        given = {**SMALL, "text": str(text), **space}
+        blocks[method] = {"fixed": {"method": method, "space": {k: v for k, v in given.items() if k in options}}}
+    grid = {
+        "name": "small",
+        "fixed": {
+            "model": "demo",
+            "task": "demo_remarks",
+            "prompt": "mezo",
+            "split": {"train": 8, "dev": 4, "test": 4},
+            "train": {"steps": 4, "effective_batch": 2, "eval_every": 2},
+            "evaluation": {"mode": "both"},
+        },
+        "blocks": blocks,
+    }
+    (folder / "grid").mkdir(exist_ok=True)
+    (folder / "grid" / "small.yaml").write_text("# @package grid\n" + json.dumps(grid))
+    return build(Composer(["+grid=small", *overrides], [str(folder)]))
+
+
+def run(trial: Any, journal: Any = (), stop_after: int = 10**9) -> tuple[Any, Events]:
+    events = Events()
+    outcome = worker.run_trial(
+        trial, events, list(journal), 1, lambda: sum(e["type"] == "eval" for e in events) >= stop_after
+    )
+    assert outcome.error == "" or outcome.state is TrialState.CANCELLED, outcome.error + outcome.traceback
+    return outcome, events
+
+
+@pytest.fixture(autouse=True)
+def _own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZO_SWEEPS_CACHE", str(tmp_path / "cache"))
+
+
+def test_every_method_runs_and_its_memory_is_counted(tmp_path: Path) -> None:
+    found = plan(tmp_path)
+    assert len(found.trials) == len(METHODS)
+    for trial in found.trials:
+        outcome, _ = run(trial)
+        assert outcome.state is TrialState.SUCCEEDED
+        assert outcome.steps_done == 4
+        trainable = outcome.metrics["trainable_parameters"]
+        assert trainable == expected_trainable(trial)
+    assert len(list((tmp_path / "cache" / "masks").glob("*.safetensors"))) == 2  # on the text, on the task
+
+
+def expected_trainable(trial: Any) -> int:
+    from zo_sweeps.models.identity import DEMO
+    from zo_sweeps.models.shapes import trainable_parameters
+
+    arch = json.loads((DEMO / "config.json").read_text())
+    count = trainable_parameters(arch, trial.config["space"])
+    assert count > 0
+    return pytest.approx(count, abs=12)  # a sparse space rounds k in each layer
+
+
+def test_a_mask_found_once_is_used_by_other_trials_and_named_in_the_journal(tmp_path: Path) -> None:
+    first, second = (plan(tmp_path, ["sensitive"], f"seed={seed}").trials[0] for seed in (0, 1))
+    assert first.trial_id != second.trial_id
+    marks = []
+    for trial in (first, second):
+        _, events = run(trial)
+        (mask,) = [event for event in events if event["type"] == "mask"]
+        marks.append(mask["fingerprint"])
+    assert marks[0] == marks[1]
+    assert len(list((tmp_path / "cache" / "masks").glob("*.json"))) == 1
+
+
+@pytest.mark.parametrize("refresh", [0, 2])
+@pytest.mark.parametrize("method", ["sensitive_task", "random_subset"])
+def test_a_resumed_trial_ends_as_the_undisturbed_one(tmp_path: Path, method: str, refresh: int) -> None:
+    (trial,) = plan(tmp_path, [method], refresh=refresh).trials
+    whole, events = run(trial)
+    stopped, begun = run(trial, stop_after=1)
+    assert stopped.state is TrialState.CANCELLED
+    resumed, rest = run(trial, begun)
+    assert {k: v for k, v in resumed.metrics.items() if "/" in k} == {
+        k: v for k, v in whole.metrics.items() if "/" in k
+    }
+    coefs = [c for e in [*begun, *rest] if e["type"] == "steps" for c in e["coefs"]]
+    assert coefs == [c for e in events if e["type"] == "steps" for c in e["coefs"]]
+
+
+def test_a_log_over_another_mask_is_not_continued(tmp_path: Path) -> None:
+    (trial,) = plan(tmp_path, ["sensitive_task"]).trials
+    _, begun = run(trial, stop_after=1)
+    journal = [{**e, "fingerprint": "0" * 16} if e["type"] == "mask" else e for e in begun]
+    outcome = worker.run_trial(trial, Events(), journal, 2, lambda: False)
+    assert outcome.state is TrialState.FAILED
+    assert "is not the one this trial began with (0000000000000000)" in outcome.error
+
+
+def test_trials_leave_the_base_model_as_it_was(tmp_path: Path) -> None:
+    trials = plan(tmp_path, ["sensitive_task", "prefix", "vera"]).trials
+    run(trials[0])
+    warm = worker._warm
+    assert warm is not None
+    before = {name: p.clone() for name, p in warm.model.module.named_parameters()}
+    for trial in trials[1:]:
+        run(trial)
+    assert worker._warm is warm
+    for name, param in warm.model.module.named_parameters():
+        assert torch.equal(param, before[name]), name
+    assert set(before) == {name for name, _ in warm.model.module.named_parameters()}
+
+
+def test_the_text_is_in_the_trials_identity_by_content(tmp_path: Path) -> None:
+    first = plan(tmp_path, ["sensitive"]).trials[0]
+    other = tmp_path / "elsewhere"
+    other.mkdir()
+    same = plan(other, ["sensitive"]).trials[0]
+    assert same.trial_id == first.trial_id
+    found = plan(tmp_path, ["sensitive"])
+    (tmp_path / "text" / "words.jsonl").write_text('{"text": "something else altogether"}\n' * 5)
+    changed = plan(tmp_path, ["sensitive"])
+    assert changed.trials[0].trial_id != found.trials[0].trial_id
+
+
+def test_what_cannot_be_is_said_when_the_grid_is_planned(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as raised:
+        plan(tmp_path, ["sensitive", "outliers"], scope="model", refresh=-1, score="gradient")
+    text = str(raised.value)
+    assert "unknown scope 'model'" in text
+    assert "space.refresh of sensitive must be at least 0, not -1" in text
+    assert "unknown score 'gradient'" in text
+    missing = plan(tmp_path, ["sensitive", "outliers"], text="nowhere.jsonl").missing
+    assert list(missing.values()) == ["no text at nowhere.jsonl (space.text, under data.dir)"]
+
+
+def test_the_plan_knows_which_spaces_hold_several_points() -> None:
+    from tests.engine.conftest import tiny_model
+    from tests.engine.spaces_common import MEMBERS, install
+
+    assert set(BATCHED_SPACES) == {name for name in MEMBERS if install(name, tiny_model()).batched}

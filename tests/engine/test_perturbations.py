@@ -1,0 +1,253 @@
+"""Every perturbation: the contract, its moments against theory, and its own definition."""
+
+from __future__ import annotations
+
+import math
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from torch import Tensor
+
+from zo_sweeps.engine import estimators, noise, perturbations
+from zo_sweeps.engine.perturbations.coordinate import Coordinate
+from zo_sweeps.engine.perturbations.gaussian import Gaussian
+from zo_sweeps.engine.perturbations.low_rank import LowRank
+from zo_sweeps.engine.perturbations.rademacher import Rademacher
+from zo_sweeps.engine.perturbations.sphere import Sphere
+from zo_sweeps.engine.perturbations.uniform import Uniform
+from zo_sweeps.engine.types import Layout, NoiseKey, Perturbation
+
+pytestmark = pytest.mark.unit
+CONF = Path(__file__).parents[2] / "conf"
+CPU = torch.device("cpu")
+SHAPES = {"a": torch.Size([7]), "layer.W": torch.Size([5, 6]), "b": torch.Size([13]), "c.V": torch.Size([4, 3])}
+LAYOUT = Layout(SHAPES, q=3)  # d = 62, no multiple of the pool's and the array's sizes
+AXES = {"estimators": estimators, "perturbations": perturbations}
+
+
+def names_of(axis: str) -> list[str]:
+    return [module.name for module in iter_modules(AXES[axis].__path__) if not module.name.startswith("_")]
+
+
+def member(axis: str, name: str) -> Any:
+    module = import_module(f"zo_sweeps.engine.{axis}.{name}")
+    (found,) = [
+        item for item in vars(module).values() if isinstance(item, type) and item.__module__ == module.__name__
+        and not item.__name__.startswith("_")
+    ]  # fmt: skip
+    return found
+
+
+@pytest.fixture(params=names_of("perturbations"))
+def perturbation(request: pytest.FixtureRequest) -> Perturbation:
+    return member("perturbations", request.param)().bind(LAYOUT)
+
+
+def direction(perturbation: Perturbation, key: NoiseKey, layout: Layout = LAYOUT) -> Tensor:
+    """z(key), [d]."""
+    parts = [perturbation.sample(key, name, shape, CPU).flatten() for name, shape in layout.shapes.items()]
+    return torch.cat(parts)
+
+
+@pytest.mark.parametrize("axis", ["estimators", "perturbations"])
+def test_every_member_has_a_file_of_its_options_and_their_defaults(axis: str) -> None:
+    for name in names_of(axis):
+        options = yaml.safe_load((CONF / axis[:-1] / f"{name}.yaml").read_text())
+        assert options.pop("name") == name
+        options = {key: float(value) if key == "eps" else value for key, value in options.items()}  # YAML's 1e-3
+        made, default = member(axis, name)(**options), member(axis, name)()
+        for option in options:
+            assert getattr(made, option) == getattr(default, option), (name, option)
+
+
+def test_a_parameters_part_has_its_shape_and_is_new_each_time(perturbation: Perturbation) -> None:
+    key = NoiseKey(1, 2, 1)
+    for name, shape in SHAPES.items():
+        z = perturbation.sample(key, name, shape, CPU)
+        assert (z.shape, z.dtype, z.is_contiguous()) == (shape, torch.float32, True)
+        before = z.clone()
+        z.mul_(3.0).add_(1.0)
+        assert torch.equal(perturbation.sample(key, name, shape, CPU), before)
+
+
+def test_order_and_history_do_not_matter(perturbation: Perturbation) -> None:
+    keys = [NoiseKey(seed, step, query) for seed in (0, 1) for step in (1, 2, 70) for query in range(3)]
+    calls = [(key, name) for key in keys for name in SHAPES]
+    forward = {call: perturbation.sample(*call, SHAPES[call[1]], CPU) for call in calls}
+    fresh = type(perturbation)().bind(LAYOUT).bind(LAYOUT)
+    for call in reversed(calls):
+        assert torch.equal(fresh.sample(*call, SHAPES[call[1]], CPU), forward[call]), call
+
+
+def test_another_query_or_step_is_another_direction(perturbation: Perturbation) -> None:
+    first = direction(perturbation, NoiseKey(0, 1, 0))
+    for key in (NoiseKey(0, 1, 1), NoiseKey(0, 2, 0), NoiseKey(0, 2, 1)):
+        assert not torch.equal(direction(perturbation, key), first), key
+
+
+def test_another_seed_is_another_direction(perturbation: Perturbation) -> None:
+    if not isinstance(perturbation, Coordinate):
+        assert not torch.equal(direction(perturbation, NoiseKey(1, 1, 0)), direction(perturbation, NoiseKey(0, 1, 0)))
+
+
+def test_what_inference_mode_has_drawn_can_be_drawn_for_the_update(perturbation: Perturbation) -> None:
+    key = NoiseKey(987, 1, 0)  # a seed of its own: what is kept of it is made here
+    with torch.inference_mode():
+        seen = direction(perturbation, key)
+    with torch.no_grad():
+        parts = [perturbation.sample(key, name, shape, CPU).mul_(2.0) for name, shape in SHAPES.items()]
+    assert torch.equal(torch.cat([part.flatten() for part in parts]), 2 * seen.clone())
+
+
+def test_threads_do_not_change_it(perturbation: Perturbation) -> None:
+    before, key = torch.get_num_threads(), NoiseKey(3, 4, 0)
+    layout = Layout({"w": torch.Size([300, 401]), "v": torch.Size([70_001])}, q=1)
+    perturbation = perturbation.bind(layout)
+    first = direction(perturbation, key, layout)
+    try:
+        torch.set_num_threads(1 if before > 1 else 2)
+        assert torch.equal(direction(perturbation.bind(layout), key, layout), first)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("name", ["gaussian", "uniform", "rademacher", "coordinate", "pezo_pool", "pezo_onthefly"])
+def test_a_gpu_draws_the_same_bits(name: str) -> None:
+    layout = Layout({"w": torch.Size([300, 401]), "v": torch.Size([7001])}, q=2)
+    bound, key = member("perturbations", name)().bind(layout), NoiseKey(3, 4, 1)
+    for part, shape in layout.shapes.items():
+        ours = bound.sample(key, part, shape, torch.device("cuda"))
+        assert torch.equal(ours.cpu(), bound.sample(key, part, shape, CPU))
+
+
+# (distribution, E[ghat] / grad, E||ghat||^2 / ||grad||^2) on a linear f, for one direction and all of SHAPES but
+# low_rank, whose ratio has a closed form for one matrix
+d = LAYOUT.d
+MATRIX = Layout({"W": torch.Size([6, 5])}, 1)
+MOMENTS = [
+    pytest.param(Gaussian(), LAYOUT, 1, d + 2, id="gaussian"),
+    pytest.param(member("perturbations", "mezo_compat")(), LAYOUT, 1, d + 2, id="mezo_compat"),
+    pytest.param(Rademacher(), LAYOUT, 1, d, id="rademacher"),
+    pytest.param(Sphere(), LAYOUT, 1, d, id="sphere"),
+    pytest.param(Uniform(), LAYOUT, 1 / 3, 1 / 5 + (d - 1) / 9, id="uniform"),
+    pytest.param(LowRank(2, 1), MATRIX, 1, 30 + 2 + 2 * (6 + 5 + 1) / 2, id="low_rank 2"),
+    pytest.param(LowRank(4, 1), MATRIX, 1, 30 + 2 + 2 * (6 + 5 + 1) / 4, id="low_rank 4"),
+]
+
+
+@pytest.mark.parametrize(("distribution", "layout", "mean", "ratio"), MOMENTS)
+def test_the_mean_estimate_and_its_norm_follow_theory(
+    distribution: Perturbation, layout: Layout, mean: float, ratio: float
+) -> None:
+    trials = 4000
+    slope = torch.linspace(-1, 1, layout.d).double() + 0.1
+    bound = distribution.bind(layout)
+    z = torch.stack([direction(bound, NoiseKey(2, t, 0), layout) for t in range(1, trials + 1)]).double()
+    ghat = (z @ slope).unsqueeze(1) * z  # on a linear f the projected gradient is z . slope
+    error = (ghat.mean(0) - mean * slope).abs()
+    assert (error < 5 * ghat.std(0) / math.sqrt(trials)).all()
+    ratios = ghat.square().sum(1) / slope.square().sum()
+    assert abs(ratios.mean() - ratio) < 5 * ratios.std() / math.sqrt(trials)
+
+
+def test_sphere_and_rademacher_directions_have_length_root_d_every_time() -> None:
+    for distribution in (Sphere().bind(LAYOUT), Rademacher()):
+        for step in range(1, 30):
+            assert direction(distribution, NoiseKey(0, step, step % 3)).norm() == pytest.approx(math.sqrt(d), rel=1e-6)
+
+
+def test_the_sphere_is_over_the_whole_vector_not_over_each_parameter() -> None:
+    sphere = Sphere().bind(LAYOUT)
+    parts = torch.stack([sphere.sample(NoiseKey(0, t, 0), "layer.W", SHAPES["layer.W"], CPU) for t in range(1, 500)])
+    squares = parts.double().square().sum((1, 2)) / d  # Beta(30/2, 32/2)
+    mean, variance = 30 / 62, 2 * 30 * 32 / (62**2 * 64)
+    assert abs(squares.mean() - mean) < 5 * math.sqrt(variance / len(squares))
+    assert squares.var() == pytest.approx(variance, rel=0.35)
+
+
+def test_the_sphere_is_the_gaussian_direction() -> None:
+    key = NoiseKey(5, 6, 1)
+    g, z = direction(Gaussian(), key), direction(Sphere().bind(LAYOUT), key)
+    assert torch.allclose(z, g * math.sqrt(d) / g.norm(), rtol=1e-6)
+
+
+def test_the_sphere_keeps_one_number_a_direction_of_one_step() -> None:
+    sphere = Sphere().bind(LAYOUT)
+    for step in range(1, 20):
+        for query in range(3):
+            direction(sphere, NoiseKey(0, step, query))
+    assert len(sphere._factors) == 3
+
+
+def test_rademacher_signs_are_the_bits_of_the_addressed_words() -> None:
+    key, count = NoiseKey(0, 1, 2), 1001
+    words = [int(word) & 0xFFFFFFFF for word in noise.integers(key, "w", 32)]
+    expected = [2 * (words[j // 32] >> j % 32 & 1) - 1 for j in range(count)]
+    assert Rademacher().sample(key, "w", torch.Size([count]), CPU).tolist() == expected
+
+
+def test_rademacher_signs_are_fair_and_uncorrelated() -> None:
+    n = 2_000_000
+    z = Rademacher().sample(NoiseKey(0, 1, 0), "w", torch.Size([n]), CPU)
+    assert abs(z.mean()) < 5 / math.sqrt(n)
+    for lag in (1, 2, 8, 31, 32, 1024, 32 * 1024):
+        assert abs((z[:-lag] * z[lag:]).mean()) < 5 / math.sqrt(n), lag
+
+
+def test_uniform_fills_its_interval_and_is_not_scaled() -> None:
+    n = 1_000_000
+    z = Uniform().sample(NoiseKey(0, 1, 0), "w", torch.Size([n]), CPU).double()
+    assert -1 < z.min() < -0.9999
+    assert 0.9999 < z.max() < 1
+    assert abs(z.mean()) < 5 / math.sqrt(3 * n)
+    assert abs(z.square().mean() - 1 / 3) < 5 * math.sqrt(4 / 45 / n)
+
+
+def test_low_rank_matrices_have_that_rank_and_others_are_gaussian() -> None:
+    key = NoiseKey(0, 1, 0)
+    Z = LowRank(3, 50).sample(key, "W", torch.Size([40, 30]), CPU).double()
+    values = torch.linalg.svdvals(Z)
+    assert values[2] > 0.1
+    assert values[3] < 1e-5
+    shape = torch.Size([17])
+    assert torch.equal(LowRank(3).sample(key, "b", shape, CPU), Gaussian().sample(key, "b", shape, CPU))
+
+
+def test_low_rank_holds_v_for_the_interval_and_draws_u_each_step() -> None:
+    member, shape = LowRank(2, interval=4), torch.Size([20, 15])
+
+    def rank_together(one: int, other: int) -> int:
+        """2 if both steps have one V: their rows then span one plane."""
+        rows = torch.cat([member.sample(NoiseKey(0, step, 0), "W", shape, CPU) for step in (one, other)])
+        return int(torch.linalg.matrix_rank(rows.double(), rtol=1e-5))
+
+    assert [rank_together(1, step) for step in (2, 3, 4, 5, 6, 8, 9)] == [2, 2, 2, 4, 4, 4, 4]
+    assert rank_together(5, 8) == 2
+    columns = torch.cat([member.sample(NoiseKey(0, step, 0), "W", shape, CPU) for step in (1, 2)], dim=1)
+    assert torch.linalg.matrix_rank(columns.double(), rtol=1e-5) == 4
+
+
+def test_a_low_rank_step_is_lozos_with_its_eps_times_root_r() -> None:
+    """LOZO perturbs by eps U V^T and moves along c U V^T / r."""
+    r, eps, key = 3, 1e-2, NoiseKey(0, 1, 0)
+    slope = torch.randn(8, 6, generator=torch.Generator().manual_seed(0)).double()
+    Z = LowRank(r).sample(key, "W", torch.Size([8, 6]), CPU).double()
+    UV = Z * math.sqrt(r)
+    c = float((slope * (eps * UV)).sum() - (slope * (-eps * UV)).sum()) / (2 * eps)
+    ours = math.sqrt(r) * eps
+    g = float((slope * (ours * Z)).sum() - (slope * (-ours * Z)).sum()) / (2 * ours)
+    assert torch.allclose(g * Z, c * UV / r, rtol=1e-12)
+    assert torch.allclose(ours * Z, eps * UV, rtol=1e-12)
+
+
+def test_d_coordinates_in_a_row_make_the_identity() -> None:
+    coordinate = Coordinate().bind(LAYOUT)
+    z = torch.stack([direction(coordinate, NoiseKey(0, 5 + t // 3, t % 3)) for t in range(d)])
+    assert torch.allclose(z.T @ z / d, torch.eye(d), rtol=1e-6)

@@ -1,0 +1,207 @@
+"""The grids of the papers: each composes, has the trials it should, and fits the table it is printed beside."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import pytest
+import yaml
+
+from zo_sweeps import readout
+from zo_sweeps.config import Composer, conf_dir
+from zo_sweeps.fingerprint import canonical_json
+from zo_sweeps.plan import Plan, build, identity
+from zo_sweeps.schedule.ledger import Standing
+from zo_sweeps.tables import Table
+from zo_sweeps.tables.published import load
+
+pytestmark = pytest.mark.unit
+
+TRIALS = {
+    "bytebots_table1": 7,
+    "llama2_superglue": 288,
+    "pezo_fig3_pool": 495,
+    "pezo_fig3_rngs": 275,
+    "pezo_fig4": 140,
+    "pezo_table2": 8,
+    "pezo_table3": 120,
+    "pezo_table4": 1200,
+    "pezo_table5": 180,
+    "prge_fig3": 54,
+    "prge_fig4": 54,
+    "prge_fig5": 72,
+    "prge_table1": 192,
+    "prge_table3": 32,
+    "prge_table5": 18,
+    "prge_table6": 32,
+    "prge_table9": 8,
+    "sensitive_8gib": 12,
+    "sensitive_fig1": 8,
+    "sensitive_fig5_copa": 90,
+    "sensitive_fig5_rte": 90,
+    "sensitive_fig5_wic": 90,
+    "sensitive_fig6": 18,
+    "sensitive_table1a": 189,
+    "sensitive_table1b": 189,
+    "sensitive_table1c": 189,
+}
+SYSTEM = [
+    name
+    for name in TRIALS
+    if name.startswith(("prge_fig", "sensitive_fig1", "sensitive_8"))
+    or name[-7:] in ("_table2", "_table3", "_table5", "_table9")
+]
+SYSTEM = [name for name in SYSTEM if name not in ("pezo_table3", "pezo_table5", "llama2_superglue")]
+TASKS = {"SST-2": "sst2", "RTE": "rte", "CB": "cb", "BoolQ": "boolq", "WSC": "wsc", "WiC": "wic", "COPA": "copa"}
+
+
+@pytest.fixture(autouse=True)
+def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+@lru_cache(maxsize=64)
+def composer(grid: str) -> Composer:
+    return Composer([f"+grid={grid}"])
+
+
+@lru_cache(maxsize=64)
+def plan(grid: str) -> Plan:
+    return build(composer(grid))
+
+
+def tables(grid: str) -> list[Table]:
+    return readout.tables(plan(grid), composer(grid), Standing())
+
+
+def settings(grid: str, block: str) -> dict[str, Mapping[str, Any]]:
+    """Column -> the configuration of a block's trial there."""
+    planned = plan(grid)
+    return {cell.task: planned.every[cell.trial_id].config for cell in planned.cells if cell.block == block}
+
+
+def test_the_grids_of_the_papers_are_these() -> None:
+    files = (conf_dir() / "grid").glob("*.yaml")
+    of_a_paper = {path.stem for path in files if yaml.safe_load(path.read_text()).get("paper")}
+    assert of_a_paper == set(TRIALS)
+
+
+@pytest.mark.parametrize("grid", TRIALS)
+def test_a_grid_has_its_number_of_trials_one_for_each_cell_setting_and_seed(grid: str) -> None:
+    planned = plan(grid)
+    assert len(planned.every) == TRIALS[grid]
+    assert len(planned.cells) == len({cell.trial_id for cell in planned.cells}), "two different cells share a trial"
+
+
+def test_a_trial_id_stands_for_one_trial_in_all_grids() -> None:
+    seen: dict[str, str] = {}
+    for grid in TRIALS:
+        for trial_id, trial in plan(grid).every.items():
+            assert seen.setdefault(trial_id, canonical_json(identity(trial.config))) == canonical_json(
+                identity(trial.config)
+            )
+
+
+def test_figures_reuse_the_trials_of_the_tables_that_they_are_drawn_from() -> None:
+    table = set(plan("sensitive_table1a").every)
+    assert set(plan("sensitive_fig6").every) < table
+    # 0.1% on RTE: C4 (16 bit), task and random masks, three seeds each
+    assert len(set(plan("sensitive_fig5_rte").every) & table) == 9
+
+
+@pytest.mark.parametrize("grid", TRIALS)
+def test_every_cell_of_a_cited_table_has_its_published_number(grid: str) -> None:
+    for table in tables(grid):
+        if not table.spec.published:
+            continue
+        holes = {key for key, cell in table.cells.items() if cell.published is None}
+        assert not holes
+        assert load(table.spec.published).reference == table.spec.published
+
+
+@pytest.mark.parametrize("grid", TRIALS)
+def test_the_file_says_where_it_comes_from(grid: str) -> None:
+    text = (conf_dir() / "grid" / f"{grid}.yaml").read_text(encoding="utf-8")
+    first = text.split("\n")[1]
+    assert first.startswith("# ")
+    paper = yaml.safe_load(text)["paper"]
+    source = yaml.safe_load((conf_dir() / "paper" / f"{paper}.yaml").read_text())["paper"]
+    assert source["id"] in first or source["name"] in first
+    assert max(map(len, text.split("\n"))) <= 120 or grid == "llama2_superglue"
+
+
+@pytest.mark.parametrize("grid", SYSTEM)
+def test_time_and_memory_are_measured_on_random_weights_and_the_caption_says_so(grid: str) -> None:
+    planned = plan(grid)
+    assert {trial.config["model"]["source"] for trial in planned.every.values()} == {"random"}
+    assert "random weights" in str(planned.grid["title"])
+    assert {trial.config["task"]["name"] for trial in planned.every.values()} == {"timing"}
+
+
+@pytest.mark.parametrize("grid", ["prge_table3", "prge_fig5"])
+def test_what_needs_quantized_weights_is_listed_as_missing(grid: str) -> None:
+    planned = plan(grid)
+    assert not planned.trials
+    assert all("weights cannot be stored as" in why for why in planned.missing.values())
+
+
+def test_a_jetson_s_table_is_pinned_to_the_jetson() -> None:
+    assert {trial.needs.device for trial in plan("prge_table3").every.values()} == {"jetson-orin-nano"}
+
+
+@pytest.mark.parametrize("letter", "abc")
+def test_sensitive_table1_has_the_eps_learning_rates_and_shots_of_table4(letter: str) -> None:
+    chosen = load(f"sensitive/table4{letter}").rows
+    rows = yaml.safe_load((conf_dir() / "grid" / f"sensitive_table1{letter}.yaml").read_text())["tables"]["accuracy"]
+    searched = {block: row for block, row in rows["rows"].items() if row in chosen}
+    assert set(searched.values()) == set(chosen)
+    for block, row in searched.items():
+        configs = settings(f"sensitive_table1{letter}", block)
+        for display, task in TASKS.items():
+            config = configs[task]
+            if row == "ICL":
+                assert config["method"]["demonstrations"] == chosen[row][display]
+            else:
+                assert config["update"]["lr"] == chosen[row][display]
+                assert config["estimator"]["eps"] == chosen[row]["epsilon"]
+
+
+@pytest.mark.parametrize(("letter", "task"), [("a", "rte"), ("b", "wic"), ("c", "copa")])
+def test_sensitive_figure5_has_the_learning_rates_of_table5(letter: str, task: str) -> None:
+    blocks = yaml.safe_load((conf_dir() / "grid" / f"sensitive_fig5_{task}.yaml").read_text())["blocks"]
+    chosen = load(f"sensitive/table5{letter}").rows
+    assert {spec["label"] for spec in blocks.values()} == set(chosen)
+    for block, spec in blocks.items():
+        for fraction, config in settings(f"sensitive_fig5_{task}", block).items():
+            assert config["update"]["lr"] == chosen[spec["label"]][fraction]
+            assert config["space"]["density"] == float(fraction)
+            assert config["space"].get("refresh", 0) == (100 if "dynamic" in block else 0)
+
+
+@pytest.mark.parametrize(("grid", "model"), [("prge_table1", "TinyLlama-1.1B"), ("llama2_superglue", "Llama2-7B")])
+def test_prge_tables_search_table8(grid: str, model: str) -> None:
+    rows, planned = load("prge/table8").rows, plan(grid)
+    for block, row in (
+        ("fo_full", "FO-Full"),
+        ("fo_lora_fa", "FO-LoRA-FA"),
+        ("zo_full", "ZO-Full"),
+        ("zo_lora_fa_q1", "ZO-LoRA-FA"),
+        ("zo_lora_fa_q", "ZO-LoRA-FA"),
+    ):
+        printed = rows[f"{model} / {row}"]
+        other = printed["lr_exceptions"] or {"tasks": [], "lr": []}
+        for task, display in planned.labels.items():
+            cells = [cell for cell in planned.cells if (cell.block, cell.task) == (block, task)]
+            rates = {cell.hyperparameters["update.lr"] for cell in cells}
+            assert rates == set(other["lr"] if display in other["tasks"] else printed["lr"]), (block, task)
+            if printed["eps"]:
+                assert {planned.every[cell.trial_id].config["estimator"]["eps"] for cell in cells} == {printed["eps"]}
+
+
+def test_k_shot_runs_draw_their_rows_with_the_seed_of_the_run() -> None:
+    for grid in ("pezo_table3", "pezo_table4", "pezo_table5"):
+        for trial in plan(grid).every.values():
+            assert trial.config["split"]["seed"] == trial.config["seed"]
+            assert trial.config["split"]["shots"] in (16, 256)

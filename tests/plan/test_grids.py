@@ -1,0 +1,290 @@
+"""The grids of the repository, counted; and what the command line does to a grid."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPO
+from tests.plan.common import changed, named, planned, problem
+from zo_sweeps.config import Composer
+from zo_sweeps.plan import build
+
+pytestmark = pytest.mark.unit
+
+GRIDS = sorted(path.stem for path in (REPO / "conf" / "grid").glob("*.yaml"))
+COUNTS = {  # grid -> trials, table entries (a zero-shot trial serves every seed)
+    "quickstart": (11, 12),
+    "demo_sst2": (22, 24),
+    "llama2_superglue": (288, 288),
+}
+BLOCKS = {  # P-RGE Table 8: learning rates x q x tasks
+    "zero_shot": 9,
+    "fo_full": 27,
+    "fo_lora_fa": 27,
+    "zo_full": 27,
+    "zo_lora_fa_q1": 36,
+    "zo_lora_fa_q": 144,
+    "zo_lora_fa_q1_inner": 9,
+    "zo_lora_fa_q_inner": 9,
+}
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+def test_every_grid_of_the_repository_plans_without_a_problem(grid: str) -> None:
+    plan = named(grid)
+    assert plan.cells
+    assert set(plan.missing) | {trial.trial_id for trial in plan.trials} == set(plan.every)
+    assert {cell.trial_id for cell in plan.cells} == set(plan.every)
+
+
+@pytest.mark.parametrize("grid", COUNTS)
+def test_a_grid_comes_to_the_trials_it_was_written_for(grid: str) -> None:
+    plan = named(grid)
+    assert (len(plan.every), len(plan.cells)) == COUNTS[grid]
+
+
+def test_the_rows_of_prge_table_2_have_the_search_grid_of_its_table_8() -> None:
+    plan = named("llama2_superglue")
+    assert Counter(cell.block for cell in plan.cells) == BLOCKS
+    searched = {(c.block, c.task): set() for c in plan.cells}
+    for cell in plan.cells:
+        searched[cell.block, cell.task].add(cell.hyperparameters.get("update.lr"))
+    assert searched["zo_lora_fa_q", "sst2"] == {1e-4, 5e-4, 1e-3, 5e-3}
+    for low in ("rte", "multirc", "winogrande"):
+        assert searched["zo_lora_fa_q", low] == searched["zo_lora_fa_q1", low] == {1e-5, 5e-5, 1e-4, 5e-4}
+    assert searched["fo_full", "squad"] == {1e-7, 5e-7, 8e-7}
+    assert searched["fo_full", "copa"] == {1e-5, 5e-5, 8e-5}
+    for trial in plan.every.values():
+        train, q = trial.config["train"], trial.config["estimator"]["q"]
+        if trial.config["method"]["kind"] == "zo":
+            assert (train["steps"], train["batch"] * q, train["eval_every"]) == (20000, 16, 500)
+        if trial.config["method"]["kind"] == "fo":
+            assert (train["steps"], train["batch"]) == (1000, 8)
+
+
+def test_a_plan_is_the_same_in_another_process() -> None:
+    code = "from tests.plan.common import named; print(' '.join(named('quickstart').every))"
+    runs = [
+        subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=REPO,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        ).stdout.split()
+        for seed in ("1", "2")
+    ]
+    assert runs[0] == runs[1] == list(named("quickstart").every)
+
+
+def test_a_zero_shot_row_is_one_trial_for_all_seeds() -> None:
+    plan = named("quickstart", "grid.seeds=[0,1,2,3]")
+    ids = {cell.trial_id for cell in plan.cells if cell.block == "zero_shot"}
+    assert len(ids) == 1
+    assert len([cell for cell in plan.cells if cell.block == "zero_shot"]) == 4
+
+
+def test_two_blocks_that_ask_for_the_same_trial_get_one(tmp_path: Path) -> None:
+    grid = changed()
+    grid["blocks"]["again"] = {**grid["blocks"]["zo"], "label": "under another name"}
+    plan = planned(tmp_path, grid)
+    assert len(plan.every) == 2
+    assert Counter(cell.block for cell in plan.cells) == {"zo": 2, "again": 2}
+
+
+def test_excluded_combinations_are_not_planned(tmp_path: Path) -> None:
+    grid = changed(exclude=[{"update": {"lr": 0.1}, "estimator": {"q": 2}}])
+    grid["blocks"]["zo"]["axes"]["estimator"] = {"q": [1, 2]}
+    del grid["blocks"]["zo"]["fixed"]["estimator"]
+    plan = planned(tmp_path, grid)
+    found = {(c.hyperparameters["estimator.q"], c.hyperparameters["update.lr"]) for c in plan.cells}
+    assert found == {(1, 0.01), (1, 0.1), (2, 0.01)}
+
+
+def test_a_task_can_have_its_own_list(tmp_path: Path) -> None:
+    grid = changed(axes={"task": ["demo_remarks", "sst2_sent"]})
+    grid["blocks"]["zo"]["per_task"] = {"sst2_sent": {"update": {"lr": [0.5]}, "train": {"steps": 8}}}
+    plan = planned(tmp_path, grid)
+    assert {(c.task, c.hyperparameters.get("update.lr")) for c in plan.cells} == {
+        ("demo_remarks", 0.01),
+        ("demo_remarks", 0.1),
+        ("sst2_sent", 0.5),
+    }
+    assert {t.task: t.steps for t in plan.every.values()} == {"demo_remarks": 4, "sst2_sent": 8}
+
+
+# --- the command line
+
+
+def test_a_task_on_the_command_line_takes_the_place_of_the_grids_tasks() -> None:
+    assert {c.task for c in named("llama2_superglue", "task=rte").cells} == {"rte"}
+    assert {c.task for c in named("llama2_superglue", "task=rte,copa").cells} == {"rte", "copa"}
+    low = named("llama2_superglue", "task=rte")
+    assert {c.hyperparameters["update.lr"] for c in low.cells if c.block == "zo_lora_fa_q1"} == {1e-5, 5e-5, 1e-4, 5e-4}
+
+
+def test_one_value_replaces_an_axis_and_several_make_a_new_one() -> None:
+    one = named("quickstart", "update.lr=0.5")
+    assert {t.config["update"]["lr"] for t in one.every.values() if t.steps} == {0.5}
+    assert all("update.lr" not in cell.hyperparameters for cell in one.cells)
+    several = named("quickstart", "update.lr=0.5,0.25,0.125")
+    zo = [c for c in several.cells if c.block == "zo_lora_fa_q1"]
+    assert sorted(c.hyperparameters["update.lr"] for c in zo) == [0.125, 0.125, 0.25, 0.25, 0.5, 0.5]
+    fo = {c.hyperparameters["update.lr"] for c in several.cells if c.block == "fo_lora_fa"}
+    assert fo == {0.5, 0.25, 0.125}
+
+
+def test_groups_can_be_an_axis_too() -> None:
+    plan = named("quickstart", "space=lora,lora_fa")
+    zo = [c for c in plan.cells if c.block == "zo_lora_fa_q1"]
+    assert {c.hyperparameters["space"] for c in zo} == {"lora", "lora_fa"}
+    spaces = {plan.every[c.trial_id].config["space"]["name"] for c in zo}
+    assert spaces == {"lora", "lora_fa"}
+
+
+def test_seeds_can_be_given_as_a_seed_or_as_the_grids_list() -> None:
+    assert {c.seed for c in named("quickstart", "seed=7").cells} == {7}
+    assert {c.seed for c in named("quickstart", "seed=7,8").cells} == {7, 8}
+    assert {c.seed for c in named("quickstart", "grid.seeds=[3]").cells} == {3}
+
+
+def test_the_command_line_wins_over_the_scale_and_the_scale_over_the_grid() -> None:
+    def of(*overrides: str) -> set[tuple[int, int, int]]:
+        plan = named("quickstart", *overrides)
+        found = [t.config for t in plan.every.values() if t.block == "zo_lora_fa_q4"]
+        return {(c["train"]["steps"], c["train"]["eval_every"], c["split"]["dev"]) for c in found}
+
+    assert of() == {(150, 50, 500)}
+    assert of("scale=smoke") == {(4, 2, 16)}
+    assert of("scale=smoke", "train.steps=6", "split.dev=9") == {(6, 2, 9)}
+    assert of("train.steps=6") == {(6, 6, 500)}, "evaluation is at the last step at the latest"
+
+
+def test_a_scale_is_named_in_the_caption_and_so_is_what_was_set_by_hand() -> None:
+    text = " ".join(named("quickstart", "scale=smoke", "update.lr=0.5").caveats)
+    assert "scale=smoke" in text
+    assert "update.lr=0.5" in text
+    assert named("quickstart").caveats == ()
+
+
+def test_the_effective_batch_is_held_over_q() -> None:
+    plan = named("quickstart", "estimator.q=1,2,4,8,16")
+    zo = [t.config for t in plan.every.values() if t.block == "zo_lora_fa_q1"]
+    assert {(c["estimator"]["q"], c["train"]["batch"]) for c in zo} == {(1, 16), (2, 8), (4, 4), (8, 2), (16, 1)}
+    given = named("quickstart", "estimator.q=3", "train.batch=2")
+    assert {t.config["train"]["batch"] for t in given.every.values() if t.block == "zo_lora_fa_q1"} == {2}
+
+
+def test_an_option_is_passed_over_where_the_blocks_member_has_none() -> None:
+    plan = named("demo_sst2", "space.rank=4")
+    ranks = {t.block: t.config["space"].get("rank") for t in plan.every.values()}
+    assert ranks["zo_full"] is None
+    assert ranks["zo_lora_fa_q1"] == ranks["fo_lora_fa"] == 4
+
+
+def test_a_key_that_a_mapping_has_not_yet_is_added_with_a_plus() -> None:
+    plan = named("quickstart", "model=random_llama", "+model.arch.rope_theta=5000.0")
+    assert {t.config["model"]["arch"]["rope_theta"] for t in plan.every.values()} == {5000.0}
+    plain = named("quickstart", "model=random_llama")
+    assert not set(plan.every) & set(plain.every)
+
+
+def test_a_block_can_be_left_out() -> None:
+    assert "fo_lora_fa" not in {c.block for c in named("quickstart", "~grid.blocks.fo_lora_fa").cells}
+
+
+# --- problems
+
+
+def test_all_problems_are_listed_at_once_each_with_its_blocks(tmp_path: Path) -> None:
+    grid = changed()
+    blocks = grid["blocks"]
+    blocks["batch"] = {"fixed": {"method": "prge", "estimator": {"q": 3}, "update": {"lr": 0.1}}}
+    blocks["mode"] = {"fixed": {"method": "mezo", "evaluation": {"mode": "both"}}}
+    blocks["misspelt"] = {"fixed": {"method": "mezzo"}}
+    blocks["key"] = {"fixed": {"method": "mezo", "train": {"stepz": 3}}}
+    blocks["type"] = {"fixed": {"method": "mezo", "train": {"steps": "many"}}}
+    blocks["option"] = {"fixed": {"method": "mezo", "estimator": {"queries": 3}}}
+    text = problem(tmp_path, grid)
+    for part in (
+        "not a multiple of q=3",
+        "evaluation.mode=both cannot hold several points of space 'full'",
+        "unknown method 'mezzo'",
+        "did you mean 'mezo'?",
+        "unknown key 'train.stepz'",
+        "train.steps='many' has the wrong type",
+        "unknown key 'estimator.queries'",
+    ):
+        assert part in text
+    assert text.startswith("6 problems in grid 'tiny':")
+    for name in ("batch", "mode", "misspelt"):
+        assert f"(block {name})" in text
+
+
+@pytest.mark.parametrize(
+    ("overrides", "part"),
+    [
+        (["update.lr=nan"], "not a finite number"),
+        (["update.lr=-1"], "must not be negative"),
+        (["estimator.q=0"], "estimator.q must be at least 1"),
+        (["estimator.eps=0"], "estimator.eps above 0"),
+        (["train.steps=0"], "train.steps must be at least 1"),
+        (["train.batch=0"], "train.batch must be at least 1"),
+        (["train.eval_every=0"], "train.eval_every must be at least 1"),
+        (["train.max_length=0"], "train.max_length must be at least 1"),
+        (["split.dev=0"], "must be at least 1"),
+        (["grid.seeds=[]"], "has no trials"),
+        (["evaluation.mode=diagonal"], "unknown mode 'diagonal'"),
+        (["update=adam", "method=mezo", "update.schedule=cosin"], "unknown schedule 'cosin'"),
+        (["method=fo_lora_fa", "precision=fp16", "device=cpu"], "fp16 on a CPU is not supported"),
+    ],
+)
+def test_what_cannot_be_run_is_said(tmp_path: Path, overrides: list[str], part: str) -> None:
+    assert part in problem(tmp_path, changed(), *overrides)
+
+
+def test_an_axis_that_is_not_a_list_or_is_fixed_too_is_a_mistake(tmp_path: Path) -> None:
+    grid = changed()
+    grid["blocks"]["zo"]["axes"]["update"]["lr"] = 0.1
+    assert "must be a list" in problem(tmp_path, grid)
+    grid["blocks"]["zo"]["axes"]["update"]["lr"] = []
+    assert "is empty" in problem(tmp_path, grid)
+    grid["blocks"]["zo"]["axes"] = {"estimator": {"q": [1, 2]}}
+    assert "both fixed and an axis" in problem(tmp_path, grid)
+
+
+def test_missing_data_is_not_a_problem_but_is_said() -> None:
+    plan = named("demo_sst2")
+    assert plan.trials == ()
+    assert all("data.dir" in why for why in plan.missing.values())
+
+
+def test_ten_thousand_trials_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import time
+
+    grid = changed(seeds=list(range(100)))
+    grid["blocks"]["zo"]["axes"] = {
+        "update": {"lr": [i / 1000 for i in range(1, 26)]},
+        "estimator": {"eps": [1e-3, 1e-2, 3e-2, 1e-1]},
+    }
+    write = json.dumps(grid)
+    began = time.perf_counter()
+    plan = planned(tmp_path, json.loads(write))
+    seconds = time.perf_counter() - began
+    assert len(plan.every) == len(plan.cells) == len(plan.trials) == 10_000
+    with capsys.disabled():
+        print(f" [10,000 trials planned in {seconds:.1f} s] ", end="")
+
+
+def test_a_composer_can_plan_twice() -> None:
+    composer = Composer(["+grid=quickstart", "update.lr=0.1,0.2"])
+    assert list(build(composer).every) == list(build(composer).every)

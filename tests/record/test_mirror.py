@@ -1,0 +1,363 @@
+"""The mirror against a real MLflow server: every row once, whatever is killed, lost or repeated."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.record import made_up
+from zo_sweeps.errors import UserError
+from zo_sweeps.record import mlflow_points as rows
+from zo_sweeps.record import server
+from zo_sweeps.record.journal import JournalStore
+from zo_sweeps.record.mlflow_store import MlflowMirror, SweepInfo, sync
+from zo_sweeps.trial import Trial, TrialState
+
+pytestmark = pytest.mark.multiprocess
+SWEEP = SweepInfo(
+    "5weeb", "demo_grid", "demo_grid · smoke", "python -m zo_sweeps +grid=demo_grid", config_yaml="a: 1\n"
+)
+
+
+@pytest.fixture(scope="module")
+def mlflow_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("mlflow server")
+
+
+@pytest.fixture(scope="module")
+def uri(mlflow_folder: Path) -> Iterator[str]:
+    with server.local_server(mlflow_folder) as uri:
+        yield uri
+
+
+@pytest.fixture
+def experiment(request: pytest.FixtureRequest) -> str:
+    return request.node.name[:100]
+
+
+def client(uri: str) -> Any:
+    from mlflow import MlflowClient
+
+    return MlflowClient(tracking_uri=uri)
+
+
+def runs(uri: str, experiment: str) -> list[Any]:
+    found = client(uri).get_experiment_by_name(experiment)
+    return list(client(uri).search_runs([found.experiment_id])) if found else []
+
+
+def children(uri: str, experiment: str) -> dict[str, Any]:
+    """Runs of trials by trial_id; more than one of a trial is an error."""
+    trials = [run for run in runs(uri, experiment) if "zo.trial_id" in run.data.tags]
+    by_id = {run.data.tags["zo.trial_id"]: run for run in trials}
+    assert len(by_id) == len(trials), "two runs of one trial"
+    return by_id
+
+
+def parent(uri: str, experiment: str) -> Any:
+    (run,) = [run for run in runs(uri, experiment) if run.data.tags["zo.kind"] == "sweep"]
+    return run
+
+
+def history(uri: str, run: Any) -> list[rows.Point]:
+    """Every stored metric row of a run, doubled ones too."""
+    found = []
+    for key in run.data.metrics:
+        rows_of_key = client(uri).get_metric_history(run.info.run_id, key)
+        found += [rows.Point(m.key, m.value, m.timestamp, m.step) for m in rows_of_key]
+    return sorted(found)
+
+
+def assert_each_row_once(uri: str, experiment: str, store: JournalStore, trials: list[Trial]) -> None:
+    found = children(uri, experiment)
+    assert set(found) == {made.trial_id for made in trials}
+    for made in trials:
+        assert history(uri, found[made.trial_id]) == sorted(rows.points(made, store.read(made.trial_id)))
+
+
+def page(uri: str, experiment: str) -> Any:
+    """Everything a person could see of an experiment."""
+    return sorted(
+        (run.info.run_id, run.info.status, run.info.end_time, run.data.params, run.data.tags, history(uri, run))
+        for run in runs(uri, experiment)
+    )
+
+
+def mirrored(
+    uri: str | None, experiment: str, folder: Path, trials: list[Trial], *, finish: bool = True, lines: Any = None
+) -> None:
+    """One driver's life: register everything, send what the journals hold, end."""
+    said: list[str] = [] if lines is None else lines
+    mirror = MlflowMirror(uri, experiment, SWEEP, folder, say=said.append, patience=60)
+    for made in trials:
+        mirror.register(made)
+    if finish:
+        mirror.finish("| a |\n|---|\n| 1 |\n", {"table.csv": "a\n1\n"}, {"trials": len(trials)})
+    assert mirror.drain(120) == 0
+    mirror.close(30)
+    if lines is None:
+        assert said == []
+
+
+def test_a_sweep_is_one_parent_with_a_run_a_trial_that_says_everything(
+    uri: str, experiment: str, tmp_path: Path
+) -> None:
+    store = JournalStore(tmp_path)
+    ends = [TrialState.SUCCEEDED, TrialState.DIVERGED, TrialState.OUT_OF_MEMORY, TrialState.CANCELLED]
+    trials = [made_up.trial(seed, steps=20) for seed in range(len(ends))]
+    for made, state in zip(trials, ends, strict=True):
+        store.append(made.trial_id, made_up.whole(made, state=state, error="" if made is trials[0] else "why"))
+    mirrored(uri, experiment, tmp_path, [*trials, made_up.trial(seed=99)])  # the last one never started
+
+    assert_each_row_once(uri, experiment, store, trials)
+    found, top = children(uri, experiment), parent(uri, experiment)
+    assert [found[made.trial_id].info.status for made in trials] == ["FINISHED", "FAILED", "FAILED", "KILLED"]
+    first = found[trials[0].trial_id]
+    assert first.info.run_name == "LoRA-FA (q=2) · SST-2 · lr 0.0001 · seed 0"
+    assert first.info.start_time == int(made_up.BEGAN * 1000)
+    assert first.data.params == rows.params(trials[0].config)
+    assert first.data.tags["mlflow.parentRunId"] == top.info.run_id
+    assert {found[made.trial_id].data.tags["zo.state"] for made in trials} == {state.value for state in ends}
+    assert found[trials[1].trial_id].data.metrics["diverged"] == 1
+    assert first.data.metrics["test/accuracy"] == 0.88
+    (dataset,) = first.inputs.dataset_inputs
+    assert (dataset.dataset.name, dataset.dataset.digest) == ("sst2", "da7a")
+
+    def artifacts(run: Any) -> set[str]:
+        return {file.path for file in client(uri).list_artifacts(run.info.run_id)}
+
+    assert artifacts(first) == {"config.yaml", "scalars.jsonl"}
+    assert artifacts(top) == {"sweep.yaml", "provenance.json", "table.md", "table.csv"}
+    log = client(uri).download_artifacts(first.info.run_id, "scalars.jsonl", str(tmp_path))
+    assert Path(log).read_text() == rows.scalar_log(store.read(trials[0].trial_id))
+    assert (top.info.status, top.data.metrics) == ("FINISHED", {"trials": 5})
+    assert top.data.tags["mlflow.source.name"] == SWEEP.command
+    assert "| 1 |" in top.data.tags["mlflow.note.content"]
+
+
+def test_sending_everything_again_without_cursors_adds_nothing(uri: str, experiment: str, tmp_path: Path) -> None:
+    store, trials = JournalStore(tmp_path), [made_up.trial(seed, steps=30) for seed in range(3)]
+    for made in trials:
+        store.append(made.trial_id, made_up.whole(made))
+    mirrored(uri, experiment, tmp_path, trials)
+    before = page(uri, experiment)
+    shutil.rmtree(tmp_path / "mlflow" / "cursors")
+    assert sync(tmp_path, uri, say=lambda line: None) == 3
+    assert page(uri, experiment) == before
+    for cursor in (tmp_path / "mlflow" / "cursors").glob("*/??/*.json"):
+        cursor.write_text("{")  # torn
+    assert sync(tmp_path, uri, say=lambda line: None) == 3
+    assert page(uri, experiment) == before
+    assert_each_row_once(uri, experiment, store, trials)
+
+
+def test_a_sweep_that_sent_nothing_is_sent_whole_by_sync(uri: str, experiment: str, tmp_path: Path) -> None:
+    store, trials = JournalStore(tmp_path), [made_up.trial(seed, steps=10) for seed in range(2)]
+    for made in trials:
+        store.append(made.trial_id, made_up.whole(made))
+    mirrored(None, experiment, tmp_path, trials)
+    assert runs(uri, experiment) == []
+    said: list[str] = []
+    assert sync(tmp_path, uri, say=said.append) == 2
+    assert said == [f"demo_grid · smoke: 2 trials are at {uri}"]
+    assert_each_row_once(uri, experiment, store, trials)
+    assert parent(uri, experiment).info.status == "FINISHED"
+
+
+DRIVER = """
+import os, signal, sys
+from tests.record import made_up
+from tests.record.test_mirror import SWEEP
+from zo_sweeps.record.journal import JournalStore
+from zo_sweeps.record.mlflow_store import MlflowMirror
+uri, experiment, folder = sys.argv[1:]
+store, mirror = JournalStore(folder), MlflowMirror(uri, experiment, SWEEP, folder)
+for seed in range(3):
+    made = made_up.trial(seed, steps=40)
+    store.append(made.trial_id, made_up.whole(made)[:5])
+    mirror.register(made)
+assert mirror.drain(120) == 0
+store.append(made.trial_id, made_up.whole(made)[5:7])  # never sent by this driver
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_runs_of_a_killed_driver_are_closed_by_the_next_and_go_on_with_their_trials(
+    uri: str, experiment: str, tmp_path: Path
+) -> None:
+    arguments = [sys.executable, "-c", DRIVER, uri, experiment, str(tmp_path)]
+    killed = subprocess.run(arguments, cwd=Path(__file__).parents[2], capture_output=True, text=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert {run.info.status for run in runs(uri, experiment)} == {"RUNNING"}
+    before = {trial_id: run.info.run_id for trial_id, run in children(uri, experiment).items()}
+
+    store, trials = JournalStore(tmp_path), [made_up.trial(seed, steps=40) for seed in range(3)]
+    for made in trials[1:]:  # the first is not asked for any more
+        rest = made_up.whole(made)[len(store.read(made.trial_id)) :]
+        store.append(made.trial_id, [made_up.start(attempt=2, at=made_up.BEGAN + 100), *rest])
+    mirrored(uri, experiment, tmp_path, trials[1:])
+
+    found = children(uri, experiment)
+    assert {trial_id: run.info.run_id for trial_id, run in found.items()} == before
+    assert [found[made.trial_id].info.status for made in trials] == ["KILLED", "FINISHED", "FINISHED"]
+    assert found[trials[0].trial_id].data.tags["zo.state"] == "LOST"
+    assert found[trials[1].trial_id].data.tags["zo.attempt"] == "2"
+    assert parent(uri, experiment).info.status == "FINISHED"
+    assert_each_row_once(uri, experiment, store, trials)
+
+
+def test_an_interrupted_sweep_leaves_no_run_open(uri: str, experiment: str, tmp_path: Path) -> None:
+    store, made = JournalStore(tmp_path), made_up.trial(steps=40)
+    store.append(made.trial_id, made_up.whole(made)[:4])
+    mirrored(uri, experiment, tmp_path, [made], finish=False)
+    assert {run.info.status for run in runs(uri, experiment)} == {"KILLED"}
+    store.append(made.trial_id, [made_up.start(attempt=2), *made_up.whole(made)[4:]])
+    mirrored(uri, experiment, tmp_path, [made])
+    assert {run.info.status for run in runs(uri, experiment)} == {"FINISHED"}
+    assert_each_row_once(uri, experiment, store, [made])
+
+
+def test_what_is_not_part_of_the_identity_may_change_between_attempts(
+    uri: str, experiment: str, tmp_path: Path
+) -> None:
+    store, made = JournalStore(tmp_path), made_up.trial(steps=20)
+    store.append(made.trial_id, made_up.whole(made)[:3])
+    mirrored(uri, experiment, tmp_path, [made], finish=False)
+    shutil.rmtree(tmp_path / "mlflow" / "cursors")
+    config = {**made.config, "model": {**made.config["model"], "path": "/moved"}, "added": 1}
+    moved = Trial.from_json({**made.to_json(), "config": config})
+    store.append(made.trial_id, [made_up.start(attempt=2), *made_up.whole(made)[3:]])
+    mirrored(uri, experiment, tmp_path, [moved])
+    run = children(uri, experiment)[made.trial_id]
+    assert (run.data.params["model.path"], run.data.params["added"]) == ("/models/0", "1")
+    assert_each_row_once(uri, experiment, store, [made])
+
+
+def test_a_forced_rerun_is_a_run_of_its_own(uri: str, experiment: str, tmp_path: Path) -> None:
+    store, made = JournalStore(tmp_path), made_up.trial(steps=20)
+    store.append(made.trial_id, made_up.whole(made))
+    mirrored(uri, experiment, tmp_path, [made])
+    store.set_aside(made.trial_id)
+    store.append(made.trial_id, [{**event, "time": event["time"] + 1000} for event in made_up.whole(made)])
+    mirrored(uri, experiment, tmp_path, [made])
+    both = [run for run in runs(uri, experiment) if run.data.tags["zo.kind"] == "trial"]
+    assert len(both) == 2
+    assert [len(history(uri, run)) for run in both] == [len(rows.points(made, made_up.whole(made)))] * 2
+
+
+def test_the_same_trials_are_shown_in_another_experiment_too(uri: str, experiment: str, tmp_path: Path) -> None:
+    store, made = JournalStore(tmp_path), made_up.trial(steps=20)
+    store.append(made.trial_id, made_up.whole(made))
+    for name in (experiment, experiment + " again"):
+        mirrored(uri, name, tmp_path, [made])
+        assert_each_row_once(uri, name, store, [made])
+
+
+def test_a_run_that_somebody_deleted_comes_back_when_its_trial_goes_on(
+    uri: str, experiment: str, tmp_path: Path
+) -> None:
+    store, made = JournalStore(tmp_path), made_up.trial(steps=20)
+    store.append(made.trial_id, made_up.whole(made)[:3])
+    mirrored(uri, experiment, tmp_path, [made], finish=False)
+    client(uri).delete_run(children(uri, experiment)[made.trial_id].info.run_id)
+    store.append(made.trial_id, made_up.whole(made)[3:])
+    mirrored(uri, experiment, tmp_path, [made])
+    assert_each_row_once(uri, experiment, store, [made])
+
+
+def test_one_damaged_journal_is_said_and_the_others_are_sent(uri: str, experiment: str, tmp_path: Path) -> None:
+    store, trials = JournalStore(tmp_path), [made_up.trial(seed, steps=20) for seed in range(3)]
+    for made in trials:
+        store.append(made.trial_id, made_up.whole(made))
+    path, said = store.path(trials[1].trial_id), []
+    path.write_bytes(path.read_bytes().replace(b'"losses"', b"losses"))
+    mirrored(uri, experiment, tmp_path, trials, lines=said)
+    assert len(said) == 1
+    assert f"{path}:2" in said[0]
+    assert set(children(uri, experiment)) == {trials[0].trial_id, trials[2].trial_id}
+
+
+def test_a_server_away_never_holds_up_the_sweep_and_is_said_once(tmp_path: Path) -> None:
+    store, said = JournalStore(tmp_path), []
+    trials = [made_up.trial(seed, steps=10) for seed in range(100)]
+    mirror = MlflowMirror("http://127.0.0.1:9", "nowhere", SWEEP, tmp_path, say=said.append)
+    began, slowest = time.perf_counter(), 0.0
+    for made in trials:
+        mirror.register(made)
+        for event in made_up.whole(made):
+            store.append(made.trial_id, [event])
+            call = time.perf_counter()
+            mirror.notify(made.trial_id)
+            slowest = max(slowest, time.perf_counter() - call)
+    mirror.finish("table")
+    assert mirror.drain(3.0) == 100
+    mirror.close(5.0)
+    assert slowest < 1.0  # the thread's import of mlflow takes several seconds
+    assert time.perf_counter() - began < 30
+    assert len(said) <= 1  # none if the import of mlflow took longer than all this
+    with pytest.raises(
+        UserError, match=r"not everything was sent: MLflow at \S+ does not answer \(connection refused\) in"
+    ):
+        sync(tmp_path, "http://127.0.0.1:9", patience=0)
+
+
+def test_nothing_to_sync_is_a_users_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no sweep was ever run here"):
+        sync(tmp_path, "http://127.0.0.1:9")
+
+
+@pytest.mark.slow
+def test_eight_writers_through_an_outage_of_the_server_leave_every_row_once(experiment: str, tmp_path: Path) -> None:
+    folder, said, store = tmp_path / "server", [], JournalStore(tmp_path)
+    running = server.start(folder)
+    running.wait()
+    port = int(running.uri.rsplit(":", 1)[1])
+    trials = [made_up.trial(seed, steps=60, lr=1e-4 * (1 + seed % 4)) for seed in range(24)]
+    mirror = MlflowMirror(running.uri, experiment, SWEEP, tmp_path, say=said.append)
+    for made in trials:
+        mirror.register(made)
+
+    def write(worker: int) -> None:
+        for made in trials[worker::8]:
+            for event in made_up.whole(made):
+                store.append(made.trial_id, [event])
+                mirror.notify(made.trial_id)
+                time.sleep(0.4)
+
+    writers = [threading.Thread(target=write, args=(n,)) for n in range(8)]
+    for writer in writers:
+        writer.start()
+    while len(runs(running.uri, experiment)) < 6:
+        time.sleep(0.1)
+    os.killpg(_group(folder), signal.SIGKILL)  # in the middle of requests
+    time.sleep(3)
+    again = server.start(folder, port)
+    for writer in writers:
+        writer.join()
+    mirror.finish("| a |")
+    assert mirror.drain(180) == 0
+    mirror.close(30)
+    try:
+        assert len(said) == 1
+        assert "does not answer" in said[0]
+        assert_each_row_once(again.uri, experiment, store, trials)
+        assert {run.info.status for run in runs(again.uri, experiment)} == {"FINISHED"}
+    finally:
+        again.close()
+        running.close()
+
+
+def _group(folder: Path) -> int:
+    import json
+
+    return int(json.loads((folder / "mlflow" / "server.json").read_text())["pid"])

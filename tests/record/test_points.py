@@ -1,0 +1,152 @@
+"""Events as rows of MLflow: the same events, the same rows, within the limits of the server."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from itertools import pairwise
+
+import pytest
+
+from tests.record import made_up
+from zo_sweeps.record import mlflow_points as rows
+from zo_sweeps.record.provenance import collect
+from zo_sweeps.trial import TrialState
+
+pytestmark = pytest.mark.unit
+
+
+def curve(points: list[rows.Point], key: str) -> dict[int, float]:
+    found = [(p.step, p.value) for p in points if p.key == key]
+    assert len(dict(found)) == len(found), "a step twice"
+    return dict(found)
+
+
+def test_a_short_trial_keeps_every_step() -> None:
+    made = made_up.trial(steps=40)
+    points = rows.points(made, made_up.whole(made))
+    assert list(curve(points, "train/loss")) == list(range(1, 41))
+    assert list(curve(points, "dev/accuracy")) == [10, 20, 30, 40]
+    assert curve(points, "test/accuracy") == {40: 0.88}
+    assert curve(points, "selected/dev_accuracy") == {40: 0.9}
+    assert curve(points, "peak_memory_bytes") == {40: 123456789.0}
+    assert not curve(points, "diverged")
+
+
+@pytest.mark.parametrize("steps", [1000, 1001, 20_000])
+def test_a_long_trial_is_thinned_to_about_a_thousand_points_whatever_the_chunks(steps: int) -> None:
+    made = made_up.trial(steps=steps)
+    coarse, fine = (curve(rows.points(made, made_up.whole(made, n)), "train/loss") for n in (steps, 97))
+    assert coarse == fine
+    assert 490 <= len(coarse) <= 1001
+    assert 1 in coarse
+    for key in ("train/projected_grad", "train/seconds_per_step"):
+        assert len(curve(rows.points(made, made_up.whole(made, 1)), key)) <= 1001
+
+
+def test_rows_do_not_depend_on_where_the_sending_was_interrupted() -> None:
+    made = made_up.trial(steps=60)
+    events = made_up.whole(made, chunk=7)
+    whole = rows.points(made, events)
+    for cut in range(len(events)):
+        sent = rows.last_step_of(events[:cut])
+        assert rows.points(made, events[:cut]) + rows.points(made, events[cut:], sent) == whole
+
+
+def test_steps_that_a_lost_worker_reports_late_are_passed_over() -> None:
+    made = made_up.trial(steps=20)
+    late = made_up.steps(made, 5, 10, made_up.BEGAN + 99)
+    events = [made_up.steps(made, 1, 10, made_up.BEGAN), late, made_up.steps(made, 11, 20, made_up.BEGAN + 9)]
+    assert list(curve(rows.points(made, events), "train/loss")) == list(range(1, 21))
+
+
+def test_time_runs_through_the_steps_of_an_event() -> None:
+    made = made_up.trial(steps=10)
+    times = [p.time for p in rows.points(made, [made_up.steps(made, 1, 10, 1000.0)]) if p.key == "train/loss"]
+    assert times[-1] == 1_000_000
+    assert [b - a for a, b in pairwise(times)] == pytest.approx([100] * 9, abs=1)
+
+
+def test_no_row_is_ever_infinite_or_nan_and_divergence_is_a_metric() -> None:
+    made = made_up.trial(steps=3)
+    event = made_up.steps(made, 1, 3, 1000.0)
+    event["losses"][2] = math.inf
+    event["coefs"][1] = [math.nan]
+    points = rows.points(made, [event, made_up.end(made, 1001.0, TrialState.DIVERGED, "loss inf at step 3")])
+    assert all(math.isfinite(p.value) for p in points)
+    assert list(curve(points, "train/loss")) == [1, 2]
+    assert curve(points, "diverged") == {3: 1.0}
+
+
+def test_the_projected_gradient_is_the_mean_size_over_directions() -> None:
+    made = made_up.trial(steps=1, q=3)
+    event = {**made_up.steps(made, 1, 1, 1000.0), "coefs": [[-3.0, 1.0, 2.0]]}
+    assert curve(rows.points(made, [event]), "train/projected_grad") == {1: 2.0}
+
+
+def test_a_task_scored_by_f1_has_curves_named_so() -> None:
+    made = made_up.trial(steps=10)
+    task = {**made.config["task"], "metric": "f1"}
+    squad = made.from_json({**made.to_json(), "config": {**made.config, "task": task}})
+    keys = {p.key for p in rows.points(squad, made_up.whole(squad))}
+    assert {"dev/f1", "test/f1", "selected/dev_f1"} <= keys
+    assert not [key for key in keys if "accuracy" in key]
+
+
+def test_only_success_is_shown_as_finished() -> None:
+    assert [state for state in TrialState if rows.run_status(state) == "FINISHED"] == [TrialState.SUCCEEDED]
+    assert rows.run_status(TrialState.CANCELLED) == rows.run_status(TrialState.LOST) == "KILLED"
+
+
+def test_params_are_flat_names_within_the_servers_limits() -> None:
+    params = rows.params(
+        {"a": {"b": 1, "c": [1, 2.5], "e": {}}, "t": "x" * 9000, "odd key!": None, "f": 1e-4, "g": True}
+    )
+    assert params["a.b"] == "1"
+    assert params["a.c"] == "[1, 2.5]"
+    assert params["a.e"] == "{}"
+    assert len(params["t"]) == 6000
+    assert (params["odd key_"], params["f"], params["g"]) == ("null", "0.0001", "true")
+    assert all(re.fullmatch(r"[\w\-. :/]+", key) for key in params)
+
+
+def test_tags_say_what_and_where_a_trial_is() -> None:
+    made = made_up.trial(seed=3)
+    tags = rows.trial_tags(made) | rows.event_tags(made_up.whole(made, state=TrialState.FAILED, error="boom"))
+    assert tags["zo.trial_id"] == made.trial_id
+    assert (tags["zo.seed"], tags["zo.task"], tags["zo.state"]) == ("3", "sst2", "FAILED")
+    assert tags["zo.error"] == "boom"
+    assert tags["zo.device"] == "cpu · Test CPU"
+    assert tags["zo.memory_definition"] == "peak RSS over the baseline"
+    assert (tags["zo.model_fingerprint"], tags["zo.data_fingerprint"]) == ("m0de1", "da7a")
+    assert "torch 2.13.0" in tags["zo.versions"]
+
+
+def test_a_later_attempt_clears_the_error_of_an_earlier_one() -> None:
+    made = made_up.trial()
+    assert rows.event_tags([made_up.start(attempt=2), made_up.end(made, 1.0)])["zo.error"] == ""
+    assert "zo.error" not in rows.event_tags(made_up.whole(made))
+
+
+def test_the_scalar_log_holds_the_run_exactly() -> None:
+    made = made_up.trial(steps=12)
+    lines = [json.loads(line) for line in rows.scalar_log(made_up.whole(made, chunk=5)).splitlines()]
+    original = made_up.steps(made, 1, 12, 0.0)
+    assert [line["step"] for line in lines] == list(range(1, 13))
+    assert [line["loss"] for line in lines] == original["losses"]
+    assert [line["coefs"] for line in lines] == original["coefs"]
+
+
+def test_provenance_names_code_packages_and_machine_and_nothing_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret_of_the_user")
+    found = collect()
+    assert "hf_secret_of_the_user" not in json.dumps(found)
+    assert {"python", "zo_sweeps", "torch", "mlflow"} <= found["packages"].keys()
+    assert found["git_commit"] is None or re.fullmatch(r"[0-9a-f]{40}", found["git_commit"])
+    assert (found["git_dirty"] is None) == (found["git_commit"] is None)
+    assert found["ram_bytes"] > 2**28
+    assert found["cpu"]
+    assert found["hostname"]

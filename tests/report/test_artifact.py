@@ -1,0 +1,23 @@
+"""A sweep hands its report to MLflow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.common import zo
+
+from .test_report import Reader
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+
+def test_a_finished_sweep_leaves_its_report_as_an_artifact_of_its_run(tmp_path: Path) -> None:
+    small = ["train.steps=2", "train.eval_every=2", "update.lr=1e-2", "split.train=16", "split.dev=8", "split.test=8"]
+    done = zo("executor=inline", "state_dir=state", "grid.seeds=[0]", *small, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (page,) = (tmp_path / "state" / "mlflow").rglob("report.html")
+    read = Reader(page.read_text(encoding="utf-8"))
+    assert "executor=inline" in read.text
+    assert [tag for tag, _ in read.attributes].count("svg") == 3

@@ -1,0 +1,196 @@
+"""The page on a sweep, its figures and its comparisons, from ledgers and journals on disk."""
+
+from __future__ import annotations
+
+import html
+import io
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tests.cli.common import zo
+from tests.tables.test_html import Reader
+from zo_sweeps import charts, readout, report
+from zo_sweeps.compare import compare, differences, spark
+from zo_sweeps.config import Composer
+from zo_sweeps.errors import UserError
+from zo_sweeps.plan import Plan
+from zo_sweeps.record.sweep_book import SweepBook, SweepInfo, books
+from zo_sweeps.record.trail import trail
+from zo_sweeps.schedule.ledger import read_standing
+
+from .common import GRID, composed, fill
+
+pytestmark = pytest.mark.unit
+COMMAND = "python -m zo_sweeps +grid=tiny state_dir=state"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("report")
+
+
+@pytest.fixture(scope="module")
+def swept(folder: Path) -> tuple[Composer, Plan]:
+    composer, plan = composed(folder)
+    fill(plan, folder)
+    return composer, plan
+
+
+@pytest.fixture(scope="module")
+def page(folder: Path, swept: tuple[Composer, Plan]) -> str:
+    pytest.importorskip("matplotlib")
+    return report.html(*(swept[1], swept[0]), read_standing(folder / "state"), folder / "state", COMMAND)
+
+
+def test_the_report_holds_every_table_and_figure(page: str, folder: Path, swept: tuple[Composer, Plan]) -> None:
+    read = Reader(page)
+    for table in readout.tables(swept[1], swept[0], read_standing(folder / "state")):
+        assert any(
+            found[1:] and [row[0] for row in found[1:]] == [label for _, label in table.rows] for found in read.tables
+        )
+        assert table.spec.title in read.text
+    assert [tag for tag, _ in read.attributes].count("svg") == len(GRID["figures"])
+
+
+def test_the_report_needs_nothing_but_itself(page: str) -> None:
+    read = Reader(page)
+    assert "://" not in page
+    assert not {"script", "link", "img", "iframe", "object"} & {tag for tag, _ in read.attributes}
+    references = [v for _, given in read.attributes for k, v in given.items() if k in ("src", "href", "xlink:href")]
+    assert all(value and value.startswith("#") for value in references)
+
+
+def test_the_report_says_what_failed_where_it_ran_and_how_to_run_it_again(page: str) -> None:
+    text = Reader(page).text
+    for part in (
+        "went wrong with <seed> 1",
+        "went wrong with <seed> 2",
+        "host-a",
+        "A processor (cpu)",
+        "torch 2.13.0",
+        "Memory: resident size.",
+        COMMAND,
+        "A & B <compared>",
+        "Selected hyper-parameters",
+        "q · lr",
+    ):
+        assert part in text, part
+    assert html.escape(COMMAND) in page
+    assert "on host-a" in text
+
+
+def test_rows_are_paired_over_the_seeds_that_zero_shot_serves_too(page: str) -> None:
+    found = [table for table in Reader(page).tables if table[0][0] == "row − column"]
+    assert [table[1][1].split()[-1] for table in found] == ["n=3"]
+
+
+def test_a_report_of_nothing_is_a_page_too(tmp_path: Path) -> None:
+    composer, plan = composed(tmp_path)
+    text = Reader(report.html(plan, composer, read_standing(tmp_path / "state"), tmp_path / "state", COMMAND)).text
+    assert "Nothing has been run." in text
+    assert "No trial failed" in text
+
+
+def test_the_figure_of_a_grid_selects_at_each_x_and_knows_the_published_point(
+    folder: Path, swept: tuple[Composer, Plan]
+) -> None:
+    composer, plan = swept
+    by_q, curve = charts.figures(plan, composer, read_standing(folder / "state"), folder / "state")
+    ours, published = by_q.panels[0].series
+    assert ours.x == (1.0, 2.0, 4.0)
+    assert ours.y == pytest.approx([71.1, 72.1, 74.1])  # at q=4 the better rate has a seed that diverged
+    assert (published.x, published.y) == ((2.0,), (90.0,))
+    assert [series.x for series in curve.panels[0].series] == [(10.0, 20.0)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"series": {"zq": ""}}, "unknown block 'zq' in figure by_q of grid tiny"),
+        ({"y": "accuracies"}, "unknown y 'accuracies'"),
+        ({"kind": "pie"}, "unknown kind of figure 'pie'"),
+    ],
+)
+def test_a_figure_that_the_grid_spells_wrong_is_one_clear_line(
+    tmp_path: Path, changes: dict[str, object], part: str
+) -> None:
+    figures = {"by_q": {**GRID["figures"]["by_q"], "published": [], **changes}}
+    composer, plan = composed(tmp_path, {**GRID, "figures": figures})
+    with pytest.raises(UserError) as caught:
+        charts.figures(plan, composer, read_standing(tmp_path), tmp_path)
+    assert part in str(caught.value)
+    with pytest.raises(UserError, match="unknown figure 'loss'"):
+        charts.figures(plan, composer, read_standing(tmp_path), tmp_path, ["loss"])
+
+
+def test_a_trail_counts_seconds_of_steps_once_across_a_resumption() -> None:
+    events = [
+        {"type": "steps", "first": 1, "losses": [4.0, 3.0], "seconds": 2.0},
+        {"type": "eval", "step": 2, "split": "dev", "loss": 0.5, "metric": 0.6, "seconds": 100.0},
+        {"type": "start", "attempt": 2},
+        {"type": "steps", "first": 2, "losses": [9.0, 2.0], "seconds": 6.0},
+        {"type": "eval", "step": 3, "split": "dev", "loss": 0.4, "metric": 0.7, "seconds": 100.0},
+    ]
+    found = trail(events)
+    assert found["train/loss"] == [(1, 1.0, 4.0), (2, 2.0, 3.0), (3, 5.0, 2.0)]
+    assert found["dev/metric"] == [(2, 2.0, 0.6), (3, 5.0, 0.7)]
+    assert trail([]) == {"train/loss": [], "dev/loss": [], "dev/metric": []}
+
+
+def test_the_commands_write_figures_reports_and_html_tables(folder: Path, swept: tuple[Composer, Plan]) -> None:
+    state = f"state_dir={folder / 'state'}"
+    given = ["+grid=tiny", state, "--config-dir", folder / "conf"]
+    drawn = zo("figure", *given, cwd=folder)
+    assert drawn.returncode == 0, drawn.stderr
+    files = sorted(path.name for path in (folder / "state" / "figures").iterdir())
+    assert files == ["tiny_by_q.png", "tiny_by_q.svg", "tiny_curve.png", "tiny_curve.svg"]
+    assert zo("report", *given, "--output", "r.html", cwd=folder).returncode == 0
+    assert Reader((folder / "r.html").read_text()).tables
+    tables = zo("table", *given, "--format", "html", cwd=folder)
+    assert tables.stdout.startswith("<!DOCTYPE html>")
+    assert len(Reader(tables.stdout).tables) == 4  # two, each with its selected hyper-parameters
+    wrong = zo("figure", *given, "--output", "a.png", cwd=folder)
+    assert (wrong.returncode, "choose one with --figure NAME" in wrong.stderr) == (2, True)
+    wrong = zo("figure", *given, "--figure", "curve", "--output", "a.gif", cwd=folder)
+    assert (wrong.returncode, "unknown kind of file 'gif'" in wrong.stderr) == (2, True)
+
+
+def test_two_trials_are_compared_by_what_differs(folder: Path, swept: tuple[Composer, Plan]) -> None:
+    _, plan = swept
+    state = folder / "state"
+    book = SweepBook(state, "tiny", SweepInfo(sweep_id="s", grid="tiny", title="t"))
+    for trial in plan.every.values():
+        book.add(trial)
+    book.close()
+    assert {asdict(trial)["trial_id"] for found in books(state) for trial in found.trials} == set(plan.every)
+    one, two = (
+        next(i for i, t in plan.every.items() if t.label == f"ZO · Movie remarks · q {q} · lr 0.01 · seed 0")
+        for q in (1, 4)
+    )
+    out = io.StringIO()
+    compare(state, [one, two[:8]], Console(file=out, width=120))
+    lines = [" ".join(line.split()) for line in out.getvalue().splitlines()]
+    assert "estimator.q 1 4" in lines
+    assert not any(line.startswith(("update.lr", "seed", "model")) for line in lines)
+    assert "test/metric 0.71 0.74 +0.03" in lines
+    assert "step 20 0.5000 0.5000 +0.0000" in lines
+    assert any(line.startswith("B █") and line.endswith("20 steps") for line in lines)
+    with pytest.raises(UserError, match="unknown trial 'zzz'"):
+        compare(state, [one, "zzz"], Console(file=out))
+    with pytest.raises(UserError, match="trials begin with ''"):
+        compare(state, [one, ""], Console(file=out))
+
+
+def test_configurations_differ_in_leaves_and_in_what_only_one_has() -> None:
+    found = differences({"a": {"b": 1, "c": 2}, "d": [1]}, {"a": {"b": 1, "c": 3}, "d": [1], "e": None})
+    assert found == [("a.c", 2, 3), ("e", "–", None)]
+
+
+def test_a_drawn_curve_spans_its_scale_and_marks_what_is_not_a_number() -> None:
+    assert spark([0.0, 0.5, 1.0], 0.0, 1.0) == "▁▅█"
+    assert len(spark([1.0] * 1000, 0.0, 2.0)) == 40
+    assert spark([float("nan"), 1.0], 0.0, 1.0) == "!█"
+    assert spark([], 0.0, 1.0) == ""

@@ -1,0 +1,208 @@
+"""What stands in a figure, and that it is drawn."""
+
+from __future__ import annotations
+
+import struct
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+from statistics import fmean, stdev
+from typing import Any
+
+import pytest
+
+from zo_sweeps.errors import UserError
+from zo_sweeps.tables import Measure, Record
+from zo_sweeps.tables.draw import drawing, inline_svg, render
+from zo_sweeps.tables.figures import Figure, FigureSpec, curves, points
+
+from .examples import ACCURACY, LR, Q, record
+
+pytest.importorskip("matplotlib", reason="figures need matplotlib")
+pytestmark = pytest.mark.unit
+
+COLUMNS = (("sst2", "SST-2"), ("rte", "RTE"))
+SERIES = (("zo", "ZO"), ("pezo", "PeZO"))
+
+
+def layout(**changes: Any) -> FigureSpec:
+    values: dict[str, Any] = {
+        "name": "grid_fig",
+        "title": "Accuracy by q_1 ($)",
+        "kind": "line",
+        "x": Q,
+        "y": "accuracy",
+        "panels": "column",
+        "series": SERIES,
+        "columns": COLUMNS,
+        "measure": ACCURACY,
+    }
+    return FigureSpec(**{**values, **changes})
+
+
+def curve(**changes: Any) -> FigureSpec:
+    return layout(**{"kind": "curve", "x": "step", "y": "dev/loss", "measure": None, **changes})
+
+
+def look(found: Record, key: str) -> Any:
+    return found.hyperparameters.get(key)
+
+
+def searched() -> list[Record]:
+    """Two blocks, two columns, q of 1, 4 and 16, two rates, three seeds. The lower rate has the better dev loss."""
+    return [
+        record({Q: q, LR: lr}, seed, block=block, column=column, dev=lr, test=0.5 + q / 100 + lr + seed / 1000)
+        for block in ("zo", "pezo")
+        for column in ("sst2", "rte")
+        for q in (4, 1, 16)
+        for lr in (0.1, 0.2)
+        for seed in range(3)
+    ]
+
+
+def trail(trial_id: str) -> dict[str, list[tuple[int, float, float]]]:
+    seed = int(trial_id[-1])
+    if trial_id.startswith("zero"):
+        return {"dev/loss": [(0, 0.0, 0.7)]}
+    return {
+        "dev/loss": [(step, step * (1.0 + seed), 1 / step + seed) for step in range(10, 101 - 10 * seed, 10)],
+        "train/loss": [(step, float(step), float(step)) for step in range(1, 401)],
+    }
+
+
+@pytest.mark.parametrize("kind", ["line", "bar"])
+def test_a_point_is_the_setting_selected_on_dev_at_that_x(kind: str) -> None:
+    figure = points(layout(kind=kind), searched(), look)
+    assert [panel.title for panel in figure.panels] == ["SST-2", "RTE"]
+    series = figure.panels[1].series[0]
+    assert figure.ticks == (() if kind == "line" else ("1", "4", "16"))
+    assert series.x == ((1.0, 4.0, 16.0) if kind == "line" else (0.0, 1.0, 2.0))
+    for q, y, std in zip((1, 4, 16), series.y, series.std, strict=True):
+        values = [100 * (0.5 + q / 100 + 0.1 + seed / 1000) for seed in range(3)]
+        assert (y, std) == (pytest.approx(fmean(values)), pytest.approx(stdev(values)))
+    assert series.n == 3
+    assert figure.log_x is (kind == "line")
+    assert any("3 seeds" in note for note in figure.notes)
+
+
+def test_columns_are_categories_in_their_order_in_one_panel() -> None:
+    figure = points(layout(x="column", panels="", kind="bar"), [record({}, column="rte"), record({})], look)
+    assert (figure.ticks, len(figure.panels)) == (("SST-2", "RTE"), 1)
+    assert figure.panels[0].series[0].x == (0.0, 1.0)
+    assert "No finished run yet: PeZO." in figure.notes
+
+
+def test_a_key_makes_panels_too() -> None:
+    figure = points(layout(x="column", panels=Q), searched(), look)
+    assert [panel.title for panel in figure.panels] == ["q = 1", "q = 4", "q = 16"]
+
+
+def test_published_points_stand_beside_ours_in_the_colour_of_their_series() -> None:
+    given = ({"series": "pezo", "panel": "rte", "x": 8, "y": 60.0}, {"series": "pezo", "x": 4, "y": 61.0})
+    figure = points(layout(published=given), searched(), look)
+    found = [[series for series in panel.series if series.is_published] for panel in figure.panels]
+    assert [(s.label, s.x, s.y) for s in found[0]] == [("PeZO, published", (4.0,), (61.0,))]
+    assert [(s.x, s.y) for s in found[1]] == [((8.0, 4.0), (60.0, 61.0))]
+    assert found[0][0].color == 1
+
+
+def test_a_curve_is_the_mean_over_seeds_at_the_steps_that_all_have() -> None:
+    records = [record({LR: lr}, seed, dev=lr) for lr in (0.1, 0.2) for seed in range(3)]
+    figure = curves(curve(columns=COLUMNS[:1]), records, look, trail)
+    (series,) = figure.panels[0].series
+    assert series.x == tuple(float(step) for step in range(10, 81, 10))  # seed 2 ends at 80
+    assert series.y == pytest.approx([1 / step + 1 for step in range(10, 81, 10)])
+    assert series.std == pytest.approx([1.0] * 8)
+    by_time = curves(curve(columns=COLUMNS[:1], x="seconds"), records, look, trail)
+    assert by_time.panels[0].series[0].x == pytest.approx([2.0 * step for step in range(10, 81, 10)])
+
+
+def test_training_losses_are_means_over_windows_and_the_note_says_so() -> None:
+    figure = curves(curve(columns=COLUMNS[:1], y="train/loss"), [record({}, 0)], look, trail)
+    (series,) = figure.panels[0].series
+    assert len(series.x) == 40
+    assert (series.x[0], series.y[0], series.x[-1]) == (10.0, 5.5, 400.0)
+    assert any("windows of 10 steps" in note for note in figure.notes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"kind": "pie"}, "unknown kind of figure 'pie'"),
+        ({"x": Q, "panels": ""}, "would be mixed"),
+        ({"published": ({"series": "nobody", "x": 1, "y": 2},)}, "unknown series 'nobody'"),
+        ({"published": ({"series": "zo", "x": 1},)}, "without 'y'"),
+        ({"published": ({"series": "zo", "x": 1, "why": 2},)}, "unknown key of a published point 'why'"),
+        ({"kind": "curve", "x": "step", "y": "loss"}, "unknown y of a curve 'loss'"),
+        ({"kind": "curve", "x": "hours", "y": "dev/loss"}, "unknown x of a curve 'hours'"),
+    ],
+)
+def test_a_layout_that_cannot_be_drawn_is_refused(changes: dict[str, Any], part: str) -> None:
+    with pytest.raises(UserError) as caught:
+        layout(**changes)
+    assert part in str(caught.value)
+
+
+def test_an_x_that_no_trial_has_is_refused() -> None:
+    with pytest.raises(UserError, match=r"no trial has a 'estimator\.k'"):
+        points(layout(x="estimator.k"), searched(), look)
+
+
+def drawn_examples() -> dict[str, Figure]:
+    zero = (("zero", "Zero-shot"), *SERIES)
+    runs = [*(record({}, seed, block=b) for b in ("zo", "pezo") for seed in range(3)), record({}, 0, block="zero")]
+    return {
+        "line": points(layout(published=({"series": "zo", "panel": "rte", "x": 4, "y": 60.0},)), searched(), look),
+        "bar": points(
+            layout(kind="bar", x="column", panels=""),
+            [record({}, s, block=b) for b in ("zo", "pezo") for s in (0, 1)],
+            look,
+        ),
+        "curve": curves(curve(series=zero, columns=COLUMNS[:1]), runs, look, trail),
+        "nothing": points(layout(), [], look),
+    }
+
+
+@pytest.mark.parametrize("name", ["line", "bar", "curve", "nothing"])
+def test_a_drawn_figure_has_an_artist_for_each_series_of_each_panel(name: str) -> None:
+    figure = drawn_examples()[name]
+    with drawing(figure) as drawn:
+        shown = [axes for axes in drawn.axes if axes.axison]
+        assert len(shown) == len(figure.panels)
+        for axes, panel in zip(shown, figure.panels, strict=True):
+            handles, labels = axes.get_legend_handles_labels()
+            assert sorted(labels) == sorted(s.label for s in panel.series)
+            assert len(handles) == len(labels)
+            assert len(axes.patches) == (sum(len(s.x) for s in panel.series) if name == "bar" else 0)
+            bands = [artist for artist in axes.collections if type(artist).__name__.startswith("FillBetween")]
+            assert len(bands) == (2 if name == "curve" else 0)
+            if name == "nothing":
+                assert "no finished run yet" in [text.get_text() for text in axes.texts]
+
+
+@pytest.mark.parametrize("name", ["line", "bar", "curve"])
+def test_png_and_svg_are_whole_files_with_the_title_in_plain_letters(name: str) -> None:
+    figure = drawn_examples()[name]
+    png = render(figure, "png")
+    width, height = struct.unpack(">II", png[16:24])
+    assert png.startswith(b"\x89PNG")
+    assert png.endswith(b"IEND\xaeB`\x82")
+    assert min(width, height) > 300
+    root = ET.fromstring(render(figure, "svg"))
+    texts = ["".join(element.itertext()).strip() for element in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert figure.title in texts
+    assert {series.label for series in figure.panels[0].series} <= set(texts)
+
+
+def test_the_same_figure_is_the_same_file_and_names_no_address() -> None:
+    figure = drawn_examples()["curve"]
+    assert render(figure, "svg") == render(figure, "svg")
+    inline = inline_svg(figure)
+    assert (inline[:4], inline[-6:]) == ("<svg", "</svg>")
+    assert "://" not in inline
+
+
+def test_a_second_measure_of_the_difference_of_two_metrics_is_named_on_the_axis() -> None:
+    measure = Measure("peak_memory_bytes", "GiB", 2**30, better="lower", minus="weights_bytes")
+    records = [record({Q: 1}, metrics={"peak_memory_bytes": 3 * 2**30, "weights_bytes": 2**30})]
+    figure = points(replace(layout(columns=COLUMNS[:1]), measure=measure), records, look)
+    assert (figure.y_label, figure.panels[0].series[0].y) == ("peak_memory_bytes − weights_bytes (GiB)", (2.0,))

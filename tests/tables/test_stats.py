@@ -1,0 +1,158 @@
+"""Student's t, paired differences, and ranks against those that a paper prints."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+
+import pytest
+
+from zo_sweeps.tables import build
+from zo_sweeps.tables.content import notes, value_text
+from zo_sweeps.tables.csv import to_csv
+from zo_sweeps.tables.published import load
+from zo_sweeps.tables.ranks import dense_ranks, mean_ranks
+from zo_sweeps.tables.stats import differences, interval, t_probability, t_quantile
+
+from .examples import LR, record, spec
+
+pytestmark = pytest.mark.unit
+
+COLUMNS = (("sst2", "SST-2"), ("rte", "RTE"))
+ROWS = (("a", "A"), ("b", "B"))
+
+
+@pytest.mark.parametrize("confidence", [0.5, 0.9, 0.95, 0.999])
+def test_the_quantiles_are_the_closed_forms_of_one_two_and_four_degrees_of_freedom(confidence: float) -> None:
+    assert t_quantile(confidence, 1) == pytest.approx(math.tan(math.pi * confidence / 2), rel=1e-9)
+    half = (1 + confidence) / 2
+    assert t_quantile(confidence, 2) == pytest.approx((2 * half - 1) * math.sqrt(2 / (4 * half * (1 - half))), rel=1e-9)
+    a = 4 * half * (1 - half)
+    q = math.cos(math.acos(math.sqrt(a)) / 3) / math.sqrt(a)
+    assert t_quantile(confidence, 4) == pytest.approx(2 * math.sqrt(q - 1), rel=1e-9)
+
+
+def test_the_quantiles_are_those_of_scipy() -> None:
+    stats = pytest.importorskip("scipy.stats")
+    for df in (*range(1, 31), 99, 1000):
+        for confidence in (0.8, 0.95, 0.99):
+            assert t_quantile(confidence, df) == pytest.approx(stats.t.ppf((1 + confidence) / 2, df), rel=1e-9)
+        assert t_probability(1.7, df) == pytest.approx(2 * stats.t.cdf(1.7, df) - 1, rel=1e-9)
+
+
+def test_an_interval_of_three_values_is_far_wider_than_the_normal_one() -> None:
+    low, high = interval([1.0, 2.0, 3.0]) or (0, 0)
+    assert (low, high) == (pytest.approx(2 - 4.30265 / math.sqrt(3), abs=1e-4), pytest.approx(4.48414, abs=1e-4))
+
+
+def test_ninety_five_in_a_hundred_intervals_hold_the_true_mean() -> None:
+    draw = random.Random(0)
+    held = 0
+    for _ in range(2000):
+        low, high = interval([draw.gauss(3.0, 2.0) for _ in range(4)]) or (0, 0)
+        held += low <= 3.0 <= high
+    assert 0.935 < held / 2000 < 0.965
+
+
+@pytest.mark.parametrize("values", [[], [1.0], [2.0, 2.0], [0.0, 0.0, 0.0]])
+def test_where_the_spread_says_nothing_there_is_no_interval(values: list[float]) -> None:
+    assert interval(values) is None
+
+
+def test_rows_are_paired_by_seed_and_column_where_both_have_a_value() -> None:
+    records = []
+    for seed, (one, two) in enumerate([(0.90, 0.80), (0.95, 0.82), (0.85, 0.81)]):
+        records += [record({}, seed, block="a", test=one), record({}, seed, block="b", test=two)]
+    records += [record({}, seed, block="a", column="rte", test=0.7) for seed in (0, 5)]
+    records += [record({}, seed, block="b", column="rte", test=0.6) for seed in (5, 6)]
+    (found,) = differences(build(spec(rows=ROWS, columns=COLUMNS), records))
+    expected = [10.0, 13.0, 4.0, 10.0]  # of rte only seed 5 is in both
+    assert (found.row, found.other, found.n, found.columns) == ("a", "b", 4, 2)
+    assert found.mean == pytest.approx(sum(expected) / 4)
+    assert (found.low, found.high) == pytest.approx(interval(expected))
+    assert found.excludes_zero
+
+
+def test_a_constant_offset_between_columns_does_not_widen_a_paired_interval() -> None:
+    records = []
+    for column, base in (("sst2", 0.9), ("rte", 0.5)):
+        for seed, noise in enumerate((0.01, -0.01, 0.02)):
+            records += [record({}, seed, block="a", column=column, test=base + noise)]
+            records += [record({}, seed, block="b", column=column, test=base - 0.05)]
+    (found,) = differences(build(spec(rows=ROWS, columns=COLUMNS), records))
+    assert found.low is not None
+    assert found.high is not None
+    assert found.high - found.low < 5  # the columns are 40 apart
+
+
+def test_a_run_that_serves_every_seed_is_paired_with_each() -> None:
+    records = [record({}, 0, block="a", test=0.5, also=(1, 2))]
+    records += [record({LR: 1e-4}, seed, block="b", test=0.6 + seed / 100) for seed in range(3)]
+    (found,) = differences(build(spec(rows=ROWS), records))
+    assert (found.n, found.mean) == (3, pytest.approx(-11.0))
+
+
+def test_rows_without_a_common_pair_are_left_out_and_one_pair_has_no_interval() -> None:
+    apart = [record({}, 0, block="a"), record({}, 1, block="b")]
+    assert differences(build(spec(rows=ROWS), apart)) == []
+    (found,) = differences(build(spec(rows=ROWS), [apart[0], record({}, 0, block="b", test=0.8)]))
+    assert (found.n, found.low, found.excludes_zero) == (1, None, False)
+
+
+def test_equal_values_share_a_rank_and_none_is_left_out_after_them() -> None:
+    assert dense_ranks({"a": 3.0, "b": 5.0, "c": 5.0, "d": 1.0}, "higher") == {"b": 1, "c": 1, "a": 2, "d": 3}
+    assert dense_ranks({"a": 3.0, "b": 5.0, "c": 3.0}, "lower") == {"a": 1, "c": 1, "b": 2}
+
+
+# Where the printed column is not the dense rank of the printed accuracies, as conf/paper flags.
+DIFFERENT = {
+    "sensitive/table1a": {"Q, ZO / Sensitive (C4, static)": 2.29, "ZO / Sensitive (task, static)": 2.43},
+    "sensitive/table1b": {"Q, ZO / Prefix": 5.00, "Zero-shot": 7.14},
+    "sensitive/table1c": {},
+}
+
+
+@pytest.mark.parametrize("reference", DIFFERENT)
+def test_the_ranks_are_those_that_the_paper_prints(reference: str) -> None:
+    table = load(reference)
+    tasks = [name for name in table.columns if name not in ("Acc", "Rank")]
+    ranks = mean_ranks([{row: table.rows[row][task] for row in table.rows} for task in tasks], "higher")
+    for row, mean in ranks.items():
+        assert round(mean, 2) == DIFFERENT[reference].get(row, table.rows[row]["Rank"]), row
+    for row in DIFFERENT[reference]:
+        assert table.rows[row]["Rank"] != round(ranks[row], 2)
+
+
+def test_a_table_with_the_papers_accuracies_has_the_papers_rank_column_beside_it() -> None:
+    paper = load("sensitive/table1c")
+    tasks = [name for name in paper.columns if name not in ("Acc", "Rank")]
+    rows = tuple((f"row{i}", name) for i, name in enumerate(paper.rows))
+    layout = spec(rows=rows, columns=tuple((t, t) for t in tasks), published_rows=dict(rows), average=True, rank=True)
+    records = [record({}, block=b, column=t, test=paper.rows[name][t] / 100) for b, name in rows for t in tasks]
+    table = build(layout, records, paper)
+    assert [label for _, label in table.columns][-2:] == ["Average", "Rank"]
+    for block, name in rows:
+        cell = table.cells[block, "rank"]
+        assert (round(cell.mean or 0, 2), cell.published, cell.difference) == (paper.rows[name]["Rank"],) * 2 + (None,)
+        assert value_text(cell, table) == f"{paper.rows[name]['Rank']:.2f}"
+    assert any(line.startswith("Rank: mean rank") for line in notes(table))
+    assert ",rank," in to_csv(table)
+
+
+def test_ranks_need_every_column_and_say_among_how_many_rows_they_are() -> None:
+    rows = (*ROWS, ("c", "C"))
+    records = [record({}, block=b, column=c, test=t) for b, t in (("a", 0.9), ("b", 0.8)) for c in ("sst2", "rte")]
+    layout = spec(rows=rows, columns=COLUMNS, rank=True)
+    table = build(layout, [*records, record({}, block="c", test=0.99)])
+    assert [table.cells[block, "rank"].mean for block, _ in rows] == [1.0, 2.0, None]
+    marks = table.cells["a", "rank"].marks
+    assert [table.footnotes[m] for m in marks] == ["ranks are among the 2 rows with a value in every column"]
+    lower = build(replace(layout, measure=replace(layout.measure, better="lower")), records)
+    assert [lower.cells[block, "rank"].mean for block in "ab"] == [2.0, 1.0]
+
+
+def test_values_that_print_alike_share_a_rank() -> None:
+    records = [record({}, block="a", test=0.90001), record({}, block="b", test=0.90002)]
+    table = build(spec(rows=ROWS, rank=True), records)
+    assert table.cells["a", "rank"].mean == table.cells["b", "rank"].mean == 1.0

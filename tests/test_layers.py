@@ -1,0 +1,150 @@
+"""The layers of the design, read off the import statements, and what importing the light modules costs."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.unit
+
+PACKAGE = Path(__file__).resolve().parents[1] / "zo_sweeps"
+NAME = PACKAGE.name
+# What a command does and prints: these import each other, in no circle.
+OUTPUT = {"readout", "charts", "frame", "report", "compare", "launch", "papers", "show", "bench"}
+# Lower floors first. Rooms of a floor do not import each other, but for the pairs in BESIDE and the rooms of OUTPUT.
+FLOORS = (
+    {"errors", "trial", "fingerprint"},
+    {"engine", "models", "tasks", "devices", "record", "tables", "edge"},
+    {"config", "plan"},
+    {"calibrate"},
+    {"worker"},
+    {"schedule"},
+    OUTPUT,
+    {"cli"},
+    {"__main__"},
+)
+BESIDE = {("plan", "config")}
+# MeZO draws its seeds from numpy, and who wants its bits must too.
+ALSO = {"engine/perturbations/mezo_compat.py": {"numpy"}}
+AXES = {"estimators", "perturbations", "spaces", "precisions", "updates"}
+ONLY_IN = {
+    "ray": {"schedule/ray_executor.py", "schedule/ray_actor.py", "schedule/cluster.py"},
+    "mlflow": {"record/"},
+    "hydra": {"config.py"},
+    "omegaconf": {"config.py"},
+    "transformers": {"models/", "tasks/", "edge/"},
+    "datasets": {"tasks/"},
+    "executorch": {"edge/"},
+}
+LIGHT = ("zo_sweeps.plan", "zo_sweeps.tables", "zo_sweeps.schedule.sweep", "zo_sweeps.cli", "zo_sweeps.show")
+HEAVY = {"torch", "ray", "mlflow", "transformers", "datasets", "bitsandbytes", "accelerate"}
+STANDARD_LIBRARY = set(sys.stdlib_module_names)
+FILES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
+
+
+def imported(file: str) -> Iterator[tuple[str, int]]:
+    """Full names of what a file imports anywhere in it, type-checking blocks and functions included, with the line."""
+    module = [NAME, *file.removesuffix(".py").split("/")]
+    for node in ast.walk(ast.parse((PACKAGE / file).read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = module[: -node.level] if node.level else []
+            parent = ".".join([*base, *([node.module] if node.module else [])])
+            for alias in node.names:
+                yield f"{parent}.{alias.name}", node.lineno
+
+
+def room(name: str) -> str:
+    """The room of a dotted name or a file of the package; "" for the package itself (its version)."""
+    parts = name.removesuffix(".py").replace("/", ".").split(".")
+    parts = parts[1:] if parts[0] == NAME else parts
+    return parts[0] if parts and parts[0] in ROOMS else ""
+
+
+ROOMS = {rooms for floor in FLOORS for rooms in floor}
+FLOOR = {name: height for height, floor in enumerate(FLOORS) for name in floor}
+
+
+def inside(file: str, places: set[str]) -> bool:
+    return any(file == place or (place.endswith("/") and file.startswith(place)) for place in places)
+
+
+def test_every_module_has_a_floor() -> None:
+    assert {file.split("/")[0].removesuffix(".py") for file in FILES} - ROOMS <= {"__init__"}
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_room_imports_lower_rooms_only(file: str) -> None:
+    mine = room(file)
+    top = FLOOR.get(mine, len(FLOORS) if file == "__init__.py" else 0)  # the package itself leads to its Python API
+    wrong = []
+    for name, line in imported(file):
+        other = room(name) if name.split(".")[0] == NAME else ""
+        beside = (mine, other) in BESIDE or {mine, other} <= OUTPUT
+        if other and other != mine and FLOOR[other] >= top and not beside:
+            wrong.append(f"{file}:{line} imports {name}")
+    assert not wrong
+
+
+@pytest.mark.parametrize("file", [f for f in FILES if f.startswith("engine/")])
+def test_the_engine_knows_torch_and_itself(file: str) -> None:
+    allowed, ours = STANDARD_LIBRARY | {"torch", "triton"} | ALSO.get(file, set()), (f"{NAME}.engine", f"{NAME}.errors")
+    wrong = [
+        f"{file}:{line} imports {name}"
+        for name, line in imported(file)
+        if name.split(".")[0] not in allowed and not name.startswith(ours)
+    ]
+    assert not wrong
+
+
+@pytest.mark.parametrize("file", [f for f in FILES if f.startswith("engine/") and f.split("/")[1] in AXES])
+def test_a_member_of_an_axis_knows_no_other_axis_and_nothing_above(file: str) -> None:
+    axis = file.split("/")[1]
+    above = {"evaluate", "step", "train", "replay", "baselines"}
+    parts = [(name.split("."), line) for name, line in imported(file) if name.startswith(f"{NAME}.engine.")]
+    wrong = [
+        f"{file}:{line} imports {'.'.join(name)}" for name, line in parts if name[2] in above | AXES and name[2] != axis
+    ]
+    assert not wrong
+
+
+@pytest.mark.parametrize("library", ONLY_IN)
+def test_a_library_appears_in_one_place(library: str) -> None:
+    found = {file for file in FILES for name, _ in imported(file) if name.split(".")[0] == library}
+    assert {file for file in found if not inside(file, ONLY_IN[library])} == set()
+
+
+def test_the_vocabulary_is_standard_library() -> None:
+    for file in ("errors.py", "trial.py", "fingerprint.py"):
+        assert {name.split(".")[0] for name, _ in imported(file)} <= STANDARD_LIBRARY | {NAME}
+
+
+@pytest.mark.parametrize("module", LIGHT)
+def test_importing_a_light_module_loads_nothing_heavy(module: str) -> None:
+    code = f"import sys, {module}; print(' '.join(sorted({{name.split('.')[0] for name in sys.modules}})))"
+    loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60).stdout
+    assert set(loaded.split()) & HEAVY == set()
+
+
+def test_an_upward_import_would_be_seen() -> None:
+    """The walk itself: names resolve, relative ones too, and function-level imports count."""
+    assert "zo_sweeps.models.identity.status" in {name for name, _ in imported("plan.py")}
+    assert room("zo_sweeps.models.identity.status") == "models"
+    assert room("engine/spaces/full.py") == "engine"
+
+
+def test_the_output_rooms_import_each_other_in_no_circle() -> None:
+    knows: dict[str, set[str]] = {name: set() for name in OUTPUT}
+    for file in FILES:
+        if (mine := room(file)) in OUTPUT:
+            knows[mine] |= {other for name, _ in imported(file) if (other := room(name)) in OUTPUT} - {mine}
+    while free := [name for name, others in knows.items() if not others & knows.keys()]:
+        for name in free:
+            del knows[name]
+    assert knows == {}

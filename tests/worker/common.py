@@ -1,0 +1,53 @@
+"""Small trials on the demo model, planned as a user's grid would be, and ways to run them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from zo_sweeps.config import Composer
+from zo_sweeps.plan import build
+from zo_sweeps.trial import Event, Outcome, Trial
+from zo_sweeps.worker import run_trial
+
+SMALL = ["split.train=24", "split.dev=8", "split.test=12", "train.batch=4", "train.eval_every=2", "device=cpu"]
+
+
+def make(*overrides: str) -> Trial:
+    """One trial of the quickstart grid's shape: its first ZO block unless a method is given."""
+    given = ["+grid=quickstart", "grid.seeds=[3]", *SMALL, *overrides]
+    left_out = [f"~grid.blocks.{name}" for name in ("zero_shot", "fo_lora_fa", "zo_lora_fa_q1")]
+    (trial,) = build(Composer([*given, *left_out, "grid.tables={}"])).trials
+    return trial
+
+
+class Events(list[Event]):
+    """A sink that keeps what it is sent."""
+
+    def emit(self, event: Event) -> None:
+        self.append(event)
+
+
+def run(
+    trial: Trial, journal: list[Event] | None = None, stop: Callable[[], bool] = lambda: False, attempt: int = 1
+) -> tuple[Outcome, list[Event]]:
+    """(outcome, journal after it)."""
+    before = list(journal or [])
+    events = Events()
+    outcome = run_trial(trial, events, list(before), attempt, stop)
+    return outcome, [*before, *events]
+
+
+def measured(outcome: Outcome, journal: list[Event]) -> dict[str, Any]:
+    """All that a run found out, without times and places."""
+    from zo_sweeps.record.journal import evals, scalars
+
+    scores = {k: v for k, v in outcome.metrics.items() if k.split("/")[0] in ("dev", "test")}
+    return {
+        "state": outcome.state,
+        "selected": outcome.selected_step,
+        "steps": outcome.steps_done,
+        "scores": scores,
+        "log": scalars(journal),
+        "evals": {key: (event["loss"], event["metric"]) for key, event in evals(journal).items()},
+    }

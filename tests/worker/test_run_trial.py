@@ -1,0 +1,214 @@
+"""run_trial on the demo model: resume, selection, divergence, stops. Equality is of bits."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.conftest import REPO
+from tests.worker.common import make, measured, run
+from zo_sweeps import worker
+from zo_sweeps.trial import Event, Outcome, Trial, TrialState
+
+pytestmark = pytest.mark.unit
+
+LORA_ZO = ["method=prge", "estimator.q=2", "update.lr=0.05", "train.steps=5"]
+RUNS = {
+    "zo full": ["method=mezo", "update.lr=1e-4", "train.steps=5"],
+    "zo lora": [*LORA_ZO, "space=lora"],
+    "zo lora_fa": LORA_ZO,
+    "zo lora_fa, linear schedule, weight decay": [*LORA_ZO, "update.schedule=linear", "update.weight_decay=0.1"],
+    "fo lora_fa": ["method=fo_lora_fa", "update.lr=1e-3", "train.steps=4"],
+    "fo full": ["method=fo_full", "update.lr=1e-4", "train.steps=4"],
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Any:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def _every_step_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each step becomes an event of its own, so that there are as many boundaries to resume at as there can be."""
+    monkeypatch.setattr(worker, "FLUSH_SECONDS", -1.0)
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> Callable[[str], tuple[Trial, Outcome, list[Event]]]:
+    done: dict[str, tuple[Trial, Outcome, list[Event]]] = {}
+
+    def get(name: str) -> tuple[Trial, Outcome, list[Event]]:
+        if name not in done:
+            trial = make(*RUNS[name])
+            done[name] = (trial, *run(trial))
+        return done[name]
+
+    return get
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_resumed_at_any_event_equals_the_undisturbed_one(name: str, undisturbed: Any) -> None:
+    trial, outcome, journal = undisturbed(name)
+    expected = measured(outcome, journal)
+    assert outcome.state is TrialState.SUCCEEDED, outcome.error
+    assert len(journal) >= 8, "events of single steps"
+    for cut in range(len(journal)):
+        again = measured(*run(trial, journal[:cut], attempt=2))
+        assert again == expected, f"resumed after {cut} events: {[event['type'] for event in journal[:cut]]}"
+
+
+def test_a_whole_journal_is_not_run_again(undisturbed: Any) -> None:
+    """All that is left to do is to say it: no step, no evaluation, no test a second time."""
+    trial, _, journal = undisturbed("zo lora_fa")
+    _, after = run(trial, journal[:-1], attempt=2)
+    assert [event["type"] for event in after[len(journal) - 1 :]] == ["start", "end"]
+
+
+@pytest.mark.parametrize("name", ["zo lora_fa", "fo lora_fa"])
+def test_a_stop_ends_as_cancelled_and_goes_on_to_the_same_result(name: str, undisturbed: Any) -> None:
+    trial, outcome, journal = undisturbed(name)
+    asked = iter([False, False, True])
+    first, part = run(trial, stop=lambda: next(asked, True))
+    assert first.state is TrialState.CANCELLED
+    assert 0 < first.steps_done < trial.steps
+    assert not any(event["type"] == "test" for event in part)
+    assert measured(*run(trial, part, attempt=2)) == measured(outcome, journal)
+
+
+def test_events_come_in_order_with_the_test_split_scored_once(undisturbed: Any) -> None:
+    for name in RUNS:
+        _, outcome, journal = undisturbed(name)
+        kinds = [event["type"] for event in journal]
+        assert (kinds[0], kinds[-2:], kinds.count("test")) == ("start", ["test", "end"], 1)
+        firsts = [event["first"] for event in journal if event["type"] == "steps"]
+        assert firsts == sorted(firsts)
+        dev = {event["step"]: event["loss"] for event in journal if event["type"] == "eval"}
+        assert outcome.selected_step == min(dev, key=lambda step: (dev[step], step))
+        assert outcome.metrics["dev/loss"] == dev[outcome.selected_step]
+
+
+@pytest.mark.parametrize("name", ["zo full", "zo lora", "zo lora_fa", "fo lora_fa"])
+def test_the_weights_that_are_tested_are_those_of_the_selected_step(name: str) -> None:
+    """With so large a step that the run gets worse, the test score is that of a run that ended at the best step."""
+    lr = {"zo full": 3e-2, "fo lora_fa": 0.03}.get(name, 3.0)
+    overrides = [*RUNS[name], f"update.lr={lr}", "train.steps=6"]
+    trial = make(*overrides)
+    outcome, journal = run(trial)
+    assert outcome.state is TrialState.SUCCEEDED, outcome.error
+    best = outcome.selected_step
+    assert best < 6, "else this shows nothing: choose a larger lr"
+    shorter, _ = run(make(*overrides, f"train.steps={best}"))
+    assert shorter.selected_step == best
+    for key in ("dev/loss", "dev/metric", "test/loss", "test/metric"):
+        assert shorter.metrics[key] == outcome.metrics[key]
+    last = next(e for e in journal if e["type"] == "eval" and e["step"] == 6)
+    assert last["loss"] > outcome.metrics["dev/loss"]
+
+
+def test_zero_shot_is_the_base_model_and_has_no_step() -> None:
+    outcome, journal = run(make("method=zero_shot"))
+    assert (outcome.state, outcome.selected_step, outcome.steps_done) == (TrialState.SUCCEEDED, 0, 0)
+    assert [event["type"] for event in journal] == ["start", "eval", "test", "end"]
+    assert "seconds_per_step" not in outcome.metrics
+    still, _ = run(make("method=mezo", "update.lr=0", "train.steps=1"))
+    assert still.metrics["test/loss"] == outcome.metrics["test/loss"], "a run that does not move stays there"
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["method=mezo", "update.lr=1e38", "train.steps=6"],
+        ["method=prge", "update.lr=1e30", "train.steps=6"],
+        ["method=prge", "update.lr=0.1", "estimator.eps=1e38", "train.steps=6"],
+        ["method=fo_lora_fa", "update.lr=1e30", "train.steps=6"],
+    ],
+)
+def test_a_loss_that_is_not_finite_is_recorded_as_divergence_with_step_and_seed(overrides: list[str]) -> None:
+    trial = make(*overrides)
+    outcome, journal = run(trial)
+    assert outcome.state is TrialState.DIVERGED, outcome
+    assert "non-finite" in outcome.error
+    assert "step" in outcome.error
+    assert "seed 3" in outcome.error
+    assert outcome.steps_done < 6
+    assert "test/metric" not in outcome.metrics
+    assert journal[-1]["outcome"]["state"] == "DIVERGED"
+    assert json.loads(json.dumps(journal[-1])) == journal[-1]
+
+
+def test_a_trial_after_one_that_moved_the_weights_is_as_in_a_fresh_process(undisturbed: Any) -> None:
+    lora, full = make(*RUNS["zo lora_fa"], "seed=5"), make(*RUNS["zo full"])
+    run(full)
+    here = measured(*run(lora))
+    run(make(*RUNS["fo full"]))
+    assert measured(*run(lora)) == here
+    code = (
+        "import json, sys, torch; torch.set_num_threads(1)\n"
+        "from tests.worker.common import measured, run\n"
+        "from zo_sweeps.trial import Trial\n"
+        "found = measured(*run(Trial.from_json(json.loads(sys.stdin.read()))))\n"
+        "print(json.dumps([found['scores'], found['log']]))"
+    )
+    fresh = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=REPO,
+        input=json.dumps(lora.to_json()),
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    scores, log = json.loads(fresh.stdout.splitlines()[-1])
+    assert scores == here["scores"]
+    assert log == json.loads(json.dumps(here["log"]))
+
+
+def test_an_error_is_an_outcome_with_its_traceback(tmp_path: Path) -> None:
+    trial = make(*RUNS["zo lora_fa"])
+    config = json.loads(json.dumps(trial.config))
+    config["perturbation"] = {"name": "nonesuch"}
+    outcome, journal = run(Trial.from_json({**trial.to_json(), "config": config}))
+    assert outcome.state is TrialState.FAILED
+    assert "nonesuch" in outcome.error
+    assert "Traceback" in outcome.traceback
+    assert journal[-1]["type"] == "end"
+
+
+def test_what_is_measured_says_so(undisturbed: Any) -> None:
+    _, outcome, _ = undisturbed("zo lora_fa")
+    for name in ("seconds_per_step", "train_seconds", "wall_seconds", "tokens_per_second", "peak_memory_bytes"):
+        assert outcome.metrics[name] > 0
+    assert outcome.metrics["weights_bytes"] > outcome.metrics["trainable_parameters"] > 0
+    assert outcome.device["memory_definition"]
+    assert outcome.metrics["train_seconds"] <= outcome.metrics["wall_seconds"]
+
+
+def test_a_generation_task_is_scored_by_f1(tmp_path: Path) -> None:
+    folder = tmp_path / "squad"
+    folder.mkdir()
+    row = {
+        "title": "Films",
+        "context": "The film was great.",
+        "question": "What was the film?",
+        "answers": {"text": ["great", "The film was great"], "answer_start": [0, 0]},
+    }
+    for split in ("train", "validation", "test"):
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps({**row, "id": str(i)}) + "\n" for i in range(6)))
+    given = ["task=squad", f"data.dir={tmp_path}", "split.dev=3", "split.test=3", "train.max_length=128"]
+    trial = make("method=prge", "update.lr=0.05", "train.steps=2", *given)
+    outcome, journal = run(trial)
+    assert outcome.state is TrialState.SUCCEEDED, outcome.traceback
+    assert 0 <= outcome.metrics["test/metric"] <= 1
+    steps = [event for event in journal if event["type"] == "steps"]
+    assert measured(*run(trial, journal[: journal.index(steps[0]) + 1], attempt=2)) == measured(outcome, journal)

@@ -1,0 +1,50 @@
+"""The loop that is compared against: MeZO as its released code runs it. The product does not use it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from zo_sweeps.bench.shapes import Example
+from zo_sweeps.models.causal import LanguageModel
+
+
+def loss(model: LanguageModel, examples: Sequence[Example]) -> float:
+    """Cross-entropy over the candidates (of the answer token, where there is one), from one sequence a candidate.
+
+    Logits and log-softmax at all positions, as MeZO computes them.
+    """
+    rows = [candidate.ids[:-1] for example in examples for candidate in example.candidates]
+    answers = torch.tensor([candidate.ids[-1] for example in examples for candidate in example.candidates])
+    causal: Any = model.module
+    logits = causal(input_ids=torch.tensor(rows), use_cache=False).logits.float()
+    scores = F.log_softmax(logits, dim=-1)[:, -1].gather(1, answers[:, None]).view(len(examples), -1)
+    if scores.shape[1] == 1:
+        return float(-scores.mean())
+    return float(F.cross_entropy(scores, torch.tensor([example.gold for example in examples])))
+
+
+@torch.inference_mode()
+def step(model: LanguageModel, examples: Sequence[Example], seed: int, eps: float = 1e-3, lr: float = 1e-6) -> float:
+    """One step of MeZO's Algorithm 1: four passes over the parameters, each drawing all of z again."""
+
+    def perturb(scale: float) -> None:
+        torch.manual_seed(seed)
+        for param in model.module.parameters():
+            z = torch.normal(mean=0, std=1, size=param.shape, dtype=param.dtype)
+            param.data = param.data + scale * z * eps
+
+    perturb(1)
+    plus = loss(model, examples)
+    perturb(-2)
+    minus = loss(model, examples)
+    perturb(1)
+    projected_grad = (plus - minus) / (2 * eps)
+    torch.manual_seed(seed)
+    for param in model.module.parameters():
+        z = torch.normal(mean=0, std=1, size=param.shape, dtype=param.dtype)
+        param.data = param.data - lr * (projected_grad * z)
+    return projected_grad

@@ -1,0 +1,50 @@
+"""A step of the engine as a function without arguments, for a batch and a space."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from torch import Tensor
+
+from zo_sweeps.bench.shapes import Example
+from zo_sweeps.engine import losses
+from zo_sweeps.engine.batch import collate
+from zo_sweeps.engine.estimators.rge import RGE
+from zo_sweeps.engine.evaluate import Mode
+from zo_sweeps.engine.perturbations.gaussian import Gaussian
+from zo_sweeps.engine.step import Method, step
+from zo_sweeps.engine.types import Space
+from zo_sweeps.engine.updates.sgd import SGD
+from zo_sweeps.models.causal import LanguageModel
+
+
+@dataclass(frozen=True)
+class Steps:
+    """`one()` is the next step of a run over one batch, collated each time as a run does; `forward(P)` its f alone."""
+
+    model: LanguageModel
+    space: Space
+    examples: Sequence[Example]
+    q: int = 1
+    mode: Mode = "sequential"
+    lr: float = 1e-6
+
+    @property
+    def method(self) -> Method:
+        return Method(RGE(self.q, 1e-3), Gaussian(), SGD(), self.mode).bind(self.space.params)
+
+    def forward(self, copies: int) -> Tensor:
+        gold_only = len(self.examples[0].candidates) == 1
+        batch = collate(self.examples, 0, gold_only=gold_only)
+        loss = losses.tokens if gold_only else losses.candidates
+        return loss(losses.token_logprobs(self.model, batch, copies=copies), batch)
+
+    def one(self) -> Callable[[], None]:
+        numbers, method = count(1), self.method
+
+        def run() -> None:
+            step(method, self.model.module, self.space, self.forward, {}, seed=0, step=next(numbers), lr=self.lr)
+
+        return run

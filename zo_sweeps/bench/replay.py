@@ -1,0 +1,36 @@
+"""Replay: 1,000 LoRA-FA steps from their log, against running them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from zo_sweeps.bench.measure import Row, interleaved
+from zo_sweeps.bench.ours import Steps
+from zo_sweeps.bench.shapes import examples, llama_58m
+from zo_sweeps.engine.replay import replay
+from zo_sweeps.engine.schedules import constant
+from zo_sweeps.engine.spaces import lora_fa
+
+STEPS, Q = 1000, 4
+
+
+def rows(rounds: int) -> Iterator[Row]:
+    model = llama_58m()
+    space = lora_fa.install(model.module, {"rank": 16, "alpha": 16, "modules": list(model.target_modules("qkvo"))}, 0)
+    steps = Steps(model, space, examples(2, 64, 2), q=Q, mode="both", lr=1e-6)
+    log = [[0.1] * Q] * STEPS
+    functions = {
+        "one step": steps.one(),
+        "replay": lambda: replay(steps.method, space.params, log, constant(1e-6, STEPS), seed=0),
+    }
+    seconds = interleaved(functions, rounds)
+    detail = {**seconds, "steps": STEPS, "running them": "one step, minimum, times the number of steps"}
+    yield Row(
+        f"replay of {STEPS} LoRA-FA steps (q={Q}) against running them",
+        seconds["one step"] * STEPS / seconds["replay"],
+        "x",
+        20,
+        100,
+        "noise alone",
+        detail,
+    )

@@ -1,0 +1,41 @@
+"""The benchmark's table and its JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib import import_module
+from pathlib import Path
+
+from zo_sweeps.bench.measure import Row, host
+from zo_sweeps.errors import UserError, unknown
+
+PARTS = ("noise", "step", "memory", "replay")
+
+
+def run(part: str, rounds: int) -> list[Row]:
+    """The rows of a part, or of all. Raises UserError for an unknown part."""
+    if part != "all" and part not in PARTS:
+        raise unknown("benchmark", part, ["all", *PARTS])
+    chosen = PARTS if part == "all" else (part,)
+    return [row for name in chosen for row in import_module(f"zo_sweeps.bench.{name}").rows(rounds)]
+
+
+def text(rows: Sequence[Row]) -> str:
+    """One line a row: the ratio, what it must reach, the aim, and the limit."""
+    lines = []
+    for row in rows:
+        unit = {"x": "x", "of": "x", "MiB": " MiB"}[row.unit]
+        goals = f"must {row.must:.4g}{unit}, aim {row.aim:.4g}{unit}, limit {row.limit}"
+        lines.append(f"{row.ratio:8.2f}{unit:4} {'ok ' if row.reached else 'NO '} {row.name} ({goals})")
+    return "\n".join(lines)
+
+
+def write(rows: Sequence[Row], path: Path) -> None:
+    """The rows with the host they were measured on. Raises UserError when the file cannot be written."""
+    content = {"host": host(), "rows": [{**asdict(row), "reached": row.reached} for row in rows]}
+    try:
+        path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}", where="--json") from None

@@ -1,0 +1,52 @@
+"""The model and the data that are measured: random weights, random tokens."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import torch
+
+from zo_sweeps.models.causal import LanguageModel
+from zo_sweeps.models.load import load
+
+VOCABULARY = 32000
+LLAMA_58M = {  # 58.07 M parameters
+    "model_type": "llama",
+    "vocab_size": VOCABULARY,
+    "hidden_size": 512,
+    "intermediate_size": 1376,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    ids: tuple[int, ...]
+    answer_length: int = 1
+
+
+@dataclass(frozen=True)
+class Example:
+    candidates: tuple[Candidate, ...]
+    gold: int
+
+
+def llama_58m() -> LanguageModel:
+    """The Llama of LLAMA_58M, fp32, on the CPU."""
+    return load({"source": "random", "arch": LLAMA_58M, "seed": 0}, torch.float32, torch.device("cpu"))
+
+
+def examples(count: int, tokens: int, options: int) -> list[Example]:
+    """Prompts of `tokens` tokens, each with `options` answers of one token."""
+    draw = random.Random(0)
+
+    def token() -> int:
+        return draw.randrange(1, VOCABULARY)
+
+    prompts = [tuple(token() for _ in range(tokens)) for _ in range(count)]
+    return [Example(tuple(Candidate((*prompt, token())) for _ in range(options)), 0) for prompt in prompts]

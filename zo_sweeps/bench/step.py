@@ -1,0 +1,67 @@
+"""Steps: full space against the plain MeZO loop, LoRA-FA against a bare forward of the same rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from itertools import count
+
+import torch
+
+from zo_sweeps.bench import mezo
+from zo_sweeps.bench.measure import Row, interleaved
+from zo_sweeps.bench.ours import Steps
+from zo_sweeps.bench.shapes import examples, llama_58m
+from zo_sweeps.engine.spaces import full, lora_fa
+from zo_sweeps.models.causal import LanguageModel
+
+TOKENS = 64
+
+
+def rows(rounds: int) -> Iterator[Row]:
+    model = llama_58m()
+    yield _full(model, 1, 1, (2.5, 5.0), rounds)
+    yield _full(model, 16, 2, (3.0, 4.5), rounds)
+    yield _lora_fa(model, rounds)
+
+
+def _full(model: LanguageModel, batch: int, options: int, goals: tuple[float, float], rounds: int) -> Row:
+    data = examples(batch, TOKENS, options)
+    steps = Steps(model, full.install(model.module, {}, 0), data)
+    numbers = count(1)
+
+    def two_forwards() -> None:
+        with torch.inference_mode():
+            steps.forward(1)
+            steps.forward(1)
+
+    plain = lambda: mezo.step(model, data, next(numbers))  # noqa: E731
+    seconds = interleaved({"mezo": plain, "ours": steps.one(), "two forwards": two_forwards}, rounds)
+    return Row(
+        f"full-parameter step, 58 M, B={batch} T={TOKENS}, {options} option(s), against plain MeZO",
+        seconds["mezo"] / seconds["ours"],
+        "x",
+        *goals,
+        f"two forwards: {seconds['mezo'] / seconds['two forwards']:.1f}x",
+        seconds,
+    )
+
+
+def _lora_fa(model: LanguageModel, rounds: int, q: int = 4, batch: int = 2, rank: int = 16) -> Row:
+    bare = Steps(model, full.install(model.module, {}, 0), examples(batch, TOKENS, 2))
+    adapted = llama_58m()
+    options = {"rank": rank, "alpha": rank, "modules": list(adapted.target_modules("qkvo"))}
+    space = lora_fa.install(adapted.module, options, 0)
+    ours = Steps(adapted, space, bare.examples, q=q, mode="both", lr=1e-4)
+    forward = torch.inference_mode()(partial(bare.forward, 2 * q))
+    with_adapters = torch.inference_mode()(partial(ours.forward, 2 * q))
+    seconds = interleaved({"bare forward": forward, "with adapters": with_adapters, "ours": ours.one()}, rounds)
+    return Row(
+        f"LoRA-FA step, both loops, q={q} B={batch} T={TOKENS} r={rank}, against a bare forward of its rows",
+        seconds["ours"] / seconds["bare forward"],
+        "of",
+        1.15,
+        1.05,
+        "1.00",
+        seconds,
+    )

@@ -1,0 +1,118 @@
+"""A plan, the ledger and the journals -> the grid's figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from zo_sweeps import readout
+from zo_sweeps.config import Composer
+from zo_sweeps.errors import unknown
+from zo_sweeps.plan import Plan
+from zo_sweeps.schedule.ledger import Standing
+from zo_sweeps.tables import Measure, Record, Rule
+from zo_sweeps.tables.conf import names
+from zo_sweeps.tables.figures import Figure, FigureSpec, Trail, curves, points
+
+# What a grid without figures of its own shows: convergence by step and by time.
+DEFAULTS: Mapping[str, Mapping[str, str]] = {
+    "dev_loss": {"title": "Dev loss by step", "x": "step", "y": "dev/loss"},
+    "dev_metric": {"title": "Dev metric by time", "x": "seconds", "y": "dev/metric"},
+    "train_loss": {"title": "Training loss by step", "x": "step", "y": "train/loss"},
+}
+METRICS = (  # of an outcome, for a y that is no file of conf/table
+    "dev/loss",
+    "dev/metric",
+    "test/loss",
+    "test/metric",
+    "seconds_per_step",
+    "train_seconds",
+    "wall_seconds",
+    "tokens_per_second",
+    "peak_memory_bytes",
+    "weights_bytes",
+    "trainable_parameters",
+)
+
+
+def figures(
+    plan: Plan, composer: Composer, standing: Standing, state_dir: Path, only: Sequence[str] = ()
+) -> list[Figure]:
+    """The grid's figures, in its order; `only` names some of them. Convergence curves for a grid that has none.
+
+    Raises UserError for a name that is not one of the grid's figures, or a layout that cannot be drawn.
+    """
+    from zo_sweeps.record.journal import JournalStore
+    from zo_sweeps.record.trail import trail
+
+    named = dict(plan.grid["figures"]) or {name: {"kind": "curve", **values} for name, values in DEFAULTS.items()}
+    for name in only:
+        if name not in named:
+            raise unknown("figure", name, named, where=f"grid {plan.name}")
+    records = readout.records(plan, standing)
+    journals = JournalStore(state_dir)
+
+    @cache
+    def read(trial_id: str) -> Trail:
+        return trail(journals.read(trial_id))
+
+    found = []
+    for name in only or named:
+        spec = _spec(plan, composer, name, named[name])
+        if spec.kind == "curve":
+            found.append(curves(spec, records, _lookup(plan), read))
+        else:
+            found.append(points(spec, records, _lookup(plan)))
+    return found
+
+
+def _spec(plan: Plan, composer: Composer, name: str, layout: Mapping[str, Any]) -> FigureSpec:
+    where = f"figure {name} of grid {plan.name}"
+    blocks = plan.grid["blocks"]
+    series = layout.get("series") or dict.fromkeys(blocks, "")
+    for block in series:
+        if block not in blocks:
+            raise unknown("block", block, blocks, where=where)
+    kind, x, y = layout["kind"], layout["x"], layout["y"]
+    panels = layout.get("panels", "column")
+    return FigureSpec(
+        name=f"{plan.name}_{name}",
+        title=layout.get("title") or f"{plan.grid['title'] or plan.name}: {name}",
+        kind=kind,
+        x=x,
+        y=y,
+        panels="" if panels == x else panels,
+        series=tuple((block, label or blocks[block]["label"] or block) for block, label in series.items()),
+        columns=tuple(plan.labels.items()),
+        measure=None if kind == "curve" else _measure(composer, y, where),
+        rule=Rule(**plan.grid["select"]),
+        published=tuple(layout.get("published", ())),
+        footnotes=(*layout.get("footnotes", ()), *plan.caveats),
+    )
+
+
+def _measure(composer: Composer, y: str, where: str) -> Measure:
+    layouts = names("table", composer.folders)
+    if y in layouts:
+        return Measure.from_mapping(composer.option("table", y), f"conf/table/{y}.yaml")
+    if y not in METRICS:
+        raise unknown("y", y, [*layouts, *METRICS], where=where)
+    return Measure(metric=y, unit="")
+
+
+def _lookup(plan: Plan) -> Any:
+    """(record, key) -> the value in the record's trial of a key such as "estimator.q"; None where it has none."""
+
+    def look(record: Record, key: str) -> Any:
+        if key in record.hyperparameters:
+            return record.hyperparameters[key]
+        value: Any = plan.every[record.trial_id].config
+        for part in key.split("."):
+            if not isinstance(value, Mapping) or part not in value:
+                return None
+            value = value[part]
+        return value["name"] if isinstance(value, Mapping) else value
+
+    return look

@@ -1,0 +1,122 @@
+"""Two trials side by side: what differs in their configurations, what they measured, how they went."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table as Rows
+from rich.text import Text
+
+from zo_sweeps.errors import UserError, unknown
+from zo_sweeps.schedule.ledger import read_standing
+from zo_sweeps.tables.content import plain
+from zo_sweeps.trial import Trial, TrialState
+
+BARS = "▁▂▃▄▅▆▇█"
+WIDTH = 40  # letters of a drawn curve
+
+
+def compare(state_dir: Path, names: Sequence[str], console: Console) -> None:
+    """Prints two trials of any sweeps that were run in `state_dir` side by side; named by (the start of) their ids.
+
+    Raises UserError for a name that is not one trial's.
+    """
+    from zo_sweeps.record.journal import JournalStore
+    from zo_sweeps.record.sweep_book import books
+    from zo_sweeps.record.trail import trail
+
+    known = {trial.trial_id: trial for book in books(state_dir) for trial in book.trials}
+    one, two = (_find(name, known, state_dir) for name in names)
+    standing, journals = read_standing(state_dir), JournalStore(state_dir)
+    for letter, trial in zip("AB", (one, two), strict=True):
+        state = standing.states.get(trial.trial_id, TrialState.PENDING).value.lower()
+        _say(console, f"{letter}  {trial.trial_id}  {trial.label}  ({trial.grid}; {state})")
+    different = differences(one.config, two.config)
+    _print(console, "configuration", [(key, plain(a), plain(b), "") for key, a, b in different], "the same")
+    outcomes = [standing.outcomes.get(trial.trial_id) for trial in (one, two)]
+    metrics = [dict(outcome.metrics) if outcome else {} for outcome in outcomes]
+    measured = []
+    for name in dict.fromkeys((*metrics[0], *metrics[1])):
+        both = [values.get(name) for values in metrics]
+        change = f"{both[1] - both[0]:+.4g}" if both[0] is not None and both[1] is not None else ""
+        measured.append((name, *("–" if value is None else f"{value:.6g}" for value in both), change))
+    _print(console, "measured", measured, "nothing yet")
+    trails = [trail(journals.read(trial.trial_id)) for trial in (one, two)]
+    for name in ("dev/loss", "dev/metric"):
+        runs = [{step: value for step, _, value in found[name]} for found in trails]
+        lines = [
+            (f"step {step}", *(f"{run[step]:.4f}" if step in run else "–" for run in runs), _change(runs, step))
+            for step in sorted({*runs[0], *runs[1]})
+        ]
+        _print(console, name, lines, "not evaluated yet")
+    _say(console, "\ntraining loss, same scale")
+    losses = [[value for _, _, value in found["train/loss"]] for found in trails]
+    low, high = min(map(min, filter(None, losses)), default=0.0), max(map(max, filter(None, losses)), default=0.0)
+    for letter, values in zip("AB", losses, strict=True):
+        _say(console, f"{letter}  {spark(values, low, high) or 'no steps'}  {len(values)} steps")
+    for letter, outcome in zip("AB", outcomes, strict=True):
+        if outcome and outcome.error:
+            _say(console, f"{letter}  {outcome.error}")
+
+
+def differences(one: Mapping[str, Any], two: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """(key, value there, value here) of every leaf in which two configurations differ; "–" where one has none."""
+    flat = [_flat(one), _flat(two)]
+    keys = dict.fromkeys((*flat[0], *flat[1]))
+    return [(k, flat[0].get(k, "–"), flat[1].get(k, "–")) for k in keys if flat[0].get(k, "–") != flat[1].get(k, "–")]
+
+
+def spark(values: Sequence[float], low: float, high: float) -> str:
+    """The means of up to WIDTH equal parts of a curve, as bars between `low` and `high`."""
+    parts = min(WIDTH, len(values))
+    bounds = [round(i * len(values) / parts) for i in range(parts + 1)] if parts else []
+    text = ""
+    for start, end in pairwise(bounds):
+        mean = sum(values[start:end]) / (end - start)
+        share = (mean - low) / (high - low) if high > low else 0.0
+        text += BARS[round(share * (len(BARS) - 1))] if share == share and 0 <= share <= 1 else "!"
+    return text
+
+
+def _find(name: str, known: Mapping[str, Trial], state_dir: Path) -> Trial:
+    found = [trial for trial_id, trial in known.items() if trial_id.startswith(name)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise UserError(f"{len(found)} trials begin with {name!r}", where=str(state_dir), fix="give more of the id")
+    raise unknown("trial", name, sorted(known)[:5], where=str(state_dir))
+
+
+def _change(runs: Sequence[Mapping[int, float]], step: int) -> str:
+    return f"{runs[1][step] - runs[0][step]:+.4f}" if all(step in run for run in runs) else ""
+
+
+def _print(console: Console, title: str, lines: Sequence[tuple[str, ...]], nothing: str) -> None:
+    if not lines:
+        _say(console, f"\n{title}: {nothing}")
+        return
+    table = Rows(box=None, pad_edge=False, header_style="bold")
+    for i, name in enumerate((title, "A", "B", "B − A" if any(line[3] for line in lines) else "")):
+        table.add_column(name, justify="left" if i == 0 else "right", overflow="fold")
+    for line in lines:
+        table.add_row(*(Text(part) for part in line))
+    console.print()
+    console.print(table)
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            flat.update(_flat(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, markup=False, soft_wrap=True)

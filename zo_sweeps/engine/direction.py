@@ -1,0 +1,71 @@
+"""Sums of directions as tensors, a parameter at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from zo_sweeps.engine.types import Estimate, Layout, NoiseKey, Partial, Perturbation
+
+
+def combine(
+    noise: Perturbation,
+    terms: Sequence[tuple[NoiseKey, float]],
+    name: str,
+    param: Tensor,
+    *,
+    rows: tuple[int, int] | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """param + sum_i c_i z(key_i), in the parameter's dtype: the sum is made in fp32 and rounded once.
+
+    Args:
+        rows: (first, one past the last) of its rows, in place of all.
+        out: where it goes, which may be `param` itself; new when not given.
+    """
+    theta = param.detach() if rows is None else param.detach()[slice(*rows)]
+    if isinstance(noise, Partial):
+        start = 0 if rows is None else rows[0] * param.stride(0)
+        if theta.dtype == torch.float32:
+            return noise.combine(terms, name, theta.shape, theta.device, base=theta, out=out, start=start)
+        total = noise.combine(terms, name, theta.shape, theta.device, start=start)
+    else:
+        total = _sum(terms, noise, name, param.shape, param.device)
+        total = total if rows is None else total[slice(*rows)]
+    total.add_(theta)
+    return total.to(theta.dtype) if out is None else out.copy_(total)
+
+
+def ghat(estimate: Estimate, noise: Perturbation, name: str, param: Tensor) -> Tensor:
+    """sum_i weight_i * z(key_i) for one parameter: a new fp32 tensor of its shape. Cost: one noise pass a term."""
+    if isinstance(noise, Partial):
+        return noise.combine(estimate.terms, name, param.shape, param.device)
+    return _sum(estimate.terms, noise, name, param.shape, param.device)
+
+
+def _sum(
+    terms: Sequence[tuple[NoiseKey, float]], noise: Perturbation, name: str, shape: torch.Size, device: torch.device
+) -> Tensor:
+    total: Tensor | None = None
+    for key, weight in terms:
+        z = noise.sample(key, name, shape, device).mul_(weight)
+        total = z if total is None else total.add_(z)
+    assert total is not None, "an estimate has at least one term"
+    return total
+
+
+@dataclass(frozen=True)
+class Along:
+    """The line theta + scale * ghat as a perturbation, so that f is evaluated on it as anywhere else."""
+
+    estimate: Estimate
+    noise: Perturbation
+
+    def bind(self, layout: Layout) -> Along:
+        return self
+
+    def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:
+        return ghat(self.estimate, self.noise, name, torch.empty(shape, device=device))

@@ -1,0 +1,23 @@
+"""The two-sided estimate with MeZO's rounding, for runs that must have the bits of its released code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from zo_sweeps.engine.estimators.rge import RGE
+from zo_sweeps.engine.types import Estimate, Point
+
+
+class MezoCompat(RGE):
+    """RGE with projected_grad = (f(theta + eps z) - f(theta - eps z)) / (2 eps) computed in fp32, as tensors are.
+
+    MeZO's code divides fp32 tensors; RGE divides in double precision, which is nearer to the quotient and differs from
+    it in the last bits. Use RGE for anything but comparing with MeZO.
+    """
+
+    def combine(self, points: Sequence[Point], losses: Sequence[float]) -> Estimate:
+        plus, minus = torch.tensor(losses[::2], dtype=torch.float32), torch.tensor(losses[1::2], dtype=torch.float32)
+        coefs = ((plus - minus) / (2 * self.eps)).tolist()
+        return self._estimate(tuple(point.key for point in points[::2]), coefs, sum(losses) / len(losses))

@@ -1,0 +1,54 @@
+"""RGE by forward differences: every query is compared with theta itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from zo_sweeps.engine.types import Estimate, NoiseKey, Point
+
+
+@dataclass(frozen=True)
+class RGEOneSided:
+    """ghat = (1/q) sum_i g_i z_i with g_i = (f(theta + eps z_i) - f(theta)) / eps.
+
+    Args:
+        q: query budget, directions a step. All of them see the same minibatch and share f(theta).
+        eps: perturbation scale.
+
+    Exact on a linear f; otherwise g_i is off by eps/2 z_i^T H z_i + O(eps^2), which the two sides of a pair cancel.
+
+    Cost: q + 1 forwards of the batch, against 2q. Source: Nesterov and Spokoiny, Random gradient-free minimization of
+    convex functions, 2017.
+    """
+
+    q: int = 1
+    eps: float = 1e-3
+
+    def __post_init__(self) -> None:
+        if self.q < 1 or self.eps <= 0:
+            raise ValueError(f"one-sided RGE needs q >= 1 and eps > 0, got q={self.q}, eps={self.eps}")
+
+    @property
+    def evaluations(self) -> int:
+        return self.q + 1
+
+    def bind(self, d: int) -> RGEOneSided:
+        return self
+
+    def points(self, seed: int, step: int) -> tuple[Point, ...]:
+        keys = [NoiseKey(seed, step, query) for query in range(self.q)]
+        return Point(keys[0], 0.0), *(Point(key, self.eps) for key in keys)
+
+    def combine(self, points: Sequence[Point], losses: Sequence[float]) -> Estimate:
+        base, *moved = losses
+        coefs = [(loss - base) / self.eps for loss in moved]
+        return self._estimate(tuple(point.key for point in points[1:]), coefs, base)
+
+    def from_log(self, seed: int, step: int, coefs: Sequence[float]) -> Estimate:
+        if len(coefs) != self.q:
+            raise ValueError(f"step {step} has {len(coefs)} logged coefficients, but q = {self.q}")
+        return self._estimate(tuple(NoiseKey(seed, step, query) for query in range(self.q)), coefs, float("nan"))
+
+    def _estimate(self, keys: tuple[NoiseKey, ...], coefs: Sequence[float], loss: float) -> Estimate:
+        return Estimate(tuple((key, g / self.q) for key, g in zip(keys, coefs, strict=True)), tuple(coefs), loss)

@@ -1,0 +1,96 @@
+"""A model at theta + scale * z that never holds more of it than a few million values. theta is only read.
+
+A Linear makes its weight some rows at a time and multiplies by them while they are in cache; an Embedding makes the
+rows that it looks up; any other module has its own parameters exchanged while it computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from zo_sweeps.engine.direction import combine
+from zo_sweeps.engine.types import Partial, Perturbation, Point, Space
+
+CHUNK = {"cpu": 1 << 20}  # values made at a time: 4 MB, which the L2 caches hold; elsewhere kernels want more
+CHUNK_ELSEWHERE = 1 << 26
+
+
+@contextmanager
+def out_of_place(module: nn.Module, space: Space, noise: Perturbation, points: Sequence[Point]) -> Iterator[None]:
+    """`module` computes at the point; before and after, it is what it was. Parameters used twice are made twice."""
+    (point,) = points
+    if point.scale == 0:
+        yield
+        return
+    names = {id(param): name for name, param in space.params.items()}
+
+    def at(param: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
+        """Rows start..stop-1 of a parameter (all of it, without them) at the point."""
+        name = names.get(id(param))
+        if name is None:
+            return param[start:stop] if stop is not None else param
+        return combine(noise, [(point.key, point.scale)], name, param, rows=None if stop is None else (start, stop))
+
+    undo: list[Callable[[], Any]] = []
+    try:
+        for layer in module.modules():
+            owned = {slot: p for slot, p in layer._parameters.items() if p is not None and id(p) in names}
+            if not owned:
+                continue
+            compute = _in_parts(layer) if isinstance(noise, Partial) else None
+            if compute is not None:
+                layer.forward = partial(compute, layer, at)
+                undo.append(partial(delattr, layer, "forward"))
+            else:
+                undo.append(layer.register_forward_pre_hook(partial(_enter, owned, at)).remove)
+                undo.append(layer.register_forward_hook(partial(_leave, owned), always_call=True).remove)
+        yield
+    finally:
+        for back in undo:
+            back()
+
+
+def _in_parts(layer: nn.Module) -> Callable[..., Tensor] | None:
+    """How a module computes from a few rows of its weight at a time; None: it needs all of it at once."""
+    if type(layer) is nn.Linear:
+        return _linear
+    # Elsewhere than on a CPU, launching the kernels of each row would cost more than making the whole table.
+    if type(layer) is nn.Embedding and layer.max_norm is None and layer.weight.device.type == "cpu":
+        return _embedding
+    return None
+
+
+def _embedding(layer: nn.Embedding, at: Callable[..., Tensor], ids: Tensor) -> Tensor:
+    rows, where = torch.unique(ids, return_inverse=True)
+    return F.embedding(where, torch.cat([at(layer.weight, row, row + 1) for row in rows.tolist()]))
+
+
+def _linear(layer: nn.Linear, at: Callable[..., Tensor], x: Tensor) -> Tensor:
+    """x W^T + b, some rows of W (outputs) at a time."""
+    weight = layer.weight
+    bias = None if layer.bias is None else at(layer.bias)
+    rows = max(1, CHUNK.get(weight.device.type, CHUNK_ELSEWHERE) // layer.in_features)
+    if rows >= layer.out_features:
+        return F.linear(x, at(weight), bias)
+    y = x.new_empty(*x.shape[:-1], layer.out_features)
+    flat, into = x.reshape(-1, layer.in_features), y.view(-1, layer.out_features)
+    for start in range(0, layer.out_features, rows):
+        stop = min(start + rows, layer.out_features)
+        torch.mm(flat, at(weight, start, stop).T, out=into[:, start:stop])
+    return y if bias is None else y.add_(bias)
+
+
+def _enter(owned: dict[str, nn.Parameter], at: Callable[..., Tensor], layer: nn.Module, args: object) -> None:
+    for slot, param in owned.items():
+        layer._parameters[slot] = at(param)  # type: ignore[assignment]
+
+
+def _leave(owned: dict[str, nn.Parameter], layer: nn.Module, args: object, output: object) -> None:
+    layer._parameters.update(owned)

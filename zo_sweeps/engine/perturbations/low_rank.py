@@ -1,0 +1,47 @@
+"""z = U V^T / sqrt(r) for a matrix: LOZO."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from zo_sweeps.engine import noise
+from zo_sweeps.engine.types import Layout, NoiseKey
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """Z = U V^T / sqrt(r), U [m, r] and V [n, r] of N(0, 1), for a matrix [m, n]; N(0, 1) for any other shape.
+
+    Args:
+        rank: r.
+        interval: steps for which V stays (LOZO's nu): steps 1 .. nu share it, then nu + 1 .. 2 nu. U is new each step.
+            Each of q queries has its own U and V.
+
+    E[z z^T] = I over U and V; with V held, the estimate is the gradient times V V^T / r. For one direction and a matrix
+    E||ghat||^2 / ||grad f||^2 = d + 2 + 2 (m + n + 1) / r, d = m n.
+
+    Cost: (m + n) r Gaussians in place of m n, and one product. Source: Chen et al., Enhancing zeroth-order fine-tuning
+    for language models with low-rank structures, Algorithm 1. The paper perturbs by U V^T and divides the estimate by
+    r: its eps is ours / sqrt(r), at the same learning rate.
+    """
+
+    rank: int = 2
+    interval: int = 50
+
+    def __post_init__(self) -> None:
+        if self.rank < 1 or self.interval < 1:
+            raise ValueError(f"low_rank needs rank >= 1 and interval >= 1, got {self.rank} and {self.interval}")
+
+    def bind(self, layout: Layout) -> LowRank:
+        return self
+
+    def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:
+        if len(shape) != 2:
+            return noise.gaussian(key, name, shape, device)
+        held = key._replace(step=key.step - (key.step - 1) % self.interval)  # the first step of V's window
+        U = noise.gaussian(key, f"{name}/U", torch.Size((shape[0], self.rank)), device)
+        V = noise.gaussian(held, f"{name}/V", torch.Size((shape[1], self.rank)), device)
+        return U.mul_(self.rank**-0.5) @ V.T

@@ -1,0 +1,47 @@
+"""z uniform on the sphere of radius sqrt(d), over the whole vector of parameters."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from zo_sweeps.engine import noise
+from zo_sweeps.engine.types import Layout, NoiseKey
+
+
+@dataclass(frozen=True)
+class Sphere:
+    """z = sqrt(d) g / ||g||_2, g ~ N(0, I_d): the Gaussian direction at its mean length.
+
+    E[z z^T] = I; E||ghat||^2 / ||grad f||^2 = d for one direction, since ||z||^2 = d. The norm is over all parameters,
+    not one by one: each parameter alone would be another distribution.
+
+    Cost: the Gaussian's, and once more for the norm of each direction, which is kept (one number a direction) until the
+    next step. The norm is summed in fp64, so that neither order nor threads show in the fp32 factor.
+    Source: Liu et al., A primer on zeroth-order optimization in signal processing and machine learning, 2020.
+    """
+
+    layout: Layout | None = None
+    _factors: dict[tuple[NoiseKey, torch.device], Tensor] = field(default_factory=dict, repr=False, compare=False)
+
+    def bind(self, layout: Layout) -> Sphere:
+        return replace(self, layout=layout, _factors={})
+
+    def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:
+        return noise.gaussian(key, name, shape, device).mul_(self._factor(key, torch.device(device)))
+
+    def _factor(self, key: NoiseKey, device: torch.device) -> Tensor:
+        """sqrt(d) / ||g||, a 0-d tensor where it is used: the device is not waited for."""
+        assert self.layout is not None, "bind the perturbation to the parameters first"
+        if (key, device) not in self._factors:
+            for old in [old for old in self._factors if old[0][:2] != key[:2]]:
+                del self._factors[old]
+            total = torch.zeros((), dtype=torch.float64, device=device)
+            for name, shape in self.layout.shapes.items():
+                g = noise.gaussian(key, name, shape, device)
+                total += torch.linalg.vector_norm(g, dtype=torch.float64).square()
+            self._factors[key, device] = (math.sqrt(self.layout.d) / total.sqrt()).float()
+        return self._factors[key, device]

@@ -1,0 +1,171 @@
+"""What the sparse spaces share: k chosen entries of the target weights move, all others stand."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zo_sweeps.engine.masks import Masks
+from zo_sweeps.engine.types import Space
+
+# PyTorch says once a process that its CSR tensors are in beta; the tests here hold the product against dense weights.
+warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta", UserWarning)
+
+Find = Callable[[int], Masks]  # step -> the masks that hold from it on
+
+
+class _Layer:
+    """One target Linear: its mask, what stood there, and the hooks that put the values of the moment there."""
+
+    def __init__(self, linear: nn.Linear, index: Tensor) -> None:
+        self.linear, self.index = linear, index
+        self.weight = linear.weight
+        # values of entries that were ever moved, as they were: rising indices and the weights' own dtype
+        self.touched, self.original = index, self.flat[index].clone()
+        self.param = nn.Parameter(self.original.to(torch.float32, copy=True), requires_grad=False)
+        self.points: Tensor | None = None  # [P, k]
+        self._pattern: tuple[Tensor, Tensor] | None = None  # where rows start, columns
+        self.handles = [
+            linear.register_forward_pre_hook(self._enter),
+            linear.register_forward_hook(self._leave, always_call=True),
+        ]
+
+    @property
+    def flat(self) -> Tensor:
+        return self.weight.detach().view(-1)
+
+    @torch.no_grad()
+    def write(self, values: Tensor) -> None:
+        self.flat.index_copy_(0, self.index, values.to(self.weight.dtype))
+
+    def move(self, index: Tensor) -> None:
+        """Another mask. What leaves it stays in the weight (in its dtype); what stays in it keeps its fp32 value."""
+        self.write(self.param.detach())
+        new = index[~torch.isin(index, self.touched)]
+        order = torch.cat([self.touched, new]).sort()
+        self.original = torch.cat([self.original, self.flat[new]])[order.indices]
+        self.touched = order.values
+        values = self.flat[index].float()
+        if len(self.index) and len(index):
+            place = torch.searchsorted(self.index, index).clamp_(max=len(self.index) - 1)
+            stays = self.index[place] == index
+            values[stays] = self.param.detach()[place[stays]]
+        self.index, self._pattern = index, None
+        self.param = nn.Parameter(values, requires_grad=False)
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        for handle in self.handles:
+            handle.remove()
+        self.flat.index_copy_(0, self.touched, self.original)
+
+    def _enter(self, linear: nn.Module, args: object) -> None:
+        values = self.param if self.points is None or len(self.points) > 1 else self.points[0]
+        if values.requires_grad and torch.is_grad_enabled():  # backpropagation to the k values
+            moved = self.flat.index_copy(0, self.index, values.to(self.weight.dtype))
+            linear._parameters["weight"] = moved.view_as(self.weight)  # type: ignore[assignment]
+        else:
+            self.write(values.detach())
+
+    def _leave(self, linear: nn.Module, args: tuple[Tensor, ...], output: Tensor | None) -> Tensor | None:
+        linear.weight = self.weight
+        if output is None or self.points is None or len(self.points) == 1:  # None: the product has raised
+            return output
+        self._add_products(output, args[0], self.points)
+        return output
+
+    def _add_products(self, y: Tensor, x: Tensor, points: Tensor) -> None:
+        """y_p += x_p S_p^T for each group p of the rows; S_p is what point p adds to the weight that was multiplied.
+
+        k multiplications a row, in fp32; over fp32 activations on their own memory, without a copy.
+        """
+        out, into = self.weight.shape
+        if self._pattern is None:
+            row, column = self.index.div(into, rounding_mode="floor"), self.index.remainder(into)
+            starts = torch.zeros(out + 1, dtype=torch.int32, device=row.device)
+            starts[1:] = torch.bincount(row, minlength=out).cumsum(0)
+            self._pattern = (starts, column.int())
+        added = points - self.flat[self.index].float()
+        for y_p, x_p, values in zip(y.view(len(points), -1, out), x.reshape(len(points), -1, into), added, strict=True):
+            S = torch.sparse_csr_tensor(*self._pattern, values, (out, into), check_invariants=False)
+            if y_p.dtype == torch.float32:
+                y_p.t().addmm_(S, x_p.t())
+            else:
+                y_p += (S @ x_p.t().float()).t().to(y_p.dtype)
+
+
+class Sparse(Space):
+    """theta = the k chosen entries, extracted, in fp32 (eqs. 11 and 12: z in R^k); the rest of the weights is frozen.
+
+    The weights hold the values of the moment at the chosen entries: before each product the k values of theta, or of
+    the point, are written there (never added, so that nothing drifts), and uninstalling puts back what stood there.
+    A point costs k writes more than a bare forward and no memory. Several points in one forward (the paper's
+    SparseAddMM, eq. 19) share the dense product at theta and add their own sparse one; worth it where reading the
+    weights is what a forward costs, that is for few rows (19 M Llama shape, one CPU thread, density 0.001, two points
+    in one forward against one after the other, CPU time: 0.88 at 64 tokens a point, 1.05 at 256).
+
+    Args:
+        masks: layer -> flat indices into its weight (see `engine.masks`).
+        refresh: steps between masks ("dynamic"; 0: static). The first new one is found before step refresh + 1.
+        find: step -> new masks, from the weights as they are then.
+
+    Memory: 12 bytes an entry and the originals. With `refresh`, over half-precision weights, an entry that leaves the
+    mask is rounded to the weights' dtype.
+    """
+
+    batched = True
+
+    def __init__(self, module: nn.Module, masks: Masks, refresh: int = 0, find: Find | None = None) -> None:
+        if refresh and find is None:
+            raise ValueError("a mask that is found again needs `find`")
+        self._module, self._find, self.refresh = module, find, refresh
+        self.layers: dict[str, _Layer] = {}
+        self.params: dict[str, nn.Parameter] = {}
+        self._set(masks)
+
+    @property
+    def masks(self) -> Masks:
+        return {name: layer.index for name, layer in self.layers.items() if len(layer.index)}
+
+    def hold(self, values: Mapping[str, Tensor]) -> None:
+        """Lets the layers stand at P points: `values` maps parameter names to [P, k]. Empty: theta itself."""
+        for name, layer in self.layers.items():
+            layer.points = values.get(f"{name}.weight")
+
+    def changes_at(self, step: int) -> bool:
+        return bool(self.refresh) and step > 1 and (step - 1) % self.refresh == 0
+
+    def begin(self, step: int) -> None:
+        assert self._find is not None
+        self.write()
+        self._set(self._find(step))
+
+    def write(self) -> None:
+        """Puts theta into the weights now, for who reads them without a forward."""
+        for layer in self.layers.values():
+            layer.write(layer.param.detach())
+
+    def uninstall(self) -> None:
+        for layer in self.layers.values():
+            layer.restore()
+
+    def _set(self, masks: Masks) -> None:
+        for name in {**self.layers, **masks}:
+            if name not in self.layers:
+                linear = self._module.get_submodule(name)
+                assert isinstance(linear, nn.Linear), f"{name} is a {type(linear).__name__}, not a Linear"
+                self.layers[name] = _Layer(linear, masks[name].to(linear.weight.device))
+            elif name in masks or len(self.layers[name].index):
+                layer = self.layers[name]
+                layer.move(masks[name].to(layer.index.device) if name in masks else layer.index[:0])
+        self.params.clear()
+        self.params.update({f"{name}.weight": layer.param for name, layer in self.layers.items() if len(layer.index)})
+
+
+def targets(module: nn.Module, options: Mapping[str, Any]) -> dict[str, nn.Parameter]:
+    """The weights that a mask may choose from: layer -> weight."""
+    return {name: module.get_submodule(name).weight for name in options["modules"]}  # type: ignore[misc]

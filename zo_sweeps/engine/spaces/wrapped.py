@@ -1,0 +1,65 @@
+"""What LoRA, LoRA-FA, DoRA and VeRA share: a module in place of each target Linear that can hold several points."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from torch import Tensor, nn
+
+from zo_sweeps.engine.types import Space
+
+INIT_STEP = -1  # the noise address of initial values: no training step has it
+
+
+class PointLinear(nn.Module):
+    """A frozen Linear with trained parts that can hold P points.
+
+    `points` maps a part to [P, ...] values; the rows of x are then P equal groups and group p uses the p-th values, in
+    one forward: the P-RGE loops. Empty: theta itself. W is multiplied once, whatever P is.
+    """
+
+    parts: tuple[str, ...] = ()  # the trained ones, by attribute
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base = base
+        self.points: dict[str, Tensor] = {}
+
+    def held(self, part: str) -> Tensor:
+        """[P, *shape] values of a part; P = 1 for theta."""
+        value: Tensor = self.points[part] if part in self.points else getattr(self, part).unsqueeze(0)
+        return value
+
+
+class Wrapped(Space):
+    """`wrap(base, name)` in place of each target Linear; its parts, in fp32, are the parameters that move."""
+
+    batched = True
+
+    def __init__(
+        self, module: nn.Module, targets: Iterable[str], wrap: Callable[[nn.Linear, str], PointLinear]
+    ) -> None:
+        self._module = module
+        self.layers: dict[str, PointLinear] = {}
+        self.params: dict[str, nn.Parameter] = {}
+        for name in targets:
+            base = module.get_submodule(name)
+            assert isinstance(base, nn.Linear), f"{name} is a {type(base).__name__}, not a Linear"
+            layer = wrap(base, name)
+            self.layers[name] = layer
+            _replace(module, name, layer)
+            self.params.update({f"{name}.{part}": getattr(layer, part) for part in layer.parts})
+
+    def hold(self, values: Mapping[str, Tensor]) -> None:
+        """Lets the layers hold P points: `values` maps parameter names to [P, *shape]. Empty: theta itself."""
+        for name, layer in self.layers.items():
+            layer.points = {part: values[f"{name}.{part}"] for part in layer.parts if f"{name}.{part}" in values}
+
+    def uninstall(self) -> None:
+        for name, layer in self.layers.items():
+            _replace(self._module, name, layer.base)
+
+
+def _replace(module: nn.Module, name: str, child: nn.Module) -> None:
+    parent, _, leaf = name.rpartition(".")
+    setattr(module.get_submodule(parent), leaf, child)

@@ -1,0 +1,63 @@
+"""The trials of a grid as a pandas DataFrame, for notebooks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from zo_sweeps import readout
+from zo_sweeps.config import Composer
+from zo_sweeps.plan import Plan, build
+from zo_sweeps.schedule.ledger import Standing, read_standing
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+
+def results(
+    grid: str = "quickstart",
+    overrides: Sequence[str] = (),
+    state_dir: str | Path | None = None,
+    config_dirs: Sequence[str] = (),
+) -> DataFrame:
+    """The grid's trials as far as they have been run, one line for each trial of each cell.
+
+    Args:
+        overrides: as on the command line that ran it; without them the trials are those of the grid as written.
+        state_dir: where it was run; the default is that of the command line.
+
+    Columns: grid, block, row (its label), task (the column), seed, trial_id, state, node, steps_done, selected_step,
+    error, then the searched hyper-parameters and the metrics under their own names (NaN where a trial has none).
+    Raises UserError as the command line does. Reads the ledger; runs nothing.
+    """
+    given = [f"+grid={grid}", *overrides, *([f"state_dir={state_dir}"] if state_dir is not None else [])]
+    composer = Composer(given, config_dirs)
+    plan = build(composer)
+    return frame(plan, read_standing(Path(plan.config["state_dir"]).expanduser()))
+
+
+def frame(plan: Plan, standing: Standing) -> DataFrame:
+    from pandas import DataFrame
+
+    rows = []
+    for record in readout.records(plan, standing):
+        outcome = standing.outcomes.get(record.trial_id)
+        rows.append(
+            {
+                "grid": plan.name,
+                "block": record.block,
+                "row": plan.grid["blocks"][record.block]["label"] or record.block,
+                "task": record.column,
+                "seed": record.seed,
+                "trial_id": record.trial_id,
+                "state": record.state,
+                "node": standing.nodes.get(record.trial_id, ""),
+                "steps_done": outcome.steps_done if outcome else 0,
+                "selected_step": outcome.selected_step if outcome else 0,
+                "error": record.note,
+                **record.hyperparameters,
+                **record.metrics,
+            }
+        )
+    return DataFrame(rows)

@@ -1,0 +1,147 @@
+"""Trained spaces on disk, in the format of the peft library: its `PeftModel.from_pretrained` and others load them.
+
+A folder holds adapter_model.safetensors and adapter_config.json. Frozen parts that were drawn (A of LoRA-FA, A and B of
+VeRA) are saved with the trained ones. Prefix: one tensor [n, layers * 2 * heads * width], keys before values.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zo_sweeps.errors import UserError, unknown
+
+WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+# a layer's part -> its name in peft, by space
+PARTS = {
+    "lora": {"A": "lora_A.weight", "B": "lora_B.weight"},
+    "lora_fa": {"A": "lora_A.weight", "B": "lora_B.weight"},
+    "dora": {"A": "lora_A.weight", "B": "lora_B.weight", "m": "lora_magnitude_vector"},
+    "vera": {"d": "vera_lambda_d", "b": "vera_lambda_b"},
+}
+SPACES = (*PARTS, "prefix")
+
+
+def save(space: Any, options: Mapping[str, Any], folder: str | Path, *, module: nn.Module, base: str = "") -> None:
+    """Writes an installed space; each file appears whole or not at all.
+
+    Args:
+        options: the space's configuration (name, and rank, alpha, d_initial or length).
+        module: the whole model it is installed in.
+        base: name or path of the base model, for those who load the adapter.
+
+    Raises UserError for a space that peft has no format for (full, sparse).
+    """
+    from safetensors.torch import save_file
+
+    tensors = {name: t.detach().cpu().contiguous() for name, t in _tensors(space, options).items()}
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {"base_model_name_or_path": base or None, **_config(space, options, module)}
+    part = folder / f"{WEIGHTS}.{os.getpid()}.part"
+    save_file(tensors, str(part), metadata={"format": "pt"})
+    os.replace(part, folder / WEIGHTS)
+    part = folder / f"{CONFIG}.{os.getpid()}.part"
+    part.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    os.replace(part, folder / CONFIG)
+
+
+@torch.no_grad()
+def load(space: Any, options: Mapping[str, Any], folder: str | Path) -> None:
+    """Fills an installed space with the values of a folder that `save` or peft wrote.
+
+    Raises UserError when the folder is not an adapter, or one of another kind, shape or set of layers.
+    """
+    from safetensors.torch import load_file
+
+    file = Path(folder) / WEIGHTS
+    if not file.is_file():
+        raise UserError(f"not an adapter: no {WEIGHTS}", where=str(folder))
+    found = load_file(str(file))
+    wanted = _tensors(space, options)
+    if set(found) != set(wanted):
+        odd = sorted(set(found) ^ set(wanted))
+        raise UserError(
+            f"the adapter and space {options['name']!r} differ in {len(odd)} tensors ({odd[0]})", where=str(file)
+        )
+    for name, tensor in wanted.items():
+        if found[name].shape != tensor.shape:
+            have, want = list(found[name].shape), list(tensor.shape)
+            raise UserError(f"{name} has shape {have} where the space has {want}", where=str(file))
+    if options["name"] == "prefix":
+        _unflatten(space, found["prompt_embeddings"])
+        return
+    for name, tensor in wanted.items():
+        tensor.copy_(found[name])
+
+
+def _tensors(space: Any, options: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The space's own tensors (a prefix: a copy of them) by their names in peft's file."""
+    name = options["name"]
+    if name not in SPACES:
+        raise unknown("space with a peft format", name, SPACES)
+    if name == "prefix":
+        return {"prompt_embeddings": _flatten(space)}
+    tensors = {
+        f"base_model.model.{layer}.{theirs}": getattr(wrapped, ours).detach()
+        for layer, wrapped in space.layers.items()
+        for ours, theirs in PARTS[name].items()
+    }
+    if name == "vera":
+        tensors.update({"base_model.vera_A": space.A, "base_model.vera_B": space.B})
+    return tensors
+
+
+def _flatten(space: Any) -> Tensor:
+    """{layer.k, layer.v: [heads, n, width]} -> [n, layers * 2 * heads * width]."""
+    stacked = torch.stack([param.detach() for param in space.params.values()])  # [layers * 2, heads, n, width]
+    return stacked.permute(2, 0, 1, 3).reshape(stacked.shape[2], -1)
+
+
+def _unflatten(space: Any, flat: Tensor) -> None:
+    heads, n, width = next(iter(space.params.values())).shape
+    stacked = flat.view(n, len(space.params), heads, width).permute(1, 2, 0, 3)
+    for param, value in zip(space.params.values(), stacked, strict=True):
+        param.copy_(value)
+
+
+def _config(space: Any, options: Mapping[str, Any], module: nn.Module) -> dict[str, Any]:
+    name = options["name"]
+    common: dict[str, Any] = {"task_type": "CAUSAL_LM", "inference_mode": True}
+    if name == "prefix":
+        heads, n, width = next(iter(space.params.values())).shape
+        return {
+            **common,
+            "peft_type": "PREFIX_TUNING",
+            "num_virtual_tokens": n,
+            "num_layers": len(space.params) // 2,
+            "num_attention_heads": heads,
+            "token_dim": heads * width,
+            "num_transformer_submodules": 1,
+            "prefix_projection": False,
+        }
+    common |= {"target_modules": _targets(space, module), "bias": "none", "r": options["rank"]}
+    if name == "vera":
+        drawn = {"d_initial": options["d_initial"], "save_projection": True, "projection_prng_key": 0}
+        return {**common, "peft_type": "VERA", "vera_dropout": 0.0, **drawn}
+    return {
+        **common,
+        "peft_type": "LORA",
+        "lora_alpha": options["alpha"],
+        "lora_dropout": 0.0,
+        "use_dora": name == "dora",
+    }
+
+
+def _targets(space: Any, module: nn.Module) -> list[str]:
+    """The layers' last names where these name the same layers, as is usual; else their whole names."""
+    chosen = set(space.layers)
+    leaves = {layer.rpartition(".")[2] for layer in chosen}
+    named = {name for name, _ in module.named_modules() if name.rpartition(".")[2] in leaves}
+    return sorted(leaves if named == chosen else chosen)

@@ -1,0 +1,96 @@
+"""Masks on disk: found once on a machine, by whom they are needed first, and reused by every trial with the same key.
+
+<folder>/<key>.safetensors holds a layer's flat indices (int32, rising) under its name; <key>.json beside it holds what
+the mask was found from, its own fingerprint and its size. Both appear by rename, the sidecar last.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zo_sweeps.errors import UserError
+from zo_sweeps.fingerprint import fingerprint
+
+Masks = dict[str, Tensor]  # layer -> [k] int64 flat indices into its weight, rising
+
+
+def folder() -> Path:
+    """Where this machine keeps masks: ZO_SWEEPS_CACHE, or zo_sweeps in the user's cache folder."""
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.environ.get("ZO_SWEEPS_CACHE") or f"{cache}/zo_sweeps").expanduser() / "masks"
+
+
+def mask_fingerprint(masks: Mapping[str, Tensor]) -> str:
+    """SHA-256 (16 hex digits) over the layers' names and indices."""
+    digest = hashlib.sha256()
+    for name in sorted(masks):
+        digest.update(f"{name} {len(masks[name])}\n".encode() + masks[name].cpu().to(torch.int32).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def get(key: Mapping[str, Any], find: Callable[[], Masks], where: Path | None = None) -> tuple[Masks, str]:
+    """The mask that was found from `key`, and its fingerprint; `find` is called where there is none yet.
+
+    Trials that ask at the same time wait for the one that finds it (a lock that ends with its process). A file that is
+    not what its sidecar says is found again.
+
+    Args:
+        key: everything the mask depends on (model, precision, layers, density, scope, score, data), as JSON.
+        find: makes the mask.
+        where: the store; default `folder()`.
+    """
+    store = folder() if where is None else where
+    try:
+        store.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        fix = "set ZO_SWEEPS_CACHE to a folder that can be written to"
+        raise UserError(f"cannot keep masks ({error.strerror})", where=str(store), fix=fix) from None
+    name = fingerprint(key)
+    with _locked(store / f"{name}.lock"):
+        masks = _read(store, name)
+        if masks is None:
+            masks = find()
+            _write(store, name, masks, key)
+    return masks, mask_fingerprint(masks)
+
+
+def _read(store: Path, name: str) -> Masks | None:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        sidecar = json.loads((store / f"{name}.json").read_text(encoding="utf-8"))
+        masks = {layer: index.long() for layer, index in load_file(str(store / f"{name}.safetensors")).items()}
+    except (OSError, ValueError, SafetensorError):
+        return None
+    return masks if mask_fingerprint(masks) == sidecar["fingerprint"] else None
+
+
+def _write(store: Path, name: str, masks: Masks, key: Mapping[str, Any]) -> None:
+    from safetensors.torch import save_file
+
+    tensors = {layer: index.to("cpu", torch.int32).contiguous() for layer, index in masks.items()}
+    part = store / f"{name}.part"
+    save_file(tensors, str(part))
+    os.replace(part, store / f"{name}.safetensors")
+    entries = sum(map(len, masks.values()))
+    sidecar = {"fingerprint": mask_fingerprint(masks), "entries": entries, "layers": len(masks), "found_from": key}
+    part.write_text(json.dumps(sidecar, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    os.replace(part, store / f"{name}.json")
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield  # closing the file ends the lock

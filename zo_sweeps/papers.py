@@ -1,0 +1,141 @@
+"""Every table and figure of the papers: the grid behind it, and how far it has been run here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from zo_sweeps import readout
+from zo_sweeps.config import Composer
+from zo_sweeps.launch import latest
+from zo_sweeps.plan import build
+from zo_sweeps.schedule.ledger import read_standing
+from zo_sweeps.tables.cells import CellState, Table
+from zo_sweeps.tables.conf import names, read
+
+WITH_RESULT = (CellState.DONE, CellState.DIVERGED, CellState.OUT_OF_MEMORY)
+NOT_RUN, COMPLETE = "not run", "complete"
+
+
+@dataclass(frozen=True)
+class Item:
+    """A table, a figure, or something else that a paper numbers.
+
+    Args:
+        paper, name: "prge", "table2": together the reference of a table of numbers.
+        display: "P-RGE", for people.
+        grids: those behind it; none: `why` says why not.
+    """
+
+    paper: str
+    name: str
+    display: str
+    kind: str
+    caption: str
+    grids: tuple[str, ...]
+    why: str = ""
+
+    @property
+    def reference(self) -> str:
+        return f"{self.paper}/{self.name}"
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How far an item has been run in a state folder.
+
+    Args:
+        state: "not run", "n of m cells", "complete".
+        deviation: the largest |ours - published| of its cells and which cell it is; "" when nothing can be compared.
+        notes: in what the run differed from the grid as written (its scale, its model).
+    """
+
+    state: str
+    deviation: str = ""
+    notes: tuple[str, ...] = ()
+
+
+def items(folders: Sequence[Path] | None = None) -> list[Item]:
+    """Every entry of conf/paper, in the order of the files: tables of numbers, figures, then what holds no numbers."""
+    found = []
+    for paper in names("paper", folders):
+        data = read("paper", paper, folders)
+        for part in ("tables", "figures", "others"):
+            for name, entry in (data.get(part) or {}).items():
+                grids = entry.get("grid") or ()
+                found.append(
+                    Item(
+                        paper=paper,
+                        name=name,
+                        display=data["paper"]["name"],
+                        kind=entry["kind"],
+                        caption=entry["caption"],
+                        grids=(grids,) if isinstance(grids, str) else tuple(grids),
+                        why=entry.get("no_grid", ""),
+                    )
+                )
+    return found
+
+
+def standings(of: Sequence[Item], state_dir: Path) -> dict[str, Standing]:
+    """Reference -> how far it is in `state_dir`, with each grid as it was last run there (its overrides included).
+
+    Cost: composes the grids that were run there, once each.
+    """
+    ran: dict[str, _Ran] = {}
+    for grid in dict.fromkeys(grid for item in of for grid in item.grids):
+        command = latest(state_dir, grid)
+        if command is not None:
+            composer = Composer(command.overrides, command.config_dirs)
+            plan = build(composer)
+            columns = len(plan.grid["columns"] or plan.grid["axes"].get("task", [""]))
+            ran[grid] = _Ran(readout.tables(plan, composer, read_standing(state_dir)), columns, plan.caveats)
+    return {item.reference: _standing(item, ran) for item in of}
+
+
+@dataclass(frozen=True)
+class _Ran:
+    """A grid as it was last run. `columns`: how many it has as written, whatever the run left out."""
+
+    tables: list[Table]
+    columns: int
+    caveats: tuple[str, ...]
+
+
+def _standing(item: Item, ran: dict[str, _Ran]) -> Standing:
+    tables: list[Table] = []
+    notes: list[str] = []
+    done = cells = unrun = 0
+    for grid in item.grids:
+        if grid not in ran:
+            unrun += 1
+            continue
+        own = [table for table in ran[grid].tables if table.spec.published == item.reference] or ran[grid].tables
+        cells += sum(len(table.rows) * ran[grid].columns for table in own)
+        done += sum(
+            table.cells[block, column].state in WITH_RESULT
+            for table in own
+            for block, _ in table.spec.rows
+            for column, _ in table.spec.columns
+        )
+        tables += own
+        notes += ran[grid].caveats
+    if not done:
+        return Standing(NOT_RUN)
+    state = COMPLETE if done == cells and not unrun else f"{done} of {cells} cells"
+    if unrun:
+        state += f", {unrun} of {len(item.grids)} grids not run"
+    return Standing(state, _deviation(tables), tuple(dict.fromkeys(notes)))
+
+
+def _deviation(tables: Sequence[Table]) -> str:
+    worst, text = -1.0, ""
+    for table in tables:
+        rows, columns = dict(table.spec.rows), dict(table.spec.columns)
+        for (block, column), cell in table.cells.items():
+            if column in columns and cell.difference is not None and abs(cell.difference) > worst:
+                worst = abs(cell.difference)
+                number = f"{cell.difference:+.{table.spec.measure.digits}f}"
+                text = f"{number} {table.spec.measure.unit} ({rows[block]}, {columns[column]})"
+    return text

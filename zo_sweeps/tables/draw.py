@@ -1,0 +1,152 @@
+"""Figures as PNG and SVG, with matplotlib: imported when something is drawn, and never with a window."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from zo_sweeps.errors import UserError
+from zo_sweeps.tables.figures import CURVE_X, Figure, Series
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Drawing
+
+# Okabe and Ito's colours (told apart by colour-blind readers), then the same with another marker and line style.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
+MARKERS, STYLES = "os^Dv", ("-", "--", "-.", ":")
+ACROSS = 3  # panels in a row
+STYLE: dict[Any, Any] = {
+    "text.parse_math": False,  # a dollar or an underscore in a label is one
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e6e6e6",
+    "axes.axisbelow": True,
+    "svg.fonttype": "none",  # letters stay letters
+    "svg.hashsalt": "zo_sweeps",  # the same figure is the same file
+}
+FORMATS = ("png", "svg")
+
+
+def render(figure: Figure, form: str) -> bytes:
+    """The figure as a file of `form`: "png" or "svg"."""
+    out = io.BytesIO()
+    with drawing(figure) as drawn:
+        metadata: dict[str, Any] = {} if form == "png" else dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        drawn.savefig(out, format=form, dpi=160, metadata=metadata, bbox_inches="tight")
+    return out.getvalue()
+
+
+def inline_svg(figure: Figure) -> str:
+    """The figure as an <svg> element for a page: without prolog and namespace addresses."""
+    text = render(figure, "svg").decode()
+    return re.sub(r'\sxmlns(?::\w+)?="[^"]*"', "", text[text.index("<svg") :]).strip()
+
+
+@contextmanager
+def drawing(figure: Figure) -> Iterator[Drawing]:
+    """The drawn figure. Raises UserError where matplotlib is not installed."""
+    try:
+        from matplotlib import rc_context
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure as Drawing
+    except ImportError:
+        raise UserError("matplotlib is not installed", fix="pip install matplotlib") from None
+    with rc_context(STYLE):
+        across = min(ACROSS, len(figure.panels))
+        down = math.ceil(len(figure.panels) / across)
+        wide = 1.0 + len(figure.ticks) / 8 if figure.ticks and across == 1 else 1.0
+        drawn = Drawing(figsize=(max(4.8, 3.4 * across) * min(wide, 2.2), 2.9 * down), layout="constrained")
+        FigureCanvasAgg(drawn)
+        grid = drawn.subplots(down, across, squeeze=False)
+        for i, axes in enumerate(grid.flat):
+            if i < len(figure.panels):
+                _panel(axes, figure, i)
+            else:
+                axes.axis("off")
+        _legend(drawn, figure)
+        drawn.suptitle(figure.title, fontsize=10)
+        yield drawn
+
+
+def _panel(axes: Axes, figure: Figure, index: int) -> None:
+    panel = figure.panels[index]
+    axes.set_title(panel.title, fontsize=9)
+    axes.set_xlabel(figure.x_label)
+    if index % ACROSS == 0:
+        axes.set_ylabel(figure.y_label)
+    if figure.kind == "bar":
+        _bars(axes, panel.series)
+    else:
+        for series in panel.series:
+            _line(axes, series, figure.kind)
+    if figure.ticks:
+        turn = 30 if max(map(len, figure.ticks)) > 6 and len(figure.ticks) > 3 else 0
+        axes.set_xticks(range(len(figure.ticks)), figure.ticks, rotation=turn, ha="right" if turn else "center")
+    elif figure.x_label == CURVE_X["step"]:
+        axes.locator_params(axis="x", integer=True)
+    elif figure.kind == "line":
+        if figure.log_x:
+            axes.set_xscale("log")
+        at = sorted({x for series in panel.series for x in series.x})
+        axes.set_xticks(at, [f"{x:g}" for x in at])
+        axes.minorticks_off()
+    if not panel.series:
+        axes.text(0.5, 0.5, "no finished run yet", transform=axes.transAxes, ha="center", color="#767676")
+
+
+def _line(axes: Axes, series: Series, kind: str) -> None:
+    color, style, marker = _look(series)
+    if kind == "curve" and len(series.x) == 1 and not series.is_published:  # evaluated once: nothing was trained
+        axes.axhline(series.y[0], color=color, linestyle=":", label=series.label)
+        return
+    if series.is_published:
+        axes.plot(series.x, series.y, ":", marker=marker, color=color, markerfacecolor="white", label=series.label)
+        return
+    if kind == "curve":
+        size = 3 if len(series.x) <= 25 else 0
+        axes.plot(series.x, series.y, style, marker=marker, markersize=size, color=color, label=series.label)
+        if series.n > 1:
+            low = [y - (s or 0) for y, s in zip(series.y, series.std, strict=True)]
+            high = [y + (s or 0) for y, s in zip(series.y, series.std, strict=True)]
+            axes.fill_between(series.x, low, high, color=color, alpha=0.15, linewidth=0)
+        return
+    errors = [s or 0 for s in series.std]
+    axes.errorbar(series.x, series.y, errors, fmt=style, marker=marker, color=color, capsize=3, label=series.label)
+
+
+def _bars(axes: Axes, every: tuple[Series, ...]) -> None:
+    ours = [series for series in every if not series.is_published]
+    places = {series.color: i for i, series in enumerate(ours)}
+    width = 0.8 / max(1, len(ours))
+    for series in every:
+        color, _, marker = _look(series)
+        shift = (places.get(series.color, 0) - (len(ours) - 1) / 2) * width
+        x = [value + shift for value in series.x]
+        if series.is_published:
+            axes.plot(x, series.y, linestyle="", marker=marker, color="black", mfc=color, zorder=3, label=series.label)
+            continue
+        errors = [s or 0 for s in series.std] if any(series.std) else None
+        axes.bar(x, series.y, width * 0.92, yerr=errors, color=color, capsize=2, label=series.label)
+
+
+def _look(series: Series) -> tuple[str, str, str]:
+    again, i = divmod(series.color, len(COLORS))
+    return COLORS[i], STYLES[again % len(STYLES)], MARKERS[series.color % len(MARKERS)]
+
+
+def _legend(drawn: Drawing, figure: Figure) -> None:
+    """One legend for all panels, below them."""
+    found: dict[str, Any] = {}
+    for axes in drawn.axes:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            found.setdefault(label, handle)
+    if len(found) > 1 or any(series.is_published for panel in figure.panels for series in panel.series):
+        columns = min(len(found), 3)
+        drawn.legend(list(found.values()), list(found), loc="outside lower center", ncols=columns, frameon=False)

@@ -1,0 +1,279 @@
+"""records x layout x published points -> the panels, series and points of a figure. Plain data; `draw` draws it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, stdev
+from typing import Any
+
+from zo_sweeps.errors import UserError, unknown
+from zo_sweeps.tables.records import Measure, Record, Rule
+from zo_sweeps.tables.select import select, settings
+
+KINDS = ("line", "bar", "curve")
+COLUMN = "column"
+CURVES: Mapping[str, tuple[str, float]] = {  # what a curve can show: label, one printed unit
+    "dev/loss": ("dev loss", 1.0),
+    "dev/metric": ("dev metric (%)", 0.01),
+    "train/loss": ("training loss", 1.0),
+}
+CURVE_X = {"step": "steps", "seconds": "seconds in steps (evaluation not counted)"}
+WINDOWS = 40  # points of a curve of training losses: each is the mean over a window of steps
+PUBLISHED_KEYS = ("series", "panel", "x", "y")
+
+Trail = Mapping[str, Sequence[tuple[int, float, float]]]  # of one run: name in CURVES -> (step, seconds, value)
+Lookup = Callable[[Record, str], Any]
+
+
+@dataclass(frozen=True)
+class FigureSpec:
+    """The layout of one figure.
+
+    Args:
+        kind: "line" or "bar" (a point is a finished setting), "curve" (a line is a run over time).
+        x: COLUMN or a key of a trial; of curves "step" or "seconds".
+        y: of curves, a name in CURVES. Other kinds show `measure`.
+        panels: COLUMN, a key of a trial, or "" for one panel.
+        series, columns: (key, label) in order.
+        published: points {series, panel, x, y} in printed units; `series` is a block, `panel` may be left out.
+    """
+
+    name: str
+    title: str
+    kind: str
+    x: str
+    y: str
+    panels: str
+    series: tuple[tuple[str, str], ...]
+    columns: tuple[tuple[str, str], ...]
+    measure: Measure | None = None
+    rule: Rule = field(default_factory=Rule)
+    published: tuple[Mapping[str, Any], ...] = ()
+    footnotes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        where = f"figure {self.name!r}"
+        if self.kind not in KINDS:
+            raise unknown("kind of figure", self.kind, KINDS, where=where)
+        if self.kind == "curve":
+            if self.x not in CURVE_X:
+                raise unknown("x of a curve", self.x, CURVE_X, where=where)
+            if self.y not in CURVES:
+                raise unknown("y of a curve", self.y, CURVES, where=where)
+        if len(self.columns) > 1 and COLUMN not in (self.x, self.panels):
+            fix = "use panels: column or x: column"
+            raise UserError("the columns of the grid would be mixed", where=where, fix=fix)
+        for point in self.published:
+            for key in point:
+                if key not in PUBLISHED_KEYS:
+                    raise unknown("key of a published point", key, PUBLISHED_KEYS, where=where)
+            for key in ("series", "x", "y"):
+                if key not in point:
+                    raise UserError(f"a published point without {key!r}", where=where)
+            if point["series"] not in dict(self.series):
+                raise unknown("series", point["series"], dict(self.series), where=where)
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line, or the bars of one colour. x is a number, or an index into `Figure.ticks` where there are some.
+
+    Args:
+        std: sample standard deviation over seeds, None where there is one seed.
+        color: index of its block, shared between ours and the published ones.
+    """
+
+    label: str
+    color: int
+    x: tuple[float, ...] = ()
+    y: tuple[float, ...] = ()
+    std: tuple[float | None, ...] = ()
+    n: int = 0
+    is_published: bool = False
+
+
+@dataclass(frozen=True)
+class Panel:
+    title: str
+    series: tuple[Series, ...] = ()
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What is drawn. `ticks` are the categories of the x axis; () where x is a number."""
+
+    name: str
+    title: str
+    kind: str
+    x_label: str
+    y_label: str
+    panels: tuple[Panel, ...]
+    ticks: tuple[str, ...] = ()
+    log_x: bool = False
+    notes: tuple[str, ...] = field(default=())
+
+
+def points(spec: FigureSpec, records: Iterable[Record], lookup: Lookup) -> Figure:
+    """A line or bar figure: at every x the setting selected on dev among those with that x, mean ± std over seeds.
+
+    Args:
+        lookup: (record, key) -> the trial's value of a key such as "estimator.q", None where it has none.
+    """
+    assert spec.measure is not None
+    order, mine = _named(spec), [record for record in records if record.block in dict(spec.series)]
+    xs = _values(spec.x, mine, spec, lookup, [point["x"] for point in spec.published])
+    numeric = spec.kind == "line" and spec.x != COLUMN and all(_is_number(x) for x in xs)
+    place = {x: float(x) if numeric else float(i) for i, x in enumerate(xs)}
+    panels, empty = [], []
+    for key, title in _panels(spec, mine, lookup):
+        here = [record for record in mine if not spec.panels or _value(record, spec.panels, lookup) == key]
+        found = []
+        for block, label in spec.series:
+            series = _points(spec, [record for record in here if record.block == block], lookup, place)
+            if series.x:
+                found.append(Series(label, order[block], series.x, series.y, series.std, series.n))
+            else:
+                empty.append(f"{label} ({title})" if title else label)
+        if title and not found:
+            empty = [*(name for name in empty if not name.endswith(f"({title})")), title]
+        panels.append(Panel(title, (*found, *_published(spec, key, place, order))))
+    measure, labels = spec.measure, dict(spec.columns)
+    positive = [x for x in place.values() if x > 0]
+    return Figure(
+        spec.name,
+        spec.title,
+        spec.kind,
+        "" if spec.x == COLUMN else spec.x.rpartition(".")[2],
+        _measured(measure),
+        tuple(panels),
+        () if numeric else tuple(labels.get(x, str(x)) if spec.x == COLUMN else str(x) for x in xs),
+        numeric and len(positive) == len(xs) > 2 and max(positive) >= 8 * min(positive),
+        _notes(spec, panels, empty, "bars" if spec.kind == "bar" else "error bars"),
+    )
+
+
+def curves(spec: FigureSpec, records: Iterable[Record], lookup: Lookup, trail: Callable[[str], Trail]) -> Figure:
+    """Convergence of the selected setting of every block: mean over its seeds with a band of one std.
+
+    Where the seeds differ in seconds, a point stands at their mean time. Args: `trail` reads a run, by trial id.
+    """
+    order, mine = _named(spec), [record for record in records if record.block in dict(spec.series)]
+    label, unit_size = CURVES[spec.y]
+    panels, empty, windows = [], [], set()
+    for key, title in _panels(spec, mine, lookup):
+        here = [record for record in mine if not spec.panels or _value(record, spec.panels, lookup) == key]
+        found = []
+        for block, name in spec.series:
+            selected = select(settings([record for record in here if record.block == block]), spec.rule)
+            runs = [trail(record.trial_id).get(spec.y, ()) for record in selected.records] if selected else []
+            if spec.y == "train/loss" and runs and all(runs):
+                window = max(1, math.ceil(min(map(len, runs)) / WINDOWS))
+                windows.add(window)
+                runs = [_windowed(run, window) for run in runs]
+            x, y, std = _mean_run(runs, spec.x == "seconds", unit_size)
+            if x:
+                found.append(Series(name, order[block], x, y, std, len(runs)))
+            elif selected is None and any(record.block == block for record in here):
+                empty.append(f"{name} ({title})" if title else name)
+        if title and not found:
+            empty = [*(name for name in empty if not name.endswith(f"({title})")), title]
+        panels.append(Panel(title, (*found, *_published(spec, key, None, order))))
+    notes = _notes(spec, panels, empty, "bands")
+    if spec.y == "train/loss" and max(windows, default=1) > 1:
+        notes = (*notes, f"Training losses are means over windows of {' or '.join(map(str, sorted(windows)))} steps.")
+    return Figure(spec.name, spec.title, spec.kind, CURVE_X[spec.x], label, tuple(panels), notes=notes)
+
+
+def _measured(measure: Measure) -> str:
+    name = f"{measure.metric} − {measure.minus}" if measure.minus else measure.metric
+    return f"{name} ({measure.unit})" if measure.unit else name
+
+
+def _named(spec: FigureSpec) -> dict[str, int]:
+    return {block: i for i, (block, _) in enumerate(spec.series)}
+
+
+def _value(record: Record, key: str, lookup: Lookup) -> Any:
+    return record.column if key == COLUMN else lookup(record, key)
+
+
+def _values(key: str, records: list[Record], spec: FigureSpec, lookup: Lookup, further: Iterable[Any]) -> list[Any]:
+    """The values of a key: the columns in their order, numbers by size, anything else as it comes."""
+    if key == COLUMN:
+        return [name for name, _ in spec.columns]
+    found = [_value(record, key, lookup) for record in sorted(records, key=lambda record: record.order)]
+    given = [value for value in dict.fromkeys([*found, *further]) if value is not None]
+    if records and not given:
+        raise UserError(f"no trial has a {key!r}", where=f"figure {spec.name!r}", fix="name an axis, e.g. estimator.q")
+    return sorted(given) if all(map(_is_number, given)) else given
+
+
+def _panels(spec: FigureSpec, records: list[Record], lookup: Lookup) -> list[tuple[Any, str]]:
+    if not spec.panels:
+        return [(None, "")]
+    if spec.panels == COLUMN:
+        return list(spec.columns)
+    name = spec.panels.rpartition(".")[2]
+    return [(value, f"{name} = {value}") for value in _values(spec.panels, records, spec, lookup, ())]
+
+
+def _points(spec: FigureSpec, records: list[Record], lookup: Lookup, place: Mapping[Any, float]) -> Series:
+    assert spec.measure is not None
+    x, y, std, n = [], [], [], 0
+    for value, at in place.items():
+        selected = select(settings([r for r in records if _value(r, spec.x, lookup) == value]), spec.rule)
+        values = [spec.measure.value(record.metrics) for record in selected.records] if selected else []
+        if values and all(map(math.isfinite, values)):
+            x.append(at)
+            y.append(fmean(values))
+            std.append(stdev(values) if len(values) > 1 else None)
+            n = max(n, len(values))
+    return Series("", 0, tuple(x), tuple(y), tuple(std), n)
+
+
+def _published(
+    spec: FigureSpec, panel: Any, place: Mapping[Any, float] | None, order: Mapping[str, int]
+) -> tuple[Series, ...]:
+    found = []
+    for block, label in spec.series:
+        mine = [p for p in spec.published if p["series"] == block and p.get("panel", panel) == panel]
+        if mine:
+            x = tuple(float(p["x"]) if place is None else place[p["x"]] for p in mine)
+            y = tuple(float(p["y"]) for p in mine)
+            found.append(Series(f"{label}, published", order[block], x, y, (None,) * len(x), 0, True))
+    return tuple(found)
+
+
+def _windowed(run: Sequence[tuple[int, float, float]], size: int) -> list[tuple[int, float, float]]:
+    parts = [run[i : i + size] for i in range(0, len(run), size)]
+    return [(part[-1][0], part[-1][1], fmean(value for _, _, value in part)) for part in parts]
+
+
+def _mean_run(
+    runs: Sequence[Sequence[tuple[int, float, float]]], by_time: bool, unit_size: float
+) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float | None, ...]]:
+    """(x, mean, std) at the steps that every run has."""
+    by_step = [{step: (seconds, value / unit_size) for step, seconds, value in run} for run in runs]
+    steps = sorted(set.intersection(*map(set, by_step))) if by_step else []
+    at = [[run[step] for run in by_step] for step in steps]
+    x = tuple(fmean(t for t, _ in both) if by_time else float(step) for step, both in zip(steps, at, strict=True))
+    values = [[value for _, value in both] for both in at]
+    return x, tuple(map(fmean, values)), tuple(stdev(v) if len(v) > 1 else None for v in values)
+
+
+def _notes(spec: FigureSpec, panels: Sequence[Panel], empty: Sequence[str], spread: str) -> tuple[str, ...]:
+    sizes = {series.n for panel in panels for series in panel.series if series.n > 1}
+    lines = []
+    if sizes:
+        lines.append(
+            f"Mean over {' or '.join(map(str, sorted(sizes)))} seeds; {spread}: ± one sample standard deviation."
+        )
+    if empty:
+        lines.append(f"No finished run yet: {', '.join(empty)}.")
+    return (*lines, *spec.footnotes)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -1,0 +1,58 @@
+"""In-context learning: solved examples before the prompt (MeZO's ICL rows)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from zo_sweeps.tasks.encode import Example, encode, length
+from zo_sweeps.tasks.prompts import render
+from zo_sweeps.tasks.spec import TaskSpec
+
+SEPARATOR = "\n\n"
+
+
+def demonstration(spec: TaskSpec, row: Mapping[str, Any]) -> str:
+    """A solved example as text: prompt and right answer."""
+    prompt = render(spec, row)
+    return (prompt.text + prompt.options[prompt.gold]).strip()
+
+
+class Demonstrator:
+    """Encodes rows with k demonstrations of the train split before them, or as many as fit.
+
+    Every row has a random set of its own, addressed by (seed, split, the row's index): it does not depend on which
+    other rows are encoded. Where k do not fit in `max_length`, the first are left out, whole. (MeZO's code draws by
+    numpy's generator, and cuts the first one in the middle.)
+
+    Args:
+        solved: the train split's demonstrations.
+        tokenizer, max_length, bos: as for `encode`.
+    """
+
+    def __init__(
+        self,
+        spec: TaskSpec,
+        solved: Sequence[str],
+        k: int,
+        seed: int,
+        tokenizer: Any,
+        max_length: int,
+        *,
+        bos: int | None = None,
+    ) -> None:
+        self.spec, self.solved, self.k, self.seed = spec, solved, min(k, len(solved)), seed
+        self.tokenizer, self.max_length, self.bos = tokenizer, max_length, bos
+
+    def encode(self, row: Mapping[str, Any], split: str, index: int) -> Example:
+        chosen = random.Random(f"icl/{self.seed}/{split}/{index}").sample(self.solved, self.k)
+        while chosen:
+            before = "".join(text + SEPARATOR for text in chosen)
+            over = length(self.spec, row, self.tokenizer, bos=self.bos, before=before) - self.max_length
+            if over <= 0:
+                return encode(self.spec, row, self.tokenizer, self.max_length, bos=self.bos, before=before)
+            while chosen and over > 0:  # an estimate on the high side, so that none is left out that would have fitted
+                piece = chosen.pop(0) + SEPARATOR
+                over -= int(1.1 * len(self.tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"])) + 1
+        return encode(self.spec, row, self.tokenizer, self.max_length, bos=self.bos)

@@ -1,0 +1,50 @@
+"""A row of data as token ids for a masked model, by LM-BFF's rules (MeZO's RoBERTa part)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from zo_sweeps.errors import UserError
+from zo_sweeps.tasks.encode import Candidate, Example
+from zo_sweeps.tasks.prompts import render
+from zo_sweeps.tasks.spec import MASK, TaskSpec
+
+
+def encode_masked(spec: TaskSpec, row: Mapping[str, Any], tokenizer: Any, max_length: int) -> Example:
+    """<bos> left <mask> right <eos>, with one candidate a label word: they share the row, and differ in the word.
+
+    The text on either side of the mask is tokenised by itself, without the spaces that stand before the mask. A label
+    word is tokenised with a space before it, and must be one token. Of a text that is too long, what is nearest to the
+    mask is kept: each side has half of the room, and what the other does not need. (LM-BFF cuts its end, and the first
+    sentence to a limit of the task's.)
+
+    Raises UserError when a label word is not one token, or `max_length` leaves no room.
+    """
+    prompt = render(spec, row)
+    left_text, right_text = prompt.text.split(MASK)
+    left, right = _ids(tokenizer, left_text.strip(" ")), _ids(tokenizer, right_text.rstrip(" "))
+    room = max_length - 3
+    if room < 2:
+        raise UserError(f"max_length {max_length} leaves no room for a prompt of task {spec.name!r}")
+    kept_right = min(len(right), max(room // 2, room - len(left)))
+    left, right = left[max(0, len(left) - (room - kept_right)) :], right[:kept_right]
+    ids = (tokenizer.bos_token_id, *left, tokenizer.mask_token_id, *right, tokenizer.eos_token_id)
+    candidates = tuple(
+        Candidate((*ids, _word(spec, tokenizer, option)), 1, mask_at=len(left) + 1) for option in prompt.options
+    )
+    return Example(candidates, prompt.gold, (), ids, prompt.text, prompt.golds)
+
+
+def _word(spec: TaskSpec, tokenizer: Any, word: str) -> int:
+    ids = _ids(tokenizer, f" {word.strip()}")
+    if len(ids) != 1:
+        raise UserError(
+            f"the label word {word!r} is {len(ids)} tokens of this model's",
+            where=f"task {spec.name!r} ({spec.dialect})",
+        )
+    return ids[0]
+
+
+def _ids(tokenizer: Any, text: str) -> tuple[int, ...]:
+    return tuple(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
