@@ -13,7 +13,8 @@ import torch
 from zo_sweeps import worker
 from zo_sweeps.config import Composer
 from zo_sweeps.errors import UserError
-from zo_sweeps.plan import BATCHED_SPACES, Plan, build
+from zo_sweeps.plan import Plan, build
+from zo_sweeps.plan.compatible import BATCHED_SPACES
 from zo_sweeps.trial import TrialState
 
 pytestmark = pytest.mark.unit

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from tests.engine.test_perturbations import CPU, LAYOUT, direction
-from zo_sweeps import plan
 from zo_sweeps.engine import lfsr, modulus
 from zo_sweeps.engine.perturbations import pezo_onthefly, pezo_pool
 from zo_sweeps.engine.perturbations.pezo_onthefly import PeZOOnTheFly
 from zo_sweeps.engine.perturbations.pezo_pool import PeZOPool
 from zo_sweeps.engine.types import Layout, NoiseKey
 from zo_sweeps.errors import UserError
+from zo_sweeps.plan import compatible
 
 pytestmark = pytest.mark.unit
 d, q = LAYOUT.d, LAYOUT.q
@@ -292,14 +292,14 @@ MEMBERS = {"pezo_pool": PeZOPool, "pezo_onthefly": PeZOOnTheFly}
 
 
 def test_the_plan_knows_the_members_choices() -> None:
-    assert {place: choices for place, choices in plan.CHOICES.items() if place[0] in MEMBERS} == {
+    assert {place: choices for place, choices in compatible.CHOICES.items() if place[0] in MEMBERS} == {
         ("pezo_pool", "length"): pezo_pool.LENGTHS,
         ("pezo_pool", "rounding"): modulus.ROUNDINGS,
         ("pezo_onthefly", "length"): pezo_onthefly.LENGTHS,
         ("pezo_onthefly", "address"): pezo_onthefly.ADDRESSES,
         ("pezo_onthefly", "rounding"): modulus.ROUNDINGS,
     }
-    for (name, option), choices in plan.CHOICES.items():
+    for (name, option), choices in compatible.CHOICES.items():
         if name in MEMBERS:
             for choice in choices:
                 MEMBERS[name](**{option: choice})
@@ -309,7 +309,7 @@ def test_the_plan_knows_the_members_choices() -> None:
 
 @pytest.mark.parametrize(("name", "option"), [("pezo_pool", "k"), ("pezo_onthefly", "k"), ("pezo_onthefly", "bits")])
 def test_the_plan_knows_the_members_ranges(name: str, option: str) -> None:
-    least, most = plan.RANGES[name, option]
+    least, most = compatible.RANGES[name, option]
     MEMBERS[name](**{option: least})
     MEMBERS[name](**{option: most})
     for outside in (least - 1, most + 1):

@@ -1,0 +1,116 @@
+"""A block of a grid -> every setting of its axes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from zo_sweeps.config import TRIAL_GROUPS, Composer, Forced
+from zo_sweeps.errors import UserError
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One point of a block's axes: group choices and key values, and which of them were searched.
+
+    `column` is its name among the grid's `columns`; "" where the columns are tasks.
+    """
+
+    choices: Mapping[str, str]
+    values: Mapping[str, Any]
+    searched: Mapping[str, Any]
+    column: str = ""
+
+
+def expand(composer: Composer, grid: Mapping[str, Any], block: str, spec: Mapping[str, Any]) -> Iterator[Setting]:
+    """Every setting of a block, seeds last, in the order of the file."""
+    where = f"grid {grid['name']}, block {block}"
+    forced = composer.forced
+    fixed = {**_flatten(grid["fixed"]), **_flatten(spec["fixed"])}
+    axes = {**_axes(grid["axes"], where), **_axes(spec["axes"], where)}
+    for name in {*fixed} & {*axes}:
+        raise UserError(f"{name!r} is both fixed and an axis", where=where)
+    default_task = fixed.get("task", composer.base["task"]["name"])
+    seeds: Sequence[int] = forced.values.get("seed") or grid["seeds"]
+    exclude = [_flatten(entry) for entry in (*grid["exclude"], *spec["exclude"])]
+    for column, task, of_column in _columns(grid["columns"], forced, axes.get("task"), default_task, where):
+        own_values = {**of_column, **_flatten(spec["per_task"].get(column or task, {}))}
+        here, own = _at_task(fixed, axes, own_values, forced)
+        for name, options in {**{name: [value] for name, value in here.items()}, **own}.items():
+            if name not in TRIAL_GROUPS:
+                for value in options:
+                    composer.check_value(name, value, where)
+        for point in itertools.product(*own.values()):
+            searched = dict(zip(own, point, strict=True))
+            chosen = {**here, **searched, "task": task}
+            if any(all(chosen.get(name) == value for name, value in entry.items()) for entry in exclude):
+                continue
+            choices = {name: str(value) for name, value in chosen.items() if name in TRIAL_GROUPS}
+            values = {name: value for name, value in chosen.items() if name not in TRIAL_GROUPS}
+            for seed in seeds:
+                yield Setting(choices, {**values, "seed": seed}, searched, column)
+
+
+def _columns(
+    named: Mapping[str, Any], forced: Forced, tasks: Sequence[str] | None, default_task: str, where: str
+) -> list[tuple[str, str, dict[str, Any]]]:
+    """(name, task, values) of every column: of the grid's `columns`, else of its tasks, which have no such name.
+
+    A task of the command line takes the place of all of the grid's.
+    """
+    given = forced.choices.get("task", ())
+    if not named:
+        return [("", task, {}) for task in given or tasks or [default_task]]
+    if len(given) > 1 or tasks:
+        raise UserError("the columns of this grid are not tasks: there can be one task", where=where)
+    found = []
+    for name, values in named.items():
+        flat = _flatten(values)
+        task = flat.pop("task", default_task)
+        found.append((name, given[0] if given else task, flat))
+    return found
+
+
+def _at_task(
+    fixed: Mapping[str, Any], axes: Mapping[str, list[Any]], per_task: Mapping[str, Any], forced: Forced
+) -> tuple[dict[str, Any], dict[str, list[Any]]]:
+    """(fixed values, axes) of a block at one column: `per_task`, its own (flattened), replace the block's, and the
+    command line's replace both."""
+    here, own = dict(fixed), dict(axes)
+    given = {name: list(values) for name, values in {**forced.choices, **forced.values}.items()}
+    for name, value in [*per_task.items(), *((n, v if len(v) > 1 else v[0]) for n, v in given.items())]:
+        here.pop(name, None)
+        if isinstance(value, list) and (name not in forced.values or len(given[name]) > 1):
+            own[name] = value
+        else:
+            own.pop(name, None)
+            here[name] = value
+    for name in ("task", "seed"):
+        here.pop(name, None)
+        own.pop(name, None)
+    return here, own
+
+
+def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"update": {"lr": 1}} -> {"update.lr": 1}; a group given a name stays as it is."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            flat.update(_flatten(value, f"{path}."))
+        else:
+            flat[path] = value
+    return flat
+
+
+def _axes(tree: Mapping[str, Any], where: str) -> dict[str, list[Any]]:
+    axes = {}
+    for name, values in _flatten(tree).items():
+        if not isinstance(values, list):
+            raise UserError(f"axis {name!r} must be a list", where=where, fix=f"did you mean [{values}]?")
+        if not values:
+            raise UserError(f"axis {name!r} is empty", where=where)
+        axes[name] = values
+    return axes

@@ -1,0 +1,138 @@
+"""What a trial needs of this machine: its model, its data, memory."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from zo_sweeps.errors import UserError
+from zo_sweeps.fingerprint import fingerprint
+from zo_sweeps.plan.compatible import TRAINED
+
+BYTES_A_TOKEN = 4  # of English text as JSON, roughly; for estimates only
+MOMENTS = {"adam": 2, "momentum": 1}  # fp32 copies of the trainable state that an update keeps
+
+
+class Places:
+    """Models and data, looked up once each: are they here, which are they, how large."""
+
+    def __init__(self) -> None:
+        self._models: dict[str, Any] = {}
+        self._data: dict[str, Any] = {}
+        self._texts: dict[Path, str] = {}
+
+    def look(self, config: dict[str, Any]) -> tuple[str, int, float]:
+        """Fills in the fingerprints; returns (why it cannot run here, peak memory, tokens a sequence)."""
+        model, data = self._model(config["model"]), self._task(config)
+        config["model"]["fingerprint"] = model.fingerprint
+        config["task"]["fingerprint"] = data.fingerprint
+        self._masked(config, model.arch.get("model_type"))
+        text = self._text(config)
+        precision = config["precision"]["name"]
+        stored = find_spec(f"zo_sweeps.engine.precisions.{precision}") is not None
+        why = "; ".join(
+            reason
+            for reason, there in (
+                (model.why, model.available),
+                (data.why, data.available),
+                (text, not text),
+                (f"weights cannot be stored as {precision} yet (choose precision=fp16, bf16 or fp32)", stored),
+            )
+            if not there
+        )
+        tokens = float(config["train"]["max_length"])
+        if data.row_bytes:
+            tokens = min(tokens, max(data.row_bytes / BYTES_A_TOKEN, 16) * (1 + config["method"]["demonstrations"]))
+        return why, self._memory(config, model, tokens), tokens
+
+    @staticmethod
+    def _masked(config: Mapping[str, Any], model_type: object) -> None:
+        """Raises UserError for a causal model with a prompt for a masked one, or the other way round."""
+        from zo_sweeps.models import families
+
+        if model_type not in families.names():
+            return
+        wording, masked = config["task"]["dialects"].get(config["prompt"]["name"]), families.is_masked(model_type)
+        if wording and masked != (wording["loss"] == "label_words"):
+            kind, other = ("masked", "without") if masked else ("causal", "with")
+            raise UserError(
+                f"model {config['model']['name']!r} is a {kind} one, and prompt {config['prompt']['name']!r} of task "
+                f"{config['task']['name']!r} is {other} a mask"
+            )
+        if masked and config["method"]["kind"] == "icl":
+            raise UserError("in-context learning needs a causal model", fix="leave kind icl out for masked models")
+
+    def _model(self, model: Mapping[str, Any]) -> Any:
+        from zo_sweeps.models.identity import status
+
+        key = fingerprint({k: v for k, v in model.items() if k != "fingerprint"})
+        if key not in self._models:
+            self._models[key] = status(model)
+        return self._models[key]
+
+    def _task(self, config: Mapping[str, Any]) -> Any:
+        from zo_sweeps.tasks.data import check
+        from zo_sweeps.tasks.spec import TaskSpec
+
+        task = {k: v for k, v in config["task"].items() if k != "fingerprint"}
+        dialect, folder = config["prompt"]["name"], config["data"]["dir"]
+        key = fingerprint([task, dialect, folder])
+        if key not in self._data:
+            try:
+                self._data[key] = check(TaskSpec.from_config(task, dialect), task, folder)
+            except UserError as error:
+                self._data[key] = error
+        if isinstance(self._data[key], UserError):
+            raise self._data[key]
+        return self._data[key]
+
+    def _text(self, config: dict[str, Any]) -> str:
+        """Fills in the fingerprint of the text that a mask is found on; returns why it cannot be had."""
+        space = config["space"]
+        if space.get("source") != "text" or config["method"]["kind"] not in TRAINED:
+            return ""
+        file = Path(config["data"]["dir"] or ".").expanduser() / space["text"]
+        if not file.is_file():
+            return f"no text at {file} (space.text, under data.dir)"
+        if file not in self._texts:
+            self._texts[file] = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+        config["space"] = {**space, "text_fingerprint": self._texts[file]}
+        return ""
+
+    @staticmethod
+    def _memory(config: Mapping[str, Any], model: Any, tokens: float) -> int:
+        from zo_sweeps.devices.estimate import RUNTIME_BYTES, finding_memory, peak_memory
+        from zo_sweeps.models.shapes import BYTES, target_entries, trainable_parameters
+
+        precision = config["precision"]["name"]
+        if not model.arch or precision not in BYTES:
+            return 0
+        space = config["space"]
+        trainable = model.parameters if space["name"] == "full" else trainable_parameters(model.arch, space)
+        kind = config["method"]["kind"]
+        finding = 0
+        if space["name"] == "sensitive" and kind in TRAINED:
+            of_text = space["source"] == "text"
+            length = space["length"] if of_text else int(min(config["train"]["max_length"], 2 * tokens))
+            entries = target_entries(model.arch, space["targets"])
+            finding = finding_memory(
+                model.parameters, model.arch, BYTES[precision], length, length if of_text else 1, entries
+            )
+        peak = peak_memory(
+            model.parameters,
+            model.arch,
+            BYTES[precision],
+            kind if kind in TRAINED else "zero_shot",
+            space["name"],
+            config["estimator"].get("q", 1),
+            config["evaluation"]["mode"],
+            config["train"]["batch"] or 1,
+            int(min(config["train"]["max_length"], 2 * tokens)),  # the longest row of a batch, not the mean
+            int(model.arch["vocab_size"]),
+            trainable,
+            moments=MOMENTS.get(config["update"]["name"], 0) if kind in TRAINED else 0,
+        )
+        return RUNTIME_BYTES + max(peak, finding)
