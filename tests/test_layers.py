@@ -134,7 +134,7 @@ def test_importing_a_light_module_loads_nothing_heavy(module: str) -> None:
 
 def test_an_upward_import_would_be_seen() -> None:
     """The walk itself: names resolve, relative ones too, and function-level imports count."""
-    assert "zo_sweeps.models.identity.status" in {name for name, _ in imported("plan.py")}
+    assert "zo_sweeps.models.identity.status" in {name for name, _ in imported("plan/places.py")}
     assert room("zo_sweeps.models.identity.status") == "models"
     assert room("engine/spaces/full.py") == "engine"
 

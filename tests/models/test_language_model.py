@@ -257,8 +257,24 @@ def test_llama_without_a_padding_token_pads_with_unk(checkpoint):
 # --- the models of conf/model ---------------------------------------------------------------------------------------
 
 SMALL = {  # narrower and shallower, the rest as in the YAML
-    "llama": {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 96},
-    "opt": {"num_hidden_layers": 2, "hidden_size": 64, "word_embed_proj_dim": 64, "ffn_dim": 96},
+    **{
+        key: {
+            "num_hidden_layers": 2,
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+        }
+        for key in ("llama", "mistral")
+    },
+    "opt": {
+        "num_hidden_layers": 2,
+        "hidden_size": 64,
+        "word_embed_proj_dim": 64,
+        "ffn_dim": 96,
+        "num_attention_heads": 4,
+    },
     "roberta": {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4},
 }
 KEYS = ["name", "display", "source", "path", "revision", "family", "precision", "arch"]

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any
 
 import pytest
 import yaml
 
+from tests.papers.common import composer, plan
 from zo_sweeps import readout
-from zo_sweeps.config import Composer, conf_dir
+from zo_sweeps.config import conf_dir
 from zo_sweeps.fingerprint import canonical_json
-from zo_sweeps.plan import Plan, build, identity
+from zo_sweeps.plan import identity
 from zo_sweeps.schedule.ledger import Standing
 from zo_sweeps.tables import Table
 from zo_sweeps.tables.published import load
@@ -60,16 +60,6 @@ TASKS = {"SST-2": "sst2", "RTE": "rte", "CB": "cb", "BoolQ": "boolq", "WSC": "ws
 @pytest.fixture(autouse=True)
 def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-
-
-@lru_cache(maxsize=64)
-def composer(grid: str) -> Composer:
-    return Composer([f"+grid={grid}"])
-
-
-@lru_cache(maxsize=64)
-def plan(grid: str) -> Plan:
-    return build(composer(grid))
 
 
 def tables(grid: str) -> list[Table]:

@@ -21,14 +21,16 @@ A sum of directions is rounded in this order: s = c_0 z_0;  s = s + c_i z_i;  ou
 Only multiplication, xor, and, and floor division by powers of two are needed for the words, which is what an exported
 program may use. Cost: 18 integer and about 50 float operations a pair. On a CPU with a C compiler `combine` runs
 kernels/gaussian.c, several times faster than the torch expression and with the same bits (checked when it is loaded).
+On CUDA it runs kernels/triton.py, checked in the same way at the first use on a device, where triton is installed.
 """
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
-from collections.abc import Sequence
-from functools import lru_cache
+import logging
+from collections.abc import Callable, Sequence
+from functools import cache, lru_cache, partial
 
 import torch
 from torch import Tensor
@@ -46,6 +48,10 @@ COS = (0.00085819064, -0.020810628, 0.25365075, -1.2336982, 0.99999994)  # cos(p
 TWO_LN2 = 1.3862944
 
 Terms = Sequence[tuple[NoiseKey, float]]
+# out, base, start, words, scales: what `_expression` computes, however it is done.
+Run = Callable[[Tensor, Tensor | None, int, Sequence[tuple[int, int]], Sequence[float]], None]
+HALVES = (torch.bfloat16, torch.float16)
+log = logging.getLogger(__name__)
 
 
 def _signed(word: int) -> int:
@@ -170,17 +176,67 @@ def _expression(
                 torch.add(base[place], wanted, out=out[place])
 
 
+def _rounded(
+    run: Run,
+    out: Tensor,
+    base: Tensor | None,
+    start: int,
+    words: Sequence[tuple[int, int]],
+    scales: Sequence[float],
+) -> None:
+    """`run`, which knows fp32 only, for `out` and `base` of any dtype: summed in fp32 and rounded once."""
+    if out.dtype == torch.float32 and (base is None or base.dtype == torch.float32):
+        return run(out, base, start, words, scales)
+    total = torch.empty(out.shape, device=out.device)
+    run(total, None, start, words, scales)
+    out.copy_(total if base is None else total.add_(base))
+
+
+def _same_bits(run: Run, device: torch.device, dtype: torch.dtype, add: bool) -> bool:
+    """Whether `run` on `device` gives the bits of the torch expression on the CPU; `add`: to a base."""
+    words, scales, base = [(-5, 17), (1 << 30, -(1 << 30))], [0.3, -1.7], torch.linspace(-1, 1, 5 * LANES, dtype=dtype)
+    ours, theirs = torch.empty_like(base), torch.empty_like(base, device=device)
+    _rounded(_expression, ours, base if add else None, 3 * LANES + 1, words, scales)
+    run(theirs, base.to(device) if add else None, 3 * LANES + 1, words, scales)
+    return torch.equal(ours, theirs.cpu())
+
+
 @lru_cache(maxsize=1)
 def _native() -> ctypes.CDLL | None:
     """The compiled map, if it could be built and gives the bits of the torch expression."""
     code = native.library()
     if code is None:
         return None
-    words, scales, base = [(-5, 17), (1 << 30, -(1 << 30))], [0.3, -1.7], torch.linspace(-1, 1, 5 * LANES)
-    ours, theirs = torch.empty_like(base), torch.empty_like(base)
-    _expression(ours, base, 3 * LANES + 1, words, scales)
-    native.combine(code, theirs, base, 3 * LANES + 1, words, scales)
-    return code if torch.equal(ours, theirs) else None
+    same = _same_bits(partial(native.combine, code), torch.device("cpu"), torch.float32, True)
+    return code if same else None
+
+
+@cache
+def _triton(device: torch.device, dtype: torch.dtype, add: bool) -> Run | None:
+    """The CUDA kernel for `out` (and a base) of `dtype`, if it runs there with the bits of the torch expression."""
+    try:
+        from zo_sweeps.engine.kernels import triton
+
+        if _same_bits(triton.combine, device, dtype, add):
+            return triton.combine
+        why = "its bits are not those of the torch expression"
+    except Exception as error:  # no triton, no compiler for its launcher, an old device: it can raise anything
+        why = f"{type(error).__name__}: {error}"
+    log.debug("triton is not used for %s on %s: %s", dtype, device, why)
+    return None
+
+
+def _runner(out: Tensor, base: Tensor | None) -> Run:
+    """The fastest there is for these tensors."""
+    if out.device.type == "cpu":
+        code = _native()
+        return partial(_rounded, _expression if code is None else partial(native.combine, code))
+    same_dtype = base is None or base.dtype == out.dtype
+    if out.is_cuda and same_dtype and out.dtype in (torch.float32, *HALVES):
+        kernel = _triton(out.device, out.dtype, base is not None)
+        if kernel is not None:
+            return kernel
+    return partial(_rounded, _expression)
 
 
 def combine(
@@ -193,24 +249,20 @@ def combine(
     out: Tensor | None = None,
     start: int = 0,
 ) -> Tensor:
-    """base + sum_i c_i z(key_i), fp32, for the terms (key_i, c_i).
+    """base + sum_i c_i z(key_i) for the terms (key_i, c_i): summed in fp32, rounded once to the dtype of `out`.
 
     Args:
         name, shape: the parameter; with `start`, `shape` is that of the elements start, start + 1, ... wanted.
-        base: fp32, of that many elements; nothing is added without it.
-        out: contiguous fp32; may be `base` itself. New when not given.
+        base: of that many elements; nothing is added without it.
+        out: contiguous; may be `base` itself. New when not given: of the dtype of `base`, fp32 without one.
 
     Cost: one pass over `shape`, whatever the number of terms; the directions themselves are never stored.
     """
-    out = torch.empty(shape, device=device) if out is None else out
+    if out is None:
+        out = torch.empty(shape, device=device, dtype=torch.float32 if base is None else base.dtype)
     flat, source = out.view(-1), None if base is None else base.reshape(-1)
     words = [words_of(key, name) for key, _ in terms]
-    scales = [scale for _, scale in terms]
-    code = _native() if out.device.type == "cpu" else None
-    if code is None:
-        _expression(flat, source, start, words, scales)
-    else:
-        native.combine(code, flat, source, start, words, scales)
+    _runner(flat, source)(flat, source, start, words, [scale for _, scale in terms])
     return out
 
 

@@ -1,0 +1,107 @@
+# mypy: disable-error-code="import-not-found,import-untyped,no-untyped-def,untyped-decorator"
+"""gaussian.c for CUDA, in Triton: the same map, a group of 1024 elements a program, any number of terms in one pass.
+
+Multiplications and additions are compiled as they stand (`enable_fp_fusion=False`: neither LLVM nor ptxas contracts
+them to fused multiply-adds), and `sqrt_rn` is the correctly rounded root, so that the bits are those of the torch
+expression in noise.py. noise.py imports this module at the first use of a CUDA tensor and falls back to the expression
+where triton is missing or gives other bits. It comes with torch's CUDA builds; nothing else needs it.
+
+Cost: one read of `base` (if given), one write of `out`; and one small copy of the terms to the device, which the host
+does not wait for.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+LANES = tl.constexpr(512)  # counters a group; a group is 2 * LANES elements
+OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
+
+
+@triton.jit
+def _member(table, term, terms, counter):
+    """c z of each counter for one term: the first and the second member."""
+    k0 = tl.load(table + term).to(tl.uint32, bitcast=True)
+    k1 = tl.load(table + terms + term).to(tl.uint32, bitcast=True)
+    scale = tl.load(table + 2 * terms + term).to(tl.float32, bitcast=True)
+    x = counter ^ k0
+    x = (x ^ (x >> 16)) * 0x7FEB352D
+    x = x ^ k1
+    x = (x ^ (x >> 15)) * 0x846CA68B
+    x = x ^ (x >> 16)
+    y = x * 0x9E3779B1 + k0
+    y = y ^ (y >> 15)
+
+    near = (x | 1).to(tl.int32, bitcast=True).to(tl.float32)
+    bits = (near.to(tl.int32, bitcast=True) & 0x7FFFFFFF) - 0x4EB504F3  # sqrt(1/2), times 2^31
+    exponent = (bits >> 23).to(tl.float32)
+    f = ((bits & 0x7FFFFF) + 0x3F3504F3).to(tl.float32, bitcast=True) - 1.0
+    p = f * -0.23792209 + 0.3733571
+    p = p * f - 0.4099266
+    p = p * f + 0.49819487
+    p = p * f - 0.66629016
+    p = p * f + 1.0000223
+    p = p * f - 2.000002
+    r = tl.sqrt_rn(p * f - exponent * 1.3862944)
+
+    t = y.to(tl.int32, bitcast=True).to(tl.float32) * 4.656612873077393e-10  # 2^-31
+    t2 = t * t
+    s = (((t2 * -0.004333095 + 0.07943434) * t2 - 0.64589286) * t2 + 1.570791) * t
+    c = (((t2 * 0.00085819064 - 0.020810628) * t2 + 0.25365075) * t2 - 1.2336982) * t2 + 0.99999994
+    c = (c.to(tl.uint32, bitcast=True) ^ (x & 0x80000000)).to(tl.float32, bitcast=True)
+    return s * r * scale, c * r * scale
+
+
+@triton.jit
+def _store(out, base, total, at, count, HAS_BASE: tl.constexpr):
+    wanted = (at >= 0) & (at < count)
+    if HAS_BASE:
+        total = tl.load(base + at, mask=wanted, other=0.0).to(tl.float32) + total
+    tl.store(out + at, total.to(out.dtype.element_ty), mask=wanted)
+
+
+# Without variants for particular numbers, what noise.py checks on a small block is what runs.
+@triton.jit(do_not_specialize=["terms", "start", "count"])
+def _combine(out, base, table, terms, start, count, HAS_BASE: tl.constexpr):
+    group = start // (2 * LANES) + tl.program_id(0)
+    lane = tl.arange(0, LANES)
+    counter = (group * LANES).to(tl.uint32) + lane.to(tl.uint32)
+    first, second = _member(table, 0, terms, counter)
+    for term in range(1, terms):
+        a, b = _member(table, term, terms, counter)
+        first += a
+        second += b
+    at = group.to(tl.int64) * (2 * LANES) - start + lane  # in `out`, of the first half
+    _store(out, base, first, at, count, HAS_BASE)
+    _store(out, base, second, at + LANES, count, HAS_BASE)
+
+
+def combine(
+    out: Tensor, base: Tensor | None, start: int, words: Sequence[tuple[int, int]], scales: Sequence[float]
+) -> None:
+    """out = base + sum_k scales[k] * z_k at elements start, start+1, ...; contiguous, of any floating dtypes.
+
+    The sum is made in fp32 and rounded to the dtype of `out` once. `base` may be `out`.
+    """
+    count, terms, lanes = out.numel(), len(words), LANES.value
+    if not count:
+        return
+    host = torch.empty(3, terms, dtype=torch.int32, pin_memory=out.is_cuda)  # pinned: the host need not wait
+    host[:2] = torch.tensor(words, dtype=torch.int32).T
+    host[2].view(torch.float32).copy_(torch.tensor(scales, dtype=torch.float32))
+    table = host.to(out.device, non_blocking=True)
+    groups = -(-(start + count) // (2 * lanes)) - start // (2 * lanes)
+    with torch.cuda.device_of(out):
+        _combine[(groups,)](
+            out,
+            out if base is None else base,
+            table,
+            terms,
+            start,
+            count,
+            HAS_BASE=base is not None,
+            **OPTIONS,
+        )
