@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from zo_sweeps.devices.estimate import RUNTIME_BYTES
-from zo_sweeps.fingerprint import fingerprint
 from zo_sweeps.trial import Outcome, Trial, TrialState
 
 MARGIN = 1.1  # the next trial's batches may be a little longer, its allocator less lucky
@@ -21,7 +21,7 @@ def memory_key(trial: Trial) -> str:
     shared += [_only(config.get("model"), "fingerprint"), _only(config.get("task"), "fingerprint", "name")]
     shared += [_only(config.get("estimator"), "name", "q"), _only(config.get("update"), "name")]
     shared += [_only(config.get("train"), "batch", "max_length", "objective"), _only(config.get("prompt"), "name")]
-    return fingerprint([*shared, trial.needs.device])
+    return json.dumps([*shared, trial.needs.device], sort_keys=True)
 
 
 class Measured:

@@ -19,6 +19,7 @@ from zo_sweeps.schedule.placement import Node
 
 DEVICE_LABEL, NAME_LABEL = "zo.device", "zo.name"
 OBJECT_STORE_BYTES = 100 * 2**20  # we pass journals of kilobytes; the default would take 30 % of the memory
+NODE_LOST = "its node is gone or out of reach"
 UNREACHABLE_SECONDS = 15.0  # without a head Ray ends this process after 60
 
 
@@ -108,7 +109,7 @@ def why_lost(error: Exception) -> str:
     if kind == "OutOfMemoryError" or "low on memory" in str(error):
         return "its process was killed because the node ran low on memory"
     if kind in ("ActorUnavailableError", "NodeDiedError", "ActorUnschedulableError") or "node has died" in str(error):
-        return "its node is gone or out of reach"
+        return NODE_LOST
     return "its process ended unexpectedly (killed, or crashed)"
 
 

@@ -28,12 +28,13 @@ from zo_sweeps.schedule.executors import (
 )
 from zo_sweeps.schedule.placement import HOSTS, Node, gpus_needed, preference, reason, refusal, takes_main_memory
 from zo_sweeps.schedule.ray_actor import TrialActor
-from zo_sweeps.schedule.ray_cluster import Connection, why_lost
+from zo_sweeps.schedule.ray_cluster import NODE_LOST, Connection, why_lost
 from zo_sweeps.trial import Event, Outcome, Trial, TrialState
 
 REFRESH_SECONDS = 1.0  # how long a node that joined may go unnoticed
 SILENT_SECONDS = 20.0  # without a heartbeat; Ray itself takes 64
 LEAVING_SECONDS = 60.0  # a node that handed a trial back is given no other for so long, if it stays
+DEAD_SECONDS = 20.0  # so long Ray may take to see that a node died whose actor is out of reach
 
 
 @dataclass
@@ -78,7 +79,7 @@ class RayExecutor:
         self.grows = address is not None
         self._slots: list[_Slot] = []
         self._silent: list[_Slot] = []  # given up; their nodes take no trial until Ray or they themselves speak
-        self._leaving: dict[str, float] = {}  # node_id -> until when (monotonic)
+        self._avoided: dict[str, float] = {}  # nodes that leave, or seem dead: node_id -> until when (monotonic)
         self._nodes: list[Node] = []
         self._refreshed = 0.0
         self._polled = 0.0
@@ -166,14 +167,14 @@ class RayExecutor:
     def _refresh(self) -> None:
         self._nodes = self._connection.nodes()
         self._refreshed = now = time.monotonic()
-        self._leaving = {node_id: until for node_id, until in self._leaving.items() if until > now}
+        self._avoided = {node_id: until for node_id, until in self._avoided.items() if until > now}
         if alive := {node.node_id for node in self._nodes}:
             self._slots = [slot for slot in self._slots if slot.trial or slot.node.node_id in alive]
 
     def _choose(self, trial: Trial) -> tuple[_Slot | None, Node | None]:
         """The slot to use, idle and warm if possible; (None, node): a new one there; (None, None): wait."""
         nodes = [node for node in self._nodes if not refusal(trial.needs, node, self._cpus)]
-        away = {slot.node.node_id for slot in self._silent} | self._leaving.keys()
+        away = {slot.node.node_id for slot in self._silent} | self._avoided.keys()
         nodes = [node for node in nodes if node.node_id not in away and self._memory_left(trial, node)]
         nodes.sort(key=lambda node: preference(trial.needs, node))
         homes = {node.node_id: gpus_needed(trial.needs, node) for node in nodes}
@@ -254,7 +255,9 @@ class RayExecutor:
             self._drop(slot)
             self._refresh()
             if not given_up:
-                self._deliver(Lost(trial_id, slot.attempt, why_lost(error), slot.node.name))
+                if (why := why_lost(error)) == NODE_LOST:
+                    self._avoided[slot.node.node_id] = time.monotonic() + DEAD_SECONDS
+                self._deliver(Lost(trial_id, slot.attempt, why, slot.node.name))
             return
         if slot in self._silent:  # back, too late
             self._drop(slot)
@@ -270,7 +273,7 @@ class RayExecutor:
         ended = Outcome.from_json(outcome)
         if leaving:
             self._drop(slot)
-            self._leaving[slot.node.node_id] = time.monotonic() + LEAVING_SECONDS
+            self._avoided[slot.node.node_id] = time.monotonic() + LEAVING_SECONDS
             if ended.state is TrialState.CANCELLED and not self._stopping:
                 why = "handed back: its node was asked to stop"
                 self._deliver(Lost(trial_id, slot.attempt, why, slot.node.name, blameless=True))
