@@ -2,7 +2,8 @@
 # A sweep on Slurm: a Ray head on the job's first node, a worker on each other one, the driver beside the head.
 #   sbatch jobs/slurm.sh +grid=llama2_superglue state_dir=/shared/zo data.dir=/shared/data
 # Submit it again after a time limit: the state folder, which every node must see, says what is missing.
-# RAY_PORT is there for clusters that open certain ports only. zo-sweeps must be on PATH, at one version, on every node.
+# ZO_DEVICE (default cuda) names the nodes' profile of conf/device, RAY_PORT the port of the head where not every one is open.
+# zo-sweeps must be on PATH, at one version, on every node.
 #SBATCH --job-name=zo-sweeps
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
