@@ -18,12 +18,13 @@ NAME = PACKAGE.name
 OUTPUT = {"readout", "charts", "frame", "report", "compare", "launch", "papers", "show", "bench"}
 # Lower floors first. Rooms of a floor do not import each other, but for the pairs in BESIDE and the rooms of OUTPUT.
 FLOORS = (
-    {"errors", "trial", "fingerprint"},
+    {"errors", "trial", "fingerprint", "arguments"},
     {"engine", "models", "tasks", "devices", "record", "tables", "edge"},
     {"config", "plan"},
     {"calibrate"},
     {"worker"},
     {"schedule"},
+    {"fleet"},
     OUTPUT,
     {"cli"},
     {"__main__"},
@@ -33,7 +34,7 @@ BESIDE = {("plan", "config")}
 ALSO = {"engine/perturbations/mezo_compat.py": {"numpy"}}
 AXES = {"estimators", "perturbations", "spaces", "precisions", "updates"}
 ONLY_IN = {
-    "ray": {"schedule/ray_executor.py", "schedule/ray_actor.py", "schedule/cluster.py"},
+    "ray": {"schedule/ray_executor.py", "schedule/ray_actor.py", "schedule/cluster.py", "fleet/gcs.py"},
     "mlflow": {"record/"},
     "hydra": {"config.py"},
     "omegaconf": {"config.py"},

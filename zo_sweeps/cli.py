@@ -7,10 +7,12 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from zo_sweeps import __version__
+from zo_sweeps.arguments import Parser
 from zo_sweeps.errors import UserError, unknown
+from zo_sweeps.fleet.commands import devices, head, worker
 
 if TYPE_CHECKING:
     from zo_sweeps.config import Composer
@@ -32,16 +34,11 @@ examples:
 """
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UserError(message, fix=f"see {self.prog} --help")
-
-
 def _parser(command: str) -> argparse.ArgumentParser:
     commands = "\n".join(
         f"  {name:8} {(function.__doc__ or '').splitlines()[0]}" for name, function in COMMANDS.items()
     )
-    parser = _Parser(
+    parser = Parser(
         prog=f"python -m zo_sweeps {command}",
         description=(COMMANDS[command].__doc__ or "") + f"\n\ncommands:\n{commands}",
         epilog=EXAMPLES,
@@ -300,5 +297,8 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "papers": papers,
     "ui": ui,
     "doctor": doctor,
+    "head": head,
+    "worker": worker,
+    "devices": devices,
     "bench": bench,
 }

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import importlib
+import json
 import os
 import secrets
 import shutil
 import socket
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from zo_sweeps.errors import UserError
+
+NOTES = b"zo"  # the namespace of the head's key-value store in which nodes and drivers leave notes for each other
+RUNS = "runs/"  # + a driver: what it runs where
 
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -65,14 +73,15 @@ def joining_environment() -> dict[str, str]:
 def environment(variables: Mapping[str, str | None]) -> Iterator[None]:
     """Sets environment variables (None: takes one away), and puts back what was there."""
     before = {name: os.environ.get(name) for name in variables}
-    _set(variables)
+    set_environment(variables)
     try:
         yield
     finally:
-        _set(before)
+        set_environment(before)
 
 
-def _set(variables: Mapping[str, str | None]) -> None:
+def set_environment(variables: Mapping[str, str | None]) -> None:
+    """Sets environment variables; None takes one away."""
     for name, value in variables.items():
         if value is None:
             os.environ.pop(name, None)
@@ -93,3 +102,28 @@ def must_answer(address: str, timeout: float = 5.0) -> None:
             where="cluster.address",
             fix="check the address and the firewall, or leave cluster.address out for a cluster on this machine",
         ) from None
+
+
+def forget_token() -> None:
+    """Ray reads mode and token once a process; a second cluster in this one has its own."""
+    raylet: Any = importlib.import_module("ray._raylet")
+    with contextlib.suppress(AttributeError):  # private names, and they move
+        raylet.Config.initialize("")
+        raylet.AuthenticationTokenLoader.instance().reset_cache()
+
+
+def leaving_nodes() -> set[str]:
+    """Ids of the nodes that were asked to leave: no new trial goes there, and those that run there are to stop.
+
+    A raylet that was asked ends once its actors are gone. Needs a driver that is connected.
+    """
+    state: Any = importlib.import_module("ray._private.state")
+    return set(state.state.get_draining_nodes())
+
+
+def publish_runs(runs: Mapping[str, list[str]]) -> None:
+    """Tells the head what this driver runs: node id -> labels of trials, for `zo-sweeps devices`. About 1 ms."""
+    store: Any = importlib.import_module("ray.experimental.internal_kv")
+    note = {"time": time.time(), "driver": f"pid {os.getpid()} on {socket.gethostname()}", "runs": dict(runs)}
+    key = f"{RUNS}{socket.gethostname()}-{os.getpid()}"
+    store._internal_kv_put(key.encode(), json.dumps(note).encode(), overwrite=True, namespace=NOTES)

@@ -185,7 +185,7 @@ class RayExecutor:
     def _init(self, **options: Any) -> None:
         import ray
 
-        _forget_token()
+        cluster.forget_token()
         self._started.enter_context(_muted())
         ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
 
@@ -194,6 +194,12 @@ class RayExecutor:
 
         self._nodes = [_node(description) for description in ray.nodes() if description["Alive"]]
         self._refreshed = time.monotonic()
+        if self._address:
+            busy = [slot for slot in self._slots if slot.trial]
+            ids = {slot.node.node_id for slot in busy}
+            cluster.publish_runs(
+                {i: [slot.trial.label or slot.trial.trial_id for slot in busy if slot.node.node_id == i] for i in ids}  # type: ignore[union-attr]
+            )
 
     # --- slots
 
@@ -318,11 +324,3 @@ def _muted() -> Iterator[None]:
         yield
     finally:
         worker.print_to_stdstream = printer
-
-
-def _forget_token() -> None:
-    """Ray reads mode and token once a process; a second cluster in this one has its own."""
-    raylet: Any = importlib.import_module("ray._raylet")
-    with contextlib.suppress(AttributeError):  # private names, and they move
-        raylet.Config.initialize("")
-        raylet.AuthenticationTokenLoader.instance().reset_cache()
