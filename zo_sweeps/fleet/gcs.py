@@ -41,12 +41,14 @@ class Head:
 
         raylet: Any = importlib.import_module("ray._raylet")
 
+        options = raylet.GcsClientOptions.create(
+            address, None, allow_cluster_id_nil=True, fetch_cluster_id_if_nil=False
+        )
         try:
-            self._client = raylet.GcsClient(address=address)
-            self._state = GlobalState()
-            self._state._initialize_global_state(
-                raylet.GcsClientOptions.create(address, None, allow_cluster_id_nil=True, fetch_cluster_id_if_nil=False)
-            )
+            with cluster.environment({"RAY_BACKEND_LOG_LEVEL": "fatal"}):  # what goes wrong is said below, in one line
+                self._client = raylet.GcsClient(address=address)
+                self._state = GlobalState()
+                self._state._initialize_global_state(options)
         except AuthenticationError:
             raise UserError(f"the head at {address} refuses this token", where=str(token), fix=FIX) from None
         except RpcError as error:

@@ -29,6 +29,7 @@ from zo_sweeps.schedule import cluster
 TICK = 0.5
 FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0  # seconds before a node is started again: doubled each time
 STEADY = 60.0  # a node that stood so long begins again with the first wait
+UNREGISTER_SECONDS = 5.0
 BOOT_SECONDS = 60.0  # that a raylet may take to appear
 _TERMINATE_CHILD = 1  # PR_SET_PDEATHSIG
 
@@ -85,9 +86,11 @@ class Keeper:
                 self._end()
                 if self._leave:
                     break
-                wait = FIRST_WAIT if time.monotonic() - began > STEADY else min(2 * wait, LONGEST_WAIT)
+                if time.monotonic() - began > STEADY:
+                    wait = FIRST_WAIT
                 self._say(f"{why}; starting again in {wait:.0f} s")
                 self._pause(wait)
+                wait = min(2 * wait, LONGEST_WAIT)
         finally:
             self._end()
         return 0
@@ -116,16 +119,13 @@ class Keeper:
             return f"Ray did not start: {last_line(self._spec.log)} (see {self._spec.log})"
         known = False
         while not self._leave:
-            if self._ray.poll() is not None or not raylet.is_running() or raylet.status() == psutil.STATUS_ZOMBIE:
+            if self._ray.poll() is not None or _ended(raylet):
                 return "the node's raylet has ended" + ("" if known else f": {last_line(self._spec.log)}")
             status = self._reporter.poll() if self._reporter else 1
             if status == GONE:
                 return "the head no longer knows this node"
             if status is not None:
-                self._reporter = self._start(
-                    "zo_sweeps.fleet.reporter",
-                    *(self._spec.address, str(self._spec.token), self._spec.identity, str(self._spec.grace)),
-                )
+                self._reporter = self._report()
             known = True
             self._tick()
             time.sleep(TICK)
@@ -140,14 +140,20 @@ class Keeper:
             return
         self._say(f"leaving: running trials are asked to stop at their next step, for {grace:.0f} s at most")
         end = time.monotonic() + grace
-        if self._reporter and self._reporter.poll() is None:
-            self._reporter.send_signal(signal.SIGUSR1)
+        if self._reporter:
+            self._reporter.kill()
+            self._reporter.wait()
+        self._reporter = self._report(str(grace))
         while time.monotonic() < end and not self._now:
-            if not raylet.is_running() or raylet.status() == psutil.STATUS_ZOMBIE:
+            if _ended(raylet):
                 self._say("left: nothing runs here any more")
                 return
             time.sleep(0.2)
         self._say("left, with trials that had not stopped: they go on elsewhere from their last scalars")
+
+    def _report(self, *leaving: str) -> subprocess.Popen[bytes]:
+        known = (self._spec.address, str(self._spec.token), self._spec.identity)
+        return self._start("zo_sweeps.fleet.reporter", *known, *leaving)
 
     def _raylet(self) -> psutil.Process | None:
         assert self._ray
@@ -172,24 +178,23 @@ class Keeper:
             )
 
     def _end(self) -> None:
-        """Ends what this life started, asked first. Ray's own processes are the children of `ray start`."""
-        mine: list[psutil.Process] = []
+        """Ends what this life started: Ray's own processes are the children of `ray start`."""
+        mine = []
         for process in (self._reporter, self._ray):
             if process:
                 with contextlib.suppress(psutil.Error):
-                    mine += psutil.Process(process.pid).children(recursive=True)
-                with contextlib.suppress(ProcessLookupError):
-                    process.terminate()
-        for process in (self._reporter, self._ray):
-            if process:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(10)
-                process.kill()
-                process.wait()
-        _, left = psutil.wait_procs(mine, timeout=5)
-        for one in left:
+                    mine += [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+        for one in mine:
+            with contextlib.suppress(psutil.Error):
+                if one.name() == "raylet":  # it takes leave of the head, which else waits for it for a while
+                    one.terminate()
+                    _wait_for([one], UNREGISTER_SECONDS)
+        for one in mine:
             with contextlib.suppress(psutil.Error):
                 one.kill()
+        for process in filter(None, (self._reporter, self._ray)):
+            process.wait()
+        _wait_for(mine, UNREGISTER_SECONDS)
         self._reporter = self._ray = None
 
 
@@ -197,6 +202,20 @@ def _die_with_parent() -> None:
     """In the child: SIGTERM when we are gone, however we went (Linux)."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_TERMINATE_CHILD, signal.SIGTERM)
+
+
+def _ended(process: psutil.Process) -> bool:
+    """Whether it runs no more. Its parent, or a container's first process, may never collect it."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return True
+
+
+def _wait_for(processes: list[psutil.Process], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not all(map(_ended, processes)) and time.monotonic() < end:
+        time.sleep(0.05)
 
 
 def keep_newest(folder: Path) -> None:

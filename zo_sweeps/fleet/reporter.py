@@ -3,12 +3,11 @@
 A process of its own, because Ray's client ends the process that holds it when the head has been away for a minute.
 On the head it also answers joining machines that ask whether they can be reached from there.
 
-    python -m zo_sweeps.fleet.reporter ADDRESS TOKEN_FILE ID      SIGUSR1: ask the head to let this node go
+    python -m zo_sweeps.fleet.reporter ADDRESS TOKEN_FILE ID [SECONDS]
 """
 
 from __future__ import annotations
 
-import signal
 import socket
 import sys
 import time
@@ -23,14 +22,14 @@ from zo_sweeps.fleet.gcs import NODE, REACH, REACHED, Head
 PERIOD = 2.0  # seconds between reports
 UNKNOWN_SECONDS = 20.0  # so long may the head not know the node: then it is another head, and one has to join again
 GONE = 3  # exit status that says so
-SLOW = 15  # the power mode is asked for in every so many reports: that starts a process
-GRACE = 120.0
+SLOW = 5  # what changes is looked at in every so many reports: the power mode takes a process
 
 
-def main(address: str, token: str, identity: str, grace: str = str(GRACE)) -> int:
-    """Reports until it is ended, the head cannot be reached, or it no longer knows the node (exit status GONE)."""
-    leave = []
-    signal.signal(signal.SIGUSR1, lambda *_: leave.append(True))
+def main(address: str, token: str, identity: str, leave_within: str = "") -> int:
+    """Reports until it is ended, the head cannot be reached, or it no longer knows the node (exit status GONE).
+
+    With `leave_within` (seconds), it first asks the head to let the node go when its trials have stopped.
+    """
     try:
         head = Head(address, Path(token))
         facts = {**standing(), "zo_sweeps": __version__, "host": socket.gethostname()}
@@ -41,28 +40,21 @@ def main(address: str, token: str, identity: str, grace: str = str(GRACE)) -> in
                 known = time.monotonic()
             elif time.monotonic() - known > UNKNOWN_SECONDS:
                 return GONE
+            if node and leave_within:
+                head.drain(node["NodeID"], float(leave_within))
+                leave_within = ""
             if count % SLOW == 0:
                 facts.update(changing())
-            if node and leave:
-                leave.clear()
-                head.drain(node["NodeID"], float(grace))
             head.put(NODE + identity, {**facts, "time": time.time()})
             if node and "node:__internal_head__" in node["Resources"]:
                 answer(head)
             count += 1
-            wait(leave)
+            time.sleep(PERIOD)
     except (UserError, OSError) as error:
         print(error, file=sys.stderr)
     except Exception as error:  # Ray's own: the head is away
         print(f"{type(error).__name__}: {str(error).splitlines()[:1]}", file=sys.stderr)
     return 1
-
-
-def wait(leave: list[bool]) -> None:
-    """For one PERIOD, or until a signal came."""
-    end = time.monotonic() + PERIOD
-    while not leave and time.monotonic() < end:
-        time.sleep(0.1)
 
 
 def answer(head: Head) -> None:
