@@ -18,8 +18,8 @@ NAME = PACKAGE.name
 OUTPUT = {"readout", "charts", "frame", "report", "compare", "launch", "papers", "show", "bench"}
 # Lower floors first. Rooms of a floor do not import each other, but for the pairs in BESIDE and the rooms of OUTPUT.
 FLOORS = (
-    {"errors", "trial", "fingerprint", "arguments"},
-    {"engine", "models", "tasks", "devices", "record", "tables", "edge"},
+    {"errors", "trial", "fingerprint"},
+    {"engine", "models", "tasks", "devices", "record", "tables", "edge", "arguments"},
     {"config", "plan"},
     {"calibrate"},
     {"worker"},
@@ -34,7 +34,7 @@ BESIDE = {("plan", "config")}
 ALSO = {"engine/perturbations/mezo_compat.py": {"numpy"}}
 AXES = {"estimators", "perturbations", "spaces", "precisions", "updates"}
 ONLY_IN = {
-    "ray": {"schedule/ray_executor.py", "schedule/ray_actor.py", "schedule/cluster.py", "fleet/gcs.py"},
+    "ray": {"schedule/ray_executor.py", "schedule/ray_actor.py", "schedule/cluster.py", "schedule/gcs.py"},
     "mlflow": {"record/"},
     "hydra": {"config.py"},
     "omegaconf": {"config.py"},

@@ -27,7 +27,7 @@ from zo_sweeps.fleet.keeper import Keeper, NodeSpec, last_line
 from zo_sweeps.fleet.node import labels, new_identity, node_arguments, running
 from zo_sweeps.fleet.secrets import checked, token_for_head
 from zo_sweeps.record import server
-from zo_sweeps.schedule.cluster import short_folder
+from zo_sweeps.schedule.cluster import short_folder, token_environment
 
 START_SECONDS = 120.0
 CHECK_SECONDS = 10.0  # between looks at the MLflow server
@@ -156,9 +156,9 @@ def status(state_dir: Path, say: Callable[[str], None]) -> int:
     if not found:
         say(f"no head runs from {state_dir}")
         return 1
-    from zo_sweeps.fleet.gcs import Head
+    from zo_sweeps.schedule.gcs import Head
 
-    head = Head(found["address"], checked(Path(found["token_file"])))
+    head = Head(found["address"], token_environment(checked(Path(found["token_file"]))))
     alive = [node for node in head.nodes() if node["Alive"]]
     versions = head.versions()
     say(f"head: pid {found['pid']}, {found['address']}, Ray {versions['ray']}, Python {versions['python']}")
@@ -192,7 +192,7 @@ def mlflow_uri(found: Mapping[str, Any]) -> str:
 
 def _wait(state_dir: Path, process: subprocess.Popen[bytes]) -> None:
     """Until the head knows its own node and MLflow answers."""
-    from zo_sweeps.fleet.gcs import Head
+    from zo_sweeps.schedule.gcs import Head
 
     folder = _folder(state_dir)
     end = time.monotonic() + START_SECONDS
@@ -203,7 +203,7 @@ def _wait(state_dir: Path, process: subprocess.Popen[bytes]) -> None:
         found = running(folder / "head.json")
         if found:
             try:
-                head = Head(found["address"], Path(found["token_file"]))
+                head = Head(found["address"], token_environment(Path(found["token_file"])))
                 if head.own_node(found["identity"]):
                     if server.is_healthy(mlflow_uri(found)):
                         return

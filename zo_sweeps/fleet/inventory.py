@@ -13,9 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from zo_sweeps.errors import UserError
-from zo_sweeps.fleet.gcs import ID_LABEL, NODE, RUNS, Head
 from zo_sweeps.fleet.node import running
 from zo_sweeps.fleet.secrets import checked, token_for_joining
+from zo_sweeps.schedule.cluster import token_environment
+from zo_sweeps.schedule.gcs import ID_LABEL, NODE, RUNS, Head
 
 GIB = 2**30
 STALE = 30.0  # seconds after which what a driver said of its trials is not believed any more
@@ -78,8 +79,8 @@ def connect(address: str | None, token_file: str | None, state_dir: Path, worker
             raise UserError("no cluster is known here", fix="name its head: cluster.address=HOST:PORT")
         address = str(known["address"])
     if token_file is None and known is not None and known["address"] == address:
-        return Head(address, checked(Path(known["token_file"])))
-    return Head(address, token_for_joining(token_file, worker_dir / "worker"))
+        return Head(address, token_environment(checked(Path(known["token_file"]))))
+    return Head(address, token_environment(token_for_joining(token_file, worker_dir / "worker")))
 
 
 def show(devices: list[Device], console: Console, now: float) -> None:

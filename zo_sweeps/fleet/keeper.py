@@ -23,7 +23,6 @@ import psutil
 
 from zo_sweeps.errors import UserError
 from zo_sweeps.fleet.reporter import GONE
-from zo_sweeps.fleet.secrets import ray_environment
 from zo_sweeps.schedule import cluster
 
 TICK = 0.5
@@ -164,7 +163,7 @@ class Keeper:
         return None
 
     def _start(self, *module_and_arguments: str) -> subprocess.Popen[bytes]:
-        variables = {**cluster.QUIET, **ray_environment(self._spec.token)}
+        variables = {**cluster.QUIET, **cluster.token_environment(self._spec.token)}
         kept = {name: value for name, value in os.environ.items() if name not in variables}
         with open(self._spec.log, "ab") as log:
             return subprocess.Popen(

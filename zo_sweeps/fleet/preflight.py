@@ -18,8 +18,9 @@ from zo_sweeps import __version__
 from zo_sweeps.devices.doctor import GIB, Check, disk, imports
 from zo_sweeps.devices.probe import has_cuda, probe
 from zo_sweeps.errors import UserError
-from zo_sweeps.fleet.gcs import NODE, REACH, REACHED, Head
 from zo_sweeps.fleet.node import OBJECT_STORE_BYTES, port_range
+from zo_sweeps.schedule import cluster
+from zo_sweeps.schedule.gcs import NODE, REACH, REACHED, Head
 
 ANSWER_SECONDS = 10.0  # that the head's reporter, which looks every two seconds, has for trying to reach us
 SKEW = 10.0  # seconds that two clocks may differ: logs and MLflow's time axes mix them
@@ -42,7 +43,7 @@ def checks(
     Cost: seconds; imports torch, bitsandbytes and executorch where they are.
     """
     try:
-        head = Head(address, token)
+        head = Head(address, cluster.token_environment(token))
     except UserError as error:
         yield Check("head", "fail", error.what, error.fix or f"is `zo-sweeps head start` running at {address}?")
         head = None

@@ -17,7 +17,8 @@ from typing import Any
 from zo_sweeps import __version__
 from zo_sweeps.devices.live import changing, standing
 from zo_sweeps.errors import UserError
-from zo_sweeps.fleet.gcs import NODE, REACH, REACHED, Head
+from zo_sweeps.schedule import cluster
+from zo_sweeps.schedule.gcs import NODE, REACH, REACHED, Head
 
 PERIOD = 2.0  # seconds between reports
 UNKNOWN_SECONDS = 20.0  # so long may the head not know the node: then it is another head, and one has to join again
@@ -31,7 +32,7 @@ def main(address: str, token: str, identity: str, leave_within: str = "") -> int
     With `leave_within` (seconds), it first asks the head to let the node go when its trials have stopped.
     """
     try:
-        head = Head(address, Path(token))
+        head = Head(address, cluster.token_environment(Path(token)))
         facts = {**standing(), "zo_sweeps": __version__, "host": socket.gethostname()}
         known, count = time.monotonic(), 0
         while True:

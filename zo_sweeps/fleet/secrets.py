@@ -6,13 +6,10 @@ Whoever has the token can run code on every node: see SECURITY.md.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 
 from zo_sweeps.errors import UserError
-from zo_sweeps.schedule.cluster import private_token
-
-FIX = "the head's `head start` says where its token is; copy that file here (mode 0600) and name it with --token-file"
+from zo_sweeps.schedule.cluster import TOKEN_FIX, private_token
 
 
 def find_token(given: str | None, state_dir: Path) -> Path | None:
@@ -34,7 +31,7 @@ def token_for_joining(given: str | None, state_dir: Path) -> Path:
     """As `find_token`. Raises UserError when there is none."""
     found = find_token(given, state_dir)
     if found is None:
-        raise UserError("no token for the cluster", fix=FIX)
+        raise UserError("no token for the cluster", fix=TOKEN_FIX)
     return found
 
 
@@ -53,7 +50,7 @@ def checked(path: Path) -> Path:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read the token: {getattr(error, 'strerror', error)}", where=str(path)) from None
     if not text:
-        raise UserError("the token file is empty", where=str(path), fix=FIX)
+        raise UserError("the token file is empty", where=str(path), fix=TOKEN_FIX)
     if mode & 0o077:
         raise UserError(f"others can read the token (mode {mode & 0o777:o})", where=str(path), fix=f"chmod 600 {path}")
     return path
@@ -67,8 +64,3 @@ def written(state_dir: Path, text: str) -> Path:
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(text)
     return path.absolute()
-
-
-def ray_environment(token: Path) -> Mapping[str, str | None]:
-    """Environment variables of a process that talks to the cluster. None: taken away."""
-    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "RAY_AUTH_TOKEN": None}

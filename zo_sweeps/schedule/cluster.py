@@ -18,6 +18,10 @@ from typing import Any
 
 from zo_sweeps.errors import UserError
 
+TOKEN_FIX = (
+    "`zo-sweeps head start` said where the token is: copy that file here (mode 0600) and name it with --token-file "
+    "or RAY_AUTH_TOKEN_PATH"
+)
 NOTES = b"zo"  # the namespace of the head's key-value store in which nodes and drivers leave notes for each other
 RUNS = "runs/"  # + a driver: what it runs where
 
@@ -57,16 +61,23 @@ def short_folder(state_dir: Path) -> Path:
     return folder
 
 
-def joining_environment() -> dict[str, str]:
-    """How to authenticate to a standing cluster: as the environment says, else with a token if the user has one."""
+def token_environment(token: Path) -> dict[str, str | None]:
+    """Environment variables of a process that talks to a cluster with the token in this file. None: taken away."""
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "RAY_AUTH_TOKEN": None}
+
+
+def joining_environment(state_dir: Path, address: str) -> dict[str, str | None]:
+    """How to authenticate to a standing cluster: as the environment says; else as the head that was started from
+    `state_dir`, if that is the one; else with the user's own token, if there is one."""
     if mode := os.environ.get("RAY_AUTH_MODE"):
         return {"RAY_AUTH_MODE": mode}
-    has_token = (
-        "RAY_AUTH_TOKEN" in os.environ
-        or "RAY_AUTH_TOKEN_PATH" in os.environ
-        or (Path.home() / ".ray" / "auth_token").exists()
-    )
-    return {"RAY_AUTH_MODE": "token" if has_token else "disabled"}
+    if "RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ:
+        return {"RAY_AUTH_MODE": "token"}
+    with contextlib.suppress(OSError, ValueError):
+        head = json.loads((state_dir / "head" / "head.json").read_text())
+        if head["address"] == address:
+            return token_environment(Path(head["token_file"]))
+    return {"RAY_AUTH_MODE": "token" if (Path.home() / ".ray" / "auth_token").exists() else "disabled"}
 
 
 @contextmanager

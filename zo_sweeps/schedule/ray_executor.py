@@ -31,6 +31,7 @@ from zo_sweeps.schedule.executors import (
     Lost,
     Progress,
 )
+from zo_sweeps.schedule.gcs import Head
 from zo_sweeps.schedule.placement import Node, gpus_needed, reason, refusal, takes_main_memory
 from zo_sweeps.schedule.ray_actor import TrialActor
 from zo_sweeps.trial import Event, Outcome, Trial
@@ -168,9 +169,10 @@ class RayExecutor:
         )
 
     def _join(self, address: str) -> None:
-        cluster.must_answer(address)
-        self._started.enter_context(cluster.environment({**cluster.QUIET, **cluster.joining_environment()}))
+        auth = cluster.joining_environment(self._state_dir, address)
+        self._started.enter_context(cluster.environment({**cluster.QUIET, **auth}))
         try:
+            Head(address, auth).must_have_this_machine()
             self._init(address=address)
         except UserError:
             raise

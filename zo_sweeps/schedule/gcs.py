@@ -9,11 +9,9 @@ import importlib
 import json
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from zo_sweeps.errors import UserError
-from zo_sweeps.fleet.secrets import FIX, ray_environment
 from zo_sweeps.schedule import cluster
 
 ID_LABEL = "zo.id"
@@ -27,14 +25,15 @@ class Head:
 
     Args:
         address: "host:port".
-        token: the file with its token.
+        auth: the environment variables that hold its token, as `cluster.token_environment` gives them.
 
     Raises UserError when nothing answers there and when the token is refused. Cost: half a second, 70 MB.
     """
 
-    def __init__(self, address: str, token: Path) -> None:
+    def __init__(self, address: str, auth: Mapping[str, str | None]) -> None:
+        self._address = address
         cluster.must_answer(address)
-        cluster.set_environment({**cluster.QUIET, **ray_environment(token)})  # for good: Ray reads them when it likes
+        cluster.set_environment({**cluster.QUIET, **auth})  # for good: Ray reads them when it likes
         cluster.forget_token()
         from ray._private.state import GlobalState
         from ray.exceptions import AuthenticationError, RpcError
@@ -50,7 +49,8 @@ class Head:
                 self._state = GlobalState()
                 self._state._initialize_global_state(options)
         except AuthenticationError:
-            raise UserError(f"the head at {address} refuses this token", where=str(token), fix=FIX) from None
+            where = auth.get("RAY_AUTH_TOKEN_PATH") or "the environment"
+            raise UserError(f"the head at {address} refuses the token", where=where, fix=cluster.TOKEN_FIX) from None
         except RpcError as error:
             raise UserError(f"what listens at {address} is no Ray head ({_line(error)})") from None
 
@@ -63,6 +63,19 @@ class Head:
         """As `ray.nodes()`, those that are gone included, with `Leaving` besides."""
         leaving = self._state.get_draining_nodes()
         return [{**node, "Leaving": node["NodeID"] in leaving} for node in self._state.node_table()]
+
+    def must_have_this_machine(self) -> None:
+        """Raises UserError unless one of its nodes is on this machine, as a driver needs one beside it."""
+        import psutil
+
+        here = {one.address for addresses in psutil.net_if_addrs().values() for one in addresses}
+        nodes = {node["NodeManagerAddress"] for node in self.nodes() if node["Alive"]}
+        if not nodes & here:
+            raise UserError(
+                f"this machine is no node of the Ray cluster at {self._address} (nodes: {', '.join(sorted(nodes))})",
+                where="cluster.address",
+                fix=f"start it on one of them, or join here first: zo-sweeps worker join {self._address} --cpus 0",
+            )
 
     def own_node(self, identity: str) -> dict[str, Any] | None:
         """The living node with this `zo.id`."""
