@@ -89,22 +89,18 @@ def _parse(parser: argparse.ArgumentParser, given: Sequence[str]) -> argparse.Na
 def _compose(options: argparse.Namespace, *, recall: bool) -> tuple[Composer, Command]:
     """The composed configuration. With `recall`, a command that names at most a grid means the last sweep of it."""
     from zo_sweeps.config import Composer
-    from zo_sweeps.launch import Command, latest
+    from zo_sweeps.launch import Command
+    from zo_sweeps.launch import recall as last
 
     overrides = list(options.overrides)
-    grid = next((text.split("=", 1)[1] for text in overrides if text.startswith("+grid=")), "")
-    others = [text for text in overrides if not text.startswith(("+grid=", "state_dir="))]
-    if recall and not others:
-        folder = next((text.split("=", 1)[1] for text in overrides if text.startswith("state_dir=")), "zo_runs")
-        found = latest(Path(folder).expanduser(), grid)
-        if found is not None:
-            kept = [text for text in found.overrides if not text.startswith("state_dir=")]
-            if kept != [f"+grid={grid or DEFAULT_GRID}"]:
-                print(f"# of the last sweep: {found}", file=sys.stderr)
-            overrides = [*kept, f"state_dir={folder}"]
-            options.config_dir = [*found.config_dirs, *options.config_dir]
-            grid = "recalled"
-    if not grid and not any(text.startswith("grid=") for text in overrides):
+    found = last(overrides) if recall else None
+    if found is not None:
+        asked = [text for text in overrides if text.startswith("+grid=")] or [f"+grid={DEFAULT_GRID}"]
+        if list(found.overrides[:-1]) != asked:
+            print(f"# of the last sweep: {found}", file=sys.stderr)
+        overrides = list(found.overrides)
+        options.config_dir = [*found.config_dirs, *options.config_dir]
+    elif not any(text.startswith(("+grid=", "grid=")) for text in overrides):
         overrides.insert(0, f"+grid={DEFAULT_GRID}")
     return Composer(overrides, options.config_dir), Command(tuple(overrides), tuple(options.config_dir))
 
