@@ -24,6 +24,7 @@ import psutil
 from zo_sweeps.errors import UserError
 from zo_sweeps.fleet.reporter import GONE
 from zo_sweeps.schedule import cluster
+from zo_sweeps.schedule.ray_actor import TrialActor
 
 TICK = 0.5
 FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0  # seconds before a node is started again: doubled each time
@@ -143,10 +144,15 @@ class Keeper:
             self._reporter.kill()
             self._reporter.wait()
         self._reporter = self._report(str(grace))
+        asked: set[psutil.Process] = set()
         while time.monotonic() < end and not self._now:
             if _ended(raylet):
                 self._say("left: nothing runs here any more")
                 return
+            for actor in set(_actors(raylet)) - asked:  # an idle one ends; a busy one hands its trial back
+                asked.add(actor)
+                with contextlib.suppress(psutil.Error):
+                    actor.terminate()
             time.sleep(0.2)
         self._say("left, with trials that had not stopped: they go on elsewhere from their last scalars")
 
@@ -195,6 +201,17 @@ class Keeper:
             process.wait()
         _wait_for(mine, UNREGISTER_SECONDS)
         self._reporter = self._ray = None
+
+
+def _actors(raylet: psutil.Process) -> list[psutil.Process]:
+    """The processes that run trials. Ray gives them the names of their class."""
+    found = []
+    with contextlib.suppress(psutil.Error):
+        for child in raylet.children():
+            with contextlib.suppress(psutil.Error):
+                if child.cmdline()[0].startswith(f"ray::{TrialActor.__name__}"):
+                    found.append(child)
+    return found
 
 
 def _die_with_parent() -> None:

@@ -124,9 +124,9 @@ def forget_token() -> None:
 
 
 def leaving_nodes() -> set[str]:
-    """Ids of the nodes that were asked to leave: no new trial goes there, and those that run there are to stop.
+    """Ids of the nodes that were asked to leave, which take no new trial. Needs a driver that is connected.
 
-    A raylet that was asked ends once its actors are gone. Needs a driver that is connected.
+    The trials that run there are asked to stop by the node itself; its raylet ends once its actors are gone.
     """
     state: Any = importlib.import_module("ray._private.state")
     return set(state.state.get_draining_nodes())
@@ -137,4 +137,5 @@ def publish_runs(runs: Mapping[str, list[str]]) -> None:
     store: Any = importlib.import_module("ray.experimental.internal_kv")
     note = {"time": time.time(), "driver": f"pid {os.getpid()} on {socket.gethostname()}", "runs": dict(runs)}
     key = f"{RUNS}{socket.gethostname()}-{os.getpid()}"
-    store._internal_kv_put(key.encode(), json.dumps(note).encode(), overwrite=True, namespace=NOTES)
+    with contextlib.suppress(Exception):  # Ray's own, of any kind, when the head is going away: not worth a sweep
+        store._internal_kv_put(key.encode(), json.dumps(note).encode(), overwrite=True, namespace=NOTES)
