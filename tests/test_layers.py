@@ -15,7 +15,7 @@ pytestmark = pytest.mark.unit
 PACKAGE = Path(__file__).resolve().parents[1] / "zo_sweeps"
 NAME = PACKAGE.name
 # What a command does and prints: these import each other, in no circle.
-OUTPUT = {"readout", "charts", "frame", "report", "compare", "launch", "papers", "show", "bench"}
+OUTPUT = {"readout", "charts", "frame", "report", "compare", "launch", "papers", "show", "watch", "bench"}
 # Lower floors first. Rooms of a floor do not import each other, but for the pairs in BESIDE and the rooms of OUTPUT.
 FLOORS = (
     {"errors", "trial", "fingerprint"},

@@ -148,18 +148,21 @@ def status(given: Sequence[str]) -> int:
     """Show where a sweep stands; with a trial's id, all that is known of that trial."""
     parser = _parser("status")
     parser.add_argument("--failed", action="store_true", help="list the trials that failed, with their errors")
+    parser.add_argument("--watch", action="store_true", help="follow a sweep that runs in another terminal, to its end")
     words = [text for text in given if "=" not in text and not text.startswith(("-", "~"))]
     options = _parse(parser, [text for text in given if text not in words])
     from rich.console import Console
 
     from zo_sweeps import plan, show
+    from zo_sweeps.watch import watch
 
     composer, _ = _compose(options, recall=True)
     console = Console(highlight=False)
     if words:
         show.trial(plan.build(composer), words[0], console)
     else:
-        show.status(plan.build(composer), console, failed=options.failed)
+        follow = watch if options.watch else show.status
+        follow(plan.build(composer), console, failed=options.failed)
     return 0
 
 
