@@ -21,7 +21,8 @@ from tests.schedule import fakes
 from tests.schedule.driver import TARGET, sweep
 from tests.schedule.nodes import wait_for
 from zo_sweeps.errors import UserError
-from zo_sweeps.record.journal import JournalStore, scalars
+from zo_sweeps.fleet.node import running
+from zo_sweeps.record.journal import JournalStore, last_step
 from zo_sweeps.schedule.cluster import forget_token
 from zo_sweeps.schedule.ledger import read_standing
 from zo_sweeps.schedule.ray_executor import RayExecutor
@@ -166,7 +167,7 @@ def test_a_node_that_leaves_hands_its_trial_back_and_the_command_waits_for_that(
     shown: list[str] = []
 
     def leave() -> None:
-        wait_for(lambda: all(len(scalars(JournalStore(tmp_path / "s").read(t.trial_id))) > 5 for t in plan))
+        wait_for(lambda: all(last_step(JournalStore(tmp_path / "s").read(t.trial_id)) > 5 for t in plan))
         shown.append(zo("devices", f"state_dir={cluster.state}", home=cluster.home).stdout)
         left.append(zo("worker", "leave", "--state-dir", worker.state, home=cluster.home))
 
@@ -224,8 +225,11 @@ def test_a_driver_elsewhere_is_told_that_it_must_be_on_a_node(cluster: Machines,
 
 
 def test_stop_ends_what_start_started_and_nothing_else(cluster: Machines) -> None:
-    mine = [process for process in cluster.processes() if str(cluster.state) in " ".join(process.cmdline())]
-    assert mine
+    head = running(cluster.state / "head" / "head.json")
+    assert head
+    mine = psutil.Process(head["pid"]).children(recursive=True)
+    mine += [p for p in cluster.processes() if "mlflow" in p.cmdline()]
+    assert len(mine) > 4
     stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "raylet", "mlflow"])
     try:
         stopped = zo("head", "stop", "--state-dir", cluster.state, home=cluster.home)

@@ -5,10 +5,13 @@ The one module here that imports Ray. It uses Ray's client of the head's control
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
+import os
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from zo_sweeps.errors import UserError
@@ -39,12 +42,11 @@ class Head:
         from ray.exceptions import AuthenticationError, RpcError
 
         raylet: Any = importlib.import_module("ray._raylet")
-
         options = raylet.GcsClientOptions.create(
             address, None, allow_cluster_id_nil=True, fetch_cluster_id_if_nil=False
         )
         try:
-            with cluster.environment({"RAY_BACKEND_LOG_LEVEL": "fatal"}):  # what goes wrong is said below, in one line
+            with _quiet():
                 self._client = raylet.GcsClient(address=address)
                 self._state = GlobalState()
                 self._state._initialize_global_state(options)
@@ -103,6 +105,20 @@ class Head:
     def remove(self, key: str) -> None:
         """Takes a note away."""
         self._client.internal_kv_del(key.encode(), False, namespace=_NAMESPACE)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what Ray's C++ code prints about a refusal: that is said by our error, in one line."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def _line(error: Exception) -> str:
