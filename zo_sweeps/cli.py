@@ -7,10 +7,12 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from zo_sweeps import __version__
+from zo_sweeps.arguments import Parser
 from zo_sweeps.errors import UserError, unknown
+from zo_sweeps.fleet.commands import devices, head, worker
 
 if TYPE_CHECKING:
     from zo_sweeps.config import Composer
@@ -32,16 +34,11 @@ examples:
 """
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UserError(message, fix=f"see {self.prog} --help")
-
-
 def _parser(command: str) -> argparse.ArgumentParser:
     commands = "\n".join(
         f"  {name:8} {(function.__doc__ or '').splitlines()[0]}" for name, function in COMMANDS.items()
     )
-    parser = _Parser(
+    parser = Parser(
         prog=f"python -m zo_sweeps {command}",
         description=(COMMANDS[command].__doc__ or "") + f"\n\ncommands:\n{commands}",
         epilog=EXAMPLES,
@@ -158,18 +155,21 @@ def status(given: Sequence[str]) -> int:
     """Show where a sweep stands; with a trial's id, all that is known of that trial."""
     parser = _parser("status")
     parser.add_argument("--failed", action="store_true", help="list the trials that failed, with their errors")
+    parser.add_argument("--watch", action="store_true", help="follow a sweep that runs in another terminal, to its end")
     options = _parse(parser, given)
     words = _words(options)
     from rich.console import Console
 
     from zo_sweeps import plan, show
+    from zo_sweeps.watch import watch
 
     composer, _ = _compose(options, recall=True)
     console = Console(highlight=False)
     if words:
         show.trial(plan.build(composer), words[0], console)
     else:
-        show.status(plan.build(composer), console, failed=options.failed)
+        follow = watch if options.watch else show.status
+        follow(plan.build(composer), console, failed=options.failed)
     return 0
 
 
@@ -303,5 +303,8 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "papers": papers,
     "ui": ui,
     "doctor": doctor,
+    "head": head,
+    "worker": worker,
+    "devices": devices,
     "bench": bench,
 }
