@@ -17,7 +17,7 @@ ANYWHERE = Needs()
 
 def trial(folder: Path, name: str, *, steps: int = 5, warm: str = "m", needs: Needs = ANYWHERE, **behaviour) -> Trial:
     """A trial named `name`. Behaviour: pause (seconds a step), raises (on which attempts), dies (SIGKILL: at that step
-    of those attempts), ends (a state), leaves (sys.exit), gate (a file that it waits for after step 8), peak (bytes that it
+    of those attempts), ends (a state), leaves (sys.exit), gate (a file, awaited after step 8), peak (bytes that it
     says it needed), eats (GiB that it takes: at step 3 of its first attempt)."""
     config = {"train": {"steps": steps}, "folder": str(folder), "seed": len(name), **behaviour}
     return Trial(name, config, needs=needs, warm_key=warm, cost=float(steps), label=name)
