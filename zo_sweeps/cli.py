@@ -7,10 +7,12 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from zo_sweeps import __version__
+from zo_sweeps.arguments import Parser
 from zo_sweeps.errors import UserError, unknown
+from zo_sweeps.fleet.commands import devices, head, worker
 
 if TYPE_CHECKING:
     from zo_sweeps.config import Composer
@@ -32,16 +34,11 @@ examples:
 """
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UserError(message, fix=f"see {self.prog} --help")
-
-
 def _parser(command: str) -> argparse.ArgumentParser:
     commands = "\n".join(
         f"  {name:8} {(function.__doc__ or '').splitlines()[0]}" for name, function in COMMANDS.items()
     )
-    parser = _Parser(
+    parser = Parser(
         prog=f"python -m zo_sweeps {command}",
         description=(COMMANDS[command].__doc__ or "") + f"\n\ncommands:\n{commands}",
         epilog=EXAMPLES,
@@ -99,22 +96,18 @@ def _words(options: argparse.Namespace) -> list[str]:
 def _compose(options: argparse.Namespace, *, recall: bool) -> tuple[Composer, Command]:
     """The composed configuration. With `recall`, a command that names at most a grid means the last sweep of it."""
     from zo_sweeps.config import Composer
-    from zo_sweeps.launch import Command, latest
+    from zo_sweeps.launch import Command
+    from zo_sweeps.launch import recall as last
 
     overrides = list(options.overrides)
-    grid = next((text.split("=", 1)[1] for text in overrides if text.startswith("+grid=")), "")
-    others = [text for text in overrides if not text.startswith(("+grid=", "state_dir="))]
-    if recall and not others:
-        folder = next((text.split("=", 1)[1] for text in overrides if text.startswith("state_dir=")), "zo_runs")
-        found = latest(Path(folder).expanduser(), grid)
-        if found is not None:
-            kept = [text for text in found.overrides if not text.startswith("state_dir=")]
-            if kept != [f"+grid={grid or DEFAULT_GRID}"]:
-                print(f"# of the last sweep: {found}", file=sys.stderr)
-            overrides = [*kept, f"state_dir={folder}"]
-            options.config_dir = [*found.config_dirs, *options.config_dir]
-            grid = "recalled"
-    if not grid and not any(text.startswith("grid=") for text in overrides):
+    found = last(overrides) if recall else None
+    if found is not None:
+        asked = [text for text in overrides if text.startswith("+grid=")] or [f"+grid={DEFAULT_GRID}"]
+        if list(found.overrides[:-1]) != asked:
+            print(f"# of the last sweep: {found}", file=sys.stderr)
+        overrides = list(found.overrides)
+        options.config_dir = [*found.config_dirs, *options.config_dir]
+    elif not any(text.startswith(("+grid=", "grid=")) for text in overrides):
         overrides.insert(0, f"+grid={DEFAULT_GRID}")
     return Composer(overrides, options.config_dir), Command(tuple(overrides), tuple(options.config_dir))
 
@@ -162,18 +155,21 @@ def status(given: Sequence[str]) -> int:
     """Show where a sweep stands; with a trial's id, all that is known of that trial."""
     parser = _parser("status")
     parser.add_argument("--failed", action="store_true", help="list the trials that failed, with their errors")
+    parser.add_argument("--watch", action="store_true", help="follow a sweep that runs in another terminal, to its end")
     options = _parse(parser, given)
     words = _words(options)
     from rich.console import Console
 
     from zo_sweeps import plan, show
+    from zo_sweeps.watch import watch
 
     composer, _ = _compose(options, recall=True)
     console = Console(highlight=False)
     if words:
         show.trial(plan.build(composer), words[0], console)
     else:
-        show.status(plan.build(composer), console, failed=options.failed)
+        follow = watch if options.watch else show.status
+        follow(plan.build(composer), console, failed=options.failed)
     return 0
 
 
@@ -307,5 +303,8 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "papers": papers,
     "ui": ui,
     "doctor": doctor,
+    "head": head,
+    "worker": worker,
+    "devices": devices,
     "bench": bench,
 }

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zo_sweeps import readout
+from zo_sweeps import launch, readout
 from zo_sweeps.config import Composer
 from zo_sweeps.plan import Plan, build
 from zo_sweeps.schedule.ledger import Standing, read_standing
@@ -24,7 +24,8 @@ def results(
     """The grid's trials as far as they have been run, one line for each trial of each cell.
 
     Args:
-        overrides: as on the command line that ran it; without them the trials are those of the grid as written.
+        overrides: as on the command line that ran it; without them the trials are those of the last sweep of the grid
+            in that folder, and of the grid as written if there was none.
         state_dir: where it was run; the default is that of the command line.
 
     Columns: grid, block, row (its label), task (the column), seed, trial_id, state, node, steps_done, selected_step,
@@ -32,7 +33,8 @@ def results(
     Raises UserError as the command line does. Reads the ledger; runs nothing.
     """
     given = [f"+grid={grid}", *overrides, *([f"state_dir={state_dir}"] if state_dir is not None else [])]
-    composer = Composer(given, config_dirs)
+    last = launch.recall(given)
+    composer = Composer(last.overrides, last.config_dirs) if last else Composer(given, config_dirs)
     plan = build(composer)
     return frame(plan, read_standing(Path(plan.config["state_dir"]).expanduser()))
 

@@ -69,6 +69,22 @@ def latest(state_dir: Path, grid: str = "") -> Command | None:
     return Command(tuple(data["overrides"]), tuple(data["config_dirs"]))
 
 
+def recall(overrides: Sequence[str]) -> Command | None:
+    """The last command of the grid, and in the state folder, that `overrides` name, when they name nothing else.
+
+    So that `table +grid=X` shows what was run last, however small it was tried.
+    """
+    named = dict(text.split("=", 1) for text in overrides if text.startswith(("+grid=", "state_dir=")))
+    if len(named) < len(overrides):
+        return None
+    folder = named.get("state_dir", "zo_runs")
+    found = latest(Path(folder).expanduser(), named.get("+grid", ""))
+    if found is None:
+        return None
+    kept = [text for text in found.overrides if not text.startswith("state_dir=")]
+    return Command((*kept, f"state_dir={folder}"), found.config_dirs)
+
+
 def _remember(state_dir: Path, plan: Plan, command: Command) -> None:
     folder = state_dir / "sweeps"
     folder.mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -42,6 +43,19 @@ def test_a_sweep_that_never_ran_is_a_frame_of_trials_not_run(tmp_path: Path) -> 
     found = zo_sweeps.results("tiny", ["update.lr=0.5"], tmp_path / "none", [str(tmp_path / "conf")])
     assert set(found["state"]) == {"NOT_RUN"}
     assert not (tmp_path / "none").exists()
+
+
+def test_without_overrides_the_frame_is_that_of_the_last_sweep_of_the_grid(tmp_path: Path) -> None:
+    command = {
+        "grid": "quickstart",
+        "overrides": ["+grid=quickstart", "grid.seeds=[7]"],
+        "config_dirs": [],
+        "started": 1,
+    }
+    (tmp_path / "sweeps").mkdir()
+    (tmp_path / "sweeps" / "x.json").write_text(json.dumps(command))
+    assert set(zo_sweeps.results("quickstart", state_dir=tmp_path)["seed"]) == {7}
+    assert set(zo_sweeps.results("quickstart", ["grid.seeds=[8]"], tmp_path)["seed"]) == {8}
 
 
 def test_a_wrong_name_is_one_clear_line() -> None:

@@ -36,6 +36,12 @@ def test_the_eta_is_the_rest_at_the_rate_of_this_run(tmp_path):
     assert progress.status_line(snapshot(tmp_path, cost_this_run=0.0)).endswith("ETA ?")
 
 
+def test_there_is_no_eta_before_the_rate_means_something(tmp_path):
+    assert snapshot(tmp_path, cost_total=10_000.0).eta_seconds is None
+    late = snapshot(tmp_path, cost_total=10_000.0, seconds=700.0)
+    assert late.eta_seconds == pytest.approx((10_000 - 60) * 700 / 20)
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(8.4, "8 s"), (89, "89 s"), (90, "2 min"), (3600, "60 min"), (7500, "2 h 05 min"), (None, "?")],

@@ -8,13 +8,14 @@ import logging
 import shutil
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from zo_sweeps.errors import UserError
 from zo_sweeps.schedule import cluster
 from zo_sweeps.schedule.executors import HeadLostError
+from zo_sweeps.schedule.gcs import Head
 from zo_sweeps.schedule.placement import Node
 
 DEVICE_LABEL, NAME_LABEL = "zo.device", "zo.name"
@@ -52,9 +53,10 @@ class Connection:
     def join(self) -> None:
         """Raises UserError when `address` cannot be joined."""
         assert self.address
-        cluster.must_answer(self.address)
-        self._opened.enter_context(cluster.environment({**cluster.QUIET, **cluster.joining_environment()}))
+        auth = cluster.joining_environment(self._state_dir, self.address)
+        self._opened.enter_context(cluster.environment({**cluster.QUIET, **auth}))
         try:
+            Head(self.address, auth).must_have_this_machine()
             self._init(address=self.address)
         except UserError:
             raise
@@ -67,12 +69,22 @@ class Connection:
             ) from error
 
     def nodes(self) -> list[Node]:
-        """The nodes that are alive. Raises HeadLostError; returns [] while the head cannot be reached."""
+        """The nodes that take trials: alive, and not asked to leave.
+
+        Raises HeadLostError; returns [] while the head cannot be reached.
+        """
         import ray
 
         if self.address and not self._head_answers(self.address):
             return []
-        return [_node(description) for description in ray.nodes() if description["Alive"]]
+        alive = [description for description in ray.nodes() if description["Alive"]]
+        leaving = cluster.leaving_nodes() if self.address else set()
+        return [_node(description) for description in alive if description["NodeID"] not in leaving]
+
+    def publish(self, runs: Mapping[str, list[str]]) -> None:
+        """Tells a standing cluster what this driver runs: node id -> labels of trials."""
+        if self.address and self._unreachable_since is None:
+            cluster.publish_runs(runs)
 
     def close(self) -> None:
         import ray
@@ -83,7 +95,7 @@ class Connection:
     def _init(self, **options: Any) -> None:
         import ray
 
-        _forget_token()
+        cluster.forget_token()
         self._opened.enter_context(_muted())
         ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
 
@@ -137,11 +149,3 @@ def _muted() -> Iterator[None]:
         yield
     finally:
         worker.print_to_stdstream = printer
-
-
-def _forget_token() -> None:
-    """Ray reads mode and token once a process; a second cluster in this one has its own."""
-    raylet: Any = importlib.import_module("ray._raylet")
-    with contextlib.suppress(AttributeError):  # private names, and they move
-        raylet.Config.initialize("")
-        raylet.AuthenticationTokenLoader.instance().reset_cache()

@@ -168,6 +168,11 @@ class RayExecutor:
         self._nodes = self._connection.nodes()
         self._refreshed = now = time.monotonic()
         self._avoided = {node_id: until for node_id, until in self._avoided.items() if until > now}
+        runs: dict[str, list[str]] = {}
+        for slot in self._slots:
+            if slot.trial:
+                runs.setdefault(slot.node.node_id, []).append(slot.trial.label or slot.trial.trial_id)
+        self._connection.publish(runs)
         if alive := {node.node_id for node in self._nodes}:
             self._slots = [slot for slot in self._slots if slot.trial or slot.node.node_id in alive]
 

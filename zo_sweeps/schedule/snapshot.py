@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from zo_sweeps.trial import Outcome, Trial, TrialState
 
+SETTLED_SECONDS = 600.0
+
 
 @dataclass
 class Running:
@@ -50,10 +52,14 @@ class Snapshot:
 
     @property
     def eta_seconds(self) -> float | None:
-        """Seconds to go at the rate of this run; None before there is a rate."""
-        if self.cost_this_run <= 0:
+        """Seconds to go at the rate of this run; None before there is a rate.
+
+        The first trials load models and have few steps: their rate is no rate before it is 2 % of the work or is old.
+        """
+        left = self.cost_total - self.cost_done
+        if self.cost_this_run <= 0 or (self.cost_this_run < 0.02 * left and self.seconds < SETTLED_SECONDS):
             return None
-        return (self.cost_total - self.cost_done) * self.seconds / self.cost_this_run
+        return left * self.seconds / self.cost_this_run
 
 
 @dataclass(frozen=True)
