@@ -150,3 +150,17 @@ def test_provenance_names_code_packages_and_machine_and_nothing_of_the_environme
     assert found["ram_bytes"] > 2**28
     assert found["cpu"]
     assert found["hostname"]
+
+
+def test_a_trial_that_moved_says_where_it_was() -> None:
+    def start(node: str, profile: str, step: int) -> dict[str, object]:
+        return {"type": "start", "time": 1.0, "node": node, "profile": profile, "resumed_from": step}
+
+    stayed = [start("nano", "jetson-orin-nano", 0), start("nano", "jetson-orin-nano", 40)]
+    assert rows.place_tags(stayed) == {"zo.node": "nano"}
+    moved = [*stayed, start("desk", "cpu", 120)]
+    assert rows.place_tags(moved) == {
+        "zo.node": "desk",
+        "zo.places": "nano (jetson-orin-nano), from step 120 desk (cpu)",
+    }
+    assert rows.place_tags([{"type": "start", "time": 1.0}]) == {}

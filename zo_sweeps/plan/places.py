@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from zo_sweeps.errors import UserError
-from zo_sweeps.fingerprint import fingerprint
 from zo_sweeps.plan.compatible import TRAINED
 
 BYTES_A_TOKEN = 4  # of English text as JSON, roughly; for estimates only
 MOMENTS = {"adam": 2, "momentum": 1}  # fp32 copies of the trainable state that an update keeps
+
+
+@cache
+def _is_stored(precision: str) -> bool:
+    """Whether weights can be stored so."""
+    return find_spec(f"zo_sweeps.engine.precisions.{precision}") is not None
+
+
+def _key(value: Any) -> str:
+    """Equal for equal configurations; a fingerprint costs ten times as much."""
+    return json.dumps(value, sort_keys=True, default=str)
 
 
 class Places:
@@ -32,7 +44,7 @@ class Places:
         self._masked(config, model.arch.get("model_type"))
         text = self._text(config)
         precision = config["precision"]["name"]
-        stored = find_spec(f"zo_sweeps.engine.precisions.{precision}") is not None
+        stored = _is_stored(precision)
         why = "; ".join(
             reason
             for reason, there in (
@@ -76,7 +88,7 @@ class Places:
     def _model(self, model: Mapping[str, Any]) -> Any:
         from zo_sweeps.models.identity import status
 
-        key = fingerprint({k: v for k, v in model.items() if k != "fingerprint"})
+        key = _key({k: v for k, v in model.items() if k != "fingerprint"})
         if key not in self._models:
             self._models[key] = status(model)
         return self._models[key]
@@ -87,7 +99,7 @@ class Places:
 
         task = {k: v for k, v in config["task"].items() if k != "fingerprint"}
         dialect, folder = config["prompt"]["name"], config["data"]["dir"]
-        key = fingerprint([task, dialect, folder])
+        key = _key([task, dialect, folder])
         if key not in self._data:
             try:
                 self._data[key] = check(TaskSpec.from_config(task, dialect), task, folder)
