@@ -121,7 +121,7 @@ def build(composer: Composer) -> Plan:
     if not trials:
         raise UserError(f"grid {grid['name']!r} has no trials: no seeds, or everything is excluded")
     runnable = tuple(trial for trial_id, trial in trials.items() if trial_id not in missing)
-    caveats = _caveats(composer, cells)
+    caveats = _caveats(composer, cells, trials)
     return Plan(grid, composer.base, runnable, tuple(cells), missing, labels, caveats, trials)
 
 
@@ -181,16 +181,14 @@ def _short(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _caveats(composer: Composer, cells: Sequence[Cell]) -> tuple[str, ...]:
+def _caveats(composer: Composer, cells: Sequence[Cell], trials: Mapping[str, Trial]) -> tuple[str, ...]:
     """In what the trials differ from the grid as it is written, for the table's caption."""
     found = []
     scale = composer.base["scale"]
     if scale["name"] != "paper":
-        fewer = [text for key, text in (
-            ("max_length", f"texts of at most {scale['max_length']} tokens"),
-            ("layers", f"random weights of at most {scale['layers']} layers"),
-        ) if scale[key] is not None]  # fmt: skip
-        less = "".join(f", {text}" for text in fewer)
+        less = f", texts of at most {scale['max_length']} tokens" if scale["max_length"] else ""
+        if scale["layers"] and any(trial.config["model"]["source"] == "random" for trial in trials.values()):
+            less += f", random weights of {scale['layers']} layer{'s' * (scale['layers'] != 1)}"
         found.append(
             f"scale={scale['name']}: fewer steps and examples than the grid's{less}; not comparable with a paper"
         )
@@ -199,7 +197,7 @@ def _caveats(composer: Composer, cells: Sequence[Cell]) -> tuple[str, ...]:
         places.setdefault(cell.trial_id, set()).add((cell.block, cell.task))
     shared = sum(len(where) for where in places.values() if len(where) > 1)
     if shared:
-        found.append(f"{shared} entries have become the same as others and share their trials")
+        found.append(f"{shared} entries differ from others in nothing that is left, and share their trials")
     if composer.left_out:
         found.append(f"left out: {', '.join(composer.left_out)}")
     choices, values = composer.forced.choices, composer.forced.values
