@@ -86,6 +86,13 @@ def _parse(parser: argparse.ArgumentParser, given: Sequence[str]) -> argparse.Na
     return options
 
 
+def _words(options: argparse.Namespace) -> list[str]:
+    """Takes what is no override (trial ids) out of the overrides."""
+    words = [text for text in options.overrides if "=" not in text and not text.startswith("~")]
+    options.overrides = [text for text in options.overrides if text not in words]
+    return words
+
+
 def _compose(options: argparse.Namespace, *, recall: bool) -> tuple[Composer, Command]:
     """The composed configuration. With `recall`, a command that names at most a grid means the last sweep of it."""
     from zo_sweeps.config import Composer
@@ -149,8 +156,8 @@ def status(given: Sequence[str]) -> int:
     parser = _parser("status")
     parser.add_argument("--failed", action="store_true", help="list the trials that failed, with their errors")
     parser.add_argument("--watch", action="store_true", help="follow a sweep that runs in another terminal, to its end")
-    words = [text for text in given if "=" not in text and not text.startswith(("-", "~"))]
-    options = _parse(parser, [text for text in given if text not in words])
+    options = _parse(parser, given)
+    words = _words(options)
     from rich.console import Console
 
     from zo_sweeps import plan, show
@@ -219,8 +226,8 @@ def report(given: Sequence[str]) -> int:
 
 def compare(given: Sequence[str]) -> int:
     """Show two trials side by side, by their ids: configurations, measurements, curves."""
-    words = [text for text in given if "=" not in text and not text.startswith(("-", "~"))]
-    options = _parse(_parser("compare"), [text for text in given if text not in words])
+    options = _parse(_parser("compare"), given)
+    words = _words(options)
     if len(words) != 2:
         raise UserError(f"{len(words)} trials to compare", fix="give two ids, as `plan --trials` lists them")
     from rich.console import Console
@@ -270,9 +277,9 @@ def doctor(given: Sequence[str]) -> int:
 
 
 def bench(given: Sequence[str]) -> int:
-    """Measure the engine on this machine against plain MeZO: noise, step, memory, replay or all."""
+    """Measure the engine on this machine against plain MeZO (noise, step, memory, replay or all), or the cluster."""
     parser = argparse.ArgumentParser(prog="python -m zo_sweeps bench", description=bench.__doc__)
-    parser.add_argument("part", nargs="?", default="all", metavar="noise|step|memory|replay|all")
+    parser.add_argument("part", nargs="?", default="all", metavar="noise|step|memory|replay|all|cluster")
     parser.add_argument("--rounds", type=int, default=5, help="each thing runs so often, in turn; the minimum counts")
     parser.add_argument("--json", metavar="FILE", help="write the numbers, with this machine's name, there as well")
     options = parser.parse_args(list(given))

@@ -23,7 +23,7 @@ AXES = ("estimator", "perturbation", "space", "update")
 METHOD = ("method", *AXES)
 TRIAL_GROUPS = OWN_TREE + METHOD
 # What a trial's configuration consists of; everything else belongs to the run.
-TRIAL_KEYS = (*TRIAL_GROUPS, "evaluation", "train", "split", "data", "seed")
+TRIAL_KEYS = (*TRIAL_GROUPS, "evaluation", "train", "gradients", "split", "data", "seed")
 
 
 @dataclass
@@ -47,8 +47,10 @@ class Named:
 @dataclass
 class MethodConfig:
     name: str = "mezo"
-    kind: str = "zo"  # zero_shot, icl, zo, fo
+    kind: str = "zo"  # zero_shot, icl, zo, fo, generate
     demonstrations: int = 0  # of icl: solved examples before the prompt
+    text: str = ""  # of generate: what is continued
+    new_tokens: int = 0  # of generate: by how many tokens, in each round
 
 
 @dataclass
@@ -64,8 +66,19 @@ class TrainConfig:
     effective_batch: int = 16  # E = q * B
     eval_every: int = 500
     max_length: int = 2048
+    flops: bool = False  # count the floating-point operations of the first step
     objective: str = "loss"  # of zeroth-order steps: the task's loss, or 1 - "accuracy", or -"f1" of generated answers
     select: str = "loss"  # the step whose weights are tested: lowest dev loss, or highest dev "metric"
+
+
+@dataclass
+class GradientsConfig:
+    """Squared gradients of the task, looked at before the first step of backpropagation and at every evaluation."""
+
+    samples: int = 0  # training examples; 0: they are not looked at
+    text: str = "text/c4_sample.jsonl"  # under data.dir; its gradients choose a mask before training
+    text_samples: int = 128
+    length: int = 512  # tokens of a text sample
 
 
 @dataclass
@@ -153,10 +166,12 @@ class GridTable:
 
 @dataclass
 class GridFigure:
-    kind: str = "line"  # line, bar: of finished runs; curve: over training, from the journals
+    kind: str = "line"  # line, bar: of finished runs; from the journals: curve: over training; cumulative: of gradients
     title: str = ""
     x: str = "column"  # line, bar: an axis or key of a trial (estimator.q) or column; curve: step or seconds
-    y: str = "accuracy"  # line, bar: a file of conf/table or a metric; curve: dev/loss, dev/metric or train/loss
+    y: str = "accuracy"  # line, bar: a file of conf/table or a metric; curve: dev/loss, dev/metric, train/loss
+    curves: dict[str, str] = field(default_factory=dict)  # curve: several y (gradients/...) -> label, in place of y
+    at: list[float] = field(default_factory=lambda: [1.0])  # cumulative: after which parts of training
     panels: str = "column"  # a panel for each column, or for each value of a key; "": one panel
     series: dict[str, str] = field(default_factory=dict)  # block -> label; {}: every block
     published: list[Any] = field(default_factory=list)  # {series: block, panel: column, x: ..., y: ...}
@@ -194,6 +209,7 @@ class Config:
     update: dict[str, Any] = field(default_factory=dict)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    gradients: GradientsConfig = field(default_factory=GradientsConfig)
     split: SplitConfig = field(default_factory=SplitConfig)
     data: DataConfig = field(default_factory=DataConfig)
     seed: int = 0
@@ -248,6 +264,11 @@ class Composer:
         self.forced, self._run_level = self._sort(self._given)
         with self._hydra():
             self.base = self._compose([*self._run_level, *self._single_forced()])
+        for text in self._given:
+            if text.startswith("~grid.blocks."):
+                _leave_out(text.removeprefix("~grid.blocks.").split("=")[0], self.base["grid"])
+        if not self.base["state_dir"].strip():
+            raise UserError("state_dir is empty", fix="write state_dir=FOLDER, or leave it out for zo_runs")
         self._scratch = OmegaConf.structured(Config)  # for check_value: making one costs more than using it
         self._checked: set[tuple[str, str]] = set()
         for path, values in self.forced.values.items():
@@ -260,6 +281,11 @@ class Composer:
     def folders(self) -> list[Path]:
         """Where configuration files are looked for, in order."""
         return [conf_dir(), *(Path(url.removeprefix("file://")) for url in self._search.split(",") if url)]
+
+    @property
+    def left_out(self) -> list[str]:
+        """The blocks that the command line leaves out, `~grid.blocks.NAME`."""
+        return [text.split(".", 2)[2] for text in self._given if text.startswith("~grid.blocks.") and "=" not in text]
 
     def _sort(self, overrides: Sequence[str]) -> tuple[Forced, list[str]]:
         """Splits the overrides into those forced on trials and those of the run (grid, executor, state_dir, ...)."""
@@ -398,6 +424,16 @@ class Composer:
             reason = str(error).splitlines()[0]
             raise UserError(f"{path}={value!r} has the wrong type", where=where, fix=reason) from None
         self._checked.add((path, repr(value)))
+
+
+def _leave_out(block: str, grid: dict[str, Any]) -> None:
+    """A block that the command line removes is no row and no series; a table or figure of it alone goes with it."""
+    for kind, key in (("tables", "rows"), ("figures", "series")):
+        for name, spec in list(grid[kind].items()):
+            if spec[key].pop(block, None) is not None and not spec[key]:
+                del grid[kind][name]
+    for figure in grid["figures"].values():
+        figure["published"] = [point for point in figure["published"] if point["series"] != block]
 
 
 def _plain(value: Any) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from zo_sweeps.calibrate import sensitive_options
+from zo_sweeps.calibrate import Gradients, sensitive_options
 from zo_sweeps.devices.memory import MemoryMeter
 from zo_sweeps.devices.probe import probe
 from zo_sweeps.engine import losses, schedules
@@ -23,6 +23,7 @@ from zo_sweeps.engine.data import indices
 from zo_sweeps.engine.in_place import InPlace
 from zo_sweeps.engine.replay import rebuild
 from zo_sweeps.engine.score import score
+from zo_sweeps.engine.spaces.sparse import Sparse
 from zo_sweeps.engine.step import Method
 from zo_sweeps.engine.train import Evaluated, StepDone, evaluated_at, train
 from zo_sweeps.engine.types import DivergedError, Space
@@ -40,6 +41,7 @@ from zo_sweeps.tasks.metrics import accuracy, squad_f1
 from zo_sweeps.tasks.spec import TaskSpec
 from zo_sweeps.trial import Event, Outcome, Sink, Trial, TrialState
 
+ROUNDS = 3  # of generation, after one that is not timed
 FLUSH_SECONDS = 0.5  # steps are reported in groups: what a killed process loses is computed again
 LOSSES: dict[str, losses.Loss] = {
     "tokens": losses.tokens,
@@ -115,6 +117,7 @@ class _Run:
         self.coefs, self.losses = scalars(journal)
         self.evaluations = {step: event for (split, step), event in evals(journal).items() if split == "dev"}
         self.test_event = next((event for event in journal if event["type"] == "test"), None)
+        self.looked = {event["step"] for event in journal if event["type"] == "gradients"}
         self.mask = next((str(event["fingerprint"]) for event in journal if event["type"] == "mask"), "")
         self.seconds = [event["seconds"] for event in journal if event["type"] == "steps"]
         self.tokens = sum(event["tokens"] for event in journal if event["type"] == "steps")
@@ -139,12 +142,15 @@ class _Run:
             resumed_from=self.reported if self.kind == "zo" else 0,
         )
         model = self.model = _model(self.trial, self.device)
-        data = self.data = _examples(self.config, model)
-        self.loss = LOSSES[data.spec.loss]
+        if self.kind != "generate":
+            self.data = _examples(self.config, model)
+            self.loss = LOSSES[self.data.spec.loss]
         self.meter.start()
         self.measured["weights_bytes"] = float(sum(p.numel() * p.element_size() for p in model.module.parameters()))
         if self.kind in ("zero_shot", "icl"):
             self._evaluate_untrained()
+        elif self.kind == "generate":
+            self._generate()
         else:
             self._train()
         return self.outcome(TrialState.SUCCEEDED)
@@ -153,6 +159,28 @@ class _Run:
         if 0 not in self.evaluations:
             self.take(evaluated_at(0, self.score_dev, self.config["seed"]))
         self.report_test(0)
+        self.measured["peak_memory_bytes"] = float(self.meter.stop())
+
+    def _generate(self) -> None:
+        """Times the continuation of a text, with theta written into the weights or as a product beside them."""
+        options, space = self.config["method"], self.install()
+        try:
+            if self.config["evaluation"]["mode"] == "inner":
+                assert isinstance(space, Sparse)
+                space.multiply_beside()
+            prompt, seconds = self.model.prompt(options["text"]), []
+            for i in range(1 + ROUNDS):
+                began = time.perf_counter()
+                self.model.continue_by(prompt, options["new_tokens"])
+                if i:
+                    seconds.append(time.perf_counter() - began)
+                if self.should_stop():
+                    raise _StoppedError
+        finally:
+            space.uninstall()
+        self.emit("generate", tokens=options["new_tokens"], seconds=seconds)
+        self.measured["seconds_per_token"] = statistics.median(seconds) / options["new_tokens"]
+        self.measured["trainable_parameters"] = float(sum(p.numel() for p in space.params.values()))
         self.measured["peak_memory_bytes"] = float(self.meter.stop())
 
     def _train(self) -> None:
@@ -180,8 +208,15 @@ class _Run:
                     optimizer=self.config["update"]["name"],
                     weight_decay=self.config["update"]["weight_decay"],
                 )
+            if options["flops"]:
+                events = self.counted(events)
+            gradients = self.gradients() if self.config["gradients"]["samples"] else None
+            if gradients:
+                self.look(gradients, 0)
             for event in events:
                 self.take(event)
+                if gradients and isinstance(event, Evaluated):
+                    self.look(gradients, event.step)
                 if self.kind == "fo" and isinstance(event, Evaluated) and self.best() == event.step:
                     snapshot = {name: param.detach().clone() for name, param in space.params.items()}
                 if self.should_stop() and not (isinstance(event, StepDone) and event.step == steps):
@@ -230,6 +265,32 @@ class _Run:
             evaluated=set(self.evaluations),
             objective=self.generated_f1 if self.config["train"]["objective"] == "f1" else None,
         )
+
+    def counted(self, events: Iterator[StepDone | Evaluated]) -> Iterator[StepDone | Evaluated]:
+        """The events; the operations of the first step are counted on the way (its time is then not a step's)."""
+        from torch.utils.flop_counter import FlopCounterMode
+
+        with FlopCounterMode(display=False) as counter:
+            first = next(events)
+        self.measured["flops_per_step"] = float(counter.get_total_flops())
+        yield first
+        yield from events
+
+    def gradients(self) -> Gradients:
+        gold_only = self.data.spec.loss == "tokens"
+        return Gradients(self.config, self.model, self.data.train, self.loss, gold_only=gold_only)
+
+    def look(self, gradients: Gradients, step: int) -> None:
+        """Measures the squared gradients after a step, and reports them unless an earlier attempt has."""
+        try:
+            found = gradients.look()
+        except ArithmeticError as error:
+            raise DivergedError(f"{error} after step {step}, seed {self.config['seed']}") from None
+        if step not in self.looked:
+            self.flush()
+            self.emit("gradients", step=step, **found)
+            self.looked.add(step)
+        self.measured |= {f"gradients/{name}": share for name, share in found["covered"].items()}
 
     def generated_f1(self, step: int, points: int) -> torch.Tensor:
         """-F1 of the answers generated to the step's examples, [1]."""

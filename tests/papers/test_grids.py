@@ -26,6 +26,7 @@ TRIALS = {
     "pezo_fig3_rngs": 275,
     "pezo_fig4": 140,
     "pezo_table2": 8,
+    "pezo_table2_flops": 8,
     "pezo_table3": 120,
     "pezo_table4": 1200,
     "pezo_table5": 180,
@@ -39,10 +40,12 @@ TRIALS = {
     "prge_table9": 8,
     "sensitive_8gib": 12,
     "sensitive_fig1": 8,
+    "sensitive_fig1_inference": 5,
     "sensitive_fig5_copa": 90,
     "sensitive_fig5_rte": 90,
     "sensitive_fig5_wic": 90,
     "sensitive_fig6": 18,
+    "sensitive_gradients": 9,
     "sensitive_table1a": 189,
     "sensitive_table1b": 189,
     "sensitive_table1c": 189,
@@ -50,7 +53,7 @@ TRIALS = {
 SYSTEM = [
     name
     for name in TRIALS
-    if name.startswith(("prge_fig", "sensitive_fig1", "sensitive_8"))
+    if name.startswith(("prge_fig", "sensitive_fig1", "sensitive_8", "pezo_table2"))
     or name[-7:] in ("_table2", "_table3", "_table5", "_table9")
 ]
 SYSTEM = [name for name in SYSTEM if name not in ("pezo_table3", "pezo_table5", "llama2_superglue")]
@@ -92,6 +95,10 @@ def test_a_trial_id_stands_for_one_trial_in_all_grids() -> None:
             assert seen.setdefault(trial_id, canonical_json(identity(trial.config))) == canonical_json(
                 identity(trial.config)
             )
+
+
+def test_memory_and_operations_of_pezo_s_table2_are_of_the_same_trials() -> None:
+    assert set(plan("pezo_table2").every) == set(plan("pezo_table2_flops").every)
 
 
 def test_figures_reuse_the_trials_of_the_tables_that_they_are_drawn_from() -> None:

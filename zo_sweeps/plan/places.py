@@ -66,8 +66,12 @@ class Places:
                 f"model {config['model']['name']!r} is a {kind} one, and prompt {config['prompt']['name']!r} of task "
                 f"{config['task']['name']!r} is {other} a mask"
             )
-        if masked and config["method"]["kind"] == "icl":
-            raise UserError("in-context learning needs a causal model", fix="leave kind icl out for masked models")
+        if masked and config["method"]["kind"] in ("icl", "generate"):
+            what = {"icl": "in-context learning", "generate": "generation"}[config["method"]["kind"]]
+            fix = f"leave kind {config['method']['kind']} out for masked models"
+            raise UserError(f"{what} needs a causal model", fix=fix)
+        if masked and config["space"]["name"] == "prefix" and config["method"]["kind"] in TRAINED:
+            raise UserError("a prefix needs a causal model, which keeps keys and values", fix="use another space")
 
     def _model(self, model: Mapping[str, Any]) -> Any:
         from zo_sweeps.models.identity import status
@@ -95,15 +99,17 @@ class Places:
 
     def _text(self, config: dict[str, Any]) -> str:
         """Fills in the fingerprint of the text that a mask is found on; returns why it cannot be had."""
-        space = config["space"]
-        if space.get("source") != "text" or config["method"]["kind"] not in TRAINED:
+        space, part = config["space"], "space"
+        if config["gradients"]["samples"]:
+            part = "gradients"
+        elif space.get("source") != "text" or config["method"]["kind"] not in TRAINED:
             return ""
-        file = Path(config["data"]["dir"] or ".").expanduser() / space["text"]
+        file = Path(config["data"]["dir"] or ".").expanduser() / config[part]["text"]
         if not file.is_file():
-            return f"no text at {file} (space.text, under data.dir)"
+            return f"no text at {file} ({part}.text, under data.dir)"
         if file not in self._texts:
             self._texts[file] = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
-        config["space"] = {**space, "text_fingerprint": self._texts[file]}
+        config[part] = {**config[part], "text_fingerprint": self._texts[file]}
         return ""
 
     @staticmethod
