@@ -162,7 +162,7 @@ def test_a_node_that_leaves_hands_its_trial_back_and_the_command_waits_for_that(
     worker = cluster.workers[0]
     cluster.wait_for_node("nano")
     work = tmp_path / "w"
-    plan = [fakes.trial(work, name, steps=80, pause=0.1) for name in ("a", "b")]
+    plan = [fakes.trial(work, name, steps=250, pause=0.1) for name in ("a", "b")]
     os.environ["RAY_AUTH_TOKEN_PATH"] = str(cluster.token)
     left: list[subprocess.CompletedProcess[str]] = []
     shown: list[str] = []

@@ -32,6 +32,7 @@ FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0  # seconds before a node is started again: 
 STEADY = 60.0  # a node that stood so long begins again with the first wait
 UNREGISTER_SECONDS = 5.0
 BOOT_SECONDS = 60.0  # that a raylet may take to appear
+ACTOR = f"ray::{TrialActor.__name__}"
 _TERMINATE_CHILD = 1  # PR_SET_PDEATHSIG
 
 
@@ -210,7 +211,7 @@ def _actors(raylet: psutil.Process) -> list[psutil.Process]:
     with contextlib.suppress(psutil.Error):
         for child in raylet.children():
             with contextlib.suppress(psutil.Error):
-                if child.cmdline()[0].startswith(f"ray::{TrialActor.__name__}"):
+                if "".join(child.cmdline()[:1]).startswith(ACTOR):  # none of one that just ended
                     found.append(child)
     return found
 
