@@ -284,8 +284,9 @@ class Composer:
 
     @property
     def left_out(self) -> list[str]:
-        """The blocks that the command line leaves out, `~grid.blocks.NAME`."""
-        return [text.split(".", 2)[2] for text in self._given if text.startswith("~grid.blocks.") and "=" not in text]
+        """The blocks and columns that the command line leaves out, `~grid.blocks.NAME`, `~grid.columns.NAME`."""
+        given = (text for text in self._given if text.startswith(("~grid.blocks.", "~grid.columns.")))
+        return [text.partition("=")[0].split(".", 2)[2] for text in given]
 
     def _sort(self, overrides: Sequence[str]) -> tuple[Forced, list[str]]:
         """Splits the overrides into those forced on trials and those of the run (grid, executor, state_dir, ...)."""
