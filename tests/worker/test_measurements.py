@@ -50,7 +50,7 @@ def test_gradients_are_looked_at_before_the_first_step_and_at_every_evaluation(l
         assert event["mean"][-1] == pytest.approx(1)
         assert event["layers"] == 6 * 7
         for density in ("0.0001", "0.001", "0.01"):
-            best = event["covered"][f"task_dynamic/{density}"]
+            best = event["covered"][f"task_dynamic/{density}"] * (1 + 1e-9)  # summed in another order
             assert best >= event["covered"][f"task_static/{density}"] > 0
             assert best >= event["covered"][f"text_static/{density}"] >= 0
     first, last = found[0]["covered"], found[4]["covered"]
