@@ -3,6 +3,7 @@
 
 PYTHON ?= python3
 ARGS ?=
+JOBS ?= 2
 VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check
@@ -16,8 +17,8 @@ help: ## this list
 run: $(VENV)/.installed ## set up, then `python -m zo_sweeps $(ARGS)`: the quickstart sweep if ARGS is empty
 	@$(PY) -m zo_sweeps $(ARGS)
 
-test: $(VENV)/.installed-dev ## set up, then the test suite (`pytest $(ARGS)`)
-	@$(PY) -m pytest $(ARGS)
+test: $(VENV)/.installed-dev ## set up, then the test suite in JOBS processes (`pytest $(ARGS)`)
+	@$(PY) -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 lint: $(VENV)/.installed-dev ## formatting, lint, types
 	@$(VENV)/bin/ruff format --check .

@@ -15,15 +15,16 @@ pytestmark = pytest.mark.unit
 PACKAGE = Path(__file__).resolve().parents[1] / "zo_sweeps"
 NAME = PACKAGE.name
 # What a command does and prints: these import each other, in no circle.
-OUTPUT = {"readout", "charts", "frame", "report", "compare", "launch", "papers", "show", "bench"}
+OUTPUT = {"readout", "charts", "frame", "report", "compare", "launch", "papers", "show", "watch", "bench"}
 # Lower floors first. Rooms of a floor do not import each other, but for the pairs in BESIDE and the rooms of OUTPUT.
 FLOORS = (
     {"errors", "trial", "fingerprint"},
-    {"engine", "models", "tasks", "devices", "record", "tables", "edge"},
+    {"engine", "models", "tasks", "devices", "record", "tables", "edge", "arguments"},
     {"config", "plan"},
     {"calibrate"},
     {"worker"},
     {"schedule"},
+    {"fleet"},
     OUTPUT,
     {"cli"},
     {"__main__"},
@@ -33,7 +34,7 @@ BESIDE = {("plan", "config")}
 ALSO = {"engine/perturbations/mezo_compat.py": {"numpy"}}
 AXES = {"estimators", "perturbations", "spaces", "precisions", "updates"}
 ONLY_IN = {
-    "ray": {"schedule/ray_executor.py", "schedule/ray_actor.py", "schedule/cluster.py"},
+    "ray": {"schedule/ray_executor.py", "schedule/ray_cluster.py", "schedule/cluster.py", "schedule/gcs.py"},
     "mlflow": {"record/"},
     "hydra": {"config.py"},
     "omegaconf": {"config.py"},

@@ -7,10 +7,12 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from zo_sweeps import __version__
+from zo_sweeps.arguments import Parser
 from zo_sweeps.errors import UserError, unknown
+from zo_sweeps.fleet.commands import devices, head, worker
 
 if TYPE_CHECKING:
     from zo_sweeps.config import Composer
@@ -32,16 +34,11 @@ examples:
 """
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UserError(message, fix=f"see {self.prog} --help")
-
-
 def _parser(command: str) -> argparse.ArgumentParser:
     commands = "\n".join(
         f"  {name:8} {(function.__doc__ or '').splitlines()[0]}" for name, function in COMMANDS.items()
     )
-    parser = _Parser(
+    parser = Parser(
         prog=f"python -m zo_sweeps {command}",
         description=(COMMANDS[command].__doc__ or "") + f"\n\ncommands:\n{commands}",
         epilog=EXAMPLES,
@@ -87,6 +84,13 @@ def _parse(parser: argparse.ArgumentParser, given: Sequence[str]) -> argparse.Na
             fix="give an axis several values instead, e.g. task=sst2,rte or grid.seeds=[0,1,2]",
         )
     return options
+
+
+def _words(options: argparse.Namespace) -> list[str]:
+    """Takes what is no override (trial ids) out of the overrides."""
+    words = [text for text in options.overrides if "=" not in text and not text.startswith("~")]
+    options.overrides = [text for text in options.overrides if text not in words]
+    return words
 
 
 def _compose(options: argparse.Namespace, *, recall: bool) -> tuple[Composer, Command]:
@@ -151,18 +155,21 @@ def status(given: Sequence[str]) -> int:
     """Show where a sweep stands; with a trial's id, all that is known of that trial."""
     parser = _parser("status")
     parser.add_argument("--failed", action="store_true", help="list the trials that failed, with their errors")
-    words = [text for text in given if "=" not in text and not text.startswith(("-", "~"))]
-    options = _parse(parser, [text for text in given if text not in words])
+    parser.add_argument("--watch", action="store_true", help="follow a sweep that runs in another terminal, to its end")
+    options = _parse(parser, given)
+    words = _words(options)
     from rich.console import Console
 
     from zo_sweeps import plan, show
+    from zo_sweeps.watch import watch
 
     composer, _ = _compose(options, recall=True)
     console = Console(highlight=False)
     if words:
         show.trial(plan.build(composer), words[0], console)
     else:
-        show.status(plan.build(composer), console, failed=options.failed)
+        follow = watch if options.watch else show.status
+        follow(plan.build(composer), console, failed=options.failed)
     return 0
 
 
@@ -219,8 +226,8 @@ def report(given: Sequence[str]) -> int:
 
 def compare(given: Sequence[str]) -> int:
     """Show two trials side by side, by their ids: configurations, measurements, curves."""
-    words = [text for text in given if "=" not in text and not text.startswith(("-", "~"))]
-    options = _parse(_parser("compare"), [text for text in given if text not in words])
+    options = _parse(_parser("compare"), given)
+    words = _words(options)
     if len(words) != 2:
         raise UserError(f"{len(words)} trials to compare", fix="give two ids, as `plan --trials` lists them")
     from rich.console import Console
@@ -270,9 +277,9 @@ def doctor(given: Sequence[str]) -> int:
 
 
 def bench(given: Sequence[str]) -> int:
-    """Measure the engine on this machine against plain MeZO: noise, step, memory, replay or all."""
+    """Measure the engine on this machine against plain MeZO (noise, step, memory, replay or all), or the cluster."""
     parser = argparse.ArgumentParser(prog="python -m zo_sweeps bench", description=bench.__doc__)
-    parser.add_argument("part", nargs="?", default="all", metavar="noise|step|memory|replay|all")
+    parser.add_argument("part", nargs="?", default="all", metavar="noise|step|memory|replay|all|cluster")
     parser.add_argument("--rounds", type=int, default=5, help="each thing runs so often, in turn; the minimum counts")
     parser.add_argument("--json", metavar="FILE", help="write the numbers, with this machine's name, there as well")
     options = parser.parse_args(list(given))
@@ -296,5 +303,8 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "papers": papers,
     "ui": ui,
     "doctor": doctor,
+    "head": head,
+    "worker": worker,
+    "devices": devices,
     "bench": bench,
 }

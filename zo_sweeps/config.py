@@ -248,6 +248,9 @@ class Composer:
         self.forced, self._run_level = self._sort(self._given)
         with self._hydra():
             self.base = self._compose([*self._run_level, *self._single_forced()])
+        for text in self._given:
+            if text.startswith("~grid.blocks."):
+                _leave_out(text.removeprefix("~grid.blocks.").split("=")[0], self.base["grid"])
         self._scratch = OmegaConf.structured(Config)  # for check_value: making one costs more than using it
         self._checked: set[tuple[str, str]] = set()
         for path, values in self.forced.values.items():
@@ -398,6 +401,16 @@ class Composer:
             reason = str(error).splitlines()[0]
             raise UserError(f"{path}={value!r} has the wrong type", where=where, fix=reason) from None
         self._checked.add((path, repr(value)))
+
+
+def _leave_out(block: str, grid: dict[str, Any]) -> None:
+    """A block that the command line removes is no row and no series; a table or figure of it alone goes with it."""
+    for kind, key in (("tables", "rows"), ("figures", "series")):
+        for name, spec in list(grid[kind].items()):
+            if spec[key].pop(block, None) is not None and not spec[key]:
+                del grid[kind][name]
+    for figure in grid["figures"].values():
+        figure["published"] = [point for point in figure["published"] if point["series"] != block]
 
 
 def _plain(value: Any) -> Any:

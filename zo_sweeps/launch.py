@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shlex
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,10 +21,13 @@ from zo_sweeps.config import Composer
 from zo_sweeps.errors import UserError, unknown
 from zo_sweeps.fingerprint import fingerprint
 from zo_sweeps.plan import Plan
-from zo_sweeps.schedule.executors import Executor
-from zo_sweeps.schedule.ledger import Ledger
+from zo_sweeps.schedule.executors import Executor, HeadLostError
+from zo_sweeps.schedule.ledger import Ledger, read_standing
+from zo_sweeps.schedule.live import LiveFile
+from zo_sweeps.schedule.memory import Measured
 from zo_sweeps.schedule.placement import Node, refusal
 from zo_sweeps.schedule.progress import ProgressView, duration
+from zo_sweeps.schedule.snapshot import Snapshot
 from zo_sweeps.schedule.sweep import Summary, Sweep
 from zo_sweeps.tables import Table, to_csv, to_latex, to_markdown, to_text
 from zo_sweeps.trial import TrialState
@@ -99,13 +103,15 @@ def _remember(state_dir: Path, plan: Plan, command: Command) -> None:
 def for_this_host(plan: Plan) -> Plan:
     """The plan without the trials that this host can never run, each with the reason, when the sweep runs here alone.
 
-    With a cluster to join, its nodes are asked instead, once it is joined.
+    With a cluster to join, its nodes are asked instead, once it is joined. What finished trials were measured to need
+    takes the place of estimates.
     """
     least = {"cpus_per_trial": 1, "slots": 1, "retries_failed": 0, "retries_lost": 0}
     for name, low in least.items():
         value = plan.config["executor"][name]
         if value is not None and value < low:
             raise UserError(f"executor.{name} must be at least {low}, not {value}")
+    plan = _corrected(plan)
     if plan.config["cluster"]["address"]:
         return plan
     from zo_sweeps.devices.probe import probe
@@ -123,6 +129,13 @@ def for_this_host(plan: Plan) -> Plan:
         elif node.gpus and trial.needs.device != "cpu" and trial.needs.memory_bytes > node.memory_bytes:
             missing[trial.trial_id] = f"needs about {trial.needs.memory_bytes / 2**30:.1f} GiB of GPU memory"
     return replace(plan, trials=tuple(t for t in plan.trials if t.trial_id not in missing), missing=missing)
+
+
+def _corrected(plan: Plan) -> Plan:
+    standing = read_standing(Path(plan.config["state_dir"]).expanduser())
+    measured = Measured(plan.every.values(), standing.outcomes)
+    every = {trial_id: measured.corrected(trial) for trial_id, trial in plan.every.items()}
+    return replace(plan, trials=tuple(every[trial.trial_id] for trial in plan.trials), every=every)
 
 
 def must_have_work(plan: Plan) -> None:
@@ -179,7 +192,35 @@ def _executor(plan: Plan, state_dir: Path) -> Executor:
 
 
 def run(plan: Plan, composer: Composer, command: Command, *, rerun: Sequence[str], console: Console) -> int:
-    """Runs what has no result yet, prints the tables; returns the exit status: 0, 1 (failures), 130 (interrupted)."""
+    """Runs what has no result yet, prints the tables; returns the exit status: 0, 1 (failures), 130 (interrupted).
+
+    When the cluster's head goes away, waits until it is back and begins the command anew, in another process image.
+    """
+    try:
+        return _run(plan, composer, command, rerun, console)
+    except HeadLostError as error:
+        console.print(f"{error}. Waiting for it (Ctrl-C ends this)", markup=False, highlight=False, soft_wrap=True)
+    _await_head(plan.config["cluster"]["address"])
+    flags = [part for folder in command.config_dirs for part in ("--config-dir", folder)]
+    # Without --rerun: that was done when the sweep began.
+    os.execv(sys.executable, [sys.executable, "-m", "zo_sweeps", *command.overrides, *flags])
+
+
+def _await_head(address: str) -> None:
+    """Returns when the head has answered for a while: it listens some seconds before it can be joined."""
+    from zo_sweeps.schedule.cluster import must_answer
+
+    answered = 0
+    while answered < 5:
+        time.sleep(1)
+        try:
+            must_answer(address)
+            answered += 1
+        except UserError:
+            answered = 0
+
+
+def _run(plan: Plan, composer: Composer, command: Command, rerun: Sequence[str], console: Console) -> int:
     from zo_sweeps.record.journal import JournalStore
 
     state_dir = state_folder(plan)
@@ -188,7 +229,13 @@ def run(plan: Plan, composer: Composer, command: Command, *, rerun: Sequence[str
         with _mirror(plan, state_dir, command, console) as (mirror, where):
             options = plan.config["executor"]
             began = time.monotonic()
+            live = LiveFile(state_dir)
             with ProgressView(console) as progress:
+
+                def update(snapshot: Snapshot) -> None:
+                    progress.update(snapshot)
+                    live.update(snapshot)
+
                 summary = Sweep(
                     plan.trials,
                     _executor(plan, state_dir),
@@ -197,7 +244,7 @@ def run(plan: Plan, composer: Composer, command: Command, *, rerun: Sequence[str
                     rerun=frozenset(rerun),
                     retries_failed=options["retries_failed"],
                     retries_lost=options["retries_lost"],
-                    on_update=progress.update,
+                    on_update=update,
                     on_events=mirror.notify,
                     say=progress.say,
                 ).run()

@@ -18,6 +18,7 @@ from zo_sweeps.config import Composer
 from zo_sweeps.errors import UserError, unknown
 from zo_sweeps.plan import Plan
 from zo_sweeps.schedule.ledger import Standing, driver_of, read_standing
+from zo_sweeps.schedule.live import read_live
 from zo_sweeps.schedule.progress import duration
 from zo_sweeps.tables import Table, to_csv, to_html, to_latex, to_markdown, to_text
 from zo_sweeps.tables.html import page
@@ -155,6 +156,8 @@ def status(planned: Plan, console: Console, *, failed: bool) -> None:
     for label, counts in by_row.items():
         table.add_row(label, str(counts.total()), *(str(counts[name] or "·") for name in columns))
     console.print(table)
+    if running:
+        _live(folder, console)
     bad = [i for i in planned.every if standing.states.get(i) in (TrialState.FAILED, TrialState.LOST)]
     for trial_id in bad if failed else []:
         outcome = standing.outcomes.get(trial_id)
@@ -163,12 +166,30 @@ def status(planned: Plan, console: Console, *, failed: bool) -> None:
         _say(console, f"{len(bad)} failed: `python -m zo_sweeps status --failed`, then one by its id for the traceback")
 
 
+def _live(folder: Path, console: Console) -> None:
+    """What runs where, what waits and why, and the time to go, as the driver said it last."""
+    live = read_live(folder)
+    if not live:
+        return
+    table = _rows("running now", "step", "node", "attempt", "for")
+    for run in live["running"]:
+        label = run["label"] or run["trial_id"]
+        step = f"{run['step']}/{run['steps']}" if run["steps"] else "·"
+        seconds = run["seconds"] + time.time() - live["time"]
+        table.add_row(label, step, run["node"], str(run["attempt"]), duration(seconds))
+    if live["running"]:
+        console.print(table)
+    for why, count in live["waiting"].items():
+        _say(console, f"waiting ({count} trials): {why}")
+    _say(console, f"time to go: {duration(live['eta_seconds'])}")
+
+
 def trial(planned: Plan, trial_id: str, console: Console) -> None:
     """One trial: its configuration, state, measurements, curve and traceback."""
     found = [i for i in planned.every if i.startswith(trial_id)]
     if len(found) != 1:
         raise unknown("trial", trial_id, list(planned.every)[:5], where=f"grid {planned.name}")
-    from zo_sweeps.record.journal import JournalStore, evals, last_step, outcome
+    from zo_sweeps.record.journal import JournalStore, evals, last_step, outcome, places
 
     folder, standing = _standing(planned)
     it = planned.every[found[0]]
@@ -179,6 +200,8 @@ def trial(planned: Plan, trial_id: str, console: Console) -> None:
         f"state {standing.states.get(it.trial_id, TrialState.PENDING).value.lower()}, "
         f"attempts {standing.attempts.get(it.trial_id, 0)}, step {last_step(events)}/{it.steps}",
     )
+    for number, (node, profile, step) in enumerate(places(events), 1):
+        _say(console, f"  attempt {number} on {node} ({profile}), from step {step}")
     for (split, step), event in sorted(evals(events).items()):
         _say(console, f"  {split} at step {step}: loss {event['loss']:.4f}, metric {event['metric']:.4f}")
     ended = outcome(events)

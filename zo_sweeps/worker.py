@@ -122,7 +122,7 @@ class _Run:
         self.step_seconds: list[float] = []
         self.pending: list[StepDone] = []
         self.flushed_at = time.perf_counter()
-        self.device = torch.device(_device_of(self.config["device"]["name"]))
+        self.device = torch.device(_device_of(self.config["device"]))
         self.meter = MemoryMeter(self.device)
         self.described: dict[str, Any] = {}
         self.measured: dict[str, float] = {}
@@ -396,9 +396,10 @@ class _Run:
         )
 
 
-def _device_of(name: str) -> str:
+def _device_of(profile: Mapping[str, Any]) -> str:
     """The torch device of a device profile: the profile of a board with a GPU is that GPU."""
-    if name == "cpu":
+    name = profile["name"]
+    if profile.get("kind", name) == "cpu":
         return "cpu"
     if torch.cuda.is_available():
         return "cuda"

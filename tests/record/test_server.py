@@ -6,9 +6,14 @@ import json
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
+from base64 import b64encode
+from configparser import ConfigParser
 from pathlib import Path
 
 import psutil
@@ -128,3 +133,56 @@ def test_a_server_that_cannot_start_is_explained_by_its_log(tmp_path: Path) -> N
     with pytest.raises(UserError, match=r"the MLflow server ended while starting: .*server\.log"):
         running.wait()
     running.close()
+
+
+def test_a_server_beyond_loopback_asks_for_a_password_and_knows_its_own_name_only(tmp_path: Path, monkeypatch) -> None:
+    pytest.importorskip("flask_wtf", reason="mlflow[auth] is not installed")
+    for name in ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            pytest.skip("no network beyond loopback")
+        host = probe.getsockname()[0]
+    running = server.start(tmp_path, stay=True, host=host)
+    try:
+        running.wait()
+        assert running.uri.startswith(f"http://{host}:")
+        file = server.credentials(tmp_path)
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        settings = ConfigParser()
+        settings.read(file)
+        user, password = settings["mlflow"]["admin_username"], settings["mlflow"]["admin_password"]
+        assert (os.environ["MLFLOW_TRACKING_USERNAME"], os.environ["MLFLOW_TRACKING_PASSWORD"]) == (user, password)
+
+        def asked(words: str | None, **headers: str) -> int:
+            if words:
+                headers["Authorization"] = "Basic " + b64encode(words.encode()).decode()
+            url = f"{running.uri}/api/2.0/mlflow/experiments/search?max_results=1"
+            opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+            try:
+                return int(opener.open(urllib.request.Request(url, headers=headers), timeout=20).status)
+            except urllib.error.HTTPError as error:
+                return error.code
+
+        assert asked(None) == 401
+        assert asked(f"{user}:wrong-password") == 401
+        assert asked(f"{user}:{password}") == 200
+        assert asked(f"{user}:{password}", Host="evil.example") == 403
+        with pytest.raises(OSError, match="refused"):
+            socket.create_connection(("127.0.0.1", int(running.uri.rsplit(":", 1)[1])), 2)
+        for process in processes_of(tmp_path):
+            assert password not in " ".join(process.cmdline())
+        assert password not in (tmp_path / "mlflow" / "server.log").read_text()
+        again = server.start(tmp_path)  # a sweep on the head uses the same one
+        assert again.uri == running.uri
+        again.close()
+        import mlflow
+
+        mlflow.MlflowClient(tracking_uri=running.uri).create_experiment("ours")
+    finally:
+        running.close()
+        server.stop(tmp_path)
+    assert not processes_of(tmp_path)

@@ -17,7 +17,7 @@ ANYWHERE = Needs()
 
 def trial(folder: Path, name: str, *, steps: int = 5, warm: str = "m", needs: Needs = ANYWHERE, **behaviour) -> Trial:
     """A trial named `name`. Behaviour: pause (seconds a step), raises (on which attempts), dies (SIGKILL: at that step
-    of those attempts), ends (a state), leaves (sys.exit)."""
+    of those attempts), ends (a state), leaves (sys.exit), gate (a file that it waits for after step 8)."""
     config = {"train": {"steps": steps}, "folder": str(folder), "seed": len(name), **behaviour}
     return Trial(name, config, needs=needs, warm_key=warm, cost=float(steps), label=name)
 
@@ -59,6 +59,8 @@ def run_trial(task: Trial, sink: Sink, journal: list[Event], attempt: int, shoul
         return outcome
 
     for step in range(done + 1, task.steps + 1):
+        while step > 8 and "gate" in config and not Path(config["gate"]).exists() and not should_stop():
+            time.sleep(0.05)
         if should_stop():
             note(task, f"stopped at={done}")
             return end(TrialState.CANCELLED)

@@ -16,7 +16,7 @@ class Row:
 
     Args:
         unit: "x" for how many times faster than the other (more is better), "of" for how many times its cost (less is
-            better), "MiB" for memory (no ratio: less is better).
+            better); no ratios: "MiB", "s", "ms" (less is better), "/s" for a rate (more is better).
         detail: the numbers that the ratio is of.
     """
 
@@ -30,7 +30,7 @@ class Row:
 
     @property
     def reached(self) -> bool:
-        return self.ratio >= self.must if self.unit == "x" else self.ratio <= self.must
+        return self.ratio >= self.must if self.unit in ("x", "/s") else self.ratio <= self.must
 
 
 def interleaved(functions: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, float]:

@@ -11,14 +11,15 @@ from pathlib import Path
 from zo_sweeps.bench.measure import Row, host
 from zo_sweeps.errors import UserError, unknown
 
-PARTS = ("noise", "step", "memory", "replay")
+ENGINE = ("noise", "step", "memory", "replay")
+PARTS = (*ENGINE, "cluster")
 
 
 def run(part: str, rounds: int) -> list[Row]:
-    """The rows of a part, or of all. Raises UserError for an unknown part."""
+    """The rows of a part, or of all parts of the engine. Raises UserError for an unknown part."""
     if part != "all" and part not in PARTS:
         raise unknown("benchmark", part, ["all", *PARTS])
-    chosen = PARTS if part == "all" else (part,)
+    chosen = ENGINE if part == "all" else (part,)
     return [row for name in chosen for row in import_module(f"zo_sweeps.bench.{name}").rows(rounds)]
 
 
@@ -26,9 +27,9 @@ def text(rows: Sequence[Row]) -> str:
     """One line a row: the ratio, what it must reach, the aim, and the limit."""
     lines = []
     for row in rows:
-        unit = {"x": "x", "of": "x", "MiB": " MiB"}[row.unit]
+        unit = {"x": "x", "of": "x"}.get(row.unit, f" {row.unit}")
         goals = f"must {row.must:.4g}{unit}, aim {row.aim:.4g}{unit}, limit {row.limit}"
-        lines.append(f"{row.ratio:8.2f}{unit:4} {'ok ' if row.reached else 'NO '} {row.name} ({goals})")
+        lines.append(f"{row.ratio:8.2f}{unit:5} {'ok ' if row.reached else 'NO '} {row.name} ({goals})")
     return "\n".join(lines)
 
 

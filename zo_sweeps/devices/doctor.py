@@ -23,6 +23,10 @@ Status = Literal["ok", "warn", "fail"]
 PACKAGE = "zo-sweeps"
 GIB = 2**30
 TIMEOUT = 3.0  # seconds
+FIXES = {
+    "bitsandbytes": "pip install 'zo-sweeps[quant]' (only for NF4 and INT8)",
+    "executorch": "pip install executorch (only for exported programs)",
+}
 OLDEST_CLOCK = 1_735_689_600  # 2025-01-01: boards without a clock battery start in 1970, and TLS then fails
 
 
@@ -42,8 +46,8 @@ def checks(state_dir: str | Path = "zo_runs") -> list[Check]:
     Cost: a few seconds (imports torch; at most 3 s for the hub).
     """
     folder = Path(state_dir).expanduser().absolute()
-    found = [_python(), *_packages(), _imports("torch", "fail"), _imports("bitsandbytes", "warn"), *_host()]
-    found += [_disk(folder), _writable(folder), _loopback(), _hub_cache(), _hub(), _demo(), _clock(time.time())]
+    found = [_python(), *_packages(), imports("torch", "fail"), imports("bitsandbytes", "warn"), *_host()]
+    found += [disk(folder), _writable(folder), _loopback(), _hub_cache(), _hub(), _demo(), _clock(time.time())]
     return found
 
 
@@ -78,7 +82,8 @@ def _packages() -> Iterator[Check]:
             yield Check(need.name, "fail", f"{have}, needs {need.specifier}", fix)
 
 
-def _imports(module: str, otherwise: Status) -> Check:
+def imports(module: str, otherwise: Status) -> Check:
+    """Whether a module can be imported; `otherwise` when it cannot."""
     logging.disable(logging.WARNING)  # libraries chat about optional parts when imported
     try:
         with warnings.catch_warnings():
@@ -86,7 +91,7 @@ def _imports(module: str, otherwise: Status) -> Check:
             import_module(module)
     except Exception as error:  # a broken native library can raise anything
         reason = (str(error).splitlines() or [""])[0]
-        fix = "pip install 'zo-sweeps[quant]' (only for NF4 and INT8)" if otherwise == "warn" else "reinstall it"
+        fix = FIXES.get(module, "reinstall it")
         return Check(f"import {module}", otherwise, f"{type(error).__name__}: {reason}", fix)
     finally:
         logging.disable(logging.NOTSET)
@@ -106,7 +111,8 @@ def _host() -> Iterator[Check]:
     yield Check("memory", "ok" if enough else "warn", f"{free:.1f} of {total:.1f} GiB free", fix)
 
 
-def _disk(folder: Path) -> Check:
+def disk(folder: Path) -> Check:
+    """Free space where `folder` is, or will be."""
     place = next(parent for parent in (folder, *folder.parents) if parent.exists())
     free = shutil.disk_usage(place).free / GIB
     status: Status = "ok" if free >= 5 else "warn" if free >= 0.5 else "fail"

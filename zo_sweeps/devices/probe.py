@@ -12,6 +12,7 @@ import psutil
 
 BOARD = Path("/proc/device-tree/model")  # NVIDIA's boards write their name here
 GPU_NODES = ("/dev/nvidiactl", "/dev/nvhost-ctrl", "/dev/nvhost-ctrl-gpu", "/dev/nvmap", "/dev/dxg")
+LIBRARIES = ("torch", "transformers", "ray")
 JETSONS = {  # part of the board's name -> device profile
     "Orin Nano": "jetson-orin-nano",
     "Orin NX": "jetson-orin-nx",
@@ -26,8 +27,8 @@ def probe() -> dict[str, Any]:
 
     `kind` (cpu, cuda or jetson), `profile` (the device profile that it is), `name`, `cores`, `memory_bytes` (of the
     place where models go: RAM, or the GPU's own), `memory_free_bytes`, `ram_bytes`, `ram_free_bytes`, `unified` (GPU
-    and CPU share the RAM), `gpus` (names), `versions`, `bitsandbytes` (installed). Cost: milliseconds; with a GPU,
-    importing torch.
+    and CPU share the RAM), `gpus` (names), `versions`, `bitsandbytes`, `executorch` (installed). Cost:
+    milliseconds; with a GPU, importing torch.
     """
     ram = psutil.virtual_memory()
     name, gpu = board(), _gpu()
@@ -46,8 +47,9 @@ def probe() -> dict[str, Any]:
         "ram_free_bytes": ram.available,
         "unified": unified,
         "gpus": gpu.get("names", []),
-        "versions": {"python": platform.python_version(), **{lib: _version(lib) for lib in ("torch", "transformers")}},
+        "versions": {"python": platform.python_version(), **{lib: _version(lib) for lib in LIBRARIES}},
         "bitsandbytes": util.find_spec("bitsandbytes") is not None,
+        "executorch": util.find_spec("executorch") is not None,
     }
 
 

@@ -80,12 +80,16 @@ def build(composer: Composer) -> Plan:
     labels: dict[str, str] = {}
     places = Places()
     options = Options()
+    devices: set[str] = set()
     if not grid["blocks"]:
         raise UserError(f"grid {grid['name']!r} has no blocks", where=f"grid/{composer.grid_name}.yaml")
     for block, spec in grid["blocks"].items():
         try:
             for setting in expand(composer, grid, block, spec):
                 config = resolve(composer, setting, options)
+                if (device := config["device"]["name"]) not in devices:
+                    composer.option("device", device)  # no node will ever be labelled with a name that has no profile
+                    devices.add(device)
                 wrong = incompatible(config)
                 for text in wrong:
                     _note(problems, text, block)

@@ -46,7 +46,11 @@ class Places:
         tokens = float(config["train"]["max_length"])
         if data.row_bytes:
             tokens = min(tokens, max(data.row_bytes / BYTES_A_TOKEN, 16) * (1 + config["method"]["demonstrations"]))
-        return why, self._memory(config, model, tokens), tokens
+        memory, device = self._memory(config, model, tokens), config["device"]
+        if not why and device.get("memory_gb") and memory > device["memory_gb"] * 10**9:
+            display = device.get("display") or device["name"]
+            why = f"needs about {memory / 10**9:.1f} GB, and a {display} has {device['memory_gb']:g}"
+        return why, memory, tokens
 
     @staticmethod
     def _masked(config: Mapping[str, Any], model_type: object) -> None:

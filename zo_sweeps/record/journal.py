@@ -163,6 +163,12 @@ def outcome(events: Sequence[Event]) -> Outcome | None:
     return None
 
 
+def places(events: Sequence[Event]) -> list[tuple[str, str, int]]:
+    """(node, device profile, steps done before) of each attempt that says where it ran, in order."""
+    starts = [event for event in events if event["type"] == "start" and "node" in event]
+    return [(event["node"], event["profile"], event.get("resumed_from", 0)) for event in starts]
+
+
 class JournalStore:
     """The journals of all trials below `root`, one file each: journal/<first 2 hex digits>/<trial_id>.jsonl.
 

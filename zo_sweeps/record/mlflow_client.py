@@ -176,7 +176,10 @@ class SweepRuns:
         if not cursor.run_id:
             run_id, params = self._find_or_make_run(trial, cursor.born)
             cursor = replace(cursor, run_id=run_id)
-        self._log(cursor.run_id, rows.points(trial, events, cursor.steps), params, rows.event_tags(events))
+        tags = rows.event_tags(events)
+        if any(event["type"] == "start" for event in events):
+            tags |= rows.place_tags(events if not cursor.events else read_events(path)[0])
+        self._log(cursor.run_id, rows.points(trial, events, cursor.steps), params, tags)
         self._show_state(cursor.run_id, path, events)
         self._cursors.save(trial.trial_id, cursor.advanced(len(events), end, rows.last_step_of(events)))
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
-from zo_sweeps.record.journal import scalars
+from zo_sweeps.record.journal import places, scalars
 from zo_sweeps.record.sweep_book import SweepInfo
 from zo_sweeps.trial import Event, Outcome, Trial, TrialState
 
@@ -85,6 +85,22 @@ def event_tags(events: Iterable[Event]) -> dict[str, str]:
             if outcome.error:
                 tags["zo.error"] = outcome.error
     return clean_tags(tags)
+
+
+def place_tags(events: Sequence[Event]) -> dict[str, str]:
+    """`zo.node`, and `zo.places` when a trial did not stay there: "nano (jetson-orin-nano), from step 120 desk (cpu)".
+
+    Needs all events of the trial.
+    """
+    path: list[str] = []
+    last = ("", "")
+    for node, profile, step in places(events):
+        if (node, profile) != last:
+            path.append(f"from step {step} {node} ({profile})" if path else f"{node} ({profile})")
+            last = (node, profile)
+    if not path:
+        return {}
+    return clean_tags({"zo.node": last[0], "zo.places": ", ".join(path) if len(path) > 1 else None})
 
 
 def version_tags(versions: Mapping[str, Any]) -> dict[str, Any]:

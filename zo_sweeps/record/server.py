@@ -3,15 +3,18 @@
     state_dir/mlflow/   mlflow.db, artifacts/, server.log, server.json (pid, started, port), users.lock, start.lock
 
 Every user holds a shared lock on users.lock; a watcher process (`_watch.py`) ends the server when nobody does.
+A server that listens beyond loopback asks for a password: `auth.ini`, which the owner alone can read.
 """
 
 from __future__ import annotations
 
+import configparser
 import contextlib
 import fcntl
 import http.client
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -20,11 +23,13 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import util
 from pathlib import Path
 
 from zo_sweeps.errors import UserError
 
 HOST = "127.0.0.1"
+USER = "admin"
 _START_SECONDS = 90.0
 _ENVIRONMENT = {
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # else it starts eleven more processes for features not used here
@@ -63,14 +68,17 @@ class LocalServer:
         self._lock = -1
 
 
-def start(state_dir: str | os.PathLike[str], port: int | None = None, *, stay: bool = False) -> LocalServer:
+def start(
+    state_dir: str | os.PathLike[str], port: int | None = None, *, stay: bool = False, host: str = HOST
+) -> LocalServer:
     """Use the server of this state directory, starting it if there is none. Does not wait until it answers.
 
     Args:
         port: the port of a server that is to be started; None takes a free one. A running server keeps its own.
         stay: a server started now outlives its users, until `stop`.
+        host: the address that it listens on. Beyond loopback it asks for a password, and answers to this name only.
 
-    Raises UserError for a used port and for a folder that cannot be written.
+    Raises UserError for a used port, a folder that cannot be written, and where the package for passwords is missing.
     """
     folder = Path(state_dir).resolve() / "mlflow"
     try:
@@ -84,13 +92,14 @@ def start(state_dir: str | os.PathLike[str], port: int | None = None, *, stay: b
     try:
         fcntl.flock(starter, fcntl.LOCK_EX)  # two commands at once start one server
         fcntl.flock(users, fcntl.LOCK_SH)
-        server = _read(folder) or _spawn(folder, port, stay)
+        server = _read(folder) or _spawn(folder, port, stay, host)
     except BaseException:
         os.close(users)
         raise
     finally:
         os.close(starter)
-    return LocalServer(f"http://{HOST}:{server['port']}", folder, users)
+    _log_in(folder, server)
+    return LocalServer(f"http://{server['host']}:{server['port']}", folder, users)
 
 
 def stop(state_dir: str | os.PathLike[str]) -> bool:
@@ -122,11 +131,30 @@ def is_healthy(uri: str) -> bool:
         return False
 
 
-def _spawn(folder: Path, port: int | None, stay: bool) -> dict:
-    port = _free_port(port)
-    command = [sys.executable, "-m", "mlflow", "server", "--workers", "1", "--host", HOST, "--port", str(port)]
+def credentials(state_dir: str | os.PathLike[str]) -> Path:
+    """The file with user and password of this state directory's server; it exists once a server asked for them."""
+    return Path(state_dir).resolve() / "mlflow" / "auth.ini"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach `host`."""
+    return host == "localhost" or host.startswith("127.") or host == "::1"
+
+
+def _spawn(folder: Path, port: int | None, stay: bool, host: str) -> dict:
+    guarded = not is_loopback(host)
+    if guarded and util.find_spec("flask_wtf") is None:
+        raise UserError("MLflow's passwords need the package flask-wtf", fix="pip install 'mlflow[auth]'")
+    port = _free_port(port, host)
+    command = [sys.executable, "-m", "mlflow", "server", "--workers", "1", "--host", host, "--port", str(port)]
     command += ["--backend-store-uri", f"sqlite:///{folder}/mlflow.db"]
     command += ["--artifacts-destination", str(folder / "artifacts")]
+    environment = {**os.environ, **_ENVIRONMENT}
+    if guarded:
+        command += ["--app-name", "basic-auth", "--allowed-hosts", f"{host}:{port},localhost:{port},{HOST}:{port}"]
+        command += ["--cors-allowed-origins", f"http://{host}:{port}"]
+        environment["MLFLOW_AUTH_CONFIG_PATH"] = str(_passwords(folder))
+        environment["MLFLOW_FLASK_SERVER_SECRET_KEY"] = secrets.token_hex(32)
     if not stay:
         command = [sys.executable, str(Path(__file__).with_name("_watch.py")), str(folder / "users.lock"), *command]
     with open(folder / "server.log", "ab") as log:
@@ -136,14 +164,42 @@ def _spawn(folder: Path, port: int | None, stay: bool) -> dict:
             stdout=log,
             stderr=log,
             cwd=folder,
-            env={**os.environ, **_ENVIRONMENT},
+            env=environment,
             start_new_session=True,  # Ctrl-C is for the sweep, which still has runs to close
         )
-    server = {"pid": process.pid, "started": _started(process.pid), "port": port, "stay": stay}
+    server: dict = {"pid": process.pid, "started": _started(process.pid), "port": port, "stay": stay}
+    server |= {"host": host, "guarded": guarded}
     temporary = folder / "server.json.tmp"
     temporary.write_text(json.dumps(server))
     temporary.replace(folder / "server.json")
     return server
+
+
+def _passwords(folder: Path) -> Path:
+    """MLflow's own file of settings, with a password made at first use; MLflow ships none."""
+    path = folder / "auth.ini"
+    if not path.exists():
+        settings = configparser.ConfigParser()
+        settings["mlflow"] = {
+            "default_permission": "NO_PERMISSIONS",
+            "database_uri": f"sqlite:///{folder}/auth.db",
+            "admin_username": USER,
+            "admin_password": secrets.token_urlsafe(24),
+            "authorization_function": "mlflow.server.auth:authenticate_request_basic_auth",
+            "auth_cache_ttl_seconds": "60",  # else every request costs a slow hash of the password
+        }
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            settings.write(file)
+    return path
+
+
+def _log_in(folder: Path, server: dict) -> None:
+    """MLflow's client takes user and password from the environment; what the user has set there stays."""
+    if server["guarded"] and "MLFLOW_TRACKING_USERNAME" not in os.environ:
+        settings = configparser.ConfigParser(interpolation=None)
+        settings.read(folder / "auth.ini")
+        os.environ["MLFLOW_TRACKING_USERNAME"] = settings["mlflow"]["admin_username"]
+        os.environ["MLFLOW_TRACKING_PASSWORD"] = settings["mlflow"]["admin_password"]
 
 
 def _read(folder: Path) -> dict | None:
@@ -182,11 +238,11 @@ def _kill(folder: Path, group: int) -> None:
     (folder / "server.json").unlink(missing_ok=True)
 
 
-def _free_port(port: int | None) -> int:
+def _free_port(port: int | None, host: str = HOST) -> int:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # else a server stopped a minute ago counts
         try:
-            probe.bind((HOST, port or 0))
+            probe.bind((host, port or 0))
         except (OSError, OverflowError) as error:
             raise UserError(
                 f"port {port} cannot be used for the MLflow page: {getattr(error, 'strerror', error)}",

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import importlib
+import json
 import os
 import secrets
 import shutil
 import socket
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from zo_sweeps.errors import UserError
+
+TOKEN_FIX = (
+    "`zo-sweeps head start` said where the token is: copy that file here (mode 0600) and name it with --token-file "
+    "or RAY_AUTH_TOKEN_PATH"
+)
+NOTES = b"zo"  # the namespace of the head's key-value store in which nodes and drivers leave notes for each other
+RUNS = "runs/"  # + a driver: what it runs where
 
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -49,30 +61,38 @@ def short_folder(state_dir: Path) -> Path:
     return folder
 
 
-def joining_environment() -> dict[str, str]:
-    """How to authenticate to a standing cluster: as the environment says, else with a token if the user has one."""
+def token_environment(token: Path) -> dict[str, str | None]:
+    """Environment variables of a process that talks to a cluster with the token in this file. None: taken away."""
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "RAY_AUTH_TOKEN": None}
+
+
+def joining_environment(state_dir: Path, address: str) -> dict[str, str | None]:
+    """How to authenticate to a standing cluster: as the environment says; else as the head that was started from
+    `state_dir`, if that is the one; else with the user's own token, if there is one."""
     if mode := os.environ.get("RAY_AUTH_MODE"):
         return {"RAY_AUTH_MODE": mode}
-    has_token = (
-        "RAY_AUTH_TOKEN" in os.environ
-        or "RAY_AUTH_TOKEN_PATH" in os.environ
-        or (Path.home() / ".ray" / "auth_token").exists()
-    )
-    return {"RAY_AUTH_MODE": "token" if has_token else "disabled"}
+    if "RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ:
+        return {"RAY_AUTH_MODE": "token"}
+    with contextlib.suppress(OSError, ValueError):
+        head = json.loads((state_dir / "head" / "head.json").read_text())
+        if head["address"] == address:
+            return token_environment(Path(head["token_file"]))
+    return {"RAY_AUTH_MODE": "token" if (Path.home() / ".ray" / "auth_token").exists() else "disabled"}
 
 
 @contextmanager
 def environment(variables: Mapping[str, str | None]) -> Iterator[None]:
     """Sets environment variables (None: takes one away), and puts back what was there."""
     before = {name: os.environ.get(name) for name in variables}
-    _set(variables)
+    set_environment(variables)
     try:
         yield
     finally:
-        _set(before)
+        set_environment(before)
 
 
-def _set(variables: Mapping[str, str | None]) -> None:
+def set_environment(variables: Mapping[str, str | None]) -> None:
+    """Sets environment variables; None takes one away."""
     for name, value in variables.items():
         if value is None:
             os.environ.pop(name, None)
@@ -93,3 +113,29 @@ def must_answer(address: str, timeout: float = 5.0) -> None:
             where="cluster.address",
             fix="check the address and the firewall, or leave cluster.address out for a cluster on this machine",
         ) from None
+
+
+def forget_token() -> None:
+    """Ray reads mode and token once a process; a second cluster in this one has its own."""
+    raylet: Any = importlib.import_module("ray._raylet")
+    with contextlib.suppress(AttributeError):  # private names, and they move
+        raylet.Config.initialize("")
+        raylet.AuthenticationTokenLoader.instance().reset_cache()
+
+
+def leaving_nodes() -> set[str]:
+    """Ids of the nodes that were asked to leave, which take no new trial. Needs a driver that is connected.
+
+    The trials that run there are asked to stop by the node itself; its raylet ends once its actors are gone.
+    """
+    state: Any = importlib.import_module("ray._private.state")
+    return set(state.state.get_draining_nodes())
+
+
+def publish_runs(runs: Mapping[str, list[str]]) -> None:
+    """Tells the head what this driver runs: node id -> labels of trials, for `zo-sweeps devices`. About 1 ms."""
+    store: Any = importlib.import_module("ray.experimental.internal_kv")
+    note = {"time": time.time(), "driver": f"pid {os.getpid()} on {socket.gethostname()}", "runs": dict(runs)}
+    key = f"{RUNS}{socket.gethostname()}-{os.getpid()}"
+    with contextlib.suppress(Exception):  # Ray's own, of any kind, when the head is going away: not worth a sweep
+        store._internal_kv_put(key.encode(), json.dumps(note).encode(), overwrite=True, namespace=NOTES)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from zo_sweeps.errors import UserError
 from zo_sweeps.trial import Event, Outcome, RunTrial, Sink, Trial, TrialState
 
 RUN_TRIAL = "zo_sweeps.worker:run_trial"
@@ -37,12 +38,20 @@ class Finished:
 
 @dataclass(frozen=True)
 class Lost:
-    """The process or node of the attempt is gone; what was delivered before is what there is."""
+    """The process or node of the attempt is gone; what was delivered before is what there is.
+
+    `blameless`: the attempt was handed back on request, which does not count towards the bound on losses.
+    """
 
     trial_id: str
     attempt: int
     reason: str
     node: str = ""
+    blameless: bool = False
+
+
+class HeadLostError(UserError):
+    """The head of the cluster is gone. Another can be joined by another process only: Ray keeps one a process."""
 
 
 Report = Progress | Finished | Lost
@@ -50,7 +59,12 @@ Deliver = Callable[[Report], None]
 
 
 class Executor(Protocol):
-    """Where attempts run. Used from one thread; `deliver` is called inside `poll` only."""
+    """Where attempts run. Used from one thread; `deliver` is called inside `poll` only.
+
+    `grows`: nodes may join later, so that it is worth waiting for one.
+    """
+
+    grows: bool
 
     def start(self, deliver: Deliver, trials: int) -> None:
         """Gets ready for at most `trials` trials. Raises UserError when the place cannot be had."""
@@ -65,7 +79,10 @@ class Executor(Protocol):
         """Starts an attempt on the best free slot (`fit` must be non-zero); the name of its node."""
 
     def poll(self, timeout: float) -> None:
-        """Delivers what was reported; returns after about `timeout` seconds at the latest (inline: after a trial)."""
+        """Delivers what was reported; returns after about `timeout` seconds at the latest (inline: after a trial).
+
+        Raises HeadLostError.
+        """
 
     def cancel_all(self) -> None:
         """Asks the running attempts to end as CANCELLED at their next step. Safe in a signal handler."""

@@ -23,6 +23,8 @@ NODE = "inline"
 class InlineExecutor:
     """One slot in this process. See `Executor` for the methods."""
 
+    grows = False
+
     def __init__(self, target: str = RUN_TRIAL) -> None:
         self._target = target
         self._waiting: tuple[Trial, list[Event], int] | None = None

@@ -1,8 +1,8 @@
 """The ledger: an append-only JSONL of trial states on the driver, the truth for resume.
 
 One line a transition: time, trial_id, state, and where they say something attempt, node, error, sweep_id, outcome
-(without its traceback, which stands in the trial's journal) and reset. Lines are flushed before the next trial starts
-and synced to disk when they end an attempt. About 0.5 kB a finished trial.
+(without its traceback, which stands in the trial's journal), reset, blameless. Lines are flushed before the next trial
+starts and synced to disk when they end an attempt. About 0.5 kB a finished trial.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Standing:
     Attributes:
         states: the last state. RUNNING means running now, or left behind by a killed driver (`Ledger` mends that).
         attempts: attempts started, ever.
-        failures, losses: attempts that ended FAILED and LOST since the last `reset`.
+        failures, losses: attempts that ended FAILED and LOST since the last `reset`, but for those handed back.
         outcomes: the outcome of the last attempt that ended.
         nodes: the host of the last attempt.
         first, last: the times (Unix seconds) of the trial's first and last lines.
@@ -61,7 +61,7 @@ class Standing:
             self.attempts[trial_id] = max(entry["attempt"], self.attempts.get(trial_id, 0))
         if state is TrialState.FAILED:
             self.failures[trial_id] = self.failures.get(trial_id, 0) + 1
-        if state is TrialState.LOST:
+        if state is TrialState.LOST and not entry.get("blameless"):
             self.losses[trial_id] = self.losses.get(trial_id, 0) + 1
         if "outcome" in entry:
             self.outcomes[trial_id] = Outcome.from_json(
@@ -139,16 +139,19 @@ class Ledger(Standing):
         error: str = "",
         outcome: Outcome | None = None,
         reset: bool = False,
+        blameless: bool = False,
     ) -> None:
         """Appends a transition; on return it survives a kill of this process, and of the machine if it ends an attempt.
 
         Args:
             reset: a rerun was asked for: the bounds on retries count from here, and an earlier outcome is void.
+            blameless: the trial was handed back: not counted in `losses`.
 
         Raises UserError when the disk does not take it; the line is then not in the ledger.
         """
         entry: dict[str, Any] = {"time": round(time.time(), 3), "trial_id": trial_id, "state": state.value}
         optional = {"attempt": attempt, "node": node, "error": error, "sweep_id": self._sweep_id, "reset": reset}
+        optional["blameless"] = blameless
         entry |= {key: value for key, value in optional.items() if value}
         if outcome is not None:
             dropped = ("trial_id", "error", "traceback")

@@ -62,13 +62,20 @@ def refusal(needs: Needs, node: Node, cpus: int = 1) -> str:
 
 def reason(needs: Needs, nodes: Sequence[Node], cpus: int = 1) -> str:
     """Why none of `nodes` can run a trial with these needs; "" when one can."""
-    reasons = {node.name: refusal(needs, node, cpus) for node in nodes}
-    if any(not text for text in reasons.values()):
+    reasons = [(node.name, refusal(needs, node, cpus)) for node in nodes]  # several nodes of a host share its name
+    if any(not text for _, text in reasons):
         return ""
     memory = f" and {_gib(needs.memory_bytes)} of memory" if needs.memory_bytes else ""
     device = "any device" if needs.device == "auto" else f"device {needs.device}"
-    each = "; ".join(f"{name} {text}" for name, text in list(reasons.items())[:3])
+    each = "; ".join(f"{name} {text}" for name, text in list(dict.fromkeys(reasons))[:3])
     return f"needs {device}{memory}: 0 of {len(nodes)} nodes offer it" + (f" ({each})" if each else "")
+
+
+def preference(needs: Needs, node: Node) -> int:
+    """The lower, the better a node that can run a trial suits it: one that others wait for by its name comes last."""
+    if needs.device != "auto":
+        return 0
+    return 2 if node.device not in HOSTS else 0 if node.gpus else 1
 
 
 def _gib(size: int) -> str:

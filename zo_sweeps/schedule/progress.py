@@ -75,7 +75,8 @@ class ProgressView:
             )
         hidden = len(self._last.running) - ROWS
         more = [Text(f"  and {hidden} more", style="dim")] if hidden > 0 else []
-        return Group(bar, rows, *more)
+        waits = [Text(f"  {n} waiting: {reason}", style="dim") for reason, n in self._last.waiting.items()]
+        return Group(bar, rows, *more, *waits)
 
 
 def status_line(snapshot: Snapshot) -> str:
@@ -83,6 +84,8 @@ def status_line(snapshot: Snapshot) -> str:
     counts = snapshot.counts
     parts = [f"{_terminal(snapshot)}/{snapshot.total} trials", f"{len(snapshot.running)} running"]
     parts += [f"{counts[state]} {state.value.lower()}" for state in TROUBLE if state in counts]
+    if waiting := sum(snapshot.waiting.values()):
+        parts.append(f"{waiting} waiting for a node")
     return ", ".join([*parts, f"ETA {duration(snapshot.eta_seconds)}"])
 
 

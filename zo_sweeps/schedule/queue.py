@@ -8,17 +8,18 @@ from collections.abc import Callable, Iterable, Iterator
 from zo_sweeps.schedule.executors import NO_SLOT
 from zo_sweeps.trial import Needs, Trial
 
-Group = tuple[str, Needs]
+Group = tuple[str, Needs, str]
 
 
 class ReadyQueue:
-    """Ready trials in plan order, in groups of the same base model and needs.
+    """Ready trials in plan order, in groups of the same base model, needs and `kind` (see `Measured.kind`).
 
     The trials of a group are interchangeable to an executor, so a choice costs O(groups), not O(trials), and a group
     that no node takes now is passed over.
     """
 
-    def __init__(self, trials: Iterable[Trial] = ()) -> None:
+    def __init__(self, trials: Iterable[Trial] = (), kind: Callable[[Trial], str] = lambda trial: "") -> None:
+        self._kind = kind
         self._groups: dict[Group, deque[Trial]] = {}
         self._running: Counter[str] = Counter()
         for trial in trials:
@@ -33,22 +34,25 @@ class ReadyQueue:
 
     def put(self, trial: Trial, *, first: bool = False) -> None:
         """Adds a trial at the end of its group, or in front of it."""
-        group = self._groups.setdefault((trial.warm_key, trial.needs), deque())
+        key = (trial.warm_key, trial.needs, self._kind(trial))
+        group = self._groups.setdefault(key, deque())
         group.appendleft(trial) if first else group.append(trial)
 
     def take(self, fit: Callable[[Trial], int]) -> Trial | None:
         """Removes the next trial to start; None when `fit` (as in Executor) finds no slot for any.
 
-        A slot that holds the trial's base model comes first, then the base model with the fewest running trials (so
-        that slots spread over base models and each loads few), then plan order. Say `left` when the trial has ended.
+        A trial that names its device comes first, as others have more to choose from; then a slot that holds the
+        trial's base model, then the base model with the fewest running trials (so that slots spread over base models
+        and each loads few), then plan order. Say `left` when the trial has ended.
         """
-        best: tuple[int, int] | None = None
+        best: tuple[bool, int, int] | None = None
         chosen: deque[Trial] | None = None
-        for (warm_key, _), group in self._groups.items():
+        for (warm_key, needs, _), group in self._groups.items():
             if not group:
                 continue
-            rank = (fit(group[0]), -self._running[warm_key])
-            if rank[0] != NO_SLOT and (best is None or rank > best):
+            found = fit(group[0])
+            rank = (needs.device != "auto", found, -self._running[warm_key])
+            if found != NO_SLOT and (best is None or rank > best):
                 best, chosen = rank, group
         if chosen is None:
             return None

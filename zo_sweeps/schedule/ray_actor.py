@@ -1,10 +1,15 @@
-"""The process that runs trials, seen from inside: buffers events until the driver has them. Knows nothing of Ray."""
+"""The process that runs trials, seen from inside: buffers events until the driver has them. Knows nothing of Ray.
+
+SIGTERM hands the trial back: it ends as CANCELLED after its step, and the driver is told that the process leaves.
+"""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 from zo_sweeps.schedule.executors import run_guarded
@@ -17,10 +22,11 @@ class TrialActor:
     Args:
         target: the RunTrial, as "module:function".
         threads: for torch; it reads OMP_NUM_THREADS when it is first imported.
+        place: what to add to `start` events: the node's name and device profile.
     """
 
-    def __init__(self, target: str, threads: int) -> None:
-        self._target = target
+    def __init__(self, target: str, threads: int, place: Mapping[str, str]) -> None:
+        self._target, self._place = target, place
         os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
         if "torch" in sys.modules:
             sys.modules["torch"].set_num_threads(threads)
@@ -29,6 +35,8 @@ class TrialActor:
         self._events: list[Event] = []
         self._first = 0  # number of the first event that is still held
         self._outcome: Outcome | None = None
+        self._leaving = False
+        self._listen()
 
     def run(self, trial: dict[str, Any], journal: list[Event], attempt: int) -> None:
         """One attempt, to its end. Never raises: what goes wrong is in the outcome."""
@@ -36,17 +44,22 @@ class TrialActor:
         current = (parsed.trial_id, attempt)
         with self._changed:
             self._current, self._events, self._first, self._outcome = current, [], 0, None
-        outcome = run_guarded(self._target, parsed, self, journal, attempt, lambda: self._stopped == current)
+        stop = lambda: self._leaving or self._stopped == current  # noqa: E731
+        outcome = run_guarded(self._target, parsed, self, journal, attempt, stop)
         with self._changed:
             self._outcome = outcome
             self._changed.notify_all()
 
     def emit(self, event: Event) -> None:
+        if event["type"] == "start":
+            event = {**event, **self._place}
         with self._changed:
             self._events.append(event)
 
-    def drain(self, trial_id: str, attempt: int, cursor: int, wait: float) -> tuple[list[Event], dict[str, Any] | None]:
-        """Events from number `cursor` on, and the outcome (with the last of them) once there is one.
+    def drain(
+        self, trial_id: str, attempt: int, cursor: int, wait: float
+    ) -> tuple[list[Event], dict[str, Any] | None, bool]:
+        """Events from number `cursor` on, the outcome (with the last of them) once there is one, and if this leaves.
 
         Waits for up to `wait` seconds for the end of the attempt. Events before `cursor` are thereby acknowledged.
         """
@@ -54,11 +67,23 @@ class TrialActor:
         with self._changed:
             self._changed.wait_for(lambda: self._current == wanted and self._outcome is not None, wait)
             if self._current != wanted:  # `run` has not got here yet
-                return [], None
+                return [], None, self._leaving
             del self._events[: cursor - self._first]
             self._first = cursor
-            return list(self._events), self._outcome.to_json() if self._outcome else None
+            return list(self._events), self._outcome.to_json() if self._outcome else None, self._leaving
 
     def stop(self, trial_id: str, attempt: int) -> None:
         """Asks the attempt to end as CANCELLED at its next step."""
         self._stopped = (trial_id, attempt)
+
+    def _listen(self) -> None:
+        before = signal.getsignal(signal.SIGTERM)
+
+        def handle(number: int, frame: Any) -> None:
+            self._leaving = True
+            if self._current[0] and self._outcome is None:
+                return  # the driver ends this process when it has the outcome
+            if callable(before):
+                before(number, frame)
+
+        signal.signal(signal.SIGTERM, handle)

@@ -1,25 +1,20 @@
 """Trials in Ray actors: warm processes that outlive a trial, on this machine or on a standing cluster.
 
-The one place that imports Ray. Actors and not tasks: an unreachable node fails an actor's call in a minute, a task's
-in seven. An actor is pinned to a node that `placement` chose, so that Ray never holds a trial back in silence.
+Actors and not tasks: an unreachable node fails an actor's call in a minute, a task's in seven. An actor is pinned to a
+node that `placement` chose, so that Ray never holds a trial back in silence. Every running attempt has a call of
+`drain` under way, which its actor answers twice a second: that is its heartbeat.
 """
 
 from __future__ import annotations
 
-import contextlib
-import importlib
-import logging
 import os
-import shutil
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zo_sweeps.errors import UserError
-from zo_sweeps.schedule import cluster
 from zo_sweeps.schedule.executors import (
     COLD,
     FLUSH_SECONDS,
@@ -31,14 +26,15 @@ from zo_sweeps.schedule.executors import (
     Lost,
     Progress,
 )
-from zo_sweeps.schedule.placement import Node, gpus_needed, reason, refusal, takes_main_memory
+from zo_sweeps.schedule.placement import HOSTS, Node, gpus_needed, preference, reason, refusal, takes_main_memory
 from zo_sweeps.schedule.ray_actor import TrialActor
-from zo_sweeps.trial import Event, Outcome, Trial
+from zo_sweeps.schedule.ray_cluster import NODE_LOST, Connection, why_lost
+from zo_sweeps.trial import Event, Outcome, Trial, TrialState
 
-DEVICE_LABEL = "zo.device"
-OBJECT_STORE_BYTES = 100 * 2**20  # we pass journals of kilobytes; the default would take 30 % of the memory
-REFRESH_SECONDS = 5.0
-CONNECT_SECONDS = 15
+REFRESH_SECONDS = 1.0  # how long a node that joined may go unnoticed
+SILENT_SECONDS = 20.0  # without a heartbeat; Ray itself takes 64
+LEAVING_SECONDS = 60.0  # a node that handed a trial back is given no other for so long, if it stays
+DEAD_SECONDS = 20.0  # so long Ray may take to see that a node died whose actor is out of reach
 
 
 @dataclass
@@ -48,11 +44,14 @@ class _Slot:
     actor: Any
     node: Node
     gpus: int
-    warm_key: str
+    warm_key: str = ""
     trial: Trial | None = None
     attempt: int = 0
     cursor: int = 0  # events received and delivered
     pending: Any = None  # the reference of the outstanding `drain`
+    asked: float = 0.0  # when that was called (monotonic)
+    heard: bool = False  # it has answered once; a new one may still be starting
+    memory_bytes: int = 0  # what it holds: its trial's, or still its last one's
 
 
 class RayExecutor:
@@ -75,22 +74,26 @@ class RayExecutor:
         slots: int | None = None,
         target: str = RUN_TRIAL,
     ) -> None:
-        self._state_dir, self._address, self._target = state_dir, address, target
+        self._connection, self._target = Connection(state_dir, address), target
         self._cpus, self._limit = cpus_per_trial, slots
+        self.grows = address is not None
         self._slots: list[_Slot] = []
+        self._silent: list[_Slot] = []  # given up; their nodes take no trial until Ray or they themselves speak
+        self._avoided: dict[str, float] = {}  # nodes that leave, or seem dead: node_id -> until when (monotonic)
         self._nodes: list[Node] = []
         self._refreshed = 0.0
+        self._polled = 0.0
         self._stopping = self._told = False
-        self._started = contextlib.ExitStack()
 
     def start(self, deliver: Deliver, trials: int) -> None:
         self._deliver = deliver
         self._stopping = self._told = False
         try:
-            if self._address:
-                self._join(self._address)
+            if self.grows:
+                self._connection.join()
             else:
-                self._start_local(trials)
+                slots = min(self._limit or max(1, _cpu_count() // self._cpus), trials)
+                self._connection.start_local(slots * self._cpus)
             self._refresh()
         except BaseException:
             self.shutdown()
@@ -111,6 +114,8 @@ class RayExecutor:
             assert node is not None, "submit without a fit"
             slot = self._new_slot(node, gpus_needed(trial.needs, node))
         slot.trial, slot.attempt, slot.cursor, slot.warm_key = trial, attempt, 0, trial.warm_key
+        slot.memory_bytes = trial.needs.memory_bytes
+        self._free_memory(slot)
         slot.actor.run.remote(trial.to_json(), journal, attempt)
         self._drain(slot)
         return slot.node.name
@@ -118,103 +123,80 @@ class RayExecutor:
     def poll(self, timeout: float) -> None:
         import ray
 
-        busy = {slot.pending: slot for slot in self._slots if slot.trial}
-        if not busy:
-            return
+        began = time.monotonic()
+        if began - self._polled > SILENT_SECONDS / 4:  # it is we who were away
+            for slot in self._slots:
+                slot.asked = began
+        busy = {slot.pending: slot for slot in (*self._slots, *self._silent) if slot.trial}
         if self._stopping and not self._told:
             self._told = True
-            for slot in busy.values():
-                slot.actor.stop.options(concurrency_group="ctl").remote(slot.trial.trial_id, slot.attempt)  # type: ignore[union-attr]
-        ready, _ = ray.wait(list(busy), num_returns=1, timeout=timeout)
-        if ready:
-            ready, _ = ray.wait(list(busy), num_returns=len(busy), timeout=0)
-        for reference in ready:
-            self._report(busy[reference], reference)
-        if self._address and time.monotonic() - self._refreshed > REFRESH_SECONDS:
+            for slot in self._slots:
+                if slot.trial:
+                    slot.actor.stop.options(concurrency_group="ctl").remote(slot.trial.trial_id, slot.attempt)
+        if busy:
+            ready, _ = ray.wait(list(busy), num_returns=1, timeout=timeout)
+            if ready:
+                ready, _ = ray.wait(list(busy), num_returns=len(busy), timeout=0)
+            for reference in ready:
+                self._report(busy[reference], reference)
+            self._give_up_on_the_silent()
+        elif self.grows:
+            time.sleep(timeout)
+        if self.grows and time.monotonic() - self._refreshed > REFRESH_SECONDS:
             self._refresh()
+        self._polled = time.monotonic()
 
     def cancel_all(self) -> None:
         self._stopping = True
 
     def shutdown(self) -> None:
-        import ray
-
         self._slots.clear()
-        ray.shutdown()
-        self._started.close()
+        self._silent.clear()
+        self._connection.close()
 
     def describe(self) -> str:
-        where = f"the Ray cluster at {self._address}" if self._address else "a Ray cluster on this machine"
+        address = self._connection.address
+        where = f"the Ray cluster at {address}" if address else "a Ray cluster on this machine"
         devices = Counter(node.device for node in self._nodes)
         nodes = ", ".join(f"{n} {device} node{'s' * (n != 1)}" for device, n in sorted(devices.items()))
         cpus = sum(node.cpus for node in self._nodes)
         return f"{where} ({nodes}, {cpus:g} CPUs, {self._cpus} a trial)"
 
-    # --- Ray's start and end
-
-    def _start_local(self, trials: int) -> None:
-        slots = min(self._limit or max(1, _cpu_count() // self._cpus), trials)
-        token = cluster.private_token(self._state_dir)
-        folder = cluster.short_folder(self._state_dir)
-        self._started.callback(shutil.rmtree, folder, ignore_errors=True)
-        auth = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token.resolve()), "RAY_AUTH_TOKEN": None}
-        self._started.enter_context(cluster.environment({**cluster.QUIET, **auth}))
-        self._init(
-            address="local",
-            num_cpus=slots * self._cpus,
-            include_dashboard=False,
-            object_store_memory=OBJECT_STORE_BYTES,
-            _temp_dir=str(folder),
-        )
-
-    def _join(self, address: str) -> None:
-        cluster.must_answer(address)
-        self._started.enter_context(cluster.environment({**cluster.QUIET, **cluster.joining_environment()}))
-        try:
-            self._init(address=address)
-        except UserError:
-            raise
-        except Exception as error:
-            line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise UserError(
-                f"cannot join the Ray cluster at {address} ({line})",
-                where="cluster.address",
-                fix="this machine must be a node of it, and RAY_AUTH_TOKEN_PATH name the file with the head's token",
-            ) from error
-
-    def _init(self, **options: Any) -> None:
-        import ray
-
-        _forget_token()
-        self._started.enter_context(_muted())
-        ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+    # --- nodes and slots
 
     def _refresh(self) -> None:
-        import ray
-
-        self._nodes = [_node(description) for description in ray.nodes() if description["Alive"]]
-        self._refreshed = time.monotonic()
-
-    # --- slots
+        self._nodes = self._connection.nodes()
+        self._refreshed = now = time.monotonic()
+        self._avoided = {node_id: until for node_id, until in self._avoided.items() if until > now}
+        runs: dict[str, list[str]] = {}
+        for slot in self._slots:
+            if slot.trial:
+                runs.setdefault(slot.node.node_id, []).append(slot.trial.label or slot.trial.trial_id)
+        self._connection.publish(runs)
+        if alive := {node.node_id for node in self._nodes}:
+            self._slots = [slot for slot in self._slots if slot.trial or slot.node.node_id in alive]
 
     def _choose(self, trial: Trial) -> tuple[_Slot | None, Node | None]:
         """The slot to use, idle and warm if possible; (None, node): a new one there; (None, None): wait."""
         nodes = [node for node in self._nodes if not refusal(trial.needs, node, self._cpus)]
-        nodes = [node for node in nodes if self._memory_left(trial, node)]
+        away = {slot.node.node_id for slot in self._silent} | self._avoided.keys()
+        nodes = [node for node in nodes if node.node_id not in away and self._memory_left(trial, node)]
+        nodes.sort(key=lambda node: preference(trial.needs, node))
         homes = {node.node_id: gpus_needed(trial.needs, node) for node in nodes}
         idle = [slot for slot in self._slots if slot.trial is None and homes.get(slot.node.node_id) == slot.gpus]
         if idle:
-            return next((slot for slot in idle if slot.warm_key == trial.warm_key), idle[0]), None
+            warm = next((slot for slot in idle if slot.warm_key == trial.warm_key), None)
+            return warm or min(idle, key=lambda slot: preference(trial.needs, slot.node)), None
         busy = [slot for slot in self._slots if slot.trial]  # idle actors make way for a new one
         return None, next((node for node in nodes if self._room(node, homes[node.node_id], busy)), None)
 
     def _memory_left(self, trial: Trial, node: Node) -> bool:
         if not takes_main_memory(trial.needs, node):
             return True
-        there = [slot.trial for slot in self._slots if slot.trial and slot.node.node_id == node.node_id]
-        return sum(other.needs.memory_bytes for other in (*there, trial)) <= node.memory_bytes
+        there = [slot for slot in self._slots if slot.trial and slot.node.node_id == node.node_id]
+        return sum(_main_memory(slot) for slot in there) + trial.needs.memory_bytes <= node.memory_bytes
 
-    def _room(self, node: Node, gpus: int, slots: list[_Slot]) -> bool:
+    def _room(self, node: Node, gpus: int, slots: Sequence[_Slot]) -> bool:
         """Whether one more actor goes on `node` beside `slots`."""
         here = [slot for slot in slots if slot.node.node_id == node.node_id]
         return (
@@ -238,16 +220,24 @@ class RayExecutor:
                 max_restarts=0,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False),
             )
-            .remote(self._target, self._cpus)
+            .remote(self._target, self._cpus, {"node": node.name, "profile": node.device})
         )
-        slot = _Slot(actor, node, gpus, "")
+        slot = _Slot(actor, node, gpus)
         self._slots.append(slot)
         return slot
+
+    def _free_memory(self, slot: _Slot) -> None:
+        """Ends idle actors beside `slot` until what is held there is no more than the node lends."""
+        here = [other for other in self._slots if other.node.node_id == slot.node.node_id]
+        idle = [other for other in here if other.trial is None]
+        while idle and sum(map(_main_memory, here)) > slot.node.memory_bytes:
+            here.remove(idle[-1])
+            self._drop(idle.pop())
 
     def _drop(self, slot: _Slot) -> None:
         import ray
 
-        self._slots.remove(slot)
+        (self._slots if slot in self._slots else self._silent).remove(slot)
         ray.kill(slot.actor)  # also when it seemed dead: one that is only out of reach must not go on
 
     # --- what the actors say
@@ -256,6 +246,7 @@ class RayExecutor:
         assert slot.trial
         drain = slot.actor.drain.options(concurrency_group="ctl")
         slot.pending = drain.remote(slot.trial.trial_id, slot.attempt, slot.cursor, FLUSH_SECONDS)
+        slot.asked = time.monotonic()
 
     def _report(self, slot: _Slot, reference: Any) -> None:
         import ray
@@ -263,12 +254,20 @@ class RayExecutor:
         assert slot.trial
         trial_id = slot.trial.trial_id
         try:
-            events, outcome = ray.get(reference)
+            events, outcome, leaving = ray.get(reference)
         except ray.exceptions.RayError as error:
+            given_up = slot in self._silent
             self._drop(slot)
             self._refresh()
-            self._deliver(Lost(trial_id, slot.attempt, _why_lost(error), slot.node.name))
+            if not given_up:
+                if (why := why_lost(error)) == NODE_LOST:
+                    self._avoided[slot.node.node_id] = time.monotonic() + DEAD_SECONDS
+                self._deliver(Lost(trial_id, slot.attempt, why, slot.node.name))
             return
+        if slot in self._silent:  # back, too late
+            self._drop(slot)
+            return
+        slot.heard = True
         if events:
             self._deliver(Progress(trial_id, slot.attempt, events))
             slot.cursor += len(events)
@@ -276,53 +275,30 @@ class RayExecutor:
             self._drain(slot)
             return
         slot.trial = slot.pending = None
-        self._deliver(Finished(trial_id, slot.attempt, Outcome.from_json(outcome)))
+        ended = Outcome.from_json(outcome)
+        if leaving:
+            self._drop(slot)
+            self._avoided[slot.node.node_id] = time.monotonic() + LEAVING_SECONDS
+            if ended.state is TrialState.CANCELLED and not self._stopping:
+                why = "handed back: its node was asked to stop"
+                self._deliver(Lost(trial_id, slot.attempt, why, slot.node.name, blameless=True))
+                return
+        self._deliver(Finished(trial_id, slot.attempt, ended))
+
+    def _give_up_on_the_silent(self) -> None:
+        now = time.monotonic()
+        for slot in [slot for slot in self._slots if slot.trial and slot.heard and now - slot.asked > SILENT_SECONDS]:
+            assert slot.trial
+            self._slots.remove(slot)
+            self._silent.append(slot)
+            self._deliver(Lost(slot.trial.trial_id, slot.attempt, "its node does not answer", slot.node.name))
+
+
+def _main_memory(slot: _Slot) -> int:
+    """What an actor holds of its node's main memory: with a GPU of its own, next to nothing."""
+    return 0 if slot.gpus and slot.node.device in HOSTS else slot.memory_bytes
 
 
 def _cpu_count() -> int:
     """CPUs that this process may use, which is what counts in a container."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _node(description: dict[str, Any]) -> Node:
-    """One entry of `ray.nodes()` in our terms."""
-    resources, labels = description["Resources"], description.get("Labels", {})
-    gpus = resources.get("GPU", 0.0)
-    return Node(
-        node_id=description["NodeID"],
-        name=description["NodeManagerHostname"],
-        device=labels.get(DEVICE_LABEL, "cuda" if gpus else "cpu"),
-        cpus=resources.get("CPU", 0.0),
-        gpus=gpus,
-        memory_bytes=int(resources.get("memory", 0)),
-    )
-
-
-def _why_lost(error: Exception) -> str:
-    """One line on the death of an actor, without its ids."""
-    kind = type(error).__name__
-    if kind == "OutOfMemoryError" or "low on memory" in str(error):
-        return "its process was killed because the node ran low on memory"
-    if kind in ("ActorUnavailableError", "NodeDiedError", "ActorUnschedulableError") or "node has died" in str(error):
-        return "its node is gone or out of reach"
-    return "its process ended unexpectedly (killed, or crashed)"
-
-
-@contextlib.contextmanager
-def _muted() -> Iterator[None]:
-    """Keeps Ray from printing a paragraph on each death into our progress view; the ledger says what happened."""
-    worker: Any = importlib.import_module("ray._private.worker")
-    printer = getattr(worker, "print_to_stdstream", None)
-    worker.print_to_stdstream = lambda *_, **__: None
-    try:
-        yield
-    finally:
-        worker.print_to_stdstream = printer
-
-
-def _forget_token() -> None:
-    """Ray reads mode and token once a process; a second cluster in this one has its own."""
-    raylet: Any = importlib.import_module("ray._raylet")
-    with contextlib.suppress(AttributeError):  # private names, and they move
-        raylet.Config.initialize("")
-        raylet.AuthenticationTokenLoader.instance().reset_cache()

@@ -32,6 +32,7 @@ class Snapshot:
         cost_total, cost_done: over all trials; done counts the steps of unfinished trials too.
         cost_this_run, seconds: what this run has worked off, and in what time: the rate for the ETA.
         running: the attempts in flight.
+        waiting: reason -> number of trials that no node can take now.
         ended: the trial whose end brought this snapshot about, if one did.
     """
 
@@ -42,6 +43,7 @@ class Snapshot:
     cost_this_run: float
     seconds: float
     running: tuple[Running, ...]
+    waiting: Mapping[str, int] = field(default_factory=dict)
     ended: tuple[Trial, Outcome] | None = None
 
     @property

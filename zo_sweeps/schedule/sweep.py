@@ -8,24 +8,24 @@ the resumed attempt computes again from the last scalars, with the same result.
 from __future__ import annotations
 
 import re
-import signal
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from zo_sweeps.errors import UserError, unknown
 from zo_sweeps.record.journal import last_step
 from zo_sweeps.record.journal import outcome as recorded_outcome
 from zo_sweeps.schedule.executors import Executor, Finished, Progress, Report
 from zo_sweeps.schedule.ledger import Ledger
+from zo_sweeps.schedule.memory import Measured
 from zo_sweeps.schedule.queue import ReadyQueue
+from zo_sweeps.schedule.signals import on_stop, signals_restored
 from zo_sweeps.schedule.snapshot import Running, Snapshot, Summary
 from zo_sweeps.trial import Event, Outcome, Trial, TrialState
 
 POLL_SECONDS = 0.5
+WAITS_SECONDS = 1.0  # why trials wait is looked at so often
 SAME_ERRORS = 5  # so many different trials with one and the same error, and no result: the sweep is at fault
 
 
@@ -77,7 +77,11 @@ class Sweep:
         self._executor, self._store, self._ledger = executor, store, ledger
         self._rerun, self._retries_failed, self._retries_lost = rerun, retries_failed, retries_lost
         self._on_update, self._on_events, self._say = on_update, on_events, say
-        self._queue = ReadyQueue()
+        self._memory = Measured(self.trials.values(), ledger.outcomes)
+        self._queue = ReadyQueue(kind=self._memory.kind)
+        self._waiting: dict[str, int] = {}
+        self._waits_at = 0.0
+        self._told_waits: set[str] = set()
         self._running: dict[str, Running] = {}
         self._interrupted = self._told = False
         self._stopped = ""
@@ -89,26 +93,26 @@ class Sweep:
         self._started = time.monotonic()
 
     def run(self) -> Summary:
-        """Until every trial is terminal, none can be placed, or someone stops it."""
+        """Until every trial is terminal, none can be placed or can hope for a node, or someone stops it.
+
+        Raises HeadLostError when the cluster goes away under it.
+        """
         self._fill_queue()
         already_done = sum(n for state, n in self._counts.items() if state.is_result)
-        waiting: Counter[str] = Counter()
         if self._queue:
-            with _signals_restored():
+            with signals_restored():
                 try:
                     self._executor.start(self._receive, len(self._queue))
-                    self._listen()
+                    on_stop(self._interrupt)
                     self._say(f"{len(self._queue)} trials to run on {self._executor.describe()}")
                     self._started = time.monotonic()
                     self._loop()
-                    for trial, n in self._queue.heads():
-                        if reason := self._executor.refusal(trial):
-                            waiting[reason] += n
+                    self._waiting = self._waits()
                 finally:
                     self._executor.shutdown()
         counts = {state: n for state, n in self._counts.items() if n}
         return Summary(
-            counts, already_done, self._ran, self._recovered, self._interrupted, self._stopped, dict(waiting)
+            counts, already_done, self._ran, self._recovered, self._interrupted, self._stopped, self._waiting
         )
 
     def _fill_queue(self) -> None:
@@ -136,14 +140,36 @@ class Sweep:
     def _loop(self) -> None:
         while True:
             while not self._interrupted and not self._stopped:
-                trial = self._queue.take(self._executor.fit)
+                trial = self._queue.take(lambda trial: self._executor.fit(self._memory.corrected(trial)))
                 if trial is None:
                     break
                 self._launch(trial)
+            self._tell_waits()
             self._update()
-            if not self._running:
+            hope = self._executor.grows and self._queue and not self._interrupted and not self._stopped
+            if not self._running and not hope:
                 return
             self._executor.poll(POLL_SECONDS)
+
+    def _waits(self) -> dict[str, int]:
+        """Reason -> number of ready trials that no node can take."""
+        found: Counter[str] = Counter()
+        for trial, n in self._queue.heads():
+            if reason := self._executor.refusal(self._memory.corrected(trial)):
+                found[reason] += n
+        return dict(found)
+
+    def _tell_waits(self) -> None:
+        if time.monotonic() - self._waits_at < WAITS_SECONDS:
+            return
+        self._waiting, self._waits_at = self._waits(), time.monotonic()
+        if not self._executor.grows:
+            return  # said at the end
+        for reason, n in self._waiting.items():
+            kind = reason.partition(":")[0]
+            if kind not in self._told_waits:
+                self._told_waits.add(kind)
+                self._say(f"{n} trial{'s wait' if n > 1 else ' waits'} for a node to join: {reason}")
 
     def _launch(self, trial: Trial) -> None:
         trial_id = trial.trial_id
@@ -164,7 +190,7 @@ class Sweep:
         self._cost_done += self._part(run, run.resumed_from)
         self._ledger.write(trial_id, TrialState.RUNNING, attempt=attempt)
         self._move(trial_id, TrialState.PENDING, TrialState.RUNNING)
-        run.node = self._executor.submit(trial, journal, attempt)
+        run.node = self._executor.submit(self._memory.corrected(trial), journal, attempt)
 
     def _receive(self, report: Report) -> None:
         run = self._running.get(report.trial_id)
@@ -183,14 +209,24 @@ class Sweep:
                 outcome = Outcome(outcome.trial_id, TrialState.LOST, error="cancelled where it ran")
             self._end(run, outcome)
         else:
-            self._end(run, Outcome(report.trial_id, TrialState.LOST, error=report.reason))
+            lost = Outcome(report.trial_id, TrialState.LOST, error=report.reason)
+            self._end(run, lost, blameless=report.blameless)
 
-    def _end(self, run: Running, outcome: Outcome, *, final: bool = False) -> None:
+    def _end(self, run: Running, outcome: Outcome, *, final: bool = False, blameless: bool = False) -> None:
         """Books the end of an attempt: ledger, counts, and either the next attempt or the end of the trial."""
         trial, state = run.trial, outcome.state
         trial_id = trial.trial_id
         before = self._ledger.states.get(trial_id, TrialState.PENDING)
-        self._ledger.write(trial_id, state, attempt=run.attempt, node=run.node, error=outcome.error, outcome=outcome)
+        self._ledger.write(
+            trial_id,
+            state,
+            attempt=run.attempt,
+            node=run.node,
+            error=outcome.error,
+            outcome=outcome,
+            blameless=blameless,
+        )
+        self._memory.learn(trial, outcome)
         del self._running[trial_id]
         self._queue.left(trial)
         again = state.is_retryable and not final and not self._spent(trial_id)
@@ -210,6 +246,13 @@ class Sweep:
             self._on_events(trial_id)
         self._look_for_one_cause(trial_id, outcome, again)
         self._update(None if resumable else (trial, outcome))
+
+    def _interrupt(self) -> None:
+        """From a signal handler: the first time asks the trials to stop at their next step, the second ends it."""
+        if self._interrupted:
+            raise KeyboardInterrupt
+        self._interrupted = True  # said by `_update`: printing is not safe in here
+        self._executor.cancel_all()
 
     def _look_for_one_cause(self, trial_id: str, outcome: Outcome, again: bool) -> None:
         """Stops launching when the first SAME_ERRORS different trials all failed in the same way.
@@ -255,34 +298,7 @@ class Sweep:
                 cost_this_run=self._cost_this_run + now,
                 seconds=time.monotonic() - self._started,
                 running=running,
+                waiting=self._waiting,
                 ended=ended,
             )
         )
-
-    def _listen(self) -> None:
-        """SIGINT and SIGTERM: the first asks the trials to stop at their next step, the second ends it at once."""
-        if threading.current_thread() is not threading.main_thread():
-            return
-
-        def handle(number: int, frame: Any) -> None:
-            if self._interrupted:
-                raise KeyboardInterrupt
-            self._interrupted = True  # said by `_update`: printing is not safe in here
-            self._executor.cancel_all()
-
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, handle)
-
-
-@contextmanager
-def _signals_restored() -> Iterator[None]:
-    """Puts the handlers of SIGINT and SIGTERM back: ours, and those that Ray sets when it starts."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

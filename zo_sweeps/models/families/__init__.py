@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Mapping
+from functools import cache
 from importlib import import_module
 from typing import Any, Protocol, cast
 
@@ -25,9 +26,10 @@ class Family(Protocol):
         ...
 
 
-def names() -> list[str]:
+@cache
+def names() -> tuple[str, ...]:
     """The families there are."""
-    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+    return tuple(sorted(module.name for module in pkgutil.iter_modules(__path__)))
 
 
 def family(name: object, *, where: str = "") -> Family:

@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+# A sweep on Slurm: a Ray head on the job's first node, a worker on each other one, the driver beside the head.
+#   sbatch jobs/slurm.sh +grid=llama2_superglue state_dir=/shared/zo data.dir=/shared/data
+# Submit it again after a time limit: the state folder, which every node must see, says what is missing.
+# ZO_DEVICE (default cuda) names the nodes' profile of conf/device, RAY_PORT the port of the head where not every one is open.
+# zo-sweeps must be on PATH, at one version, on every node.
+#SBATCH --job-name=zo-sweeps
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=8
+#SBATCH --gpus-per-node=1
+#SBATCH --time=24:00:00
+#SBATCH --signal=B:TERM@120
+set -euo pipefail
+umask 077
+
+: "${SLURM_JOB_ID:?is set by Slurm: submit this file with sbatch}"
+device=${ZO_DEVICE:-cuda}
+cpus=${SLURM_CPUS_PER_TASK:-1}
+gpus=${SLURM_GPUS_PER_NODE:-0}
+gpus=${gpus##*:} # "a100:4" -> 4
+port=${RAY_PORT:-$((20000 + SLURM_JOB_ID % 10000))}
+mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+
+# The token is a file of this job's, for its owner only, on the shared file system. It is in no argument and in no log.
+token=$(mktemp "$PWD/.ray-token-$SLURM_JOB_ID-XXXXXX")
+started=()
+leave() {
+  trap - EXIT TERM INT
+  for step in "${started[@]}"; do kill -TERM "$step" 2>/dev/null || true; done
+  wait
+  rm -f "$token"
+}
+trap leave EXIT
+trap 'exit 143' TERM
+trap 'exit 130' INT
+od -An -N32 -tx1 /dev/urandom | tr -d ' \n' >"$token"
+export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=$token RAY_USAGE_STATS_ENABLED=0
+
+on() { # NODE COMMAND...: a step of this job on that node
+  srun --nodes=1 --ntasks=1 --overlap --nodelist="$1" "${@:2}"
+}
+
+on "${nodes[0]}" ray start --head --block --port="$port" --include-dashboard=false --object-store-memory=104857600 \
+  --temp-dir="/tmp/zo-$SLURM_JOB_ID" --num-cpus="$cpus" --num-gpus="$gpus" --labels="zo.device=$device" &
+started+=($!)
+until (exec 3<>"/dev/tcp/${nodes[0]}/$port") 2>/dev/null; do
+  kill -0 "${started[0]}" # else the head has ended: its output says why
+  sleep 1
+done
+for node in "${nodes[@]:1}"; do
+  on "$node" zo-sweeps worker join "${nodes[0]}:$port" --device "$device" --token-file "$token" --cpus "$cpus" --gpus "$gpus" &
+  started+=($!)
+done
+
+# In the background, so that this shell hears Slurm's TERM at once and hands it on: the driver then stops cleanly.
+python -m zo_sweeps "$@" "cluster.address=${nodes[0]}:$port" &
+driver=$!
+trap 'kill -TERM "$driver" 2>/dev/null; wait "$driver"; exit 143' TERM
+wait "$driver"

@@ -1,0 +1,234 @@
+"""The small parts of the machine commands, without a cluster."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from zo_sweeps import __version__
+from zo_sweeps.cli import main
+from zo_sweeps.devices.live import l4t, power_mode, temperature
+from zo_sweeps.errors import UserError
+from zo_sweeps.fleet import preflight, secrets, service, worker
+from zo_sweeps.fleet.inventory import Device, capabilities, row
+from zo_sweeps.fleet.node import FIXED_PORTS, labels, node_arguments, port_range, running, sanitised
+from zo_sweeps.fleet.worker import GIB, WorkerOptions, gpus_lent, memory_lent, profile
+
+pytestmark = pytest.mark.unit
+
+
+def test_labels_are_such_as_ray_takes() -> None:
+    from ray._private.label_utils import parse_node_labels_string, validate_node_labels
+
+    assert sanitised("NVIDIA Jetson Orin Nano (8 GB)\0") == "NVIDIA-Jetson-Orin-Nano-8-GB"
+    assert sanitised("-_." * 50) == ""
+    assert len(sanitised("x" * 200)) == 63
+    found = parse_node_labels_string(labels("jetson-orin-nano", "abc", "Ole's board, ünd so"))
+    validate_node_labels(found)
+    assert found["zo.device"] == "jetson-orin-nano"
+    assert found["zo.name"] == "Ole-s-board-nd-so"
+    assert found["zo.version"] == __version__
+
+
+def test_a_range_of_ports_holds_all_that_ray_listens_on() -> None:
+    words = node_arguments(Path("/tmp/x"), 2, 1, 8 * GIB, "20000-20040")
+    ports = [int(word.split("=")[1]) for word in words if "port" in word]
+    assert len(set(ports)) == len(ports) == len(FIXED_PORTS) + 2
+    assert all(20000 <= port <= 20040 for port in ports)
+    assert {"--num-cpus=2", "--num-gpus=1", f"--memory={8 * GIB}"} <= set(words)
+    for bad in ("20000", "20040-20000", "20000-20005", "1-100", "65530-65600"):
+        with pytest.raises(UserError, match="is no range of at least 21 ports in --ports"):
+            port_range(bad)
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "gib"),
+    [("jetson-orin-nano", 1, 8), ("jetson-tx2", 1, 8), ("cuda", 1, None), ("cpu", 0, None)],
+)
+def test_a_node_lends_what_its_profile_has_unless_told_otherwise(name: str, gpus: int, gib: int | None) -> None:
+    import psutil
+
+    device = profile(name, [])
+    assert gpus_lent(WorkerOptions("h:1"), device) == gpus
+    assert gpus_lent(WorkerOptions("h:1", gpus=3), device) == 3
+    lent = memory_lent(WorkerOptions("h:1"), device)
+    assert lent == (None if gib is None else min(gib * GIB, psutil.virtual_memory().total))
+    assert memory_lent(WorkerOptions("h:1", memory_gb=1.5), device) == int(1.5 * GIB)
+
+
+def test_a_profile_of_ones_own_is_one_yaml(tmp_path: Path) -> None:
+    (tmp_path / "device").mkdir()
+    text = "name: board\ndisplay: My board\nkind: cpu\nmemory_gb: 2\nunified: true\nprecisions: [fp32]\n"
+    (tmp_path / "device" / "board.yaml").write_text(text)
+    assert profile("board", [str(tmp_path)])["memory_gb"] == 2
+    with pytest.raises(UserError, match=r"unknown device 'bord'.*did you mean 'board'"):
+        profile("bord", [str(tmp_path)])
+
+
+def test_a_token_is_only_taken_from_a_file_that_others_cannot_read(tmp_path: Path, monkeypatch) -> None:
+    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert secrets.find_token(None, tmp_path) is None
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "t" * 64)
+    found = secrets.find_token(None, tmp_path / "state")
+    assert found
+    assert found.read_text() == "t" * 64
+    assert found.stat().st_mode & 0o777 == 0o600
+    found.chmod(0o640)
+    with pytest.raises(UserError, match=r"others can read the token \(mode 640\).*chmod 600"):
+        secrets.checked(found)
+    found.chmod(0o600)
+    found.write_text(" \n")
+    with pytest.raises(UserError, match="the token file is empty"):
+        secrets.checked(found)
+    with pytest.raises(UserError, match="cannot read the token: No such file"):
+        secrets.checked(tmp_path / "none")
+    monkeypatch.delenv("RAY_AUTH_TOKEN")
+    made = secrets.token_for_head(None, tmp_path / "head")
+    assert made.stat().st_mode & 0o777 == 0o600
+    assert secrets.token_for_head(None, tmp_path / "head").read_text() == made.read_text()
+
+
+def test_versions_that_differ_say_what_to_install() -> None:
+    heads = {"ray": "2.60.0", "python": "3.11.7"}
+    found = {check.name: check for check in preflight.versions(heads, {"ray": "2.60.0", "python": "3.10.12"})}
+    assert found["ray"].status == "ok"
+    assert found["python"].status == "fail"
+    assert found["python"].detail == "3.10.12 here, 3.11.7 at the head"
+    assert "3.11.7" in found["python"].fix
+    assert preflight.same_code("0.0.9").fix == "pip install 'zo-sweeps==0.0.9'"
+    assert preflight.same_code(__version__).status == "ok"
+
+
+@pytest.mark.parametrize(("skew", "status"), [(0, "ok"), (12, "ok"), (-30, "warn"), (3600, "warn")])
+def test_a_clock_that_differs_is_said(skew: float, status: str) -> None:
+    assert preflight.clock(1e9 + skew, 1e9).status == status
+
+
+def test_temperature_is_the_hottest_zone_that_is_on(tmp_path: Path) -> None:
+    assert temperature(tmp_path) is None
+    for i, text in enumerate(["47500\n", "61250\n", "-256000\n", "", "256000\n"]):
+        (tmp_path / f"thermal_zone{i}").mkdir()
+        (tmp_path / f"thermal_zone{i}" / "temp").write_text(text)
+    (tmp_path / "thermal_zone9" / "temp").mkdir(parents=True)  # reading it is an error, as of a zone that is off
+    assert temperature(tmp_path) == 61.25
+
+
+def test_power_mode_and_release_are_read_as_a_jetson_writes_them(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert power_mode(tmp_path / "status") == ""
+    (tmp_path / "status").write_text("pmode:0002 fmode:fanNull")
+    assert power_mode(tmp_path / "status") == "mode 2"
+    program = tmp_path / "nvpmodel"
+    program.write_text("#!/bin/sh\necho 'NV Fan Mode:quiet'\necho 'NV Power Mode: MAXN_SUPER'\necho 2\n")
+    program.chmod(0o755)
+    assert power_mode(tmp_path / "status") == "MAXN_SUPER"
+    program.write_text("#!/bin/sh\nexit 1\n")
+    assert power_mode(tmp_path / "status") == "mode 2"
+    assert l4t(tmp_path / "none") == ""
+    (tmp_path / "l4t").write_text("# R36 (release), REVISION: 4.3, GCID: 38968081, BOARD: generic, EABI: aarch64\n")
+    assert l4t(tmp_path / "l4t") == "36.4.3"
+
+
+def test_what_is_not_known_of_a_device_is_a_dash_and_unified_memory_is_one_number() -> None:
+    assert row(Device("a", "cpu", "gone"), 0.0)[2:] == ["–"] * 6 + ["gone", "–"]
+    facts = {
+        "name": "Orin Nano",
+        "memory_bytes": 8 * GIB,
+        "ram_bytes": 8 * GIB,
+        "ram_free_bytes": 3 * GIB,
+        "unified": True,
+        "gpus": ["Orin"],
+        "bitsandbytes": True,
+        "versions": {"python": "3.10.12"},
+        "temperature": 51.6,
+        "power_mode": "15W",
+        "l4t": "36.4.3",
+        "time": 100.0,
+    }
+    shown = row(Device("n", "jetson-orin-nano", "up", cpus=6, gpus=1, memory_bytes=8 * GIB, facts=facts), 103.0)
+    assert shown[2] == "3.0 of 8.0 GiB free, unified"
+    assert shown[3:] == [
+        "6 CPU, 1 GPU, 8.0 GiB",
+        "cuda, nf4, int8",
+        "python 3.10.12, L4T 36.4.3",
+        "15W",
+        "52 °C",
+        "up, 3 s ago",
+        "–",
+    ]
+    assert capabilities({"executorch": True}) == ["executorch"]
+    discrete = {**facts, "unified": False, "memory_bytes": 24 * GIB}
+    assert row(Device("n", "cuda", "up", facts=discrete), 0.0)[2] == "3.0 of 8.0 GiB free; GPU 24.0 GiB"
+
+
+def test_the_unit_joins_with_a_token_by_its_path_and_systemd_accepts_it(tmp_path: Path, capsys) -> None:
+    token = tmp_path / "ray_token"
+    token.write_text("s3cret" * 10)
+    token.chmod(0o600)
+    words = ["worker", "install-service", "10.0.0.5:6379", "--device", "jetson-orin-nano", "--token-file", str(token)]
+    assert main([*words, "--print"]) == 0
+    text = capsys.readouterr().out
+    assert "s3cret" not in text
+    start = re.search(r"^ExecStart=(.*)$", text, re.MULTILINE)
+    assert start
+    assert start[1].endswith(f"worker join 10.0.0.5:6379 --device jetson-orin-nano --token-file {token}")
+    assert "TimeoutStopSec=180" in text, "longer than the trials are given to stop"
+    assert "Restart=on-failure" in text
+    if not shutil.which("systemd-analyze"):
+        pytest.skip("no systemd-analyze to ask")
+    path = tmp_path / service.NAME
+    path.write_text(text)
+    said = subprocess.run(["systemd-analyze", "verify", str(path)], capture_output=True, text=True, timeout=60)
+    assert service.NAME not in said.stderr, said.stderr
+
+
+def test_the_units_files_are_found_from_wherever_systemd_starts(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    words = ["--token-file=tok", "--state-dir", "~/s", "--name", "tok"]
+    assert service.absolute(words) == [
+        f"--token-file={tmp_path / 'tok'}",
+        "--state-dir",
+        str(Path.home() / "s"),
+        "--name",
+        "tok",
+    ]
+    said: list[str] = []
+    path = service.install("[Unit]\n", system=False, say=said.append)
+    assert path.read_text() == "[Unit]\n"
+    assert path.is_relative_to(tmp_path / "config" / "systemd" / "user")
+    assert "systemctl --user daemon-reload" in said[1]
+
+
+def test_a_file_of_a_process_that_is_gone_is_not_believed(tmp_path: Path) -> None:
+    path = tmp_path / "head.json"
+    assert running(path) is None
+    for text in ("{", '{"pid": 0, "started": 0.0}', '{"pid": 1, "started": 5.0}'):
+        path.write_text(text)
+        assert running(path) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["worker", "join"], "no head named"),
+        (["worker", "jion"], "invalid choice: 'jion'"),
+        (["worker", "join", "h:1", "--device", "jetson"], "unknown device 'jetson'"),
+        (["head", "start", "--prot", "1"], "unrecognized arguments: --prot"),
+        (["devices", "state_dir=/nowhere"], "no cluster is known here"),
+        (["devices", "cluster.adress=h:1"], "adress"),
+    ],
+)
+def test_bad_input_is_one_line(words: list[str], what: str, tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(worker, "HOME", tmp_path)
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert what in said
+    assert said.count("\n") == 1

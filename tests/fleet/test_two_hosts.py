@@ -1,0 +1,96 @@
+"""A head and a worker on two hosts with addresses of their own (network namespaces), and a stranger between them."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from importlib import util
+from pathlib import Path
+
+import pytest
+
+from tests.fleet.hosts import Host, two_hosts
+from tests.fleet.machines import Machines, environment, machines
+from tests.schedule.nodes import wait_for
+from zo_sweeps.schedule.ledger import read_standing
+from zo_sweeps.trial import TrialState
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
+
+PROFILE = "name: board\ndisplay: A board\nkind: cpu\nmemory_gb: 8\nunified: true\nprecisions: [fp32, bf16]\n"
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[tuple[Machines, Host, Host]]:
+    with two_hosts() as (first, second):
+        guarded = ["--host", first.address] if util.find_spec("flask_wtf") else []  # MLflow's passwords need it
+        with machines(*guarded, "--cpus", "1", prefix=first.prefix) as them:
+            (them.home / "conf" / "device").mkdir(parents=True)
+            (them.home / "conf" / "device" / "board.yaml").write_text(PROFILE)
+            yield them, first, second
+
+
+def on(host: Host, them: Machines, *words: str | Path, **more: str) -> subprocess.CompletedProcess[str]:
+    command: Sequence[str] = [*host.prefix, sys.executable, "-m", "zo_sweeps", *map(str, words)]
+    return subprocess.run(
+        command, env=environment(them.home, **more), cwd=them.home, capture_output=True, text=True, timeout=300
+    )
+
+
+def test_a_stranger_on_the_network_is_refused(pair: tuple[Machines, Host, Host], tmp_path: Path) -> None:
+    them, first, second = pair
+    assert them.address.startswith(first.address + ":")
+    none = on(second, them, "worker", "join", them.address, "--state-dir", tmp_path / "w")
+    assert none.returncode == 2
+    assert none.stderr.startswith("zo_sweeps: no token for the cluster; ")
+    wrong = on(second, them, "devices", f"cluster.address={them.address}", RAY_AUTH_TOKEN="c" * 64)
+    assert wrong.returncode == 2
+    assert "refuses the token" in wrong.stderr
+    plain = [sys.executable, "-m", "ray.scripts.scripts", "start", f"--address={them.address}", "--block"]
+    joined = subprocess.run(
+        [*second.prefix, *plain, f"--temp-dir={tmp_path}"],
+        env=environment(them.home, RAY_AUTH_MODE="disabled"),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert joined.returncode != 0, "Ray alone, without a token"
+    assert "InvalidAuthToken" in joined.stdout + joined.stderr
+    if util.find_spec("flask_wtf"):
+        address = f"http://{first.address}:{them.ports[1]}"
+        code = "import sys, urllib.request as r; r.build_opener(r.ProxyHandler({})).open(sys.argv[1], timeout=20)"
+        path = "/api/2.0/mlflow/experiments/search?max_results=1"
+        asked = subprocess.run(
+            [*second.prefix, sys.executable, "-c", code, address + path], capture_output=True, text=True
+        )
+        assert "HTTP Error 401" in asked.stderr
+
+
+def test_a_board_on_another_host_joins_and_runs_the_trials_that_ask_for_it(pair: tuple[Machines, Host, Host]) -> None:
+    them, first, second = pair
+    copied = them.folder / "copied_token"
+    copied.write_text(them.token.read_text())
+    copied.chmod(0o600)
+    words = ["--config-dir", str(them.home / "conf"), "--device", "board", "--cpus", "1"]
+    worker = them.join("--token-file", str(copied), *words, name="board-1", prefix=second.prefix)
+    seen = lambda: on(first, them, "devices", f"state_dir={them.state}").stdout  # noqa: E731
+    wait_for(lambda: "board-1" in seen(), 120, "the board")
+    assert re.search(rf"^ok +ports in: the head reaches {second.address}$", worker.said, re.MULTILINE), worker.said
+    assert re.search(rf"^ok +ports out: {first.address} can be reached", worker.said, re.MULTILINE)
+    wait_for(lambda: re.search(r"^board-1 +board .*up, \d+ s ago", seen(), re.MULTILINE))
+    blocks = ["~grid.blocks.fo_lora_fa", "~grid.blocks.zo_lora_fa_q4", "~grid.tables"]
+    grid = ["+grid=quickstart", "scale=smoke", "device=board", "grid.seeds=[0]", *blocks]
+    ran = on(first, them, *grid, f"cluster.address={them.address}", f"state_dir={them.state}", "--config-dir", "conf")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    standing = read_standing(them.state)
+    assert set(standing.states.values()) == {TrialState.SUCCEEDED}
+    assert set(standing.nodes.values()) == {"board-1"}
+    runs = json.loads((them.state / "mlflow" / "server.json").read_text())
+    assert runs["port"] == them.ports[1], "recorded by the head's own server"
+    assert "MLflow has not taken" not in ran.stdout
+    left = on(second, them, "worker", "leave", "--state-dir", worker.state)
+    assert left.returncode == 0
+    assert worker.process.wait(20) == 0

@@ -1,0 +1,40 @@
+"""What becomes of a grid's tables and figures when the command line removes a block."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.plan.common import changed, write_grid
+from zo_sweeps import readout
+from zo_sweeps.config import Composer
+from zo_sweeps.errors import UserError
+from zo_sweeps.plan import build
+from zo_sweeps.schedule.ledger import Standing
+
+pytestmark = pytest.mark.unit
+
+
+def test_a_removed_block_is_no_row_and_no_series_and_what_shows_nothing_else_is_gone() -> None:
+    composer = Composer(["+grid=quickstart", "~grid.blocks.fo_lora_fa"])
+    found = readout.tables(build(composer), composer, Standing())
+    assert [[block for block, _ in table.rows] for table in found] == [
+        ["zero_shot", "zo_lora_fa_q1", "zo_lora_fa_q4"],
+        ["zo_lora_fa_q1", "zo_lora_fa_q4"],
+    ]
+    every = Composer(["+grid=prge_fig3"]).base["grid"]
+    gone = next(iter(every["blocks"]))
+    figures = Composer(["+grid=prge_fig3", f"~grid.blocks.{gone}"]).base["grid"]["figures"]
+    shown = [block for figure in figures.values() for block in figure["series"]]
+    assert gone in {block for figure in every["figures"].values() for block in figure["series"]}
+    assert shown
+    assert gone not in shown
+    assert gone not in {point["series"] for figure in figures.values() for point in figure["published"]}
+
+
+def test_a_row_of_a_block_that_never_was_is_still_an_error(tmp_path: Path) -> None:
+    folder = write_grid(tmp_path, changed(tables={"accuracy": {"layout": "accuracy", "rows": {"zoo": "ZO"}}}))
+    composer = Composer(["+grid=tiny"], [str(folder)])
+    with pytest.raises(UserError, match="unknown block 'zoo'"):
+        readout.tables(build(composer), composer, Standing())

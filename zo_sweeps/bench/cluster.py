@@ -1,0 +1,178 @@
+"""The cluster: what scheduling costs, how soon a lost trial runs elsewhere, how a sweep of 10,000 trials starts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+
+from zo_sweeps.bench.measure import Row
+from zo_sweeps.bench.raylets import Cluster, Raylet, cluster, wait_for
+from zo_sweeps.bench.trials import TARGET, trials
+from zo_sweeps.config import Composer
+from zo_sweeps.plan import build
+from zo_sweeps.record import mlflow_points, server
+from zo_sweeps.record.journal import JournalStore
+from zo_sweeps.record.mlflow_store import MlflowMirror, SweepInfo
+from zo_sweeps.schedule.cluster import environment
+from zo_sweeps.schedule.executors import Executor
+from zo_sweeps.schedule.ledger import Ledger
+from zo_sweeps.schedule.ray_executor import RayExecutor
+from zo_sweeps.schedule.snapshot import Snapshot
+from zo_sweeps.schedule.sweep import Sweep
+from zo_sweeps.trial import Event, Outcome, Trial, TrialState
+
+MANY = 10_000
+WARM_UP = 20  # trials: processes are still starting
+GRID: dict[str, Any] = {  # MANY trials of the demo model
+    "name": "many",
+    "fixed": {"model": "demo", "prompt": "mezo", "method": "prge", "estimator": {"q": 2}},
+    "axes": {"task": ["demo_remarks"], "update": {"lr": [0.01 * (i + 1) for i in range(10)]}},
+    "seeds": list(range(MANY // 10)),
+    "blocks": {"zo": {"label": "ZO", "fixed": {"train": {"steps": 1000}}}},
+    "tables": {"accuracy": {"layout": "accuracy", "rows": {"zo": "ZO"}}},
+}
+
+
+def rows(rounds: int) -> Iterator[Row]:
+    """`rounds` is not used: a part takes minutes."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield overhead(Path(folder) / "overhead")
+        yield from losses(Path(folder))
+        yield from many(Path(folder) / "many")
+        yield points(Path(folder) / "points")
+
+
+def overhead(folder: Path, count: int = 300) -> Row:
+    ends: list[float] = []
+    _sweep(folder, list(trials(count)), RayExecutor(folder, slots=2, target=TARGET), _on_end(ends))
+    milliseconds = (ends[-1] - ends[WARM_UP]) / (count - WARM_UP - 1) * 1000
+    return Row("scheduling a trial, 2 warm actors", milliseconds, "ms", 20, 10, "two fsyncs", {"trials": count})
+
+
+def losses(folder: Path) -> Iterator[Row]:
+    goals: dict[str, tuple[Callable[[Raylet], None], float, float, str]] = {
+        "killed": (Raylet.kill, 15, 5, "a connection that breaks"),
+        "frozen": (Raylet.freeze, 30, 25, "20 s without a heartbeat"),
+    }
+    for how, (blow, must, aim, limit) in goals.items():
+        with cluster() as nodes:
+            seconds = _loss(folder / how, nodes, blow)
+        yield Row(f"from a {how} node to its trial running elsewhere", seconds, "s", must, aim, limit)
+
+
+def _loss(folder: Path, nodes: Cluster, blow: Callable[[Raylet], None]) -> float:
+    """Seconds from the blow to the second attempt's first event, in another process that is started for it."""
+    victims = [nodes.add("one"), nodes.add("two")]
+    (trial,) = trials(1, steps=100_000, pause=0.05)
+    began: list[float] = []
+
+    def script() -> None:
+        wait_for(lambda: any(event["type"] == "steps" for event in store.read(trial.trial_id)), what="a step")
+        (start,) = _starts(store, trial)
+        began.append(time.time())
+        blow(next(node for node in victims if node.name == start["node"]))
+        wait_for(lambda: len(_starts(store, trial)) == 2, what="the second attempt")
+        os.kill(os.getpid(), signal.SIGINT)
+
+    store = JournalStore(folder)
+    thread = threading.Thread(target=script)
+    with environment({**nodes.token, "RAY_AUTH_TOKEN": None}):
+        thread.start()
+        _sweep(folder, [trial], RayExecutor(folder, address=nodes.address, target=TARGET))
+    thread.join()
+    return float(_starts(store, trial)[1]["time"] - began[0])
+
+
+def many(folder: Path) -> Iterator[Row]:
+    """Start a sweep of MANY trials as a user does; then ask for its status and table when all have ended."""
+    conf, state = folder / "conf", folder / "state"
+    (conf / "grid").mkdir(parents=True)
+    (conf / "grid" / "many.yaml").write_text("# @package grid\n" + yaml.safe_dump(GRID))
+    command = [sys.executable, "-m", "zo_sweeps"]
+    grid = ["+grid=many", "--config-dir", str(conf), f"state_dir={state}"]
+    began = time.time()
+    driver = subprocess.Popen([*command, *grid, "executor.slots=1"], stdout=subprocess.DEVNULL, cwd=folder)
+    try:
+        wait_for(lambda: any(state.glob("journal/*/*.jsonl")), 600, "the first trial")
+        first = time.time() - began
+        time.sleep(5)
+        memory = psutil.Process(driver.pid).memory_info().rss / 2**20
+    finally:
+        driver.send_signal(signal.SIGINT)
+        driver.wait()
+    yield Row(f"from the command to the first trial of {MANY:,}", first, "s", 60, 30, "plan, Ray, torch")
+    yield Row(f"memory of the driver of {MANY:,} trials", memory, "MiB", 1024, 512, "the plan")
+    _finish_all(state, [grid[0], grid[-1]], conf)
+    for name in ("status", "table"):
+        begin = time.perf_counter()
+        subprocess.run([*command, name, *grid], stdout=subprocess.DEVNULL, check=True, cwd=folder)
+        seconds = time.perf_counter() - begin
+        yield Row(f"`{name}` of {MANY:,} finished trials", seconds, "s", 30, 10, "planning them")
+
+
+def _finish_all(state: Path, overrides: list[str], conf: Path) -> None:
+    """Ends every trial of the sweep in its ledger, as if it had run."""
+    with Ledger(state) as ledger:
+        for number, trial_id in enumerate(build(Composer(overrides, [str(conf)])).every):
+            value = number % 97 / 97
+            metrics = {"dev/metric": value, "dev/loss": 1 - value, "test/metric": value}
+            ledger.write(trial_id, TrialState.SUCCEEDED, outcome=Outcome(trial_id, TrialState.SUCCEEDED, metrics))
+
+
+def points(folder: Path, count: int = 32, steps: int = 1000) -> Row:
+    """Journals of `count` finished trials of `steps` steps each, sent to a server of our own."""
+    store, known = JournalStore(folder), list(trials(count, steps=steps))
+    total = 0
+    for trial in known:
+        events = _journal(trial)
+        store.append(trial.trial_id, events)
+        total += len(mlflow_points.points(trial, events))
+    with server.local_server(folder) as uri:
+        wait_for(lambda: server.is_healthy(uri), what="the server")
+        mirror = MlflowMirror(uri, "bench", SweepInfo("bench", "bench", "bench"), folder)
+        wait_for(lambda: mirror.page, what="the sweep's run")
+        begin = time.perf_counter()
+        for trial in known:
+            mirror.register(trial)
+        assert mirror.drain(300) == 0
+        seconds = time.perf_counter() - begin
+        mirror.close()
+    return Row("metric points to MLflow", total / seconds, "/s", 1000, 5000, "SQLite", {"points": total, "runs": count})
+
+
+def _journal(trial: Trial) -> list[Event]:
+    found: list[Event] = [{"type": "start", "time": 1.0, "attempt": 1, "resumed_from": 0}]
+    for first in range(1, trial.steps + 1, 100):
+        part = range(first, first + 100)
+        losses, coefs = [1.0 / step for step in part], [[1.0] for _ in part]
+        event = {"type": "steps", "first": first, "losses": losses, "coefs": coefs, "seconds": 1.0, "tokens": 1}
+        found.append({**event, "time": 1.0 + first})
+    outcome = Outcome(trial.trial_id, TrialState.SUCCEEDED, {"wall_seconds": 1.0}, steps_done=trial.steps)
+    return [*found, {"type": "end", "time": 2.0 + trial.steps, "outcome": outcome.to_json()}]
+
+
+def _sweep(
+    folder: Path, known: list[Trial], executor: Executor, on_update: Callable[[Snapshot], None] = lambda snapshot: None
+) -> None:
+    with contextlib.closing(JournalStore(folder)) as store, Ledger(folder) as ledger:
+        Sweep(known, executor, store, ledger, on_update=on_update, say=lambda line: None).run()
+
+
+def _on_end(ends: list[float]) -> Callable[[Snapshot], None]:
+    return lambda snapshot: ends.append(time.perf_counter()) if snapshot.ended else None
+
+
+def _starts(store: JournalStore, trial: Trial) -> list[Event]:
+    return [event for event in store.read(trial.trial_id) if event["type"] == "start"]

@@ -1,0 +1,150 @@
+"""A Ray cluster of real raylets on this machine, each a process tree that can be killed, frozen and started again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+
+import zo_sweeps
+from zo_sweeps.schedule.cluster import private_token
+
+SOURCES = Path(zo_sweeps.__file__).resolve().parents[1]
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 90.0, what: str = "") -> None:
+    """Returns when `condition()` is true. Raises AssertionError after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain: {what}"
+        time.sleep(0.05)
+
+
+class Raylet:
+    """`ray start --block`, and all that it starts. Ray knows it by `name` and `device`."""
+
+    def __init__(self, folder: Path, environment: dict[str, str], name: str, device: str, arguments: list[str]) -> None:
+        self.name, self._log = name, folder / f"{name}.log"
+        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--object-store-memory=80000000"]
+        with open(self._log, "w") as log:
+            self.process = subprocess.Popen(
+                [*command, f"--labels=zo.name={name},zo.device={device}", *arguments],
+                env=environment,
+                cwd=SOURCES,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def wait(self) -> bool:
+        """Until it has joined; False if it ended instead."""
+
+        def over() -> bool:
+            return "Ray runtime started" in self._log.read_text() or self.process.poll() is not None
+
+        wait_for(over, what=self.name)
+        return self.process.poll() is None
+
+    def send(self, number: int) -> None:
+        for process in self._tree():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+
+    def kill(self) -> None:
+        self.send(signal.SIGKILL)
+        self.process.wait()
+
+    def end(self) -> None:
+        """Told to leave: Ray knows at once that it is gone, not after its 14 seconds for one that was killed."""
+        self.thaw()
+        for process in self._tree():
+            with contextlib.suppress(psutil.Error):
+                if process.name() == "raylet":
+                    process.terminate()
+                    process.wait(10)
+        self.kill()
+
+    def freeze(self) -> None:
+        """As when the network is gone: its connections stay open, and silent."""
+        self.send(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self.send(signal.SIGCONT)
+
+    def actors(self) -> list[int]:
+        """The processes that run trials."""
+        found = []
+        for process in self._tree():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if "TrialActor" in " ".join(process.cmdline()):
+                    found.append(process.pid)
+        return found
+
+    def _tree(self) -> list[psutil.Process]:
+        try:
+            root = psutil.Process(self.process.pid)
+            return [root, *root.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+
+
+class Cluster:
+    """A head that runs no trials, and the nodes that were added. Join `address` with the variables of `token`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.address = f"127.0.0.1:{self.port}"
+        self.token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(private_token(folder))}
+        quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_enable_worker_prestart": "0", "OMP_NUM_THREADS": "1"}
+        self.environment = {**os.environ, **quiet, **self.token, "PYTHONPATH": str(SOURCES)}
+        self.environment.pop("RAY_AUTH_TOKEN", None)
+        self.nodes: list[Raylet] = []
+        self.head = self.start_head()
+
+    def start_head(self) -> Raylet:
+        folder = tempfile.mkdtemp(prefix="h", dir=self.folder)
+        where = ["--head", f"--port={self.port}", f"--temp-dir={folder}", "--num-cpus=0", "--include-dashboard=false"]
+        self.head = self._start("head", "cpu", where)
+        return self.head
+
+    def add(self, name: str, device: str = "cpu", *, cpus: int = 1, gib: float = 8) -> Raylet:
+        where = [f"--address={self.address}", f"--num-cpus={cpus}", f"--memory={int(gib * 2**30)}"]
+        self.nodes.append(self._start(name, device, where))
+        return self.nodes[-1]
+
+    def _start(self, name: str, device: str, arguments: list[str]) -> Raylet:
+        """Started, and joined; Ray gives up after 30 seconds, which a busy machine may need: then once more."""
+        for _ in range(3):
+            node = Raylet(self.folder, self.environment, name, device, arguments)
+            if node.wait():
+                return node
+        raise AssertionError((self.folder / f"{name}.log").read_text())
+
+    def close(self) -> None:
+        for node in [*self.nodes, self.head]:
+            node.thaw()
+            node.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def cluster() -> Iterator[Cluster]:
+    """In a short folder: Ray's sockets have 107 bytes for their paths."""
+    made = Cluster(Path(tempfile.mkdtemp(prefix="zn", dir="/tmp")))
+    try:
+        yield made
+    finally:
+        made.close()

@@ -1,0 +1,39 @@
+"""Trials for the cluster's benchmark: they step, sleep and report, and compute nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+from zo_sweeps.record.journal import last_step
+from zo_sweeps.trial import Event, Outcome, Sink, Trial, TrialState
+
+TARGET = "zo_sweeps.bench.trials:run_trial"
+
+
+def trials(count: int, *, steps: int = 1, pause: float = 0.0) -> Iterator[Trial]:
+    """`count` trials of `steps` steps of `pause` seconds, all of one base model."""
+    for number in range(count):
+        config = {"train": {"steps": steps}, "pause": pause}
+        yield Trial(f"{number:016x}", config, warm_key="model", cost=float(steps), label=f"trial {number}")
+
+
+def run_trial(trial: Trial, sink: Sink, journal: list[Event], attempt: int, should_stop: Callable[[], bool]) -> Outcome:
+    """See `zo_sweeps.trial.RunTrial`."""
+
+    def emit(kind: str, **fields: object) -> None:
+        sink.emit({"type": kind, "time": time.time(), **fields})
+
+    done = last_step(journal)
+    emit("start", attempt=attempt, device={}, versions={}, resumed_from=done)
+    state = TrialState.SUCCEEDED
+    for step in range(done + 1, trial.steps + 1):
+        if should_stop():
+            state = TrialState.CANCELLED
+            break
+        time.sleep(trial.config["pause"])
+        emit("steps", first=step, losses=[1.0 / step], coefs=[[0.0]], seconds=trial.config["pause"], tokens=1)
+        done = step
+    outcome = Outcome(trial.trial_id, state, {"wall_seconds": 0.0}, steps_done=done)
+    emit("end", outcome=outcome.to_json())
+    return outcome

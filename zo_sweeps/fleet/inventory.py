@@ -1,0 +1,143 @@
+"""`devices`: every machine of a cluster, what it is, how it does, and what runs there now."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from zo_sweeps.errors import UserError
+from zo_sweeps.fleet.node import running
+from zo_sweeps.fleet.secrets import checked, token_for_joining
+from zo_sweeps.schedule.cluster import token_environment
+from zo_sweeps.schedule.gcs import ID_LABEL, NODE, RUNS, Head
+
+GIB = 2**30
+STALE = 30.0  # seconds after which what a driver said of its trials is not believed any more
+
+
+@dataclass
+class Device:
+    """One machine. `facts` is what its reporter last said: `devices.live`, host, versions, time."""
+
+    name: str
+    device: str
+    state: str  # up, leaving, gone
+    node_id: str = ""
+    address: str = ""
+    cpus: float = 0.0
+    gpus: float = 0.0
+    memory_bytes: int = 0
+    is_head: bool = False
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    runs: tuple[str, ...] = ()
+
+
+def read(head: Head) -> list[Device]:
+    """All that the head knows of: the living first, each machine once, however often it joined."""
+    notes = head.notes(NODE)
+    found: dict[str, Device] = {}
+    runs: dict[str, list[str]] = {}
+    for said in head.notes(RUNS).values():
+        if time.time() - said["time"] < STALE:
+            for node_id, trials in said["runs"].items():
+                runs.setdefault(node_id, []).extend(trials)
+    for node in sorted(head.nodes(), key=lambda node: bool(node["Alive"])):
+        labels, resources = node["Labels"], node["Resources"]
+        identity = labels.get(ID_LABEL, node["NodeID"])
+        facts = notes.pop(identity, None) or (found[identity].facts if identity in found else {})
+        found[identity] = Device(
+            name=labels.get("zo.name") or node["NodeManagerHostname"],
+            device=labels.get("zo.device") or ("cuda" if resources.get("GPU") else "cpu"),
+            state="leaving" if node["Leaving"] and node["Alive"] else "up" if node["Alive"] else "gone",
+            node_id=node["NodeID"],
+            address=node["NodeManagerAddress"],
+            cpus=resources.get("CPU", 0.0),
+            gpus=resources.get("GPU", 0.0),
+            memory_bytes=int(resources.get("memory", 0)),
+            is_head="node:__internal_head__" in resources,
+            facts=facts,
+            runs=tuple(runs.get(node["NodeID"], ())),
+        )
+    return sorted(found.values(), key=lambda one: (not one.is_head, one.state == "gone", one.name))
+
+
+def connect(address: str | None, token_file: str | None, state_dir: Path, worker_dir: Path) -> Head:
+    """The head at `address`; else the one that was started from `state_dir`, or that this machine has joined.
+
+    Raises UserError when there is none.
+    """
+    known = running(state_dir / "head" / "head.json") or running(worker_dir / "worker" / "worker.json")
+    if address is None:
+        if known is None:
+            raise UserError("no cluster is known here", fix="name its head: cluster.address=HOST:PORT")
+        address = str(known["address"])
+    if token_file is None and known is not None and known["address"] == address:
+        return Head(address, token_environment(checked(Path(known["token_file"]))))
+    return Head(address, token_environment(token_for_joining(token_file, worker_dir / "worker")))
+
+
+def show(devices: list[Device], console: Console, now: float) -> None:
+    """The table."""
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for name in ("name", "device", "memory", "lends", "can", "versions", "power", "temp.", "seen", "runs now"):
+        table.add_column(name, overflow="fold")
+    for one in devices:
+        table.add_row(*(Text(text) for text in row(one, now)))
+    console.print(table)
+
+
+def row(one: Device, now: float) -> list[str]:
+    """A machine's line; what is not known is a dash."""
+    facts = one.facts
+    versions = facts.get("versions", {})
+    words = [f"zo {facts['zo_sweeps']}"] if "zo_sweeps" in facts else []
+    words += [f"{name} {text}" for name, text in versions.items() if text and name in ("python", "ray", "torch")]
+    if facts.get("l4t"):
+        words.append(f"L4T {facts['l4t']}")
+    kind = one.device + ("\n" + facts["name"] if facts.get("name") else "")
+    heat = facts.get("temperature")
+    lends = f"{one.cpus:g} CPU" + (f", {one.gpus:g} GPU" if one.gpus else "")
+    if one.memory_bytes:
+        lends += f", {one.memory_bytes / GIB:.1f} GiB"
+    return [
+        one.name + (" (head)" if one.is_head else ""),
+        kind,
+        _memory(facts),
+        lends if one.state != "gone" else "–",
+        ", ".join(capabilities(facts)) or "–",
+        ", ".join(words) or "–",
+        facts.get("power_mode") or "–",
+        f"{heat:.0f} °C" if heat is not None else "–",
+        f"{one.state}, {_ago(now - facts['time'])}" if "time" in facts else one.state,
+        "\n".join(one.runs) or "–",
+    ]
+
+
+def capabilities(facts: Mapping[str, Any]) -> list[str]:
+    """What a trial may ask for: cuda, nf4 and int8 (bitsandbytes), executorch."""
+    found = ["cuda"] if facts.get("gpus") else []
+    found += ["nf4", "int8"] if facts.get("bitsandbytes") else []
+    return found + (["executorch"] if facts.get("executorch") else [])
+
+
+def _memory(facts: Mapping[str, Any]) -> str:
+    if "memory_bytes" not in facts:
+        return "–"
+    own = facts["memory_bytes"] != facts["ram_bytes"]
+    text = f"{facts['ram_free_bytes'] / GIB:.1f} of {facts['ram_bytes'] / GIB:.1f} GiB free"
+    if facts["unified"]:
+        return text + ", unified"
+    return text + (f"; GPU {facts['memory_bytes'] / GIB:.1f} GiB" if own else "")
+
+
+def _ago(seconds: float) -> str:
+    if seconds < 90:
+        return f"{max(seconds, 0):.0f} s ago"
+    return f"{seconds / 60:.0f} min ago" if seconds < 5400 else f"{seconds / 3600:.0f} h ago"

@@ -1,0 +1,251 @@
+"""Keeps a Ray node up: starts it, watches it, starts it again when it dies, and lets it go without losing its work.
+
+Ray does not do this: a raylet that was frozen ends itself when it comes back, `ray start --block` then ends too (or, if
+the raylet left in order, waits for ever), and nobody joins again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from zo_sweeps.errors import UserError
+from zo_sweeps.fleet.reporter import GONE
+from zo_sweeps.schedule import cluster
+from zo_sweeps.schedule.ray_actor import TrialActor
+
+TICK = 0.5
+FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0  # seconds before a node is started again: doubled each time
+STEADY = 60.0  # a node that stood so long begins again with the first wait
+UNREGISTER_SECONDS = 5.0
+BOOT_SECONDS = 60.0  # that a raylet may take to appear
+_TERMINATE_CHILD = 1  # PR_SET_PDEATHSIG
+
+
+@dataclass(frozen=True)
+class NodeSpec:
+    """A Ray node to keep up.
+
+    Args:
+        address: "host:port" of the head.
+        token: the file with the cluster's token.
+        identity: its `zo.id`, the same after a restart.
+        arguments: of `ray start`, without `--block`.
+        temp_dir: Ray's folder, short; old sessions in it are removed.
+        log: where Ray's own output goes.
+        grace: seconds that running trials have to come to a stop when the node is asked to leave.
+        is_head: its head is itself, so there is nobody to wait for.
+    """
+
+    address: str
+    token: Path
+    identity: str
+    arguments: tuple[str, ...]
+    temp_dir: Path
+    log: Path
+    grace: float
+    is_head: bool = False
+
+
+class Keeper:
+    """See `run`.
+
+    Args:
+        spec: the node.
+        say: prints a line for people.
+        tick: called every half a second while the node stands.
+    """
+
+    def __init__(self, spec: NodeSpec, say: Callable[[str], None], tick: Callable[[], None] = lambda: None) -> None:
+        self._spec, self._say, self._tick = spec, say, tick
+        self._leave = self._now = False
+        self._ray: subprocess.Popen[bytes] | None = None
+        self._reporter: subprocess.Popen[bytes] | None = None
+
+    def run(self) -> int:
+        """Keeps the node up until SIGTERM or SIGINT, then lets it go; a second one ends it at once. Returns 0."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._asked)
+        wait = FIRST_WAIT
+        try:
+            while not self._leave:
+                began = time.monotonic()
+                why = self._stand()
+                self._end()
+                if self._leave:
+                    break
+                if time.monotonic() - began > STEADY:
+                    wait = FIRST_WAIT
+                self._say(f"{why}; starting again in {wait:.0f} s")
+                self._pause(wait)
+                wait = min(2 * wait, LONGEST_WAIT)
+        finally:
+            self._end()
+        return 0
+
+    def _asked(self, number: int, frame: Any) -> None:
+        self._now, self._leave = self._leave, True
+
+    def _pause(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while not self._leave and time.monotonic() < end:
+            time.sleep(0.1)
+
+    def _stand(self) -> str:
+        """One life of the node, to its end; why it ended."""
+        if not self._spec.is_head:
+            try:
+                cluster.must_answer(self._spec.address)
+            except UserError:
+                return f"the head at {self._spec.address} does not answer"
+        keep_newest(self._spec.temp_dir)
+        self._ray = self._start("ray.scripts.scripts", "start", "--block", *self._spec.arguments)
+        end = time.monotonic() + BOOT_SECONDS
+        while not (raylet := self._raylet()) and self._ray.poll() is None and time.monotonic() < end:
+            time.sleep(0.1)
+        if not raylet:
+            return f"Ray did not start: {last_line(self._spec.log)} (see {self._spec.log})"
+        known = False
+        while not self._leave:
+            if self._ray.poll() is not None or _ended(raylet):
+                return "the node's raylet has ended" + ("" if known else f": {last_line(self._spec.log)}")
+            status = self._reporter.poll() if self._reporter else 1
+            if status == GONE:
+                return "the head no longer knows this node"
+            if status is not None:
+                self._reporter = self._report()
+            known = True
+            self._tick()
+            time.sleep(TICK)
+        if not self._now:
+            self._let_go(raylet)
+        return "left"
+
+    def _let_go(self, raylet: psutil.Process) -> None:
+        """Waits for the trials that run here to stop at their next step; the raylet ends itself after the last."""
+        grace = self._spec.grace
+        if self._spec.is_head or grace <= 0:
+            return
+        self._say(f"leaving: running trials are asked to stop at their next step, for {grace:.0f} s at most")
+        end = time.monotonic() + grace
+        if self._reporter:
+            self._reporter.kill()
+            self._reporter.wait()
+        self._reporter = self._report(str(grace))
+        asked: set[psutil.Process] = set()
+        while time.monotonic() < end and not self._now:
+            if _ended(raylet):
+                self._say("left: nothing runs here any more")
+                return
+            for actor in set(_actors(raylet)) - asked:  # an idle one ends; a busy one hands its trial back
+                asked.add(actor)
+                with contextlib.suppress(psutil.Error):
+                    actor.terminate()
+            time.sleep(0.2)
+        self._say("left, with trials that had not stopped: they go on elsewhere from their last scalars")
+
+    def _report(self, *leaving: str) -> subprocess.Popen[bytes]:
+        known = (self._spec.address, str(self._spec.token), self._spec.identity)
+        return self._start("zo_sweeps.fleet.reporter", *known, *leaving)
+
+    def _raylet(self) -> psutil.Process | None:
+        assert self._ray
+        with contextlib.suppress(psutil.Error):
+            for child in psutil.Process(self._ray.pid).children():
+                if child.name() == "raylet":
+                    return child
+        return None
+
+    def _start(self, *module_and_arguments: str) -> subprocess.Popen[bytes]:
+        variables = {**cluster.QUIET, **cluster.token_environment(self._spec.token)}
+        kept = {name: value for name, value in os.environ.items() if name not in variables}
+        with open(self._spec.log, "ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", *module_and_arguments],
+                env={**kept, **{name: value for name, value in variables.items() if value is not None}},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C is for us, who let the trials stop first
+                preexec_fn=_die_with_parent,
+            )
+
+    def _end(self) -> None:
+        """Ends what this life started: Ray's own processes are the children of `ray start`."""
+        mine = []
+        for process in (self._reporter, self._ray):
+            if process:
+                with contextlib.suppress(psutil.Error):
+                    mine += [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+        for one in mine:
+            with contextlib.suppress(psutil.Error):
+                if one.name() == "raylet":  # it takes leave of the head, which else waits for it for a while
+                    one.terminate()
+                    _wait_for([one], UNREGISTER_SECONDS)
+        for one in mine:
+            with contextlib.suppress(psutil.Error):
+                one.kill()
+        for process in filter(None, (self._reporter, self._ray)):
+            process.wait()
+        _wait_for(mine, UNREGISTER_SECONDS)
+        self._reporter = self._ray = None
+
+
+def _actors(raylet: psutil.Process) -> list[psutil.Process]:
+    """The processes that run trials. Ray gives them the names of their class."""
+    found = []
+    with contextlib.suppress(psutil.Error):
+        for child in raylet.children():
+            with contextlib.suppress(psutil.Error):
+                if child.cmdline()[0].startswith(f"ray::{TrialActor.__name__}"):
+                    found.append(child)
+    return found
+
+
+def _die_with_parent() -> None:
+    """In the child: SIGTERM when we are gone, however we went (Linux)."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_TERMINATE_CHILD, signal.SIGTERM)
+
+
+def _ended(process: psutil.Process) -> bool:
+    """Whether it runs no more. Its parent, or a container's first process, may never collect it."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return True
+
+
+def _wait_for(processes: list[psutil.Process], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not all(map(_ended, processes)) and time.monotonic() < end:
+        time.sleep(0.05)
+
+
+def keep_newest(folder: Path) -> None:
+    """Removes Ray's sessions but the last, whose logs may still be wanted."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for old in sorted(folder.glob("session_2*"))[:-1]:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def last_line(log: Path) -> str:
+    """The last line of Ray's output that says something went wrong, else the last."""
+    try:
+        lines = [line.strip() for line in log.read_text(errors="replace").splitlines()[-60:] if line.strip()]
+    except OSError:
+        lines = []
+    wrong = [line for line in lines if "Error" in line or "rror:" in line]
+    return (wrong or lines or ["no output"])[-1][:300]

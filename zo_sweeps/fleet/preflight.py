@@ -1,0 +1,191 @@
+"""Is this machine fit to join a cluster? One line a check, each with what to do about it, before anything starts."""
+
+from __future__ import annotations
+
+import os
+import platform
+import secrets
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from zo_sweeps import __version__
+from zo_sweeps.devices.doctor import GIB, Check, disk, imports
+from zo_sweeps.devices.probe import has_cuda, probe
+from zo_sweeps.errors import UserError
+from zo_sweeps.fleet.node import OBJECT_STORE_BYTES, port_range
+from zo_sweeps.schedule import cluster
+from zo_sweeps.schedule.gcs import NODE, REACH, REACHED, Head
+
+ANSWER_SECONDS = 10.0  # that the head's reporter, which looks every two seconds, has for trying to reach us
+SKEW = 10.0  # seconds that two clocks may differ: logs and MLflow's time axes mix them
+SHM = Path("/dev/shm")  # where Ray keeps its object store
+RAY_BYTES = 700 * 2**20  # a node's own processes (0.4 GB) and one warm worker before its model (0.3 GB)
+
+
+def checks(
+    address: str, token: Path, device: Mapping[str, Any], gpus: int, ports: str, folder: Path
+) -> Iterator[Check]:
+    """All checks, as they are made. `fail`: joining would not work, or results would not be comparable.
+
+    Args:
+        address, token: of the head.
+        device: the device profile (a file of conf/device).
+        gpus: that the node will lend.
+        ports: the range that Ray will use here; "": any.
+        folder: the worker's state folder.
+
+    Cost: seconds; imports torch, bitsandbytes and executorch where they are.
+    """
+    try:
+        head = Head(address, cluster.token_environment(token))
+    except UserError as error:
+        yield Check("head", "fail", error.what, error.fix or f"is `zo-sweeps head start` running at {address}?")
+        head = None
+    if head:
+        yield Check("head", "ok", f"{address} answers and takes the token")
+        yield from versions(head.versions(), {"ray": metadata.version("ray"), "python": platform.python_version()})
+        notes = head.notes(NODE)
+        nodes = [node for node in head.nodes() if node["Alive"]]
+        of_head = next((node for node in nodes if "node:__internal_head__" in node["Resources"]), None)
+        note = notes.get(of_head["Labels"].get("zo.id", ""), {}) if of_head else {}
+        yield same_code(note.get("zo_sweeps", ""))
+        yield clock(time.time(), note.get("time"))
+        if of_head:
+            yield ports_out(of_head)
+        yield ports_in(head, address, ports, there=bool(note))
+    yield profile(device)
+    yield from memory(device)
+    yield disk(folder)
+    yield shared_memory()
+    yield cuda(gpus)
+    yield imports("torch", "fail")
+    yield imports("bitsandbytes", "warn")
+    yield imports("executorch", "warn")
+
+
+def versions(heads: Mapping[str, str], ours: Mapping[str, str]) -> Iterator[Check]:
+    """Ray wants its own version equal on all nodes, and Python's down to the patch level."""
+    for name, fix in (
+        ("python", f"make the environment with Python {heads['python']} (uv venv --python {heads['python']})"),
+        ("ray", f"pip install 'ray[default]=={heads['ray']}'"),
+    ):
+        if heads[name] == ours[name]:
+            yield Check(name, "ok", f"{ours[name]}, as the head")
+        else:
+            yield Check(name, "fail", f"{ours[name]} here, {heads[name]} at the head", fix)
+
+
+def same_code(heads: str) -> Check:
+    """Another version of zo_sweeps may compute other numbers."""
+    if heads == __version__:
+        return Check("zo-sweeps", "ok", f"{__version__}, as the head")
+    if not heads:
+        return Check("zo-sweeps", "warn", f"{__version__}; the head does not say its own", "start it with `head start`")
+    fix = f"pip install 'zo-sweeps=={heads}'"
+    return Check("zo-sweeps", "fail", f"{__version__} here, {heads} at the head", fix)
+
+
+def clock(now: float, heads: float | None) -> Check:
+    """The head's note is at most some seconds old, so a clock that is right is not behind it, and little before it."""
+    if heads is None:
+        return Check("clock", "warn", "the head does not say its time", "start it with `head start`")
+    skew = now - heads
+    if -SKEW <= skew <= SKEW + 5:
+        return Check("clock", "ok", f"within {SKEW:.0f} s of the head's")
+    return Check("clock", "warn", f"{skew:+.0f} s from the head's", "timedatectl set-ntp true (on both)")
+
+
+def ports_out(node: Mapping[str, Any]) -> Check:
+    """From here to the ports of the head's own node."""
+    host = node["NodeManagerAddress"]
+    for port in (node["NodeManagerPort"], node["ObjectManagerPort"]):
+        try:
+            socket.create_connection((host, port), timeout=5).close()
+        except OSError as error:
+            fix = (
+                f"let this machine reach all ports of {host}, or start the head with --ports FIRST-LAST and open those"
+            )
+            return Check("ports out", "fail", f"{host}:{port} cannot be reached ({error.strerror or error})", fix)
+    return Check("ports out", "ok", f"{host} can be reached on Ray's ports")
+
+
+def ports_in(head: Head, address: str, ports: str, *, there: bool) -> Check:
+    """From the head to here: its reporter is asked to try a port that is opened for the purpose."""
+    if not there:
+        return Check("ports in", "warn", "not tried: nobody at the head can", "start it with `zo-sweeps head start`")
+    host = own_address(address)
+    try:
+        server = socket.create_server((host, port_range(ports)[0] if ports else 0))
+    except OSError as error:
+        return Check("ports in", "fail", f"cannot listen on {host}: {error.strerror}", "choose others with --ports")
+    with server:
+        port, nonce = server.getsockname()[1], secrets.token_hex(8)
+        head.put(REACH + nonce, {"host": host, "port": port})
+        end = time.monotonic() + ANSWER_SECONDS
+        while not (found := head.notes(REACHED + nonce)) and time.monotonic() < end:
+            time.sleep(0.2)
+        head.remove(REACHED + nonce)
+        head.remove(REACH + nonce)
+    wrong = next(iter(found.values()))["error"] if found else "the head did not try"
+    if not wrong:
+        return Check("ports in", "ok", f"the head reaches {host}")
+    which = f"ports {ports}" if ports else "all ports (or choose --ports FIRST-LAST)"
+    return Check("ports in", "fail", f"the head cannot reach {host}:{port} ({wrong})", f"open {which} to the head here")
+
+
+def own_address(address: str) -> str:
+    """The address of this machine as the head sees it."""
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host.strip("[]"), int(port)), timeout=5) as connection:
+        return str(connection.getsockname()[0])
+
+
+def profile(device: Mapping[str, Any]) -> Check:
+    """Whether this is the device that it is said to be."""
+    host = probe()
+    text = f"{device['name']}: {device['display']}"
+    if device["name"] == host["profile"]:
+        return Check("device", "ok", text)
+    if device["name"] in ("cpu", "cuda") or device["kind"] == "jetson":
+        return Check(
+            "device", "warn", f"{text}, but this looks like {host['profile']} ({host['name']})", "see --device"
+        )
+    return Check("device", "ok", f"{text}, on {host['name']}")
+
+
+def memory(device: Mapping[str, Any]) -> Iterator[Check]:
+    """What is free now, for Ray and for models. Where GPU and CPU share it, there is but one number."""
+    ram = psutil.virtual_memory()
+    shared = " (shared by CPU and GPU)" if device["unified"] else ""
+    free = ram.available - RAY_BYTES
+    fix = "" if free >= GIB else "end the desktop and other programs (sudo systemctl isolate multi-user.target)"
+    status = "ok" if free >= GIB else "warn" if free > 0 else "fail"
+    text = f"{ram.available / GIB:.1f} of {ram.total / GIB:.1f} GiB free{shared}, {RAY_BYTES / GIB:.1f} of it for Ray"
+    yield Check("memory", status, text, fix)  # type: ignore[arg-type]
+
+
+def shared_memory() -> Check:
+    """Ray's object store lives in /dev/shm; with less room there it falls back to a slow disk."""
+    import shutil
+
+    free = shutil.disk_usage(SHM).free if SHM.exists() else 0
+    enough = free > OBJECT_STORE_BYTES
+    text = f"{free / 2**20:.0f} MiB free in {SHM}, {OBJECT_STORE_BYTES / 2**20:.0f} used"
+    return Check("object store", "ok" if enough else "warn", text, "" if enough else "docker run --shm-size=256m")
+
+
+def cuda(gpus: int) -> Check:
+    """A node that lends a GPU has to have one that torch can use."""
+    if not gpus:
+        return Check("cuda", "ok", "no GPU is lent")
+    if has_cuda():
+        return Check("cuda", "ok", f"{gpus} lent: {', '.join(probe()['gpus'])}")
+    jetson = os.path.exists("/etc/nv_tegra_release")
+    fix = "install NVIDIA's torch for this JetPack" if jetson else "install torch with CUDA"
+    return Check("cuda", "fail", "torch finds no CUDA GPU", f"{fix}, or join with --gpus 0")

@@ -1,0 +1,163 @@
+"""`worker join | leave`: this machine as a node of a cluster, for as long as it is wanted.
+
+state_dir/worker/   worker.json (what runs; no secrets), id, ray.log
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from zo_sweeps.config import Composer
+from zo_sweeps.devices.probe import probe
+from zo_sweeps.errors import UserError
+from zo_sweeps.fleet import preflight
+from zo_sweeps.fleet.keeper import Keeper, NodeSpec
+from zo_sweeps.fleet.node import labels, new_identity, node_arguments, port_range, running
+from zo_sweeps.fleet.secrets import token_for_joining
+from zo_sweeps.schedule.cluster import short_folder
+
+HOME = Path("~/.zo_sweeps")
+GRACE = 120.0
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class WorkerOptions:
+    """What `worker join` was asked for.
+
+    Args:
+        address: "host:port" of the head.
+        token_file: None: as the environment says.
+        cpus, gpus: that the node lends; None: all CPUs, and one GPU on a device that has one.
+        memory_gb: that it lends to trials; None: the profile's, but not more than there is.
+        name: for people; "": the host's.
+        ports: "first-last"; "": any.
+        grace: seconds that trials have to stop when the node leaves.
+    """
+
+    address: str
+    token_file: str | None = None
+    cpus: int | None = None
+    gpus: int | None = None
+    memory_gb: float | None = None
+    name: str = ""
+    ports: str = ""
+    grace: float = GRACE
+
+
+def profile(name: str, config_dirs: Sequence[str]) -> Mapping[str, Any]:
+    """A device profile by its name, "auto" for what this machine is. Raises UserError for an unknown one."""
+    name = probe()["profile"] if name == "auto" else name
+    found: Mapping[str, Any] = Composer([f"device={name}"], config_dirs).base["device"]
+    return found
+
+
+def join(state_dir: Path, options: WorkerOptions, device: Mapping[str, Any], say: Callable[[str], None]) -> int:
+    """Checks, joins, and stays joined until SIGTERM or Ctrl-C; 1 when a check fails.
+
+    Args:
+        device: the device profile (a file of conf/device).
+
+    Raises UserError when a worker runs already from this folder and when there is no token.
+    """
+    folder = _folder(state_dir)
+    if found := running(folder / "worker.json"):
+        raise UserError(
+            f"a worker runs already (pid {found['pid']}, of {found['address']})", fix="zo-sweeps worker leave"
+        )
+    if options.ports:
+        port_range(options.ports)
+    token = token_for_joining(options.token_file, folder)
+    gpus = gpus_lent(options, device)
+    failed = 0
+    for check in preflight.checks(options.address, token, device, gpus, options.ports, folder):
+        say(f"{check.status:4}  {check.name}: {check.detail}{f'; {check.fix}' if check.fix else ''}")
+        failed += check.status == "fail"
+    if failed:
+        say(f"not joined: {failed} check{'s' * (failed != 1)} failed")
+        return 1
+    return _keep(folder, options, device, token, gpus, say)
+
+
+def _keep(
+    folder: Path,
+    options: WorkerOptions,
+    device: Mapping[str, Any],
+    token: Path,
+    gpus: int,
+    say: Callable[[str], None],
+) -> int:
+    short, identity = short_folder(folder), new_identity(folder)
+    arguments = [f"--address={options.address}", f"--node-ip-address={preflight.own_address(options.address)}"]
+    arguments += node_arguments(short, options.cpus, gpus, memory_lent(options, device), options.ports)
+    name = options.name or socket.gethostname()
+    arguments.append(f"--labels={labels(device['name'], identity, name)}")
+    spec = NodeSpec(
+        address=options.address,
+        token=token,
+        identity=identity,
+        arguments=tuple(arguments),
+        temp_dir=short,
+        log=folder / "ray.log",
+        grace=options.grace,
+    )
+    process = psutil.Process()
+    state = {"pid": process.pid, "started": process.create_time(), "address": options.address, "token_file": str(token)}
+    temporary = folder / "worker.tmp"
+    temporary.write_text(json.dumps(state))
+    os.replace(temporary, folder / "worker.json")
+    say(f"joining {options.address} as {name} ({device['name']}); Ctrl-C or `zo-sweeps worker leave` to leave")
+    try:
+        return Keeper(spec, say).run()
+    finally:
+        (folder / "worker.json").unlink(missing_ok=True)
+
+
+def leave(state_dir: Path, say: Callable[[str], None]) -> int:
+    """Asks this machine's worker to leave, and waits until it has; 1 when there is none."""
+    found = running(_folder(state_dir) / "worker.json")
+    if not found:
+        say("no worker runs here")
+        return 1
+    process = psutil.Process(found["pid"])
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.send_signal(signal.SIGTERM)
+        say(f"asked pid {found['pid']} to leave; waiting for its trials to stop")
+        process.wait()
+    say("left")
+    return 0
+
+
+def gpus_lent(options: WorkerOptions, device: Mapping[str, Any]) -> int:
+    """GPUs to lend: said explicitly, as Ray does not find a Jetson's."""
+    if options.gpus is not None:
+        return options.gpus
+    return 0 if device["kind"] == "cpu" else 1
+
+
+def memory_lent(options: WorkerOptions, device: Mapping[str, Any]) -> int | None:
+    """Bytes for `ray start --memory`. None: what Ray finds free, for a device without a size of its own."""
+    if options.memory_gb is not None:
+        return int(options.memory_gb * GIB)
+    if device["memory_gb"] is None:
+        return None
+    return min(int(device["memory_gb"] * GIB), psutil.virtual_memory().total)
+
+
+def _folder(state_dir: Path) -> Path:
+    folder = state_dir.expanduser() / "worker"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write: {error.strerror}", where=str(folder), fix="use --state-dir FOLDER") from None
+    return folder.resolve()

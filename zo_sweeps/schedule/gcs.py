@@ -1,0 +1,125 @@
+"""What a running head can be asked without joining it: versions, nodes, and the notes that nodes leave there.
+
+The one module here that imports Ray. It uses Ray's client of the head's control store, which moves between versions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from zo_sweeps.errors import UserError
+from zo_sweeps.schedule import cluster
+
+ID_LABEL = "zo.id"
+NODE, REACH, REACHED, RUNS = "node/", "reach/", "reached/", cluster.RUNS
+_NAMESPACE = cluster.NOTES
+_PREEMPTION = 2  # DrainNodeReason: a node that is busy may refuse the other one
+
+
+class Head:
+    """A connection to a head.
+
+    Args:
+        address: "host:port".
+        auth: the environment variables that hold its token, as `cluster.token_environment` gives them.
+
+    Raises UserError when nothing answers there and when the token is refused. Cost: half a second, 70 MB.
+    """
+
+    def __init__(self, address: str, auth: Mapping[str, str | None]) -> None:
+        self._address = address
+        cluster.must_answer(address)
+        cluster.set_environment({**cluster.QUIET, **auth})  # for good: Ray reads them when it likes
+        cluster.forget_token()
+        from ray._private.state import GlobalState
+        from ray.exceptions import AuthenticationError, RpcError
+
+        raylet: Any = importlib.import_module("ray._raylet")
+        options = raylet.GcsClientOptions.create(
+            address, None, allow_cluster_id_nil=True, fetch_cluster_id_if_nil=False
+        )
+        try:
+            with _quiet():
+                self._client = raylet.GcsClient(address=address)
+                self._state = GlobalState()
+                self._state._initialize_global_state(options)
+        except AuthenticationError:
+            where = auth.get("RAY_AUTH_TOKEN_PATH") or "the environment"
+            raise UserError(f"the head at {address} refuses the token", where=where, fix=cluster.TOKEN_FIX) from None
+        except RpcError as error:
+            raise UserError(f"what listens at {address} is no Ray head ({_line(error)})") from None
+
+    def versions(self) -> dict[str, str]:
+        """Its Ray and Python versions."""
+        found = json.loads(self._client.internal_kv_get(b"CLUSTER_METADATA", namespace=b"cluster") or b"{}")
+        return {"ray": found.get("ray_version", ""), "python": found.get("python_version", "")}
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """As `ray.nodes()`, those that are gone included, with `Leaving` besides."""
+        leaving = self._state.get_draining_nodes()
+        return [{**node, "Leaving": node["NodeID"] in leaving} for node in self._state.node_table()]
+
+    def must_have_this_machine(self) -> None:
+        """Raises UserError unless one of its nodes is on this machine, as a driver needs one beside it."""
+        import psutil
+
+        here = {one.address for addresses in psutil.net_if_addrs().values() for one in addresses}
+        nodes = {node["NodeManagerAddress"] for node in self.nodes() if node["Alive"]}
+        if not nodes & here:
+            raise UserError(
+                f"this machine is no node of the Ray cluster at {self._address} (nodes: {', '.join(sorted(nodes))})",
+                where="cluster.address",
+                fix=f"start it on one of them, or join here first: zo-sweeps worker join {self._address} --cpus 0",
+            )
+
+    def own_node(self, identity: str) -> dict[str, Any] | None:
+        """The living node with this `zo.id`."""
+        found = (node for node in self.nodes() if node["Alive"] and node["Labels"].get(ID_LABEL) == identity)
+        return next(found, None)
+
+    def drain(self, node_id: str, seconds: float) -> None:
+        """No new work goes to the node, and its raylet ends once it is idle; `seconds` is what it has at most."""
+        deadline = int((time.time() + seconds) * 1000)
+        self._client.drain_node(node_id, _PREEMPTION, "asked to leave", deadline)
+
+    def put(self, key: str, note: Mapping[str, Any]) -> None:
+        """Leaves a note (JSON) at the head; it is gone when the head is."""
+        self._client.internal_kv_put(key.encode(), json.dumps(note).encode(), True, namespace=_NAMESPACE)
+
+    def notes(self, prefix: str) -> dict[str, dict[str, Any]]:
+        """The notes whose keys begin so, by what follows."""
+        found = {}
+        for key in self._client.internal_kv_keys(prefix.encode(), namespace=_NAMESPACE):
+            text = self._client.internal_kv_get(key, namespace=_NAMESPACE)
+            if text:
+                found[key.decode()[len(prefix) :]] = json.loads(text)
+        return found
+
+    def remove(self, key: str) -> None:
+        """Takes a note away."""
+        self._client.internal_kv_del(key.encode(), False, namespace=_NAMESPACE)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what Ray's C++ code prints about a refusal: that is said by our error, in one line."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
+
+
+def _line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,59 @@
+"""What a running sweep says of itself to other processes: one small file in the state folder, replaced by rename."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from zo_sweeps.schedule.snapshot import Snapshot
+
+FILE = "live.json"
+EVERY_SECONDS = 1.0
+
+
+class LiveFile:
+    """Writes snapshots to `state_dir`, at most one a second. A disk that does not take them is no reason to stop."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self._path = state_dir / FILE
+        self._written = 0.0
+
+    def update(self, snapshot: Snapshot) -> None:
+        now = time.monotonic()
+        if now - self._written < EVERY_SECONDS:
+            return
+        self._written = now
+        running = [
+            {
+                "trial_id": run.trial.trial_id,
+                "label": run.trial.label,
+                "node": run.node,
+                "attempt": run.attempt,
+                "step": run.step,
+                "steps": run.trial.steps,
+                "seconds": round(now - run.since, 1),
+            }
+            for run in snapshot.running
+        ]
+        data = {
+            "time": time.time(),
+            "running": running,
+            "waiting": dict(snapshot.waiting),
+            "eta_seconds": snapshot.eta_seconds,
+        }
+        temporary = self._path.with_suffix(".tmp")
+        with contextlib.suppress(OSError):
+            temporary.write_text(json.dumps(data))
+            os.replace(temporary, self._path)
+
+
+def read_live(state_dir: Path) -> dict[str, Any]:
+    """What the driver of `state_dir` wrote last; empty when it wrote nothing. Ask `driver_of` if it still runs."""
+    try:
+        return dict(json.loads((state_dir / FILE).read_text()))
+    except (OSError, ValueError):
+        return {}

@@ -1,0 +1,151 @@
+"""Ray, seen from its driver: a cluster of our own on this machine or a standing one, its nodes, its silence."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import shutil
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from zo_sweeps.errors import UserError
+from zo_sweeps.schedule import cluster
+from zo_sweeps.schedule.executors import HeadLostError
+from zo_sweeps.schedule.gcs import Head
+from zo_sweeps.schedule.placement import Node
+
+DEVICE_LABEL, NAME_LABEL = "zo.device", "zo.name"
+OBJECT_STORE_BYTES = 100 * 2**20  # we pass journals of kilobytes; the default would take 30 % of the memory
+NODE_LOST = "its node is gone or out of reach"
+UNREACHABLE_SECONDS = 15.0  # without a head Ray ends this process after 60
+
+
+class Connection:
+    """This process's place in a Ray cluster: of our own, or the one at `address` ("host:port").
+
+    Args:
+        state_dir: keeps the token of local clusters.
+    """
+
+    def __init__(self, state_dir: Path, address: str | None) -> None:
+        self._state_dir, self.address = state_dir, address
+        self._opened = contextlib.ExitStack()
+        self._unreachable_since: float | None = None
+
+    def start_local(self, cpus: int) -> None:
+        token = cluster.private_token(self._state_dir)
+        folder = cluster.short_folder(self._state_dir)
+        self._opened.callback(shutil.rmtree, folder, ignore_errors=True)
+        auth = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token.resolve()), "RAY_AUTH_TOKEN": None}
+        self._opened.enter_context(cluster.environment({**cluster.QUIET, **auth}))
+        self._init(
+            address="local",
+            num_cpus=cpus,
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            _temp_dir=str(folder),
+        )
+
+    def join(self) -> None:
+        """Raises UserError when `address` cannot be joined."""
+        assert self.address
+        auth = cluster.joining_environment(self._state_dir, self.address)
+        self._opened.enter_context(cluster.environment({**cluster.QUIET, **auth}))
+        try:
+            Head(self.address, auth).must_have_this_machine()
+            self._init(address=self.address)
+        except UserError:
+            raise
+        except Exception as error:
+            line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise UserError(
+                f"cannot join the Ray cluster at {self.address} ({line})",
+                where="cluster.address",
+                fix="this machine must be a node of it, and RAY_AUTH_TOKEN_PATH name the file with the head's token",
+            ) from error
+
+    def nodes(self) -> list[Node]:
+        """The nodes that take trials: alive, and not asked to leave.
+
+        Raises HeadLostError; returns [] while the head cannot be reached.
+        """
+        import ray
+
+        if self.address and not self._head_answers(self.address):
+            return []
+        alive = [description for description in ray.nodes() if description["Alive"]]
+        leaving = cluster.leaving_nodes() if self.address else set()
+        return [_node(description) for description in alive if description["NodeID"] not in leaving]
+
+    def publish(self, runs: Mapping[str, list[str]]) -> None:
+        """Tells a standing cluster what this driver runs: node id -> labels of trials."""
+        if self.address and self._unreachable_since is None:
+            cluster.publish_runs(runs)
+
+    def close(self) -> None:
+        import ray
+
+        ray.shutdown()
+        self._opened.close()
+
+    def _init(self, **options: Any) -> None:
+        import ray
+
+        cluster.forget_token()
+        self._opened.enter_context(_muted())
+        ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+
+    def _head_answers(self, address: str) -> bool:
+        """Asked before Ray is, which aborts the process when it finds another head there than it joined."""
+        host, _, port = address.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), 2.0).close()
+        except OSError as error:
+            since = self._unreachable_since = self._unreachable_since or time.monotonic()
+            if isinstance(error, ConnectionRefusedError) or time.monotonic() - since > UNREACHABLE_SECONDS:
+                raise HeadLostError(
+                    f"the Ray head at {address} is gone", fix="start it again; the same command goes on from there"
+                ) from None
+            return False
+        self._unreachable_since = None
+        return True
+
+
+def why_lost(error: Exception) -> str:
+    """One line on the death of an actor, without its ids."""
+    kind = type(error).__name__
+    if kind == "OutOfMemoryError" or "low on memory" in str(error):
+        return "its process was killed because the node ran low on memory"
+    if kind in ("ActorUnavailableError", "NodeDiedError", "ActorUnschedulableError") or "node has died" in str(error):
+        return NODE_LOST
+    return "its process ended unexpectedly (killed, or crashed)"
+
+
+def _node(description: dict[str, Any]) -> Node:
+    """One entry of `ray.nodes()` in our terms."""
+    resources, labels = description["Resources"], description.get("Labels", {})
+    gpus = resources.get("GPU", 0.0)
+    return Node(
+        node_id=description["NodeID"],
+        name=labels.get(NAME_LABEL, description["NodeManagerHostname"]),
+        device=labels.get(DEVICE_LABEL, "cuda" if gpus else "cpu"),
+        cpus=resources.get("CPU", 0.0),
+        gpus=gpus,
+        memory_bytes=int(resources.get("memory", 0)),
+    )
+
+
+@contextlib.contextmanager
+def _muted() -> Iterator[None]:
+    """Keeps Ray from printing a paragraph on each death into our progress view; the ledger says what happened."""
+    worker: Any = importlib.import_module("ray._private.worker")
+    printer = getattr(worker, "print_to_stdstream", None)
+    worker.print_to_stdstream = lambda *_, **__: None
+    try:
+        yield
+    finally:
+        worker.print_to_stdstream = printer

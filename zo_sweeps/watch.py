@@ -1,0 +1,34 @@
+"""`status --watch`: a sweep that runs in another process, followed to its end."""
+
+from __future__ import annotations
+
+import io
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from zo_sweeps.plan import Plan
+from zo_sweeps.schedule.ledger import driver_of
+from zo_sweeps.schedule.progress import STATUS_SECONDS
+from zo_sweeps.show import status
+
+WATCH_SECONDS = 2.0
+
+
+def watch(planned: Plan, console: Console, *, failed: bool) -> None:
+    """`status` again and again while the sweep runs, in place on a terminal; once more when it is over."""
+    folder = Path(planned.config["state_dir"]).expanduser()
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        while driver_of(folder):
+            page = Console(file=io.StringIO(), width=console.width, force_terminal=console.is_terminal, highlight=False)
+            status(planned, page, failed=failed)
+            text = page.file.getvalue()  # type: ignore[attr-defined]
+            if console.is_terminal:
+                live.update(Text.from_ansi(text), refresh=True)
+            else:
+                console.print(Text(text), soft_wrap=True)
+            time.sleep(WATCH_SECONDS if console.is_terminal else STATUS_SECONDS)
+    status(planned, console, failed=failed)
