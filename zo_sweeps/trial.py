@@ -5,11 +5,13 @@ seconds). The types:
 
     start   attempt, device (mapping), versions (mapping), resumed_from (step)
     steps   first (1-based number of the first step in it), losses ([steps], mean of the points' losses),
-            coefs ([steps][q], the projected gradients: together with the seed they *are* the run), seconds (of these
-            steps), tokens
+            coefs ([steps][q], the projected gradients, NaN where a direction was dropped: together with the seed they
+            *are* the run), seconds (of these steps), tokens
     eval    step, split ("dev"), loss, metric (fraction), seconds
     test    step (the selected one), loss, metric
     mask    fingerprint, entries (of the sparse mask that was found before training)
+    peers   names (where the followers run that share its steps, those that are ready)
+    peer_lost   reason
     end     outcome (Outcome.to_json())
 
 A resumed attempt goes on after the last step in the journal, so that a step stands in a journal once.
@@ -17,7 +19,7 @@ A resumed attempt goes on after the last step in the journal, so that a step sta
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any, Protocol
@@ -98,7 +100,9 @@ class Outcome:
     `metrics` holds plain floats under these names (absent when not measured): `dev/metric`, `dev/loss`, `test/metric`,
     `test/loss` (metrics are fractions of 1, at the selected step); `seconds_per_step` (median over steps),
     `train_seconds` (steps only), `wall_seconds`, `tokens_per_second` (forwarded tokens in steps), `peak_memory_bytes`,
-    `weights_bytes`, `trainable_parameters`.
+    `weights_bytes`, `trainable_parameters`. Of a trial whose steps were shared: `workers` (processes at its start, the
+    leader among them), `exchanged_bytes_per_step` (questions and answers of all followers), `peers_lost`,
+    `directions_redone` (by others, as their peer was lost or slow), `directions_dropped` (in all attempts).
     """
 
     trial_id: str
@@ -124,6 +128,23 @@ class Sink(Protocol):
     def emit(self, event: Event) -> None: ...
 
 
+@dataclass(frozen=True)
+class Sharing:
+    """Those that evaluate a part of a trial's points; see `zo_sweeps.engine.peers`.
+
+    Args:
+        peers: the followers, as `engine.peers.Peer`s.
+        names: where each runs, for people.
+        drop: the directions of a lost follower are dropped from the step; otherwise the others evaluate them.
+        patience: seconds that one may take longer than the leader.
+    """
+
+    peers: Sequence[Any]
+    names: Sequence[str]
+    drop: bool
+    patience: float
+
+
 class RunTrial(Protocol):
     """The signature of `worker.run_trial`, the one function that every executor calls.
 
@@ -133,6 +154,16 @@ class RunTrial(Protocol):
         journal: the events of earlier attempts; the run goes on where they end.
         attempt: 1 for the first.
         should_stop: asked between steps; when true the trial ends as CANCELLED, resumable.
+        sharing: who takes part in its steps. Only given where somebody does.
     """
 
-    def __call__(self, trial: Trial, sink: Sink, journal: list[Event], attempt: int, should_stop: Any) -> Outcome: ...
+    def __call__(
+        self,
+        trial: Trial,
+        sink: Sink,
+        journal: list[Event],
+        attempt: int,
+        should_stop: Any,
+        *,
+        sharing: Sharing | None = None,
+    ) -> Outcome: ...

@@ -140,8 +140,8 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 
 def team_of(peers: Sequence[Thread], mode: Mode = "sequential", **options: Any) -> Team:
-    team = Team(peers, mode, **({"patience": 30.0} | options))
-    assert len(team.ready()) == len(peers)
+    team = Team(peers, mode, agreed=b"ready", **({"patience": 30.0} | options))
+    assert team.ready() == len(peers)
     return team
 
 
@@ -318,6 +318,15 @@ def test_what_cannot_be_shared_is_refused() -> None:
     in_place = Method(RGE(2), Gaussian(), SGD(), in_place=InPlace())
     with pytest.raises(ValueError, match="out of place"):
         run(in_place, "full", Team([], "sequential"))
+
+
+def test_a_follower_with_other_parameters_is_not_taken() -> None:
+    method = make(RGE(2))
+    why: list[str] = []
+    team = Team([Thread(method, "full")], "sequential", agreed=b"something else", patience=30.0, on_loss=why.append)
+    assert team.ready() == 0
+    assert why == ["it has b'ready' where the leader has b'something else'"]
+    assert run(method, "full", team)[0] == run(method, "full")[0]
 
 
 def test_a_loss_that_is_not_finite_at_a_follower_stops_the_run() -> None:

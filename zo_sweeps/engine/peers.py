@@ -33,7 +33,7 @@ class PeerLostError(Exception):
 
 
 class Peer(Protocol):
-    """A follower as its leader sees it. Its first answer, to no question, says that it is ready (and who it is)."""
+    """A follower as its leader sees it. Its first answer, to no question, says that it is ready, and with what."""
 
     def ask(self, message: bytes) -> None:
         """Sends a question, once the one before is answered. Does not wait."""
@@ -76,6 +76,7 @@ def pack_losses(losses: Sequence[float]) -> bytes:
 @dataclass
 class _Member:
     peer: Peer
+    ready: bool = False
     waiting: bool = True  # for its answer; at first, for the one that says it is ready
     told: int = 0  # steps of the log
 
@@ -86,6 +87,7 @@ class Team:
     Args:
         peers: the followers.
         mode: how the method evaluates f.
+        agreed: what a follower must say when it is ready: its parameters are then the leader's.
         drop, patience: see the module's text; `patience` in seconds.
         on_loss: told why, when a follower is lost.
 
@@ -100,6 +102,7 @@ class Team:
         peers: Sequence[Peer],
         mode: Mode,
         *,
+        agreed: bytes = b"",
         drop: bool = False,
         patience: float = 60.0,
         on_loss: Callable[[str], None] = lambda why: None,
@@ -107,14 +110,14 @@ class Team:
         if drop and mode in ("outer", "both"):
             raise ValueError(f"in mode {mode!r} a forward holds a part of every direction: there is none to drop")
         self.exchanged = self.dropped = self.redone = self.lost = 0
-        self._mode, self._drop, self._patience, self._on_loss = mode, drop, patience, on_loss
+        self._mode, self._agreed, self._drop, self._patience, self._on_loss = mode, agreed, drop, patience, on_loss
         self._members = [_Member(peer) for peer in peers]
         self._log: list[tuple[float, ...]] = []
 
-    def ready(self) -> list[bytes]:
-        """Waits up to `patience` seconds for the followers; what each that is ready said. Others may join later."""
+    def ready(self) -> int:
+        """Waits up to `patience` seconds for the followers; how many are ready. Others may join later."""
         deadline = time.monotonic() + self._patience
-        return [said for member in list(self._members) if (said := self._heard(member, deadline)) is not None]
+        return sum(self._heard(member, deadline) is not None for member in list(self._members))
 
     def tell(self, coefs: Sequence[float]) -> None:
         self._log.append(tuple(coefs))
@@ -155,10 +158,13 @@ class Team:
         """What a follower answers until then; None when it does not, or is lost."""
         try:
             said = member.peer.answer(max(0.0, deadline - time.monotonic()))
+            if not member.ready and said not in (None, self._agreed):
+                raise PeerLostError(f"it has {said!r} where the leader has {self._agreed!r}")
         except PeerLostError as error:
             self._members.remove(member)
             self.lost += 1
             self._on_loss(str(error))
             return None
         member.waiting = said is None
+        member.ready |= said is not None
         return said
