@@ -124,6 +124,9 @@ class ExecutorConfig:
     name: str = "ray"
     cpus_per_trial: int = 1
     slots: int | None = None
+    workers: int = 1
+    on_lost_worker: str = "redo"
+    worker_patience: float = 60.0
     retries_failed: int = 1
     retries_lost: int = 3
 

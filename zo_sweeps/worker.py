@@ -8,6 +8,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -20,14 +21,18 @@ from zo_sweeps.engine import losses, schedules
 from zo_sweeps.engine.baselines import first_order
 from zo_sweeps.engine.batch import Batch, collate
 from zo_sweeps.engine.data import indices
+from zo_sweeps.engine.evaluate import Objective
+from zo_sweeps.engine.follower import Follower
 from zo_sweeps.engine.in_place import InPlace
+from zo_sweeps.engine.peers import Team
 from zo_sweeps.engine.replay import rebuild
 from zo_sweeps.engine.score import score
 from zo_sweeps.engine.spaces.sparse import Sparse
 from zo_sweeps.engine.step import Method
-from zo_sweeps.engine.train import Evaluated, StepDone, evaluated_at, train
+from zo_sweeps.engine.train import Evaluated, StepDone, evaluated_at, of_batch, train
 from zo_sweeps.engine.types import DivergedError, Space
 from zo_sweeps.errors import UserError
+from zo_sweeps.fingerprint import fingerprint
 from zo_sweeps.models.causal import LanguageModel
 from zo_sweeps.models.load import load
 from zo_sweeps.models.masked import MaskedLanguageModel
@@ -39,7 +44,7 @@ from zo_sweeps.tasks.encode import Example, encode
 from zo_sweeps.tasks.masked import encode_masked
 from zo_sweeps.tasks.metrics import accuracy, squad_f1
 from zo_sweeps.tasks.spec import TaskSpec
-from zo_sweeps.trial import Event, Outcome, Sink, Trial, TrialState
+from zo_sweeps.trial import Event, Outcome, Sharing, Sink, Trial, TrialState
 
 ROUNDS = 3  # of generation, after one that is not timed
 FLUSH_SECONDS = 0.5  # steps are reported in groups: what a killed process loses is computed again
@@ -75,14 +80,22 @@ class _StoppedError(Exception):
     """The executor asked for a stop; what was done is in the journal."""
 
 
-def run_trial(trial: Trial, sink: Sink, journal: list[Event], attempt: int, should_stop: Callable[[], bool]) -> Outcome:
+def run_trial(
+    trial: Trial,
+    sink: Sink,
+    journal: list[Event],
+    attempt: int,
+    should_stop: Callable[[], bool],
+    *,
+    sharing: Sharing | None = None,
+) -> Outcome:
     """Runs `trial` from where `journal` ends, sending events to `sink`; see `zo_sweeps.trial.RunTrial`.
 
     Divergence and lack of memory are outcomes; so is an error, with its traceback. Nothing is raised but
     KeyboardInterrupt and SystemExit.
     """
     began = time.perf_counter()
-    run = _Run(trial, sink, journal, attempt, should_stop)
+    run = _Run(trial, sink, journal, attempt, should_stop, sharing)
     try:
         outcome = run.execute()
     except _StoppedError:
@@ -99,6 +112,37 @@ def run_trial(trial: Trial, sink: Sink, journal: list[Event], attempt: int, shou
     return outcome
 
 
+class Following:
+    """A trial that another process leads, joined: its model and its space stand here until `leave`.
+
+    Args:
+        journal: as for `run_trial`; its mask must be the one that is found here.
+
+    Raises what `run_trial` has as the error of its outcome.
+    """
+
+    def __init__(self, trial: Trial, journal: Sequence[Event]) -> None:
+        self._run = run = _Run(trial, _Nowhere(), journal, 0, lambda: False)
+        run.load()
+        self._space = run.install()
+        self.ready = run.agreed(self._space)
+        self._follower = Follower(
+            run.method(), run.model, self._space, run.objective, run.schedule(), seed=trial.config["seed"]
+        )
+
+    def answer(self, question: bytes) -> bytes:
+        """The answer to a question of the trial's `Team`; see `zo_sweeps.engine.peers`."""
+        return self._follower.answer(question)
+
+    def leave(self) -> None:
+        self._space.uninstall()
+
+
+class _Nowhere:
+    def emit(self, event: Event) -> None:
+        pass
+
+
 def _is_out_of_memory(error: Exception) -> bool:
     if isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)):
         return True
@@ -109,11 +153,18 @@ class _Run:
     """One attempt: holds what is known so far, so that any way of ending can report it."""
 
     def __init__(
-        self, trial: Trial, sink: Sink, journal: Sequence[Event], attempt: int, should_stop: Callable[[], bool]
+        self,
+        trial: Trial,
+        sink: Sink,
+        journal: Sequence[Event],
+        attempt: int,
+        should_stop: Callable[[], bool],
+        sharing: Sharing | None = None,
     ) -> None:
         self.trial, self.config, self.attempt = trial, trial.config, attempt
         self.kind = str(trial.config["method"]["kind"])
-        self.sink, self.should_stop = sink, should_stop
+        self.sink, self.should_stop, self.sharing = sink, should_stop, sharing
+        self.team: Team | None = None
         self.coefs, self.losses = scalars(journal)
         self.evaluations = {step: event for (split, step), event in evals(journal).items() if split == "dev"}
         self.test_event = next((event for event in journal if event["type"] == "test"), None)
@@ -141,12 +192,10 @@ class _Run:
             versions=provenance.collect(),
             resumed_from=self.reported if self.kind == "zo" else 0,
         )
-        model = self.model = _model(self.trial, self.device)
-        if self.kind != "generate":
-            self.data = _examples(self.config, model)
-            self.loss = LOSSES[self.data.spec.loss]
+        self.load()
         self.meter.start()
-        self.measured["weights_bytes"] = float(sum(p.numel() * p.element_size() for p in model.module.parameters()))
+        parameters = self.model.module.parameters()
+        self.measured["weights_bytes"] = float(sum(p.numel() * p.element_size() for p in parameters))
         if self.kind in ("zero_shot", "icl"):
             self._evaluate_untrained()
         elif self.kind == "generate":
@@ -154,6 +203,14 @@ class _Run:
         else:
             self._train()
         return self.outcome(TrialState.SUCCEEDED)
+
+    def load(self) -> None:
+        self.model = _model(self.trial, self.device)
+        if self.kind == "generate":
+            return
+        self.data = _examples(self.config, self.model)
+        self.loss = LOSSES[self.data.spec.loss]
+        self.f: losses.Loss = losses.accuracy if self.config["train"]["objective"] == "accuracy" else self.loss
 
     def _evaluate_untrained(self) -> None:
         if 0 not in self.evaluations:
@@ -250,12 +307,13 @@ class _Run:
 
     def zeroth_order(self, space: Space, steps: int, every: int) -> Iterator[StepDone | Evaluated]:
         self.how = self.method()
+        self.team = self.gather(space)
         return train(
             self.how,
             self.model,
             space,
             self.batch,
-            losses.accuracy if self.config["train"]["objective"] == "accuracy" else self.loss,
+            self.f,
             self.schedule(),
             self.score_dev,
             seed=self.config["seed"],
@@ -264,6 +322,7 @@ class _Run:
             log=list(self.coefs),
             evaluated=set(self.evaluations),
             objective=self.generated_f1 if self.config["train"]["objective"] == "f1" else None,
+            peers=self.team,
         )
 
     def counted(self, events: Iterator[StepDone | Evaluated]) -> Iterator[StepDone | Evaluated]:
@@ -291,6 +350,37 @@ class _Run:
             self.emit("gradients", step=step, **found)
             self.looked.add(step)
         self.measured |= {f"gradients/{name}": share for name, share in found["covered"].items()}
+
+    def gather(self, space: Space) -> Team | None:
+        """Those that share the steps, once they are ready."""
+        if self.sharing is None:
+            return None
+
+        def on_loss(why: str) -> None:
+            self.emit("peer_lost", reason=why)
+
+        team = Team(
+            self.sharing.peers,
+            self.config["evaluation"]["mode"],
+            agreed=self.agreed(space),
+            drop=self.sharing.drop,
+            patience=self.sharing.patience,
+            on_loss=on_loss,
+        )
+        self.measured["workers"] = 1.0 + team.ready()
+        self.emit("peers", names=list(self.sharing.names))
+        return team
+
+    def agreed(self, space: Space) -> bytes:
+        """What leader and followers must have in common, which their configuration does not say."""
+        shapes = [[name, list(param.shape)] for name, param in space.params.items()]
+        return fingerprint([self.mask, shapes]).encode()
+
+    def objective(self, step: int) -> Objective:
+        """f of a step's minibatch."""
+        if self.config["train"]["objective"] == "f1":
+            return partial(self.generated_f1, step)
+        return of_batch(self.model, self.batch(step), self.f)
 
     def generated_f1(self, step: int, points: int) -> torch.Tensor:
         """-F1 of the answers generated to the step's examples, [1]."""
@@ -441,6 +531,12 @@ class _Run:
             metrics["train_seconds"] = spent
             metrics["seconds_per_step"] = statistics.median(self.step_seconds) if self.step_seconds else spent / done
             metrics["tokens_per_second"] = tokens / spent if spent else 0.0
+        if self.team is not None:
+            metrics["exchanged_bytes_per_step"] = self.team.exchanged / max(1, len(self.step_seconds))
+            metrics["peers_lost"] = float(self.team.lost)
+            metrics["directions_redone"] = float(self.team.redone)
+        if dropped := sum(math.isnan(g) for line in self.coefs for g in line):
+            metrics["directions_dropped"] = float(dropped)
         chosen = self.evaluations.get(self.selected)
         if state is TrialState.SUCCEEDED and chosen is not None and self.test_event is not None:
             for split, event in (("dev", chosen), ("test", self.test_event)):
@@ -489,8 +585,6 @@ def _model(trial: Trial, device: torch.device) -> LanguageModel:
 
 def _examples(config: Mapping[str, Any], model: LanguageModel) -> _Data:
     """The trial's splits, encoded; kept between trials of the same task."""
-    from zo_sweeps.fingerprint import fingerprint
-
     prefix = config["space"]["length"] if config["space"]["name"] == "prefix" else 0  # it takes the first positions
     length = min(config["train"]["max_length"], model.max_positions - prefix)
     shown = config["method"]["demonstrations"] if config["method"]["kind"] == "icl" else 0
