@@ -150,12 +150,12 @@ def test_generation_is_timed_and_trains_nothing() -> None:
 
 @pytest.mark.parametrize("mode", ["sequential", "inner"])
 def test_generation_over_a_sparse_space_leaves_the_model_as_it_was(mode: str) -> None:
-    import zo_sweeps.worker
+    from zo_sweeps import loaded
 
     outcome, _ = run(generating("space=random_subset", "space.density=0.01", f"evaluation.mode={mode}"))
     assert outcome.state is TrialState.SUCCEEDED, outcome.error
     assert outcome.metrics["trainable_parameters"] > 0
-    warm = zo_sweeps.worker._warm
+    warm = loaded.warm
     assert warm is not None
     layers = [module for name, module in warm.model.module.named_modules() if name.endswith("_proj")]
     assert not any(layer._forward_hooks or layer._forward_pre_hooks for layer in layers)
