@@ -140,6 +140,11 @@ class Keeper:
         grace = self._spec.grace
         if self._spec.is_head or grace <= 0:
             return
+        try:
+            cluster.must_answer(self._spec.address)
+        except UserError:
+            self._say("left: the head is away, so there is nobody to hand trials back to")
+            return
         self._say(f"leaving: running trials are asked to stop at their next step, for {grace:.0f} s at most")
         end = time.monotonic() + grace
         if self._reporter:
