@@ -20,8 +20,10 @@ OUTPUT = {"readout", "charts", "frame", "report", "compare", "launch", "papers",
 FLOORS = (
     {"errors", "trial", "fingerprint"},
     {"engine", "models", "tasks", "devices", "record", "tables", "edge", "arguments"},
+    {"schema"},
     {"config", "plan"},
-    {"calibrate"},
+    {"calibrate", "loaded"},
+    {"attempt"},
     {"worker"},
     {"schedule"},
     {"fleet"},
@@ -34,7 +36,13 @@ BESIDE = {("plan", "config")}
 ALSO = {"engine/perturbations/mezo_compat.py": {"numpy"}}
 AXES = {"estimators", "perturbations", "spaces", "precisions", "updates"}
 ONLY_IN = {
-    "ray": {"schedule/ray_executor.py", "schedule/ray_cluster.py", "schedule/cluster.py", "schedule/gcs.py"},
+    "ray": {
+        "schedule/ray_executor.py",
+        "schedule/ray_cluster.py",
+        "schedule/ray_peers.py",
+        "schedule/cluster.py",
+        "schedule/gcs.py",
+    },
     "mlflow": {"record/"},
     "hydra": {"config.py"},
     "omegaconf": {"config.py"},

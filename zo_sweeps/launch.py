@@ -27,6 +27,7 @@ from zo_sweeps.schedule.live import LiveFile
 from zo_sweeps.schedule.memory import Measured
 from zo_sweeps.schedule.placement import Node, refusal
 from zo_sweeps.schedule.progress import ProgressView, duration
+from zo_sweeps.schedule.sharing import Workers
 from zo_sweeps.schedule.snapshot import Snapshot
 from zo_sweeps.schedule.sweep import Summary, Sweep
 from zo_sweeps.tables import Table, to_csv, to_latex, to_markdown, to_text
@@ -106,11 +107,12 @@ def for_this_host(plan: Plan) -> Plan:
     With a cluster to join, its nodes are asked instead, once it is joined. What finished trials were measured to need
     takes the place of estimates.
     """
-    least = {"cpus_per_trial": 1, "slots": 1, "retries_failed": 0, "retries_lost": 0}
+    least = {"cpus_per_trial": 1, "slots": 1, "workers": 1, "retries_failed": 0, "retries_lost": 0}
     for name, low in least.items():
         value = plan.config["executor"][name]
         if value is not None and value < low:
             raise UserError(f"executor.{name} must be at least {low}, not {value}")
+    Workers.of(plan.config["executor"]).check(plan.trials)
     plan = _corrected(plan)
     if plan.config["cluster"]["address"]:
         return plan
@@ -180,7 +182,7 @@ def _executor(plan: Plan, state_dir: Path) -> Executor:
         from zo_sweeps.schedule.inline_executor import InlineExecutor
 
         torch.set_num_threads(options["cpus_per_trial"])  # as in a Ray actor: the same bits either way
-        return InlineExecutor()
+        return InlineExecutor(threads=options["cpus_per_trial"], workers=Workers.of(options))
     from zo_sweeps.schedule.ray_executor import RayExecutor
 
     return RayExecutor(
@@ -188,6 +190,7 @@ def _executor(plan: Plan, state_dir: Path) -> Executor:
         address=plan.config["cluster"]["address"],
         cpus_per_trial=options["cpus_per_trial"],
         slots=options["slots"],
+        workers=Workers.of(options),
     )
 
 

@@ -5,14 +5,16 @@ seconds). The types:
 
     start   attempt, device (mapping), versions (mapping), resumed_from (step)
     steps   first (1-based number of the first step in it), losses ([steps], mean of the points' losses),
-            coefs ([steps][q], the projected gradients: together with the seed they *are* the run), seconds (of these
-            steps), tokens
+            coefs ([steps][q], the projected gradients, NaN where a direction was dropped: together with the seed they
+            *are* the run), seconds (of these steps), tokens
     eval    step, split ("dev"), loss, metric (fraction), seconds
     test    step (the selected one), loss, metric
     mask    fingerprint, entries (of the sparse mask that was found before training)
     gradients  step, shares, mean, std, layers (the cumulative normalized squared gradient: see engine.sensitivity),
             covered (mapping "task_dynamic/0.001" -> the share of it that this mask of this density holds)
     generate  tokens (a round), seconds (of each round)
+    peers   names (where the followers run that share its steps, those that are ready)
+    peer_lost   reason
     end     outcome (Outcome.to_json())
 
 A resumed attempt goes on after the last step in the journal, so that a step stands in a journal once.
@@ -20,7 +22,7 @@ A resumed attempt goes on after the last step in the journal, so that a step sta
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any, Protocol
@@ -104,6 +106,9 @@ class Outcome:
     `weights_bytes`, `trainable_parameters`; `drift` (of in-place perturbation: the largest |theta - theta restored|);
     `flops_per_step` (floating-point operations of the first step's matrix products, where they are counted);
     `seconds_per_token` (median over rounds of generation); `gradients/...` (the last `covered`, by name).
+    Of a trial whose steps were shared: `workers` (processes at its start, the
+    leader among them), `exchanged_bytes_per_step` (questions and answers of all followers), `peers_lost`,
+    `directions_redone` (by others, as their peer was lost or slow), `directions_dropped` (in all attempts).
     """
 
     trial_id: str
@@ -129,6 +134,23 @@ class Sink(Protocol):
     def emit(self, event: Event) -> None: ...
 
 
+@dataclass(frozen=True)
+class Sharing:
+    """Those that evaluate a part of a trial's points; see `zo_sweeps.engine.peers`.
+
+    Args:
+        peers: the followers, as `engine.peers.Peer`s.
+        names: where each runs, for people.
+        drop: the directions of a lost follower are dropped from the step; otherwise the others evaluate them.
+        patience: seconds that one may take longer than the leader.
+    """
+
+    peers: Sequence[Any]
+    names: Sequence[str]
+    drop: bool
+    patience: float
+
+
 class RunTrial(Protocol):
     """The signature of `worker.run_trial`, the one function that every executor calls.
 
@@ -138,6 +160,16 @@ class RunTrial(Protocol):
         journal: the events of earlier attempts; the run goes on where they end.
         attempt: 1 for the first.
         should_stop: asked between steps; when true the trial ends as CANCELLED, resumable.
+        sharing: who takes part in its steps. Only given where somebody does.
     """
 
-    def __call__(self, trial: Trial, sink: Sink, journal: list[Event], attempt: int, should_stop: Any) -> Outcome: ...
+    def __call__(
+        self,
+        trial: Trial,
+        sink: Sink,
+        journal: list[Event],
+        attempt: int,
+        should_stop: Any,
+        *,
+        sharing: Sharing | None = None,
+    ) -> Outcome: ...

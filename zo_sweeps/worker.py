@@ -2,90 +2,39 @@
 
 from __future__ import annotations
 
-import math
-import statistics
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from importlib import import_module
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
-from zo_sweeps.calibrate import Gradients, sensitive_options
-from zo_sweeps.devices.memory import MemoryMeter
-from zo_sweeps.devices.probe import probe
-from zo_sweeps.engine import losses, schedules
-from zo_sweeps.engine.baselines import first_order
-from zo_sweeps.engine.batch import Batch, collate
-from zo_sweeps.engine.data import indices
-from zo_sweeps.engine.in_place import InPlace
-from zo_sweeps.engine.replay import rebuild
-from zo_sweeps.engine.score import score
-from zo_sweeps.engine.spaces.sparse import Sparse
-from zo_sweeps.engine.step import Method
-from zo_sweeps.engine.train import Evaluated, StepDone, evaluated_at, train
-from zo_sweeps.engine.types import DivergedError, Space
+from zo_sweeps.attempt import Attempt, StoppedError
+from zo_sweeps.engine.follower import Follower
+from zo_sweeps.engine.types import DivergedError
 from zo_sweeps.errors import UserError
-from zo_sweeps.models.causal import LanguageModel
-from zo_sweeps.models.load import load
-from zo_sweeps.models.masked import MaskedLanguageModel
-from zo_sweeps.record import provenance
-from zo_sweeps.record.journal import evals, scalars
-from zo_sweeps.tasks.data import load_splits
-from zo_sweeps.tasks.demonstrations import Demonstrator, demonstration
-from zo_sweeps.tasks.encode import Example, encode
-from zo_sweeps.tasks.masked import encode_masked
-from zo_sweeps.tasks.metrics import accuracy, squad_f1
-from zo_sweeps.tasks.spec import TaskSpec
-from zo_sweeps.trial import Event, Outcome, Sink, Trial, TrialState
-
-ROUNDS = 3  # of generation, after one that is not timed
-FLUSH_SECONDS = 0.5  # steps are reported in groups: what a killed process loses is computed again
-LOSSES: dict[str, losses.Loss] = {
-    "tokens": losses.tokens,
-    "candidates": losses.candidates,
-    "label_words": losses.label_words,
-}
+from zo_sweeps.trial import Event, Outcome, Sharing, Sink, Trial, TrialState
 
 
-@dataclass
-class _Warm:
-    """The base model this process holds. Trials that move its weights leave it `dirty`."""
-
-    key: str
-    model: LanguageModel
-    dirty: bool = False
-
-
-@dataclass(frozen=True)
-class _Data:
-    spec: TaskSpec
-    train: list[Example]
-    dev: list[Example]
-    test: list[Example]
-
-
-_warm: _Warm | None = None
-_data: dict[str, _Data] = {}
-
-
-class _StoppedError(Exception):
-    """The executor asked for a stop; what was done is in the journal."""
-
-
-def run_trial(trial: Trial, sink: Sink, journal: list[Event], attempt: int, should_stop: Callable[[], bool]) -> Outcome:
+def run_trial(
+    trial: Trial,
+    sink: Sink,
+    journal: list[Event],
+    attempt: int,
+    should_stop: Callable[[], bool],
+    *,
+    sharing: Sharing | None = None,
+) -> Outcome:
     """Runs `trial` from where `journal` ends, sending events to `sink`; see `zo_sweeps.trial.RunTrial`.
 
     Divergence and lack of memory are outcomes; so is an error, with its traceback. Nothing is raised but
     KeyboardInterrupt and SystemExit.
     """
     began = time.perf_counter()
-    run = _Run(trial, sink, journal, attempt, should_stop)
+    run = Attempt(trial, sink, journal, attempt, should_stop, sharing)
     try:
         outcome = run.execute()
-    except _StoppedError:
+    except StoppedError:
         outcome = run.outcome(TrialState.CANCELLED, error="stopped on request")
     except DivergedError as error:
         outcome = run.outcome(TrialState.DIVERGED, error=str(error))
@@ -99,423 +48,38 @@ def run_trial(trial: Trial, sink: Sink, journal: list[Event], attempt: int, shou
     return outcome
 
 
+class Following:
+    """A trial that another process leads, joined: its model and its space stand here until `leave`.
+
+    Args:
+        journal: as for `run_trial`; its mask must be the one that is found here.
+
+    Raises what `run_trial` has as the error of its outcome.
+    """
+
+    def __init__(self, trial: Trial, journal: Sequence[Event]) -> None:
+        self._run = run = Attempt(trial, _Nowhere(), journal, 0, lambda: False)
+        run.load()
+        self._space = run.install()
+        self.ready = run.agreed(self._space)
+        self._follower = Follower(
+            run.method(), run.model, self._space, run.objective, run.schedule(), seed=trial.config["seed"]
+        )
+
+    def answer(self, question: bytes) -> bytes:
+        """The answer to a question of the trial's `Team`; see `zo_sweeps.engine.peers`."""
+        return self._follower.answer(question)
+
+    def leave(self) -> None:
+        self._space.uninstall()
+
+
+class _Nowhere:
+    def emit(self, event: Event) -> None:
+        pass
+
+
 def _is_out_of_memory(error: Exception) -> bool:
     if isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)):
         return True
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
-
-
-class _Run:
-    """One attempt: holds what is known so far, so that any way of ending can report it."""
-
-    def __init__(
-        self, trial: Trial, sink: Sink, journal: Sequence[Event], attempt: int, should_stop: Callable[[], bool]
-    ) -> None:
-        self.trial, self.config, self.attempt = trial, trial.config, attempt
-        self.kind = str(trial.config["method"]["kind"])
-        self.sink, self.should_stop = sink, should_stop
-        self.coefs, self.losses = scalars(journal)
-        self.evaluations = {step: event for (split, step), event in evals(journal).items() if split == "dev"}
-        self.test_event = next((event for event in journal if event["type"] == "test"), None)
-        self.looked = {event["step"] for event in journal if event["type"] == "gradients"}
-        self.mask = next((str(event["fingerprint"]) for event in journal if event["type"] == "mask"), "")
-        self.seconds = [event["seconds"] for event in journal if event["type"] == "steps"]
-        self.tokens = sum(event["tokens"] for event in journal if event["type"] == "steps")
-        self.reported = len(self.losses)  # steps that stand in the journal
-        self.step_seconds: list[float] = []
-        self.pending: list[StepDone] = []
-        self.flushed_at = time.perf_counter()
-        self.device = torch.device(_device_of(self.config["device"]))
-        self.meter = MemoryMeter(self.device)
-        self.described: dict[str, Any] = {}
-        self.measured: dict[str, float] = {}
-        self.how: Method | None = None  # the method of zeroth-order steps, once they began
-        self.selected = 0
-
-    def execute(self) -> Outcome:
-        self.described = {**probe(), "memory_definition": self.meter.definition, "threads": torch.get_num_threads()}
-        self.emit(
-            "start",
-            attempt=self.attempt,
-            device=self.described,
-            versions=provenance.collect(),
-            resumed_from=self.reported if self.kind == "zo" else 0,
-        )
-        model = self.model = _model(self.trial, self.device)
-        if self.kind != "generate":
-            self.data = _examples(self.config, model)
-            self.loss = LOSSES[self.data.spec.loss]
-        self.meter.start()
-        self.measured["weights_bytes"] = float(sum(p.numel() * p.element_size() for p in model.module.parameters()))
-        if self.kind in ("zero_shot", "icl"):
-            self._evaluate_untrained()
-        elif self.kind == "generate":
-            self._generate()
-        else:
-            self._train()
-        return self.outcome(TrialState.SUCCEEDED)
-
-    def _evaluate_untrained(self) -> None:
-        if 0 not in self.evaluations:
-            self.take(evaluated_at(0, self.score_dev, self.config["seed"]))
-        self.report_test(0)
-        self.measured["peak_memory_bytes"] = float(self.meter.stop())
-
-    def _generate(self) -> None:
-        """Times the continuation of a text, with theta written into the weights or as a product beside them."""
-        options, space = self.config["method"], self.install()
-        try:
-            if self.config["evaluation"]["mode"] == "inner":
-                assert isinstance(space, Sparse)
-                space.multiply_beside()
-            prompt, seconds = self.model.prompt(options["text"]), []
-            for i in range(1 + ROUNDS):
-                began = time.perf_counter()
-                self.model.continue_by(prompt, options["new_tokens"])
-                if i:
-                    seconds.append(time.perf_counter() - began)
-                if self.should_stop():
-                    raise _StoppedError
-        finally:
-            space.uninstall()
-        self.emit("generate", tokens=options["new_tokens"], seconds=seconds)
-        self.measured["seconds_per_token"] = statistics.median(seconds) / options["new_tokens"]
-        self.measured["trainable_parameters"] = float(sum(p.numel() for p in space.params.values()))
-        self.measured["peak_memory_bytes"] = float(self.meter.stop())
-
-    def _train(self) -> None:
-        global _warm
-        assert _warm is not None
-        options = self.config["train"]
-        steps, every = options["steps"], options["eval_every"]
-        space = self.install()
-        self.measured["trainable_parameters"] = float(sum(p.numel() for p in space.params.values()))
-        snapshot: dict[str, torch.Tensor] = {}
-        try:
-            if self.kind == "zo":
-                events = self.zeroth_order(space, steps, every)
-            else:
-                events = first_order.train(
-                    self.model,
-                    space,
-                    self.batch,
-                    self.loss,
-                    self.schedule(),
-                    self.score_dev,
-                    steps=steps,
-                    eval_every=every,
-                    seed=self.config["seed"],
-                    optimizer=self.config["update"]["name"],
-                    weight_decay=self.config["update"]["weight_decay"],
-                )
-            if options["flops"]:
-                events = self.counted(events)
-            gradients = self.gradients() if self.config["gradients"]["samples"] else None
-            if gradients:
-                self.look(gradients, 0)
-            for event in events:
-                self.take(event)
-                if gradients and isinstance(event, Evaluated):
-                    self.look(gradients, event.step)
-                if self.kind == "fo" and isinstance(event, Evaluated) and self.best() == event.step:
-                    snapshot = {name: param.detach().clone() for name, param in space.params.items()}
-                if self.should_stop() and not (isinstance(event, StepDone) and event.step == steps):
-                    self.flush()
-                    raise _StoppedError
-            self.measured["peak_memory_bytes"] = float(self.meter.stop())  # of steps and dev evaluations
-            if self.how is not None and self.how.in_place is not None:
-                self.measured["drift"] = self.how.in_place.drift
-            best = self.best()
-            if self.kind == "fo":
-                with torch.no_grad():
-                    for name, param in space.params.items():
-                        param.copy_(snapshot[name])
-            if self.kind == "fo" or best == steps:
-                self.report_test(best)
-                return
-            self.flush()
-        finally:
-            space.uninstall()
-        del space, events  # they hold the weights that are about to be loaded again
-        self._test_replayed(best)
-
-    def _test_replayed(self, best: int) -> None:
-        """Rebuilds the weights of the selected step from the log, and tests them."""
-        space = self.install()
-        try:
-            rebuild(self.method(), space, self.coefs[:best], self.schedule(), seed=self.config["seed"])
-            self.report_test(best)
-        finally:
-            space.uninstall()
-
-    def zeroth_order(self, space: Space, steps: int, every: int) -> Iterator[StepDone | Evaluated]:
-        self.how = self.method()
-        return train(
-            self.how,
-            self.model,
-            space,
-            self.batch,
-            losses.accuracy if self.config["train"]["objective"] == "accuracy" else self.loss,
-            self.schedule(),
-            self.score_dev,
-            seed=self.config["seed"],
-            steps=steps,
-            eval_every=every,
-            log=list(self.coefs),
-            evaluated=set(self.evaluations),
-            objective=self.generated_f1 if self.config["train"]["objective"] == "f1" else None,
-        )
-
-    def counted(self, events: Iterator[StepDone | Evaluated]) -> Iterator[StepDone | Evaluated]:
-        """The events; the operations of the first step are counted on the way (its time is then not a step's)."""
-        from torch.utils.flop_counter import FlopCounterMode
-
-        with FlopCounterMode(display=False) as counter:
-            first = next(events)
-        self.measured["flops_per_step"] = float(counter.get_total_flops())
-        yield first
-        yield from events
-
-    def gradients(self) -> Gradients:
-        gold_only = self.data.spec.loss == "tokens"
-        return Gradients(self.config, self.model, self.data.train, self.loss, gold_only=gold_only)
-
-    def look(self, gradients: Gradients, step: int) -> None:
-        """Measures the squared gradients after a step, and reports them unless an earlier attempt has."""
-        try:
-            found = gradients.look()
-        except ArithmeticError as error:
-            raise DivergedError(f"{error} after step {step}, seed {self.config['seed']}") from None
-        if step not in self.looked:
-            self.flush()
-            self.emit("gradients", step=step, **found)
-            self.looked.add(step)
-        self.measured |= {f"gradients/{name}": share for name, share in found["covered"].items()}
-
-    def generated_f1(self, step: int, points: int) -> torch.Tensor:
-        """-F1 of the answers generated to the step's examples, [1]."""
-        examples = self.examples_of(step)
-        texts = self.model.generate([list(e.prompt_ids) for e in examples], self.data.spec.max_new_tokens)
-        return losses.negative_score([squad_f1(t, e.references) for t, e in zip(texts, examples, strict=True)])
-
-    def install(self) -> Space:
-        """The trial's space on the base weights, in fp32 where it is trained by backpropagation."""
-        global _warm
-        assert _warm is not None
-        if _warm.dirty:
-            del self.model
-            self.model = _model(self.trial, self.device)
-        options = dict(self.config["space"])
-        if options["name"] == "full":
-            _warm.dirty = True
-            if self.kind == "fo":
-                self.model.module.float()
-        elif "targets" in options:
-            options["modules"] = list(self.model.target_modules(options["targets"]))
-        if options["name"] == "sensitive":
-            options |= self.sensitive_mask(options["modules"])
-        member = import_module(f"zo_sweeps.engine.spaces.{options['name']}")
-        space: Space = member.install(self.model.module, options, self.config["seed"])
-        return space
-
-    def sensitive_mask(self, modules: Sequence[str]) -> dict[str, Any]:
-        """The mask of the trial, and how to find others. A log goes on only over the mask that it began with."""
-        gold_only = self.data.spec.loss == "tokens"
-        options, mark = sensitive_options(
-            self.config, self.model, modules, self.data.train, self.loss, gold_only=gold_only
-        )
-        if self.mask not in ("", mark):
-            raise UserError(
-                f"the mask found here ({mark}) is not the one this trial began with ({self.mask})",
-                fix="run the trial again from its first step, or give this machine the other's mask store",
-            )
-        if not self.mask:
-            self.mask = mark
-            self.emit("mask", fingerprint=mark, entries=sum(map(len, options["masks"].values())))
-        return options
-
-    def method(self) -> Method:
-        estimator, perturbation, update = (dict(self.config[axis]) for axis in ("estimator", "perturbation", "update"))
-        settings = {name: value for name, value in update.items() if name not in ("name", "lr", "schedule")}
-        return Method(
-            estimator=_member("estimators", estimator.pop("name"))(**estimator),
-            perturbation=_member("perturbations", perturbation.pop("name"))(**perturbation),
-            update=_member("updates", update["name"])(**settings),
-            mode=self.config["evaluation"]["mode"],
-            in_place=InPlace() if self.config["evaluation"]["restore"] == "in_place" else None,
-        )
-
-    def schedule(self) -> schedules.Schedule:
-        update = self.config["update"]
-        make: Callable[[float, int], schedules.Schedule] = getattr(schedules, update["schedule"])
-        return make(update["lr"], self.config["train"]["steps"])
-
-    def examples_of(self, step: int) -> list[Example]:
-        chosen = indices(self.config["seed"], step, len(self.data.train), self.config["train"]["batch"])
-        return [self.data.train[i] for i in chosen]
-
-    def batch(self, step: int) -> Batch:
-        gold_only = self.data.spec.loss == "tokens" and self.config["train"]["objective"] != "accuracy"
-        return collate(self.examples_of(step), self.model.pad_id, gold_only=gold_only).to(self.device)
-
-    def score_dev(self) -> tuple[float, float]:
-        return self.score(self.data.dev)
-
-    @torch.inference_mode()
-    def score(self, examples: Sequence[Example]) -> tuple[float, float]:
-        """(loss, metric) of a split, with the weights as they are."""
-        spec = self.data.spec
-        generated = spec.kind == "generation"
-        loss, predictions = score(self.model, examples, self.model.pad_id, self.loss, self.device, gold_only=generated)
-        if not generated:
-            # of several right candidates any counts
-            golds = [
-                p if p in example.golds else example.gold for p, example in zip(predictions, examples, strict=True)
-            ]
-            return loss, accuracy(predictions, golds)
-        texts = self.model.generate([list(example.prompt_ids) for example in examples], spec.max_new_tokens)
-        return loss, statistics.fmean(squad_f1(t, e.references) for t, e in zip(texts, examples, strict=True))
-
-    def best(self) -> int:
-        """The selected step: lowest dev loss (or highest dev metric, `train.select`), the earliest of equals."""
-        by = self.config["train"].get("select", "loss")
-        sign = -1 if by == "metric" else 1
-        return min(self.evaluations, key=lambda step: (sign * self.evaluations[step][by], step))
-
-    def report_test(self, step: int) -> None:
-        """Scores the test split once, with the selected weights."""
-        self.selected = step
-        if self.test_event is None:
-            loss, metric = self.score(self.data.test)
-            if not (math.isfinite(loss) and math.isfinite(metric)):
-                raise DivergedError(f"non-finite test loss at step {step}, seed {self.config['seed']}: {loss}")
-            self.test_event = self.emit("test", step=step, loss=loss, metric=metric)
-
-    def take(self, event: StepDone | Evaluated) -> None:
-        """Keeps an event and reports it, unless an earlier attempt has (a first-order run starts again from step 1)."""
-        if isinstance(event, StepDone):
-            if event.step > self.reported:
-                self.coefs.append(list(event.coefs))
-                self.losses.append(event.loss)
-                self.step_seconds.append(event.seconds)
-                self.pending.append(event)
-                if time.perf_counter() - self.flushed_at > FLUSH_SECONDS:
-                    self.flush()
-            return
-        if event.step not in self.evaluations:
-            self.flush()
-            self.evaluations[event.step] = self.emit(
-                "eval", step=event.step, split="dev", loss=event.loss, metric=event.metric, seconds=event.seconds
-            )
-
-    def flush(self) -> None:
-        """Reports the steps done since the last report, as one event."""
-        if self.pending:
-            seconds = sum(step.seconds for step in self.pending)
-            tokens = sum(step.tokens for step in self.pending)
-            self.seconds.append(seconds)
-            self.tokens += tokens
-            self.emit(
-                "steps",
-                first=self.pending[0].step,
-                losses=[step.loss for step in self.pending],
-                coefs=[list(step.coefs) for step in self.pending],
-                seconds=seconds,
-                tokens=tokens,
-            )
-            self.reported = self.pending[-1].step
-            self.pending = []
-        self.flushed_at = time.perf_counter()
-
-    def emit(self, kind: str, **fields: Any) -> Event:
-        event = {"type": kind, "time": time.time(), **fields}
-        self.sink.emit(event)
-        return event
-
-    def outcome(self, state: TrialState, *, error: str = "", trace: str = "") -> Outcome:
-        metrics = dict(self.measured)
-        spent = sum(self.seconds) + sum(step.seconds for step in self.pending)
-        done = len(self.losses)
-        if done:
-            tokens = self.tokens + sum(step.tokens for step in self.pending)
-            metrics["train_seconds"] = spent
-            metrics["seconds_per_step"] = statistics.median(self.step_seconds) if self.step_seconds else spent / done
-            metrics["tokens_per_second"] = tokens / spent if spent else 0.0
-        chosen = self.evaluations.get(self.selected)
-        if state is TrialState.SUCCEEDED and chosen is not None and self.test_event is not None:
-            for split, event in (("dev", chosen), ("test", self.test_event)):
-                metrics[f"{split}/loss"], metrics[f"{split}/metric"] = event["loss"], event["metric"]
-        return Outcome(
-            trial_id=self.trial.trial_id,
-            state=state,
-            metrics=metrics,
-            selected_step=self.selected,
-            steps_done=done,
-            device=self.described,
-            error=error,
-            traceback=trace,
-        )
-
-
-def _device_of(profile: Mapping[str, Any]) -> str:
-    """The torch device of a device profile: the profile of a board with a GPU is that GPU."""
-    name = profile["name"]
-    if profile.get("kind", name) == "cpu":
-        return "cpu"
-    if torch.cuda.is_available():
-        return "cuda"
-    if name != "auto":
-        raise UserError(f"the trial asks for {name}, and torch sees no CUDA device here")
-    return "cpu"
-
-
-def _member(axis: str, name: str) -> Any:
-    """The class of an axis's member: the only public class of its module."""
-    module = import_module(f"zo_sweeps.engine.{axis}.{name}")
-    found = [item for item in vars(module).values() if isinstance(item, type) and item.__module__ == module.__name__]
-    assert len(found) == 1, f"{module.__name__} must define one class"
-    return found[0]
-
-
-def _model(trial: Trial, device: torch.device) -> LanguageModel:
-    """The base model: kept between trials of one `warm_key`, loaded again after a trial that moved its weights."""
-    global _warm
-    if _warm is None or _warm.key != trial.warm_key or _warm.dirty:
-        _warm = None  # freed before the next one is loaded
-        precision = import_module(f"zo_sweeps.engine.precisions.{trial.config['precision']['name']}")
-        _warm = _Warm(trial.warm_key, load(trial.config["model"], precision.DTYPE, device))
-    return _warm.model
-
-
-def _examples(config: Mapping[str, Any], model: LanguageModel) -> _Data:
-    """The trial's splits, encoded; kept between trials of the same task."""
-    from zo_sweeps.fingerprint import fingerprint
-
-    prefix = config["space"]["length"] if config["space"]["name"] == "prefix" else 0  # it takes the first positions
-    length = min(config["train"]["max_length"], model.max_positions - prefix)
-    shown = config["method"]["demonstrations"] if config["method"]["kind"] == "icl" else 0
-    parts = [config[part] for part in ("task", "prompt", "split", "data", "model")]
-    key = fingerprint([*parts, length, shown and [shown, config["seed"]]])
-    if key not in _data:
-        task = {name: value for name, value in config["task"].items() if name != "fingerprint"}
-        spec = TaskSpec.from_config(task, config["prompt"]["name"])
-        splits = load_splits(spec, task, config["data"]["dir"], config["split"])
-        bos = model.bos_id if model.tokenizer.bos_token_id != model.bos_id else None
-
-        if isinstance(model, MaskedLanguageModel) != (spec.loss == "label_words"):
-            raise UserError("a masked model takes a prompt with a mask, and a causal model one without", where="prompt")
-        solved = [demonstration(spec, row) for row in splits.train] if shown else []
-        icl = Demonstrator(spec, solved, shown, config["seed"], model.tokenizer, length, bos=bos)
-
-        def encoded(split: str, rows: Iterable[Mapping[str, Any]]) -> list[Example]:
-            if isinstance(model, MaskedLanguageModel):
-                return [encode_masked(spec, row, model.tokenizer, length) for row in rows]
-            if shown and split != "train":
-                return [icl.encode(row, split, i) for i, row in enumerate(rows)]
-            return [encode(spec, row, model.tokenizer, length, bos=bos) for row in rows]
-
-        if len(_data) >= 4:
-            _data.pop(next(iter(_data)))
-        named = {split: encoded(split, getattr(splits, split)) for split in ("train", "dev", "test")}
-        _data[key] = _Data(spec, **named)
-    return _data[key]

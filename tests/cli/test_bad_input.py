@@ -156,8 +156,8 @@ def test_every_command_has_a_help_page(command: str, capsys: pytest.CaptureFixtu
     assert ended.value.code == 0
     text = capsys.readouterr().out
     assert text.startswith(f"usage: python -m zo_sweeps {command}")
-    about_machines = command in ("bench", "head", "worker", "devices")  # these take no grid, and have flags of their own
-    assert about_machines or all(other in text for other in COMMANDS)
+    of_their_own = ("bench", "head", "worker", "devices")  # about machines: these take no grid
+    assert command in of_their_own or all(other in text for other in COMMANDS)
 
 
 def test_the_version_makes_no_folder(place: Path) -> None:

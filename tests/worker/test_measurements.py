@@ -50,7 +50,7 @@ def test_gradients_are_looked_at_before_the_first_step_and_at_every_evaluation(l
         assert event["mean"][-1] == pytest.approx(1)
         assert event["layers"] == 6 * 7
         for density in ("0.0001", "0.001", "0.01"):
-            best = event["covered"][f"task_dynamic/{density}"]
+            best = event["covered"][f"task_dynamic/{density}"] * (1 + 1e-9)  # summed in another order
             assert best >= event["covered"][f"task_static/{density}"] > 0
             assert best >= event["covered"][f"text_static/{density}"] >= 0
     first, last = found[0]["covered"], found[4]["covered"]
@@ -150,12 +150,12 @@ def test_generation_is_timed_and_trains_nothing() -> None:
 
 @pytest.mark.parametrize("mode", ["sequential", "inner"])
 def test_generation_over_a_sparse_space_leaves_the_model_as_it_was(mode: str) -> None:
-    import zo_sweeps.worker
+    from zo_sweeps import loaded
 
     outcome, _ = run(generating("space=random_subset", "space.density=0.01", f"evaluation.mode={mode}"))
     assert outcome.state is TrialState.SUCCEEDED, outcome.error
     assert outcome.metrics["trainable_parameters"] > 0
-    warm = zo_sweeps.worker._warm
+    warm = loaded.warm
     assert warm is not None
     layers = [module for name, module in warm.model.module.named_modules() if name.endswith("_proj")]
     assert not any(layer._forward_hooks or layer._forward_pre_hooks for layer in layers)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from torch import nn
 
@@ -26,6 +27,7 @@ from zo_sweeps.engine.types import (
     Estimator,
     Layout,
     Params,
+    Peers,
     Perturbation,
     Point,
     Space,
@@ -70,6 +72,7 @@ def step(
     seed: int,
     step: int,
     lr: float,
+    peers: Peers | None = None,
 ) -> tuple[Estimate, State]:
     """One step of theta; returns the estimate (for the log) and the update's new state.
 
@@ -77,14 +80,16 @@ def step(
         objective: P -> [P] losses of the step's minibatch at the points that the space then holds.
         seed, step: address of the step's directions.
         lr: learning rate of this step.
+        peers: the others that evaluate f at some of the points, if there are any.
 
     Raises DivergedError when a loss is not finite; theta is then still that of the step before.
     """
-    points = method.estimator.points(seed, step)
-    if method.in_place is not None:
-        losses = method.in_place.losses(objective, space.params, method.perturbation, points)
+    points: Sequence[Point] = method.estimator.points(seed, step)
+    f = partial(losses_at, method, module, space, objective)
+    if peers is None:
+        losses = f(points)
     else:
-        losses = evaluate(objective, module, space, method.perturbation, points, method.mode)
+        points, losses = peers.losses(points, f)
     for point, loss in zip(points, losses, strict=True):
         if not math.isfinite(loss):
             shown = ", ".join(f"{value:.6g}" for value in losses)
@@ -100,3 +105,12 @@ def step(
 
         estimate = method.update.choose(estimate, lr, along)
     return estimate, method.update.apply(space.params, estimate, method.perturbation, state, lr)
+
+
+def losses_at(
+    method: Method, module: nn.Module, space: Space, objective: Objective, points: Sequence[Point]
+) -> list[float]:
+    """f at each of a step's points."""
+    if method.in_place is not None:
+        return method.in_place.losses(objective, space.params, method.perturbation, points)
+    return evaluate(objective, module, space, method.perturbation, points, method.mode)

@@ -6,15 +6,17 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
 from zo_sweeps.engine.batch import Batch
+from zo_sweeps.engine.evaluate import Objective
 from zo_sweeps.engine.losses import Loss, token_logprobs
 from zo_sweeps.engine.replay import rebuild
 from zo_sweeps.engine.schedules import Schedule
 from zo_sweeps.engine.step import Method, step
-from zo_sweeps.engine.types import DivergedError, LanguageModel, Space
+from zo_sweeps.engine.types import DivergedError, LanguageModel, Peers, Space
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ def train(
     log: Sequence[Sequence[float]] = (),
     evaluated: Collection[int] = (),
     objective: Callable[[int, int], Tensor] | None = None,
+    peers: Peers | None = None,
 ) -> Iterator[StepDone | Evaluated]:
     """Runs steps len(log)+1 .. steps, after replaying `log` onto the space's base values.
 
@@ -67,9 +70,16 @@ def train(
         evaluated: steps whose evaluation is already known; they are not evaluated again.
         objective: (step number, P) -> [P], in place of `loss` of the step's batch: for what is not a function of answer
             tokens' log-probabilities, as the F1 of generated text.
+        peers: those that share the steps' points, if there are any.
 
-    Raises DivergedError at the first loss that is not finite.
+    Raises DivergedError at the first loss that is not finite, ValueError for peers and in-place evaluation, where theta
+    depends on who was at which points.
     """
+    if peers is not None:
+        if method.in_place is not None:
+            raise ValueError("peers share points that are evaluated out of place")
+        for coefs in log:
+            peers.tell(coefs)
     state = rebuild(method, space, log, schedule, seed=seed)
     method = method.bind(space.params)
     due = set(evaluation_points(steps, eval_every)) - set(evaluated)
@@ -82,17 +92,25 @@ def train(
             method = method.bind(space.params)
             state = method.update.init(space.params)
         batch = batches(number)
-
-        def f(points: int, batch: Batch = batch, number: int = number) -> Tensor:
-            if objective is not None:
-                return objective(number, points)
-            return loss(token_logprobs(model, batch, copies=points), batch)
-
-        estimate, state = step(method, model.module, space, f, state, seed=seed, step=number, lr=schedule(number))
+        f = partial(objective, number) if objective is not None else of_batch(model, batch, loss)
+        estimate, state = step(
+            method, model.module, space, f, state, seed=seed, step=number, lr=schedule(number), peers=peers
+        )
+        if peers is not None:
+            peers.tell(estimate.coefs)
         tokens = batch.input_ids.numel() * method.evaluations
         yield StepDone(number, estimate.loss, estimate.coefs, time.perf_counter() - began, tokens)
         if number in due:
             yield evaluated_at(number, evaluate_dev, seed)
+
+
+def of_batch(model: LanguageModel, batch: Batch, loss: Loss) -> Objective:
+    """f: `loss` of the batch, for as many row groups as it is asked for."""
+
+    def f(points: int) -> Tensor:
+        return loss(token_logprobs(model, batch, copies=points), batch)
+
+    return f
 
 
 def evaluated_at(number: int, evaluate_dev: Callable[[], Scores], seed: int) -> Evaluated:

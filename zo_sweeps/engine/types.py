@@ -6,6 +6,7 @@ the keys wherever they are needed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 Params = Mapping[str, nn.Parameter]
 State = dict[str, Any]
+Evaluate = Callable[[Sequence["Point"]], list[float]]  # points -> f at each
 
 
 class NoiseKey(NamedTuple):
@@ -70,13 +72,19 @@ class Estimate:
 
     Args:
         terms: (key_i, weight_i) for the update; weight_i holds the 1/q of the mean.
-        coefs: what the log keeps, one number a query (projected_grad for RGE).
+        coefs: what the log keeps, one number a query (projected_grad for RGE); NaN: dropped from the step.
         loss: for the curve: mean of the points' losses, or f(theta) where it is one of them.
     """
 
     terms: tuple[tuple[NoiseKey, float], ...]
     coefs: tuple[float, ...]
     loss: float
+
+    @classmethod
+    def mean(cls, seed: int, step: int, coefs: Sequence[float], loss: float) -> Estimate:
+        """(1/k) sum_i g_i z_i over the k of a step's queries whose g_i is there (is not NaN)."""
+        came = [(NoiseKey(seed, step, query), g) for query, g in enumerate(coefs) if not math.isnan(g)]
+        return cls(tuple((key, g / len(came)) for key, g in came), tuple(coefs), loss)
 
 
 class DivergedError(ArithmeticError):
@@ -117,7 +125,9 @@ class Estimator(Protocol):
 
     def points(self, seed: int, step: int) -> tuple[Point, ...]: ...
 
-    def combine(self, points: Sequence[Point], losses: Sequence[float]) -> Estimate: ...
+    def combine(self, points: Sequence[Point], losses: Sequence[float]) -> Estimate:
+        """What the losses say; of queries that `points` leaves out (see peers.py), the coefficient is NaN."""
+        ...
 
     def from_log(self, seed: int, step: int, coefs: Sequence[float]) -> Estimate:
         """The estimate of a step that was already run, from its logged coefficients alone."""
@@ -173,6 +183,18 @@ class Choosing(Protocol):
         ...
 
     def choose(self, estimate: Estimate, lr: float, along: Callable[[Sequence[float]], list[float]]) -> Estimate: ...
+
+
+class Peers(Protocol):
+    """Those that a step's points are shared with; see peers.py."""
+
+    def losses(self, points: Sequence[Point], f: Evaluate) -> tuple[Sequence[Point], list[float]]:
+        """The points whose losses came, in order, and the losses; some of them by f, which evaluates here."""
+        ...
+
+    def tell(self, coefs: Sequence[float]) -> None:
+        """The next line of the log, from step 1 on."""
+        ...
 
 
 class Space(Protocol):

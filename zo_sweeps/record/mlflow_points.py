@@ -84,6 +84,10 @@ def event_tags(events: Iterable[Event]) -> dict[str, str]:
             tags |= {"zo.state": outcome.state.value, **_device_tags(outcome.device)}
             if outcome.error:
                 tags["zo.error"] = outcome.error
+            if dropped := outcome.metrics.get("directions_dropped"):  # the result is not that of one process
+                tags["zo.dropped"] = f"{dropped:.0f} directions of lost or slow workers"
+        elif event["type"] == "peers":
+            tags["zo.workers"] = ", ".join(event["names"])
     return clean_tags(tags)
 
 
@@ -179,8 +183,9 @@ def _curve(event: Event, stride: int, steps_sent: int) -> Iterator[Point]:
             continue
         time = int(event["time"] * 1000 - step_ms * (count - 1 - i))
         yield Point("train/loss", loss, time, step)
-        if i < len(coefs) and coefs[i]:  # its size says how steep f is; over q directions, the mean size
-            yield Point("train/projected_grad", sum(map(abs, coefs[i])) / len(coefs[i]), time, step)
+        sizes = [abs(g) for g in coefs[i] if not math.isnan(g)] if i < len(coefs) else []
+        if sizes:  # its size says how steep f is; over q directions, the mean size
+            yield Point("train/projected_grad", sum(sizes) / len(sizes), time, step)
         last = step
     if last:
         yield Point("train/seconds_per_step", event["seconds"] / count, int(event["time"] * 1000), last)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from zo_sweeps.errors import UserError
-from zo_sweeps.trial import Event, Outcome, RunTrial, Sink, Trial, TrialState
+from zo_sweeps.trial import Event, Outcome, RunTrial, Sharing, Sink, Trial, TrialState
 
 RUN_TRIAL = "zo_sweeps.worker:run_trial"
 FLUSH_SECONDS = 0.5  # how long events may wait in a worker: what a killed driver can lose, and recomputes
@@ -95,13 +95,21 @@ class Executor(Protocol):
 
 
 def run_guarded(
-    target: str, trial: Trial, sink: Sink, journal: list[Event], attempt: int, should_stop: Callable[[], bool]
+    target: str,
+    trial: Trial,
+    sink: Sink,
+    journal: list[Event],
+    attempt: int,
+    should_stop: Callable[[], bool],
+    sharing: Sharing | None = None,
 ) -> Outcome:
     """`target` ("module:function", a RunTrial) on `trial`; whatever it raises becomes a FAILED outcome and `end`."""
     try:
         module, _, name = target.partition(":")
         run_trial: RunTrial = getattr(importlib.import_module(module), name)
-        return run_trial(trial, sink, journal, attempt, should_stop)
+        if sharing is None:
+            return run_trial(trial, sink, journal, attempt, should_stop)
+        return run_trial(trial, sink, journal, attempt, should_stop, sharing=sharing)
     except (Exception, SystemExit) as error:
         line = (str(error).strip().splitlines() or [""])[0]
         outcome = Outcome(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 from zo_sweeps.schedule.executors import (
     COLD,
@@ -15,18 +17,25 @@ from zo_sweeps.schedule.executors import (
     Progress,
     run_guarded,
 )
-from zo_sweeps.trial import Event, Trial
+from zo_sweeps.schedule.sharing import ALONE, Workers, of_mask
+from zo_sweeps.trial import Event, Sharing, Trial
 
 NODE = "inline"
 
 
 class InlineExecutor:
-    """One slot in this process. See `Executor` for the methods."""
+    """One slot in this process; a trial's followers in processes of their own. See `Executor` for the methods.
+
+    Args:
+        target: the RunTrial, as "module:function".
+        threads: for torch, in the followers.
+        workers: processes that share a trial's steps.
+    """
 
     grows = False
 
-    def __init__(self, target: str = RUN_TRIAL) -> None:
-        self._target = target
+    def __init__(self, target: str = RUN_TRIAL, *, threads: int = 1, workers: Workers = ALONE) -> None:
+        self._target, self._threads, self._workers = target, threads, workers
         self._waiting: tuple[Trial, list[Event], int] | None = None
         self._warm_key: str | None = None
         self._stopping = False
@@ -53,10 +62,28 @@ class InlineExecutor:
             return
         trial, journal, attempt = self._waiting
         sink = _Stream(trial.trial_id, attempt, self._deliver)
-        outcome = run_guarded(self._target, trial, sink, journal, attempt, lambda: self._stopping or sink.broken)
+        stop = lambda: self._stopping or sink.broken  # noqa: E731
+        with self._sharing(trial, journal) as sharing:
+            outcome = run_guarded(self._target, trial, sink, journal, attempt, stop, sharing)
         self._waiting = None
         sink.close()
         self._deliver(Finished(trial.trial_id, attempt, outcome))
+
+    @contextmanager
+    def _sharing(self, trial: Trial, journal: list[Event]) -> Iterator[Sharing | None]:
+        """The trial's followers, for as long as it runs."""
+        count = self._workers.of_trial(trial) - 1
+        if not count:
+            yield None
+            return
+        from zo_sweeps.schedule.process_peers import ProcessPeer
+
+        with ExitStack() as stack:
+            peers = []
+            for _ in range(count):
+                peers.append(ProcessPeer(self._target, trial, of_mask(journal), self._threads))
+                stack.callback(peers[-1].close)
+            yield Sharing(peers, [NODE] * count, self._workers.on_lost == "drop", self._workers.patience)
 
     def cancel_all(self) -> None:
         self._stopping = True

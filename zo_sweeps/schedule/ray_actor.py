@@ -5,6 +5,7 @@ SIGTERM hands the trial back: it ends as CANCELLED after its step, and the drive
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import sys
@@ -13,11 +14,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from zo_sweeps.schedule.executors import run_guarded
-from zo_sweeps.trial import Event, Outcome, Trial
+from zo_sweeps.trial import Event, Outcome, Sharing, Trial
 
 
 class TrialActor:
     """Runs one attempt at a time in `run`; `drain` and `stop` are called beside it, from other threads.
+
+    Or follows, with `follow` and `answer`, an attempt that another leads.
 
     Args:
         target: the RunTrial, as "module:function".
@@ -36,19 +39,42 @@ class TrialActor:
         self._first = 0  # number of the first event that is still held
         self._outcome: Outcome | None = None
         self._leaving = False
+        self._following: Any = None
         self._listen()
 
-    def run(self, trial: dict[str, Any], journal: list[Event], attempt: int) -> None:
+    def run(self, trial: dict[str, Any], journal: list[Event], attempt: int, sharing: Sharing | None = None) -> None:
         """One attempt, to its end. Never raises: what goes wrong is in the outcome."""
         parsed = Trial.from_json(trial)
+        self.leave()
         current = (parsed.trial_id, attempt)
         with self._changed:
             self._current, self._events, self._first, self._outcome = current, [], 0, None
         stop = lambda: self._leaving or self._stopped == current  # noqa: E731
-        outcome = run_guarded(self._target, parsed, self, journal, attempt, stop)
+        outcome = run_guarded(self._target, parsed, self, journal, attempt, stop, sharing)
         with self._changed:
             self._outcome = outcome
             self._changed.notify_all()
+
+    def follow(self, trial: dict[str, Any], journal: list[Event]) -> bytes:
+        """Joins a trial that another actor leads; what its `Team` is to hear first."""
+        self.leave()
+        module = importlib.import_module(self._target.partition(":")[0])
+        self._following = module.Following(Trial.from_json(trial), journal)
+        ready: bytes = self._following.ready
+        return ready
+
+    def answer(self, question: bytes) -> bytes:
+        """A follower's part of a step."""
+        if self._following is None:
+            raise RuntimeError("this worker was called away")
+        said: bytes = self._following.answer(question)
+        return said
+
+    def leave(self) -> None:
+        """Follows no more."""
+        if self._following is not None:
+            self._following.leave()
+            self._following = None
 
     def emit(self, event: Event) -> None:
         if event["type"] == "start":

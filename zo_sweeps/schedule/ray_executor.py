@@ -7,11 +7,12 @@ node that `placement` chose, so that Ray never holds a trial back in silence. Ev
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +30,14 @@ from zo_sweeps.schedule.executors import (
 from zo_sweeps.schedule.placement import HOSTS, Node, gpus_needed, preference, reason, refusal, takes_main_memory
 from zo_sweeps.schedule.ray_actor import TrialActor
 from zo_sweeps.schedule.ray_cluster import NODE_LOST, Connection, why_lost
-from zo_sweeps.trial import Event, Outcome, Trial, TrialState
+from zo_sweeps.schedule.ray_peers import RayPeer
+from zo_sweeps.schedule.sharing import ALONE, Workers, no_room, of_mask
+from zo_sweeps.trial import Event, Outcome, Sharing, Trial, TrialState
 
 REFRESH_SECONDS = 1.0  # how long a node that joined may go unnoticed
 SILENT_SECONDS = 20.0  # without a heartbeat; Ray itself takes 64
 LEAVING_SECONDS = 60.0  # a node that handed a trial back is given no other for so long, if it stays
+ANSWER_SECONDS = 2.0  # that a process which works may take to say so
 DEAD_SECONDS = 20.0  # so long Ray may take to see that a node died whose actor is out of reach
 
 
@@ -52,6 +56,7 @@ class _Slot:
     asked: float = 0.0  # when that was called (monotonic)
     heard: bool = False  # it has answered once; a new one may still be starting
     memory_bytes: int = 0  # what it holds: its trial's, or still its last one's
+    followers: list[_Slot] = field(default_factory=list)  # those that share its trial's steps, with no `pending`
 
 
 class RayExecutor:
@@ -63,6 +68,7 @@ class RayExecutor:
         cpus_per_trial: CPUs of a slot, and torch threads in it.
         slots: trials at a time; None: as many as CPUs (and GPUs) allow.
         target: the RunTrial, as "module:function", importable on every node.
+        workers: slots that share a trial's steps.
     """
 
     def __init__(
@@ -73,8 +79,9 @@ class RayExecutor:
         cpus_per_trial: int = 1,
         slots: int | None = None,
         target: str = RUN_TRIAL,
+        workers: Workers = ALONE,
     ) -> None:
-        self._connection, self._target = Connection(state_dir, address), target
+        self._connection, self._target, self._workers = Connection(state_dir, address), target, workers
         self._cpus, self._limit = cpus_per_trial, slots
         self.grows = address is not None
         self._slots: list[_Slot] = []
@@ -92,7 +99,7 @@ class RayExecutor:
             if self.grows:
                 self._connection.join()
             else:
-                slots = min(self._limit or max(1, _cpu_count() // self._cpus), trials)
+                slots = min(self._limit or max(1, _cpu_count() // self._cpus), trials * self._workers.count)
                 self._connection.start_local(slots * self._cpus)
             self._refresh()
         except BaseException:
@@ -100,23 +107,21 @@ class RayExecutor:
             raise
 
     def refusal(self, trial: Trial) -> str:
-        return reason(trial.needs, self._nodes, self._cpus)
+        count = self._workers.of_trial(trial)
+        few = no_room(trial, count, self._nodes, self._cpus, self._limit) if count > 1 else ""
+        return reason(trial.needs, self._nodes, self._cpus) or few
 
     def fit(self, trial: Trial) -> int:
-        slot, node = self._choose(trial)
+        slot, node = self._choose(trial, self._kind(trial))
         if slot is None:
             return COLD if node else NO_SLOT
         return WARM if slot.warm_key == trial.warm_key else COLD
 
     def submit(self, trial: Trial, journal: list[Event], attempt: int) -> str:
-        slot, node = self._choose(trial)
-        if slot is None:
-            assert node is not None, "submit without a fit"
-            slot = self._new_slot(node, gpus_needed(trial.needs, node))
-        slot.trial, slot.attempt, slot.cursor, slot.warm_key = trial, attempt, 0, trial.warm_key
-        slot.memory_bytes = trial.needs.memory_bytes
-        self._free_memory(slot)
-        slot.actor.run.remote(trial.to_json(), journal, attempt)
+        kind = self._kind(trial)
+        slot = self._take(trial, attempt, kind)
+        slot.followers = [self._take(trial, attempt, kind) for _ in range(self._workers.of_trial(trial) - 1)]
+        slot.actor.run.remote(trial.to_json(), journal, attempt, self._sharing(slot, journal))
         self._drain(slot)
         return slot.node.name
 
@@ -127,7 +132,7 @@ class RayExecutor:
         if began - self._polled > SILENT_SECONDS / 4:  # it is we who were away
             for slot in self._slots:
                 slot.asked = began
-        busy = {slot.pending: slot for slot in (*self._slots, *self._silent) if slot.trial}
+        busy = {slot.pending: slot for slot in (*self._slots, *self._silent) if slot.pending is not None}
         if self._stopping and not self._told:
             self._told = True
             for slot in self._slots:
@@ -176,9 +181,85 @@ class RayExecutor:
         if alive := {node.node_id for node in self._nodes}:
             self._slots = [slot for slot in self._slots if slot.trial or slot.node.node_id in alive]
 
-    def _choose(self, trial: Trial) -> tuple[_Slot | None, Node | None]:
-        """The slot to use, idle and warm if possible; (None, node): a new one there; (None, None): wait."""
+    def _take(self, trial: Trial, attempt: int, kind: str | None) -> _Slot:
+        """A slot for the trial, old or new."""
+        slot, node = self._choose(trial, kind)
+        if slot is None:
+            assert node is not None, "submit without a fit"
+            slot = self._new_slot(node, gpus_needed(trial.needs, node))
+        slot.trial, slot.attempt, slot.cursor, slot.warm_key = trial, attempt, 0, trial.warm_key
+        slot.memory_bytes = trial.needs.memory_bytes
+        self._free_memory(slot)
+        return slot
+
+    def _kind(self, trial: Trial) -> str | None:
+        """The device profile of which all of a trial's workers find a slot now; "" for none, None: any does.
+
+        Of one kind, because on another the losses are rounded in another way.
+        """
+        count = self._workers.of_trial(trial)
+        if count == 1:
+            return None
+        for kind in dict.fromkeys(n.device for n in sorted(self._nodes, key=lambda n: preference(trial.needs, n))):
+            if self._has_room(trial, kind, count):
+                return kind
+        return ""
+
+    def _has_room(self, trial: Trial, kind: str, count: int) -> bool:
+        """Takes and gives back `count` slots, those that would be new only in name."""
+        before, taken = self._slots, []
+        self._slots = list(before)
+        try:
+            for _ in range(count):
+                slot, node = self._choose(trial, kind)
+                if slot is None:
+                    if node is None:
+                        return False
+                    slot = _Slot(None, node, gpus_needed(trial.needs, node))
+                    self._slots.append(slot)
+                taken.append((slot, slot.memory_bytes))
+                slot.trial, slot.memory_bytes = trial, trial.needs.memory_bytes
+            return True
+        finally:
+            for slot, held in taken:
+                slot.trial, slot.memory_bytes = None, held
+            self._slots = before
+
+    def _sharing(self, slot: _Slot, journal: list[Event]) -> Sharing | None:
+        """Calls a trial's followers together."""
+        if not slot.followers:
+            return None
+        assert slot.trial
+        entry, mask = slot.trial.to_json(), of_mask(journal)
+        peers = [RayPeer(f.actor, f.actor.follow.remote(entry, mask), f.node.name) for f in slot.followers]
+        names = [follower.node.name for follower in slot.followers]
+        return Sharing(peers, names, self._workers.on_lost == "drop", self._workers.patience)
+
+    def _release(self, slot: _Slot) -> None:
+        """Gives a trial's followers back; those that do not answer at once are ended."""
+        import ray
+
+        followers, slot.followers = slot.followers, []
+        calls = {}
+        for follower in followers:
+            follower.trial = None
+            follower.actor.leave.remote()  # after what it still computes
+            calls[follower.actor.stop.options(concurrency_group="ctl").remote("", 0)] = follower
+        ready, _ = ray.wait(list(calls), num_returns=len(calls), timeout=ANSWER_SECONDS) if calls else ([], [])
+        for call in ready:
+            with contextlib.suppress(ray.exceptions.RayError):
+                ray.get(call)
+                del calls[call]
+        for follower in calls.values():
+            self._drop(follower)
+
+    def _choose(self, trial: Trial, kind: str | None = None) -> tuple[_Slot | None, Node | None]:
+        """The slot to use, idle and warm if possible; (None, node): a new one there; (None, None): wait.
+
+        `kind`: on nodes of that device profile only.
+        """
         nodes = [node for node in self._nodes if not refusal(trial.needs, node, self._cpus)]
+        nodes = [node for node in nodes if kind is None or node.device == kind]
         away = {slot.node.node_id for slot in self._silent} | self._avoided.keys()
         nodes = [node for node in nodes if node.node_id not in away and self._memory_left(trial, node)]
         nodes.sort(key=lambda node: preference(trial.needs, node))
@@ -257,6 +338,7 @@ class RayExecutor:
             events, outcome, leaving = ray.get(reference)
         except ray.exceptions.RayError as error:
             given_up = slot in self._silent
+            self._release(slot)
             self._drop(slot)
             self._refresh()
             if not given_up:
@@ -275,6 +357,7 @@ class RayExecutor:
             self._drain(slot)
             return
         slot.trial = slot.pending = None
+        self._release(slot)
         ended = Outcome.from_json(outcome)
         if leaving:
             self._drop(slot)
@@ -287,8 +370,10 @@ class RayExecutor:
 
     def _give_up_on_the_silent(self) -> None:
         now = time.monotonic()
-        for slot in [slot for slot in self._slots if slot.trial and slot.heard and now - slot.asked > SILENT_SECONDS]:
+        waiting = [slot for slot in self._slots if slot.pending is not None and slot.heard]
+        for slot in [slot for slot in waiting if now - slot.asked > SILENT_SECONDS]:
             assert slot.trial
+            self._release(slot)
             self._slots.remove(slot)
             self._silent.append(slot)
             self._deliver(Lost(slot.trial.trial_id, slot.attempt, "its node does not answer", slot.node.name))

@@ -20,4 +20,4 @@ class MezoCompat(RGE):
     def combine(self, points: Sequence[Point], losses: Sequence[float]) -> Estimate:
         plus, minus = torch.tensor(losses[::2], dtype=torch.float32), torch.tensor(losses[1::2], dtype=torch.float32)
         coefs = ((plus - minus) / (2 * self.eps)).tolist()
-        return self._estimate(tuple(point.key for point in points[::2]), coefs, sum(losses) / len(losses))
+        return self._estimate(points[::2], coefs, sum(losses) / len(losses))

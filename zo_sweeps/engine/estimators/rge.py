@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import nan
 
 from zo_sweeps.engine.types import Estimate, NoiseKey, Point
 
@@ -41,13 +42,15 @@ class RGE:
 
     def combine(self, points: Sequence[Point], losses: Sequence[float]) -> Estimate:
         coefs = [(plus - minus) / (2 * self.eps) for plus, minus in zip(losses[::2], losses[1::2], strict=True)]
-        keys = tuple(point.key for point in points[::2])
-        return self._estimate(keys, coefs, sum(losses) / len(losses))
+        return self._estimate(points[::2], coefs, sum(losses) / len(losses))
 
     def from_log(self, seed: int, step: int, coefs: Sequence[float]) -> Estimate:
         if len(coefs) != self.q:
             raise ValueError(f"step {step} has {len(coefs)} logged coefficients, but q = {self.q}")
-        return self._estimate(tuple(NoiseKey(seed, step, query) for query in range(self.q)), coefs, float("nan"))
+        return Estimate.mean(seed, step, coefs, nan)
 
-    def _estimate(self, keys: tuple[NoiseKey, ...], coefs: Sequence[float], loss: float) -> Estimate:
-        return Estimate(tuple((key, g / self.q) for key, g in zip(keys, coefs, strict=True)), tuple(coefs), loss)
+    def _estimate(self, came: Sequence[Point], coefs: Sequence[float], loss: float) -> Estimate:
+        """`came`: the first point of each of the queries that `coefs` are of."""
+        found = {point.key.query: g for point, g in zip(came, coefs, strict=True)}
+        key = came[0].key
+        return Estimate.mean(key.seed, key.step, [found.get(query, nan) for query in range(self.q)], loss)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import nan
 
 from zo_sweeps.engine.types import Estimate, NoiseKey, Point
 
@@ -42,13 +43,11 @@ class RGEOneSided:
 
     def combine(self, points: Sequence[Point], losses: Sequence[float]) -> Estimate:
         base, *moved = losses
-        coefs = [(loss - base) / self.eps for loss in moved]
-        return self._estimate(tuple(point.key for point in points[1:]), coefs, base)
+        found = {point.key.query: (loss - base) / self.eps for point, loss in zip(points[1:], moved, strict=True)}
+        key = points[0].key
+        return Estimate.mean(key.seed, key.step, [found.get(query, nan) for query in range(self.q)], base)
 
     def from_log(self, seed: int, step: int, coefs: Sequence[float]) -> Estimate:
         if len(coefs) != self.q:
             raise ValueError(f"step {step} has {len(coefs)} logged coefficients, but q = {self.q}")
-        return self._estimate(tuple(NoiseKey(seed, step, query) for query in range(self.q)), coefs, float("nan"))
-
-    def _estimate(self, keys: tuple[NoiseKey, ...], coefs: Sequence[float], loss: float) -> Estimate:
-        return Estimate(tuple((key, g / self.q) for key, g in zip(keys, coefs, strict=True)), tuple(coefs), loss)
+        return Estimate.mean(seed, step, coefs, nan)

@@ -1,0 +1,91 @@
+"""Trials whose steps several processes share (`executor.workers`): which do, and what cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from zo_sweeps.errors import UserError, unknown
+from zo_sweeps.schedule.placement import Node, refusal
+from zo_sweeps.trial import Event, Trial
+
+ON_LOST = ("redo", "drop")
+
+
+@dataclass(frozen=True)
+class Workers:
+    """The options `executor.workers`, `on_lost_worker` and `worker_patience`."""
+
+    count: int = 1
+    on_lost: str = "redo"
+    patience: float = 60.0
+
+    @classmethod
+    def of(cls, executor: Mapping[str, Any]) -> Workers:
+        return cls(executor["workers"], executor["on_lost_worker"], executor["worker_patience"])
+
+    def of_trial(self, trial: Trial) -> int:
+        """Processes of a trial: only zeroth-order steps are shared."""
+        return self.count if _is_zeroth_order(trial) else 1
+
+    def check(self, trials: Iterable[Trial]) -> None:
+        """Raises UserError when a trial's steps cannot be shared among so many, or not in this way."""
+        if self.on_lost not in ON_LOST:
+            raise unknown("on_lost_worker", self.on_lost, ON_LOST, where="executor.on_lost_worker")
+        if self.patience <= 0:
+            raise UserError(f"executor.worker_patience must be above 0 seconds, not {self.patience}")
+        for trial in trials if self.count > 1 else ():
+            if _is_zeroth_order(trial):
+                self._check(trial)
+
+    def _check(self, trial: Trial) -> None:
+        where, fix = f"executor.workers={self.count}", "executor.workers=1"
+        mode, q = trial.config["evaluation"]["mode"], trial.config["estimator"].get("q")
+        if trial.config["evaluation"]["restore"] == "in_place":
+            raise UserError(
+                f"evaluation.restore=in_place leaves rounding in theta at every point: {trial.label or trial.trial_id} "
+                "has to be at all of them in one process",
+                where=where,
+                fix=f"evaluation.restore=exact, or {fix}",
+            )
+        if mode in ("outer", "both"):
+            forwards = 2 if mode == "outer" else 1
+            what = f"{forwards} forward{'s' * (forwards > 1)} that a step has with evaluation.mode={mode}"
+            fix = f"evaluation.mode=inner, or executor.workers={forwards}"
+        else:
+            forwards = q or self.count  # coordinate-wise: as many as there are parameters
+            what = f"{forwards} direction{'s' * (forwards > 1)} of a step"
+            fix = f"executor.workers={forwards} or less, or estimator.q={self.count} or more"
+        if self.count > forwards:
+            raise UserError(f"more workers than the {what}: {trial.label or trial.trial_id}", where=where, fix=fix)
+        if mode == "outer" and self.on_lost == "drop":
+            raise UserError(
+                "with evaluation.mode=outer a worker holds one sign of every direction, so that none can be dropped",
+                where="executor.on_lost_worker",
+                fix="evaluation.mode=inner, or executor.on_lost_worker=redo",
+            )
+
+
+ALONE = Workers()
+
+
+def no_room(trial: Trial, count: int, nodes: Sequence[Node], cpus: int, limit: int | None) -> str:
+    """Why `count` processes of a trial never find room on nodes of one kind; "" when they do."""
+    room: dict[str, int] = {}
+    for node in nodes:
+        if not refusal(trial.needs, node, cpus):
+            gpus = int(node.gpus) if node.gpus and trial.needs.device != "cpu" else None
+            places = int(node.cpus // cpus)
+            room[node.device] = room.get(node.device, 0) + (places if gpus is None else min(places, gpus))
+    most = min(max(room.values(), default=0), limit or count)
+    return "" if most >= count else f"executor.workers={count} of one kind of node: there is room for {most}"
+
+
+def of_mask(journal: Sequence[Event]) -> list[Event]:
+    """What of a journal a follower needs: the rest reaches it with the leader's first question."""
+    return [event for event in journal if event["type"] == "mask"]
+
+
+def _is_zeroth_order(trial: Trial) -> bool:
+    return trial.config.get("method", {}).get("kind") == "zo"
