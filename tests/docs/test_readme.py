@@ -26,7 +26,11 @@ from zo_sweeps.schedule.ledger import Standing
 
 TEXT = (REPO / "README.md").read_text(encoding="utf-8")
 COMMAND = "python -m zo_sweeps"
-SMALL = ["scale=smoke", "grid.seeds=[0]"]  # what is added to the README's commands, so that they take seconds
+SMALL = [
+    "scale=smoke",
+    "grid.seeds=[0]",
+    "executor=inline",
+]  # added to the README's commands, so that they take seconds
 
 
 def section(title: str) -> str:
@@ -226,9 +230,9 @@ def test_the_contract_holds_the_added_method(checkout: Path) -> None:
     python.chmod(0o755)
     for stamp in (".installed", ".installed-dev"):
         (checkout / ".venv" / stamp).touch()
-    done = run(shlex.split(command), checkout, checkout, PYTEST_ADDOPTS="-v")
+    done = run(shlex.split(command), checkout, checkout, PYTEST_ADDOPTS="-rA")
     assert done.returncode == 0, done.stdout + done.stderr
-    passed = re.findall(r"^(\S+) PASSED", done.stdout, re.MULTILINE)
+    passed = re.findall(r"^PASSED (\S+)", done.stdout, re.MULTILINE)
     assert any("mean_estimate" in name and "three_point" in name for name in passed), done.stdout
     assert any("order_and_history" in name for name in passed)
     assert any("test_layers" in name and "perturbations/three_point.py" in name for name in passed)
@@ -241,7 +245,7 @@ def test_the_contract_holds_the_added_method(checkout: Path) -> None:
 @pytest.mark.slow
 def test_a_grid_and_a_task_of_ones_own_run(own: Path, tracking: str) -> None:
     (command,) = [line for line in shown(section("Add your own")) if "+grid=mine" in line]
-    small = [*SMALL, "estimator.q=1,4", "executor=inline", tracking]
+    small = [*SMALL, "estimator.q=1,4", tracking]
     done = run(typed(command.replace("FOLDER", "."), *small), own, REPO)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"mine: 5 succeeded; 5 run now", done.stdout), done.stdout
