@@ -24,10 +24,12 @@ mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 
 # The token is a file of this job's, for its owner only, on the shared file system. It is in no argument and in no log.
 token=$(mktemp "$PWD/.ray-token-$SLURM_JOB_ID-XXXXXX")
-started=()
-leave() {
+head='' workers=()
+leave() { # the workers first: each hands its trials back to a head that is still there
   trap - EXIT TERM INT
-  for step in "${started[@]}"; do kill -TERM "$step" 2>/dev/null || true; done
+  for step in "${workers[@]}"; do kill -TERM "$step" 2>/dev/null || true; done
+  for step in "${workers[@]}"; do wait "$step" || true; done
+  if [ -n "$head" ]; then kill -TERM "$head" 2>/dev/null || true; fi
   wait
   rm -f "$token"
 }
@@ -37,24 +39,24 @@ trap 'exit 130' INT
 od -An -N32 -tx1 /dev/urandom | tr -d ' \n' >"$token"
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=$token RAY_USAGE_STATS_ENABLED=0
 
-on() { # NODE COMMAND...: a step of this job on that node
-  srun --nodes=1 --ntasks=1 --overlap --nodelist="$1" "${@:2}"
+on() { # NODE COMMAND... &: a step of this job on that node; `exec`, so that $! is the step itself
+  exec srun --nodes=1 --ntasks=1 --overlap --nodelist="$1" "${@:2}"
 }
 
 on "${nodes[0]}" ray start --head --block --port="$port" --include-dashboard=false --object-store-memory=104857600 \
   --temp-dir="/tmp/zo-$SLURM_JOB_ID" --num-cpus="$cpus" --num-gpus="$gpus" --labels="zo.device=$device" &
-started+=($!)
+head=$!
 until (exec 3<>"/dev/tcp/${nodes[0]}/$port") 2>/dev/null; do
-  kill -0 "${started[0]}" # else the head has ended: its output says why
+  kill -0 "$head" # else the head has ended: its output says why
   sleep 1
 done
 for node in "${nodes[@]:1}"; do
   on "$node" zo-sweeps worker join "${nodes[0]}:$port" --device "$device" --token-file "$token" --cpus "$cpus" --gpus "$gpus" &
-  started+=($!)
+  workers+=($!)
 done
 
 # In the background, so that this shell hears Slurm's TERM at once and hands it on: the driver then stops cleanly.
 python -m zo_sweeps "$@" "cluster.address=${nodes[0]}:$port" &
 driver=$!
-trap 'kill -TERM "$driver" 2>/dev/null; wait "$driver"; exit 143' TERM
+trap 'kill -TERM "$driver" 2>/dev/null; wait "$driver" || true; exit 143' TERM
 wait "$driver"

@@ -14,7 +14,7 @@ from zo_sweeps.plan import Plan
 from zo_sweeps.schedule.ledger import Standing
 from zo_sweeps.tables import Measure, Record, Rule
 from zo_sweeps.tables.conf import names
-from zo_sweeps.tables.figures import Figure, FigureSpec, Trail, curves, points
+from zo_sweeps.tables.figures import Cumulative, Figure, FigureSpec, Trail, cumulative, curves, points
 
 # What a grid without figures of its own shows: convergence by step and by time.
 DEFAULTS: Mapping[str, Mapping[str, str]] = {
@@ -34,6 +34,9 @@ METRICS = (  # of an outcome, for a y that is no file of conf/table
     "peak_memory_bytes",
     "weights_bytes",
     "trainable_parameters",
+    "drift",
+    "flops_per_step",
+    "seconds_per_token",
 )
 
 
@@ -45,7 +48,7 @@ def figures(
     Raises UserError for a name that is not one of the grid's figures, or a layout that cannot be drawn.
     """
     from zo_sweeps.record.journal import JournalStore
-    from zo_sweeps.record.trail import trail
+    from zo_sweeps.record.trail import gradients, trail
 
     named = dict(plan.grid["figures"]) or {name: {"kind": "curve", **values} for name, values in DEFAULTS.items()}
     for name in only:
@@ -58,11 +61,17 @@ def figures(
     def read(trial_id: str) -> Trail:
         return trail(journals.read(trial_id))
 
+    @cache
+    def looked(trial_id: str) -> Cumulative:
+        return gradients(journals.read(trial_id))
+
     found = []
     for name in only or named:
         spec = _spec(plan, composer, name, named[name])
         if spec.kind == "curve":
             found.append(curves(spec, records, _lookup(plan), read))
+        elif spec.kind == "cumulative":
+            found.append(cumulative(spec, records, _lookup(plan), looked))
         else:
             found.append(points(spec, records, _lookup(plan)))
     return found
@@ -86,7 +95,9 @@ def _spec(plan: Plan, composer: Composer, name: str, layout: Mapping[str, Any]) 
         panels="" if panels == x else panels,
         series=tuple((block, label or blocks[block]["label"] or block) for block, label in series.items()),
         columns=tuple(plan.labels.items()),
-        measure=None if kind == "curve" else _measure(composer, y, where),
+        measure=None if kind in ("curve", "cumulative") else _measure(composer, y, where),
+        curves=tuple((layout.get("curves") or {}).items()),
+        at=tuple(layout.get("at") or (1.0,)),
         rule=Rule(**plan.grid["select"]),
         published=tuple(layout.get("published", ())),
         footnotes=(*layout.get("footnotes", ()), *plan.caveats),

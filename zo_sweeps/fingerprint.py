@@ -15,7 +15,9 @@ def canonical(value: object, where: str = "$") -> object:
     become lists. Raises TypeError, naming the place, on anything without an identity that is stable across processes
     (callables, sets, objects) and ValueError on non-finite numbers.
     """
-    if value is None or isinstance(value, (bool, str)):
+    if value is None or type(value) in (str, int, bool):  # nearly all there is
+        return value
+    if isinstance(value, str):
         return value
     if isinstance(value, int):
         return int(value)

@@ -10,6 +10,9 @@ seconds). The types:
     eval    step, split ("dev"), loss, metric (fraction), seconds
     test    step (the selected one), loss, metric
     mask    fingerprint, entries (of the sparse mask that was found before training)
+    gradients  step, shares, mean, std, layers (the cumulative normalized squared gradient: see engine.sensitivity),
+            covered (mapping "task_dynamic/0.001" -> the share of it that this mask of this density holds)
+    generate  tokens (a round), seconds (of each round)
     peers   names (where the followers run that share its steps, those that are ready)
     peer_lost   reason
     end     outcome (Outcome.to_json())
@@ -100,7 +103,10 @@ class Outcome:
     `metrics` holds plain floats under these names (absent when not measured): `dev/metric`, `dev/loss`, `test/metric`,
     `test/loss` (metrics are fractions of 1, at the selected step); `seconds_per_step` (median over steps),
     `train_seconds` (steps only), `wall_seconds`, `tokens_per_second` (forwarded tokens in steps), `peak_memory_bytes`,
-    `weights_bytes`, `trainable_parameters`. Of a trial whose steps were shared: `workers` (processes at its start, the
+    `weights_bytes`, `trainable_parameters`; `drift` (of in-place perturbation: the largest |theta - theta restored|);
+    `flops_per_step` (floating-point operations of the first step's matrix products, where they are counted);
+    `seconds_per_token` (median over rounds of generation); `gradients/...` (the last `covered`, by name).
+    Of a trial whose steps were shared: `workers` (processes at its start, the
     leader among them), `exchanged_bytes_per_step` (questions and answers of all followers), `peers_lost`,
     `directions_redone` (by others, as their peer was lost or slow), `directions_dropped` (in all attempts).
     """

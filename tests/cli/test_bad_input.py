@@ -56,6 +56,15 @@ BAD = [
     (["device=tpu"], ["unknown device 'tpu'"]),
     (["--rerun", "bogus"], ["unknown state or trial", "failed"]),
     (["--config-dir", f"{HERE}/nowhere"], ["no such folder"]),
+    (["state_dir="], ["state_dir is empty", "state_dir=FOLDER"]),
+    (["model=random_llama", "model.arch.hidden_size=7"], ["4 heads do not divide hidden_size=7", "a multiple of"]),
+    (["model=random_llama", "model.arch.hidden_size=12"], ["heads of an even width, not 3"]),
+    (["model=random_llama", "model.arch.num_key_value_heads=3"], ["3 key and value heads do not divide 4 heads"]),
+    (["model=random_llama", "model.arch.vocab_size=100"], ["demo tokenizer", "4096 or more"]),
+    (["model=random_roberta"], ["is a masked one", "without a mask"]),
+    (["model=random_roberta", "prompt=mezo_medium", "method=prefix"], ["a prefix needs a causal model"]),
+    (["model=random_roberta", "prompt=mezo_medium", "method=generate"], ["generation needs a causal model"]),
+    (["model=random_roberta", "prompt=mezo_medium", "space.targets=[gate]"], ["unknown target 'gate'"]),
     (["--nope"], ["--nope", "--help"]),
     (["bogus"], ["unknown command 'bogus'", "doctor"]),
     (["+grid=quickstart", "bogus"], ["cannot read the override 'bogus'", "key=value"]),
@@ -147,7 +156,8 @@ def test_every_command_has_a_help_page(command: str, capsys: pytest.CaptureFixtu
     assert ended.value.code == 0
     text = capsys.readouterr().out
     assert text.startswith(f"usage: python -m zo_sweeps {command}")
-    assert command == "bench" or all(other in text for other in COMMANDS)
+    of_their_own = ("bench", "head", "worker", "devices")  # about machines: these take no grid
+    assert command in of_their_own or all(other in text for other in COMMANDS)
 
 
 def test_the_version_makes_no_folder(place: Path) -> None:

@@ -142,7 +142,7 @@ def test_extras_are_not_required(monkeypatch):
 def test_a_module_that_breaks_on_import_is_one_line(monkeypatch, tmp_path):
     (tmp_path / "broken_zz.py").write_text("raise OSError('libcudart.so: cannot open\\nand more')")
     monkeypatch.syspath_prepend(tmp_path)
-    check = doctor._imports("broken_zz", "warn")
+    check = doctor.imports("broken_zz", "warn")
     assert (check.status, check.detail) == ("warn", "OSError: libcudart.so: cannot open")
 
 

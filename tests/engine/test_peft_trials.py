@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from zo_sweeps import worker
+from zo_sweeps import loaded, worker
 from zo_sweeps.config import Composer
 from zo_sweeps.errors import UserError
 from zo_sweeps.plan import Plan, build
@@ -132,12 +132,12 @@ def test_a_log_over_another_mask_is_not_continued(tmp_path: Path) -> None:
 def test_trials_leave_the_base_model_as_it_was(tmp_path: Path) -> None:
     trials = plan(tmp_path, ["sensitive_task", "prefix", "vera"]).trials
     run(trials[0])
-    warm = worker._warm
+    warm = loaded.warm
     assert warm is not None
     before = {name: p.clone() for name, p in warm.model.module.named_parameters()}
     for trial in trials[1:]:
         run(trial)
-    assert worker._warm is warm
+    assert loaded.warm is warm
     for name, param in warm.model.module.named_parameters():
         assert torch.equal(param, before[name]), name
     assert set(before) == {name for name, _ in warm.model.module.named_parameters()}

@@ -264,7 +264,7 @@ def test_a_mask_found_on_c4_holds_much_of_a_tasks_gradient() -> None:
     if not rows.is_file() or not (shared / "data" / "text" / "c4_sample.jsonl").is_file():
         pytest.skip(f"no C4 sample and SST-2 under {shared}; set ZO_SHARED")
     model = load({"source": "demo", "path": None}, torch.float32, "cpu")
-    space = {"text": "text/c4_sample.jsonl", "samples": 12, "length": 96}
+    part = {"text": "text/c4_sample.jsonl", "samples": 12, "length": 96}
     weights = {n: m.weight for n, m in model.target_modules(("q", "k", "v", "o", "gate", "up", "down")).items()}
 
     def gradients(examples):
@@ -275,7 +275,7 @@ def test_a_mask_found_on_c4_holds_much_of_a_tasks_gradient() -> None:
 
         return masks.squared_gradients(weights, each())
 
-    found = masks.top(gradients(text_samples({"data": {"dir": str(shared / "data")}, "space": space}, model)), 0.01)
+    found = masks.top(gradients(text_samples(part, str(shared / "data"), model)), 0.01)
     task = []
     for line in rows.read_text().splitlines()[:12]:
         row = json.loads(line)

@@ -152,19 +152,19 @@ def test_what_is_not_known_of_a_device_is_a_dash_and_unified_memory_is_one_numbe
         "time": 100.0,
     }
     shown = row(Device("n", "jetson-orin-nano", "up", cpus=6, gpus=1, memory_bytes=8 * GIB, facts=facts), 103.0)
-    assert shown[2] == "3.0 of 8.0 GiB free, unified"
+    assert shown[2] == "3.0 of 8.0 GiB\nfree, unified"
     assert shown[3:] == [
-        "6 CPU, 1 GPU, 8.0 GiB",
+        "6 CPU, 1 GPU\n8.0 GiB",
         "cuda, nf4, int8",
-        "python 3.10.12, L4T 36.4.3",
+        "python 3.10.12\nL4T 36.4.3",
         "15W",
         "52 °C",
-        "up, 3 s ago",
+        "up,\n3 s ago",
         "–",
     ]
     assert capabilities({"executorch": True}) == ["executorch"]
     discrete = {**facts, "unified": False, "memory_bytes": 24 * GIB}
-    assert row(Device("n", "cuda", "up", facts=discrete), 0.0)[2] == "3.0 of 8.0 GiB free; GPU 24.0 GiB"
+    assert row(Device("n", "cuda", "up", facts=discrete), 0.0)[2] == "3.0 of 8.0 GiB\nfree; GPU 24.0 GiB"
 
 
 def test_the_unit_joins_with_a_token_by_its_path_and_systemd_accepts_it(tmp_path: Path, capsys) -> None:

@@ -21,6 +21,15 @@ from zo_sweeps.trial import TrialState
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
 
 PROFILE = "name: board\ndisplay: A board\nkind: cpu\nmemory_gb: 8\nunified: true\nprecisions: [fp32, bf16]\n"
+GRID = """\
+# @package grid
+name: tiny
+fixed: {model: demo, prompt: mezo, method: prge, train: {steps: 4, eval_every: 2}, split: {train: 16, dev: 8, test: 8}}
+axes: {task: [demo_remarks]}
+seeds: [0, 1]
+blocks: {prge: {label: P-RGE}}
+tables: {accuracy: {layout: accuracy, rows: {prge: P-RGE}}}
+"""
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +38,9 @@ def pair() -> Iterator[tuple[Machines, Host, Host]]:
         guarded = ["--host", first.address] if util.find_spec("flask_wtf") else []  # MLflow's passwords need it
         with machines(*guarded, "--cpus", "1", prefix=first.prefix) as them:
             (them.home / "conf" / "device").mkdir(parents=True)
+            (them.home / "conf" / "grid").mkdir()
             (them.home / "conf" / "device" / "board.yaml").write_text(PROFILE)
+            (them.home / "conf" / "grid" / "tiny.yaml").write_text(GRID)
             yield them, first, second
 
 
@@ -80,10 +91,9 @@ def test_a_board_on_another_host_joins_and_runs_the_trials_that_ask_for_it(pair:
     wait_for(lambda: "board-1" in seen(), 120, "the board")
     assert re.search(rf"^ok +ports in: the head reaches {second.address}$", worker.said, re.MULTILINE), worker.said
     assert re.search(rf"^ok +ports out: {first.address} can be reached", worker.said, re.MULTILINE)
-    wait_for(lambda: re.search(r"^board-1 +board .*up, \d+ s ago", seen(), re.MULTILINE))
-    blocks = ["~grid.blocks.fo_lora_fa", "~grid.blocks.zo_lora_fa_q4", "~grid.tables"]
-    grid = ["+grid=quickstart", "scale=smoke", "device=board", "grid.seeds=[0]", *blocks]
-    ran = on(first, them, *grid, f"cluster.address={them.address}", f"state_dir={them.state}", "--config-dir", "conf")
+    wait_for(lambda: re.search(r"^board-1 +board .*up,", seen(), re.MULTILINE))
+    words = ["+grid=tiny", "device=board", "--config-dir", "conf", f"state_dir={them.state}"]
+    ran = on(first, them, *words, f"cluster.address={them.address}")
     assert ran.returncode == 0, ran.stdout + ran.stderr
     standing = read_standing(them.state)
     assert set(standing.states.values()) == {TrialState.SUCCEEDED}

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+import subprocess
 from collections.abc import Mapping
+from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +19,8 @@ from zo_sweeps.config import conf_dir
 from zo_sweeps.fingerprint import canonical_json
 from zo_sweeps.plan import identity
 from zo_sweeps.schedule.ledger import Standing
-from zo_sweeps.tables import Table
+from zo_sweeps.tables import Table, to_html, to_latex
+from zo_sweeps.tables.latex import document
 from zo_sweeps.tables.published import load
 
 pytestmark = pytest.mark.unit
@@ -26,6 +32,7 @@ TRIALS = {
     "pezo_fig3_rngs": 275,
     "pezo_fig4": 140,
     "pezo_table2": 8,
+    "pezo_table2_flops": 8,
     "pezo_table3": 120,
     "pezo_table4": 1200,
     "pezo_table5": 180,
@@ -39,10 +46,12 @@ TRIALS = {
     "prge_table9": 8,
     "sensitive_8gib": 12,
     "sensitive_fig1": 8,
+    "sensitive_fig1_inference": 5,
     "sensitive_fig5_copa": 90,
     "sensitive_fig5_rte": 90,
     "sensitive_fig5_wic": 90,
     "sensitive_fig6": 18,
+    "sensitive_gradients": 9,
     "sensitive_table1a": 189,
     "sensitive_table1b": 189,
     "sensitive_table1c": 189,
@@ -50,7 +59,7 @@ TRIALS = {
 SYSTEM = [
     name
     for name in TRIALS
-    if name.startswith(("prge_fig", "sensitive_fig1", "sensitive_8"))
+    if name.startswith(("prge_fig", "sensitive_fig1", "sensitive_8", "pezo_table2"))
     or name[-7:] in ("_table2", "_table3", "_table5", "_table9")
 ]
 SYSTEM = [name for name in SYSTEM if name not in ("pezo_table3", "pezo_table5", "llama2_superglue")]
@@ -92,6 +101,10 @@ def test_a_trial_id_stands_for_one_trial_in_all_grids() -> None:
             assert seen.setdefault(trial_id, canonical_json(identity(trial.config))) == canonical_json(
                 identity(trial.config)
             )
+
+
+def test_memory_and_operations_of_pezo_s_table2_are_of_the_same_trials() -> None:
+    assert set(plan("pezo_table2").every) == set(plan("pezo_table2_flops").every)
 
 
 def test_figures_reuse_the_trials_of_the_tables_that_they_are_drawn_from() -> None:
@@ -195,3 +208,66 @@ def test_k_shot_runs_draw_their_rows_with_the_seed_of_the_run() -> None:
         for trial in plan(grid).every.values():
             assert trial.config["split"]["seed"] == trial.config["seed"]
             assert trial.config["split"]["shots"] in (16, 256)
+
+
+GRADIENT_FIGURES = {"fig2", "fig3", *(f"fig7_{m}" for m in ("llama2", "mistral", "opt")), "fig8_mistral", "fig8_opt"}
+
+
+def test_the_figures_of_squared_gradients_are_measurements_of_backpropagation_with_sgd() -> None:
+    planned = plan("sensitive_gradients")
+    assert set(planned.grid["figures"]) == GRADIENT_FIGURES
+    for trial in planned.every.values():
+        config = trial.config
+        assert (config["method"]["kind"], config["update"]["name"], config["space"]["name"]) == ("fo", "sgd", "full")
+        assert config["train"]["steps"] == 10 * config["train"]["eval_every"], "ten epochs, each looked at"
+        rows = 300 if config["task"]["name"] == "copa" else 1000
+        assert 0 <= config["train"]["eval_every"] * config["train"]["batch"] - rows < config["train"]["batch"]
+
+
+def test_inference_is_timed_as_appendix_c7_says() -> None:
+    for trial in plan("sensitive_fig1_inference").every.values():
+        method = trial.config["method"]
+        assert method["text"].startswith("Please describe the effect of sparse zeroth-order optimization")
+        assert method["new_tokens"] == 128
+
+
+# exports
+
+
+class Tags(HTMLParser):
+    """Every element is closed in its order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.opened: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        if tag not in ("br", "hr", "img", "col", "meta"):
+            self.opened.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.opened.pop() == tag
+
+
+@pytest.mark.parametrize("grid", TRIALS)
+def test_every_table_of_a_grid_is_whole_html_and_latex_before_anything_was_run(grid: str) -> None:
+    for table in tables(grid):
+        tags = Tags()
+        tags.feed(to_html(table))
+        assert not tags.opened
+        latex = to_latex(table)
+        begun, ended = (re.findall(rf"\\{word}{{(\w+)}}", latex) for word in ("begin", "end"))
+        assert sorted(begun) == sorted(ended)
+        assert set(begun) == {"table", "tabular"}
+        plain = latex.replace(r"\{", "").replace(r"\}", "")
+        assert plain.count("{") == plain.count("}")
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no pdflatex here (apt: texlive-latex-recommended)")
+def test_the_tables_of_all_grids_compile_in_one_latex_document(tmp_path: Path) -> None:
+    every = [table for grid in TRIALS for table in tables(grid)]
+    (tmp_path / "tables.tex").write_text(document(*every), encoding="utf-8")
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "tables.tex"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, errors="replace", timeout=300)
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert (tmp_path / "tables.pdf").stat().st_size > 10_000

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import REPO
-from tests.plan.common import changed, named, planned, problem
+from tests.plan.common import changed, named, planned, problem, write_grid
 from zo_sweeps.config import Composer
 from zo_sweeps.plan import build
 
@@ -288,3 +288,53 @@ def test_ten_thousand_trials_plan(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_a_composer_can_plan_twice() -> None:
     composer = Composer(["+grid=quickstart", "update.lr=0.1,0.2"])
     assert list(build(composer).every) == list(build(composer).every)
+
+
+# --- what is left out
+
+
+def test_a_block_that_is_left_out_leaves_the_tables_and_figures_and_the_table_says_so(tmp_path: Path) -> None:
+    from zo_sweeps import readout
+    from zo_sweeps.schedule.ledger import Standing
+
+    grid = changed()
+    grid["blocks"]["other"] = {"label": "Other", "fixed": {"method": "mezo", "update": {"lr": 0.1}}}
+    grid["tables"]["accuracy"]["rows"]["other"] = "Other"
+    grid["tables"]["alone"] = {"layout": "accuracy", "rows": {"other": "Other"}}
+    points = [{"series": "other", "x": 0.1, "y": 50.0}, {"series": "zo", "x": 0.1, "y": 51.0}]
+    grid["figures"] = {
+        "both": {"x": "update.lr", "series": {"zo": "", "other": ""}, "published": points},
+        "alone": {"x": "update.lr", "series": {"other": ""}},
+        "every": {"x": "update.lr"},
+    }
+    folder = write_grid(tmp_path, grid)
+    composer = Composer(["+grid=tiny", "~grid.blocks.other"], [str(folder)])
+    plan = build(composer)
+    (table,) = readout.tables(plan, composer, Standing())
+    assert [key for key, _ in table.spec.rows] == ["zo"]
+    assert "left out: other" in plan.caveats
+    assert set(plan.grid["figures"]) == {"both", "every"}
+    assert plan.grid["figures"]["both"]["published"] == points[1:]
+
+
+@pytest.mark.parametrize("part", ["tables", "figures"])
+def test_a_table_or_figure_of_a_block_that_there_is_not_is_refused_before_anything_runs(
+    tmp_path: Path, part: str
+) -> None:
+    grid = changed()
+    if part == "tables":
+        grid["tables"]["accuracy"]["rows"]["zoo"] = "ZO"
+    else:
+        grid["figures"] = {"f": {"x": "update.lr", "series": {"zoo": "ZO"}}}
+    assert "unknown block 'zoo'" in problem(tmp_path, grid)
+    assert "did you mean 'zo'" in problem(tmp_path, grid)
+
+
+def test_entries_that_an_override_makes_the_same_are_counted_for_the_reader(tmp_path: Path) -> None:
+    grid = changed()
+    grid["blocks"]["wide"] = {"label": "W", "fixed": {"method": "mezo", "update": {"lr": 0.1}, "model": "random_llama"}}
+    grid["blocks"]["same"] = {"label": "S", "fixed": {"method": "mezo", "update": {"lr": 0.1}, "model": "demo"}}
+    del grid["fixed"]["model"]
+    assert not any("share" in caveat for caveat in planned(tmp_path, grid).caveats)
+    found = planned(tmp_path, grid, "model=demo")
+    assert "2 entries differ from others in nothing that is left, and share their trials" in found.caveats

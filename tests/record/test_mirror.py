@@ -317,24 +317,24 @@ def test_nothing_to_sync_is_a_users_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_eight_writers_through_an_outage_of_the_server_leave_every_row_once(experiment: str, tmp_path: Path) -> None:
+def test_32_writers_through_an_outage_of_the_server_leave_every_row_once(experiment: str, tmp_path: Path) -> None:
     folder, said, store = tmp_path / "server", [], JournalStore(tmp_path)
     running = server.start(folder)
     running.wait()
     port = int(running.uri.rsplit(":", 1)[1])
-    trials = [made_up.trial(seed, steps=60, lr=1e-4 * (1 + seed % 4)) for seed in range(24)]
+    trials = [made_up.trial(seed, steps=60, lr=1e-4 * (1 + seed % 4)) for seed in range(64)]
     mirror = MlflowMirror(running.uri, experiment, SWEEP, tmp_path, say=said.append)
     for made in trials:
         mirror.register(made)
 
     def write(worker: int) -> None:
-        for made in trials[worker::8]:
+        for made in trials[worker::32]:
             for event in made_up.whole(made):
                 store.append(made.trial_id, [event])
                 mirror.notify(made.trial_id)
                 time.sleep(0.4)
 
-    writers = [threading.Thread(target=write, args=(n,)) for n in range(8)]
+    writers = [threading.Thread(target=write, args=(n,)) for n in range(32)]
     for writer in writers:
         writer.start()
     while len(runs(running.uri, experiment)) < 6:

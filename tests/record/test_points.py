@@ -34,6 +34,18 @@ def test_a_short_trial_keeps_every_step() -> None:
     assert not curve(points, "diverged")
 
 
+def test_gradients_that_were_looked_at_are_curves_and_their_last_values_stand_once() -> None:
+    made = made_up.trial(steps=4)
+    looked = [
+        {"type": "gradients", "time": 1.0 + step, "step": step, "covered": {"task_static/0.001": share}}
+        for step, share in ((0, 0.5), (4, 0.25))
+    ]
+    *events, end = made_up.whole(made)
+    end = {**end, "outcome": {**end["outcome"], "metrics": {"gradients/task_static/0.001": 0.25}}}
+    points = rows.points(made, [*looked, *events, end])
+    assert curve(points, "gradients/task_static/0.001") == {0: 0.5, 4: 0.25}
+
+
 @pytest.mark.parametrize("steps", [1000, 1001, 20_000])
 def test_a_long_trial_is_thinned_to_about_a_thousand_points_whatever_the_chunks(steps: int) -> None:
     made = made_up.trial(steps=steps)
@@ -150,3 +162,17 @@ def test_provenance_names_code_packages_and_machine_and_nothing_of_the_environme
     assert found["ram_bytes"] > 2**28
     assert found["cpu"]
     assert found["hostname"]
+
+
+def test_a_trial_that_moved_says_where_it_was() -> None:
+    def start(node: str, profile: str, step: int) -> dict[str, object]:
+        return {"type": "start", "time": 1.0, "node": node, "profile": profile, "resumed_from": step}
+
+    stayed = [start("nano", "jetson-orin-nano", 0), start("nano", "jetson-orin-nano", 40)]
+    assert rows.place_tags(stayed) == {"zo.node": "nano"}
+    moved = [*stayed, start("desk", "cpu", 120)]
+    assert rows.place_tags(moved) == {
+        "zo.node": "desk",
+        "zo.places": "nano (jetson-orin-nano), from step 120 desk (cpu)",
+    }
+    assert rows.place_tags([{"type": "start", "time": 1.0}]) == {}

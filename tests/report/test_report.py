@@ -109,7 +109,6 @@ def test_the_figure_of_a_grid_selects_at_each_x_and_knows_the_published_point(
 @pytest.mark.parametrize(
     ("changes", "part"),
     [
-        ({"series": {"zq": ""}}, "unknown block 'zq' in figure by_q of grid tiny"),
         ({"y": "accuracies"}, "unknown y 'accuracies'"),
         ({"kind": "pie"}, "unknown kind of figure 'pie'"),
     ],

@@ -1,4 +1,4 @@
-"""A driver to be killed: `python -m tests.schedule.driver STATE EXECUTOR PLAN`; PLAN is a file of JSON trials."""
+"""A driver to be killed: `python -m tests.schedule.driver STATE inline|ray|HOST:PORT PLAN`; PLAN: JSON trials."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def sweep(state: Path, trials: list[Trial], executor: Executor | None = None, **
 
 if __name__ == "__main__":
     state = Path(sys.argv[1])
-    executor = InlineExecutor(TARGET) if sys.argv[2] == "inline" else RayExecutor(state, slots=2, target=TARGET)
+    where = {"slots": 2} if sys.argv[2] == "ray" else {"address": sys.argv[2]}
+    executor = InlineExecutor(TARGET) if sys.argv[2] == "inline" else RayExecutor(state, target=TARGET, **where)
     plan = [Trial.from_json(entry) for entry in json.loads(Path(sys.argv[3]).read_text())]
     print("ready", flush=True)
     summary = sweep(state, plan, executor, say=lambda line: print(line, flush=True))

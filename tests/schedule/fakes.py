@@ -17,7 +17,8 @@ ANYWHERE = Needs()
 
 def trial(folder: Path, name: str, *, steps: int = 5, warm: str = "m", needs: Needs = ANYWHERE, **behaviour) -> Trial:
     """A trial named `name`. Behaviour: pause (seconds a step), raises (on which attempts), dies (SIGKILL: at that step
-    of those attempts), ends (a state), leaves (sys.exit), gate (a file that it waits for after step 8)."""
+    of those attempts), ends (a state), leaves (sys.exit), gate (a file, awaited after step 8), peak (bytes that it
+    says it needed), eats (GiB that it takes: at step 3 of its first attempt)."""
     config = {"train": {"steps": steps}, "folder": str(folder), "seed": len(name), **behaviour}
     return Trial(name, config, needs=needs, warm_key=warm, cost=float(steps), label=name)
 
@@ -54,6 +55,8 @@ def run_trial(task: Trial, sink: Sink, journal: list[Event], attempt: int, shoul
 
     def end(state: TrialState, error: str = "") -> Outcome:
         metrics = {"dev/metric": value, "dev/loss": math.fsum(losses)} if state is TrialState.SUCCEEDED else {}
+        if "peak" in config:
+            metrics["peak_memory_bytes"] = float(config["peak"])
         outcome = Outcome(task.trial_id, state, metrics, steps_done=done, error=error)
         sink.emit({"type": "end", "time": time.time(), "outcome": outcome.to_json()})
         return outcome
@@ -66,6 +69,10 @@ def run_trial(task: Trial, sink: Sink, journal: list[Event], attempt: int, shoul
             return end(TrialState.CANCELLED)
         if step == 3 and attempt in config.get("raises", []):
             raise ValueError(f"poisoned {task.trial_id}\nsecond line")
+        if step == 3 and attempt == 1 and "eats" in config:
+            held = [bytearray(os.urandom(1)) * 2**26 for _ in range(16 * config["eats"])]
+            time.sleep(60)  # it is killed in here
+            del held
         if step == 3 and attempt in config.get("leaves", []):
             raise SystemExit(3)
         if step == 3 and attempt in config.get("dies", []):

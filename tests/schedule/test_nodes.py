@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.schedule import fakes
 from tests.schedule.driver import TARGET, sweep
 from tests.schedule.nodes import Cluster, cluster, meanwhile, wait_for
-from tests.schedule.test_sweep import results
+from tests.schedule.test_sweep import results, start_driver
 from zo_sweeps.record.journal import JournalStore
 from zo_sweeps.schedule.ledger import read_standing
 from zo_sweeps.schedule.ray_executor import RayExecutor
@@ -156,3 +157,33 @@ def test_a_trial_that_kills_every_process_is_given_up_and_the_rest_go_on(nodes: 
     assert summary.counts == {TrialState.SUCCEEDED: 8, TrialState.LOST: 1}
     assert len(starts(tmp_path, "poison")) == 3
     assert JournalStore(tmp_path).read("poison")[-1]["outcome"]["state"] == "LOST"
+
+
+def test_a_process_that_is_killed_for_memory_is_lost_with_that_reason_and_tried_again(
+    nodes: Cluster, tmp_path: Path
+) -> None:
+    memory = psutil.virtual_memory()
+    limit = 1 - (memory.available - 2**31) / memory.total  # 2 GiB more than is used now
+    nodes.add("small", RAY_memory_usage_threshold=f"{limit:.4f}", RAY_memory_monitor_refresh_ms="100")
+    summary = on(nodes, tmp_path, [fakes.trial(tmp_path / "w", "t", eats=4)])
+    assert summary.counts == {TrialState.SUCCEEDED: 1}
+    assert lost(tmp_path)[0] == ("t", "its process was killed because the node ran low on memory")
+    assert results(tmp_path)["t"] == undisturbed(tmp_path)
+
+
+def test_a_killed_driver_s_trial_goes_on_under_the_next_and_its_old_worker_counts_for_nothing(
+    nodes: Cluster, tmp_path: Path
+) -> None:
+    nodes.add("a", cpus=2)
+    gate = tmp_path / "gate"
+    plan = [fakes.trial(tmp_path / "w", "t", steps=60, gate=str(gate))]
+    driver = start_driver(tmp_path, nodes.address, plan)
+    wait_for(lambda: steps_done(tmp_path, "t") == 8)
+    driver.kill()
+    driver.communicate()
+    gate.touch()
+    assert on(nodes, tmp_path, plan).counts == {TrialState.SUCCEEDED: 1}
+    assert steps_done(tmp_path, "t") == 60
+    assert [start[2] for start in starts(tmp_path, "t")] == [0, 8]
+    assert read_standing(tmp_path).losses == {}
+    assert results(tmp_path)["t"] == undisturbed(tmp_path, steps=60)

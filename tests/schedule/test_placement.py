@@ -6,7 +6,7 @@ import pytest
 
 from tests.schedule import fakes
 from zo_sweeps.schedule.executors import COLD, NO_SLOT, WARM
-from zo_sweeps.schedule.placement import Node, gpus_needed, reason, refusal
+from zo_sweeps.schedule.placement import Node, gpus_needed, preference, reason, refusal
 from zo_sweeps.schedule.queue import ReadyQueue
 from zo_sweeps.trial import Needs
 
@@ -94,3 +94,20 @@ def test_a_lost_trial_goes_in_front_and_a_failed_one_behind(tmp_path):
     queue.put(c)
     queue.put(a, first=True)
     assert names(queue, lambda trial: COLD) == ["t000", "t001", "t002"]
+
+
+def test_a_trial_that_names_its_device_goes_before_those_that_run_anywhere(tmp_path):
+    anywhere = fakes.trials(tmp_path, 2, warm="a")
+    named = [fakes.trial(tmp_path, f"j{i}", warm="j", needs=Needs("jetson-orin-nano")) for i in range(2)]
+    warm = lambda trial: WARM if trial.warm_key == "a" else COLD  # noqa: E731
+    assert names(ReadyQueue([*anywhere, *named]), warm) == ["j0", "j1", "t000", "t001"]
+
+
+def test_a_trial_for_any_device_leaves_the_scarce_ones_to_others():
+    order = sorted((NANO, CPU, GPU), key=lambda node: preference(Needs(), node))
+    assert [node.name for node in order] == ["rack", "desk", "nano"]
+
+
+def test_nodes_of_one_host_are_told_apart():
+    twin = Node("4", "desk", "cpu", 8, 0, 1 * GIB)
+    assert reason(Needs("auto", 8 * GIB), [CPU, twin]) == reason(Needs("auto", 8 * GIB), [twin, CPU]) == ""

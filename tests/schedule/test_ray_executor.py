@@ -202,7 +202,6 @@ def test_a_standing_cluster_is_joined_with_its_token_and_refuses_another(tmp_pat
         wait_for(lambda: len(list(folder.glob("session_*/sockets/raylet"))) > 0)
         time.sleep(1)
         plan = fakes.trials(tmp_path / "w", 4, needs=Needs("jetson-orin-nano"))
-        plan.append(fakes.trial(tmp_path / "w", "gpu", needs=Needs("cuda")))
         monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(other))
         begin = time.monotonic()
         with pytest.raises(UserError, match="RAY_AUTH_TOKEN_PATH"):
@@ -210,8 +209,7 @@ def test_a_standing_cluster_is_joined_with_its_token_and_refuses_another(tmp_pat
         assert time.monotonic() - begin < 30
         monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
         summary = sweep(tmp_path, plan, RayExecutor(tmp_path, address=f"127.0.0.1:{port}", target=TARGET))
-        assert summary.counts == {TrialState.SUCCEEDED: 4, TrialState.PENDING: 1}
-        assert "has no CUDA GPU" in next(iter(summary.waiting))
+        assert summary.counts == {TrialState.SUCCEEDED: 4}
         assert head.poll() is None  # ours to use, not to end
     finally:
         for process in [*psutil.Process(head.pid).children(recursive=True), head]:

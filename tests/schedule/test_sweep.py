@@ -199,6 +199,35 @@ def test_a_full_disk_ends_the_sweep_as_such_and_not_as_a_failed_trial(tmp_path):
     assert not read_standing(tmp_path).failures
 
 
+def test_a_disk_that_is_full_stops_the_sweep_and_with_room_the_same_command_ends_it(tmp_path, undisturbed):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=200k", "tmpfs", str(disk)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("may not mount a file system here; the limits of single files are tested in test_ledger")
+    try:
+        plan = fakes.trials(tmp_path / "w", 6, steps=600)
+        with pytest.raises(UserError, match=r"cannot write the (journal|ledger).*[Nn]o space left"):
+            sweep(disk, plan)
+        standing = read_standing(disk)
+        assert 0 < len(standing.outcomes) < 6
+        assert not standing.failures
+        subprocess.run(["mount", "-o", "remount,size=8m", str(disk)], check=True)
+        summary = sweep(disk, plan)
+        assert (summary.counts, summary.already_done) == ({TrialState.SUCCEEDED: 6}, len(standing.outcomes))
+        assert results(disk) == undisturbed(plan)
+    finally:
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+def test_a_trial_that_was_handed_back_may_be_so_more_often_than_it_may_be_lost(tmp_path):
+    back = [[Lost("a", n, "handed back", blameless=True)] for n in range(1, 6)]
+    executor = Scripted([*back, [Lost("a", 6, "gone")], [Finished("a", 7, Outcome("a", TrialState.SUCCEEDED))]])
+    summary = sweep(tmp_path, [fakes.trial(tmp_path / "w", "a")], executor, retries_lost=1)
+    assert summary.counts == {TrialState.SUCCEEDED: 1}
+    assert read_standing(tmp_path).losses == {"a": 1}
+
+
 class Scripted(InlineExecutor):
     """An executor whose reports the test writes."""
 

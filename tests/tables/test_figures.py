@@ -13,7 +13,7 @@ import pytest
 from zo_sweeps.errors import UserError
 from zo_sweeps.tables import Measure, Record
 from zo_sweeps.tables.draw import drawing, inline_svg, render
-from zo_sweeps.tables.figures import Figure, FigureSpec, curves, points
+from zo_sweeps.tables.figures import Figure, FigureSpec, cumulative, curves, points
 
 from .examples import ACCURACY, LR, Q, record
 
@@ -206,3 +206,62 @@ def test_a_second_measure_of_the_difference_of_two_metrics_is_named_on_the_axis(
     records = [record({Q: 1}, metrics={"peak_memory_bytes": 3 * 2**30, "weights_bytes": 2**30})]
     figure = points(replace(layout(columns=COLUMNS[:1]), measure=measure), records, look)
     assert (figure.y_label, figure.panels[0].series[0].y) == ("peak_memory_bytes − weights_bytes (GiB)", (2.0,))
+
+
+SHARES = {
+    ("task_dynamic", 0.01): 0.5,
+    ("task_dynamic", 0.001): 0.3,
+    ("text_static", 0.01): 0.2,
+    ("text_static", 0.001): 0.1,
+}
+CURVES = tuple((f"gradients/{mask}/{density}", f"{mask}, {density}") for mask, density in SHARES)
+
+
+def covered(trial_id: str) -> dict[str, list[tuple[int, float, float]]]:
+    return {name: [(0, 0.0, y), (2, 1.0, y / 2)] for (name, _), y in zip(CURVES, SHARES.values(), strict=True)}
+
+
+def test_several_measurements_of_a_run_are_lines_alike_in_colour_by_density_and_in_style_by_mask() -> None:
+    spec = curve(columns=COLUMNS[:1], series=SERIES[:1], curves=CURVES)
+    figure = curves(spec, [record({})], look, covered)
+    found = {series.label: series for series in figure.panels[0].series}
+    assert list(found) == [label for _, label in CURVES]
+    assert [(series.color, series.style) for series in found.values()] == [(0, 0), (1, 0), (0, 1), (1, 1)]
+    assert found["text_static, 0.01"].y == (0.2, 0.1)
+    assert figure.y_label == "share of the squared gradient"
+    with drawing(figure) as drawn:
+        lines = [(line.get_color(), line.get_linestyle()) for line in drawn.axes[0].get_lines()]
+    assert len(set(lines)) == 4
+    both = curves(replace(spec, series=SERIES), [record({}), record({}, block="pezo")], look, covered)
+    assert len({series.label for series in both.panels[0].series}) == 8
+
+
+def looked(trial_id: str) -> dict[int, dict[str, list[float]]]:
+    return {
+        step: {"shares": [0.01, 0.1, 1.0], "mean": [0.2, 0.5 + step / 1000, 1.0], "std": [0.1, 0.2, 0.0]}
+        for step in range(0, 101, 10)
+    }
+
+
+def test_a_cumulative_curve_is_of_the_first_measurement_after_a_part_of_training() -> None:
+    spec = layout(
+        kind="cumulative", x="share", measure=None, columns=COLUMNS[:1], series=SERIES[:1], at=(0.1, 0.55, 1.0)
+    )
+    figure = cumulative(spec, [record({})], look, looked)
+    assert [series.label for series in figure.panels[0].series] == ["step 10", "step 60", "step 100"]
+    series = figure.panels[0].series[1]
+    assert (series.x, series.y) == ((0.01, 0.1, 1.0), (0.2, 0.56, 1.0))
+    assert series.std == (0.1, 0.2, 0.0)
+    empty = cumulative(spec, [record({}, state="NOT_RUN")], look, looked)
+    assert empty.panels[0].series == ()
+    assert any("No finished run yet: ZO" in note for note in empty.notes)
+
+
+def test_the_axis_of_shares_is_logarithmic_with_plain_numbers_and_the_band_is_drawn() -> None:
+    spec = layout(kind="cumulative", x="share", measure=None, columns=COLUMNS[:1], series=SERIES[:1])
+    with drawing(cumulative(spec, [record({})], look, looked)) as drawn:
+        drawn.canvas.draw()
+        (axes, *_) = drawn.axes
+        assert axes.get_xscale() == "log"
+        assert "0.01" in [label.get_text() for label in axes.get_xticklabels()]
+        assert len(axes.collections) == 1

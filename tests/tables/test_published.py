@@ -21,6 +21,8 @@ pytestmark = pytest.mark.unit
 SHARED = Path(os.environ.get("ZO_SHARED", Path(__file__).resolve().parents[3] / "shared"))
 # Of the metrics that trial.Outcome names.
 METRICS = {"test/metric", "dev/loss", "train_seconds", "seconds_per_step", "peak_memory_bytes", "weights_bytes"}
+METRICS |= {"flops_per_step", "seconds_per_token"}
+METRICS |= {f"gradients/{mask}/0.001" for mask in ("task_dynamic", "task_static", "text_static")}
 
 
 @pytest.mark.parametrize("reference", references())

@@ -14,7 +14,7 @@ import torch
 
 from tests.conftest import REPO
 from tests.worker.common import make, measured, run
-from zo_sweeps import worker
+from zo_sweeps import attempt
 from zo_sweeps.trial import Event, Outcome, Trial, TrialState
 
 pytestmark = pytest.mark.unit
@@ -41,7 +41,7 @@ def _one_thread() -> Any:
 @pytest.fixture(autouse=True)
 def _every_step_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each step becomes an event of its own, so that there are as many boundaries to resume at as there can be."""
-    monkeypatch.setattr(worker, "FLUSH_SECONDS", -1.0)
+    monkeypatch.setattr(attempt, "FLUSH_SECONDS", -1.0)
 
 
 @pytest.fixture(scope="module")

@@ -120,15 +120,16 @@ class Cluster:
         self.head = self._start("head", "cpu", where)
         return self.head
 
-    def add(self, name: str, device: str = "cpu", *, cpus: int = 1, gib: float = 8) -> Raylet:
+    def add(self, name: str, device: str = "cpu", *, cpus: int = 1, gib: float = 8, **variables: str) -> Raylet:
+        """A node of so many CPUs and so much memory, with further environment variables."""
         where = [f"--address={self.address}", f"--num-cpus={cpus}", f"--memory={int(gib * 2**30)}"]
-        self.nodes.append(self._start(name, device, where))
+        self.nodes.append(self._start(name, device, where, **variables))
         return self.nodes[-1]
 
-    def _start(self, name: str, device: str, arguments: list[str]) -> Raylet:
+    def _start(self, name: str, device: str, arguments: list[str], **variables: str) -> Raylet:
         """Started, and joined; Ray gives up after 30 seconds, which a busy machine may need: then once more."""
         for _ in range(3):
-            node = Raylet(self.folder, self.environment, name, device, arguments)
+            node = Raylet(self.folder, {**self.environment, **variables}, name, device, arguments)
             if node.wait():
                 return node
         raise AssertionError((self.folder / f"{name}.log").read_text())

@@ -24,7 +24,7 @@ import psutil
 
 from zo_sweeps.errors import UserError
 from zo_sweeps.fleet.keeper import Keeper, NodeSpec, last_line
-from zo_sweeps.fleet.node import labels, new_identity, node_arguments, running
+from zo_sweeps.fleet.node import labels, new_identity, node_arguments, running, wait_until_gone
 from zo_sweeps.fleet.secrets import checked, token_for_head
 from zo_sweeps.record import server
 from zo_sweeps.schedule.cluster import short_folder, token_environment
@@ -139,9 +139,7 @@ def stop(state_dir: Path) -> bool:
     if found:
         process = psutil.Process(found["pid"])
         process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(40)
-        except psutil.TimeoutExpired:
+        if not wait_until_gone([process], 40):
             for one in [*process.children(recursive=True), process]:
                 with contextlib.suppress(psutil.Error):
                     one.kill()

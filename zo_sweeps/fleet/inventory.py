@@ -105,17 +105,17 @@ def row(one: Device, now: float) -> list[str]:
     heat = facts.get("temperature")
     lends = f"{one.cpus:g} CPU" + (f", {one.gpus:g} GPU" if one.gpus else "")
     if one.memory_bytes:
-        lends += f", {one.memory_bytes / GIB:.1f} GiB"
+        lends += f"\n{one.memory_bytes / GIB:.1f} GiB"
     return [
         one.name + (" (head)" if one.is_head else ""),
         kind,
         _memory(facts),
         lends if one.state != "gone" else "–",
         ", ".join(capabilities(facts)) or "–",
-        ", ".join(words) or "–",
+        "\n".join(words) or "–",
         facts.get("power_mode") or "–",
         f"{heat:.0f} °C" if heat is not None else "–",
-        f"{one.state}, {_ago(now - facts['time'])}" if "time" in facts else one.state,
+        f"{one.state},\n{_ago(now - facts['time'])}" if "time" in facts else one.state,
         "\n".join(one.runs) or "–",
     ]
 
@@ -131,7 +131,7 @@ def _memory(facts: Mapping[str, Any]) -> str:
     if "memory_bytes" not in facts:
         return "–"
     own = facts["memory_bytes"] != facts["ram_bytes"]
-    text = f"{facts['ram_free_bytes'] / GIB:.1f} of {facts['ram_bytes'] / GIB:.1f} GiB free"
+    text = f"{facts['ram_free_bytes'] / GIB:.1f} of {facts['ram_bytes'] / GIB:.1f} GiB\nfree"
     if facts["unified"]:
         return text + ", unified"
     return text + (f"; GPU {facts['memory_bytes'] / GIB:.1f} GiB" if own else "")

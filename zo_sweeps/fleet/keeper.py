@@ -22,6 +22,7 @@ from typing import Any
 import psutil
 
 from zo_sweeps.errors import UserError
+from zo_sweeps.fleet.node import alive, wait_until_gone
 from zo_sweeps.fleet.reporter import GONE
 from zo_sweeps.schedule import cluster
 from zo_sweeps.schedule.ray_actor import TrialActor
@@ -31,6 +32,7 @@ FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0  # seconds before a node is started again: 
 STEADY = 60.0  # a node that stood so long begins again with the first wait
 UNREGISTER_SECONDS = 5.0
 BOOT_SECONDS = 60.0  # that a raylet may take to appear
+ACTOR = f"ray::{TrialActor.__name__}"
 _TERMINATE_CHILD = 1  # PR_SET_PDEATHSIG
 
 
@@ -119,7 +121,7 @@ class Keeper:
             return f"Ray did not start: {last_line(self._spec.log)} (see {self._spec.log})"
         known = False
         while not self._leave:
-            if self._ray.poll() is not None or _ended(raylet):
+            if self._ray.poll() is not None or not alive(raylet):
                 return "the node's raylet has ended" + ("" if known else f": {last_line(self._spec.log)}")
             status = self._reporter.poll() if self._reporter else 1
             if status == GONE:
@@ -138,6 +140,11 @@ class Keeper:
         grace = self._spec.grace
         if self._spec.is_head or grace <= 0:
             return
+        try:
+            cluster.must_answer(self._spec.address)
+        except UserError:
+            self._say("left: the head is away, so there is nobody to hand trials back to")
+            return
         self._say(f"leaving: running trials are asked to stop at their next step, for {grace:.0f} s at most")
         end = time.monotonic() + grace
         if self._reporter:
@@ -146,7 +153,7 @@ class Keeper:
         self._reporter = self._report(str(grace))
         asked: set[psutil.Process] = set()
         while time.monotonic() < end and not self._now:
-            if _ended(raylet):
+            if not alive(raylet):
                 self._say("left: nothing runs here any more")
                 return
             for actor in set(_actors(raylet)) - asked:  # an idle one ends; a busy one hands its trial back
@@ -193,13 +200,13 @@ class Keeper:
             with contextlib.suppress(psutil.Error):
                 if one.name() == "raylet":  # it takes leave of the head, which else waits for it for a while
                     one.terminate()
-                    _wait_for([one], UNREGISTER_SECONDS)
+                    wait_until_gone([one], UNREGISTER_SECONDS)
         for one in mine:
             with contextlib.suppress(psutil.Error):
                 one.kill()
         for process in filter(None, (self._reporter, self._ray)):
             process.wait()
-        _wait_for(mine, UNREGISTER_SECONDS)
+        wait_until_gone(mine, UNREGISTER_SECONDS)
         self._reporter = self._ray = None
 
 
@@ -209,7 +216,7 @@ def _actors(raylet: psutil.Process) -> list[psutil.Process]:
     with contextlib.suppress(psutil.Error):
         for child in raylet.children():
             with contextlib.suppress(psutil.Error):
-                if child.cmdline()[0].startswith(f"ray::{TrialActor.__name__}"):
+                if "".join(child.cmdline()[:1]).startswith(ACTOR):  # none of one that just ended
                     found.append(child)
     return found
 
@@ -218,20 +225,6 @@ def _die_with_parent() -> None:
     """In the child: SIGTERM when we are gone, however we went (Linux)."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_TERMINATE_CHILD, signal.SIGTERM)
-
-
-def _ended(process: psutil.Process) -> bool:
-    """Whether it runs no more. Its parent, or a container's first process, may never collect it."""
-    try:
-        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return True
-
-
-def _wait_for(processes: list[psutil.Process], seconds: float) -> None:
-    end = time.monotonic() + seconds
-    while not all(map(_ended, processes)) and time.monotonic() < end:
-        time.sleep(0.05)
 
 
 def keep_newest(folder: Path) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import secrets
 import socket
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +90,24 @@ def running(path: Path) -> Mapping[str, Any] | None:
     try:
         found = json.loads(path.read_text())
         process = psutil.Process(found["pid"])
-        alive = found["pid"] and process.status() != psutil.STATUS_ZOMBIE
-        return found if alive and abs(process.create_time() - found["started"]) < 1 else None
+        return found if found["pid"] and alive(process) and abs(process.create_time() - found["started"]) < 1 else None
     except (OSError, ValueError, psutil.Error):
         return None
+
+
+def alive(process: psutil.Process) -> bool:
+    """Whether it runs. One that ended may never be collected by its parent, or by a container's first process."""
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False
+
+
+def wait_until_gone(processes: Sequence[psutil.Process], seconds: float = math.inf) -> bool:
+    """Whether all have ended within `seconds`."""
+    end = time.monotonic() + seconds
+    while any(map(alive, processes)):
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True

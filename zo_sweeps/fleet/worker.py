@@ -22,7 +22,7 @@ from zo_sweeps.devices.probe import probe
 from zo_sweeps.errors import UserError
 from zo_sweeps.fleet import preflight
 from zo_sweeps.fleet.keeper import Keeper, NodeSpec
-from zo_sweeps.fleet.node import labels, new_identity, node_arguments, port_range, running
+from zo_sweeps.fleet.node import labels, new_identity, node_arguments, port_range, running, wait_until_gone
 from zo_sweeps.fleet.secrets import token_for_joining
 from zo_sweeps.schedule.cluster import short_folder
 
@@ -133,7 +133,7 @@ def leave(state_dir: Path, say: Callable[[str], None]) -> int:
     with contextlib.suppress(psutil.NoSuchProcess):
         process.send_signal(signal.SIGTERM)
         say(f"asked pid {found['pid']} to leave; waiting for its trials to stop")
-        process.wait()
+        wait_until_gone([process])
     say("left")
     return 0
 

@@ -106,6 +106,33 @@ class LanguageModel:
                 texts[i] = self.tokenizer.decode(row[:length], skip_special_tokens=True).strip()
         return texts
 
+    def prompt(self, text: str) -> list[int]:
+        """The token ids of a text, with what a text starts with."""
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return [*([] if self.bos_id is None else [self.bos_id]), *ids]
+
+    def continue_by(self, prompt: Sequence[int], new_tokens: int) -> list[int]:
+        """The greedy continuation of `prompt` (token ids) by exactly `new_tokens` tokens, for timing."""
+        from transformers import GenerationConfig
+
+        config = GenerationConfig(
+            max_new_tokens=new_tokens,
+            min_new_tokens=new_tokens,
+            do_sample=False,
+            num_beams=1,
+            use_cache=True,
+            pad_token_id=self.pad_id,
+            eos_token_id=self.eos_id,
+        )
+        if len(prompt) + new_tokens > self.max_positions:
+            raise ValueError(f"{len(prompt)} and {new_tokens} new tokens exceed {self.max_positions} positions")
+        ids, mask = self._left_padded([prompt])
+        module: Any = self.module
+        with torch.inference_mode():
+            output = module.generate(input_ids=ids, attention_mask=mask, generation_config=config)
+        found: list[int] = output[0, ids.shape[1] :].tolist()
+        return found
+
     def target_modules(self, targets: Iterable[str]) -> dict[str, nn.Linear]:
         """The linear layers that `targets` name in every layer, by qualified name, in the model's order.
 

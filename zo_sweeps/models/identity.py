@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -11,7 +12,7 @@ from typing import Any
 
 from zo_sweeps.errors import UserError, unknown
 from zo_sweeps.fingerprint import canonical_json, fingerprint
-from zo_sweeps.models import hub, shapes
+from zo_sweeps.models import families, hub, shapes
 from zo_sweeps.models.checkpoint import CheckpointInfo, read_checkpoint_info
 
 DEMO = Path(__file__).parent / "demo"
@@ -88,11 +89,21 @@ def status(model: Mapping[str, Any]) -> ModelStatus:
         identity = fingerprint_model(model)
         if model["source"] == "random":
             arch = model["arch"]
-            return ModelStatus(True, "", identity, shapes.parameter_count(arch), arch)
+            parameters, tokens = shapes.parameter_count(arch), demo_tokens(arch)
+            if arch["vocab_size"] < tokens:
+                what = f"random weights are used with the demo tokenizer, which has {tokens} tokens"
+                raise UserError(what, where="model.arch.vocab_size", fix=f"set it to {tokens} or more")
+            return ModelStatus(True, "", identity, parameters, arch)
         info = _identify(folder_of(model))[0]
         return ModelStatus(True, "", identity, info.parameters, info.arch)
     except UserError as error:
         return ModelStatus(False, str(error))
+
+
+def demo_tokens(arch: Mapping[str, Any]) -> int:
+    """Size of the demo tokenizer; a masked model's has a mask as well."""
+    vocabulary = json.loads((DEMO / "config.json").read_text())["vocab_size"]
+    return int(vocabulary) + families.is_masked(arch["model_type"])
 
 
 def _hub_status(model: Mapping[str, Any]) -> ModelStatus:

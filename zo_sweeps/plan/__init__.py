@@ -20,6 +20,7 @@ from zo_sweeps.plan.expand import Setting, expand
 from zo_sweeps.plan.identity import identity
 from zo_sweeps.plan.places import Places
 from zo_sweeps.plan.resolve import Options, resolve
+from zo_sweeps.plan.shown import shown
 from zo_sweeps.trial import Needs, Trial
 
 __all__ = ["Cell", "Plan", "build", "identity"]
@@ -83,6 +84,10 @@ def build(composer: Composer) -> Plan:
     devices: set[str] = set()
     if not grid["blocks"]:
         raise UserError(f"grid {grid['name']!r} has no blocks", where=f"grid/{composer.grid_name}.yaml")
+    try:
+        grid = shown(grid, composer.left_out)
+    except UserError as error:
+        problems[str(error)] = []
     for block, spec in grid["blocks"].items():
         try:
             for setting in expand(composer, grid, block, spec):
@@ -107,13 +112,16 @@ def build(composer: Composer) -> Plan:
                 cells.append(Cell(block, column, config["seed"], dict(setting.searched), trial_id))
         except UserError as error:
             _note(problems, str(error), block)
-    found = [f"{text} (block{'s' * (len(where) > 1)} {', '.join(where)})" for text, where in problems.items()]
+    found = [
+        f"{text} (block{'s' * (len(where) > 1)} {', '.join(where)})" if where else text
+        for text, where in problems.items()
+    ]
     if found := [*found, *options.unknown(composer)]:
         raise _all(found, str(grid["name"]))
     if not trials:
         raise UserError(f"grid {grid['name']!r} has no trials: no seeds, or everything is excluded")
     runnable = tuple(trial for trial_id, trial in trials.items() if trial_id not in missing)
-    caveats = _caveats(composer)
+    caveats = _caveats(composer, cells, trials)
     return Plan(grid, composer.base, runnable, tuple(cells), missing, labels, caveats, trials)
 
 
@@ -150,6 +158,7 @@ def _trial(
     dialect = config["task"]["dialects"][config["prompt"]["name"]]
     dev = split["shots"] * len(dialect["options"]) if split["shots"] else split["dev"]
     sequences = train["steps"] * batch * passes + evaluations * dev + split["test"]
+    sequences += (evaluations + 1) * 3 * config["gradients"]["samples"]
     task = config["task"]
     parts = [label, task.get("display") or task["name"]]
     if kind != "zero_shot":
@@ -160,7 +169,7 @@ def _trial(
         config=config,
         needs=Needs(device=config["device"]["name"], memory_bytes=memory),
         warm_key=fingerprint([config["model"]["fingerprint"], config["precision"]["name"], config["device"]["name"]]),
-        cost=sequences * tokens,
+        cost=config["method"]["new_tokens"] if kind == "generate" else sequences * tokens,
         label=" · ".join(parts),
         grid=grid,
         block=block,
@@ -172,12 +181,25 @@ def _short(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _caveats(composer: Composer) -> tuple[str, ...]:
+def _caveats(composer: Composer, cells: Sequence[Cell], trials: Mapping[str, Trial]) -> tuple[str, ...]:
     """In what the trials differ from the grid as it is written, for the table's caption."""
     found = []
     scale = composer.base["scale"]
     if scale["name"] != "paper":
-        found.append(f"scale={scale['name']}: fewer steps and examples than the grid's; not comparable with a paper")
+        less = f", texts of at most {scale['max_length']} tokens" if scale["max_length"] else ""
+        if scale["layers"] and any(trial.config["model"]["source"] == "random" for trial in trials.values()):
+            less += f", random weights of {scale['layers']} layer{'s' * (scale['layers'] != 1)}"
+        found.append(
+            f"scale={scale['name']}: fewer steps and examples than the grid's{less}; not comparable with a paper"
+        )
+    places: dict[str, set[tuple[str, str]]] = {}
+    for cell in cells:
+        places.setdefault(cell.trial_id, set()).add((cell.block, cell.task))
+    shared = sum(len(where) for where in places.values() if len(where) > 1)
+    if shared:
+        found.append(f"{shared} entries differ from others in nothing that is left, and share their trials")
+    if composer.left_out:
+        found.append(f"left out: {', '.join(composer.left_out)}")
     choices, values = composer.forced.choices, composer.forced.values
     if "model" in choices:
         model = composer.base["model"]

@@ -8,7 +8,7 @@ from typing import Any
 
 from zo_sweeps.errors import unknown
 
-KINDS = ("zero_shot", "icl", "zo", "fo")
+KINDS = ("zero_shot", "icl", "zo", "fo", "generate")
 TRAINED = ("zo", "fo")
 MODES = ("sequential", "outer", "inner", "both")
 SCHEDULES = ("constant", "linear")
@@ -45,6 +45,7 @@ RANGES: Mapping[tuple[str, str], tuple[float, float]] = {
     ("random_subset", "refresh"): (0, math.inf),
     ("outliers", "density"): (1e-9, 1),
 }
+GENERATING_SPACES = ("full", "random_subset", "outliers")  # what is there without a gradient
 ZO_UPDATES = ("sgd", "momentum", "adam", "sign", "conservative", "mezo_compat")
 FO_UPDATES = ("adam", "sgd")
 
@@ -77,6 +78,10 @@ def incompatible(config: Mapping[str, Any]) -> list[str]:
     found += _wrong_objective(config)
     if kind == "icl" and config["method"]["demonstrations"] < 1:
         found.append(f"method.demonstrations must be at least 1, not {config['method']['demonstrations']}")
+    if kind == "generate":
+        found += _wrong_generation(config)
+    if config["gradients"]["samples"]:
+        found += _wrong_gradients(config)
     if kind in TRAINED:
         allowed = ZO_UPDATES if kind == "zo" else FO_UPDATES
         if update["name"] not in allowed:
@@ -99,6 +104,30 @@ def incompatible(config: Mapping[str, Any]) -> list[str]:
     if config["device"]["name"] == "cpu" and precision == "fp16" and kind == "fo":
         found.append("backpropagation in fp16 on a CPU is not supported; use precision=fp32 or bf16")
     return found
+
+
+def _wrong_generation(config: Mapping[str, Any]) -> list[str]:
+    space, mode = config["space"]["name"], config["evaluation"]["mode"]
+    found = []
+    if config["method"]["new_tokens"] < 1 or not config["method"]["text"]:
+        found.append("method kind 'generate' needs a method.text and method.new_tokens of at least 1")
+    if space not in GENERATING_SPACES:
+        found.append(f"generation is timed over space {' or '.join(GENERATING_SPACES)}, not {space}")
+    if mode not in ("sequential", "inner") or (mode == "inner" and space == "full"):
+        found.append("generation has evaluation.mode=sequential, or inner over a sparse space (a product beside)")
+    return found + (_wrong_options("space", config["space"]) if space in GENERATING_SPACES else [])
+
+
+def _wrong_gradients(config: Mapping[str, Any]) -> list[str]:
+    found = []
+    if config["method"]["kind"] != "fo" or config["space"]["name"] != "full":
+        found.append("gradients.samples is of backpropagation through all parameters (kind fo, space full)")
+    wrong = [
+        name
+        for name, least in (("samples", 1), ("text_samples", 1), ("length", 2))
+        if config["gradients"][name] < least
+    ]
+    return found + [f"gradients.{name} is too small" for name in wrong]
 
 
 def _wrong_objective(config: Mapping[str, Any]) -> list[str]:

@@ -38,10 +38,17 @@ def identity(config: Mapping[str, Any]) -> dict[str, Any]:
     if kind == "icl":
         return {**result, "demonstrations": config["method"]["demonstrations"], "seed": config["seed"]}
     result["space"] = {key: value for key, value in config["space"].items() if key != "text"}  # a path
+    if kind == "generate":
+        told = {key: config["method"][key] for key in ("text", "new_tokens")}
+        return {**result, **told, "mode": config["evaluation"]["mode"], "seed": config["seed"]}
     result["update"] = config["update"]
     result["train"] = {key: config["train"][key] for key in ("steps", "batch", "eval_every")}
     if config["train"]["select"] != "loss":
         result["train"]["select"] = config["train"]["select"]
+    if config["train"]["flops"]:
+        result["train"]["flops"] = True
+    if config["gradients"]["samples"]:
+        result["gradients"] = {key: value for key, value in config["gradients"].items() if key != "text"}  # a path
     result["seed"] = config["seed"]
     if kind == "zo":
         result["estimator"] = config["estimator"]

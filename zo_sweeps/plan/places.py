@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from zo_sweeps.errors import UserError
-from zo_sweeps.fingerprint import fingerprint
 from zo_sweeps.plan.compatible import TRAINED
 
 BYTES_A_TOKEN = 4  # of English text as JSON, roughly; for estimates only
 MOMENTS = {"adam": 2, "momentum": 1}  # fp32 copies of the trainable state that an update keeps
+
+
+@cache
+def _is_stored(precision: str) -> bool:
+    """Whether weights can be stored so."""
+    return find_spec(f"zo_sweeps.engine.precisions.{precision}") is not None
+
+
+def _key(value: Any) -> str:
+    """Equal for equal configurations; a fingerprint costs ten times as much."""
+    return json.dumps(value, sort_keys=True, default=str)
 
 
 class Places:
@@ -32,7 +44,7 @@ class Places:
         self._masked(config, model.arch.get("model_type"))
         text = self._text(config)
         precision = config["precision"]["name"]
-        stored = find_spec(f"zo_sweeps.engine.precisions.{precision}") is not None
+        stored = _is_stored(precision)
         why = "; ".join(
             reason
             for reason, there in (
@@ -66,13 +78,17 @@ class Places:
                 f"model {config['model']['name']!r} is a {kind} one, and prompt {config['prompt']['name']!r} of task "
                 f"{config['task']['name']!r} is {other} a mask"
             )
-        if masked and config["method"]["kind"] == "icl":
-            raise UserError("in-context learning needs a causal model", fix="leave kind icl out for masked models")
+        if masked and config["method"]["kind"] in ("icl", "generate"):
+            what = {"icl": "in-context learning", "generate": "generation"}[config["method"]["kind"]]
+            fix = f"leave kind {config['method']['kind']} out for masked models"
+            raise UserError(f"{what} needs a causal model", fix=fix)
+        if masked and config["space"]["name"] == "prefix" and config["method"]["kind"] in TRAINED:
+            raise UserError("a prefix needs a causal model, which keeps keys and values", fix="use another space")
 
     def _model(self, model: Mapping[str, Any]) -> Any:
         from zo_sweeps.models.identity import status
 
-        key = fingerprint({k: v for k, v in model.items() if k != "fingerprint"})
+        key = _key({k: v for k, v in model.items() if k != "fingerprint"})
         if key not in self._models:
             self._models[key] = status(model)
         return self._models[key]
@@ -83,7 +99,7 @@ class Places:
 
         task = {k: v for k, v in config["task"].items() if k != "fingerprint"}
         dialect, folder = config["prompt"]["name"], config["data"]["dir"]
-        key = fingerprint([task, dialect, folder])
+        key = _key([task, dialect, folder])
         if key not in self._data:
             try:
                 self._data[key] = check(TaskSpec.from_config(task, dialect), task, folder)
@@ -95,15 +111,17 @@ class Places:
 
     def _text(self, config: dict[str, Any]) -> str:
         """Fills in the fingerprint of the text that a mask is found on; returns why it cannot be had."""
-        space = config["space"]
-        if space.get("source") != "text" or config["method"]["kind"] not in TRAINED:
+        space, part = config["space"], "space"
+        if config["gradients"]["samples"]:
+            part = "gradients"
+        elif space.get("source") != "text" or config["method"]["kind"] not in TRAINED:
             return ""
-        file = Path(config["data"]["dir"] or ".").expanduser() / space["text"]
+        file = Path(config["data"]["dir"] or ".").expanduser() / config[part]["text"]
         if not file.is_file():
-            return f"no text at {file} (space.text, under data.dir)"
+            return f"no text at {file} ({part}.text, under data.dir)"
         if file not in self._texts:
             self._texts[file] = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
-        config["space"] = {**space, "text_fingerprint": self._texts[file]}
+        config[part] = {**config[part], "text_fingerprint": self._texts[file]}
         return ""
 
     @staticmethod

@@ -139,6 +139,10 @@ def points(trial: Trial, events: Iterable[Event], steps_sent: int = 0) -> list[P
             split = "test" if event["type"] == "test" else event.get("split", "dev")
             found.append(Point(f"{split}/{_metric(trial)}", event["metric"], time, event["step"]))
             found.append(Point(f"{split}/loss", event["loss"], time, event["step"]))
+        elif event["type"] == "gradients":
+            found += [
+                Point(f"gradients/{name}", share, time, event["step"]) for name, share in event["covered"].items()
+            ]
         elif event["type"] == "end":
             found += _summary(trial, Outcome.from_json(event["outcome"]), time)
     return [p for p in found if p.value is not None and math.isfinite(p.value)]
@@ -192,8 +196,8 @@ def _summary(trial: Trial, outcome: Outcome, time: int) -> Iterator[Point]:
         yield Point("diverged", 1.0, time, outcome.steps_done)
     for name, value in outcome.metrics.items():
         split, _, what = name.partition("/")
-        if split == "test":
-            continue  # its own event has said it
+        if split in ("test", "gradients"):
+            continue  # their own events have said it
         if split == "dev":  # the curve dev/... ends at the last step; this is the selected one
             name = f"selected/dev_{_metric(trial) if what == 'metric' else what}"
         yield Point(clean_name(name), value, time, outcome.steps_done)

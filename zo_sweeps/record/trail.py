@@ -12,6 +12,8 @@ from zo_sweeps.trial import Event
 def trail(events: Sequence[Event]) -> dict[str, list[tuple[int, float, float]]]:
     """ "train/loss", "dev/loss", "dev/metric" -> (step, seconds, value), in step order; an absent one is [].
 
+    Where gradients were looked at, "gradients/<mask>/<density>" too, from step 0 on.
+
     seconds: of the steps so far, evaluations and loading not counted. A step's time is its share of its event's; a step
     that stands in the journal twice counts once, as first written. Cost: one pass.
     """
@@ -26,8 +28,17 @@ def trail(events: Sequence[Event]) -> dict[str, list[tuple[int, float, float]]]:
     dev = sorted(
         (step, event) for (split, step), event in evals(events).items() if split == "dev" and step < len(clock)
     )
-    return {
+    found = {
         "train/loss": [(step, clock[step], losses[step][1]) for step in steps],
         "dev/loss": [(step, clock[step], event["loss"]) for step, event in dev],
         "dev/metric": [(step, clock[step], event["metric"]) for step, event in dev],
     }
+    for step, event in sorted(gradients(events).items()):
+        for name, share in event["covered"].items() if step < len(clock) else ():
+            found.setdefault(f"gradients/{name}", []).append((step, clock[step], share))
+    return found
+
+
+def gradients(events: Sequence[Event]) -> dict[int, Event]:
+    """Step -> the event `gradients` of it."""
+    return {event["step"]: event for event in events if event["type"] == "gradients"}

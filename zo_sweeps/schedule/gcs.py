@@ -20,6 +20,7 @@ from zo_sweeps.schedule import cluster
 ID_LABEL = "zo.id"
 NODE, REACH, REACHED, RUNS = "node/", "reach/", "reached/", cluster.RUNS
 _NAMESPACE = cluster.NOTES
+STARTING_SECONDS = 60.0  # in which a head that answers becomes a node
 _PREEMPTION = 2  # DrainNodeReason: a node that is busy may refuse the other one
 
 
@@ -71,7 +72,11 @@ class Head:
         import psutil
 
         here = {one.address for addresses in psutil.net_if_addrs().values() for one in addresses}
-        nodes = {node["NodeManagerAddress"] for node in self.nodes() if node["Alive"]}
+        deadline = time.monotonic() + STARTING_SECONDS
+        while not (nodes := {node["NodeManagerAddress"] for node in self.nodes() if node["Alive"]}):
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.2)  # a head that has just started answers before it is a node itself
         if not nodes & here:
             raise UserError(
                 f"this machine is no node of the Ray cluster at {self._address} (nodes: {', '.join(sorted(nodes))})",

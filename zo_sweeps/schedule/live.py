@@ -21,6 +21,8 @@ class LiveFile:
     def __init__(self, state_dir: Path) -> None:
         self._path = state_dir / FILE
         self._written = 0.0
+        with contextlib.suppress(OSError):
+            self._path.unlink(missing_ok=True)  # an earlier driver's
 
     def update(self, snapshot: Snapshot) -> None:
         now = time.monotonic()

@@ -89,6 +89,9 @@ def _panel(axes: Axes, figure: Figure, index: int) -> None:
     if figure.ticks:
         turn = 30 if max(map(len, figure.ticks)) > 6 and len(figure.ticks) > 3 else 0
         axes.set_xticks(range(len(figure.ticks)), figure.ticks, rotation=turn, ha="right" if turn else "center")
+    elif figure.kind == "cumulative":
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
     elif figure.x_label == CURVE_X["step"]:
         axes.locator_params(axis="x", integer=True)
     elif figure.kind == "line":
@@ -109,10 +112,10 @@ def _line(axes: Axes, series: Series, kind: str) -> None:
     if series.is_published:
         axes.plot(series.x, series.y, ":", marker=marker, color=color, markerfacecolor="white", label=series.label)
         return
-    if kind == "curve":
+    if kind in ("curve", "cumulative"):
         size = 3 if len(series.x) <= 25 else 0
         axes.plot(series.x, series.y, style, marker=marker, markersize=size, color=color, label=series.label)
-        if series.n > 1:
+        if series.n > 1 or kind == "cumulative":
             low = [y - (s or 0) for y, s in zip(series.y, series.std, strict=True)]
             high = [y + (s or 0) for y, s in zip(series.y, series.std, strict=True)]
             axes.fill_between(series.x, low, high, color=color, alpha=0.15, linewidth=0)
@@ -138,7 +141,7 @@ def _bars(axes: Axes, every: tuple[Series, ...]) -> None:
 
 def _look(series: Series) -> tuple[str, str, str]:
     again, i = divmod(series.color, len(COLORS))
-    return COLORS[i], STYLES[again % len(STYLES)], MARKERS[series.color % len(MARKERS)]
+    return COLORS[i], STYLES[(again + series.style) % len(STYLES)], MARKERS[series.color % len(MARKERS)]
 
 
 def _legend(drawn: Drawing, figure: Figure) -> None:

@@ -12,17 +12,19 @@ from zo_sweeps.errors import UserError, unknown
 from zo_sweeps.tables.records import Measure, Record, Rule
 from zo_sweeps.tables.select import select, settings
 
-KINDS = ("line", "bar", "curve")
+KINDS = ("line", "bar", "curve", "cumulative")
 COLUMN = "column"
 CURVES: Mapping[str, tuple[str, float]] = {  # what a curve can show: label, one printed unit
     "dev/loss": ("dev loss", 1.0),
     "dev/metric": ("dev metric (%)", 0.01),
     "train/loss": ("training loss", 1.0),
 }
+GRADIENTS = "gradients/"  # of a curve: <mask>/<density>, the share of the squared gradient that a mask holds
 CURVE_X = {"step": "steps", "seconds": "seconds in steps (evaluation not counted)"}
 WINDOWS = 40  # points of a curve of training losses: each is the mean over a window of steps
 PUBLISHED_KEYS = ("series", "panel", "x", "y")
 
+Cumulative = Mapping[int, Mapping[str, Sequence[float]]]  # of one run: step -> shares, mean, std over the layers
 Trail = Mapping[str, Sequence[tuple[int, float, float]]]  # of one run: name in CURVES -> (step, seconds, value)
 Lookup = Callable[[Record, str], Any]
 
@@ -32,9 +34,12 @@ class FigureSpec:
     """The layout of one figure.
 
     Args:
-        kind: "line" or "bar" (a point is a finished setting), "curve" (a line is a run over time).
+        kind: "line" or "bar" (a point is a finished setting), "curve" (a line is a run over time), "cumulative" (the
+            cumulative squared gradient of a run, by share of the parameters).
         x: COLUMN or a key of a trial; of curves "step" or "seconds".
         y: of curves, a name in CURVES. Other kinds show `measure`.
+        curves: of curves, (y, label) of several, GRADIENTS too, in place of `y`.
+        at: of "cumulative", after which parts of training: the first measurement from there on.
         panels: COLUMN, a key of a trial, or "" for one panel.
         series, columns: (key, label) in order.
         published: points {series, panel, x, y} in printed units; `series` is a block, `panel` may be left out.
@@ -49,6 +54,8 @@ class FigureSpec:
     series: tuple[tuple[str, str], ...]
     columns: tuple[tuple[str, str], ...]
     measure: Measure | None = None
+    curves: tuple[tuple[str, str], ...] = ()
+    at: tuple[float, ...] = (1.0,)
     rule: Rule = field(default_factory=Rule)
     published: tuple[Mapping[str, Any], ...] = ()
     footnotes: tuple[str, ...] = ()
@@ -60,8 +67,9 @@ class FigureSpec:
         if self.kind == "curve":
             if self.x not in CURVE_X:
                 raise unknown("x of a curve", self.x, CURVE_X, where=where)
-            if self.y not in CURVES:
-                raise unknown("y of a curve", self.y, CURVES, where=where)
+            for y, _ in self.ys:
+                if y not in CURVES and not y.startswith(GRADIENTS):
+                    raise unknown("y of a curve", y, [*CURVES, f"{GRADIENTS}MASK/DENSITY"], where=where)
         if len(self.columns) > 1 and COLUMN not in (self.x, self.panels):
             fix = "use panels: column or x: column"
             raise UserError("the columns of the grid would be mixed", where=where, fix=fix)
@@ -75,6 +83,11 @@ class FigureSpec:
             if point["series"] not in dict(self.series):
                 raise unknown("series", point["series"], dict(self.series), where=where)
 
+    @property
+    def ys(self) -> tuple[tuple[str, str], ...]:
+        """(y, label) of every curve of a series."""
+        return self.curves or ((self.y, ""),)
+
 
 @dataclass(frozen=True)
 class Series:
@@ -83,6 +96,7 @@ class Series:
     Args:
         std: sample standard deviation over seeds, None where there is one seed.
         color: index of its block, shared between ours and the published ones.
+        style: index of its line style among those of one colour.
     """
 
     label: str
@@ -92,6 +106,7 @@ class Series:
     std: tuple[float | None, ...] = ()
     n: int = 0
     is_published: bool = False
+    style: int = 0
 
 
 @dataclass(frozen=True)
@@ -160,30 +175,80 @@ def curves(spec: FigureSpec, records: Iterable[Record], lookup: Lookup, trail: C
     Where the seeds differ in seconds, a point stands at their mean time. Args: `trail` reads a run, by trial id.
     """
     order, mine = _named(spec), [record for record in records if record.block in dict(spec.series)]
-    label, unit_size = CURVES[spec.y]
+    label, unit_size = CURVES.get(spec.ys[0][0], ("share of the squared gradient", 1.0))
     panels, empty, windows = [], [], set()
     for key, title in _panels(spec, mine, lookup):
         here = [record for record in mine if not spec.panels or _value(record, spec.panels, lookup) == key]
         found = []
         for block, name in spec.series:
             selected = select(settings([record for record in here if record.block == block]), spec.rule)
-            runs = [trail(record.trial_id).get(spec.y, ()) for record in selected.records] if selected else []
-            if spec.y == "train/loss" and runs and all(runs):
-                window = max(1, math.ceil(min(map(len, runs)) / WINDOWS))
-                windows.add(window)
-                runs = [_windowed(run, window) for run in runs]
-            x, y, std = _mean_run(runs, spec.x == "seconds", unit_size)
-            if x:
-                found.append(Series(name, order[block], x, y, std, len(runs)))
-            elif selected is None and any(record.block == block for record in here):
+            trails = [trail(record.trial_id) for record in selected.records] if selected else []
+            for curve, of_curve in spec.ys:
+                runs = [run.get(curve, ()) for run in trails]
+                if curve == "train/loss" and runs and all(runs):
+                    window = max(1, math.ceil(min(map(len, runs)) / WINDOWS))
+                    windows.add(window)
+                    runs = [_windowed(run, window) for run in runs]
+                x, y, std = _mean_run(runs, spec.x == "seconds", unit_size)
+                if x:
+                    color, style = _place(spec, curve) if of_curve else (order[block], 0)
+                    found.append(Series(_both(spec, name, of_curve), color, x, y, std, len(runs), style=style))
+            if selected is None and any(record.block == block for record in here):
                 empty.append(f"{name} ({title})" if title else name)
         if title and not found:
             empty = [*(name for name in empty if not name.endswith(f"({title})")), title]
         panels.append(Panel(title, (*found, *_published(spec, key, None, order))))
     notes = _notes(spec, panels, empty, "bands")
-    if spec.y == "train/loss" and max(windows, default=1) > 1:
+    if max(windows, default=1) > 1:
         notes = (*notes, f"Training losses are means over windows of {' or '.join(map(str, sorted(windows)))} steps.")
     return Figure(spec.name, spec.title, spec.kind, CURVE_X[spec.x], label, tuple(panels), notes=notes)
+
+
+def cumulative(
+    spec: FigureSpec, records: Iterable[Record], lookup: Lookup, read: Callable[[str], Cumulative]
+) -> Figure:
+    """The cumulative normalized squared gradient of the selected setting of every block, by share of the parameters.
+
+    Mean over the layers (and seeds), with a band of one standard deviation over the layers. A panel without a
+    measurement is empty. Args: `read` gives a run's, by trial id.
+    """
+    mine = [record for record in records if record.block in dict(spec.series)]
+    panels, empty = [], []
+    for key, title in _panels(spec, mine, lookup):
+        here = [record for record in mine if not spec.panels or _value(record, spec.panels, lookup) == key]
+        found: list[Series] = []
+        for block, name in spec.series:
+            selected = select(settings([record for record in here if record.block == block]), spec.rule)
+            runs = [read(record.trial_id) for record in selected.records] if selected else []
+            steps = sorted(set.intersection(*map(set, runs))) if runs else []
+            wanted = dict.fromkeys(next(s for s in steps if s >= part * steps[-1]) for part in spec.at) if steps else {}
+            for step in wanted:
+                parts = [run[step] for run in runs]
+                mean, std = (tuple(map(fmean, zip(*(p[k] for p in parts), strict=True))) for k in ("mean", "std"))
+                label = _both(spec, name, f"step {step}")
+                found.append(Series(label, len(found), tuple(parts[0]["shares"]), mean, std, len(runs)))
+            if not steps and any(record.block == block for record in here):
+                empty.append(f"{name} ({title})" if title else name)
+        panels.append(Panel(title, tuple(found)))
+    notes = [f"No finished run yet: {', '.join(empty)}."] if empty else []
+    notes += ["Mean over the linear layers; bands: ± one standard deviation over them.", *spec.footnotes]
+    y = "cumulative share of the squared gradient"
+    return Figure(
+        spec.name, spec.title, spec.kind, "share of a layer's parameters", y, tuple(panels), (), True, tuple(notes)
+    )
+
+
+def _both(spec: FigureSpec, block: str, part: str) -> str:
+    """A series' label: its block's where there are several, and its part's where it has one."""
+    return ", ".join(text for text in (block if len(spec.series) > 1 or not part else "", part) if text)
+
+
+def _place(spec: FigureSpec, curve: str) -> tuple[int, int]:
+    """(colour, line style) of one of several curves: the same last part (density) or the same rest (mask) are alike."""
+    heads, tails = ([name.rpartition("/")[i] for name, _ in spec.curves] for i in (0, 2))
+    return list(dict.fromkeys(tails)).index(curve.rpartition("/")[2]), list(dict.fromkeys(heads)).index(
+        curve.rpartition("/")[0]
+    )
 
 
 def _measured(measure: Measure) -> str:

@@ -43,7 +43,7 @@ class Published:
 
     @property
     def label(self) -> str:
-        return f"{self.paper}, Table {self.reference.rpartition('/table')[2]}"
+        return f"{self.paper}, Table {self.reference.rpartition('/table')[2].partition('_')[0]}"
 
     def column(self, label: str) -> str | None:
         """The published column with this label, upper and lower case apart (WiC, WIC); None if there is none."""

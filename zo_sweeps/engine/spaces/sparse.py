@@ -29,6 +29,7 @@ class _Layer:
         self.param = nn.Parameter(self.original.to(torch.float32, copy=True), requires_grad=False)
         self.points: Tensor | None = None  # [P, k]
         self._pattern: tuple[Tensor, Tensor] | None = None  # where rows start, columns
+        self.beside: Tensor | None = None  # [out, in], sparse: what theta adds to the weights as they stand
         self.handles = [
             linear.register_forward_pre_hook(self._enter),
             linear.register_forward_hook(self._leave, always_call=True),
@@ -63,7 +64,12 @@ class _Layer:
             handle.remove()
         self.flat.index_copy_(0, self.touched, self.original)
 
+    def multiply_beside(self) -> None:
+        self.beside = self._matrix(self.param.detach() - self.flat[self.index].float())
+
     def _enter(self, linear: nn.Module, args: object) -> None:
+        if self.beside is not None:
+            return
         values = self.param if self.points is None or len(self.points) > 1 else self.points[0]
         if values.requires_grad and torch.is_grad_enabled():  # backpropagation to the k values
             moved = self.flat.index_copy(0, self.index, values.to(self.weight.dtype))
@@ -73,6 +79,9 @@ class _Layer:
 
     def _leave(self, linear: nn.Module, args: tuple[Tensor, ...], output: Tensor | None) -> Tensor | None:
         linear.weight = self.weight
+        if output is not None and self.beside is not None:
+            self._add_product(output, args[0], self.beside)
+            return output
         if output is None or self.points is None or len(self.points) == 1:  # None: the product has raised
             return output
         self._add_products(output, args[0], self.points)
@@ -84,18 +93,28 @@ class _Layer:
         k multiplications a row, in fp32; over fp32 activations on their own memory, without a copy.
         """
         out, into = self.weight.shape
+        added = points - self.flat[self.index].float()
+        for y_p, x_p, values in zip(y.view(len(points), -1, out), x.reshape(len(points), -1, into), added, strict=True):
+            self._add_product(y_p, x_p, self._matrix(values))
+
+    def _matrix(self, values: Tensor) -> Tensor:
+        """[out, in], with `values` at the chosen entries."""
+        out, into = self.weight.shape
         if self._pattern is None:
             row, column = self.index.div(into, rounding_mode="floor"), self.index.remainder(into)
             starts = torch.zeros(out + 1, dtype=torch.int32, device=row.device)
             starts[1:] = torch.bincount(row, minlength=out).cumsum(0)
             self._pattern = (starts, column.int())
-        added = points - self.flat[self.index].float()
-        for y_p, x_p, values in zip(y.view(len(points), -1, out), x.reshape(len(points), -1, into), added, strict=True):
-            S = torch.sparse_csr_tensor(*self._pattern, values, (out, into), check_invariants=False)
-            if y_p.dtype == torch.float32:
-                y_p.t().addmm_(S, x_p.t())
-            else:
-                y_p += (S @ x_p.t().float()).t().to(y_p.dtype)
+        return torch.sparse_csr_tensor(*self._pattern, values, (out, into), check_invariants=False)
+
+    @staticmethod
+    def _add_product(y: Tensor, x: Tensor, S: Tensor) -> None:
+        """y += x S^T, rows flattened."""
+        y, x = y.view(-1, y.shape[-1]), x.reshape(-1, x.shape[-1])
+        if y.dtype == torch.float32:
+            y.t().addmm_(S, x.t())
+        else:
+            y += (S @ x.t().float()).t().to(y.dtype)
 
 
 class Sparse(Space):
@@ -143,6 +162,14 @@ class Sparse(Space):
         assert self._find is not None
         self.write()
         self._set(self._find(step))
+
+    def multiply_beside(self) -> None:
+        """From now on theta is a sparse product beside the weights as they stood (SparseAddMM, eq. 19), not written.
+
+        For forwards alone, of one theta.
+        """
+        for layer in self.layers.values():
+            layer.multiply_beside()
 
     def write(self) -> None:
         """Puts theta into the weights now, for who reads them without a forward."""

@@ -50,3 +50,17 @@ def size(arch: Mapping[str, Any], key: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
         raise UserError(f"the model's config needs a positive integer {key!r}, not {value!r}", where="model.arch")
     return value
+
+
+def head_width(arch: Mapping[str, Any]) -> int:
+    """Width of an attention head. Raises UserError when the heads do not divide what they share."""
+    width, heads = size(arch, "hidden_size"), size(arch, "num_attention_heads")
+    groups = arch.get("num_key_value_heads") or heads
+    if heads % groups:
+        raise UserError(f"{groups} key and value heads do not divide {heads} heads", where="model.arch")
+    if arch.get("head_dim"):
+        return size(arch, "head_dim")
+    if width % heads:
+        fix = "set hidden_size to a multiple of num_attention_heads"
+        raise UserError(f"{heads} heads do not divide hidden_size={width}", where="model.arch", fix=fix)
+    return width // heads

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from zo_sweeps.models.families import size
+from zo_sweeps.errors import UserError
+from zo_sweeps.models.families import head_width, size
 
 TARGETS = {
     "q": "q_proj",
@@ -21,7 +22,9 @@ BOS_TOKEN = None
 
 def linear_shapes(arch: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
     width, inner, heads = size(arch, "hidden_size"), size(arch, "intermediate_size"), size(arch, "num_attention_heads")
-    head = arch.get("head_dim") or width // heads
+    head = head_width(arch)
+    if head % 2:
+        raise UserError(f"rotary positions need heads of an even width, not {head}", where="model.arch")
     queries, keys = heads * head, (arch.get("num_key_value_heads") or heads) * head
     return {
         "q": (queries, width),

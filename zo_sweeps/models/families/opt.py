@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from zo_sweeps.models.families import size
+from zo_sweeps.models.families import head_width, size
 
 TARGETS = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "out_proj", "up": "fc1", "down": "fc2"}
 # OPT's tokenizer names `</s>` (2) as its BOS; MeZO starts every text with `<s>` (0), and so do the papers after it.
@@ -13,6 +13,7 @@ BOS_TOKEN = "<s>"
 
 
 def linear_shapes(arch: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    head_width(arch)  # a module of such a shape can be made
     width, inner = size(arch, "hidden_size"), size(arch, "ffn_dim")
     return {**dict.fromkeys("qkvo", (width, width)), "up": (inner, width), "down": (width, inner)}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from zo_sweeps.models.families import size
+from zo_sweeps.models.families import head_width, size
 
 MASKED = True
 TARGETS = {
@@ -20,6 +20,7 @@ BOS_TOKEN = None
 
 
 def linear_shapes(arch: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    head_width(arch)  # a module of such a shape can be made
     width, inner = size(arch, "hidden_size"), size(arch, "intermediate_size")
     return {**dict.fromkeys("qkvo", (width, width)), "up": (inner, width), "down": (width, inner)}
 

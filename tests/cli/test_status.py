@@ -1,0 +1,60 @@
+"""What `status` says while a sweep runs: where, what waits and why."""
+
+from __future__ import annotations
+
+import io
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tests.plan.common import TINY, planned
+from zo_sweeps import show
+from zo_sweeps.schedule.ledger import Ledger
+from zo_sweeps.schedule.live import LiveFile, read_live
+from zo_sweeps.schedule.snapshot import Running, Snapshot
+from zo_sweeps.trial import TrialState
+
+pytestmark = pytest.mark.unit
+WHY = "needs device jetson-tx2: 0 of 1 nodes offer it (desk is a cpu)"
+
+
+def test_a_running_sweep_says_what_runs_where_and_why_others_wait_and_an_ended_one_does_not(tmp_path: Path) -> None:
+    plan = planned(tmp_path / "conf", TINY, f"state_dir={tmp_path / 'state'}")
+    first = plan.trials[0]
+
+    def said() -> str:
+        page = io.StringIO()
+        show.status(plan, Console(file=page, width=200), failed=False)
+        return page.getvalue()
+
+    with Ledger(tmp_path / "state") as ledger:
+        live = LiveFile(tmp_path / "state")
+        assert "waiting" not in said()
+        ledger.write(first.trial_id, TrialState.RUNNING, attempt=2)
+        running = Running(first, 2, "nano", 0, 3, time.monotonic())
+        counts = {TrialState.RUNNING: 1, TrialState.PENDING: 1}
+        live.update(Snapshot(2, counts, 8, 3, 3, 60.0, (running,), waiting={WHY: 1}))
+        text = said()
+        assert f"waiting (1 trials): {WHY}" in text
+        assert "time to go: 100 s" in text.replace("2 min", "100 s")
+        (line,) = [line for line in text.splitlines() if first.label in line and "nano" in line]
+        assert "3/4" in line
+        live.update(Snapshot(2, counts, 8, 4, 4, 60.0, ()))  # within a second of the last
+        assert read_live(tmp_path / "state")["running"][0]["step"] == 3
+    assert WHY not in said()
+    LiveFile(tmp_path / "state")
+    assert read_live(tmp_path / "state") == {}
+
+
+def test_a_device_without_a_profile_is_refused_when_the_grid_is_planned(tmp_path: Path) -> None:
+    from tests.plan.common import problem
+
+    assert "unknown device 'jetson-tx9'" in problem(tmp_path, TINY, "device.name=jetson-tx9")
+
+
+def test_a_trial_that_its_device_cannot_hold_is_missing_with_the_reason(tmp_path: Path) -> None:
+    plan = planned(tmp_path, TINY, "device=jetson-tx2", "device.memory_gb=0.1")
+    assert not plan.trials
+    assert set(plan.missing.values()) == {"needs about 0.6 GB, and a Jetson TX2 (8 GB) has 0.1"}
