@@ -277,9 +277,9 @@ def doctor(given: Sequence[str]) -> int:
 
 
 def bench(given: Sequence[str]) -> int:
-    """Measure the engine on this machine against plain MeZO (noise, step, memory, replay or all), or the cluster."""
+    """Measure the engine here against plain MeZO (noise, step, memory, replay or all), its GPU, or the cluster."""
     parser = argparse.ArgumentParser(prog="python -m zo_sweeps bench", description=bench.__doc__)
-    parser.add_argument("part", nargs="?", default="all", metavar="noise|step|memory|replay|all|cluster")
+    parser.add_argument("part", nargs="?", default="all", metavar="noise|step|memory|replay|all|gpu|cluster")
     parser.add_argument("--rounds", type=int, default=5, help="each thing runs so often, in turn; the minimum counts")
     parser.add_argument("--json", metavar="FILE", help="write the numbers, with this machine's name, there as well")
     options = parser.parse_args(list(given))

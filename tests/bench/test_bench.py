@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from zo_sweeps.bench import measure, mezo, noise, report, shapes
+from zo_sweeps.bench import gpu, measure, mezo, noise, report, shapes
 from zo_sweeps.bench.measure import Row
 from zo_sweeps.bench.ours import Steps
 from zo_sweeps.engine.spaces import full
 from zo_sweeps.errors import UserError
 from zo_sweeps.models.causal import LanguageModel
 from zo_sweeps.models.load import load
+from zo_sweeps.models.shapes import parameter_count
 
 pytestmark = pytest.mark.unit
 
@@ -77,3 +78,27 @@ def test_the_noise_part_is_measured_printed_and_written(monkeypatch: pytest.Monk
 def test_an_unknown_part_is_refused_with_the_choices() -> None:
     with pytest.raises(UserError, match="memory"):
         report.run("nois", rounds=1)
+
+
+def test_the_gpu_part_measures_the_same_on_any_device(model: LanguageModel) -> None:
+    device = torch.device("cpu")
+    for dtype in (torch.float16, torch.float32):
+        row = gpu.perturbation(device, dtype, 1 << 16, rounds=1)
+        assert set(row.detail) == {"copy, GB/s", "perturbation, GB/s", "triton"}
+        assert row.ratio == pytest.approx(row.detail["perturbation, GB/s"] / row.detail["copy, GB/s"])
+    before = {name: param.clone() for name, param in model.module.named_parameters()}
+    row = gpu.step(model, shapes.examples(1, 8, 1), "tiny", rounds=1)
+    assert row.ratio == pytest.approx(row.detail["ours"] / (row.detail["two forwards"] + row.detail["two passes"]))
+    moved = {name: (param - before[name]).abs().max() for name, param in model.module.named_parameters()}
+    assert all(0 < distance < 1e-2 for distance in moved.values()), "two steps were taken, and nothing else was written"
+
+
+def test_the_seven_billion_are_counted() -> None:
+    assert parameter_count(shapes.LLAMA_2_7B) == 6_738_415_616
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_its_part_says_so_in_one_line() -> None:
+    with pytest.raises(UserError, match="no CUDA GPU here") as raised:
+        report.run("gpu", rounds=1)
+    assert "\n" not in str(raised.value)

@@ -97,6 +97,19 @@ def test_the_projected_gradient_is_the_mean_size_over_directions() -> None:
     assert curve(rows.points(made, [event]), "train/projected_grad") == {1: 2.0}
 
 
+def test_dropped_directions_leave_the_curve_to_those_that_came_and_are_tagged() -> None:
+    made = made_up.trial(steps=2)
+    event = {"type": "steps", "time": 9.0, "first": 1, "losses": [1.0, 1.0], "seconds": 1.0, "tokens": 8}
+    coefs = [[-2.0, math.nan, 4.0], [math.nan] * 3]
+    assert curve(rows.points(made, [{**event, "coefs": coefs}]), "train/projected_grad") == {1: 3.0}
+    end = made_up.end(made, 9.0)
+    assert "zo.dropped" not in rows.event_tags([end])
+    end = {**end, "outcome": {**end["outcome"], "metrics": {"directions_dropped": 4.0}}}
+    tags = rows.event_tags([{"type": "peers", "time": 1.0, "names": ["desk", "nano"]}, end])
+    assert tags["zo.dropped"] == "4 directions of lost or slow workers"
+    assert tags["zo.workers"] == "desk, nano"
+
+
 def test_a_task_scored_by_f1_has_curves_named_so() -> None:
     made = made_up.trial(steps=10)
     task = {**made.config["task"], "metric": "f1"}

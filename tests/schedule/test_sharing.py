@@ -29,6 +29,7 @@ from zo_sweeps.worker import run_trial
 
 pytestmark = pytest.mark.multiprocess
 
+PATIENCE = 500.0  # so that a busy machine looks like no lost worker
 LORA = ["method=prge", "evaluation.mode=inner", "estimator.q=4", "update.lr=0.05", "train.steps=4"]
 TRIALS = {
     "full": ["method=mezo", "estimator.q=3", "train.batch=4", "update.lr=1e-4", "train.steps=4"],
@@ -69,7 +70,7 @@ def alone() -> Callable[[str], tuple[Trial, dict[str, Any]]]:
 @pytest.mark.parametrize(("name", "count"), [("full", 3), ("lora_fa", 2), ("sensitive", 2)])
 def test_processes_that_share_a_trial_give_the_result_of_one(name: str, count: int, alone: Any, tmp_path: Path) -> None:
     trial, expected = alone(name)
-    executor = InlineExecutor(workers=Workers(count))
+    executor = InlineExecutor(workers=Workers(count, patience=PATIENCE))
     assert sweep(tmp_path, [trial], executor).counts == {TrialState.SUCCEEDED: 1}
     got, metrics, journal = result(tmp_path, trial)
     assert got == expected
@@ -104,7 +105,7 @@ def shared(trial: Trial, count: int, *, drop: bool, kills_at: int) -> tuple[Outc
     peers[0].kills_at = kills_at
     events = Sink()
     try:
-        sharing = Sharing(peers, ["here"] * count, drop, 60.0)
+        sharing = Sharing(peers, ["here"] * count, drop, PATIENCE)
         return run_trial(trial, events, [], 1, lambda: False, sharing=sharing), events
     finally:
         for peer in peers:
@@ -155,7 +156,7 @@ def test_ray_actors_share_a_trial_and_one_of_them_is_killed(tmp_path: Path) -> N
     trials = [make(*LORA, "train.steps=60", "train.eval_every=20", f"grid.seeds=[{seed}]") for seed in (3, 4)]
     expected = [measured(*run(trial)) for trial in trials]
     one = make("method=zero_shot")
-    executor = RayExecutor(tmp_path, slots=3, workers=Workers(3))
+    executor = RayExecutor(tmp_path, slots=3, workers=Workers(3, patience=PATIENCE))
     summary = sweep(tmp_path, [*trials, one], executor, on_update=kill_followers(executor, 5))
     assert summary.counts == {TrialState.SUCCEEDED: 3}
     found = [result(tmp_path, trial) for trial in trials]

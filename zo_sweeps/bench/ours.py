@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 
+import torch
 from torch import Tensor
 
 from zo_sweeps.bench.shapes import Example
@@ -35,9 +36,13 @@ class Steps:
     def method(self) -> Method:
         return Method(RGE(self.q, 1e-3), Gaussian(), SGD(), self.mode).bind(self.space.params)
 
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.module.parameters()).device
+
     def forward(self, copies: int) -> Tensor:
         gold_only = len(self.examples[0].candidates) == 1
-        batch = collate(self.examples, 0, gold_only=gold_only)
+        batch = collate(self.examples, 0, gold_only=gold_only).to(self.device)
         loss = losses.tokens if gold_only else losses.candidates
         return loss(losses.token_logprobs(self.model, batch, copies=copies), batch)
 

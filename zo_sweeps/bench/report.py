@@ -12,7 +12,7 @@ from zo_sweeps.bench.measure import Row, host
 from zo_sweeps.errors import UserError, unknown
 
 ENGINE = ("noise", "step", "memory", "replay")
-PARTS = (*ENGINE, "cluster")
+PARTS = (*ENGINE, "gpu", "cluster")
 
 
 def run(part: str, rounds: int) -> list[Row]:

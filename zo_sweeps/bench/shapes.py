@@ -24,6 +24,17 @@ LLAMA_58M = {  # 58.07 M parameters
 }
 
 
+LLAMA_2_7B = {  # 6.74 G parameters
+    **LLAMA_58M,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 4096,
+}
+
+
 @dataclass(frozen=True)
 class Candidate:
     ids: tuple[int, ...]

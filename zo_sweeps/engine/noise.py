@@ -185,8 +185,6 @@ def _rounded(
     scales: Sequence[float],
 ) -> None:
     """`run`, which knows fp32 only, for `out` and `base` of any dtype: summed in fp32 and rounded once."""
-    if out.dtype == torch.float32 and (base is None or base.dtype == torch.float32):
-        return run(out, base, start, words, scales)
     total = torch.empty(out.shape, device=out.device)
     run(total, None, start, words, scales)
     out.copy_(total if base is None else total.add_(base))
@@ -228,15 +226,14 @@ def _triton(device: torch.device, dtype: torch.dtype, add: bool) -> Run | None:
 
 def _runner(out: Tensor, base: Tensor | None) -> Run:
     """The fastest there is for these tensors."""
-    if out.device.type == "cpu":
-        code = _native()
-        return partial(_rounded, _expression if code is None else partial(native.combine, code))
     same_dtype = base is None or base.dtype == out.dtype
     if out.is_cuda and same_dtype and out.dtype in (torch.float32, *HALVES):
         kernel = _triton(out.device, out.dtype, base is not None)
         if kernel is not None:
             return kernel
-    return partial(_rounded, _expression)
+    code = _native() if out.device.type == "cpu" else None
+    run: Run = _expression if code is None else partial(native.combine, code)
+    return run if same_dtype and out.dtype == torch.float32 else partial(_rounded, run)
 
 
 def combine(

@@ -1,0 +1,82 @@
+"""A GPU: the perturbation pass against the memory's bandwidth, and a whole step of a model of 7 billion parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from zo_sweeps.bench.measure import Row, interleaved
+from zo_sweeps.bench.ours import Steps
+from zo_sweeps.bench.shapes import LLAMA_2_7B, Example, examples
+from zo_sweeps.engine import noise
+from zo_sweeps.engine.spaces import full
+from zo_sweeps.engine.types import NoiseKey
+from zo_sweeps.errors import UserError
+from zo_sweeps.models.causal import LanguageModel
+from zo_sweeps.models.load import load
+
+ELEMENTS = 1 << 28
+TOKENS = 64
+
+
+def rows(rounds: int) -> Iterator[Row]:
+    """Raises UserError where there is no GPU."""
+    if not torch.cuda.is_available():
+        raise UserError("torch sees no CUDA GPU here, so there is nothing to measure", where="bench gpu")
+    device = torch.device("cuda")
+    for dtype in (torch.float16, torch.float32):
+        yield perturbation(device, dtype, ELEMENTS, rounds)
+    model = load({"source": "random", "arch": LLAMA_2_7B, "seed": 0}, torch.float16, device)
+    yield step(model, examples(1, TOKENS, 1), "Llama-2-7B shape, fp16", rounds)
+
+
+def perturbation(device: torch.device, dtype: torch.dtype, elements: int, rounds: int) -> Row:
+    """theta + eps z into other memory, against a copy of theta to there: both read and write every element once."""
+    theta = torch.randn(elements, device=device).to(dtype)
+    out, key = torch.empty_like(theta), NoiseKey(0, 1, 0)
+    functions = {
+        "copy": lambda: out.copy_(theta),
+        "perturbation": lambda: noise.combine([(key, 1e-3)], "w", theta.shape, device, base=theta, out=out),
+    }
+    seconds = interleaved({name: _awaited(function, device) for name, function in functions.items()}, rounds)
+    moved = 2 * elements * theta.element_size()
+    kernel = device.type == "cuda" and noise._triton(torch.device("cuda", 0), dtype, True) is not None
+    detail = {**{f"{name}, GB/s": moved / value / 1e9 for name, value in seconds.items()}, "triton": kernel}
+    name = f"perturbation pass, {dtype}, {elements / 2**20:.4g} Mi elements, against a copy".replace("torch.", "")
+    return Row(name, seconds["copy"] / seconds["perturbation"], "x", 0.8, 0.95, "1x: copy bandwidth", detail)
+
+
+def step(model: LanguageModel, data: list[Example], what: str, rounds: int) -> Row:
+    """A full-parameter MeZO step (q=1) against two forwards and two passes that read and write every weight."""
+    steps = Steps(model, full.install(model.module, {}, 0), data)
+    device = steps.device
+
+    def forwards() -> None:
+        with torch.inference_mode():
+            steps.forward(1)
+            steps.forward(1)
+
+    @torch.no_grad()
+    def passes() -> None:
+        for _ in range(2):
+            for param in steps.space.params.values():
+                param.mul_(1.0)
+
+    functions: dict[str, Callable[[], Any]] = {"ours": steps.one(), "two forwards": forwards, "two passes": passes}
+    seconds = interleaved({name: _awaited(function, device) for name, function in functions.items()}, rounds)
+    limit = seconds["two forwards"] + seconds["two passes"]
+    name = f"full-parameter step, {what}, B={len(data)} T={TOKENS}, against two forwards and two weight passes"
+    return Row(name, seconds["ours"] / limit, "of", 1.25, 1.0, "1.00", seconds)
+
+
+def _awaited(function: Callable[[], Any], device: torch.device) -> Callable[[], None]:
+    """The function with all that it started on the device."""
+
+    def run() -> None:
+        function()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    return run
