@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from zo_sweeps.schedule.placement import Node
 from zo_sweeps.schedule.process_peers import ProcessPeer
 from zo_sweeps.schedule.ray_executor import RayExecutor
 from zo_sweeps.schedule.sharing import Workers, no_room
-from zo_sweeps.trial import Event, Outcome, Sharing, Trial, TrialState
+from zo_sweeps.trial import Event, Needs, Outcome, Sharing, Trial, TrialState
 from zo_sweeps.worker import run_trial
 
 pytestmark = pytest.mark.multiprocess
@@ -175,7 +176,11 @@ def test_ray_actors_share_a_trial_and_one_of_them_is_killed(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("overrides", "workers", "line"),
     [
-        (["method=prge", "estimator.q=2"], Workers(3), "more workers than the 2 directions of a step"),
+        (
+            ["method=prge", "estimator.q=2", "evaluation.mode=inner"],
+            Workers(3),
+            "more workers than the 2 directions of a step",
+        ),
         (["method=prge", "estimator.q=4", "evaluation.mode=outer"], Workers(3), "2 forwards that a step has"),
         (["method=prge", "estimator.q=4", "evaluation.mode=both"], Workers(2), "1 forward that a step has"),
         (["method=prge", "estimator.q=4", "evaluation.mode=outer"], Workers(2, "drop"), "none can be dropped"),
@@ -186,7 +191,7 @@ def test_ray_actors_share_a_trial_and_one_of_them_is_killed(tmp_path: Path) -> N
 )
 def test_what_cannot_be_shared_is_refused_in_one_line(overrides: list[str], workers: Workers, line: str) -> None:
     with pytest.raises(UserError) as raised:
-        workers.check([make(*overrides)])
+        workers.check([make(*overrides, "update.lr=1e-3")])
     assert line in str(raised.value)
     assert "\n" not in str(raised.value)
 
@@ -212,7 +217,7 @@ def test_a_command_with_too_many_workers_says_so_before_anything_starts(tmp_path
 
 
 def test_a_cluster_without_room_for_all_workers_says_how_many_there_are() -> None:
-    trial = make(*LORA)
+    trial = replace(make(*LORA), needs=Needs())
     nodes = [
         Node("a", "a", "cpu", 2, 0, 2**40),
         Node("b", "b", "cpu", 1, 0, 2**40),
