@@ -23,7 +23,7 @@ from tests.plan.common import write_grid
 from tests.schedule.nodes import Cluster, cluster, wait_for
 from zo_sweeps.record import server
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
+pytestmark = [pytest.mark.multiprocess, pytest.mark.chaos]
 
 TRIALS = 60
 ZO = {"method": "prge", "estimator": {"q": 2}, "train": {"steps": 12}}

@@ -18,7 +18,7 @@ from tests.schedule.nodes import wait_for
 from zo_sweeps.schedule.ledger import read_standing
 from zo_sweeps.trial import TrialState
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
+pytestmark = [pytest.mark.multiprocess, pytest.mark.chaos]
 
 PROFILE = "name: board\ndisplay: A board\nkind: cpu\nmemory_gb: 8\nunified: true\nprecisions: [fp32, bf16]\n"
 GRID = """\
