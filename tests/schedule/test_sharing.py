@@ -159,6 +159,8 @@ def test_ray_actors_share_a_trial_and_one_of_them_is_killed(tmp_path: Path) -> N
     one = make("method=zero_shot")
     executor = RayExecutor(tmp_path, slots=3, workers=Workers(3, patience=PATIENCE))
     summary = sweep(tmp_path, [*trials, one], executor, on_update=kill_followers(executor, 5))
+    ends = [event for trial in [*trials, one] for event in JournalStore(tmp_path).read(trial.trial_id)]
+    assert [event["outcome"]["traceback"] for event in ends if event["type"] == "end"] == ["", "", ""]
     assert summary.counts == {TrialState.SUCCEEDED: 3}
     found = [result(tmp_path, trial) for trial in trials]
     assert [got for got, _, _ in found] == expected

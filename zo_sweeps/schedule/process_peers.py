@@ -34,7 +34,8 @@ class ProcessPeer:
 
     @property
     def pid(self) -> int:
-        return self._process.pid or 0
+        assert self._process.pid is not None  # 0 would be this whole process group to os.kill
+        return self._process.pid
 
     def ask(self, message: bytes) -> None:
         with contextlib.suppress(OSError):  # said by `answer`
