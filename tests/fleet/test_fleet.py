@@ -28,7 +28,7 @@ from zo_sweeps.schedule.ledger import read_standing
 from zo_sweeps.schedule.ray_executor import RayExecutor
 from zo_sweeps.trial import Needs, TrialState
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
+pytestmark = [pytest.mark.multiprocess, pytest.mark.chaos]
 
 NANO = ("--device", "jetson-orin-nano", "--gpus", "0", "--cpus", "1", "--grace", "60")
 

@@ -153,6 +153,7 @@ def kill_followers(executor: RayExecutor, at_step: int) -> Callable[[Any], None]
     return update
 
 
+@pytest.mark.chaos
 def test_ray_actors_share_a_trial_and_one_of_them_is_killed(tmp_path: Path) -> None:
     trials = [make(*LORA, "train.steps=60", "train.eval_every=20", f"grid.seeds=[{seed}]") for seed in (3, 4)]
     expected = [measured(*run(trial)) for trial in trials]
