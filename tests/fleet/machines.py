@@ -112,6 +112,11 @@ class Machines:
         self.workers.append(worker)
         return worker
 
+    def member(self, name: str, *words: str) -> Worker:
+        """The worker of that name, where it runs; else one that joins now."""
+        found = [one for one in self.workers if one.name == name and one.process.poll() is None]
+        return found[0] if found else self.join(*words, name=name)
+
     def nodes(self) -> dict[str, dict]:
         """The living nodes, by their zo.name."""
         nodes = Head(self.address, token_environment(self.token)).nodes()

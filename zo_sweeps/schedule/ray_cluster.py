@@ -77,7 +77,7 @@ class Connection:
 
         if self.address and not self._head_answers(self.address):
             return []
-        alive = [description for description in ray.nodes() if description["Alive"]]
+        alive = cluster.living(ray.nodes())
         leaving = cluster.leaving_nodes() if self.address else set()
         return [_node(description) for description in alive if description["NodeID"] not in leaving]
 
