@@ -54,7 +54,11 @@ class Head:
             where = auth.get("RAY_AUTH_TOKEN_PATH") or "the environment"
             raise UserError(f"the head at {address} refuses the token", where=where, fix=cluster.TOKEN_FIX) from None
         except RpcError as error:
-            raise UserError(f"what listens at {address} is no Ray head ({_line(error)})") from None
+            raise UserError(
+                f"what listens at {address} does not answer as a Ray head does ({_line(error)})",
+                where="cluster.address",
+                fix="check the address; a head that is very busy may answer later",
+            ) from None
 
     def versions(self) -> dict[str, str]:
         """Its Ray and Python versions."""
