@@ -97,7 +97,7 @@ class Machines:
         command = [*prefix, sys.executable, "-m", "zo_sweeps", "head", "start", "--state-dir", str(self.state)]
         command += ["--port", str(self.ports[0]), "--mlflow-port", str(self.ports[1]), "--dashboard-port", "0", *words]
         started = subprocess.run(
-            command, env=environment(self.home), cwd=self.home, capture_output=True, text=True, timeout=200
+            command, env=environment(self.home), cwd=self.home, capture_output=True, text=True, timeout=400
         )
         self.said = started.stdout
         assert started.returncode == 0, started.stderr + self.log()

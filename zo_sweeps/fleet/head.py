@@ -29,7 +29,7 @@ from zo_sweeps.fleet.secrets import checked, token_for_head
 from zo_sweeps.record import server
 from zo_sweeps.schedule.cluster import short_folder, token_environment
 
-START_SECONDS = 120.0
+START_SECONDS = 300.0  # see BOOT_SECONDS of the keeper
 CHECK_SECONDS = 10.0  # between looks at the MLflow server
 
 

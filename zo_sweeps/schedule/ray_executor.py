@@ -177,8 +177,10 @@ class RayExecutor:
             with contextlib.suppress(ray.exceptions.RayError):
                 ray.get(call)
                 del calls[call]
-        for follower in calls.values():
+        for call, follower in calls.items():
             self._slots.drop(follower)
+            if call not in ready and follower.node != slot.node:  # its whole node may be away
+                self._slots.avoid(follower.node, DEAD_SECONDS)
 
     # --- what the actors say
 
