@@ -21,6 +21,8 @@ from tests.schedule.nodes import wait_for
 from zo_sweeps.schedule.cluster import short_folder, token_environment
 from zo_sweeps.schedule.gcs import Head
 
+# No test is about how long Ray takes: 5 s alone, more than a minute only to be read where others have the cores.
+PATIENCE = 300.0
 CLEAN = {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "MLFLOW_TRACKING_USERNAME"}
 
 
@@ -132,7 +134,7 @@ class Machines:
                 found.append(node["NodeID"])
             return bool(found)
 
-        wait_for(there, what=f"{name} in {self.address}")
+        wait_for(there, PATIENCE, f"{name} in {self.address}")
         return found[0]
 
     def processes(self) -> list[psutil.Process]:

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.fleet.machines import Machines, Worker, environment, machines, short_name, zo
+from tests.fleet.machines import PATIENCE, Machines, Worker, environment, machines, short_name, zo
 from tests.schedule import fakes
 from tests.schedule.driver import TARGET, sweep
 from tests.schedule.nodes import meanwhile, wait_for
@@ -28,7 +28,7 @@ from zo_sweeps.schedule.ledger import read_standing
 from zo_sweeps.schedule.ray_executor import RayExecutor
 from zo_sweeps.trial import Needs, TrialState
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.chaos]
+pytestmark = [pytest.mark.multiprocess, pytest.mark.chaos, pytest.mark.timeout(1800)]
 
 NANO = ("--device", "jetson-orin-nano", "--gpus", "0", "--cpus", "1", "--grace", "60")
 
@@ -223,7 +223,7 @@ def test_workers_join_again_when_the_head_was_killed_and_came_back(cluster: Mach
         except UserError:
             return False
 
-    wait_for(back, 150, "the worker at the new head")
+    wait_for(back, PATIENCE, "the worker at the new head")
     print(f"joined again after {time.monotonic() - began:.0f} s")
     assert "Ray did not start" not in cluster.log(), "the head was not held up by its own node"
 
@@ -254,7 +254,7 @@ def test_stop_ends_what_start_started_and_nothing_else(cluster: Machines) -> Non
         assert zo("head", "status", "--state-dir", cluster.state, home=cluster.home).returncode == 1
         assert worker.process.poll() is None, "it waits for the head to come back"
         worker.process.send_signal(signal.SIGTERM)
-        wait_for(lambda: worker.process.poll() is not None, 90, "the worker's end")
+        wait_for(lambda: worker.process.poll() is not None, PATIENCE, "the worker's end")
     finally:
         stranger.kill()
         stranger.wait()
