@@ -21,7 +21,7 @@ from zo_sweeps.trial import TrialState
 pytestmark = [pytest.mark.multiprocess, pytest.mark.chaos]
 
 LORA = ["method=prge", "evaluation.mode=inner", "estimator.q=4", "update.lr=0.05"]
-STEPS, FROZEN_AT, THAWED_AFTER = 80, 20, 20
+STEPS, FROZEN_AT, THAWED_AFTER = 40, 8, 10
 PATIENCE = 6.0
 
 
@@ -67,7 +67,7 @@ class Blow:
 def test_a_follower_whose_node_falls_silent_is_waited_for_once_and_then_done_without(
     nodes: Cluster, tmp_path: Path, option: str, thaws: bool
 ) -> None:
-    trial = make(*LORA, f"train.steps={STEPS}", "train.eval_every=40")
+    trial = make(*LORA, f"train.steps={STEPS}", "train.eval_every=20")
     executor = RayExecutor(tmp_path, address=nodes.address, workers=Workers(3, option, PATIENCE))
     blow = Blow(executor, nodes, thaws)
     try:
