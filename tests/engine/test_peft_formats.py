@@ -55,11 +55,6 @@ def tiny_mistral() -> nn.Module:
 MAKERS = {"llama": lambda: tiny_model().module, "opt": tiny_opt, "mistral": tiny_mistral}
 
 
-class Model(TinyModel):
-    def hidden(self, input_ids, attention_mask):
-        return self.module.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
-
-
 def padded() -> tuple[torch.Tensor, torch.Tensor]:
     """Two rows, the second padded on the right."""
     ids = torch.randint(1, 97, (2, 9), generator=torch.Generator().manual_seed(0))
@@ -72,7 +67,7 @@ def padded() -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("name", WITH_FORMAT)
 def test_a_saved_space_is_loaded_by_peft_with_the_same_logits(name: str, family: str, tmp_path: Path) -> None:
     module = MAKERS[family]()
-    model = Model(module)
+    model = TinyModel(module)
     space = install(name, model)
     nudge(space)
     ids, mask = padded()
@@ -104,14 +99,14 @@ CONFIGS = {
 @pytest.mark.parametrize("name", WITH_FORMAT)
 def test_an_adapter_that_peft_saved_gives_its_logits_here(name: str, family: str, tmp_path: Path) -> None:
     module = MAKERS[family]()
-    names = targets(Model(module), LINEAR)
+    names = targets(TinyModel(module), LINEAR)
     theirs = get_peft_model(MAKERS[family](), CONFIGS[name](sorted({n.rpartition(".")[2] for n in names}))).eval()
     with torch.no_grad():
         for param in theirs.parameters():
             if param.requires_grad:
                 param += 0.05 * torch.randn(param.shape, generator=torch.Generator().manual_seed(1))
     theirs.save_pretrained(str(tmp_path))
-    space = install(name, Model(module), seed=7)
+    space = install(name, TinyModel(module), seed=7)
     adapters.load(space, {"name": name}, tmp_path)
     ids, mask = padded()
     with torch.inference_mode():
@@ -151,7 +146,7 @@ def test_an_adapter_of_another_rank_or_kind_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", MAKERS)
 def test_generation_sees_the_prefix_as_a_forward_of_the_whole_text_does(family: str) -> None:
     module = MAKERS[family]()
-    model = Model(module)
+    model = TinyModel(module)
     nudge(install("prefix", model), 0.3)
     prompts = [[5, 8, 13, 21, 34], [3, 1, 4]]
     width = max(map(len, prompts))
