@@ -28,7 +28,7 @@ def model() -> LanguageModel:
 
 @pytest.mark.parametrize("options", [1, 2])
 def test_the_loop_compared_against_has_the_same_loss(options: int, model: LanguageModel) -> None:
-    data = shapes.examples(3, 12, options)
+    data = shapes.examples([12] * 3, options)
     with torch.inference_mode():
         ours = float(Steps(model, full.install(model.module, {}, 0), data).forward(1))
         assert mezo.loss(model, data) == pytest.approx(ours, rel=1e-5)
@@ -36,7 +36,7 @@ def test_the_loop_compared_against_has_the_same_loss(options: int, model: Langua
 
 def test_plain_mezo_moves_along_its_own_noise(model: LanguageModel) -> None:
     before = {name: param.clone() for name, param in model.module.named_parameters()}
-    g = mezo.step(model, shapes.examples(2, 8, 1), seed=3, lr=1e-2)
+    g = mezo.step(model, shapes.examples([8] * 2, 1), seed=3, lr=1e-2)
     torch.manual_seed(3)
     for name, param in model.module.named_parameters():
         z = torch.normal(mean=0, std=1, size=param.shape)
@@ -45,7 +45,7 @@ def test_plain_mezo_moves_along_its_own_noise(model: LanguageModel) -> None:
 
 def test_a_measured_step_moves_the_weights(model: LanguageModel) -> None:
     before = [param.clone() for param in model.module.parameters()]
-    Steps(model, full.install(model.module, {}, 0), shapes.examples(2, 8, 2), lr=1e-2).one()()
+    Steps(model, full.install(model.module, {}, 0), shapes.examples([8] * 2, 2), lr=1e-2).one()()
     assert all(not torch.equal(a, b) for a, b in zip(before, model.module.parameters(), strict=True))
 
 
@@ -87,7 +87,7 @@ def test_the_gpu_part_measures_the_same_on_any_device(model: LanguageModel) -> N
         assert set(row.detail) == {"copy, GB/s", "perturbation, GB/s", "triton"}
         assert row.ratio == pytest.approx(row.detail["perturbation, GB/s"] / row.detail["copy, GB/s"])
     before = {name: param.clone() for name, param in model.module.named_parameters()}
-    row = gpu.step(model, shapes.examples(1, 8, 1), "tiny", rounds=1)
+    row = gpu.step(model, shapes.examples([8], 1), "tiny", rounds=1)
     assert row.ratio == pytest.approx(row.detail["ours"] / (row.detail["two forwards"] + row.detail["two passes"]))
     moved = {name: (param - before[name]).abs().max() for name, param in model.module.named_parameters()}
     assert all(0 < distance < 1e-2 for distance in moved.values()), "two steps were taken, and nothing else was written"

@@ -146,15 +146,13 @@ def test_a_module_that_breaks_on_import_is_one_line(monkeypatch, tmp_path):
     assert (check.status, check.detail) == ("warn", "OSError: libcudart.so: cannot open")
 
 
-def test_an_unreachable_hub_is_a_warning_within_the_time_out(monkeypatch):
+def test_an_unreachable_hub_is_a_warning(monkeypatch):
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    began = time.perf_counter()
     check = doctor._hub()
     assert (check.status, check.detail) == ("warn", "127.0.0.1 cannot be reached (Connection refused)")
-    assert time.perf_counter() - began < doctor.TIMEOUT + 1
 
 
 def test_a_clock_in_1970_fails():

@@ -9,13 +9,19 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from zo_sweeps.engine.packing import own_text
+
 
 @dataclass(frozen=True)
 class TinyModel:
     module: nn.Module
 
-    def hidden(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        return self.module.model(input_ids=input_ids, use_cache=False).last_hidden_state
+    def hidden(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, positions: Tensor | None = None
+    ) -> Tensor:
+        mask = None if positions is None else own_text(positions)
+        base = self.module.base_model
+        return base(input_ids=input_ids, attention_mask=mask, position_ids=positions, use_cache=False).last_hidden_state
 
     def head(self, hidden: Tensor) -> Tensor:
         return self.module.lm_head(hidden)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, PrefixTuningConfig, VeraConfig, get_peft_model
 from torch import nn
-from transformers import GenerationConfig, MistralConfig, MistralForCausalLM, OPTConfig, OPTForCausalLM
+from transformers import AutoModelForCausalLM, GenerationConfig, MistralConfig, OPTConfig
 
 from tests.engine.conftest import TinyModel, targets, tiny_model
 from tests.engine.spaces_common import LINEAR, OPTIONS, digest, install, nudge
@@ -19,45 +19,24 @@ pytestmark = [pytest.mark.unit, pytest.mark.filterwarnings("ignore")]
 WITH_FORMAT = adapters.SPACES
 
 
-def tiny_opt() -> nn.Module:
+SMALL = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+CONFIGS_OF = {
+    "opt": OPTConfig(
+        **SMALL, ffn_dim=48, max_position_embeddings=64, word_embed_proj_dim=32, init_std=0.2, dropout=0.0
+    ),
+    "mistral": MistralConfig(
+        **SMALL, intermediate_size=48, num_key_value_heads=2, sliding_window=64, initializer_range=0.2
+    ),
+}
+FAMILIES = ("llama", *CONFIGS_OF)
+
+
+def tiny(family: str) -> nn.Module:
+    if family == "llama":
+        return tiny_model().module
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        config = OPTConfig(
-            vocab_size=97,
-            hidden_size=32,
-            ffn_dim=48,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            max_position_embeddings=64,
-            word_embed_proj_dim=32,
-            init_std=0.2,
-            dropout=0.0,
-        )
-        return OPTForCausalLM(config).eval().requires_grad_(False)
-
-
-def tiny_mistral() -> nn.Module:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        config = MistralConfig(
-            vocab_size=97,
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            sliding_window=64,
-            initializer_range=0.2,
-        )
-        return MistralForCausalLM(config).eval().requires_grad_(False)
-
-
-MAKERS = {"llama": lambda: tiny_model().module, "opt": tiny_opt, "mistral": tiny_mistral}
-
-
-class Model(TinyModel):
-    def hidden(self, input_ids, attention_mask):
-        return self.module.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
+        return AutoModelForCausalLM.from_config(CONFIGS_OF[family]).eval().requires_grad_(False)
 
 
 def padded() -> tuple[torch.Tensor, torch.Tensor]:
@@ -68,11 +47,11 @@ def padded() -> tuple[torch.Tensor, torch.Tensor]:
     return ids, mask
 
 
-@pytest.mark.parametrize("family", MAKERS)
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("name", WITH_FORMAT)
 def test_a_saved_space_is_loaded_by_peft_with_the_same_logits(name: str, family: str, tmp_path: Path) -> None:
-    module = MAKERS[family]()
-    model = Model(module)
+    module = tiny(family)
+    model = TinyModel(module)
     space = install(name, model)
     nudge(space)
     ids, mask = padded()
@@ -81,7 +60,7 @@ def test_a_saved_space_is_loaded_by_peft_with_the_same_logits(name: str, family:
         causal = model.head(model.hidden(ids, mask))
     torch.testing.assert_close(causal[mask.bool()], ours[mask.bool()], rtol=1e-5, atol=1e-5)  # padding is never seen
     adapters.save(space, {"name": name, **OPTIONS}, tmp_path, module=module)
-    loaded = PeftModel.from_pretrained(MAKERS[family](), str(tmp_path)).eval()
+    loaded = PeftModel.from_pretrained(tiny(family), str(tmp_path)).eval()
     with torch.inference_mode():
         theirs = loaded(input_ids=ids, attention_mask=mask).logits
     torch.testing.assert_close(ours[mask.bool()], theirs[mask.bool()], rtol=2e-5, atol=2e-5)
@@ -100,18 +79,18 @@ CONFIGS = {
 }
 
 
-@pytest.mark.parametrize("family", MAKERS)
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("name", WITH_FORMAT)
 def test_an_adapter_that_peft_saved_gives_its_logits_here(name: str, family: str, tmp_path: Path) -> None:
-    module = MAKERS[family]()
-    names = targets(Model(module), LINEAR)
-    theirs = get_peft_model(MAKERS[family](), CONFIGS[name](sorted({n.rpartition(".")[2] for n in names}))).eval()
+    module = tiny(family)
+    names = targets(TinyModel(module), LINEAR)
+    theirs = get_peft_model(tiny(family), CONFIGS[name](sorted({n.rpartition(".")[2] for n in names}))).eval()
     with torch.no_grad():
         for param in theirs.parameters():
             if param.requires_grad:
                 param += 0.05 * torch.randn(param.shape, generator=torch.Generator().manual_seed(1))
     theirs.save_pretrained(str(tmp_path))
-    space = install(name, Model(module), seed=7)
+    space = install(name, TinyModel(module), seed=7)
     adapters.load(space, {"name": name}, tmp_path)
     ids, mask = padded()
     with torch.inference_mode():
@@ -148,10 +127,10 @@ def test_an_adapter_of_another_rank_or_kind_is_refused(tmp_path: Path) -> None:
         adapters.save(install("full", tiny_model()), {"name": "full"}, tmp_path, module=tiny_model().module)
 
 
-@pytest.mark.parametrize("family", MAKERS)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_generation_sees_the_prefix_as_a_forward_of_the_whole_text_does(family: str) -> None:
-    module = MAKERS[family]()
-    model = Model(module)
+    module = tiny(family)
+    model = TinyModel(module)
     nudge(install("prefix", model), 0.3)
     prompts = [[5, 8, 13, 21, 34], [3, 1, 4]]
     width = max(map(len, prompts))

@@ -8,27 +8,19 @@ from typing import Any
 import yaml
 
 CONF = Path(__file__).parents[2] / "conf" / "model"
-TINY = {
-    "llama": {
-        "model_type": "llama",
-        "vocab_size": 4096,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 64,
-    },
-    "mistral": {
-        "model_type": "mistral",
-        "vocab_size": 4096,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 64,
-    },
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 4096,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+TINY: dict[str, dict[str, Any]] = {
+    "llama": LLAMA,
+    "mistral": {**LLAMA, "model_type": "mistral"},
     "opt": {
         "model_type": "opt",
         "vocab_size": 4096,

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -123,11 +122,12 @@ def test_the_status_of_what_is_there(copy):
 
 
 def test_a_second_look_at_a_model_does_not_read_it_again(copy):
-    status(local(copy))
-    began = time.perf_counter()
-    for _ in range(100):
-        status(local(copy))
-    assert time.perf_counter() - began < 0.5
+    first = status(local(copy))
+    weights = copy / "model.safetensors"
+    before = weights.stat()
+    weights.write_bytes(b"\0" * before.st_size)  # a second reading would see this
+    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert status(local(copy)) == first
 
 
 # --- the hub, spoken to over real HTTP on loopback -----------------------------------------------------------------
@@ -215,10 +215,12 @@ def test_a_hub_that_does_not_answer_costs_one_time_out_for_all_models(fake_hub, 
     with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, never answers
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
         monkeypatch.setattr(hub, "TIMEOUT", 0.3)
-        began = time.perf_counter()
         for name in ("opt_1b3", "llama2_7b", "tinyllama_1b"):
             assert "cannot be reached" in status(model_yaml(name)).why
-        assert time.perf_counter() - began < 0.9
+        silent.setblocking(False)
+        silent.accept()[0].close()
+        with pytest.raises(BlockingIOError):
+            silent.accept()  # nobody called a second time
 
 
 @pytest.mark.parametrize("sharded", [False, True])
@@ -234,10 +236,8 @@ def test_a_cached_model_is_found_and_loaded_without_a_network(fake_hub, checkpoi
     assert seen.available, seen.why
     assert seen.fingerprint == "hf:facebook/opt-1.3b@main"
     assert seen.parameters == shapes.parameter_count(TINY["llama"])
-    began = time.perf_counter()
     assert load(model_yaml("opt_1b3"), torch.float32, "cpu").commit == commit
-    assert time.perf_counter() - began < 5  # transformers, given an id, asks the hub and retries for twenty seconds
-    assert fake_hub[1] == []
+    assert fake_hub[1] == []  # transformers, given an id, would ask the hub
     os.unlink(f"{snapshot}/model-00001-of-00003.safetensors" if sharded else f"{snapshot}/model.safetensors")
     assert not status(model_yaml("opt_1b3")).available
 

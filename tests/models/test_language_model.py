@@ -65,6 +65,20 @@ def test_hidden_states_do_not_depend_on_padding_or_on_the_batch(tiny):
             torch.testing.assert_close(batched[n, : len(row)], masked[n, : len(row)], atol=2e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("family", [*TINY, "mistral, window 8"])
+def test_texts_in_one_row_are_read_as_if_each_stood_alone(family):
+    name, _, window = family.partition(", window ")
+    model = load(random_model(name, **({"sliding_window": int(window)} if window else {})), torch.float32, "cpu")
+    sequences = rows(model, [17, 9, 20])
+    ids = torch.tensor([[*sequences[0], *sequences[1], 0], [*sequences[2], *[0] * 7]])
+    positions = torch.tensor([[*range(17), *range(9), 0], [*range(20), *[0] * 7]])
+    with torch.inference_mode():
+        packed = model.hidden(ids, (torch.arange(27) < torch.tensor([[26], [20]])).long(), positions)
+        parts = (packed[0, :17], packed[0, 17:26], packed[1, :20])
+        for part, row in zip(parts, sequences, strict=True):
+            torch.testing.assert_close(part, model.hidden(torch.tensor([row]))[0], atol=2e-6, rtol=1e-5)
+
+
 def test_what_stands_in_the_padding_is_never_seen(tiny):
     (row,) = rows(tiny, [6])
     ids, mask = right_padded(tiny, [row], width=12)

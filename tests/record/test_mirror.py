@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -287,23 +288,36 @@ def test_one_damaged_journal_is_said_and_the_others_are_sent(uri: str, experimen
     assert set(children(uri, experiment)) == {trials[0].trial_id, trials[2].trial_id}
 
 
-def test_a_server_away_never_holds_up_the_sweep_and_is_said_once(tmp_path: Path) -> None:
+def test_the_sweep_does_not_wait_for_a_server_that_never_answers(tmp_path: Path) -> None:
+    store = JournalStore(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes the call, says nothing
+        mirror = MlflowMirror(f"http://127.0.0.1:{silent.getsockname()[1]}", "nowhere", SWEEP, tmp_path, say=print)
+        calls = []
+        for seed in range(20):
+            made = made_up.trial(seed, steps=10)
+            mirror.register(made)
+            store.append(made.trial_id, made_up.whole(made))
+            mirror.notify(made.trial_id)
+            if seed == 10:
+                calls.append(silent.accept()[0])  # from here on, the sender waits for its answer
+        assert mirror.drain(0.1) == 20
+        for call in calls:
+            call.close()
+    mirror.close(5.0)
+
+
+def test_a_server_away_is_said_once_and_nothing_is_lost(tmp_path: Path) -> None:
     store, said = JournalStore(tmp_path), []
     trials = [made_up.trial(seed, steps=10) for seed in range(100)]
     mirror = MlflowMirror("http://127.0.0.1:9", "nowhere", SWEEP, tmp_path, say=said.append)
-    began, slowest = time.perf_counter(), 0.0
     for made in trials:
         mirror.register(made)
         for event in made_up.whole(made):
             store.append(made.trial_id, [event])
-            call = time.perf_counter()
             mirror.notify(made.trial_id)
-            slowest = max(slowest, time.perf_counter() - call)
     mirror.finish("table")
     assert mirror.drain(3.0) == 100
     mirror.close(5.0)
-    assert slowest < 1.0  # the thread's import of mlflow takes several seconds
-    assert time.perf_counter() - began < 30
     assert len(said) <= 1  # none if the import of mlflow took longer than all this
     with pytest.raises(
         UserError, match=r"not everything was sent: MLflow at \S+ does not answer \(connection refused\) in"

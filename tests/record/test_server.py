@@ -86,9 +86,8 @@ def test_a_server_dies_with_its_only_user_killed_while_it_starts(tmp_path: Path)
 
 
 def test_starting_does_not_wait_and_a_server_asked_to_stay_is_ended_by_stop(tmp_path: Path) -> None:
-    began = time.perf_counter()
     running = server.start(tmp_path, stay=True)
-    assert time.perf_counter() - began < 2
+    assert not server.is_healthy(running.uri)  # it is still loading MLflow
     running.close()
     time.sleep(1.5)
     assert processes_of(tmp_path)

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from tests.schedule import fakes
@@ -80,9 +78,7 @@ def test_trials_for_an_absent_device_hold_nobody_up(tmp_path):
         asked.append(trial.trial_id)
         return NO_SLOT if trial.needs.device == "jetson-tx2" else COLD
 
-    begin = time.perf_counter()
     assert names(queue, fit) == [f"t{i:03d}" for i in range(100)]
-    assert time.perf_counter() - begin < 0.5
     assert len(asked) <= 2 * 101  # once a group, not once a trial
     assert len(queue) == 10_000
     assert queue.heads() == [(absent[0], 10_000)]

@@ -29,7 +29,7 @@ def rows(rounds: int) -> Iterator[Row]:
     for dtype in (torch.float16, torch.float32):
         yield perturbation(device, dtype, ELEMENTS, rounds)
     model = load({"source": "random", "arch": LLAMA_2_7B, "seed": 0}, torch.float16, device)
-    yield step(model, examples(1, TOKENS, 1), "Llama-2-7B shape, fp16", rounds)
+    yield step(model, examples([TOKENS], 1), "Llama-2-7B shape, fp16", rounds)
 
 
 def perturbation(device: torch.device, dtype: torch.dtype, elements: int, rounds: int) -> Row:

@@ -18,7 +18,7 @@ MIB = 1 << 20
 
 def rows(rounds: int) -> Iterator[Row]:
     model = llama_58m()
-    data = examples(16, 64, 2)
+    data = examples([64] * 16, 2)
     space = full.install(model.module, {}, 0)
     inference = _peak(torch.inference_mode()(lambda: Steps(model, space, data).forward(1)), rounds)
     causal: Any = model.module

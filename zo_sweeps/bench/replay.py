@@ -17,7 +17,7 @@ STEPS, Q = 1000, 4
 def rows(rounds: int) -> Iterator[Row]:
     model = llama_58m()
     space = lora_fa.install(model.module, {"rank": 16, "alpha": 16, "modules": list(model.target_modules("qkvo"))}, 0)
-    steps = Steps(model, space, examples(2, 64, 2), q=Q, mode="both", lr=1e-6)
+    steps = Steps(model, space, examples([64] * 2, 2), q=Q, mode="both", lr=1e-6)
     log = [[0.1] * Q] * STEPS
     functions = {
         "one step": steps.one(),

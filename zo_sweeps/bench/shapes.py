@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -52,12 +53,17 @@ def llama_58m() -> LanguageModel:
     return load({"source": "random", "arch": LLAMA_58M, "seed": 0}, torch.float32, torch.device("cpu"))
 
 
-def examples(count: int, tokens: int, options: int) -> list[Example]:
-    """Prompts of `tokens` tokens, each with `options` answers of one token."""
+def demo() -> LanguageModel:
+    """The demo model, fp32, on the CPU."""
+    return load({"source": "demo"}, torch.float32, torch.device("cpu"))
+
+
+def examples(lengths: Sequence[int], options: int, vocabulary: int = VOCABULARY) -> list[Example]:
+    """Prompts of so many tokens each, with `options` answers of one token."""
     draw = random.Random(0)
 
     def token() -> int:
-        return draw.randrange(1, VOCABULARY)
+        return draw.randrange(1, vocabulary)
 
-    prompts = [tuple(token() for _ in range(tokens)) for _ in range(count)]
+    prompts = [tuple(token() for _ in range(tokens)) for tokens in lengths]
     return [Example(tuple(Candidate((*prompt, token())) for _ in range(options)), 0) for prompt in prompts]

@@ -1,4 +1,4 @@
-"""Steps: full space against the plain MeZO loop, LoRA-FA against a bare forward of the same rows."""
+"""Steps: full space against the plain MeZO loop, LoRA-FA against bare forwards of the same texts."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import torch
 from zo_sweeps.bench import mezo
 from zo_sweeps.bench.measure import Row, interleaved
 from zo_sweeps.bench.ours import Steps
-from zo_sweeps.bench.shapes import examples, llama_58m
+from zo_sweeps.bench.shapes import demo, examples, llama_58m
 from zo_sweeps.engine.spaces import full, lora_fa
 from zo_sweeps.models.causal import LanguageModel
 
 TOKENS = 64
+SENTENCES = (18, 27, 36, 53)  # tokens of four prompts of SST-2, with the spread that a batch of it has
 
 
 def rows(rounds: int) -> Iterator[Row]:
@@ -23,10 +24,11 @@ def rows(rounds: int) -> Iterator[Row]:
     yield _full(model, 1, 1, (2.5, 5.0), rounds)
     yield _full(model, 16, 2, (3.0, 4.5), rounds)
     yield _lora_fa(model, rounds)
+    yield _sentences(rounds)
 
 
 def _full(model: LanguageModel, batch: int, options: int, goals: tuple[float, float], rounds: int) -> Row:
-    data = examples(batch, TOKENS, options)
+    data = examples([TOKENS] * batch, options)
     steps = Steps(model, full.install(model.module, {}, 0), data)
     numbers = count(1)
 
@@ -48,7 +50,7 @@ def _full(model: LanguageModel, batch: int, options: int, goals: tuple[float, fl
 
 
 def _lora_fa(model: LanguageModel, rounds: int, q: int = 4, batch: int = 2, rank: int = 16) -> Row:
-    bare = Steps(model, full.install(model.module, {}, 0), examples(batch, TOKENS, 2))
+    bare = Steps(model, full.install(model.module, {}, 0), examples([TOKENS] * batch, 2))
     adapted = llama_58m()
     options = {"rank": rank, "alpha": rank, "modules": list(adapted.target_modules("qkvo"))}
     space = lora_fa.install(adapted.module, options, 0)
@@ -63,5 +65,24 @@ def _lora_fa(model: LanguageModel, rounds: int, q: int = 4, batch: int = 2, rank
         1.15,
         1.05,
         "1.00",
+        seconds,
+    )
+
+
+def _sentences(rounds: int, q: int = 4, rank: int = 16) -> Row:
+    """The demo model on sentences: against a forward of its rows as a plain loop has them, padded to the longest."""
+    bare, adapted = demo(), demo()
+    texts = examples(SENTENCES, 2, bare.config.vocab_size)
+    options = {"rank": rank, "alpha": 2 * rank, "modules": list(adapted.target_modules("qkvo"))}
+    ours = Steps(adapted, lora_fa.install(adapted.module, options, 0), texts, q=q, mode="both", lr=1e-4)
+    rows = torch.randint(1, bare.config.vocab_size, (2 * q * len(SENTENCES), max(SENTENCES)))
+    seconds = interleaved({"padded": torch.inference_mode()(partial(bare.hidden, rows)), "ours": ours.one()}, rounds)
+    return Row(
+        f"LoRA-FA step, demo model, q={q} B={len(SENTENCES)} T={SENTENCES} r={rank}, against a padded bare forward",
+        seconds["ours"] / seconds["padded"],
+        "of",
+        1.0,
+        0.7,
+        f"{sum(SENTENCES) / len(SENTENCES) / max(SENTENCES):.2f}: its tokens",
         seconds,
     )

@@ -1,9 +1,10 @@
-"""Examples -> one right-padded batch of distinct rows, and the places in it that matter.
+"""Examples -> one right-padded batch of distinct texts, and the places in it that matter.
 
 Shapes: N rows, T tokens, U places whose logits are needed, K answer tokens, C candidates, B examples.
-A row is a candidate's tokens but the last one (nothing is predicted after it). Candidates with the same row, as
+A text is a candidate's tokens but the last one (nothing is predicted after it). Candidates with the same text, as
 `terrible` and `great` after one prompt, share it; logits are computed at the U distinct places only. A causal model
-says an answer token at the token before it; a masked one at its mask, which stands at `mask_at` of the row.
+says an answer token at the token before it; a masked one at its mask, which stands at `mask_at` of the text.
+Texts of unlike lengths share rows where that saves tokens (packing.py); a masked model's stand alone.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+
+from zo_sweeps.engine.packing import pack, padded_to
 
 
 class Candidate(Protocol):
@@ -35,7 +38,8 @@ class Example(Protocol):
 @dataclass(frozen=True)
 class Batch:
     input_ids: Tensor  # [N, T]
-    attention_mask: Tensor  # [N, T]
+    attention_mask: Tensor  # [N, T] ones, then zeros
+    positions: Tensor | None  # [N, T] each token's place in its text; None: no row holds more than one
     place_row: Tensor  # [U]
     place_column: Tensor  # [U]
     token_place: Tensor  # [K] index into the U places
@@ -58,38 +62,50 @@ class Batch:
 
 def collate(examples: Sequence[Example], pad_id: int, *, gold_only: bool = False, multiple_of: int = 8) -> Batch:
     """One batch of the examples' candidates (`gold_only`: of the right answers alone, for the token loss)."""
-    rows: dict[tuple[int, ...], int] = {}
-    places: dict[tuple[int, int], int] = {}
+    texts: dict[tuple[int, ...], int] = {}
+    places: dict[tuple[int, int], int] = {}  # (text, token of it) -> place
     tokens: list[tuple[int, int, int]] = []
     lengths: list[int] = []
     slot_of: list[int] = []
     gold: list[int] = []
+    masked = False
     slots = 1 if gold_only else max(len(example.candidates) for example in examples)
     for b, example in enumerate(examples):
         chosen = [example.candidates[example.gold]] if gold_only else list(example.candidates)
         gold.append(0 if gold_only else example.gold)
         for slot, candidate in enumerate(chosen):
             ids = tuple(candidate.ids)
-            row = rows.setdefault(ids[:-1], len(rows))
+            text = texts.setdefault(ids[:-1], len(texts))
             mask_at: int | None = getattr(candidate, "mask_at", None)
+            masked = masked or mask_at is not None
             for position in range(len(ids) - candidate.answer_length, len(ids)):
-                column = position - 1 if mask_at is None else mask_at
-                place = places.setdefault((row, column), len(places))
+                at = position - 1 if mask_at is None else mask_at
+                place = places.setdefault((text, at), len(places))
                 tokens.append((place, ids[position], len(lengths)))
             lengths.append(candidate.answer_length)
             slot_of.append(b * slots + slot)
-    longest = max(len(row) for row in rows)
-    T = -(-longest // multiple_of) * multiple_of
+    known = list(texts)
+    rows = [[t] for t in range(len(known))] if masked else pack([len(text) for text in known], multiple_of)
+    T = padded_to(max(sum(len(known[t]) for t in row) for row in rows), multiple_of)
     input_ids = torch.full((len(rows), T), pad_id, dtype=torch.long)
-    mask = torch.zeros((len(rows), T), dtype=torch.long)
-    for row_ids, n in rows.items():
-        input_ids[n, : len(row_ids)] = torch.tensor(row_ids)
-        mask[n, : len(row_ids)] = 1
+    mask, positions = torch.zeros_like(input_ids), torch.zeros_like(input_ids)
+    start_of: dict[int, tuple[int, int]] = {}  # text -> (row, column of its first token)
+    for n, row in enumerate(rows):
+        start = 0
+        for t in row:
+            start_of[t], stop = (n, start), start + len(known[t])
+            input_ids[n, start:stop] = torch.tensor(known[t])
+            positions[n, start:stop] = torch.arange(stop - start)
+            start = stop
+        mask[n, :start] = 1
     place, token, candidate_index = torch.tensor(tokens).T.contiguous()
-    place_row, place_column = torch.tensor(list(places)).T.contiguous()
+    starts = [start_of[text] for text, _ in places]
+    place_row = torch.tensor([row for row, _ in starts])
+    place_column = torch.tensor([first + at for (_, first), (_, at) in zip(starts, places, strict=True)])
     return Batch(
         input_ids=input_ids,
         attention_mask=mask,
+        positions=positions if len(rows) < len(known) else None,
         place_row=place_row,
         place_column=place_column,
         token_place=place,

@@ -22,10 +22,11 @@ def token_logprobs(model: LanguageModel, batch: Batch, copies: int = 1) -> Tenso
 
     Cost: one forward of P*N rows; the head on P*U places only, never on all N*T.
     """
-    ids, mask = batch.input_ids, batch.attention_mask
+    ids, mask, positions = batch.input_ids, batch.attention_mask, batch.positions
     if copies > 1:
         ids, mask = ids.repeat(copies, 1), mask.repeat(copies, 1)
-    hidden = model.hidden(ids, mask)
+        positions = None if positions is None else positions.repeat(copies, 1)
+    hidden = model.hidden(ids, mask, positions)
     hidden = hidden.view(copies, batch.input_ids.shape[0], *hidden.shape[1:])
     places = hidden[:, batch.place_row, batch.place_column]  # [P, U, D]
     logits = model.head(places.flatten(0, 1)).float().view(*places.shape[:2], -1)

@@ -97,8 +97,8 @@ class LanguageModel(Protocol):
     @property
     def module(self) -> nn.Module: ...
 
-    def hidden(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """[N, T] token ids and mask -> [N, T, D] last hidden states."""
+    def hidden(self, input_ids: Tensor, attention_mask: Tensor, positions: Tensor | None) -> Tensor:
+        """[N, T] token ids, mask, and positions where rows hold several texts -> [N, T, D] last hidden states."""
         ...
 
     def head(self, hidden: Tensor) -> Tensor:

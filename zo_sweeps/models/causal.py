@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from zo_sweeps.engine.packing import own_text
 from zo_sweeps.models import families
 from zo_sweeps.models.shapes import roles
 
@@ -37,7 +38,9 @@ class LanguageModel:
         self.pad_id: int = _first(tokenizer.pad_token_id, tokenizer.unk_token_id, self.eos_id, 0)
         self.max_positions: int = self.config.max_position_embeddings
 
-    def hidden(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+    def hidden(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, positions: Tensor | None = None
+    ) -> Tensor:
         """Last hidden states, [N, T, D], of a right-padded batch; those at padding are meaningless.
 
         A position attends only to those before it, so padding on the right is never seen by a token, and the mask need
@@ -47,12 +50,22 @@ class LanguageModel:
         Args:
             input_ids: [N, T].
             attention_mask: [N, T], ones then zeros in every row; None when no row is padded.
+            positions: [N, T], each token's place in its text, where rows hold several texts one after the other; a
+                token then sees its own text only. None: a row is one text.
+
+        Cost: with positions, attention reads a mask of T x T booleans a row.
         """
         if attention_mask is not None:
             falls_only = (attention_mask[:, 1:] <= attention_mask[:, :-1]).all()
             torch._assert_async(falls_only, "hidden() takes batches padded on the right")
         base: Any = self.module.base_model
-        states: Tensor = base(input_ids=input_ids, use_cache=False).last_hidden_state
+        seen = None if positions is None else own_text(positions)
+        window: int | None = getattr(self.config, "sliding_window", None)
+        if seen is not None and window is not None and window < input_ids.shape[1]:
+            seen = seen.triu(1 - window)  # a mask of ours replaces the model's own
+        states: Tensor = base(
+            input_ids=input_ids, attention_mask=seen, position_ids=positions, use_cache=False
+        ).last_hidden_state
         return states
 
     def head(self, hidden: Tensor) -> Tensor:

@@ -36,13 +36,17 @@ class MaskedLanguageModel(LanguageModel):
             )
         self.max_positions = self.config.max_position_embeddings - self.pad_id - 1
 
-    def hidden(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+    def hidden(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, positions: Tensor | None = None
+    ) -> Tensor:
         """Last hidden states, [N, T, D]; those at padding are meaningless. Every token attends to every other.
 
         Args:
             input_ids: [N, T].
             attention_mask: [N, T], 1 at tokens; None when no row is padded.
+            positions: None: a row is one text.
         """
+        assert positions is None, "a masked model's texts stand alone in their rows"
         base: Any = self.module.base_model
         states: Tensor = base(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
         return states

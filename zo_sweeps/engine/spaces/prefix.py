@@ -73,7 +73,7 @@ class Prefix(Space):
         changed = {**kwargs, "past_key_values": cache}
         mask, positions = kwargs.get("attention_mask"), kwargs.get("position_ids")
         if mask is not None:
-            changed["attention_mask"] = torch.cat([mask.new_ones(rows, self.length), mask], dim=1)
+            changed["attention_mask"] = torch.cat([mask.new_ones(*mask.shape[:-1], self.length), mask], dim=-1)
         if positions is not None:
             changed["position_ids"] = positions + self.length
         return args, changed

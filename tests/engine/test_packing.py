@@ -1,0 +1,148 @@
+"""Texts that share a row: nothing is lost, nothing is seen across, and the losses are those of each text alone."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from tests.engine.conftest import Candidate, Example, TinyModel, make_examples, targets
+from zo_sweeps.engine.batch import collate
+from zo_sweeps.engine.losses import token_logprobs
+from zo_sweeps.engine.packing import CAPACITY, pack
+from zo_sweeps.engine.spaces import lora_fa, prefix
+
+pytestmark = pytest.mark.unit
+
+
+def unlike_lengths(n: int = 7) -> list[Example]:
+    """Texts of 3 to about 40 tokens."""
+    draw = random.Random(5)
+    return [
+        Example(
+            tuple(
+                Candidate((*(draw.randrange(1, 97) for _ in range(3 + 6 * i)), *draw.choices(range(1, 97), k=k)), k)
+                for k in (1, 2)
+            ),
+            i % 2,
+        )
+        for i in range(n)
+    ]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_text_is_in_one_row_and_no_row_is_longer_than_the_longest_may_be(seed: int) -> None:
+    draw = random.Random(seed)
+    lengths = [draw.randint(1, draw.choice([30, 300, 2000])) for _ in range(draw.randint(1, 40))]
+    rows = pack(lengths, 8)
+    assert sorted(text for row in rows for text in row) == list(range(len(lengths)))
+    assert max(sum(lengths[t] for t in row) for row in rows) <= max(CAPACITY, *lengths)
+
+
+def test_texts_of_one_length_stand_alone_and_those_of_unlike_lengths_share() -> None:
+    assert pack([40] * 5, 8) == [[0], [1], [2], [3], [4]]
+    assert pack([38, 39, 36], 8) == [[0], [1], [2]]  # 120 tokens would become 113: not worth a mask
+    assert pack([60, 12, 20, 30], 8) == [[0, 3, 2, 1]]
+    assert pack([300, 140, 110, 20], 8) == [[0], [1, 2, 3]]
+
+
+def test_the_batch_holds_the_tokens_of_every_text_and_little_else() -> None:
+    examples = unlike_lengths()
+    batch = collate(examples, pad_id=0)
+    assert batch.positions is not None
+    texts = {c.ids[:-1] for e in examples for c in e.candidates}
+    assert int(batch.attention_mask.sum()) == sum(map(len, texts))
+    assert batch.input_ids.numel() < 1.1 * sum(map(len, texts))
+    starts = ((batch.positions == 0) & batch.attention_mask.bool()).nonzero().tolist()
+    found = set()
+    for n, column in starts:
+        length = next(len(t) for t in texts if batch.input_ids[n, column : column + len(t)].tolist() == list(t))
+        assert batch.positions[n, column : column + length].tolist() == list(range(length))
+        found.add(tuple(batch.input_ids[n, column : column + length].tolist()))
+    assert found == texts
+
+
+def alone(model: TinyModel, examples: list[Example]) -> torch.Tensor:
+    return torch.cat([token_logprobs(model, collate([e], pad_id=0, multiple_of=1)) for e in examples], dim=1)
+
+
+@dataclass(frozen=True)
+class One:
+    """An example of one candidate only: its batch has nothing to share a row with."""
+
+    candidates: tuple[Candidate, ...]
+    gold: int = 0
+
+
+def split(examples: list[Example]) -> list[One]:
+    return [One((candidate,)) for example in examples for candidate in example.candidates]
+
+
+@pytest.mark.parametrize("copies", [1, 3])
+def test_the_losses_are_those_of_each_text_alone(copies: int, model: TinyModel) -> None:
+    examples = unlike_lengths()
+    batch = collate(examples, pad_id=0)
+    with torch.inference_mode():
+        got = token_logprobs(model, batch, copies=copies)
+        expected = alone(model, split(examples)).expand(copies, -1)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_each_point_of_a_batched_space_sees_every_text_alone(model: TinyModel) -> None:
+    space = lora_fa.install(model.module, {"rank": 4, "alpha": 4, "modules": targets(model)}, 0)
+    generator = torch.Generator().manual_seed(1)
+    values = {n: torch.randn(3, *p.shape, generator=generator) for n, p in space.params.items()}
+    examples = unlike_lengths()
+    with torch.inference_mode():
+        space.hold(values)
+        got = token_logprobs(model, collate(examples, pad_id=0), copies=3)
+        for point in range(3):
+            space.hold({n: v[point : point + 1] for n, v in values.items()})
+            torch.testing.assert_close(got[point : point + 1], alone(model, split(examples)), rtol=1e-4, atol=1e-4)
+
+
+def test_a_prefix_stands_before_every_text_of_a_row(model: TinyModel) -> None:
+    space = prefix.install(model.module, {"length": 3}, 0)
+    generator = torch.Generator().manual_seed(1)
+    values = {n: p + torch.randn(2, *p.shape, generator=generator) for n, p in space.params.items()}
+    examples = unlike_lengths()
+    batch = collate(examples, pad_id=0)
+    assert batch.positions is not None
+    with torch.inference_mode():
+        space.hold(values)
+        got = token_logprobs(model, batch, copies=2)
+        for point in range(2):
+            space.hold({n: v[point : point + 1] for n, v in values.items()})
+            torch.testing.assert_close(got[point : point + 1], alone(model, split(examples)), rtol=1e-4, atol=1e-4)
+
+
+def test_a_text_is_not_touched_by_its_neighbours(model: TinyModel) -> None:
+    batch = collate(unlike_lengths(), pad_id=0)
+    assert batch.positions is not None
+    first = (batch.positions[0, 1:] == 0).nonzero()[0, 0] + 1  # where the second text of the row begins
+    other = batch.input_ids.clone()
+    other[0, :first] = 3
+    with torch.inference_mode():
+        before = model.hidden(batch.input_ids, batch.attention_mask, batch.positions)
+        after = model.hidden(other, batch.attention_mask, batch.positions)
+    assert torch.equal(before[0, first:], after[0, first:])
+    assert not torch.equal(before[0, :first], after[0, :first])
+
+
+def test_a_masked_model_s_texts_stand_alone() -> None:
+    @dataclass(frozen=True)
+    class Masked:
+        ids: tuple[int, ...]
+        answer_length: int = 1
+        mask_at: int = 1
+
+    examples = [One((Masked(tuple(range(1, n))),)) for n in (5, 30, 9)]  # type: ignore[arg-type]
+    batch = collate(examples, pad_id=0)
+    assert batch.positions is None
+    assert batch.input_ids.shape[0] == 3
+
+
+def test_texts_alike_in_length_need_no_mask() -> None:
+    assert collate([One(make_examples(1)[0].candidates[:1])] * 3, pad_id=0).positions is None
