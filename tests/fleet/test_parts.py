@@ -42,12 +42,14 @@ def test_of_a_machine_that_joined_again_only_the_newest_node_counts_as_alive() -
 
     before = node("before", **{"zo.id": "abc", "zo.began": "1000"})
     after = node("after", **{"zo.id": "abc", "zo.began": "1007"})
+    left = node("left", alive=False, **{"zo.id": "abc", "zo.began": "1010"})
     copied = node("copied", address="10.0.0.2", **{"zo.id": "abc", "zo.began": "900"})  # a card with its id, elsewhere
-    dead = node("dead", alive=False, **{"zo.id": "abc", "zo.began": "2000"})
+    dead = node("dead", alive=False, **{"zo.id": "abc", "zo.began": "990"})
     plain = [node("x"), node("y")]  # Ray's own, without our labels
     for nodes in ([before, after, copied, dead, *plain], [*plain, dead, copied, after, before]):
         assert {found["NodeID"] for found in living(nodes)} == {"after", "copied", "x", "y"}
     assert [found["NodeID"] for found in living([before, dead])] == ["before"]
+    assert living([before, after, left]) == [], "what it was before is dead too, whatever Ray says as yet"
 
 
 def test_a_range_of_ports_holds_all_that_ray_listens_on() -> None:

@@ -32,9 +32,7 @@ FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0  # seconds before a node is started again: 
 STEADY = 60.0  # a node that stood so long begins again with the first wait
 HEAD_WAIT = 2.0  # seconds between looks at whether the head is back
 UNREGISTER_SECONDS = 5.0
-BOOT_SECONDS = (
-    300.0  # that a raylet may take to appear: a starved machine reads Ray for a minute; what fails, ends itself
-)
+BOOT_SECONDS = 300.0  # that a raylet may take to appear: a starved machine reads Ray for a minute
 ACTOR = f"ray::{TrialActor.__name__}"
 _TERMINATE_CHILD = 1  # PR_SET_PDEATHSIG
 

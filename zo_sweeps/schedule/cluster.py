@@ -125,18 +125,17 @@ def forget_token() -> None:
 
 
 def living(nodes: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Those of `ray.nodes()` that are alive, each machine once.
+    """Those of `ray.nodes()` that are alive, each machine as what it was last.
 
     A machine whose raylet was killed joins again within seconds, but Ray takes 14 to see that the node it was before is
-    dead, and a frozen one 64. A trial that is given to that one is lost.
+    dead, and a frozen one 64. A trial that is given to that one is lost; also when the machine has left since.
     """
-    found: dict[tuple[str, str], dict[str, Any]] = {}
+    last: dict[tuple[str, str], Mapping[str, Any]] = {}
     for node in nodes:
-        if node["Alive"]:
-            key = (node["Labels"].get(ID_LABEL, node["NodeID"]), node["NodeManagerAddress"])
-            if key not in found or _began(found[key]) < _began(node):
-                found[key] = dict(node)
-    return list(found.values())
+        key = (node["Labels"].get(ID_LABEL, node["NodeID"]), node["NodeManagerAddress"])
+        if key not in last or _began(last[key]) < _began(node):
+            last[key] = node
+    return [dict(node) for node in last.values() if node["Alive"]]
 
 
 def _began(node: Mapping[str, Any]) -> float:
