@@ -40,6 +40,7 @@ ONLY_IN = {
         "schedule/ray_executor.py",
         "schedule/ray_cluster.py",
         "schedule/ray_peers.py",
+        "schedule/ray_slots.py",
         "schedule/cluster.py",
         "schedule/gcs.py",
     },

@@ -21,6 +21,8 @@ from tests.schedule.nodes import wait_for
 from zo_sweeps.schedule.cluster import short_folder, token_environment
 from zo_sweeps.schedule.gcs import Head
 
+# No test is about how long Ray takes: 5 s alone, more than a minute only to be read where others have the cores.
+PATIENCE = 300.0
 CLEAN = {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "MLFLOW_TRACKING_USERNAME"}
 
 
@@ -97,7 +99,7 @@ class Machines:
         command = [*prefix, sys.executable, "-m", "zo_sweeps", "head", "start", "--state-dir", str(self.state)]
         command += ["--port", str(self.ports[0]), "--mlflow-port", str(self.ports[1]), "--dashboard-port", "0", *words]
         started = subprocess.run(
-            command, env=environment(self.home), cwd=self.home, capture_output=True, text=True, timeout=200
+            command, env=environment(self.home), cwd=self.home, capture_output=True, text=True, timeout=400
         )
         self.said = started.stdout
         assert started.returncode == 0, started.stderr + self.log()
@@ -111,6 +113,11 @@ class Machines:
         worker = Worker(self, self.address, "--token-file", str(self.token), *words, name=name, prefix=prefix)
         self.workers.append(worker)
         return worker
+
+    def member(self, name: str, *words: str) -> Worker:
+        """The worker of that name, where it runs; else one that joins now."""
+        found = [one for one in self.workers if one.name == name and one.process.poll() is None]
+        return found[0] if found else self.join(*words, name=name)
 
     def nodes(self) -> dict[str, dict]:
         """The living nodes, by their zo.name."""
@@ -127,7 +134,7 @@ class Machines:
                 found.append(node["NodeID"])
             return bool(found)
 
-        wait_for(there, what=f"{name} in {self.address}")
+        wait_for(there, PATIENCE, f"{name} in {self.address}")
         return found[0]
 
     def processes(self) -> list[psutil.Process]:

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from zo_sweeps.fleet import preflight, secrets, service, worker
 from zo_sweeps.fleet.inventory import Device, capabilities, row
 from zo_sweeps.fleet.node import FIXED_PORTS, labels, node_arguments, port_range, running, sanitised
 from zo_sweeps.fleet.worker import GIB, WorkerOptions, gpus_lent, memory_lent, profile
+from zo_sweeps.schedule.cluster import living
 
 pytestmark = pytest.mark.unit
 
@@ -32,6 +34,22 @@ def test_labels_are_such_as_ray_takes() -> None:
     assert found["zo.device"] == "jetson-orin-nano"
     assert found["zo.name"] == "Ole-s-board-nd-so"
     assert found["zo.version"] == __version__
+
+
+def test_of_a_machine_that_joined_again_only_the_newest_node_counts_as_alive() -> None:
+    def node(name: str, *, alive: bool = True, address: str = "10.0.0.1", **labels: str) -> dict[str, Any]:
+        return {"NodeID": name, "Alive": alive, "NodeManagerAddress": address, "Labels": labels}
+
+    before = node("before", **{"zo.id": "abc", "zo.began": "1000"})
+    after = node("after", **{"zo.id": "abc", "zo.began": "1007"})
+    left = node("left", alive=False, **{"zo.id": "abc", "zo.began": "1010"})
+    copied = node("copied", address="10.0.0.2", **{"zo.id": "abc", "zo.began": "900"})  # a card with its id, elsewhere
+    dead = node("dead", alive=False, **{"zo.id": "abc", "zo.began": "990"})
+    plain = [node("x"), node("y")]  # Ray's own, without our labels
+    for nodes in ([before, after, copied, dead, *plain], [*plain, dead, copied, after, before]):
+        assert {found["NodeID"] for found in living(nodes)} == {"after", "copied", "x", "y"}
+    assert [found["NodeID"] for found in living([before, dead])] == ["before"]
+    assert living([before, after, left]) == [], "what it was before is dead too, whatever Ray says as yet"
 
 
 def test_a_range_of_ports_holds_all_that_ray_listens_on() -> None:

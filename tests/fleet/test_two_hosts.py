@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from tests.fleet.hosts import Host, two_hosts
-from tests.fleet.machines import Machines, environment, machines
+from tests.fleet.machines import PATIENCE, Machines, environment, machines
 from tests.schedule.nodes import wait_for
 from zo_sweeps.schedule.ledger import read_standing
 from zo_sweeps.trial import TrialState
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.chaos]
+pytestmark = [pytest.mark.multiprocess, pytest.mark.chaos, pytest.mark.timeout(1800)]
 
 PROFILE = "name: board\ndisplay: A board\nkind: cpu\nmemory_gb: 8\nunified: true\nprecisions: [fp32, bf16]\n"
 GRID = """\
@@ -88,7 +88,7 @@ def test_a_board_on_another_host_joins_and_runs_the_trials_that_ask_for_it(pair:
     words = ["--config-dir", str(them.home / "conf"), "--device", "board", "--cpus", "1"]
     worker = them.join("--token-file", str(copied), *words, name="board-1", prefix=second.prefix)
     seen = lambda: on(first, them, "devices", f"state_dir={them.state}").stdout  # noqa: E731
-    wait_for(lambda: "board-1" in seen(), 120, "the board")
+    wait_for(lambda: "board-1" in seen(), PATIENCE, "the board")
     assert re.search(rf"^ok +ports in: the head reaches {second.address}$", worker.said, re.MULTILINE), worker.said
     assert re.search(rf"^ok +ports out: {first.address} can be reached", worker.said, re.MULTILINE)
     wait_for(lambda: re.search(r"^board-1 +board .*up,", seen(), re.MULTILINE))

@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.conftest import REPO
 from tests.schedule import fakes
 from tests.schedule.driver import TARGET, sweep
 from tests.schedule.test_sweep import results, start_driver, wait_for
@@ -177,6 +178,42 @@ def test_an_address_where_nobody_answers_is_one_clear_line(tmp_path):
     ):
         with pytest.raises(UserError, match=match):
             sweep(tmp_path, plan, RayExecutor(tmp_path, address=address, target=TARGET))
+
+
+@pytest.mark.slow
+def test_a_server_that_is_no_ray_head_is_one_clear_line(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # connects, and never says a word
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(UserError, match=rf"what listens at {address} does not answer as a Ray head") as caught:
+            sweep(tmp_path, fakes.trials(tmp_path / "w", 1), RayExecutor(tmp_path, address=address, target=TARGET))
+    assert "\n" not in str(caught.value)
+
+
+UNABLE = """
+import resource, sys
+from pathlib import Path
+from tests.schedule import fakes
+from tests.schedule.driver import TARGET, sweep
+from zo_sweeps.errors import UserError
+from zo_sweeps.schedule.ray_executor import RayExecutor
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+state = Path(sys.argv[1])
+try:
+    sweep(state, fakes.trials(state / "w", 1), RayExecutor(state, slots=1, target=TARGET))
+except UserError as error:
+    sys.exit(str(error))
+"""
+
+
+@pytest.mark.slow
+def test_ray_that_does_not_start_is_one_clear_line_and_leaves_nothing_behind(tmp_path):
+    """Its processes cannot write more than 100 kB, as on a full disk, so that their start times out."""
+    done = subprocess.run([sys.executable, "-c", UNABLE, tmp_path], cwd=REPO, capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.strip().splitlines()[-1].startswith("Ray did not start on this machine (")
+    wait_for(lambda: not ray_processes(tmp_path))
+    assert not short_folder_name(tmp_path).exists()
 
 
 @pytest.mark.slow

@@ -29,7 +29,7 @@ from zo_sweeps.fleet.secrets import checked, token_for_head
 from zo_sweeps.record import server
 from zo_sweeps.schedule.cluster import short_folder, token_environment
 
-START_SECONDS = 120.0
+START_SECONDS = 300.0  # see BOOT_SECONDS of the keeper
 CHECK_SECONDS = 10.0  # between looks at the MLflow server
 
 
@@ -100,7 +100,8 @@ def keep(state_dir: Path, say: Callable[[str], None]) -> int:
         address=state["address"],
         token=Path(state["token_file"]),
         identity=state["identity"],
-        arguments=ray_arguments(options, short, state["identity"]),
+        arguments=ray_arguments(options, short),
+        labels=labels(None, state["identity"]),
         temp_dir=short,
         log=folder / "ray.log",
         grace=0,
@@ -122,14 +123,13 @@ def keep(state_dir: Path, say: Callable[[str], None]) -> int:
         (folder / "head.json").unlink(missing_ok=True)
 
 
-def ray_arguments(options: HeadOptions, temp_dir: Path, identity: str) -> tuple[str, ...]:
+def ray_arguments(options: HeadOptions, temp_dir: Path) -> tuple[str, ...]:
     """Of `ray start`. The dashboard is on loopback: whoever reaches it with the token can submit jobs."""
     found = ["--head", f"--port={options.port}", f"--node-ip-address={_address(options)}"]
     found += [f"--include-dashboard={str(bool(options.dashboard_port)).lower()}", "--dashboard-host=127.0.0.1"]
     if options.dashboard_port:
         found.append(f"--dashboard-port={options.dashboard_port}")
-    found += node_arguments(temp_dir, options.cpus, options.gpus, None, options.ports)
-    return (*found, f"--labels={labels(None, identity)}")
+    return (*found, *node_arguments(temp_dir, options.cpus, options.gpus, None, options.ports))
 
 
 def stop(state_dir: Path) -> bool:

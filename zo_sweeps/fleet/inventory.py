@@ -15,8 +15,8 @@ from rich.text import Text
 from zo_sweeps.errors import UserError
 from zo_sweeps.fleet.node import running
 from zo_sweeps.fleet.secrets import checked, token_for_joining
-from zo_sweeps.schedule.cluster import token_environment
-from zo_sweeps.schedule.gcs import ID_LABEL, NODE, RUNS, Head
+from zo_sweeps.schedule.cluster import ID_LABEL, token_environment
+from zo_sweeps.schedule.gcs import NODE, RUNS, Head
 
 GIB = 2**30
 STALE = 30.0  # seconds after which what a driver said of its trials is not believed any more

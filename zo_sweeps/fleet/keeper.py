@@ -30,8 +30,9 @@ from zo_sweeps.schedule.ray_actor import TrialActor
 TICK = 0.5
 FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0  # seconds before a node is started again: doubled each time
 STEADY = 60.0  # a node that stood so long begins again with the first wait
+HEAD_WAIT = 2.0  # seconds between looks at whether the head is back
 UNREGISTER_SECONDS = 5.0
-BOOT_SECONDS = 60.0  # that a raylet may take to appear
+BOOT_SECONDS = 300.0  # that a raylet may take to appear: a starved machine reads Ray for a minute
 ACTOR = f"ray::{TrialActor.__name__}"
 _TERMINATE_CHILD = 1  # PR_SET_PDEATHSIG
 
@@ -44,7 +45,8 @@ class NodeSpec:
         address: "host:port" of the head.
         token: the file with the cluster's token.
         identity: its `zo.id`, the same after a restart.
-        arguments: of `ray start`, without `--block`.
+        arguments: of `ray start`, without `--block` and `--labels`.
+        labels: of `ray start`, as `node.labels` makes them.
         temp_dir: Ray's folder, short; old sessions in it are removed.
         log: where Ray's own output goes.
         grace: seconds that running trials have to come to a stop when the node is asked to leave.
@@ -55,6 +57,7 @@ class NodeSpec:
     token: Path
     identity: str
     arguments: tuple[str, ...]
+    labels: str
     temp_dir: Path
     log: Path
     grace: float
@@ -107,13 +110,15 @@ class Keeper:
 
     def _stand(self) -> str:
         """One life of the node, to its end; why it ended."""
-        if not self._spec.is_head:
-            try:
-                cluster.must_answer(self._spec.address)
-            except UserError:
-                return f"the head at {self._spec.address} does not answer"
+        if self._spec.is_head:  # Ray starts no head where a node still waits for the one that was here
+            (self._spec.temp_dir / "ray_current_cluster").unlink(missing_ok=True)
+        else:
+            self._wait_for_the_head()
+            if self._leave:
+                return "left"
         keep_newest(self._spec.temp_dir)
-        self._ray = self._start("ray.scripts.scripts", "start", "--block", *self._spec.arguments)
+        began = f"--labels={self._spec.labels},{cluster.BEGAN_LABEL}={time.time():.0f}"
+        self._ray = self._start("ray.scripts.scripts", "start", "--block", *self._spec.arguments, began)
         end = time.monotonic() + BOOT_SECONDS
         while not (raylet := self._raylet()) and self._ray.poll() is None and time.monotonic() < end:
             time.sleep(0.1)
@@ -134,6 +139,18 @@ class Keeper:
         if not self._now:
             self._let_go(raylet)
         return "left"
+
+    def _wait_for_the_head(self) -> None:
+        """Until something listens there, or one is to leave. To ask is cheap, so that it is done often."""
+        told = False
+        while not self._leave:
+            try:
+                return cluster.must_answer(self._spec.address)
+            except UserError:
+                if not told:
+                    told = True
+                    self._say(f"the head at {self._spec.address} does not answer; waiting for it")
+                self._pause(HEAD_WAIT)
 
     def _let_go(self, raylet: psutil.Process) -> None:
         """Waits for the trials that run here to stop at their next step; the raylet ends itself after the last."""

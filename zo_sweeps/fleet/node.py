@@ -67,6 +67,7 @@ def node_arguments(
     Raises UserError for a bad range of ports.
     """
     found = [f"--temp-dir={temp_dir}", f"--object-store-memory={OBJECT_STORE_BYTES}", "--disable-usage-stats"]
+    found.append("--include-log-monitor=false")  # 80 MB to send drivers what our drivers do not show
     given = {"num-cpus": cpus, "num-gpus": gpus, "memory": memory_bytes}
     found += [f"--{name}={value}" for name, value in given.items() if value is not None]
     if not ports:

@@ -101,12 +101,12 @@ def _keep(
     arguments = [f"--address={options.address}", f"--node-ip-address={preflight.own_address(options.address)}"]
     arguments += node_arguments(short, options.cpus, gpus, memory_lent(options, device), options.ports)
     name = options.name or socket.gethostname()
-    arguments.append(f"--labels={labels(device['name'], identity, name)}")
     spec = NodeSpec(
         address=options.address,
         token=token,
         identity=identity,
         arguments=tuple(arguments),
+        labels=labels(device["name"], identity, name),
         temp_dir=short,
         log=folder / "ray.log",
         grace=options.grace,

@@ -11,7 +11,7 @@ import secrets
 import shutil
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ TOKEN_FIX = (
 )
 NOTES = b"zo"  # the namespace of the head's key-value store in which nodes and drivers leave notes for each other
 RUNS = "runs/"  # + a driver: what it runs where
+ID_LABEL, BEGAN_LABEL = "zo.id", "zo.began"  # a machine's, the same after a restart; when it began (Unix seconds)
 
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -121,6 +122,24 @@ def forget_token() -> None:
     with contextlib.suppress(AttributeError):  # private names, and they move
         raylet.Config.initialize("")
         raylet.AuthenticationTokenLoader.instance().reset_cache()
+
+
+def living(nodes: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Those of `ray.nodes()` that are alive, each machine as what it was last.
+
+    A machine whose raylet was killed joins again within seconds, but Ray takes 14 to see that the node it was before is
+    dead, and a frozen one 64. A trial that is given to that one is lost; also when the machine has left since.
+    """
+    last: dict[tuple[str, str], Mapping[str, Any]] = {}
+    for node in nodes:
+        key = (node["Labels"].get(ID_LABEL, node["NodeID"]), node["NodeManagerAddress"])
+        if key not in last or _began(last[key]) < _began(node):
+            last[key] = node
+    return [dict(node) for node in last.values() if node["Alive"]]
+
+
+def _began(node: Mapping[str, Any]) -> float:
+    return float(node["Labels"].get(BEGAN_LABEL, 0.0))
 
 
 def leaving_nodes() -> set[str]:

@@ -17,7 +17,6 @@ from typing import Any
 from zo_sweeps.errors import UserError
 from zo_sweeps.schedule import cluster
 
-ID_LABEL = "zo.id"
 NODE, REACH, REACHED, RUNS = "node/", "reach/", "reached/", cluster.RUNS
 _NAMESPACE = cluster.NOTES
 STARTING_SECONDS = 60.0  # in which a head that answers becomes a node
@@ -55,7 +54,11 @@ class Head:
             where = auth.get("RAY_AUTH_TOKEN_PATH") or "the environment"
             raise UserError(f"the head at {address} refuses the token", where=where, fix=cluster.TOKEN_FIX) from None
         except RpcError as error:
-            raise UserError(f"what listens at {address} is no Ray head ({_line(error)})") from None
+            raise UserError(
+                f"what listens at {address} does not answer as a Ray head does ({_line(error)})",
+                where="cluster.address",
+                fix="check the address; a head that is very busy may answer later",
+            ) from None
 
     def versions(self) -> dict[str, str]:
         """Its Ray and Python versions."""
@@ -63,9 +66,10 @@ class Head:
         return {"ray": found.get("ray_version", ""), "python": found.get("python_version", "")}
 
     def nodes(self) -> list[dict[str, Any]]:
-        """As `ray.nodes()`, those that are gone included, with `Leaving` besides."""
-        leaving = self._state.get_draining_nodes()
-        return [{**node, "Leaving": node["NodeID"] in leaving} for node in self._state.node_table()]
+        """As `ray.nodes()`, those that are gone included, with `Leaving` besides. Of a machine one node is `Alive`."""
+        leaving, nodes = self._state.get_draining_nodes(), self._state.node_table()
+        alive = {node["NodeID"] for node in cluster.living(nodes)}
+        return [{**n, "Alive": n["NodeID"] in alive, "Leaving": n["NodeID"] in leaving} for n in nodes]
 
     def must_have_this_machine(self) -> None:
         """Raises UserError unless one of its nodes is on this machine, as a driver needs one beside it."""
@@ -86,7 +90,7 @@ class Head:
 
     def own_node(self, identity: str) -> dict[str, Any] | None:
         """The living node with this `zo.id`."""
-        found = (node for node in self.nodes() if node["Alive"] and node["Labels"].get(ID_LABEL) == identity)
+        found = (node for node in self.nodes() if node["Alive"] and node["Labels"].get(cluster.ID_LABEL) == identity)
         return next(found, None)
 
     def drain(self, node_id: str, seconds: float) -> None:

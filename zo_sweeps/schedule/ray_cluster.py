@@ -37,18 +37,26 @@ class Connection:
         self._unreachable_since: float | None = None
 
     def start_local(self, cpus: int) -> None:
+        """Raises UserError when Ray does not start."""
         token = cluster.private_token(self._state_dir)
         folder = cluster.short_folder(self._state_dir)
         self._opened.callback(shutil.rmtree, folder, ignore_errors=True)
         auth = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token.resolve()), "RAY_AUTH_TOKEN": None}
         self._opened.enter_context(cluster.environment({**cluster.QUIET, **auth}))
-        self._init(
-            address="local",
-            num_cpus=cpus,
-            include_dashboard=False,
-            object_store_memory=OBJECT_STORE_BYTES,
-            _temp_dir=str(folder),
-        )
+        try:
+            self._init(
+                address="local",
+                num_cpus=cpus,
+                include_dashboard=False,
+                object_store_memory=OBJECT_STORE_BYTES,
+                _temp_dir=str(folder),
+            )
+        except Exception as error:  # Ray's own, of any kind; a process that was starved or a full disk, mostly
+            raise UserError(
+                f"Ray did not start on this machine ({_line(error)})",
+                fix="on a busy machine the same command may do; executor=inline needs no Ray; free space in /tmp and "
+                "/dev/shm is what Ray needs most",
+            ) from error
 
     def join(self) -> None:
         """Raises UserError when `address` cannot be joined."""
@@ -61,9 +69,8 @@ class Connection:
         except UserError:
             raise
         except Exception as error:
-            line = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise UserError(
-                f"cannot join the Ray cluster at {self.address} ({line})",
+                f"cannot join the Ray cluster at {self.address} ({_line(error)})",
                 where="cluster.address",
                 fix="this machine must be a node of it, and RAY_AUTH_TOKEN_PATH name the file with the head's token",
             ) from error
@@ -77,7 +84,7 @@ class Connection:
 
         if self.address and not self._head_answers(self.address):
             return []
-        alive = [description for description in ray.nodes() if description["Alive"]]
+        alive = cluster.living(ray.nodes())
         leaving = cluster.leaving_nodes() if self.address else set()
         return [_node(description) for description in alive if description["NodeID"] not in leaving]
 
@@ -123,6 +130,10 @@ def why_lost(error: Exception) -> str:
     if kind in ("ActorUnavailableError", "NodeDiedError", "ActorUnschedulableError") or "node has died" in str(error):
         return NODE_LOST
     return "its process ended unexpectedly (killed, or crashed)"
+
+
+def _line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
 
 
 def _node(description: dict[str, Any]) -> Node:

@@ -1,0 +1,191 @@
+"""The actors that run trials: which one takes a trial, where a new one goes, and which make way for it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from zo_sweeps.schedule.placement import HOSTS, Node, gpus_needed, preference, refusal, takes_main_memory
+from zo_sweeps.schedule.ray_actor import TrialActor
+from zo_sweeps.schedule.sharing import Workers
+from zo_sweeps.trial import Trial
+
+
+@dataclass
+class Slot:
+    """An actor, and the attempt that it runs (None: idle)."""
+
+    actor: Any
+    node: Node
+    gpus: int
+    warm_key: str = ""
+    trial: Trial | None = None
+    attempt: int = 0
+    cursor: int = 0  # events received and delivered
+    pending: Any = None  # the reference of the outstanding `drain`
+    asked: float = 0.0  # when that was called (monotonic)
+    heard: bool = False  # it has answered once; a new one may still be starting
+    memory_bytes: int = 0  # what it holds: its trial's, or still its last one's
+    followers: list[Slot] = field(default_factory=list)  # those that share its trial's steps, with no `pending`
+
+
+class Slots:
+    """The slots of one executor, and the nodes that they are on. Iterates over those that are not given up.
+
+    Args:
+        target: the RunTrial, as "module:function", importable on every node.
+        cpus: CPUs of a slot.
+        limit: slots at a time; None: as many as CPUs (and GPUs) allow.
+        workers: slots that share a trial's steps.
+    """
+
+    def __init__(self, target: str, cpus: int, limit: int | None, workers: Workers) -> None:
+        self._target, self._cpus, self._limit, self._workers = target, cpus, limit, workers
+        self.nodes: list[Node] = []
+        self.silent: list[Slot] = []  # given up; their nodes take no trial until Ray or they themselves speak
+        self._slots: list[Slot] = []
+        self._avoided: dict[str, float] = {}  # nodes that leave, or seem dead: node_id -> until when (monotonic)
+
+    def __iter__(self) -> Iterator[Slot]:
+        return iter(self._slots)
+
+    def see(self, nodes: list[Node]) -> None:
+        """The nodes are these now. Idle slots on others are forgotten, unless the head said nothing."""
+        self.nodes, now = nodes, time.monotonic()
+        self._avoided = {node_id: until for node_id, until in self._avoided.items() if until > now}
+        if alive := {node.node_id for node in nodes}:
+            self._slots = [slot for slot in self._slots if slot.trial or slot.node.node_id in alive]
+
+    def avoid(self, node: Node, seconds: float) -> None:
+        """Gives the node no trial for so long."""
+        self._avoided[node.node_id] = time.monotonic() + seconds
+
+    def take(self, trial: Trial, attempt: int, kind: str | None) -> Slot:
+        """A slot for the trial, old or new."""
+        slot, node = self.choose(trial, kind)
+        if slot is None:
+            assert node is not None, "submit without a fit"
+            slot = self._new(node, gpus_needed(trial.needs, node))
+        slot.trial, slot.attempt, slot.cursor, slot.warm_key = trial, attempt, 0, trial.warm_key
+        slot.memory_bytes = trial.needs.memory_bytes
+        self._free_memory(slot)
+        return slot
+
+    def give_up(self, slot: Slot) -> None:
+        """It has been silent for too long; it stays in `silent` until it speaks or Ray says that it is dead."""
+        self._slots.remove(slot)
+        self.silent.append(slot)
+
+    def drop(self, slot: Slot) -> None:
+        """Ends an actor."""
+        import ray
+
+        (self._slots if slot in self._slots else self.silent).remove(slot)
+        ray.kill(slot.actor)  # also when it seemed dead: one that is only out of reach must not go on
+
+    def clear(self) -> None:
+        """Forgets all; Ray ends the actors with their driver."""
+        self._slots.clear()
+        self.silent.clear()
+
+    def kind(self, trial: Trial) -> str | None:
+        """The device profile of which all of a trial's workers find a slot now; "" for none, None: any does.
+
+        Of one kind, because on another the losses are rounded in another way.
+        """
+        count = self._workers.of_trial(trial)
+        if count == 1:
+            return None
+        for kind in dict.fromkeys(n.device for n in sorted(self.nodes, key=lambda n: preference(trial.needs, n))):
+            if self._has_room(trial, kind, count):
+                return kind
+        return ""
+
+    def choose(self, trial: Trial, kind: str | None = None) -> tuple[Slot | None, Node | None]:
+        """The slot to use, idle and warm if possible; (None, node): a new one there; (None, None): wait.
+
+        `kind`: on nodes of that device profile only.
+        """
+        nodes = [node for node in self.nodes if not refusal(trial.needs, node, self._cpus)]
+        nodes = [node for node in nodes if kind is None or node.device == kind]
+        away = {slot.node.node_id for slot in self.silent} | self._avoided.keys()
+        nodes = [node for node in nodes if node.node_id not in away and self._memory_left(trial, node)]
+        nodes.sort(key=lambda node: preference(trial.needs, node))
+        homes = {node.node_id: gpus_needed(trial.needs, node) for node in nodes}
+        idle = [slot for slot in self._slots if slot.trial is None and homes.get(slot.node.node_id) == slot.gpus]
+        if idle:
+            warm = next((slot for slot in idle if slot.warm_key == trial.warm_key), None)
+            return warm or min(idle, key=lambda slot: preference(trial.needs, slot.node)), None
+        busy = [slot for slot in self._slots if slot.trial]  # idle actors make way for a new one
+        return None, next((node for node in nodes if self._room(node, homes[node.node_id], busy)), None)
+
+    def _has_room(self, trial: Trial, kind: str, count: int) -> bool:
+        """Takes and gives back `count` slots, those that would be new only in name."""
+        before, taken = self._slots, []
+        self._slots = list(before)
+        try:
+            for _ in range(count):
+                slot, node = self.choose(trial, kind)
+                if slot is None:
+                    if node is None:
+                        return False
+                    slot = Slot(None, node, gpus_needed(trial.needs, node))
+                    self._slots.append(slot)
+                taken.append((slot, slot.memory_bytes))
+                slot.trial, slot.memory_bytes = trial, trial.needs.memory_bytes
+            return True
+        finally:
+            for slot, held in taken:
+                slot.trial, slot.memory_bytes = None, held
+            self._slots = before
+
+    def _memory_left(self, trial: Trial, node: Node) -> bool:
+        if not takes_main_memory(trial.needs, node):
+            return True
+        there = [slot for slot in self._slots if slot.trial and slot.node.node_id == node.node_id]
+        return sum(map(_main_memory, there)) + trial.needs.memory_bytes <= node.memory_bytes
+
+    def _room(self, node: Node, gpus: int, slots: Sequence[Slot]) -> bool:
+        """Whether one more actor goes on `node` beside `slots`."""
+        here = [slot for slot in slots if slot.node.node_id == node.node_id]
+        return (
+            (not self._limit or len(slots) < self._limit)
+            and (len(here) + 1) * self._cpus <= node.cpus
+            and sum(slot.gpus for slot in here) + gpus <= node.gpus
+        )
+
+    def _new(self, node: Node, gpus: int) -> Slot:
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        while not self._room(node, gpus, self._slots):
+            idle = [slot for slot in self._slots if slot.trial is None]
+            self.drop(min(idle, key=lambda slot: slot.node.node_id != node.node_id))
+        actor = (
+            ray.remote(concurrency_groups={"ctl": 2})(TrialActor)
+            .options(
+                num_cpus=self._cpus,
+                num_gpus=gpus,
+                max_restarts=0,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False),
+            )
+            .remote(self._target, self._cpus, {"node": node.name, "profile": node.device})
+        )
+        slot = Slot(actor, node, gpus)
+        self._slots.append(slot)
+        return slot
+
+    def _free_memory(self, slot: Slot) -> None:
+        """Ends idle actors beside `slot` until what is held there is no more than the node lends."""
+        here = [other for other in self._slots if other.node.node_id == slot.node.node_id]
+        idle = [other for other in here if other.trial is None]
+        while idle and sum(map(_main_memory, here)) > slot.node.memory_bytes:
+            here.remove(idle[-1])
+            self.drop(idle.pop())
+
+
+def _main_memory(slot: Slot) -> int:
+    """What an actor holds of its node's main memory: with a GPU of its own, next to nothing."""
+    return 0 if slot.gpus and slot.node.device in HOSTS else slot.memory_bytes
