@@ -19,6 +19,7 @@ import psutil
 import zo_sweeps
 from zo_sweeps.schedule.cluster import private_token
 
+BOOT_SECONDS = 300.0  # on a machine with other things to do, Ray may take more than a minute to be imported
 SOURCES = Path(zo_sweeps.__file__).resolve().parents[1]
 
 
@@ -52,7 +53,11 @@ class Raylet:
         def over() -> bool:
             return "Ray runtime started" in self._log.read_text() or self.process.poll() is not None
 
-        wait_for(over, what=self.name)
+        try:
+            wait_for(over, BOOT_SECONDS, self.name)
+        except BaseException:
+            self.kill()
+            raise
         return self.process.poll() is None
 
     def send(self, number: int) -> None:
@@ -112,13 +117,12 @@ class Cluster:
         self.environment = {**os.environ, **quiet, **self.token, "PYTHONPATH": str(SOURCES)}
         self.environment.pop("RAY_AUTH_TOKEN", None)
         self.nodes: list[Raylet] = []
-        self.head = self.start_head()
+        self.start_head()
 
-    def start_head(self) -> Raylet:
+    def start_head(self) -> None:
         folder = tempfile.mkdtemp(prefix="h", dir=self.folder)
         where = ["--head", f"--port={self.port}", f"--temp-dir={folder}", "--num-cpus=0", "--include-dashboard=false"]
         self.head = self._start("head", "cpu", where)
-        return self.head
 
     def add(self, name: str, device: str = "cpu", *, cpus: int = 1, gib: float = 8, **variables: str) -> Raylet:
         """A node of so many CPUs and so much memory, with further environment variables."""
