@@ -21,7 +21,7 @@ from zo_sweeps.plan import build
 from zo_sweeps.record import server
 from zo_sweeps.record.journal import JournalStore, outcome, scalars
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
+pytestmark = [pytest.mark.multiprocess, pytest.mark.chaos]
 
 STEPS = 120
 PORTABLE: dict[str, Any] = {
