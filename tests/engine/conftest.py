@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from zo_sweeps.engine.packing import own_text
+from zo_sweeps.models.causal import own_text
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
-from torch import Tensor
-
 # Attention costs the square of a row: at this length it is still small beside the linear layers of any model.
 CAPACITY = 256
 SAVING = 1 / 8  # of the padded tokens; for less, attention without a mask is worth more
@@ -45,13 +43,3 @@ def _filled(lengths: Sequence[int], count: int) -> tuple[list[list[int]], int]:
         rows[row].append(text)
         heapq.heappush(used, (tokens + lengths[text], row))
     return rows, max(used)[0]
-
-
-def own_text(positions: Tensor) -> Tensor:
-    """[N, 1, T, T], true where a token (its row of the matrix) may see another: one of its own text, up to itself.
-
-    Args:
-        positions: [N, T], each token's place in its text; a text begins at 0.
-    """
-    text = (positions == 0).cumsum(dim=1)
-    return (text.unsqueeze(2) == text.unsqueeze(1)).tril().unsqueeze(1)

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zo_sweeps.engine.packing import own_text
 from zo_sweeps.models import families
 from zo_sweeps.models.shapes import roles
 
@@ -168,6 +167,16 @@ class LanguageModel:
             mask[n, width - len(row) :] = 1
         device = next(self.module.parameters()).device
         return ids.to(device), mask.to(device)
+
+
+def own_text(positions: Tensor) -> Tensor:
+    """[N, 1, T, T], true where a token (its row of the matrix) may see another: one of its own text, up to itself.
+
+    Args:
+        positions: [N, T], each token's place in its text; a text begins at 0.
+    """
+    text = (positions == 0).cumsum(dim=1)
+    return (text.unsqueeze(2) == text.unsqueeze(1)).tril().unsqueeze(1)
 
 
 def _first(*ids: int | None) -> int:
