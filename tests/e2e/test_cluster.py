@@ -86,6 +86,9 @@ class Driver:
     def done(self) -> int:
         return sum(entry["state"] == "SUCCEEDED" for entry in self.ledger())
 
+    def lost(self) -> list[dict[str, Any]]:
+        return [entry for entry in self.ledger() if entry["state"] == "LOST"]
+
     def until(self, trials: int) -> None:
         """That many trials have succeeded; some trial in every `PATIENCE`."""
         self._while_trials_end(lambda: self.done() >= trials or self.process.poll() is not None)
@@ -165,18 +168,17 @@ def test_sixty_trials_on_a_cluster_that_falls_apart(
         second.freeze()
         os.killpg(json.loads((tracking / "mlflow" / "server.json").read_text())["pid"], signal.SIGKILL)
         again = nodes.add("first-again")
-        driver.until(20)
-        mlflow = server.start(tracking, port, stay=True)
-        second.thaw()
         for actor in jetson.actors():
             os.kill(actor, signal.SIGKILL)
-        driver.until(30)
+        mlflow = server.start(tracking, port, stay=True)
+        wait_for(lambda: "second" in {entry["node"] for entry in driver.lost()}, PATIENCE, "the silent node given up")
+        second.thaw()
         for actor in again.actors():
             os.kill(actor, signal.SIGTERM)
         nodes.add("second-again")
         assert driver.finish() == 0, driver.log.read_text()
 
-    lost = [entry for entry in driver.ledger() if entry["state"] == "LOST"]
+    lost = driver.lost()
     assert {entry["node"] for entry in lost} == {"first", "second", "jetson", "first-again"}, "each blow hit a trial"
     assert [entry["node"] for entry in lost if entry.get("blameless")] == ["first-again"]
     hit = list(dict.fromkeys(entry["trial_id"] for entry in lost))
