@@ -273,7 +273,7 @@ def _report(
     for table in found:
         console.print(f"\n{to_text(table, width)}", markup=False, highlight=False, soft_wrap=True)
     counts = ", ".join(f"{n} {state.value.lower()}" for state, n in sorted(summary.counts.items()) if n)
-    say = lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True)  # noqa: E731
+    say = lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True)
     say(
         f"\n{plan.name}: {counts or 'nothing to do'}; {summary.ran} run now in {duration(seconds)}, "
         f"{summary.already_done} already done before"
@@ -315,7 +315,7 @@ def _mirror(plan: Plan, state_dir: Path, command: Command, console: Console) -> 
             command=str(command),
             config_yaml=yaml.safe_dump(dict(plan.config), sort_keys=False, allow_unicode=True),
         )
-        say = lambda text: console.print(text, markup=False, soft_wrap=True)  # noqa: E731
+        say = lambda text: console.print(text, markup=False, soft_wrap=True)
         mirror = MlflowMirror(uri, plan.name, info, state_dir, say=say, patience=SERVER_SECONDS)
         stack.callback(mirror.close)
         for trial in plan.trials:

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.unit
 
 def points_losses(model: TinyModel, noise) -> list[float]:
     batch = collate(make_examples(3), pad_id=0)
-    objective = lambda P: losses.candidates(losses.token_logprobs(model, batch, P), batch)  # noqa: E731
+    objective = lambda P: losses.candidates(losses.token_logprobs(model, batch, P), batch)
     return evaluate(objective, model.module, Full(model.module), noise, RGE(2, 1e-2).points(0, 1), "sequential")
 
 

@@ -116,7 +116,7 @@ def nearest_power(x: float, rule: str) -> float:
 def plain_onthefly(member: PeZOOnTheFly, keys: list[NoiseKey]) -> Tensor:
     """The directions of a run's first keys, [len(keys), d]: clock by clock, factors looked up in a table by address."""
     n, bits, half = (1 << member.k) - 1, member.bits, 1 << (member.bits - 1)
-    number = lambda v: (v - (half if member.center else 0)) / half  # noqa: E731
+    number = lambda v: (v - (half if member.center else 0)) / half
     table: dict[int, float] = {}
     filling = Array(keys[0].seed, n, bits)
     for _ in range((1 << bits) - 1):

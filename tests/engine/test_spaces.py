@@ -51,7 +51,7 @@ def test_batched_points_have_the_losses_of_sequential_ones(name: str, q: int, mo
     space = install(name, model)
     nudge(space)
     batch = collate(make_examples(3), pad_id=0)
-    objective = lambda P: losses.candidates(token_logprobs(model, batch, P), batch)  # noqa: E731
+    objective = lambda P: losses.candidates(token_logprobs(model, batch, P), batch)
     points = RGE(q, 1e-1).points(0, 1)
     found = {
         mode: torch.tensor(evaluate(objective, model.module, space, Gaussian(), points, mode))
@@ -66,7 +66,7 @@ def test_a_batched_point_is_the_same_as_weights_written_in_place(model: TinyMode
     space = install("lora_fa", model)
     nudge(space)
     batch = collate(make_examples(3), pad_id=0)
-    objective = lambda P: losses.tokens(token_logprobs(model, batch, P), batch)  # noqa: E731
+    objective = lambda P: losses.tokens(token_logprobs(model, batch, P), batch)
     points = RGE(2, 1e-1).points(0, 1)
     found = evaluate(objective, model.module, space, Gaussian(), points, "both")
     for point, value in zip(points, found, strict=True):
@@ -85,7 +85,7 @@ def test_full_points_are_the_same_as_weights_written_in_place(tied: bool) -> Non
     model = tiny_model(tied=tied)
     space = install("full", model)
     batch = collate(make_examples(3), pad_id=0)
-    objective = lambda P: losses.candidates(token_logprobs(model, batch, P), batch)  # noqa: E731
+    objective = lambda P: losses.candidates(token_logprobs(model, batch, P), batch)
     points = RGE(1, 1e-2).points(0, 1)
     found = evaluate(objective, model.module, space, Gaussian(), points, "sequential")
     before = digest(space)
@@ -220,6 +220,6 @@ def test_trainable_state_is_fp32_over_half_weights() -> None:
     assert {p.dtype for p in space.params.values()} == {torch.float32}
     nudge(space)
     batch = collate(make_examples(2), pad_id=0)
-    objective = lambda P: losses.tokens(token_logprobs(model, batch, P), batch)  # noqa: E731
+    objective = lambda P: losses.tokens(token_logprobs(model, batch, P), batch)
     values = evaluate(objective, model.module, space, Gaussian(), RGE(2).points(0, 1), "both")
     assert all(value == value for value in values)

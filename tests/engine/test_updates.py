@@ -67,7 +67,7 @@ def estimate_at(number: int, g: float = 0.7) -> Estimate:
 
 
 def plain_ghat(estimate: Estimate, name: str, param: Tensor) -> np.ndarray:
-    draw = lambda key: Gaussian().sample(key, name, param.shape, param.device).numpy().astype(np.float64)  # noqa: E731
+    draw = lambda key: Gaussian().sample(key, name, param.shape, param.device).numpy().astype(np.float64)
     return sum(weight * draw(key) for key, weight in estimate.terms)
 
 
@@ -335,7 +335,7 @@ def test_in_place_losses_are_those_of_exact_evaluation_up_to_rounding() -> None:
     found = []
     for in_place in (False, True):
         how = method_of("sgd", "full", in_place)
-        f = lambda P: losses.candidates(token_logprobs_of(model), batch_of(1))  # noqa: E731
+        f = lambda P: losses.candidates(token_logprobs_of(model), batch_of(1))
         found.append(step(how, model.module, space, f, {}, seed=0, step=1, lr=0.0)[0])
     assert found[0].loss == pytest.approx(found[1].loss, rel=1e-6)
     assert found[0].coefs == pytest.approx(found[1].coefs, rel=1e-2, abs=1e-3)

@@ -87,7 +87,7 @@ def test_a_board_on_another_host_joins_and_runs_the_trials_that_ask_for_it(pair:
     copied.chmod(0o600)
     words = ["--config-dir", str(them.home / "conf"), "--device", "board", "--cpus", "1"]
     worker = them.join("--token-file", str(copied), *words, name="board-1", prefix=second.prefix)
-    seen = lambda: on(first, them, "devices", f"state_dir={them.state}").stdout  # noqa: E731
+    seen = lambda: on(first, them, "devices", f"state_dir={them.state}").stdout
     wait_for(lambda: "board-1" in seen(), PATIENCE, "the board")
     assert re.search(rf"^ok +ports in: the head reaches {second.address}$", worker.said, re.MULTILINE), worker.said
     assert re.search(rf"^ok +ports out: {first.address} can be reached", worker.said, re.MULTILINE)

@@ -171,7 +171,7 @@ def test_both_spaces_move_a_masked_model_as_weights_written_in_place_do(examples
             modules = list(model.target_modules(["q", "v"]))
             space = lora.install(model.module, {"rank": 4, "alpha": 8.0, "modules": modules}, 0)
         batch = collate(examples, model.pad_id)
-        objective = lambda P: losses.label_words(token_logprobs(model, batch, P), batch)  # noqa: B023, E731
+        objective = lambda P: losses.label_words(token_logprobs(model, batch, P), batch)  # noqa: B023
         points = RGE(2, 1e-1).points(0, 1)
         mode = "both" if name == "lora" else "sequential"
         found = evaluate(objective, model.module, space, Gaussian(), points, mode)

@@ -135,7 +135,6 @@ def test_a_server_that_cannot_start_is_explained_by_its_log(tmp_path: Path) -> N
 
 
 def test_a_server_beyond_loopback_asks_for_a_password_and_knows_its_own_name_only(tmp_path: Path, monkeypatch) -> None:
-    pytest.importorskip("flask_wtf", reason="mlflow[auth] is not installed")
     for name in ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)

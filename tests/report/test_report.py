@@ -41,7 +41,6 @@ def swept(folder: Path) -> tuple[Composer, Plan]:
 
 @pytest.fixture(scope="module")
 def page(folder: Path, swept: tuple[Composer, Plan]) -> str:
-    pytest.importorskip("matplotlib")
     return report.html(*(swept[1], swept[0]), read_standing(folder / "state"), folder / "state", COMMAND)
 
 

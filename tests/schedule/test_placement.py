@@ -95,7 +95,7 @@ def test_a_lost_trial_goes_in_front_and_a_failed_one_behind(tmp_path):
 def test_a_trial_that_names_its_device_goes_before_those_that_run_anywhere(tmp_path):
     anywhere = fakes.trials(tmp_path, 2, warm="a")
     named = [fakes.trial(tmp_path, f"j{i}", warm="j", needs=Needs("jetson-orin-nano")) for i in range(2)]
-    warm = lambda trial: WARM if trial.warm_key == "a" else COLD  # noqa: E731
+    warm = lambda trial: WARM if trial.warm_key == "a" else COLD
     assert names(ReadyQueue([*anywhere, *named]), warm) == ["j0", "j1", "t000", "t001"]
 
 

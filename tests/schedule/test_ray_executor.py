@@ -100,7 +100,7 @@ def test_base_models_stay_with_their_actor(tmp_path, capsys):
     work = tmp_path / "w"
     plan = [fakes.trial(work, f"o{i:03d}", warm=f"model{i % 2}") for i in range(200)]
     ends: list[float] = []
-    update = lambda snapshot: ends.append(time.perf_counter()) if snapshot.ended else None  # noqa: E731
+    update = lambda snapshot: ends.append(time.perf_counter()) if snapshot.ended else None
     sweep(tmp_path, plan, RayExecutor(tmp_path, slots=2, target=TARGET), on_update=update)
     hosts = [{starts(work, t.trial_id)[0]["pid"] for t in plan[m::2]} for m in (0, 1)]
     assert [len(h) for h in hosts].count(1) >= 1, "both models moved between the actors"

@@ -17,7 +17,6 @@ from zo_sweeps.tables.figures import Figure, FigureSpec, cumulative, curves, poi
 
 from .examples import ACCURACY, LR, Q, record
 
-pytest.importorskip("matplotlib", reason="figures need matplotlib")
 pytestmark = pytest.mark.unit
 
 COLUMNS = (("sst2", "SST-2"), ("rte", "RTE"))

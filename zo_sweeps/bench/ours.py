@@ -15,10 +15,17 @@ from zo_sweeps.engine.batch import collate
 from zo_sweeps.engine.estimators.rge import RGE
 from zo_sweeps.engine.evaluate import Mode
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
+from zo_sweeps.engine.spaces import lora_fa
 from zo_sweeps.engine.step import Method, step
 from zo_sweeps.engine.types import Space
 from zo_sweeps.engine.updates.sgd import SGD
 from zo_sweeps.models.causal import LanguageModel
+
+
+def with_lora_fa(model: LanguageModel, rank: int, alpha: float) -> Space:
+    """LoRA-FA on q, k, v and o of every layer."""
+    options = {"rank": rank, "alpha": alpha, "modules": list(model.target_modules("qkvo"))}
+    return lora_fa.install(model.module, options, 0)
 
 
 @dataclass(frozen=True)

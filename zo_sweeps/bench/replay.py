@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from zo_sweeps.bench.measure import Row, interleaved
-from zo_sweeps.bench.ours import Steps
+from zo_sweeps.bench.ours import Steps, with_lora_fa
 from zo_sweeps.bench.shapes import examples, llama_58m
 from zo_sweeps.engine.replay import replay
 from zo_sweeps.engine.schedules import constant
-from zo_sweeps.engine.spaces import lora_fa
 
 STEPS, Q = 1000, 4
 
 
 def rows(rounds: int) -> Iterator[Row]:
     model = llama_58m()
-    space = lora_fa.install(model.module, {"rank": 16, "alpha": 16, "modules": list(model.target_modules("qkvo"))}, 0)
+    space = with_lora_fa(model, 16, 16)
     steps = Steps(model, space, examples([64] * 2, 2), q=Q, mode="both", lr=1e-6)
     log = [[0.1] * Q] * STEPS
     functions = {

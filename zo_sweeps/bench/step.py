@@ -10,9 +10,9 @@ import torch
 
 from zo_sweeps.bench import mezo
 from zo_sweeps.bench.measure import Row, interleaved
-from zo_sweeps.bench.ours import Steps
+from zo_sweeps.bench.ours import Steps, with_lora_fa
 from zo_sweeps.bench.shapes import demo, examples, llama_58m
-from zo_sweeps.engine.spaces import full, lora_fa
+from zo_sweeps.engine.spaces import full
 from zo_sweeps.models.causal import LanguageModel
 
 TOKENS = 64
@@ -37,7 +37,7 @@ def _full(model: LanguageModel, batch: int, options: int, goals: tuple[float, fl
             steps.forward(1)
             steps.forward(1)
 
-    plain = lambda: mezo.step(model, data, next(numbers))  # noqa: E731
+    plain = lambda: mezo.step(model, data, next(numbers))
     seconds = interleaved({"mezo": plain, "ours": steps.one(), "two forwards": two_forwards}, rounds)
     return Row(
         f"full-parameter step, 58 M, B={batch} T={TOKENS}, {options} option(s), against plain MeZO",
@@ -52,9 +52,7 @@ def _full(model: LanguageModel, batch: int, options: int, goals: tuple[float, fl
 def _lora_fa(model: LanguageModel, rounds: int, q: int = 4, batch: int = 2, rank: int = 16) -> Row:
     bare = Steps(model, full.install(model.module, {}, 0), examples([TOKENS] * batch, 2))
     adapted = llama_58m()
-    options = {"rank": rank, "alpha": rank, "modules": list(adapted.target_modules("qkvo"))}
-    space = lora_fa.install(adapted.module, options, 0)
-    ours = Steps(adapted, space, bare.examples, q=q, mode="both", lr=1e-4)
+    ours = Steps(adapted, with_lora_fa(adapted, rank, rank), bare.examples, q=q, mode="both", lr=1e-4)
     forward = torch.inference_mode()(partial(bare.forward, 2 * q))
     with_adapters = torch.inference_mode()(partial(ours.forward, 2 * q))
     seconds = interleaved({"bare forward": forward, "with adapters": with_adapters, "ours": ours.one()}, rounds)
@@ -73,10 +71,9 @@ def _sentences(rounds: int, q: int = 4, rank: int = 16) -> Row:
     """The demo model on sentences: against a forward of its rows as a plain loop has them, padded to the longest."""
     bare, adapted = demo(), demo()
     texts = examples(SENTENCES, 2, bare.config.vocab_size)
-    options = {"rank": rank, "alpha": 2 * rank, "modules": list(adapted.target_modules("qkvo"))}
-    ours = Steps(adapted, lora_fa.install(adapted.module, options, 0), texts, q=q, mode="both", lr=1e-4)
-    rows = torch.randint(1, bare.config.vocab_size, (2 * q * len(SENTENCES), max(SENTENCES)))
-    seconds = interleaved({"padded": torch.inference_mode()(partial(bare.hidden, rows)), "ours": ours.one()}, rounds)
+    ours = Steps(adapted, with_lora_fa(adapted, rank, 2 * rank), texts, q=q, mode="both", lr=1e-4)
+    padded = torch.randint(1, bare.config.vocab_size, (2 * q * len(SENTENCES), max(SENTENCES)))
+    seconds = interleaved({"padded": torch.inference_mode()(partial(bare.hidden, padded)), "ours": ours.one()}, rounds)
     return Row(
         f"LoRA-FA step, demo model, q={q} B={len(SENTENCES)} T={SENTENCES} r={rank}, against a padded bare forward",
         seconds["ours"] / seconds["padded"],

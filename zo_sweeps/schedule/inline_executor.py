@@ -62,7 +62,7 @@ class InlineExecutor:
             return
         trial, journal, attempt = self._waiting
         sink = _Stream(trial.trial_id, attempt, self._deliver)
-        stop = lambda: self._stopping or sink.broken  # noqa: E731
+        stop = lambda: self._stopping or sink.broken
         with self._sharing(trial, journal) as sharing:
             outcome = run_guarded(self._target, trial, sink, journal, attempt, stop, sharing)
         self._waiting = None

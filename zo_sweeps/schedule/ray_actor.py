@@ -49,7 +49,7 @@ class TrialActor:
         current = (parsed.trial_id, attempt)
         with self._changed:
             self._current, self._events, self._first, self._outcome = current, [], 0, None
-        stop = lambda: self._leaving or self._stopped == current  # noqa: E731
+        stop = lambda: self._leaving or self._stopped == current
         outcome = run_guarded(self._target, parsed, self, journal, attempt, stop, sharing)
         with self._changed:
             self._outcome = outcome
