@@ -14,24 +14,19 @@ pytestmark = pytest.mark.unit
 
 PACKAGE = Path(__file__).resolve().parents[1] / "zo_sweeps"
 NAME = PACKAGE.name
-# What a command does and prints: these import each other, in no circle.
-OUTPUT = {"readout", "charts", "frame", "report", "compare", "launch", "papers", "show", "watch", "bench"}
-# Lower floors first. Rooms of a floor do not import each other, but for the pairs in BESIDE and the rooms of OUTPUT.
+# Lower floors first. Rooms of one floor do not import each other.
 FLOORS = (
-    {"errors", "trial", "fingerprint"},
-    {"engine", "models", "tasks", "devices", "record", "tables", "edge", "arguments"},
-    {"schema"},
-    {"config", "plan"},
-    {"calibrate", "loaded"},
-    {"attempt"},
-    {"worker"},
+    {"core"},
+    {"methods"},
+    {"engine", "models", "tasks", "devices", "record", "tables"},
+    {"config"},
+    {"plan"},
+    {"run"},
     {"schedule"},
     {"fleet"},
-    OUTPUT,
+    {"results", "bench"},
     {"cli"},
-    {"__main__"},
 )
-BESIDE = {("plan", "config")}
 # MeZO draws its seeds from numpy, and who wants its bits must too.
 ALSO = {"engine/perturbations/mezo_compat.py": {"numpy"}}
 AXES = {"estimators", "perturbations", "spaces", "precisions", "updates"}
@@ -45,13 +40,13 @@ ONLY_IN = {
         "schedule/gcs.py",
     },
     "mlflow": {"record/"},
-    "hydra": {"config.py"},
-    "omegaconf": {"config.py"},
+    "hydra": {"config/"},
+    "omegaconf": {"config/"},
     "transformers": {"models/", "tasks/", "edge/"},
     "datasets": {"tasks/"},
     "executorch": {"edge/"},
 }
-LIGHT = ("zo_sweeps.plan", "zo_sweeps.tables", "zo_sweeps.schedule.sweep", "zo_sweeps.cli", "zo_sweeps.show")
+LIGHT = ("zo_sweeps.plan", "zo_sweeps.tables", "zo_sweeps.schedule.sweep", "zo_sweeps.cli.main", "zo_sweeps.cli.show")
 HEAVY = {"torch", "ray", "mlflow", "transformers", "datasets", "bitsandbytes", "accelerate"}
 STANDARD_LIBRARY = set(sys.stdlib_module_names)
 FILES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
@@ -86,25 +81,27 @@ def inside(file: str, places: set[str]) -> bool:
 
 
 def test_every_module_has_a_floor() -> None:
-    assert {file.split("/")[0].removesuffix(".py") for file in FILES} - ROOMS <= {"__init__"}
+    assert {file.split("/")[0] for file in FILES} - ROOMS == {"__init__.py", "__main__.py"}
 
 
 @pytest.mark.parametrize("file", FILES)
 def test_a_room_imports_lower_rooms_only(file: str) -> None:
     mine = room(file)
-    top = FLOOR.get(mine, len(FLOORS) if file == "__init__.py" else 0)  # the package itself leads to its Python API
+    top = FLOOR.get(mine, len(FLOORS))  # __init__ and __main__ lead to the rooms
     wrong = []
     for name, line in imported(file):
         other = room(name) if name.split(".")[0] == NAME else ""
-        beside = (mine, other) in BESIDE or {mine, other} <= OUTPUT
-        if other and other != mine and FLOOR[other] >= top and not beside:
+        if other and other != mine and FLOOR[other] >= top:
             wrong.append(f"{file}:{line} imports {name}")
     assert not wrong
 
 
 @pytest.mark.parametrize("file", [f for f in FILES if f.startswith("engine/")])
 def test_the_engine_knows_torch_and_itself(file: str) -> None:
-    allowed, ours = STANDARD_LIBRARY | {"torch", "triton"} | ALSO.get(file, set()), (f"{NAME}.engine", f"{NAME}.errors")
+    allowed, ours = (
+        STANDARD_LIBRARY | {"torch", "triton"} | ALSO.get(file, set()),
+        (f"{NAME}.engine", f"{NAME}.methods", f"{NAME}.core"),
+    )
     wrong = [
         f"{file}:{line} imports {name}"
         for name, line in imported(file)
@@ -131,7 +128,7 @@ def test_a_library_appears_in_one_place(library: str) -> None:
 
 
 def test_the_vocabulary_is_standard_library() -> None:
-    for file in ("errors.py", "trial.py", "fingerprint.py"):
+    for file in (file for file in FILES if file.startswith(("core/", "methods/"))):
         assert {name.split(".")[0] for name, _ in imported(file)} <= STANDARD_LIBRARY | {NAME}
 
 
@@ -144,17 +141,6 @@ def test_importing_a_light_module_loads_nothing_heavy(module: str) -> None:
 
 def test_an_upward_import_would_be_seen() -> None:
     """The walk itself: names resolve, relative ones too, and function-level imports count."""
-    assert "zo_sweeps.models.identity.status" in {name for name, _ in imported("plan/places.py")}
+    assert "zo_sweeps.models.identity.status" in {name for name, _ in imported("plan/availability.py")}
     assert room("zo_sweeps.models.identity.status") == "models"
     assert room("engine/spaces/full.py") == "engine"
-
-
-def test_the_output_rooms_import_each_other_in_no_circle() -> None:
-    knows: dict[str, set[str]] = {name: set() for name in OUTPUT}
-    for file in FILES:
-        if (mine := room(file)) in OUTPUT:
-            knows[mine] |= {other for name, _ in imported(file) if (other := room(name)) in OUTPUT} - {mine}
-    while free := [name for name, others in knows.items() if not others & knows.keys()]:
-        for name in free:
-            del knows[name]
-    assert knows == {}

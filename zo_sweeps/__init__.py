@@ -19,7 +19,7 @@ def results(
     state_dir: str | Path | None = None,
     config_dirs: Sequence[str] = (),
 ) -> DataFrame:
-    """The trials of a grid as a DataFrame; see `zo_sweeps.frame.results`."""
-    from zo_sweeps import frame  # what a notebook waits for, `import zo_sweeps` does not
+    """The trials of a grid as a DataFrame; see `zo_sweeps.results.dataframe.results`."""
+    from zo_sweeps.results import dataframe  # what a notebook waits for, `import zo_sweeps` does not
 
-    return frame.results(grid, overrides, state_dir, config_dirs)
+    return dataframe.results(grid, overrides, state_dir, config_dirs)

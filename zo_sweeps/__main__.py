@@ -2,7 +2,7 @@
 
 import sys
 
-from zo_sweeps.cli import main
+from zo_sweeps.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -11,8 +11,8 @@ import torch
 from zo_sweeps.bench import gpu, measure, mezo, noise, report, shapes
 from zo_sweeps.bench.measure import Row
 from zo_sweeps.bench.ours import Steps
+from zo_sweeps.core.errors import UserError
 from zo_sweeps.engine.spaces import full
-from zo_sweeps.errors import UserError
 from zo_sweeps.models.causal import LanguageModel
 from zo_sweeps.models.load import load
 from zo_sweeps.models.shapes import parameter_count

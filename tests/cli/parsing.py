@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from zo_sweeps.cli import main
+from zo_sweeps.cli.main import main
 
 
 class _ParsedError(Exception):

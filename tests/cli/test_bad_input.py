@@ -11,7 +11,7 @@ import pytest
 
 from tests.cli.common import zo
 from tests.plan.common import changed, write_grid
-from zo_sweeps.cli import COMMANDS, main
+from zo_sweeps.cli.main import COMMANDS, main
 
 pytestmark = pytest.mark.unit
 

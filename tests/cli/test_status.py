@@ -10,11 +10,11 @@ import pytest
 from rich.console import Console
 
 from tests.plan.common import TINY, planned
-from zo_sweeps import show
+from zo_sweeps.cli import show
+from zo_sweeps.core.trial import TrialState
 from zo_sweeps.schedule.ledger import Ledger
 from zo_sweeps.schedule.live import LiveFile, read_live
 from zo_sweeps.schedule.snapshot import Running, Snapshot
-from zo_sweeps.trial import TrialState
 
 pytestmark = pytest.mark.unit
 WHY = "needs device jetson-tx2: 0 of 1 nodes offer it (desk is a cpu)"

@@ -45,7 +45,7 @@ MIXED: dict[str, Any] = {
 INLINE = """
 import sys
 from pathlib import Path
-from zo_sweeps.config import Composer
+from zo_sweeps.config.composer import Composer
 from zo_sweeps.plan import build
 from zo_sweeps.record.journal import JournalStore
 from zo_sweeps.schedule.inline_executor import InlineExecutor

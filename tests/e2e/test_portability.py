@@ -16,7 +16,7 @@ from tests.e2e.test_cluster import Driver, starts
 from tests.plan.common import write_grid
 from tests.schedule.nodes import cluster, wait_for
 from tests.worker.common import measured, run
-from zo_sweeps.config import Composer
+from zo_sweeps.config.composer import Composer
 from zo_sweeps.plan import build
 from zo_sweeps.record import server
 from zo_sweeps.record.journal import JournalStore, outcome, scalars

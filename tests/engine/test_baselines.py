@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from tests.engine.conftest import make_examples, targets, tiny_model
-from zo_sweeps.config import Composer
+from zo_sweeps.config.composer import Composer
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.trial import Outcome, Trial, TrialState
 from zo_sweeps.engine import losses
 from zo_sweeps.engine.baselines import first_order
 from zo_sweeps.engine.batch import Batch, collate
@@ -18,13 +20,11 @@ from zo_sweeps.engine.schedules import linear
 from zo_sweeps.engine.spaces import full, lora_fa
 from zo_sweeps.engine.train import Evaluated, StepDone
 from zo_sweeps.engine.types import DivergedError
-from zo_sweeps.errors import UserError
 from zo_sweeps.models.load import load
 from zo_sweeps.plan import build
+from zo_sweeps.run.run_trial import run_trial
 from zo_sweeps.tasks import TaskSpec, encode
 from zo_sweeps.tasks.demonstrations import Demonstrator, demonstration
-from zo_sweeps.trial import Outcome, Trial, TrialState
-from zo_sweeps.worker import run_trial
 
 pytestmark = pytest.mark.unit
 STEPS, LR = 6, 0.05

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, MistralConfig, 
 
 from tests.engine.conftest import TinyModel, targets, tiny_model
 from tests.engine.spaces_common import LINEAR, OPTIONS, digest, install, nudge
-from zo_sweeps.errors import UserError
+from zo_sweeps.core.errors import UserError
 from zo_sweeps.models import adapters
 
 pytestmark = [pytest.mark.unit, pytest.mark.filterwarnings("ignore")]

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from zo_sweeps import loaded, worker
-from zo_sweeps.config import Composer
-from zo_sweeps.errors import UserError
+from zo_sweeps.config.composer import Composer
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.trial import TrialState
 from zo_sweeps.plan import Plan, build
 from zo_sweeps.plan.compatible import BATCHED_SPACES
-from zo_sweeps.trial import TrialState
+from zo_sweeps.run import cache as loaded
+from zo_sweeps.run import run_trial as worker
 
 pytestmark = pytest.mark.unit
 METHODS = ("dora", "vera", "mezo_lora", "prefix", "sensitive", "sensitive_task", "random_subset", "outliers")

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from tests.engine.test_perturbations import CPU, LAYOUT, direction
+from zo_sweeps.core.errors import UserError
 from zo_sweeps.engine import lfsr, modulus
 from zo_sweeps.engine.perturbations import pezo_onthefly, pezo_pool
 from zo_sweeps.engine.perturbations.pezo_onthefly import PeZOOnTheFly
 from zo_sweeps.engine.perturbations.pezo_pool import PeZOPool
 from zo_sweeps.engine.types import Layout, NoiseKey
-from zo_sweeps.errors import UserError
 from zo_sweeps.plan import compatible
 
 pytestmark = pytest.mark.unit

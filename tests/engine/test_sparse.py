@@ -15,11 +15,11 @@ from tests.engine.conftest import Example as _Example
 from tests.engine.conftest import make_examples, tiny_model
 from tests.engine.spaces_common import SPARSE, digest, example_losses, install, logits, nudge, weights_of
 from tests.engine.test_peft_contract import run
+from zo_sweeps.core.errors import UserError
 from zo_sweeps.engine import losses, masks
 from zo_sweeps.engine.batch import collate
 from zo_sweeps.engine.losses import token_logprobs
 from zo_sweeps.engine.types import NoiseKey
-from zo_sweeps.errors import UserError
 from zo_sweeps.models import mask_store
 
 pytestmark = pytest.mark.unit
@@ -253,8 +253,8 @@ def test_weights_are_put_back_when_a_forward_raises() -> None:
 @pytest.mark.realdata
 def test_a_mask_found_on_c4_holds_much_of_a_tasks_gradient() -> None:
     """Guo et al., Figure 5 and assumption 4: c >> k / d, also when the mask is found on text and used on a task."""
-    from zo_sweeps.calibrate import text_samples
     from zo_sweeps.models.load import load
+    from zo_sweeps.run.gradients import text_samples
 
     shared = Path(os.environ.get("ZO_SHARED") or Path(__file__).parents[2].parent / "shared")
     rows = shared / "data" / "sst2_sent" / "train.jsonl"

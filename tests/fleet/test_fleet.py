@@ -20,13 +20,13 @@ from tests.fleet.machines import PATIENCE, Machines, Worker, environment, machin
 from tests.schedule import fakes
 from tests.schedule.driver import TARGET, sweep
 from tests.schedule.nodes import meanwhile, wait_for
-from zo_sweeps.errors import UserError
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.trial import Needs, TrialState
 from zo_sweeps.fleet.node import running
 from zo_sweeps.record.journal import JournalStore, last_step
 from zo_sweeps.schedule.cluster import forget_token
 from zo_sweeps.schedule.ledger import read_standing
 from zo_sweeps.schedule.ray_executor import RayExecutor
-from zo_sweeps.trial import Needs, TrialState
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.chaos, pytest.mark.timeout(1800)]
 

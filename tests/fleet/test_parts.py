@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from zo_sweeps import __version__
-from zo_sweeps.cli import main
+from zo_sweeps.cli.main import main
+from zo_sweeps.core.errors import UserError
 from zo_sweeps.devices.live import l4t, power_mode, temperature
-from zo_sweeps.errors import UserError
 from zo_sweeps.fleet import preflight, secrets, service, worker
 from zo_sweeps.fleet.inventory import Device, capabilities, row
 from zo_sweeps.fleet.node import FIXED_PORTS, labels, node_arguments, port_range, running, sanitised

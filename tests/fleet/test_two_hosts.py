@@ -15,8 +15,8 @@ import pytest
 from tests.fleet.hosts import Host, two_hosts
 from tests.fleet.machines import PATIENCE, Machines, environment, machines
 from tests.schedule.nodes import wait_for
+from zo_sweeps.core.trial import TrialState
 from zo_sweeps.schedule.ledger import read_standing
-from zo_sweeps.trial import TrialState
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.chaos, pytest.mark.timeout(1800)]
 

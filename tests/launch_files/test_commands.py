@@ -16,7 +16,7 @@ import yaml
 from tests.cli.parsing import parse
 from tests.conftest import REPO
 from tests.launch_files.common import DOCKER, DOCKERFILES, FILES, JOBS, SCRIPTS, UNITS, commands, compose
-from zo_sweeps.config import Composer, conf_dir
+from zo_sweeps.config.composer import Composer, conf_dir
 
 pytestmark = pytest.mark.unit
 

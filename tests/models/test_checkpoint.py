@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.models.common import TINY
-from zo_sweeps.errors import UserError
+from zo_sweeps.core.errors import UserError
 from zo_sweeps.models import shapes
 from zo_sweeps.models.checkpoint import read_checkpoint_info
 from zo_sweeps.models.identity import DEMO, status

@@ -15,7 +15,7 @@ import torch
 from huggingface_hub import constants
 
 from tests.models.common import TINY, model_yaml
-from zo_sweeps.errors import UserError
+from zo_sweeps.core.errors import UserError
 from zo_sweeps.models import hub, identity, shapes
 from zo_sweeps.models.identity import DEMO, fingerprint_model, status
 from zo_sweeps.models.load import load

@@ -11,7 +11,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from tests.models.common import CONF, TINY, model_yaml, random_model
-from zo_sweeps.errors import UserError
+from zo_sweeps.core.errors import UserError
 from zo_sweeps.models.identity import DEMO
 from zo_sweeps.models.load import load
 

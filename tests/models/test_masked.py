@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from zo_sweeps.core.errors import UserError
 from zo_sweeps.engine import losses
 from zo_sweeps.engine.batch import collate
 from zo_sweeps.engine.estimators.rge import RGE
@@ -18,7 +19,6 @@ from zo_sweeps.engine.losses import token_logprobs
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.score import score
 from zo_sweeps.engine.spaces import full, lora
-from zo_sweeps.errors import UserError
 from zo_sweeps.models.identity import DEMO, status
 from zo_sweeps.models.load import load
 from zo_sweeps.models.masked import MaskedLanguageModel

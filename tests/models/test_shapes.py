@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.models.common import TINY, model_yaml
-from zo_sweeps.errors import UserError
+from zo_sweeps.core.errors import UserError
 from zo_sweeps.models import shapes
 
 pytestmark = pytest.mark.unit

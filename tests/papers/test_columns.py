@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.plan.common import changed, planned
-from zo_sweeps.errors import UserError
+from zo_sweeps.core.errors import UserError
 
 pytestmark = pytest.mark.unit
 
@@ -95,7 +95,7 @@ class _Sink:
 
 @pytest.mark.parametrize(("select", "best"), [("loss", min), ("metric", max)])
 def test_the_step_with_the_best_dev_loss_or_metric_is_tested(tmp_path: Path, select: str, best: Any) -> None:
-    from zo_sweeps.worker import run_trial
+    from zo_sweeps.run.run_trial import run_trial
 
     made = changed()
     made["blocks"]["zo"]["axes"] = {"update": {"lr": [0.5]}}

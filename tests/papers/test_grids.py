@@ -14,10 +14,10 @@ import pytest
 import yaml
 
 from tests.papers.common import composer, plan
-from zo_sweeps import readout
-from zo_sweeps.config import conf_dir
-from zo_sweeps.fingerprint import canonical_json
+from zo_sweeps.config.composer import conf_dir
+from zo_sweeps.core.fingerprint import canonical_json
 from zo_sweeps.plan import identity
+from zo_sweeps.results import tables as readout
 from zo_sweeps.schedule.ledger import Standing
 from zo_sweeps.tables import Table, to_html, to_latex
 from zo_sweeps.tables.latex import document

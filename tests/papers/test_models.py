@@ -8,7 +8,7 @@ import pytest
 import torch
 import yaml
 
-from zo_sweeps.config import Composer, conf_dir
+from zo_sweeps.config.composer import Composer, conf_dir
 from zo_sweeps.models import families
 from zo_sweeps.models.shapes import parameter_count
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from zo_sweeps.config import conf_dir
-from zo_sweeps.papers import Item, items, standings
+from zo_sweeps.config.composer import conf_dir
+from zo_sweeps.results.papers import Item, items, standings
 
 pytestmark = pytest.mark.unit
 

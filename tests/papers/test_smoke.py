@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.papers.test_grids import TRIALS
-from zo_sweeps.config import Composer
+from zo_sweeps.config.composer import Composer
 from zo_sweeps.plan import build
 
 pytestmark = pytest.mark.unit

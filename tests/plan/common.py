@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from zo_sweeps.config import Composer
+from zo_sweeps.config.composer import Composer
 from zo_sweeps.plan import Plan, build
 
 TINY = {  # one row on the demo model and task
@@ -52,7 +52,7 @@ def named(grid: str, *overrides: str) -> Plan:
 
 
 def problem(folder: Path, grid: dict[str, Any], *overrides: str) -> str:
-    from zo_sweeps.errors import UserError
+    from zo_sweeps.core.errors import UserError
 
     with pytest.raises(UserError) as caught:
         planned(folder, grid, *overrides)

@@ -13,7 +13,7 @@ import pytest
 
 from tests.conftest import REPO
 from tests.plan.common import changed, named, planned, problem, write_grid
-from zo_sweeps.config import Composer
+from zo_sweeps.config.composer import Composer
 from zo_sweeps.plan import build
 
 pytestmark = pytest.mark.unit
@@ -294,7 +294,7 @@ def test_a_composer_can_plan_twice() -> None:
 
 
 def test_a_block_that_is_left_out_leaves_the_tables_and_figures_and_the_table_says_so(tmp_path: Path) -> None:
-    from zo_sweeps import readout
+    from zo_sweeps.results import tables as readout
     from zo_sweeps.schedule.ledger import Standing
 
     grid = changed()

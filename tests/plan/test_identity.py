@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.plan.common import changed, named, planned
-from zo_sweeps.fingerprint import canonical_json, fingerprint
+from zo_sweeps.core.fingerprint import canonical_json, fingerprint
 from zo_sweeps.models.identity import DEMO
 from zo_sweeps.plan import identity
 

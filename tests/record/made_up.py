@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 
-from zo_sweeps.trial import Event, Outcome, Trial, TrialState
+from zo_sweeps.core.trial import Event, Outcome, Trial, TrialState
 
 BEGAN = 1_790_000_000.25
 

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from tests.record import made_up
-from zo_sweeps.errors import UserError
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.trial import TrialState
 from zo_sweeps.record.journal import Journal, JournalStore, evals, last_step, outcome, read_events, scalars
-from zo_sweeps.trial import TrialState
 
 pytestmark = pytest.mark.unit
 
@@ -147,7 +147,7 @@ def test_a_writer_killed_at_random_moments_leaves_a_journal_without_a_gap(tmp_pa
 
 FULL = """
 import resource, sys
-from zo_sweeps.errors import UserError
+from zo_sweeps.core.errors import UserError
 from zo_sweeps.record.journal import JournalStore
 store = JournalStore(sys.argv[1])
 event = {"type": "eval", "time": 0.0, "text": "x" * 100}

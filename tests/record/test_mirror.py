@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 
 from tests.record import made_up
-from zo_sweeps.errors import UserError
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.trial import Trial, TrialState
 from zo_sweeps.record import mlflow_points as rows
 from zo_sweeps.record import server
 from zo_sweeps.record.journal import JournalStore
 from zo_sweeps.record.mlflow_store import MlflowMirror, SweepInfo, sync
-from zo_sweeps.trial import Trial, TrialState
 
 pytestmark = pytest.mark.multiprocess
 SWEEP = SweepInfo(

@@ -10,9 +10,9 @@ from itertools import pairwise
 import pytest
 
 from tests.record import made_up
+from zo_sweeps.core.trial import TrialState
 from zo_sweeps.record import mlflow_points as rows
 from zo_sweeps.record.provenance import collect
-from zo_sweeps.trial import TrialState
 
 pytestmark = pytest.mark.unit
 

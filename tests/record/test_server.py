@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from zo_sweeps.errors import UserError
+from zo_sweeps.core.errors import UserError
 from zo_sweeps.record import server
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]

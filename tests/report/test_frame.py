@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import zo_sweeps
-from zo_sweeps.errors import UserError
+from zo_sweeps.core.errors import UserError
 from zo_sweeps.schedule.ledger import read_standing
 
 from .common import composed, fill, outcome

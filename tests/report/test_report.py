@@ -12,13 +12,15 @@ from rich.console import Console
 
 from tests.cli.common import zo
 from tests.tables.test_html import Reader
-from zo_sweeps import charts, readout, report
-from zo_sweeps.compare import compare, differences, spark
-from zo_sweeps.config import Composer
-from zo_sweeps.errors import UserError
+from zo_sweeps.config.composer import Composer
+from zo_sweeps.core.errors import UserError
 from zo_sweeps.plan import Plan
+from zo_sweeps.record.curves import trail
 from zo_sweeps.record.sweep_book import SweepBook, SweepInfo, books
-from zo_sweeps.record.trail import trail
+from zo_sweeps.results import figures as charts
+from zo_sweeps.results import report
+from zo_sweeps.results import tables as readout
+from zo_sweeps.results.compare import compare, differences, spark
 from zo_sweeps.schedule.ledger import read_standing
 
 from .common import GRID, composed, fill

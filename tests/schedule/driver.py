@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 
+from zo_sweeps.core.trial import Trial
 from zo_sweeps.record.journal import JournalStore
 from zo_sweeps.schedule.executors import Executor
 from zo_sweeps.schedule.inline_executor import InlineExecutor
@@ -13,7 +14,6 @@ from zo_sweeps.schedule.ledger import Ledger
 from zo_sweeps.schedule.ray_executor import RayExecutor
 from zo_sweeps.schedule.snapshot import Summary
 from zo_sweeps.schedule.sweep import Sweep
-from zo_sweeps.trial import Trial
 
 TARGET = "tests.schedule.fakes:run_trial"
 

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from zo_sweeps.core.trial import Event, Needs, Outcome, Sink, Trial, TrialState
 from zo_sweeps.record.journal import scalars
-from zo_sweeps.trial import Event, Needs, Outcome, Sink, Trial, TrialState
 
 ANYWHERE = Needs()
 

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from zo_sweeps.errors import UserError
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.trial import Outcome, TrialState
 from zo_sweeps.schedule.ledger import Ledger, driver_of, read_standing
-from zo_sweeps.trial import Outcome, TrialState
 
 pytestmark = pytest.mark.unit
 
@@ -118,9 +118,9 @@ def test_an_unwritable_folder_is_one_clear_line(tmp_path):
 def test_a_full_disk_leaves_a_ledger_without_the_line(tmp_path):
     program = """
 import pathlib, resource, signal, sys
-from zo_sweeps.errors import UserError
+from zo_sweeps.core.errors import UserError
 from zo_sweeps.schedule.ledger import Ledger
-from zo_sweeps.trial import TrialState
+from zo_sweeps.core.trial import TrialState
 ledger = Ledger(pathlib.Path(sys.argv[1]))
 ledger.write("a", TrialState.CANCELLED, attempt=1)
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # as a quota: writes beyond the limit are cut short, then refused

@@ -9,11 +9,11 @@ import pytest
 
 from tests.schedule import fakes
 from tests.schedule.driver import sweep
+from zo_sweeps.core.trial import Needs, Outcome, Trial, TrialState
 from zo_sweeps.devices.estimate import RUNTIME_BYTES
 from zo_sweeps.schedule.executors import COLD, NO_SLOT
 from zo_sweeps.schedule.inline_executor import InlineExecutor
 from zo_sweeps.schedule.memory import QUANTUM, Measured, memory_key
-from zo_sweeps.trial import Needs, Outcome, Trial, TrialState
 
 pytestmark = pytest.mark.unit
 GIB = 2**30

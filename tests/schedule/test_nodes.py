@@ -17,10 +17,10 @@ from tests.schedule import fakes
 from tests.schedule.driver import TARGET, sweep
 from tests.schedule.nodes import Cluster, cluster, meanwhile, wait_for
 from tests.schedule.test_sweep import results, start_driver
+from zo_sweeps.core.trial import Needs, TrialState
 from zo_sweeps.record.journal import JournalStore
 from zo_sweeps.schedule.ledger import read_standing
 from zo_sweeps.schedule.ray_executor import RayExecutor
-from zo_sweeps.trial import Needs, TrialState
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
 NANO = Needs("jetson-orin-nano")

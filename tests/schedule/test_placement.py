@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 
 from tests.schedule import fakes
+from zo_sweeps.core.trial import Needs
 from zo_sweeps.schedule.executors import COLD, NO_SLOT, WARM
 from zo_sweeps.schedule.placement import Node, gpus_needed, preference, reason, refusal
 from zo_sweeps.schedule.queue import ReadyQueue
-from zo_sweeps.trial import Needs
 
 pytestmark = pytest.mark.unit
 

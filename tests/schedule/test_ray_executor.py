@@ -21,12 +21,12 @@ from tests.conftest import REPO
 from tests.schedule import fakes
 from tests.schedule.driver import TARGET, sweep
 from tests.schedule.test_sweep import results, start_driver, wait_for
-from zo_sweeps.errors import UserError
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.trial import Needs, TrialState
 from zo_sweeps.record.journal import JournalStore, scalars
 from zo_sweeps.schedule.cluster import private_token, short_folder
 from zo_sweeps.schedule.ledger import read_standing
 from zo_sweeps.schedule.ray_executor import RayExecutor
-from zo_sweeps.trial import Needs, TrialState
 
 pytestmark = pytest.mark.multiprocess
 
@@ -195,7 +195,7 @@ import resource, sys
 from pathlib import Path
 from tests.schedule import fakes
 from tests.schedule.driver import TARGET, sweep
-from zo_sweeps.errors import UserError
+from zo_sweeps.core.errors import UserError
 from zo_sweeps.schedule.ray_executor import RayExecutor
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 state = Path(sys.argv[1])

@@ -18,15 +18,15 @@ import torch
 from tests.conftest import REPO
 from tests.schedule.driver import sweep
 from tests.worker.common import make, measured, run
-from zo_sweeps.errors import UserError
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.trial import Event, Needs, Outcome, Sharing, Trial, TrialState
 from zo_sweeps.record.journal import JournalStore, outcome, scalars
+from zo_sweeps.run.run_trial import run_trial
 from zo_sweeps.schedule.inline_executor import InlineExecutor
 from zo_sweeps.schedule.placement import Node
 from zo_sweeps.schedule.process_peers import ProcessPeer
 from zo_sweeps.schedule.ray_executor import RayExecutor
 from zo_sweeps.schedule.sharing import Workers, no_room
-from zo_sweeps.trial import Event, Needs, Outcome, Sharing, Trial, TrialState
-from zo_sweeps.worker import run_trial
 
 pytestmark = pytest.mark.multiprocess
 
@@ -102,7 +102,7 @@ def shared(trial: Trial, count: int, *, drop: bool, kills_at: int) -> tuple[Outc
         def emit(self, event: Event) -> None:
             self.append(event)
 
-    peers = [Killing("zo_sweeps.worker:run_trial", trial, [], 1) for _ in range(count)]
+    peers = [Killing("zo_sweeps.run.run_trial:run_trial", trial, [], 1) for _ in range(count)]
     peers[0].kills_at = kills_at
     events = Sink()
     try:

@@ -13,10 +13,10 @@ import torch
 from tests.schedule.driver import sweep
 from tests.schedule.nodes import Cluster, cluster
 from tests.worker.common import make, measured, run
+from zo_sweeps.core.trial import TrialState
 from zo_sweeps.record.journal import JournalStore, outcome, scalars
 from zo_sweeps.schedule.ray_executor import RayExecutor
 from zo_sweeps.schedule.sharing import Workers
-from zo_sweeps.trial import TrialState
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.chaos]
 

@@ -14,13 +14,13 @@ import pytest
 
 from tests.schedule import fakes
 from tests.schedule.driver import TARGET, sweep
-from zo_sweeps.errors import UserError
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.trial import Outcome, TrialState
 from zo_sweeps.record.journal import JournalStore, scalars
 from zo_sweeps.schedule.executors import Finished, Lost, Progress
 from zo_sweeps.schedule.inline_executor import InlineExecutor
 from zo_sweeps.schedule.ledger import Ledger, read_standing
 from zo_sweeps.schedule.sweep import Sweep
-from zo_sweeps.trial import Outcome, TrialState
 
 pytestmark = pytest.mark.unit
 REPOSITORY = Path(__file__).parents[2]

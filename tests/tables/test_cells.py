@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from zo_sweeps.errors import UserError
+from zo_sweeps.core.errors import UserError
 from zo_sweeps.tables import CellState, Flag, Measure, Record, Rule, TableSpec, build, measures
-from zo_sweeps.tables.content import below_texts, signed, value_text
+from zo_sweeps.tables.text_cells import below_texts, signed, value_text
 
 from .examples import ACCURACY, LR, PUBLISHED, record, shuffled, small, spec
 

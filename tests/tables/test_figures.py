@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from zo_sweeps.errors import UserError
+from zo_sweeps.core.errors import UserError
 from zo_sweeps.tables import Measure, Record
 from zo_sweeps.tables.draw import drawing, inline_svg, render
 from zo_sweeps.tables.figures import Figure, FigureSpec, cumulative, curves, points

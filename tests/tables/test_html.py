@@ -8,8 +8,8 @@ from html.parser import HTMLParser
 import pytest
 
 from zo_sweeps.tables import Table, build, to_html
-from zo_sweeps.tables.content import footnotes, main_grid, notes
 from zo_sweeps.tables.html import differences_html, listing, page
+from zo_sweeps.tables.text_cells import footnotes, main_grid, notes
 
 from .examples import PUBLISHED, record, shuffled, small, spec
 

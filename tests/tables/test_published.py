@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from zo_sweeps.errors import UserError
+from zo_sweeps.core.errors import UserError
 from zo_sweeps.tables import build, measures
-from zo_sweeps.tables.conf import names, read
+from zo_sweeps.tables.paper_files import names, read
 from zo_sweeps.tables.published import NUMERIC_KINDS, load, references
 
 from .examples import spec

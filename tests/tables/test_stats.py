@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 
 from zo_sweeps.tables import build
-from zo_sweeps.tables.content import notes, value_text
 from zo_sweeps.tables.csv import to_csv
 from zo_sweeps.tables.published import load
 from zo_sweeps.tables.ranks import dense_ranks, mean_ranks
 from zo_sweeps.tables.stats import differences, interval, t_probability, t_quantile
+from zo_sweeps.tables.text_cells import notes, value_text
 
 from .examples import LR, record, spec
 

@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from tests.tasks.common import REPO, load_task
-from zo_sweeps.errors import UserError
+from zo_sweeps.core.errors import UserError
 from zo_sweeps.tasks import TaskSpec, check, load_splits, read_split, render
 
 pytestmark = pytest.mark.unit

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.tasks.common import load_task
-from zo_sweeps.errors import UserError
+from zo_sweeps.core.errors import UserError
 from zo_sweeps.tasks import Example, TaskSpec, encode
 
 pytestmark = pytest.mark.unit

@@ -12,7 +12,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from tests.tasks.common import REPO, TASK_FILES, cases, load_task
-from zo_sweeps.errors import UserError
+from zo_sweeps.core.errors import UserError
 from zo_sweeps.tasks import TaskSpec, render
 
 pytestmark = pytest.mark.unit

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from zo_sweeps.config import Composer
+from zo_sweeps.config.composer import Composer
+from zo_sweeps.core.trial import Event, Outcome, Trial
 from zo_sweeps.plan import build
-from zo_sweeps.trial import Event, Outcome, Trial
-from zo_sweeps.worker import run_trial
+from zo_sweeps.run.run_trial import run_trial
 
 SMALL = ["split.train=24", "split.dev=8", "split.test=12", "train.batch=4", "train.eval_every=2", "device=cpu"]
 

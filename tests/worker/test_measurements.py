@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from tests.worker.common import make, measured, run
-from zo_sweeps.config import Composer
-from zo_sweeps.errors import UserError
+from zo_sweeps.config.composer import Composer
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.trial import Trial, TrialState
 from zo_sweeps.plan import build
-from zo_sweeps.record.trail import gradients, trail
-from zo_sweeps.trial import Trial, TrialState
+from zo_sweeps.record.curves import gradients, trail
 
 pytestmark = pytest.mark.unit
 
@@ -150,7 +150,7 @@ def test_generation_is_timed_and_trains_nothing() -> None:
 
 @pytest.mark.parametrize("mode", ["sequential", "inner"])
 def test_generation_over_a_sparse_space_leaves_the_model_as_it_was(mode: str) -> None:
-    from zo_sweeps import loaded
+    from zo_sweeps.run import cache as loaded
 
     outcome, _ = run(generating("space=random_subset", "space.density=0.01", f"evaluation.mode={mode}"))
     assert outcome.state is TrialState.SUCCEEDED, outcome.error

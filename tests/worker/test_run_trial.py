@@ -14,8 +14,8 @@ import torch
 
 from tests.conftest import REPO
 from tests.worker.common import make, measured, run
-from zo_sweeps import attempt
-from zo_sweeps.trial import Event, Outcome, Trial, TrialState
+from zo_sweeps.core.trial import Event, Outcome, Trial, TrialState
+from zo_sweeps.run import attempt
 
 pytestmark = pytest.mark.unit
 
@@ -156,7 +156,7 @@ def test_a_trial_after_one_that_moved_the_weights_is_as_in_a_fresh_process(undis
     code = (
         "import json, sys, torch; torch.set_num_threads(1)\n"
         "from tests.worker.common import measured, run\n"
-        "from zo_sweeps.trial import Trial\n"
+        "from zo_sweeps.core.trial import Trial\n"
         "found = measured(*run(Trial.from_json(json.loads(sys.stdin.read()))))\n"
         "print(json.dumps([found['scores'], found['log']]))"
     )

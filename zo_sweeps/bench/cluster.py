@@ -20,7 +20,8 @@ import yaml
 from zo_sweeps.bench.measure import Row
 from zo_sweeps.bench.raylets import Cluster, Raylet, cluster, wait_for
 from zo_sweeps.bench.trials import TARGET, trials
-from zo_sweeps.config import Composer
+from zo_sweeps.config.composer import Composer
+from zo_sweeps.core.trial import Event, Outcome, Trial, TrialState
 from zo_sweeps.plan import build
 from zo_sweeps.record import mlflow_points, server
 from zo_sweeps.record.journal import JournalStore
@@ -31,7 +32,6 @@ from zo_sweeps.schedule.ledger import Ledger
 from zo_sweeps.schedule.ray_executor import RayExecutor
 from zo_sweeps.schedule.snapshot import Snapshot
 from zo_sweeps.schedule.sweep import Sweep
-from zo_sweeps.trial import Event, Outcome, Trial, TrialState
 
 MANY = 10_000
 WARM_UP = 20  # trials: processes are still starting

@@ -10,10 +10,10 @@ import torch
 from zo_sweeps.bench.measure import Row, interleaved
 from zo_sweeps.bench.ours import Steps
 from zo_sweeps.bench.shapes import LLAMA_2_7B, Example, examples
+from zo_sweeps.core.errors import UserError
 from zo_sweeps.engine import noise
 from zo_sweeps.engine.spaces import full
 from zo_sweeps.engine.types import NoiseKey
-from zo_sweeps.errors import UserError
 from zo_sweeps.models.causal import LanguageModel
 from zo_sweeps.models.load import load
 

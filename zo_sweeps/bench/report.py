@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 
 from zo_sweeps.bench.measure import Row, host
-from zo_sweeps.errors import UserError, unknown
+from zo_sweeps.core.errors import UserError, unknown
 
 ENGINE = ("noise", "step", "memory", "replay")
 PARTS = (*ENGINE, "gpu", "cluster")

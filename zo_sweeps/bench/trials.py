@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
+from zo_sweeps.core.trial import Event, Outcome, Sink, Trial, TrialState
 from zo_sweeps.record.journal import last_step
-from zo_sweeps.trial import Event, Outcome, Sink, Trial, TrialState
 
 TARGET = "zo_sweeps.bench.trials:run_trial"
 
@@ -19,7 +19,7 @@ def trials(count: int, *, steps: int = 1, pause: float = 0.0) -> Iterator[Trial]
 
 
 def run_trial(trial: Trial, sink: Sink, journal: list[Event], attempt: int, should_stop: Callable[[], bool]) -> Outcome:
-    """See `zo_sweeps.trial.RunTrial`."""
+    """See `zo_sweeps.core.trial.RunTrial`."""
 
     def emit(kind: str, **fields: object) -> None:
         sink.emit({"type": kind, "time": time.time(), **fields})

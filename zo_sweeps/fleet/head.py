@@ -22,7 +22,7 @@ from typing import Any
 
 import psutil
 
-from zo_sweeps.errors import UserError
+from zo_sweeps.core.errors import UserError
 from zo_sweeps.fleet.keeper import Keeper, NodeSpec, last_line
 from zo_sweeps.fleet.node import labels, new_identity, node_arguments, running, wait_until_gone
 from zo_sweeps.fleet.secrets import checked, token_for_head

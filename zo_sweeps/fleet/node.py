@@ -15,8 +15,8 @@ from typing import Any
 import psutil
 
 from zo_sweeps import __version__
+from zo_sweeps.core.errors import UserError
 from zo_sweeps.devices.probe import probe
-from zo_sweeps.errors import UserError
 
 OBJECT_STORE_BYTES = 75 * 2**20  # the least that Ray takes: journals of kilobytes go through it
 FIXED_PORTS = (

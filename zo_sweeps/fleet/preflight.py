@@ -15,9 +15,9 @@ from typing import Any
 import psutil
 
 from zo_sweeps import __version__
+from zo_sweeps.core.errors import UserError
 from zo_sweeps.devices.doctor import GIB, Check, disk, imports
 from zo_sweeps.devices.probe import has_cuda, probe
-from zo_sweeps.errors import UserError
 from zo_sweeps.fleet.node import OBJECT_STORE_BYTES, port_range
 from zo_sweeps.schedule import cluster
 from zo_sweeps.schedule.gcs import NODE, REACH, REACHED, Head

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from zo_sweeps import __version__
+from zo_sweeps.core.errors import UserError
 from zo_sweeps.devices.live import changing, standing
-from zo_sweeps.errors import UserError
 from zo_sweeps.schedule import cluster
 from zo_sweeps.schedule.gcs import NODE, REACH, REACHED, Head
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from zo_sweeps.errors import UserError
+from zo_sweeps.core.errors import UserError
 
 NAME = "zo-sweeps-worker.service"
 FILES = ("--token-file", "--state-dir", "--config-dir")

@@ -17,9 +17,9 @@ from typing import Any
 
 import psutil
 
-from zo_sweeps.config import Composer
+from zo_sweeps.config.composer import Composer
+from zo_sweeps.core.errors import UserError
 from zo_sweeps.devices.probe import probe
-from zo_sweeps.errors import UserError
 from zo_sweeps.fleet import preflight
 from zo_sweeps.fleet.keeper import Keeper, NodeSpec
 from zo_sweeps.fleet.node import labels, new_identity, node_arguments, port_range, running, wait_until_gone

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zo_sweeps.errors import UserError, unknown
+from zo_sweeps.core.errors import UserError, unknown
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 # a layer's part -> its name in peft, by space

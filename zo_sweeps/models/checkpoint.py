@@ -11,7 +11,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from zo_sweeps.errors import UserError
+from zo_sweeps.core.errors import UserError
 from zo_sweeps.models import families
 
 TOKENIZER_FILES = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))  # any one of these sets

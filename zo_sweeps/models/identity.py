@@ -10,8 +10,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from zo_sweeps.errors import UserError, unknown
-from zo_sweeps.fingerprint import canonical_json, fingerprint
+from zo_sweeps.core.errors import UserError, unknown
+from zo_sweeps.core.fingerprint import canonical_json, fingerprint
 from zo_sweeps.models import families, hub, shapes
 from zo_sweeps.models.checkpoint import CheckpointInfo, read_checkpoint_info
 

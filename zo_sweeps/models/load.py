@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from zo_sweeps.errors import UserError, unknown
+from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.models import families, hub
 from zo_sweeps.models.causal import LanguageModel
 from zo_sweeps.models.checkpoint import read_checkpoint_info

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zo_sweeps.errors import UserError
-from zo_sweeps.fingerprint import fingerprint
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.fingerprint import fingerprint
 
 Masks = dict[str, Tensor]  # layer -> [k] int64 flat indices into its weight, rising
 

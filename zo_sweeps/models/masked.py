@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from zo_sweeps.errors import UserError
+from zo_sweeps.core.errors import UserError
 from zo_sweeps.models.causal import LanguageModel
 from zo_sweeps.models.shapes import roles
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from zo_sweeps.errors import unknown
+from zo_sweeps.core.errors import unknown
 from zo_sweeps.models.families import Family, family, size
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}  # a stored parameter, by precision

@@ -12,16 +12,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from zo_sweeps.config import Composer
-from zo_sweeps.errors import UserError
-from zo_sweeps.fingerprint import fingerprint
+from zo_sweeps.config.composer import Composer
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.fingerprint import fingerprint
+from zo_sweeps.core.trial import Needs, Trial
+from zo_sweeps.plan.availability import Places
 from zo_sweeps.plan.compatible import incompatible
 from zo_sweeps.plan.expand import Setting, expand
 from zo_sweeps.plan.identity import identity
-from zo_sweeps.plan.places import Places
 from zo_sweeps.plan.resolve import Options, resolve
-from zo_sweeps.plan.shown import shown
-from zo_sweeps.trial import Needs, Trial
+from zo_sweeps.plan.visible_rows import shown
 
 __all__ = ["Cell", "Plan", "build", "identity"]
 

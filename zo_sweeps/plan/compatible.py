@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from zo_sweeps.errors import unknown
+from zo_sweeps.core.errors import unknown
 
 KINDS = ("zero_shot", "icl", "zo", "fo", "generate")
 TRAINED = ("zo", "fo")

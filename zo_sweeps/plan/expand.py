@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from zo_sweeps.config import TRIAL_GROUPS, Composer, Forced
-from zo_sweeps.errors import UserError
+from zo_sweeps.config.composer import TRIAL_GROUPS, Composer, Forced
+from zo_sweeps.core.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from zo_sweeps.config import AXES, Composer
-from zo_sweeps.errors import UserError, unknown
+from zo_sweeps.config.composer import AXES, Composer
+from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.plan.compatible import TRAINED
 from zo_sweeps.plan.expand import Setting
 

@@ -9,8 +9,8 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from zo_sweeps.errors import UserError
-from zo_sweeps.trial import Event, Outcome
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.trial import Event, Outcome
 
 DURABLE = frozenset({"start", "eval", "test", "end"})  # flushed to the disk itself, not only to the kernel
 _OPEN_FILES = 64

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from zo_sweeps.core.trial import Event, Trial, TrialState
 from zo_sweeps.record import mlflow_points as rows
 from zo_sweeps.record.cursors import Cursor, Cursors, store_id
 from zo_sweeps.record.journal import JournalStore, outcome, read_events
 from zo_sweeps.record.sweep_book import SweepInfo
-from zo_sweeps.trial import Event, Trial, TrialState
 
 _BATCH = 1000  # metrics, params and tags together, in one request
 _BATCH_PARAMS = 100

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
+from zo_sweeps.core.trial import Event, Outcome, Trial, TrialState
 from zo_sweeps.record.journal import places, scalars
 from zo_sweeps.record.sweep_book import SweepInfo
-from zo_sweeps.trial import Event, Outcome, Trial, TrialState
 
 CURVE_POINTS = 1000  # at most about this many points of a curve, however long the trial
 TRAINING = "workflowType=machine_learning"  # in an address: MLflow's page for runs, not the one for prompts and traces

@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from zo_sweeps.errors import UserError
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.trial import Event, Trial
 from zo_sweeps.record import provenance
 from zo_sweeps.record.mlflow_client import SweepRuns, is_temporary
 from zo_sweeps.record.sweep_book import SweepInfo
-from zo_sweeps.trial import Event, Trial
 
 THREADS = 4
 EVERY_SECONDS = 1.0  # a running trial is sent at most this often

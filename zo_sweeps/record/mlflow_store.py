@@ -9,11 +9,11 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from zo_sweeps.errors import UserError
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.trial import Trial
 from zo_sweeps.record.journal import JournalStore
 from zo_sweeps.record.mlflow_sender import Sender
 from zo_sweeps.record.sweep_book import SweepBook, SweepInfo, books
-from zo_sweeps.trial import Trial
 
 __all__ = ["MlflowMirror", "SweepInfo", "sync"]
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from importlib import util
 from pathlib import Path
 
-from zo_sweeps.errors import UserError
+from zo_sweeps.core.errors import UserError
 
 HOST = "127.0.0.1"
 USER = "admin"

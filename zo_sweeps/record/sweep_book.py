@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from zo_sweeps.core.trial import Event, Trial
 from zo_sweeps.record.journal import Journal
-from zo_sweeps.trial import Event, Trial
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from zo_sweeps.errors import UserError
+from zo_sweeps.core.errors import UserError
 
 TOKEN_FIX = (
     "`zo-sweeps head start` said where the token is: copy that file here (mode 0600) and name it with --token-file "

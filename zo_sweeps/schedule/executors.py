@@ -9,10 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from zo_sweeps.errors import UserError
-from zo_sweeps.trial import Event, Outcome, RunTrial, Sharing, Sink, Trial, TrialState
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.trial import Event, Outcome, RunTrial, Sharing, Sink, Trial, TrialState
 
-RUN_TRIAL = "zo_sweeps.worker:run_trial"
+RUN_TRIAL = "zo_sweeps.run.run_trial:run_trial"
 FLUSH_SECONDS = 0.5  # how long events may wait in a worker: what a killed driver can lose, and recomputes
 
 NO_SLOT, COLD, WARM = 0, 1, 2

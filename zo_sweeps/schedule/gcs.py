@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from zo_sweeps.errors import UserError
+from zo_sweeps.core.errors import UserError
 from zo_sweeps.schedule import cluster
 
 NODE, REACH, REACHED, RUNS = "node/", "reach/", "reached/", cluster.RUNS

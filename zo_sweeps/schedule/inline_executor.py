@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+from zo_sweeps.core.trial import Event, Sharing, Trial
 from zo_sweeps.schedule.executors import (
     COLD,
     FLUSH_SECONDS,
@@ -18,7 +19,6 @@ from zo_sweeps.schedule.executors import (
     run_guarded,
 )
 from zo_sweeps.schedule.sharing import ALONE, Workers, of_mask
-from zo_sweeps.trial import Event, Sharing, Trial
 
 NODE = "inline"
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from zo_sweeps.errors import UserError
-from zo_sweeps.trial import Outcome, TrialState
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.trial import Outcome, TrialState
 
 FILE, LOCK = "ledger.jsonl", "lock"
 

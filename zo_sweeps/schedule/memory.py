@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from zo_sweeps.core.trial import Outcome, Trial, TrialState
 from zo_sweeps.devices.estimate import RUNTIME_BYTES
-from zo_sweeps.trial import Outcome, Trial, TrialState
 
 MARGIN = 1.1  # the next trial's batches may be a little longer, its allocator less lucky
 QUANTUM = 64 * 2**20  # corrections are rounded up to it

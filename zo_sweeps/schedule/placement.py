@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from zo_sweeps.trial import Needs
+from zo_sweeps.core.trial import Needs
 
 HOSTS = ("cpu", "cuda")  # general-purpose nodes; any other device profile is asked for by its name
 

@@ -11,8 +11,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from zo_sweeps.core.trial import Outcome, Trial, TrialState
 from zo_sweeps.schedule.snapshot import Running, Snapshot
-from zo_sweeps.trial import Outcome, Trial, TrialState
 
 STATUS_SECONDS = 15.0
 ROWS = 8

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 
+from zo_sweeps.core.trial import Needs, Trial
 from zo_sweeps.schedule.executors import NO_SLOT
-from zo_sweeps.trial import Needs, Trial
 
 Group = tuple[str, Needs, str]
 

@@ -13,8 +13,8 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+from zo_sweeps.core.trial import Event, Outcome, Sharing, Trial
 from zo_sweeps.schedule.executors import run_guarded
-from zo_sweeps.trial import Event, Outcome, Sharing, Trial
 
 
 class TrialActor:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from zo_sweeps.errors import UserError
+from zo_sweeps.core.errors import UserError
 from zo_sweeps.schedule import cluster
 from zo_sweeps.schedule.executors import HeadLostError
 from zo_sweeps.schedule.gcs import Head

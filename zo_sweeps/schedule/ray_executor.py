@@ -14,6 +14,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from zo_sweeps.core.trial import Event, Outcome, Sharing, Trial, TrialState
 from zo_sweeps.schedule.executors import (
     COLD,
     FLUSH_SECONDS,
@@ -30,7 +31,6 @@ from zo_sweeps.schedule.ray_cluster import NODE_LOST, Connection, why_lost
 from zo_sweeps.schedule.ray_peers import RayPeer
 from zo_sweeps.schedule.ray_slots import Slot, Slots
 from zo_sweeps.schedule.sharing import ALONE, Workers, no_room, of_mask
-from zo_sweeps.trial import Event, Outcome, Sharing, Trial, TrialState
 
 REFRESH_SECONDS = 1.0  # how long a node that joined may go unnoticed
 SILENT_SECONDS = 20.0  # without a heartbeat; Ray itself takes 64

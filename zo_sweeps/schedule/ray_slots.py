@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from zo_sweeps.core.trial import Trial
 from zo_sweeps.schedule.placement import HOSTS, Node, gpus_needed, preference, refusal, takes_main_memory
 from zo_sweeps.schedule.ray_actor import TrialActor
 from zo_sweeps.schedule.sharing import Workers
-from zo_sweeps.trial import Trial
 
 
 @dataclass

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from zo_sweeps.errors import UserError, unknown
+from zo_sweeps.core.errors import UserError, unknown
+from zo_sweeps.core.trial import Event, Trial
 from zo_sweeps.schedule.placement import Node, refusal
-from zo_sweeps.trial import Event, Trial
 
 ON_LOST = ("redo", "drop")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from zo_sweeps.trial import Outcome, Trial, TrialState
+from zo_sweeps.core.trial import Outcome, Trial, TrialState
 
 SETTLED_SECONDS = 600.0
 

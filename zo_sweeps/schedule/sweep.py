@@ -13,7 +13,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from zo_sweeps.errors import UserError, unknown
+from zo_sweeps.core.errors import UserError, unknown
+from zo_sweeps.core.trial import Event, Outcome, Trial, TrialState
 from zo_sweeps.record.journal import last_step
 from zo_sweeps.record.journal import outcome as recorded_outcome
 from zo_sweeps.schedule.executors import Executor, Finished, Progress, Report
@@ -22,7 +23,6 @@ from zo_sweeps.schedule.memory import Measured
 from zo_sweeps.schedule.queue import ReadyQueue
 from zo_sweeps.schedule.signals import on_stop, signals_restored
 from zo_sweeps.schedule.snapshot import Running, Snapshot, Summary
-from zo_sweeps.trial import Event, Outcome, Trial, TrialState
 
 POLL_SECONDS = 0.5
 WAITS_SECONDS = 1.0  # why trials wait is looked at so often

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from statistics import fmean, stdev
 
-from zo_sweeps.errors import UserError, unknown
+from zo_sweeps.core.errors import UserError, unknown
+from zo_sweeps.core.trial import TrialState
 from zo_sweeps.tables.cells import Cell, CellState, Table
 from zo_sweeps.tables.published import NUMERIC_KINDS, Published
 from zo_sweeps.tables.ranks import mean_ranks
 from zo_sweeps.tables.records import MISSING, NOT_RUN, Flag, Measure, Record, TableSpec
 from zo_sweeps.tables.select import Setting, edges, select, settings
-from zo_sweeps.trial import TrialState
 
 AVERAGE, RANK = "average", "rank"  # keys of the columns that the spec may ask for
 RANK_DIGITS = 2

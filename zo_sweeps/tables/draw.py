@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from zo_sweeps.errors import UserError
+from zo_sweeps.core.errors import UserError
 from zo_sweeps.tables.figures import CURVE_X, Figure, Series
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, stdev
 from typing import Any
 
-from zo_sweeps.errors import UserError, unknown
+from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.tables.records import Measure, Record, Rule
 from zo_sweeps.tables.select import select, settings
 

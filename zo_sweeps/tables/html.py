@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
 from zo_sweeps.tables.cells import Cell, CellState, Table
-from zo_sweeps.tables.content import (
+from zo_sweeps.tables.stats import CONFIDENCE, Difference, differences
+from zo_sweeps.tables.text_cells import (
     SELECTED,
     Grid,
     Text,
@@ -18,7 +19,6 @@ from zo_sweeps.tables.content import (
     selected_grid,
     signed,
 )
-from zo_sweeps.tables.stats import CONFIDENCE, Difference, differences
 
 STYLE = """\
 body { font: 15px/1.45 system-ui, sans-serif; color: #1a1a1a; background: #fff; max-width: 92rem; margin: 2rem auto;

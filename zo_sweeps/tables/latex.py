@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import zip_longest
 
 from zo_sweeps.tables.cells import Table
-from zo_sweeps.tables.content import (
+from zo_sweeps.tables.text_cells import (
     SELECTED,
     Grid,
     Text,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from zo_sweeps.tables.cells import Table
-from zo_sweeps.tables.content import SELECTED, Grid, Text, footnotes, heading, main_grid, notes, selected_grid
+from zo_sweeps.tables.text_cells import SELECTED, Grid, Text, footnotes, heading, main_grid, notes, selected_grid
 
 
 def to_markdown(table: Table) -> str:

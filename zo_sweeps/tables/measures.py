@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from zo_sweeps.tables.conf import read
+from zo_sweeps.tables.paper_files import read
 from zo_sweeps.tables.records import Measure
 
 

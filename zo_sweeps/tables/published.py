@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from zo_sweeps.errors import UserError, unknown
-from zo_sweeps.tables.conf import names, read
+from zo_sweeps.core.errors import UserError, unknown
+from zo_sweeps.tables.paper_files import names, read
 from zo_sweeps.tables.records import Flag
 
 NUMERIC_KINDS = ("accuracy", "runtime", "memory", "flops")

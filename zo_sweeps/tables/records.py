@@ -8,8 +8,8 @@ from dataclasses import MISSING as REQUIRED
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from zo_sweeps.errors import UserError, unknown
-from zo_sweeps.trial import TrialState
+from zo_sweeps.core.errors import UserError, unknown
+from zo_sweeps.core.trial import TrialState
 
 NOT_RUN = "NOT_RUN"  # planned, never started
 MISSING = "MISSING"  # cannot run here: its data or model is not there; `Record.note` says which

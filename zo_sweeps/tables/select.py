@@ -9,9 +9,9 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
-from zo_sweeps.fingerprint import canonical_json
+from zo_sweeps.core.fingerprint import canonical_json
+from zo_sweeps.core.trial import TrialState
 from zo_sweeps.tables.records import Record, Rule
-from zo_sweeps.trial import TrialState
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import textwrap
 from itertools import zip_longest
 
 from zo_sweeps.tables.cells import Table
-from zo_sweeps.tables.content import SELECTED, Grid, Text, footnotes, heading, main_grid, notes, selected_grid
+from zo_sweeps.tables.text_cells import SELECTED, Grid, Text, footnotes, heading, main_grid, notes, selected_grid
 
 GAP = "  "
 Cells = list[list[str]]  # a line of the table: each of its cells is a list of printed lines

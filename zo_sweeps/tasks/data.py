@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from zo_sweeps.errors import UserError
+from zo_sweeps.core.errors import UserError
 from zo_sweeps.tasks import files, hub
 from zo_sweeps.tasks.spec import TaskSpec
 

@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from zo_sweeps.errors import UserError
+from zo_sweeps.core.errors import UserError
 
 _TIMEOUT = 3.0  # seconds
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from zo_sweeps.errors import UserError
+from zo_sweeps.core.errors import UserError
 from zo_sweeps.tasks.encode import Candidate, Example
 from zo_sweeps.tasks.prompts import render
 from zo_sweeps.tasks.spec import MASK, TaskSpec

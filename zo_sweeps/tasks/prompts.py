@@ -8,7 +8,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from zo_sweeps.errors import UserError
+from zo_sweeps.core.errors import UserError
 from zo_sweeps.tasks import templates
 from zo_sweeps.tasks.spec import MASK, TaskSpec
 

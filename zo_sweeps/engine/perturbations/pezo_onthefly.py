@@ -9,10 +9,10 @@ from math import lcm
 import torch
 from torch import Tensor
 
+from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.engine import lfsr
 from zo_sweeps.engine.modulus import ROUNDINGS, expected_norm, round_factor
 from zo_sweeps.engine.types import Layout, NoiseKey
-from zo_sweeps.errors import UserError, unknown
 
 LENGTHS = ("block", "perturbation")
 ADDRESSES = ("fixed", "pointer")

@@ -8,11 +8,11 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.engine import noise
 from zo_sweeps.engine.lfsr import SEED_STEP
 from zo_sweeps.engine.modulus import ROUNDINGS, expected_norm, round_factor
 from zo_sweeps.engine.types import Layout, NoiseKey
-from zo_sweeps.errors import UserError, unknown
 
 LENGTHS = ("pool", "perturbation")
 

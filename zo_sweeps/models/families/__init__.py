@@ -8,7 +8,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any, Protocol, cast
 
-from zo_sweeps.errors import UserError, unknown
+from zo_sweeps.core.errors import UserError, unknown
 
 
 class Family(Protocol):

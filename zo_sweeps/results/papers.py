@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from zo_sweeps import readout
-from zo_sweeps.config import Composer
-from zo_sweeps.launch import latest
+from zo_sweeps.config.composer import Composer
 from zo_sweeps.plan import build
+from zo_sweeps.record.commands import latest
+from zo_sweeps.results import tables as readout
 from zo_sweeps.schedule.ledger import read_standing
 from zo_sweeps.tables.cells import CellState, Table
-from zo_sweeps.tables.conf import names, read
+from zo_sweeps.tables.paper_files import names, read
 
 WITH_RESULT = (CellState.DONE, CellState.DIVERGED, CellState.OUT_OF_MEMORY)
 NOT_RUN, COMPLETE = "not run", "complete"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from zo_sweeps.arguments import Parser
-from zo_sweeps.errors import UserError
+from zo_sweeps.cli.parser import Parser
+from zo_sweeps.core.errors import UserError
 
 
 def _parser(command: str, description: str | None) -> Parser:
@@ -103,7 +103,7 @@ def devices(given: Sequence[str]) -> int:
 
     from rich.console import Console
 
-    from zo_sweeps.config import Composer
+    from zo_sweeps.config.composer import Composer
     from zo_sweeps.fleet import inventory
     from zo_sweeps.fleet.worker import HOME
 

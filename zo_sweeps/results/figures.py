@@ -7,14 +7,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from zo_sweeps import readout
-from zo_sweeps.config import Composer
-from zo_sweeps.errors import unknown
+from zo_sweeps.config.composer import Composer
+from zo_sweeps.core.errors import unknown
 from zo_sweeps.plan import Plan
+from zo_sweeps.results import tables as readout
 from zo_sweeps.schedule.ledger import Standing
 from zo_sweeps.tables import Measure, Record, Rule
-from zo_sweeps.tables.conf import names
 from zo_sweeps.tables.figures import Cumulative, Figure, FigureSpec, Trail, cumulative, curves, points
+from zo_sweeps.tables.paper_files import names
 
 # What a grid without figures of its own shows: convergence by step and by time.
 DEFAULTS: Mapping[str, Mapping[str, str]] = {
@@ -47,8 +47,8 @@ def figures(
 
     Raises UserError for a name that is not one of the grid's figures, or a layout that cannot be drawn.
     """
+    from zo_sweeps.record.curves import gradients, trail
     from zo_sweeps.record.journal import JournalStore
-    from zo_sweeps.record.trail import gradients, trail
 
     named = dict(plan.grid["figures"]) or {name: {"kind": "curve", **values} for name, values in DEFAULTS.items()}
     for name in only:

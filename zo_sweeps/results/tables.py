@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from zo_sweeps.config import Composer
-from zo_sweeps.errors import UserError, unknown
+from zo_sweeps.config.composer import Composer
+from zo_sweeps.core.errors import UserError, unknown
+from zo_sweeps.core.trial import TrialState
 from zo_sweeps.plan import Plan
 from zo_sweeps.schedule.ledger import Standing
 from zo_sweeps.tables import Record, Table, TableSpec, build
 from zo_sweeps.tables.published import load
 from zo_sweeps.tables.records import MISSING, NOT_RUN
-from zo_sweeps.trial import TrialState
 
 
 def records(plan: Plan, standing: Standing) -> list[Record]:

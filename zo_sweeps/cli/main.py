@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zo_sweeps import __version__
-from zo_sweeps.arguments import Parser
-from zo_sweeps.errors import UserError, unknown
-from zo_sweeps.fleet.commands import devices, head, worker
+from zo_sweeps.cli.fleet import devices, head, worker
+from zo_sweeps.cli.parser import Parser
+from zo_sweeps.core.errors import UserError, unknown
 
 if TYPE_CHECKING:
-    from zo_sweeps.config import Composer
-    from zo_sweeps.launch import Command
+    from zo_sweeps.config.composer import Composer
+    from zo_sweeps.record.commands import Command
 
 DEFAULT_GRID = "quickstart"
 EXAMPLES = """\
@@ -95,9 +95,9 @@ def _words(options: argparse.Namespace) -> list[str]:
 
 def _compose(options: argparse.Namespace, *, recall: bool) -> tuple[Composer, Command]:
     """The composed configuration. With `recall`, a command that names at most a grid means the last sweep of it."""
-    from zo_sweeps.config import Composer
-    from zo_sweeps.launch import Command
-    from zo_sweeps.launch import recall as last
+    from zo_sweeps.config.composer import Composer
+    from zo_sweeps.record.commands import Command
+    from zo_sweeps.record.commands import recall as last
 
     overrides = list(options.overrides)
     found = last(overrides) if recall else None
@@ -125,7 +125,8 @@ def run(given: Sequence[str]) -> int:
     options = _parse(parser, given)
     from rich.console import Console
 
-    from zo_sweeps import launch, plan, show
+    from zo_sweeps import plan
+    from zo_sweeps.cli import launch, show
 
     composer, command = _compose(options, recall=False)
     console = Console(highlight=False)
@@ -143,7 +144,8 @@ def plan(given: Sequence[str]) -> int:
     options = _parse(parser, given)
     from rich.console import Console
 
-    from zo_sweeps import launch, plan, show
+    from zo_sweeps import plan
+    from zo_sweeps.cli import launch, show
 
     composer, _ = _compose(options, recall=False)
     planned = launch.for_this_host(plan.build(composer))
@@ -160,8 +162,9 @@ def status(given: Sequence[str]) -> int:
     words = _words(options)
     from rich.console import Console
 
-    from zo_sweeps import plan, show
-    from zo_sweeps.watch import watch
+    from zo_sweeps import plan
+    from zo_sweeps.cli import show
+    from zo_sweeps.cli.watch import watch
 
     composer, _ = _compose(options, recall=True)
     console = Console(highlight=False)
@@ -182,7 +185,8 @@ def table(given: Sequence[str]) -> int:
     )
     parser.add_argument("--output", metavar="FILE", help="write there instead of to standard output")
     options = _parse(parser, given)
-    from zo_sweeps import plan, show
+    from zo_sweeps import plan
+    from zo_sweeps.cli import show
 
     composer, _ = _compose(options, recall=True)
     text = show.tables(plan.build(composer), composer, options.format, options.table)
@@ -203,7 +207,8 @@ def figure(given: Sequence[str]) -> int:
     options = _parse(parser, given)
     from rich.console import Console
 
-    from zo_sweeps import plan, show
+    from zo_sweeps import plan
+    from zo_sweeps.cli import show
 
     composer, _ = _compose(options, recall=True)
     show.figures(plan.build(composer), composer, options.figure, options.output, Console(highlight=False))
@@ -217,7 +222,8 @@ def report(given: Sequence[str]) -> int:
     options = _parse(parser, given)
     from rich.console import Console
 
-    from zo_sweeps import plan, show
+    from zo_sweeps import plan
+    from zo_sweeps.cli import show
 
     composer, command = _compose(options, recall=True)
     show.report(plan.build(composer), composer, str(command), options.output, Console(highlight=False))
@@ -232,8 +238,8 @@ def compare(given: Sequence[str]) -> int:
         raise UserError(f"{len(words)} trials to compare", fix="give two ids, as `plan --trials` lists them")
     from rich.console import Console
 
-    from zo_sweeps.compare import compare
-    from zo_sweeps.config import Composer
+    from zo_sweeps.config.composer import Composer
+    from zo_sweeps.results.compare import compare
 
     folder = Path(Composer(options.overrides, options.config_dir).base["state_dir"]).expanduser()
     compare(folder, words, Console(highlight=False))
@@ -245,8 +251,8 @@ def papers(given: Sequence[str]) -> int:
     options = _parse(_parser("papers"), given)
     from rich.console import Console
 
-    from zo_sweeps import show
-    from zo_sweeps.config import Composer
+    from zo_sweeps.cli import show
+    from zo_sweeps.config.composer import Composer
 
     composer = Composer(options.overrides, options.config_dir)
     show.papers(Path(composer.base["state_dir"]).expanduser(), composer.folders, Console(highlight=False))
@@ -258,8 +264,8 @@ def ui(given: Sequence[str]) -> int:
     parser = _parser("ui")
     parser.add_argument("--port", type=int, default=None, help="default: a free one")
     options = _parse(parser, given)
-    from zo_sweeps import show
-    from zo_sweeps.config import Composer
+    from zo_sweeps.cli import show
+    from zo_sweeps.config.composer import Composer
 
     show.ui(Path(Composer(options.overrides, options.config_dir).base["state_dir"]).expanduser(), options.port)
     return 0
@@ -270,8 +276,8 @@ def doctor(given: Sequence[str]) -> int:
     options = _parse(_parser("doctor"), given)
     from rich.console import Console
 
-    from zo_sweeps import show
-    from zo_sweeps.config import Composer
+    from zo_sweeps.cli import show
+    from zo_sweeps.config.composer import Composer
 
     return show.doctor(Composer(options.overrides, options.config_dir).base["state_dir"], Console(highlight=False))
 

@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from zo_sweeps.errors import UserError, unknown
+from zo_sweeps.core.errors import UserError, unknown
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 OWN = (_PACKAGE / "conf", _PACKAGE.parent / "conf")  # in an installed wheel; in a checkout

@@ -10,9 +10,9 @@ from typing import Any
 
 from torch import Tensor
 
+from zo_sweeps.core.errors import UserError
 from zo_sweeps.engine import losses, masks, sensitivity
 from zo_sweeps.engine.batch import collate
-from zo_sweeps.errors import UserError
 from zo_sweeps.models import mask_store
 from zo_sweeps.models.causal import LanguageModel
 from zo_sweeps.tasks.encode import Candidate, Example

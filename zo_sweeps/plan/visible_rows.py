@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from zo_sweeps.errors import UserError, unknown
+from zo_sweeps.core.errors import UserError, unknown
 
 
 def shown(grid: Mapping[str, Any], left_out: Collection[str]) -> dict[str, Any]:

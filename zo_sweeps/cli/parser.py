@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import NoReturn
 
-from zo_sweeps.errors import UserError
+from zo_sweeps.core.errors import UserError
 
 
 class Parser(argparse.ArgumentParser):

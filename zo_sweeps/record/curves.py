@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
+from zo_sweeps.core.trial import Event
 from zo_sweeps.record.journal import evals, last_step
-from zo_sweeps.trial import Event
 
 
 def trail(events: Sequence[Event]) -> dict[str, list[tuple[int, float, float]]]:

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from zo_sweeps.errors import UserError
-from zo_sweeps.fingerprint import fingerprint
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.fingerprint import fingerprint
+from zo_sweeps.core.trial import Trial
 from zo_sweeps.models.causal import LanguageModel
 from zo_sweeps.models.load import load
 from zo_sweeps.models.masked import MaskedLanguageModel
@@ -19,7 +20,6 @@ from zo_sweeps.tasks.demonstrations import Demonstrator, demonstration
 from zo_sweeps.tasks.encode import Example, encode
 from zo_sweeps.tasks.masked import encode_masked
 from zo_sweeps.tasks.spec import TaskSpec
-from zo_sweeps.trial import Trial
 
 
 @dataclass

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from zo_sweeps.errors import UserError, unknown
-from zo_sweeps.schema import Config
+from zo_sweeps.config.schema import Config
+from zo_sweeps.core.errors import UserError, unknown
 
 # Groups that only choose their own sub-tree: composed one at a time, however many trials combine them.
 OWN_TREE = ("model", "task", "prompt", "precision", "device")
@@ -29,7 +29,7 @@ TRIAL_KEYS = (*TRIAL_GROUPS, "evaluation", "train", "gradients", "split", "data"
 
 def conf_dir() -> Path:
     """The packaged configuration: beside the package in a checkout, inside it in a wheel."""
-    package = Path(__file__).parent
+    package = Path(__file__).parents[1]
     for candidate in (package / "conf", package.parent / "conf"):
         if (candidate / "config.yaml").is_file():
             return candidate

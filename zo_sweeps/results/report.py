@@ -9,15 +9,16 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from zo_sweeps import charts, readout
-from zo_sweeps.config import Composer
-from zo_sweeps.errors import UserError
+from zo_sweeps.config.composer import Composer
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.trial import Outcome, TrialState
 from zo_sweeps.plan import Plan
+from zo_sweeps.results import figures as charts
+from zo_sweeps.results import tables as readout
 from zo_sweeps.schedule.ledger import Standing
 from zo_sweeps.tables import Table
 from zo_sweeps.tables.draw import inline_svg
 from zo_sweeps.tables.html import differences_html, listing, page, pairs, to_html
-from zo_sweeps.trial import Outcome, TrialState
 
 GIB = 2**30
 SHOWN = ("dev/loss", "test/metric", "wall_seconds")

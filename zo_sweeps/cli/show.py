@@ -13,16 +13,16 @@ from rich.console import Console
 from rich.table import Table as Rows
 from rich.text import Text
 
-from zo_sweeps import readout
-from zo_sweeps.config import Composer
-from zo_sweeps.errors import UserError, unknown
+from zo_sweeps.config.composer import Composer
+from zo_sweeps.core.errors import UserError, unknown
+from zo_sweeps.core.trial import TrialState
 from zo_sweeps.plan import Plan
+from zo_sweeps.results import tables as readout
 from zo_sweeps.schedule.ledger import Standing, driver_of, read_standing
 from zo_sweeps.schedule.live import read_live
 from zo_sweeps.schedule.progress import duration
 from zo_sweeps.tables import Table, to_csv, to_html, to_latex, to_markdown, to_text
 from zo_sweeps.tables.html import page
-from zo_sweeps.trial import TrialState
 
 FORMATS: dict[str, Callable[[Table], str]] = {
     "text": lambda table: to_text(table, 120),
@@ -226,7 +226,7 @@ def tables(planned: Plan, composer: Composer, form: str, only: Sequence[str]) ->
 
 def figures(planned: Plan, composer: Composer, only: Sequence[str], output: str, console: Console) -> None:
     """Draws the grid's figures as PNG and SVG into the state folder, or one of them to `output`; says where."""
-    from zo_sweeps import charts
+    from zo_sweeps.results import figures as charts
     from zo_sweeps.tables.draw import FORMATS as DRAWN
     from zo_sweeps.tables.draw import render
 
@@ -248,7 +248,7 @@ def figures(planned: Plan, composer: Composer, only: Sequence[str], output: str,
 
 def report(planned: Plan, composer: Composer, command: str, output: str, console: Console) -> None:
     """Writes the page on the grid into the state folder, or to `output`; says where."""
-    from zo_sweeps import report as pages
+    from zo_sweeps.results import report as pages
 
     folder, standing = _standing(planned)
     path = Path(output) if output else _own(folder) / f"{planned.name}.html"
@@ -275,7 +275,7 @@ def write(path: Path, data: bytes) -> None:
 
 def papers(folder: Path, folders: Sequence[Path], console: Console) -> None:
     """Every table and figure of the papers: its grid, its state in `folder`, the largest deviation."""
-    from zo_sweeps.papers import items, standings
+    from zo_sweeps.results.papers import items, standings
 
     found = items(folders)
     states = standings(found, folder)

@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import torch
 
-from zo_sweeps.attempt import Attempt, StoppedError
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.trial import Event, Outcome, Sharing, Sink, Trial, TrialState
 from zo_sweeps.engine.follower import Follower
 from zo_sweeps.engine.types import DivergedError
-from zo_sweeps.errors import UserError
-from zo_sweeps.trial import Event, Outcome, Sharing, Sink, Trial, TrialState
+from zo_sweeps.run.attempt import Attempt, StoppedError
 
 
 def run_trial(
@@ -25,7 +25,7 @@ def run_trial(
     *,
     sharing: Sharing | None = None,
 ) -> Outcome:
-    """Runs `trial` from where `journal` ends, sending events to `sink`; see `zo_sweeps.trial.RunTrial`.
+    """Runs `trial` from where `journal` ends, sending events to `sink`; see `zo_sweeps.core.trial.RunTrial`.
 
     Divergence and lack of memory are outcomes; so is an error, with its traceback. Nothing is raised but
     KeyboardInterrupt and SystemExit.

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zo_sweeps import launch, readout
-from zo_sweeps.config import Composer
+from zo_sweeps.config.composer import Composer
 from zo_sweeps.plan import Plan, build
+from zo_sweeps.record.commands import recall
+from zo_sweeps.results import tables as readout
 from zo_sweeps.schedule.ledger import Standing, read_standing
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def results(
     Raises UserError as the command line does. Reads the ledger; runs nothing.
     """
     given = [f"+grid={grid}", *overrides, *([f"state_dir={state_dir}"] if state_dir is not None else [])]
-    last = launch.recall(given)
+    last = recall(given)
     composer = Composer(last.overrides, last.config_dirs) if last else Composer(given, config_dirs)
     plan = build(composer)
     return frame(plan, read_standing(Path(plan.config["state_dir"]).expanduser()))

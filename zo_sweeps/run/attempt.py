@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
-from zo_sweeps import loaded
-from zo_sweeps.calibrate import Gradients, sensitive_options
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.fingerprint import fingerprint
+from zo_sweeps.core.trial import Event, Outcome, Sharing, Sink, Trial, TrialState
 from zo_sweeps.devices.memory import MemoryMeter
 from zo_sweeps.devices.probe import probe
 from zo_sweeps.engine import losses, schedules
@@ -29,13 +30,12 @@ from zo_sweeps.engine.spaces.sparse import Sparse
 from zo_sweeps.engine.step import Method
 from zo_sweeps.engine.train import Evaluated, StepDone, evaluated_at, of_batch, train
 from zo_sweeps.engine.types import DivergedError, Space
-from zo_sweeps.errors import UserError
-from zo_sweeps.fingerprint import fingerprint
 from zo_sweeps.record import provenance
 from zo_sweeps.record.journal import evals, scalars
+from zo_sweeps.run import cache as loaded
+from zo_sweeps.run.gradients import Gradients, sensitive_options
 from zo_sweeps.tasks.encode import Example
 from zo_sweeps.tasks.metrics import accuracy, squad_f1
-from zo_sweeps.trial import Event, Outcome, Sharing, Sink, Trial, TrialState
 
 ROUNDS = 3  # of generation, after one that is not timed
 FLUSH_SECONDS = 0.5  # steps are reported in groups: what a killed process loses is computed again

@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from zo_sweeps.cli.show import status
 from zo_sweeps.plan import Plan
 from zo_sweeps.schedule.ledger import driver_of
 from zo_sweeps.schedule.progress import STATUS_SECONDS
-from zo_sweeps.show import status
 
 WATCH_SECONDS = 2.0
 

@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.table import Table as Rows
 from rich.text import Text
 
-from zo_sweeps.errors import UserError, unknown
+from zo_sweeps.core.errors import UserError, unknown
+from zo_sweeps.core.trial import Trial, TrialState
 from zo_sweeps.schedule.ledger import read_standing
-from zo_sweeps.tables.content import plain
-from zo_sweeps.trial import Trial, TrialState
+from zo_sweeps.tables.text_cells import plain
 
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 40  # letters of a drawn curve
@@ -25,9 +25,9 @@ def compare(state_dir: Path, names: Sequence[str], console: Console) -> None:
 
     Raises UserError for a name that is not one trial's.
     """
+    from zo_sweeps.record.curves import trail
     from zo_sweeps.record.journal import JournalStore
     from zo_sweeps.record.sweep_book import books
-    from zo_sweeps.record.trail import trail
 
     known = {trial.trial_id: trial for book in books(state_dir) for trial in book.trials}
     one, two = (_find(name, known, state_dir) for name in names)

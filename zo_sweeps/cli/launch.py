@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shlex
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from zo_sweeps import readout, report
-from zo_sweeps.config import Composer
-from zo_sweeps.errors import UserError, unknown
-from zo_sweeps.fingerprint import fingerprint
+from zo_sweeps.config.composer import Composer
+from zo_sweeps.core.errors import UserError, unknown
+from zo_sweeps.core.fingerprint import fingerprint
+from zo_sweeps.core.trial import TrialState
 from zo_sweeps.plan import Plan
+from zo_sweeps.record.commands import Command, remember
+from zo_sweeps.results import report
+from zo_sweeps.results import tables as readout
 from zo_sweeps.schedule.executors import Executor, HeadLostError
 from zo_sweeps.schedule.ledger import Ledger, read_standing
 from zo_sweeps.schedule.live import LiveFile
@@ -31,7 +33,6 @@ from zo_sweeps.schedule.sharing import Workers
 from zo_sweeps.schedule.snapshot import Snapshot
 from zo_sweeps.schedule.sweep import Summary, Sweep
 from zo_sweeps.tables import Table, to_csv, to_latex, to_markdown, to_text
-from zo_sweeps.trial import TrialState
 
 if TYPE_CHECKING:
     from zo_sweeps.record.mlflow_store import MlflowMirror
@@ -39,66 +40,9 @@ if TYPE_CHECKING:
 SERVER_SECONDS = 60.0  # that a tracking server may take to start, and to take the last of a sweep
 
 
-@dataclass(frozen=True)
-class Command:
-    """What the user asked for, kept beside the results so that `status` and `table` can find it again."""
-
-    overrides: tuple[str, ...]
-    config_dirs: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        flags = [part for folder in self.config_dirs for part in ("--config-dir", folder)]
-        return shlex.join(["python", "-m", "zo_sweeps", *self.overrides, *flags])
-
-
 def sweep_id(plan: Plan) -> str:
     """The same command has the same id, so that a resumed sweep goes on in the run that it began."""
     return fingerprint([plan.name, sorted(plan.every)])
-
-
-def latest(state_dir: Path, grid: str = "") -> Command | None:
-    """The command of the sweep (of `grid`) that was started last in `state_dir`."""
-    found = []
-    for path in (state_dir / "sweeps").glob("*.json"):
-        with contextlib.suppress(ValueError, OSError):
-            data = json.loads(path.read_text())
-            if not grid or data["grid"] == grid:
-                found.append((data["started"], data))
-    if not found:
-        return None
-    data = max(found, key=lambda item: item[0])[1]
-    return Command(tuple(data["overrides"]), tuple(data["config_dirs"]))
-
-
-def recall(overrides: Sequence[str]) -> Command | None:
-    """The last command of the grid, and in the state folder, that `overrides` name, when they name nothing else.
-
-    So that `table +grid=X` shows what was run last, however small it was tried.
-    """
-    named = dict(text.split("=", 1) for text in overrides if text.startswith(("+grid=", "state_dir=")))
-    if len(named) < len(overrides):
-        return None
-    folder = named.get("state_dir", "zo_runs")
-    found = latest(Path(folder).expanduser(), named.get("+grid", ""))
-    if found is None:
-        return None
-    kept = [text for text in found.overrides if not text.startswith("state_dir=")]
-    return Command((*kept, f"state_dir={folder}"), found.config_dirs)
-
-
-def _remember(state_dir: Path, plan: Plan, command: Command) -> None:
-    folder = state_dir / "sweeps"
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{sweep_id(plan)}.json"
-    data = {
-        "grid": plan.name,
-        "overrides": command.overrides,
-        "config_dirs": [str(Path(folder).resolve()) for folder in command.config_dirs],
-        "started": time.time(),
-    }
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(data))
-    os.replace(temporary, path)
 
 
 def for_this_host(plan: Plan) -> Plan:
@@ -228,7 +172,7 @@ def _run(plan: Plan, composer: Composer, command: Command, rerun: Sequence[str],
 
     state_dir = state_folder(plan)
     with contextlib.closing(JournalStore(state_dir)) as store, Ledger(state_dir, sweep_id(plan)) as ledger:
-        _remember(state_dir, plan, command)
+        remember(state_dir, sweep_id(plan), plan.name, command)
         with _mirror(plan, state_dir, command, console) as (mirror, where):
             options = plan.config["executor"]
             began = time.monotonic()

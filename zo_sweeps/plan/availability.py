@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from zo_sweeps.errors import UserError
+from zo_sweeps.core.errors import UserError
 from zo_sweeps.plan.compatible import TRAINED
 
 BYTES_A_TOKEN = 4  # of English text as JSON, roughly; for estimates only
