@@ -46,7 +46,13 @@ ONLY_IN = {
     "datasets": {"tasks/"},
     "executorch": {"edge/"},
 }
-LIGHT = ("zo_sweeps.plan", "zo_sweeps.tables", "zo_sweeps.schedule.sweep", "zo_sweeps.cli.main", "zo_sweeps.cli.show")
+LIGHT = (
+    "zo_sweeps.plan.build",
+    "zo_sweeps.tables",
+    "zo_sweeps.schedule.sweep",
+    "zo_sweeps.cli.main",
+    "zo_sweeps.cli.show",
+)
 HEAVY = {"torch", "ray", "mlflow", "transformers", "datasets", "bitsandbytes", "accelerate"}
 STANDARD_LIBRARY = set(sys.stdlib_module_names)
 FILES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))

@@ -5,6 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+# These rooms are loaded here, empty as they are, so that the functions below keep their names: importing a submodule
+# for the first time writes it over an attribute of the package.
+import zo_sweeps.plan
+import zo_sweeps.results
+import zo_sweeps.run  # noqa: F401
+
 if TYPE_CHECKING:
     from pathlib import Path
 

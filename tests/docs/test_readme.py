@@ -19,7 +19,7 @@ from tests.cli.common import ENVIRONMENT
 from tests.cli.parsing import parse
 from tests.conftest import REPO
 from zo_sweeps.config.composer import Composer
-from zo_sweeps.plan import build
+from zo_sweeps.plan.build import build
 from zo_sweeps.record import server
 from zo_sweeps.results import tables as readout
 from zo_sweeps.schedule.ledger import Standing

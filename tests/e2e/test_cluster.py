@@ -46,7 +46,7 @@ INLINE = """
 import sys
 from pathlib import Path
 from zo_sweeps.config.composer import Composer
-from zo_sweeps.plan import build
+from zo_sweeps.plan.build import build
 from zo_sweeps.record.journal import JournalStore
 from zo_sweeps.schedule.inline_executor import InlineExecutor
 from zo_sweeps.schedule.ledger import Ledger

@@ -17,7 +17,7 @@ from tests.plan.common import write_grid
 from tests.schedule.nodes import cluster, wait_for
 from tests.worker.common import measured, run
 from zo_sweeps.config.composer import Composer
-from zo_sweeps.plan import build
+from zo_sweeps.plan.build import build
 from zo_sweeps.record import server
 from zo_sweeps.record.journal import JournalStore, outcome, scalars
 

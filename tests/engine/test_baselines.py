@@ -21,7 +21,7 @@ from zo_sweeps.engine.spaces import full, lora_fa
 from zo_sweeps.engine.train import Evaluated, StepDone
 from zo_sweeps.engine.types import DivergedError
 from zo_sweeps.models.load import load
-from zo_sweeps.plan import build
+from zo_sweeps.plan.build import build
 from zo_sweeps.run.run_trial import run_trial
 from zo_sweeps.tasks import TaskSpec, encode
 from zo_sweeps.tasks.demonstrations import Demonstrator, demonstration
@@ -268,7 +268,7 @@ def test_what_does_not_go_together_is_refused_when_planned(block: str, message: 
 
 
 def test_new_options_left_alone_do_not_change_who_a_trial_is(tmp_path: Path) -> None:
-    from zo_sweeps.plan import identity
+    from zo_sweeps.plan.build import identity
 
     (trial,) = trials(tmp_path, f"{{method: prge, {FEW}}}")
     found = identity(trial.config)

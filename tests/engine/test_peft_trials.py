@@ -13,7 +13,7 @@ import torch
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import TrialState
-from zo_sweeps.plan import Plan, build
+from zo_sweeps.plan.build import Plan, build
 from zo_sweeps.plan.compatible import BATCHED_SPACES
 from zo_sweeps.run import cache as loaded
 from zo_sweeps.run import run_trial as worker

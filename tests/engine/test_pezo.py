@@ -17,7 +17,7 @@ from zo_sweeps.engine.perturbations import pezo_onthefly, pezo_pool
 from zo_sweeps.engine.perturbations.pezo_onthefly import PeZOOnTheFly
 from zo_sweeps.engine.perturbations.pezo_pool import PeZOPool
 from zo_sweeps.engine.types import Layout, NoiseKey
-from zo_sweeps.plan import compatible
+from zo_sweeps.plan.build import compatible
 
 pytestmark = pytest.mark.unit
 d, q = LAYOUT.d, LAYOUT.q

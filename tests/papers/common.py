@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 from zo_sweeps.config.composer import Composer
-from zo_sweeps.plan import Plan, build
+from zo_sweeps.plan.build import Plan, build
 
 _PARTS: dict[Any, Any] = {}  # what a composer remembers of the packaged files, which is the same for every grid
 

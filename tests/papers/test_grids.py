@@ -16,7 +16,7 @@ import yaml
 from tests.papers.common import composer, plan
 from zo_sweeps.config.composer import conf_dir
 from zo_sweeps.core.fingerprint import canonical_json
-from zo_sweeps.plan import identity
+from zo_sweeps.plan.build import identity
 from zo_sweeps.results import tables as readout
 from zo_sweeps.schedule.ledger import Standing
 from zo_sweeps.tables import Table, to_html, to_latex

@@ -12,7 +12,7 @@ import pytest
 
 from tests.papers.test_grids import TRIALS
 from zo_sweeps.config.composer import Composer
-from zo_sweeps.plan import build
+from zo_sweeps.plan.build import build
 
 pytestmark = pytest.mark.unit
 

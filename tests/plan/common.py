@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from zo_sweeps.config.composer import Composer
-from zo_sweeps.plan import Plan, build
+from zo_sweeps.plan.build import Plan, build
 
 TINY = {  # one row on the demo model and task
     "name": "tiny",

@@ -14,7 +14,7 @@ import pytest
 from tests.conftest import REPO
 from tests.plan.common import changed, named, planned, problem, write_grid
 from zo_sweeps.config.composer import Composer
-from zo_sweeps.plan import build
+from zo_sweeps.plan.build import build
 
 pytestmark = pytest.mark.unit
 

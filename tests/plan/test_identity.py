@@ -14,7 +14,7 @@ import pytest
 from tests.plan.common import changed, named, planned
 from zo_sweeps.core.fingerprint import canonical_json, fingerprint
 from zo_sweeps.models.identity import DEMO
-from zo_sweeps.plan import identity
+from zo_sweeps.plan.build import identity
 
 pytestmark = pytest.mark.unit
 

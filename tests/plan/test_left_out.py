@@ -9,7 +9,7 @@ import pytest
 from tests.plan.common import changed, write_grid
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.plan import build
+from zo_sweeps.plan.build import build
 from zo_sweeps.results import tables as readout
 from zo_sweeps.schedule.ledger import Standing
 

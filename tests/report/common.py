@@ -8,7 +8,7 @@ from typing import Any
 from tests.plan.common import TINY, write_grid
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.trial import Outcome, TrialState
-from zo_sweeps.plan import Plan, build
+from zo_sweeps.plan.build import Plan, build
 from zo_sweeps.record.journal import JournalStore
 from zo_sweeps.schedule.ledger import Ledger
 

@@ -14,7 +14,7 @@ from tests.cli.common import zo
 from tests.tables.test_html import Reader
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.plan import Plan
+from zo_sweeps.plan.build import Plan
 from zo_sweeps.record.curves import trail
 from zo_sweeps.record.sweep_book import SweepBook, SweepInfo, books
 from zo_sweeps.results import figures as charts

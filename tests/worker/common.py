@@ -7,7 +7,7 @@ from typing import Any
 
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.trial import Event, Outcome, Trial
-from zo_sweeps.plan import build
+from zo_sweeps.plan.build import build
 from zo_sweeps.run.run_trial import run_trial
 
 SMALL = ["split.train=24", "split.dev=8", "split.test=12", "train.batch=4", "train.eval_every=2", "device=cpu"]

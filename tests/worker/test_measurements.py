@@ -13,7 +13,7 @@ from tests.worker.common import make, measured, run
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import Trial, TrialState
-from zo_sweeps.plan import build
+from zo_sweeps.plan.build import build
 from zo_sweeps.record.curves import gradients, trail
 
 pytestmark = pytest.mark.unit

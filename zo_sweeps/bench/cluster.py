@@ -22,7 +22,7 @@ from zo_sweeps.bench.raylets import Cluster, Raylet, cluster, wait_for
 from zo_sweeps.bench.trials import TARGET, trials
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.trial import Event, Outcome, Trial, TrialState
-from zo_sweeps.plan import build
+from zo_sweeps.plan.build import build
 from zo_sweeps.record import mlflow_points, server
 from zo_sweeps.record.journal import JournalStore
 from zo_sweeps.record.mlflow_store import MlflowMirror, SweepInfo

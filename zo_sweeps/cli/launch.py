@@ -19,7 +19,7 @@ from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.core.fingerprint import fingerprint
 from zo_sweeps.core.trial import TrialState
-from zo_sweeps.plan import Plan
+from zo_sweeps.plan.build import Plan
 from zo_sweeps.record.commands import Command, remember
 from zo_sweeps.results import report
 from zo_sweeps.results import tables as readout

@@ -125,12 +125,12 @@ def run(given: Sequence[str]) -> int:
     options = _parse(parser, given)
     from rich.console import Console
 
-    from zo_sweeps import plan
     from zo_sweeps.cli import launch, show
+    from zo_sweeps.plan.build import build
 
     composer, command = _compose(options, recall=False)
     console = Console(highlight=False)
-    planned = launch.for_this_host(plan.build(composer))
+    planned = launch.for_this_host(build(composer))
     launch.must_have_work(planned)
     launch.must_know(options.rerun, planned)
     show.summary(planned, console)
@@ -144,11 +144,11 @@ def plan(given: Sequence[str]) -> int:
     options = _parse(parser, given)
     from rich.console import Console
 
-    from zo_sweeps import plan
     from zo_sweeps.cli import launch, show
+    from zo_sweeps.plan.build import build
 
     composer, _ = _compose(options, recall=False)
-    planned = launch.for_this_host(plan.build(composer))
+    planned = launch.for_this_host(build(composer))
     show.plan(planned, Console(highlight=False), trials=options.trials)
     return 0
 
@@ -162,17 +162,17 @@ def status(given: Sequence[str]) -> int:
     words = _words(options)
     from rich.console import Console
 
-    from zo_sweeps import plan
     from zo_sweeps.cli import show
     from zo_sweeps.cli.watch import watch
+    from zo_sweeps.plan.build import build
 
     composer, _ = _compose(options, recall=True)
     console = Console(highlight=False)
     if words:
-        show.trial(plan.build(composer), words[0], console)
+        show.trial(build(composer), words[0], console)
     else:
         follow = watch if options.watch else show.status
-        follow(plan.build(composer), console, failed=options.failed)
+        follow(build(composer), console, failed=options.failed)
     return 0
 
 
@@ -185,11 +185,11 @@ def table(given: Sequence[str]) -> int:
     )
     parser.add_argument("--output", metavar="FILE", help="write there instead of to standard output")
     options = _parse(parser, given)
-    from zo_sweeps import plan
     from zo_sweeps.cli import show
+    from zo_sweeps.plan.build import build
 
     composer, _ = _compose(options, recall=True)
-    text = show.tables(plan.build(composer), composer, options.format, options.table)
+    text = show.tables(build(composer), composer, options.format, options.table)
     if options.output:
         show.write(Path(options.output), text.encode())
     else:
@@ -207,11 +207,11 @@ def figure(given: Sequence[str]) -> int:
     options = _parse(parser, given)
     from rich.console import Console
 
-    from zo_sweeps import plan
     from zo_sweeps.cli import show
+    from zo_sweeps.plan.build import build
 
     composer, _ = _compose(options, recall=True)
-    show.figures(plan.build(composer), composer, options.figure, options.output, Console(highlight=False))
+    show.figures(build(composer), composer, options.figure, options.output, Console(highlight=False))
     return 0
 
 
@@ -222,11 +222,11 @@ def report(given: Sequence[str]) -> int:
     options = _parse(parser, given)
     from rich.console import Console
 
-    from zo_sweeps import plan
     from zo_sweeps.cli import show
+    from zo_sweeps.plan.build import build
 
     composer, command = _compose(options, recall=True)
-    show.report(plan.build(composer), composer, str(command), options.output, Console(highlight=False))
+    show.report(build(composer), composer, str(command), options.output, Console(highlight=False))
     return 0
 
 

@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.text import Text
 
 from zo_sweeps.cli.show import status
-from zo_sweeps.plan import Plan
+from zo_sweeps.plan.build import Plan
 from zo_sweeps.schedule.ledger import driver_of
 from zo_sweeps.schedule.progress import STATUS_SECONDS
 

@@ -1,0 +1,1 @@
+"""What is shown of a sweep: tables, figures, data frame, comparison, report, papers."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zo_sweeps.config.composer import Composer
-from zo_sweeps.plan import Plan, build
+from zo_sweeps.plan.build import Plan, build
 from zo_sweeps.record.commands import recall
 from zo_sweeps.results import tables as readout
 from zo_sweeps.schedule.ledger import Standing, read_standing

@@ -9,7 +9,7 @@ from typing import Any
 
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import unknown
-from zo_sweeps.plan import Plan
+from zo_sweeps.plan.build import Plan
 from zo_sweeps.results import tables as readout
 from zo_sweeps.schedule.ledger import Standing
 from zo_sweeps.tables import Measure, Record, Rule

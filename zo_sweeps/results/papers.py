@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zo_sweeps.config.composer import Composer
-from zo_sweeps.plan import build
+from zo_sweeps.plan.build import build
 from zo_sweeps.record.commands import latest
 from zo_sweeps.results import tables as readout
 from zo_sweeps.schedule.ledger import read_standing

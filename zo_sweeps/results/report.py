@@ -12,7 +12,7 @@ from typing import Any
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import Outcome, TrialState
-from zo_sweeps.plan import Plan
+from zo_sweeps.plan.build import Plan
 from zo_sweeps.results import figures as charts
 from zo_sweeps.results import tables as readout
 from zo_sweeps.schedule.ledger import Standing

@@ -1,0 +1,1 @@
+"""One trial, start to end, in this process."""

@@ -1,0 +1,211 @@
+"""A grid -> the trials it stands for, what each needs, and everything that would go wrong. Launches nothing.
+
+A grid has blocks (printed rows) and columns: the tasks of its axis `task`, or what `columns` names. Each block has
+fixed values and axes; the columns are expanded first, so that a column can replace a value or an axis (`columns` for
+every block, `per_task` for one); then the product of the axes; then the seeds. A trial that two cells ask for is one
+trial: trials are keyed by the fingerprint of everything that changes their result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from zo_sweeps.config.composer import Composer
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.fingerprint import fingerprint
+from zo_sweeps.core.trial import Needs, Trial
+from zo_sweeps.plan.availability import Places
+from zo_sweeps.plan.compatible import incompatible
+from zo_sweeps.plan.expand import Setting, expand
+from zo_sweeps.plan.identity import identity
+from zo_sweeps.plan.resolve import Options, resolve
+from zo_sweeps.plan.visible_rows import shown
+
+__all__ = ["Cell", "Plan", "build", "identity"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One trial's place in a grid: (block, task) is a printed cell, `hyperparameters` the searched axes' values.
+
+    `task` is the column: a task's name, or a name of the grid's `columns`.
+    """
+
+    block: str
+    task: str
+    seed: int
+    hyperparameters: Mapping[str, Any]
+    trial_id: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a grid comes to.
+
+    Args:
+        grid: the grid's configuration. config: the run's (executor, scale, state_dir, ...).
+        trials: each once, in grid order; those that can run here.
+        cells: every (block, task, setting, seed), those that cannot run here included.
+        missing: trial_id -> why its model or data is not to be had here.
+        labels: column -> printed name.
+        caveats: in what the trials differ from the grid as written.
+    """
+
+    grid: Mapping[str, Any]
+    config: Mapping[str, Any]
+    trials: tuple[Trial, ...]
+    cells: tuple[Cell, ...]
+    missing: Mapping[str, str]
+    labels: Mapping[str, str]
+    caveats: tuple[str, ...]
+    every: Mapping[str, Trial] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return str(self.grid["name"])
+
+
+def build(composer: Composer) -> Plan:
+    """The plan of the composed grid.
+
+    Raises UserError listing every problem at once: unknown names and keys, wrong types, parts that do not go together,
+    malformed data, and a grid of which nothing can run here.
+    """
+    grid = composer.base["grid"]
+    problems: dict[str, list[str]] = {}  # what is wrong -> the blocks it is wrong in
+    cells: list[Cell] = []
+    trials: dict[str, Trial] = {}
+    missing: dict[str, str] = {}
+    labels: dict[str, str] = {}
+    places = Places()
+    options = Options()
+    devices: set[str] = set()
+    if not grid["blocks"]:
+        raise UserError(f"grid {grid['name']!r} has no blocks", where=f"grid/{composer.grid_name}.yaml")
+    try:
+        grid = shown(grid, composer.left_out)
+    except UserError as error:
+        problems[str(error)] = []
+    for block, spec in grid["blocks"].items():
+        try:
+            for setting in expand(composer, grid, block, spec):
+                config = resolve(composer, setting, options)
+                if (device := config["device"]["name"]) not in devices:
+                    composer.option("device", device)  # no node will ever be labelled with a name that has no profile
+                    devices.add(device)
+                wrong = incompatible(config)
+                for text in wrong:
+                    _note(problems, text, block)
+                if wrong:
+                    continue
+                why, memory, tokens = places.look(config)
+                trial_id = fingerprint(identity(config))
+                label = spec["label"] or block
+                column = setting.column or config["task"]["name"]
+                labels[column] = setting.column or config["task"].get("display") or column
+                if trial_id not in trials:
+                    trials[trial_id] = _trial(trial_id, config, grid["name"], block, label, setting, memory, tokens)
+                    if why:
+                        missing[trial_id] = why
+                cells.append(Cell(block, column, config["seed"], dict(setting.searched), trial_id))
+        except UserError as error:
+            _note(problems, str(error), block)
+    found = [
+        f"{text} (block{'s' * (len(where) > 1)} {', '.join(where)})" if where else text
+        for text, where in problems.items()
+    ]
+    if found := [*found, *options.unknown(composer)]:
+        raise _all(found, str(grid["name"]))
+    if not trials:
+        raise UserError(f"grid {grid['name']!r} has no trials: no seeds, or everything is excluded")
+    runnable = tuple(trial for trial_id, trial in trials.items() if trial_id not in missing)
+    caveats = _caveats(composer, cells, trials)
+    return Plan(grid, composer.base, runnable, tuple(cells), missing, labels, caveats, trials)
+
+
+def _note(problems: dict[str, list[str]], text: str, block: str) -> None:
+    where = problems.setdefault(text, [])
+    if block not in where:
+        where.append(block)
+
+
+def _all(problems: Sequence[str], grid: str) -> UserError:
+    if len(problems) == 1:
+        return UserError(problems[0])
+    listed = "".join(f"\n  - {problem}" for problem in problems)
+    return UserError(f"{len(problems)} problems in grid {grid!r}:{listed}")
+
+
+def _trial(
+    trial_id: str,
+    config: Mapping[str, Any],
+    grid: str,
+    block: str,
+    label: str,
+    setting: Setting,
+    memory: int,
+    tokens: float,
+) -> Trial:
+    kind, train, split = config["method"]["kind"], config["train"], config["split"]
+    batch = train["batch"] or 1
+    q = config["estimator"].get("q", 1)
+    passes = (q + 1 if config["estimator"]["name"] == "rge_one_sided" else 2 * q) if kind == "zo" else 3
+    # 3: a backward pass costs about two forwards; conservative looks at three points more
+    passes += 3 * (kind == "zo" and config["update"]["name"] == "conservative")
+    evaluations = -(-train["steps"] // train["eval_every"]) if train["steps"] else 1
+    dialect = config["task"]["dialects"][config["prompt"]["name"]]
+    dev = split["shots"] * len(dialect["options"]) if split["shots"] else split["dev"]
+    sequences = train["steps"] * batch * passes + evaluations * dev + split["test"]
+    sequences += (evaluations + 1) * 3 * config["gradients"]["samples"]
+    task = config["task"]
+    parts = [label, task.get("display") or task["name"]]
+    if kind != "zero_shot":
+        parts += [f"{name.rpartition('.')[2]} {_short(value)}" for name, value in setting.searched.items()]
+        parts.append(f"seed {config['seed']}")
+    return Trial(
+        trial_id=trial_id,
+        config=config,
+        needs=Needs(device=config["device"]["name"], memory_bytes=memory),
+        warm_key=fingerprint([config["model"]["fingerprint"], config["precision"]["name"], config["device"]["name"]]),
+        cost=config["method"]["new_tokens"] if kind == "generate" else sequences * tokens,
+        label=" · ".join(parts),
+        grid=grid,
+        block=block,
+        task=task["name"],
+    )
+
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _caveats(composer: Composer, cells: Sequence[Cell], trials: Mapping[str, Trial]) -> tuple[str, ...]:
+    """In what the trials differ from the grid as it is written, for the table's caption."""
+    found = []
+    scale = composer.base["scale"]
+    if scale["name"] != "paper":
+        less = f", texts of at most {scale['max_length']} tokens" if scale["max_length"] else ""
+        if scale["layers"] and any(trial.config["model"]["source"] == "random" for trial in trials.values()):
+            less += f", random weights of {scale['layers']} layer{'s' * (scale['layers'] != 1)}"
+        found.append(
+            f"scale={scale['name']}: fewer steps and examples than the grid's{less}; not comparable with a paper"
+        )
+    places: dict[str, set[tuple[str, str]]] = {}
+    for cell in cells:
+        places.setdefault(cell.trial_id, set()).add((cell.block, cell.task))
+    shared = sum(len(where) for where in places.values() if len(where) > 1)
+    if shared:
+        found.append(f"{shared} entries differ from others in nothing that is left, and share their trials")
+    if composer.left_out:
+        found.append(f"left out: {', '.join(composer.left_out)}")
+    choices, values = composer.forced.choices, composer.forced.values
+    if "model" in choices:
+        model = composer.base["model"]
+        found.append(f"run on {' and '.join(values.get('model.path') or choices['model'])} ({model['display']})")
+    apart = ("device", "model", "data.dir", "model.path", *(() if composer.base["grid"]["columns"] else ("task",)))
+    given = [f"{name}={','.join(map(str, v))}" for name, v in {**choices, **values}.items() if name not in apart]
+    if given:
+        found.append(f"set on the command line: {' '.join(given)}")
+    return tuple(found)
