@@ -17,12 +17,12 @@ from zo_sweeps.engine.evaluate import Mode
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.spaces import lora_fa
 from zo_sweeps.engine.step import Method, step
-from zo_sweeps.engine.types import Space
 from zo_sweeps.engine.updates.sgd import SGD
+from zo_sweeps.methods.space import InstalledSpace
 from zo_sweeps.models.causal import LanguageModel
 
 
-def with_lora_fa(model: LanguageModel, rank: int, alpha: float) -> Space:
+def with_lora_fa(model: LanguageModel, rank: int, alpha: float) -> InstalledSpace:
     """LoRA-FA on q, k, v and o of every layer."""
     options = {"rank": rank, "alpha": alpha, "modules": list(model.target_modules("qkvo"))}
     return lora_fa.install(model.module, options, 0)
@@ -33,7 +33,7 @@ class Steps:
     """`one()` is the next step of a run over one batch, collated each time as a run does; `forward(P)` its f alone."""
 
     model: LanguageModel
-    space: Space
+    space: InstalledSpace
     examples: Sequence[Example]
     q: int = 1
     mode: Mode = "sequential"

@@ -23,7 +23,8 @@ from torch import Tensor, nn
 
 from zo_sweeps.engine.direction import combine
 from zo_sweeps.engine.out_of_place import out_of_place
-from zo_sweeps.engine.types import Partial, Perturbation, Point, Space
+from zo_sweeps.engine.types import Partial, Perturbation, Point
+from zo_sweeps.methods.space import InstalledSpace
 
 Mode = Literal["sequential", "outer", "inner", "both"]
 Objective = Callable[[int], Tensor]  # number of row groups P -> losses [P]
@@ -49,7 +50,12 @@ def groups(points: Sequence[Point], mode: Mode) -> list[list[int]]:
 
 
 def evaluate(
-    objective: Objective, module: nn.Module, space: Space, noise: Perturbation, points: Sequence[Point], mode: Mode
+    objective: Objective,
+    module: nn.Module,
+    space: InstalledSpace,
+    noise: Perturbation,
+    points: Sequence[Point],
+    mode: Mode,
 ) -> list[float]:
     """f at each point, in the order of `points`; which points share a forward does not change them (beyond rounding).
 
@@ -69,7 +75,7 @@ def evaluate(
 
 
 @contextmanager
-def _stacked(module: nn.Module, space: Space, noise: Perturbation, points: Sequence[Point]) -> Iterator[None]:
+def _stacked(module: nn.Module, space: InstalledSpace, noise: Perturbation, points: Sequence[Point]) -> Iterator[None]:
     """P copies of each trainable tensor, [P, *shape]: small, as a batched space is."""
     batched = cast(_Batched, space)
     values: dict[str, Tensor] = {}

@@ -9,7 +9,8 @@ from zo_sweeps.engine.peers import pack_losses, unpack
 from zo_sweeps.engine.replay import replay
 from zo_sweeps.engine.schedules import Schedule
 from zo_sweeps.engine.step import Method, losses_at
-from zo_sweeps.engine.types import LanguageModel, Space
+from zo_sweeps.engine.types import LanguageModel
+from zo_sweeps.methods.space import InstalledSpace
 
 
 class Follower:
@@ -24,7 +25,7 @@ class Follower:
         self,
         method: Method,
         model: LanguageModel,
-        space: Space,
+        space: InstalledSpace,
         objective: Callable[[int], Objective],
         schedule: Schedule,
         *,

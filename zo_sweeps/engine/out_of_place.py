@@ -16,14 +16,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zo_sweeps.engine.direction import combine
-from zo_sweeps.engine.types import Partial, Perturbation, Point, Space
+from zo_sweeps.engine.types import Partial, Perturbation, Point
+from zo_sweeps.methods.space import InstalledSpace
 
 CHUNK = {"cpu": 1 << 20}  # values made at a time: 4 MB, which the L2 caches hold; elsewhere kernels want more
 CHUNK_ELSEWHERE = 1 << 26
 
 
 @contextmanager
-def out_of_place(module: nn.Module, space: Space, noise: Perturbation, points: Sequence[Point]) -> Iterator[None]:
+def out_of_place(
+    module: nn.Module, space: InstalledSpace, noise: Perturbation, points: Sequence[Point]
+) -> Iterator[None]:
     """`module` computes at the point; before and after, it is what it was. Parameters used twice are made twice."""
     (point,) = points
     if point.scale == 0:

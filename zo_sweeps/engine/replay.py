@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 from zo_sweeps.engine.schedules import Schedule
 from zo_sweeps.engine.step import Method
-from zo_sweeps.engine.types import Params, Space, State
+from zo_sweeps.engine.types import Params, State
+from zo_sweeps.methods.space import InstalledSpace
 
 
 def replay(
@@ -62,7 +63,9 @@ def revert(
         update.apply(params, estimate, method.perturbation, {}, -schedule(number))
 
 
-def rebuild(method: Method, space: Space, coefs: Sequence[Sequence[float]], schedule: Schedule, *, seed: int) -> State:
+def rebuild(
+    method: Method, space: InstalledSpace, coefs: Sequence[Sequence[float]], schedule: Schedule, *, seed: int
+) -> State:
     """`replay` from step 1 onto an installed space, which changes on the way where it did in the run.
 
     Where the parameters become others (a mask that is found again), the update's state starts anew.

@@ -30,10 +30,10 @@ from zo_sweeps.engine.types import (
     Peers,
     Perturbation,
     Point,
-    Space,
     State,
     Update,
 )
+from zo_sweeps.methods.space import InstalledSpace
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Method:
 def step(
     method: Method,
     module: nn.Module,
-    space: Space,
+    space: InstalledSpace,
     objective: Objective,
     state: State,
     *,
@@ -108,7 +108,7 @@ def step(
 
 
 def losses_at(
-    method: Method, module: nn.Module, space: Space, objective: Objective, points: Sequence[Point]
+    method: Method, module: nn.Module, space: InstalledSpace, objective: Objective, points: Sequence[Point]
 ) -> list[float]:
     """f at each of a step's points."""
     if method.in_place is not None:

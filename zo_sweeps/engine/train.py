@@ -16,7 +16,8 @@ from zo_sweeps.engine.losses import Loss, token_logprobs
 from zo_sweeps.engine.replay import rebuild
 from zo_sweeps.engine.schedules import Schedule
 from zo_sweeps.engine.step import Method, step
-from zo_sweeps.engine.types import DivergedError, LanguageModel, Peers, Space
+from zo_sweeps.engine.types import DivergedError, LanguageModel, Peers
+from zo_sweeps.methods.space import InstalledSpace
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ def evaluation_points(steps: int, every: int) -> list[int]:
 def train(
     method: Method,
     model: LanguageModel,
-    space: Space,
+    space: InstalledSpace,
     batches: Callable[[int], Batch],
     loss: Loss,
     schedule: Schedule,

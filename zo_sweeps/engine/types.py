@@ -195,25 +195,3 @@ class Peers(Protocol):
     def tell(self, coefs: Sequence[float]) -> None:
         """The next line of the log, from step 1 on."""
         ...
-
-
-class Space(Protocol):
-    """The d parameters that move, installed in a model.
-
-    `batched` says whether one forward can hold several points of it (the P-RGE loops).
-    """
-
-    batched: bool
-    params: dict[str, nn.Parameter]
-
-    def changes_at(self, step: int) -> bool:
-        """Whether `begin(step)` changes which parameters there are."""
-        return False
-
-    def begin(self, step: int) -> None:
-        """Called before a step at which the space changes: `params` are then others (a mask that is found again)."""
-        return None
-
-    def uninstall(self) -> None:
-        """Takes the space's own modules out again, leaving the base model as it was."""
-        ...

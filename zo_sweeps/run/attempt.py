@@ -29,7 +29,8 @@ from zo_sweeps.engine.score import score
 from zo_sweeps.engine.spaces.sparse import Sparse
 from zo_sweeps.engine.step import Method
 from zo_sweeps.engine.train import Evaluated, StepDone, evaluated_at, of_batch, train
-from zo_sweeps.engine.types import DivergedError, Space
+from zo_sweeps.engine.types import DivergedError
+from zo_sweeps.methods.space import InstalledSpace
 from zo_sweeps.record import provenance
 from zo_sweeps.record.journal import evals, scalars
 from zo_sweeps.run import cache as loaded
@@ -204,7 +205,7 @@ class Attempt:
         finally:
             space.uninstall()
 
-    def zeroth_order(self, space: Space, steps: int, every: int) -> Iterator[StepDone | Evaluated]:
+    def zeroth_order(self, space: InstalledSpace, steps: int, every: int) -> Iterator[StepDone | Evaluated]:
         self.how = self.method()
         self.team = self.gather(space)
         return train(
@@ -250,7 +251,7 @@ class Attempt:
             self.looked.add(step)
         self.measured |= {f"gradients/{name}": share for name, share in found["covered"].items()}
 
-    def gather(self, space: Space) -> Team | None:
+    def gather(self, space: InstalledSpace) -> Team | None:
         """Those that share the steps, once they are ready."""
         if self.sharing is None:
             return None
@@ -270,7 +271,7 @@ class Attempt:
         self.emit("peers", names=list(self.sharing.names))
         return team
 
-    def agreed(self, space: Space) -> bytes:
+    def agreed(self, space: InstalledSpace) -> bytes:
         """What leader and followers must have in common, which their configuration does not say."""
         shapes = [[name, list(param.shape)] for name, param in space.params.items()]
         return fingerprint([self.mask, shapes]).encode()
@@ -287,7 +288,7 @@ class Attempt:
         texts = self.model.generate([list(e.prompt_ids) for e in examples], self.data.spec.max_new_tokens)
         return losses.negative_score([squad_f1(t, e.references) for t, e in zip(texts, examples, strict=True)])
 
-    def install(self) -> Space:
+    def install(self) -> InstalledSpace:
         """The trial's space on the base weights, in fp32 where it is trained by backpropagation."""
         assert loaded.warm is not None
         if loaded.warm.dirty:
@@ -303,7 +304,7 @@ class Attempt:
         if options["name"] == "sensitive":
             options |= self.sensitive_mask(options["modules"])
         member = import_module(f"zo_sweeps.engine.spaces.{options['name']}")
-        space: Space = member.install(self.model.module, options, self.config["seed"])
+        space: InstalledSpace = member.install(self.model.module, options, self.config["seed"])
         return space
 
     def sensitive_mask(self, modules: Sequence[str]) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from zo_sweeps.engine.batch import Batch
 from zo_sweeps.engine.losses import Loss, token_logprobs
 from zo_sweeps.engine.schedules import Schedule
 from zo_sweeps.engine.train import Evaluated, Scores, StepDone, evaluated_at, evaluation_points
-from zo_sweeps.engine.types import DivergedError, LanguageModel, Params, Space
+from zo_sweeps.engine.types import DivergedError, LanguageModel, Params
+from zo_sweeps.methods.space import InstalledSpace
 
 OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
     "adam": torch.optim.AdamW,  # Adam where nothing is decayed
@@ -22,7 +23,7 @@ OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
 
 def train(
     model: LanguageModel,
-    space: Space,
+    space: InstalledSpace,
     batches: Callable[[int], Batch],
     loss: Loss,
     schedule: Schedule,

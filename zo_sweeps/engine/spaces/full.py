@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from zo_sweeps.engine.types import Space
+from zo_sweeps.methods.space import InstalledSpace
 
 
-class Full(Space):
+class Full(InstalledSpace):
     """d = every parameter, tied ones once, in the model's own dtype. One forward holds one point."""
 
     batched = False

@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from zo_sweeps.engine import noise
 from zo_sweeps.engine.spaces.wrapped import INIT_STEP
-from zo_sweeps.engine.types import NoiseKey, Space
+from zo_sweeps.engine.types import NoiseKey
+from zo_sweeps.methods.space import InstalledSpace
 
 
-class Prefix(Space):
+class Prefix(InstalledSpace):
     """A cache of n tokens stands before every text; its keys and values [heads, n, head width], in fp32, move.
 
     The text's positions begin at n, as in peft and in MeZO. Keys are stored as the cache holds them (rotated, where the

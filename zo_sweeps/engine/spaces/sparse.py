@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from zo_sweeps.engine.masks import Masks
-from zo_sweeps.engine.types import Space
+from zo_sweeps.methods.space import InstalledSpace
 
 # PyTorch says once a process that its CSR tensors are in beta; the tests here hold the product against dense weights.
 warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta", UserWarning)
@@ -117,7 +117,7 @@ class _Layer:
             y += (S @ x.t().float()).t().to(y.dtype)
 
 
-class Sparse(Space):
+class Sparse(InstalledSpace):
     """theta = the k chosen entries, extracted, in fp32 (eqs. 11 and 12: z in R^k); the rest of the weights is frozen.
 
     The weights hold the values of the moment at the chosen entries: before each product the k values of theta, or of

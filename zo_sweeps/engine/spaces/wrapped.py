@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from torch import Tensor, nn
 
-from zo_sweeps.engine.types import Space
+from zo_sweeps.methods.space import InstalledSpace
 
 INIT_STEP = -1  # the noise address of initial values: no training step has it
 
@@ -31,7 +31,7 @@ class PointLinear(nn.Module):
         return value
 
 
-class Wrapped(Space):
+class Wrapped(InstalledSpace):
     """`wrap(base, name)` in place of each target Linear; its parts, in fp32, are the parameters that move."""
 
     batched = True

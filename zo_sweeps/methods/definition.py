@@ -1,0 +1,265 @@
+"""A definition: the options of one part of a trial, with their types, ranges and help, and how they are read.
+
+The command line, grids, presets, `trial_id`, `--help` and the reference pages all take a part's options from here.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from enum import Enum
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from zo_sweeps.core.errors import UserError, unknown
+
+T = TypeVar("T")
+Locate = Callable[[str], str]  # a dotted key -> the file or flag that gave it, for error messages
+NOWHERE: Locate = lambda key: ""
+
+
+def option(
+    default: Any = MISSING,
+    help: str = "",
+    *,
+    least: float | None = None,
+    most: float | None = None,
+    above: float | None = None,
+    identity: bool = True,
+    kw_only: bool = False,
+) -> Any:
+    """Declare a field of a definition.
+
+    Args:
+        default: its default value, or a function that makes one (a `dict`); leave out for a required option.
+        help: one line, with the unit.
+        least, most, above: the range of a number: at least, at most, strictly above.
+        identity: whether a change of it changes a trial's result, and with it the trial_id.
+        kw_only: not given by position.
+    """
+    metadata = {"help": help, "least": least, "most": most, "above": above, "identity": identity, "option": True}
+    if callable(default):
+        return field(default_factory=default, metadata=metadata, kw_only=kw_only)
+    return field(default=default, metadata=metadata, kw_only=kw_only)
+
+
+def bound() -> Any:
+    """Declare a field that `bind` sets: not an option, not read, not written, not part of the identity."""
+    return field(default=None, metadata={"option": False}, repr=False, kw_only=True)
+
+
+def options(cls: Any) -> Iterator[Field[Any]]:
+    """Yield the fields that a user can set."""
+    return (f for f in fields(cls) if f.metadata.get("option", True))
+
+
+@cache
+def hints(cls: Any) -> Mapping[str, Any]:
+    """Return the resolved types of a dataclass's fields."""
+    return get_type_hints(cls)
+
+
+def read(cls: type[T], data: Mapping[str, Any], path: str = "", locate: Locate = NOWHERE) -> T:
+    """Make a `cls` (a dataclass) of a mapping.
+
+    Args:
+        path: dotted key of the mapping itself, for messages.
+        locate: dotted key -> where it was given, for messages.
+
+    Raises UserError for an unknown key (with the near match), a wrong type, or a value out of its range.
+    """
+    known = {f.name: f for f in options(cls)}
+    for key in data:
+        if key not in known:
+            full = _join(path, key)
+            raise unknown("key", full, [_join(path, name) for name in known], where=locate(full))
+    types: Mapping[str, Any] = hints(cls)  # type: ignore[arg-type]
+    values = {}
+    for name, f in known.items():
+        full = _join(path, name)
+        if name in data:
+            values[name] = convert(types[name], data[name], full, locate)
+        elif f.default is MISSING and f.default_factory is MISSING:
+            raise UserError(f"{full} is missing", where=locate(path), fix=str(f.metadata.get("help", "")))
+    return cls(**values)
+
+
+def write(value: Any) -> Any:
+    """Reduce a definition, or what its fields hold, to JSON: the inverse of `read`."""
+    if isinstance(value, Enum):
+        return value.value
+    if hasattr(value, "to_json"):
+        return value.to_json()
+    if is_dataclass(value):
+        return {f.name: write(getattr(value, f.name)) for f in options(value)}
+    if isinstance(value, Mapping):
+        return {str(key): write(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [write(item) for item in value]
+    return value
+
+
+def identity(value: Any) -> Any:
+    """Reduce a value to what changes a trial's result: `write` without the fields that are marked otherwise."""
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Definition):
+        return {"name": value.name, **_identity_fields(value)}
+    if is_dataclass(value):
+        return _identity_fields(value)
+    if isinstance(value, Mapping):
+        return {str(key): identity(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [identity(item) for item in value]
+    return value
+
+
+def _identity_fields(value: Any) -> dict[str, Any]:
+    return {f.name: identity(getattr(value, f.name)) for f in options(value) if f.metadata.get("identity", True)}
+
+
+def convert(kind: Any, value: Any, path: str, locate: Locate = NOWHERE) -> Any:
+    """Return `value` as the type `kind`. Raises UserError when it is not one."""
+    origin = get_origin(kind)
+    if kind is Any:
+        return value
+    if origin in (Union, UnionType):
+        if value is None and NoneType in get_args(kind):
+            return None
+        others = [one for one in get_args(kind) if one is not NoneType]
+        if len(others) == 1:
+            return convert(others[0], value, path, locate)
+        for one in others:
+            if isinstance(value, get_origin(one) or one):
+                return convert(one, value, path, locate)
+        raise _wrong(value, path, locate, " or ".join(_called(one) for one in others))
+    if origin is Literal:
+        if value not in get_args(kind):
+            raise unknown(path.rpartition(".")[2], value, map(str, get_args(kind)), where=locate(path) or path)
+        return value
+    if origin is tuple:
+        if not isinstance(value, (list, tuple)):
+            raise _wrong(value, path, locate, f"a list, such as [{value}]")
+        one = get_args(kind)[0]
+        return tuple(convert(one, item, path, locate) for item in value)
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        if not isinstance(value, Mapping):
+            raise _wrong(value, path, locate, "a mapping")
+        one = get_args(kind)[1]
+        return {str(key): convert(one, item, _join(path, str(key)), locate) for key, item in value.items()}
+    if isinstance(value, kind) and not (kind in (int, float) and isinstance(value, bool)):
+        if kind is float and not math.isfinite(value):
+            raise UserError(f"{path}={value!r} is not a finite number", where=locate(path))
+        return value
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if issubclass(kind, Enum):
+        choices = [member.value for member in kind]
+        if value not in choices:
+            raise unknown(path.rpartition(".")[2], value, choices, where=locate(path) or path)
+        return kind(value)
+    if hasattr(kind, "read"):
+        return kind.read(value, path, locate)
+    if isinstance(kind, type) and is_dataclass(kind):
+        if not isinstance(value, Mapping):
+            raise _wrong(value, path, locate, "a mapping")
+        return read(kind, value, path, locate)
+    raise _wrong(value, path, locate, _called(kind))
+
+
+def _wrong(value: object, path: str, locate: Locate, wanted: str) -> UserError:
+    return UserError(f"{path}={value!r} has the wrong type", where=locate(path), fix=f"it must be {wanted}")
+
+
+def _called(kind: Any) -> str:
+    names = {bool: "true or false", int: "an integer", float: "a number", str: "a name"}
+    return names.get(kind, f"a {getattr(kind, '__name__', kind)}")
+
+
+def _join(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A dataclass whose numbers are held to the ranges that its options declare.
+
+    Raises UserError where one is made with a number out of its range.
+    """
+
+    def __post_init__(self) -> None:
+        for f in options(self):
+            value, least, most, above = (
+                getattr(self, f.name),
+                *(f.metadata.get(k) for k in ("least", "most", "above")),
+            )
+            if value is None or isinstance(value, (str, bool)) or (least, most, above) == (None, None, None):
+                continue
+            low, high = (-math.inf if least is None else least), (math.inf if most is None else most)
+            if low <= value <= high and (above is None or value > above):
+                continue
+            limits = f"above {above:g}" if above is not None else f"at least {low:g}" if high == math.inf else ""
+            limits = limits or f"from {low:g} to {high:g}"
+            raise UserError(f"{self._called(f.name)} must be {limits}, not {value}")
+
+    def _called(self, option: str) -> str:
+        return f"{type(self).__name__}.{option}"
+
+
+@dataclass(frozen=True)
+class Definition(Checked):
+    """One member of an axis, as a frozen dataclass whose fields are its options.
+
+    A member's file has one public class, named in `name` by the file's stem; it imports torch inside the functions that
+    compute, so that planning with it costs nothing.
+    """
+
+    axis: ClassVar[str] = ""
+    name: ClassVar[str] = ""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "name" not in cls.__dict__:
+            cls.name = cls.__module__.rpartition(".")[2]
+
+    @classmethod
+    def read(cls, data: Any, path: str = "", locate: Locate = NOWHERE) -> Definition:
+        """Return the member of this axis that `data` describes: its name, or a mapping {name: ..., options}.
+
+        Raises UserError for an unknown member or option.
+        """
+        from zo_sweeps.methods.registry import member
+
+        given = {"name": data} if isinstance(data, str) else data
+        if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
+            raise UserError(f"{path or cls.axis} names no {cls.axis}", where=locate(path), fix=f"write {cls.axis}=NAME")
+        kind = member(cls.axis, given["name"], where=locate(path))
+        values = {key: value for key, value in given.items() if key != "name"}
+        return read(kind, values, path or cls.axis, locate)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return {name: ..., options}, which `read` takes."""
+        return {"name": self.name, **{f.name: write(getattr(self, f.name)) for f in options(self)}}
+
+    @classmethod
+    def defaults(cls) -> dict[str, Any]:
+        """Return {name: ..., options} with every option that has a default at it."""
+        made = {f.name: f.default if f.default is not MISSING else None for f in options(cls)}
+        made |= {f.name: f.default_factory() for f in options(cls) if f.default_factory is not MISSING}
+        return {"name": cls.name, **write(made)}
+
+    def _called(self, option: str) -> str:
+        return f"{self.axis}.{option} of {self.name}"
+
+
+def public_class(module: str, base: type[Definition]) -> type[Definition] | None:
+    """Return the one public member that a loaded module defines; None when it defines none or several."""
+    own = [
+        item
+        for name, item in vars(sys.modules[module]).items()
+        if isinstance(item, type) and issubclass(item, base) and item.__module__ == module and not name.startswith("_")
+    ]
+    return own[0] if len(own) == 1 else None

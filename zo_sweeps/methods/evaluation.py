@@ -1,0 +1,67 @@
+"""How f is evaluated at a step's points: which of them share a forward, and whether theta is written to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from zo_sweeps.methods.definition import option
+from zo_sweeps.methods.points import Point
+
+
+class Mode(str, Enum):
+    """Which points share a forward; forwards per step for q two-sided queries are 2q, 2, q, 1.
+
+    sequential: one point per forward. outer: P-RGE's outer loop, the plus points, then the minus points. inner: P-RGE's
+    inner loop, both signs of a query. both: all points.
+    """
+
+    SEQUENTIAL = "sequential"
+    OUTER = "outer"
+    INNER = "inner"
+    BOTH = "both"
+
+    @property
+    def batched(self) -> bool:
+        """Whether a forward holds several points."""
+        return self is not Mode.SEQUENTIAL
+
+    @property
+    def mixes_queries(self) -> bool:
+        """Whether a forward holds points of several queries."""
+        return self in (Mode.OUTER, Mode.BOTH)
+
+    @property
+    def forwards(self) -> int | None:
+        """Forwards per step where they do not grow with q, else None."""
+        return {Mode.OUTER: 2, Mode.BOTH: 1}.get(self)
+
+    def points_per_forward(self, q: int) -> int:
+        """Return the most points in one forward for q two-sided queries."""
+        return {Mode.SEQUENTIAL: 1, Mode.OUTER: q, Mode.INNER: 2, Mode.BOTH: 2 * q}[self]
+
+    def groups(self, points: Sequence[Point]) -> list[list[int]]:
+        """Return the points, by index, that share a forward."""
+        if self is Mode.SEQUENTIAL:
+            return [[i] for i in range(len(points))]
+        if self is Mode.BOTH:
+            return [list(range(len(points)))]
+        groups: dict[object, list[int]] = {}
+        for i, point in enumerate(points):
+            sign = (point.scale > 0) - (point.scale < 0)
+            groups.setdefault(sign if self is Mode.OUTER else point.key, []).append(i)
+        return list(groups.values())
+
+
+class Restore(str, Enum):
+    """exact: theta is never written to. in_place: perturbed and restored, as MeZO does; its drift is recorded."""
+
+    EXACT = "exact"
+    IN_PLACE = "in_place"
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    mode: Mode = option(Mode.SEQUENTIAL, "which points share a forward: sequential, outer, inner or both")
+    restore: Restore = option(Restore.EXACT, "exact, or in_place: theta perturbed and restored, its drift recorded")

@@ -1,0 +1,29 @@
+"""The axis `perturbation`: how directions z are distributed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from zo_sweeps.methods.definition import Definition
+from zo_sweeps.methods.points import Layout, NoiseKey
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Perturbation(Definition):
+    """A distribution of directions with E[z z^T] = I unless its docstring says otherwise."""
+
+    axis: ClassVar[str] = "perturbation"
+    coordinates: ClassVar[bool] = False  # its directions are the coordinates in turn: for an estimator that asks for it
+
+    def bind(self, layout: Layout) -> Perturbation:
+        """Return the perturbation of that whole vector; itself, where parameters are independent."""
+        return self
+
+    def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:
+        """Return one parameter's part of z(key): a new fp32 tensor, a pure function of the arguments and the layout."""
+        raise NotImplementedError

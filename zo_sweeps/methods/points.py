@@ -1,0 +1,79 @@
+"""What flows through one ZO step, as data: noise keys, points, estimates. No tensor among it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import torch
+
+
+class NoiseKey(NamedTuple):
+    """Address of one direction z. With a parameter's name and an element's index it names one random number."""
+
+    seed: int
+    step: int
+    query: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The vector of all d parameters: each parameter's offset, and the number of directions per step.
+
+    Args:
+        shapes: each parameter's shape, in the space's order.
+        q: directions per step.
+    """
+
+    shapes: Mapping[str, torch.Size]
+    q: int
+
+    @cached_property
+    def offsets(self) -> dict[str, int]:
+        """Offset of each parameter's first element."""
+        offsets, end = {}, 0
+        for name, shape in self.shapes.items():
+            offsets[name] = end
+            end += shape.numel()
+        return offsets
+
+    @cached_property
+    def d(self) -> int:
+        return sum(shape.numel() for shape in self.shapes.values())
+
+    def drawn_before(self, key: NoiseKey) -> int:
+        """Directions that the run draws before this one: steps count from 1, a step's queries from 0."""
+        return (key.step - 1) * self.q + key.query
+
+
+@dataclass(frozen=True)
+class Point:
+    """A place where f is wanted: theta + scale * z(key). `scale` is +eps or -eps; 0 is theta itself."""
+
+    key: NoiseKey
+    scale: float
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """ghat = sum_i weight_i * z(key_i), and the scalars it came from.
+
+    Args:
+        terms: (key_i, weight_i) for the update; weight_i holds the 1/q of the mean.
+        coefs: what the log keeps, one number per query (projected_grad for RGE); NaN: dropped from the step.
+        loss: for the curve: mean of the points' losses, or f(theta) where it is one of them.
+    """
+
+    terms: tuple[tuple[NoiseKey, float], ...]
+    coefs: tuple[float, ...]
+    loss: float
+
+    @classmethod
+    def mean(cls, seed: int, step: int, coefs: Sequence[float], loss: float) -> Estimate:
+        """(1/k) sum_i g_i z_i over the k of a step's queries whose g_i is there (is not NaN)."""
+        came = [(NoiseKey(seed, step, query), g) for query, g in enumerate(coefs) if not math.isnan(g)]
+        return cls(tuple((key, g / len(came)) for key, g in came), tuple(coefs), loss)

@@ -1,0 +1,91 @@
+"""The axis `space`: which d parameters move."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from zo_sweeps.methods.arch import Arch
+from zo_sweeps.methods.definition import Definition
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+class InstalledSpace(Protocol):
+    """The d parameters that move, installed in a model; its definition is `Space`.
+
+    `batched` says whether one forward can hold several points of it (the P-RGE loops).
+    """
+
+    batched: bool
+    params: dict[str, nn.Parameter]
+
+    def changes_at(self, step: int) -> bool:
+        """Whether `begin(step)` changes which parameters there are."""
+        return False
+
+    def begin(self, step: int) -> None:
+        """Called before a step at which the space changes: `params` are then others (a mask that is found again)."""
+        return None
+
+    def uninstall(self) -> None:
+        """Takes the space's own modules out again, leaving the base model as it was."""
+        ...
+
+
+@dataclass(frozen=True)
+class Found:
+    """A mask that was found before training, and how to find the next one.
+
+    Args:
+        masks: layer -> flat indices into its weight.
+        find: step -> the masks that hold from it on, from the weights as they are then.
+    """
+
+    masks: Any
+    find: Callable[[int], Any] | None = None
+
+
+@dataclass(frozen=True)
+class Space(Definition):
+    """The d parameters that move. `install` puts it into a model; until then it is options and facts."""
+
+    axis: ClassVar[str] = "space"
+    batched: ClassVar[bool] = True  # one forward can hold several points (the P-RGE loops)
+    moves_base: ClassVar[bool] = False  # the model's own weights move, and are loaded again after the trial
+    needs_gradients: ClassVar[bool] = False  # its mask is found by backpropagation before training
+    sparse: ClassVar[bool] = False  # chosen entries of the target weights
+    takes_positions: ClassVar[bool] = False  # puts tokens before the text: a causal model's cache
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """Roles of the layers that it changes; () where it changes no single layers."""
+        return getattr(self, "targets", ())
+
+    @property
+    def positions(self) -> int:
+        """Positions of the text that it takes for itself."""
+        return 0
+
+    @property
+    def renewed_every(self) -> int:
+        """Steps after which its parameters become others; 0: never."""
+        return int(getattr(self, "refresh", 0))
+
+    def trainable(self, arch: Arch) -> int:
+        """Count d, from the model's shape alone."""
+        raise NotImplementedError
+
+    def install(
+        self, module: nn.Module, layers: Sequence[str], seed: int, found: Found | None = None
+    ) -> InstalledSpace:
+        """Put the space into a model.
+
+        Args:
+            layers: qualified names of the target layers.
+            seed: address of random initial values.
+            found: what was found by backpropagation, where `needs_gradients`.
+        """
+        raise NotImplementedError
