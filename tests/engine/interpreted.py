@@ -6,7 +6,7 @@ import torch
 
 from zo_sweeps.engine import noise
 from zo_sweeps.engine.kernels import triton
-from zo_sweeps.engine.types import NoiseKey
+from zo_sweeps.methods.points import NoiseKey
 
 SPANS = [(0, 1), (0, 1024), (511, 2), (512, 512), (1023, 2), (1000, 5001), ((1 << 31) + 77, 3000)]
 SCALES = [1.0, 1e-3, -0.7]

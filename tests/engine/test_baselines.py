@@ -16,7 +16,7 @@ from zo_sweeps.engine.baselines import first_order
 from zo_sweeps.engine.batch import Batch, collate
 from zo_sweeps.engine.data import indices
 from zo_sweeps.engine.losses import token_logprobs
-from zo_sweeps.engine.schedules import linear
+from zo_sweeps.engine.schedules.linear import Linear
 from zo_sweeps.engine.spaces import full, lora_fa
 from zo_sweeps.engine.train import Evaluated, StepDone
 from zo_sweeps.engine.types import DivergedError
@@ -37,7 +37,7 @@ def batch_of(step: int) -> Batch:
 
 def run(model, space, optimizer: str, decay: float = 0.0, dev=lambda: (0.0, 0.0), lr: float = LR):
     return first_order.train(
-        model, space, batch_of, losses.candidates, linear(lr, STEPS), dev, steps=STEPS, eval_every=3, seed=5,
+        model, space, batch_of, losses.candidates, Linear().over(lr, STEPS), dev, steps=STEPS, eval_every=3, seed=5,
         optimizer=optimizer, weight_decay=decay,
     )  # fmt: skip
 

@@ -14,8 +14,10 @@ from zo_sweeps.engine.evaluate import evaluate, groups
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.spaces.full import Full
 from zo_sweeps.engine.step import Method, step
-from zo_sweeps.engine.types import DivergedError, NoiseKey, Perturbation
+from zo_sweeps.engine.types import DivergedError
 from zo_sweeps.engine.updates.sgd import SGD
+from zo_sweeps.methods.perturbation import Perturbation
+from zo_sweeps.methods.points import NoiseKey
 
 pytestmark = pytest.mark.unit
 

@@ -20,12 +20,12 @@ from zo_sweeps.engine.losses import candidates, token_logprobs
 from zo_sweeps.engine.perturbations.coordinate import Coordinate
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.replay import replay
-from zo_sweeps.engine.schedules import linear
+from zo_sweeps.engine.schedules.linear import Linear
 from zo_sweeps.engine.spaces import lora_fa
 from zo_sweeps.engine.spaces.full import Full
 from zo_sweeps.engine.step import Method, step
-from zo_sweeps.engine.types import NoiseKey
 from zo_sweeps.engine.updates.sgd import SGD
+from zo_sweeps.methods.points import NoiseKey
 
 pytestmark = pytest.mark.unit
 CPU = torch.device("cpu")
@@ -206,7 +206,12 @@ def test_replay_and_resume_have_the_bits_of_the_run(estimator: str, noise: str) 
     f, _, _ = quadratic()
     f = (lambda g: lambda t: torch.tanh(g(t) / 10))(f)
     made = member("estimators", estimator)(**({} if estimator == "cge" else {"q": 2}))
-    method, schedule, log, hashes = Method(made, member("perturbations", noise)(), SGD()), linear(1e-2, 6), [], []
+    method, schedule, log, hashes = (
+        Method(made, member("perturbations", noise)(), SGD()),
+        Linear().over(1e-2, 6),
+        [],
+        [],
+    )
 
     def go_on(module: Parts, state: dict[str, object], steps: range) -> None:
         bound = method.bind(dict(module.named_parameters()))

@@ -12,7 +12,7 @@ from zo_sweeps.engine.batch import collate
 from zo_sweeps.engine.estimators.rge import RGE
 from zo_sweeps.engine.losses import token_logprobs
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
-from zo_sweeps.engine.schedules import constant
+from zo_sweeps.engine.schedules.constant import Constant
 from zo_sweeps.engine.spaces.full import Full
 from zo_sweeps.engine.step import Method
 from zo_sweeps.engine.train import Evaluated, StepDone, train
@@ -70,7 +70,7 @@ def run(model: TinyModel, objective=None, loss=losses.tokens, dev=lambda: (0.0, 
     batch = collate(make_examples(8), pad_id=0)
     method = Method(RGE(2, 1e-1), Gaussian(), SGD())
     return train(
-        method, model, Full(model.module), lambda number: batch, loss, constant(1e-3, steps), dev, seed=4, steps=steps,
+        method, model, Full(model.module), lambda number: batch, loss, Constant().over(1e-3, steps), dev, seed=4, steps=steps,
         eval_every=2, objective=objective,
     )  # fmt: skip
 

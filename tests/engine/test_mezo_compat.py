@@ -19,16 +19,16 @@ from zo_sweeps.engine.in_place import InPlace
 from zo_sweeps.engine.losses import token_logprobs
 from zo_sweeps.engine.perturbations.mezo_compat import MezoCompat as Stream
 from zo_sweeps.engine.replay import replay
-from zo_sweeps.engine.schedules import linear
+from zo_sweeps.engine.schedules.linear import Linear
 from zo_sweeps.engine.spaces.full import Full
 from zo_sweeps.engine.step import Method
 from zo_sweeps.engine.train import StepDone, train
-from zo_sweeps.engine.types import Layout, NoiseKey
 from zo_sweeps.engine.updates.mezo_compat import MezoCompat as Update
+from zo_sweeps.methods.points import Layout, NoiseKey
 
 pytestmark = pytest.mark.unit
 STEPS, EPS, LR, SEED = 20, 1e-3, 1e-3, 42
-SCHEDULE = linear(LR, STEPS)
+SCHEDULE = Linear().over(LR, STEPS)
 
 
 def mezo(module: nn.Module, f: Callable[[int], torch.Tensor], decay: float = 0.0) -> list[tuple[float, float, float]]:

@@ -9,7 +9,7 @@ import torch
 
 from zo_sweeps.engine import noise
 from zo_sweeps.engine.kernels import native
-from zo_sweeps.engine.types import NoiseKey
+from zo_sweeps.methods.points import NoiseKey
 
 pytestmark = pytest.mark.unit
 KEY = NoiseKey(3, 17, 2)

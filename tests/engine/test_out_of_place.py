@@ -14,7 +14,7 @@ from zo_sweeps.engine.evaluate import evaluate
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.perturbations.rademacher import Rademacher
 from zo_sweeps.engine.spaces.full import Full
-from zo_sweeps.engine.types import NoiseKey
+from zo_sweeps.methods.points import NoiseKey
 
 pytestmark = pytest.mark.unit
 

@@ -25,19 +25,23 @@ from zo_sweeps.engine.peers import HEAD, PeerLostError, Team, pack, pack_losses,
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.perturbations.pezo_pool import PeZOPool
 from zo_sweeps.engine.replay import rebuild
-from zo_sweeps.engine.schedules import linear
+from zo_sweeps.engine.schedules.linear import Linear
 from zo_sweeps.engine.spaces import full, lora_fa, random_subset
 from zo_sweeps.engine.step import Method
 from zo_sweeps.engine.train import StepDone, of_batch, train
-from zo_sweeps.engine.types import DivergedError, Estimator, NoiseKey, Perturbation, Update
+from zo_sweeps.engine.types import DivergedError
 from zo_sweeps.engine.updates.adam import Adam
 from zo_sweeps.engine.updates.conservative import Conservative
 from zo_sweeps.engine.updates.sgd import SGD
+from zo_sweeps.methods.estimator import Estimator
+from zo_sweeps.methods.perturbation import Perturbation
+from zo_sweeps.methods.points import NoiseKey
+from zo_sweeps.methods.update import Update
 
 pytestmark = pytest.mark.unit
 STEPS, SEED = 6, 5
 EXAMPLES = make_examples(12)
-SCHEDULE = linear(0.05, STEPS)
+SCHEDULE = Linear().over(0.05, STEPS)
 
 
 def batches(step: int) -> Batch:

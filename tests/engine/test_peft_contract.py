@@ -16,7 +16,7 @@ from zo_sweeps.engine.evaluate import evaluate
 from zo_sweeps.engine.losses import token_logprobs
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.replay import rebuild
-from zo_sweeps.engine.schedules import constant
+from zo_sweeps.engine.schedules.constant import Constant
 from zo_sweeps.engine.step import Method
 from zo_sweeps.engine.train import StepDone, train
 from zo_sweeps.engine.updates.sgd import SGD
@@ -115,7 +115,7 @@ def run(name: str, steps: int, log=(), mode: str = "sequential", **changed):
         space,
         lambda number: collate([examples[i] for i in indices(1, number, 10, 4)], 0),
         losses.candidates,
-        constant(RATES.get(name, 1e-1), steps),
+        Constant().over(RATES.get(name, 1e-1), steps),
         lambda: (0.5, 0.5),
         seed=1,
         steps=steps,
@@ -130,7 +130,7 @@ def test_replay_and_resume_have_the_bits_of_the_run(name: str, refresh: int) -> 
     space, _, log = run(name, 10, refresh=refresh)
     again = install(name, tiny_model(), seed=1, refresh=refresh)
     start = digest(again.params.values())
-    rebuild(Method(RGE(2, 1e-2), Gaussian(), SGD()), again, log, constant(RATES.get(name, 1e-1), 10), seed=1)
+    rebuild(Method(RGE(2, 1e-2), Gaussian(), SGD()), again, log, Constant().over(RATES.get(name, 1e-1), 10), seed=1)
     assert digest(again.params.values()) == digest(space.params.values()) != start
     for cut in (3, 4, 9):
         resumed, _, rest = run(name, 10, log[:cut], refresh=refresh)
@@ -159,7 +159,7 @@ def test_backpropagation_reaches_every_parameter_and_lowers_the_loss(name: str) 
         space,
         lambda number: batch,
         losses.candidates,
-        constant(1e-2, 6),
+        Constant().over(1e-2, 6),
         lambda: (0.0, 0.0),
         steps=6,
         eval_every=6,

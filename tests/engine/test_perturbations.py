@@ -20,7 +20,8 @@ from zo_sweeps.engine.perturbations.low_rank import LowRank
 from zo_sweeps.engine.perturbations.rademacher import Rademacher
 from zo_sweeps.engine.perturbations.sphere import Sphere
 from zo_sweeps.engine.perturbations.uniform import Uniform
-from zo_sweeps.engine.types import Layout, NoiseKey, Perturbation
+from zo_sweeps.methods.perturbation import Perturbation
+from zo_sweeps.methods.points import Layout, NoiseKey
 
 pytestmark = pytest.mark.unit
 CONF = Path(__file__).parents[2] / "conf"

@@ -16,7 +16,7 @@ from zo_sweeps.engine import lfsr, modulus
 from zo_sweeps.engine.perturbations import pezo_onthefly, pezo_pool
 from zo_sweeps.engine.perturbations.pezo_onthefly import PeZOOnTheFly
 from zo_sweeps.engine.perturbations.pezo_pool import PeZOPool
-from zo_sweeps.engine.types import Layout, NoiseKey
+from zo_sweeps.methods.points import Layout, NoiseKey
 from zo_sweeps.plan.build import compatible
 
 pytestmark = pytest.mark.unit

@@ -17,7 +17,6 @@ from zo_sweeps.engine.evaluate import evaluate
 from zo_sweeps.engine.losses import token_logprobs
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.replay import replay
-from zo_sweeps.engine.schedules import constant, linear
 from zo_sweeps.engine.spaces import full, lora, lora_fa
 from zo_sweeps.engine.step import Method
 from zo_sweeps.engine.train import Evaluated, StepDone, train

@@ -19,7 +19,7 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.engine import losses, masks
 from zo_sweeps.engine.batch import collate
 from zo_sweeps.engine.losses import token_logprobs
-from zo_sweeps.engine.types import NoiseKey
+from zo_sweeps.methods.points import NoiseKey
 from zo_sweeps.models import mask_store
 
 pytestmark = pytest.mark.unit

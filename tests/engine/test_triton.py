@@ -13,7 +13,7 @@ import torch
 
 from tests.conftest import REPO
 from zo_sweeps.engine import noise
-from zo_sweeps.engine.types import NoiseKey
+from zo_sweeps.methods.points import NoiseKey
 
 HALVES = (torch.bfloat16, torch.float16)
 TERMS = [(NoiseKey(3, 17, 0), 1e-3), (NoiseKey(3, 17, 1), -0.7)]

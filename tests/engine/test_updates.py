@@ -22,16 +22,18 @@ from zo_sweeps.engine.estimators.rge import RGE
 from zo_sweeps.engine.in_place import InPlace
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.replay import replay, revert
-from zo_sweeps.engine.schedules import constant, linear
+from zo_sweeps.engine.schedules.constant import Constant
+from zo_sweeps.engine.schedules.linear import Linear
 from zo_sweeps.engine.spaces import full, lora_fa
 from zo_sweeps.engine.step import Method, step
 from zo_sweeps.engine.train import StepDone, train
-from zo_sweeps.engine.types import Estimate, NoiseKey, Update
 from zo_sweeps.engine.updates.adam import Adam
 from zo_sweeps.engine.updates.conservative import Conservative
 from zo_sweeps.engine.updates.momentum import Momentum
 from zo_sweeps.engine.updates.sgd import SGD
 from zo_sweeps.engine.updates.sign import Sign
+from zo_sweeps.methods.points import Estimate, NoiseKey
+from zo_sweeps.methods.update import Update
 
 pytestmark = pytest.mark.unit
 NAMES = [module.name for module in pkgutil.iter_modules(updates.__path__) if not module.name.startswith("_")]
@@ -290,7 +292,7 @@ def method_of(name: str, space: str, in_place: bool = False) -> Method:
 
 def trained(how: Method, model: TinyModel, space, lr: float, log=()) -> list[tuple[float, ...]]:
     events = train(
-        how, model, space, batch_of, losses.candidates, linear(lr, 12), lambda: (0.0, 0.0), seed=3, steps=12,
+        how, model, space, batch_of, losses.candidates, Linear().over(lr, 12), lambda: (0.0, 0.0), seed=3, steps=12,
         eval_every=12, log=log,
     )  # fmt: skip
     return [event.coefs for event in events if isinstance(event, StepDone)]
@@ -308,7 +310,7 @@ def test_replay_and_resume_equal_the_undisturbed_run_through_the_state(name: str
         assert any(g == 0 for coefs in log for g in coefs)
         assert any(g != 0 for coefs in log for g in coefs)
     replayed = install(space, tiny_model())
-    replay(method_of(name, space), replayed.params, log, linear(lr, 12), seed=3)
+    replay(method_of(name, space), replayed.params, log, Linear().over(lr, 12), seed=3)
     assert digest(replayed) == digest(whole)
     model = tiny_model()
     resumed = install(space, model)
@@ -373,28 +375,28 @@ def test_revert_walks_back_within_its_tolerance(update: Update) -> None:
     log = trained(how, model, space, 1e-3)
     moved = max((p - base[name]).abs().max().item() for name, p in space.params.items())
     halfway = install("full", tiny_model())
-    replay(how, halfway.params, log[:7], linear(1e-3, 12), seed=3)
-    revert(how, space.params, log[7:], linear(1e-3, 12), seed=3, last=n)
+    replay(how, halfway.params, log[:7], Linear().over(1e-3, 12), seed=3)
+    revert(how, space.params, log[7:], Linear().over(1e-3, 12), seed=3, last=n)
     for at, steps, then in ((halfway.params, 5, 7), (base, n, 0)):
         error = max((p - at[name]).abs().max().item() for name, p in space.params.items())
         largest = max(p.abs().max().item() for p in space.params.values())
         assert error <= steps * 2**-23 * largest  # measured: 1.8e-7, of a move of 0.02 and weights up to 1
         assert error < 1e-4 * moved
         if then:
-            revert(how, space.params, log[:then], linear(1e-3, 12), seed=3, last=then)
+            revert(how, space.params, log[:then], Linear().over(1e-3, 12), seed=3, last=then)
 
 
 @pytest.mark.parametrize("update", [Adam(), Momentum(), SGD(weight_decay=0.1)])
 def test_revert_refuses_what_the_log_alone_cannot_undo(update: Update) -> None:
     params = dict(Vector(quadratic).named_parameters())
     with pytest.raises(ValueError, match=f"cannot walk back {type(update).__name__}"):
-        revert(Method(RGE(), Gaussian(), update), params, [[1.0]], constant(1.0, 1), seed=0, last=1)
+        revert(Method(RGE(), Gaussian(), update), params, [[1.0]], Constant().over(1.0, 1), seed=0, last=1)
 
 
 def test_revert_refuses_a_log_longer_than_the_run() -> None:
     params = dict(Vector(quadratic).named_parameters())
     with pytest.raises(ValueError, match="the log has 2 steps, but only 1 were run"):
-        revert(Method(RGE(), Gaussian(), SGD()), params, [[1.0], [1.0]], constant(1.0, 1), seed=0, last=1)
+        revert(Method(RGE(), Gaussian(), SGD()), params, [[1.0], [1.0]], Constant().over(1.0, 1), seed=0, last=1)
 
 
 def test_ghat_is_the_weighted_sum_of_its_directions() -> None:
@@ -409,7 +411,7 @@ def test_ghat_is_the_weighted_sum_of_its_directions() -> None:
 
 @pytest.mark.parametrize("steps", [1, 4, 1000])
 def test_schedules_are_their_formulas(steps: int) -> None:
-    flat, falling = constant(0.3, steps), linear(0.3, steps)
+    flat, falling = Constant().over(0.3, steps), Linear().over(0.3, steps)
     for t in range(1, steps + 1):
         assert flat(t) == 0.3
         assert falling(t) == pytest.approx(0.3 * (steps - t + 1) / steps)

@@ -12,8 +12,8 @@ from zo_sweeps.bench.ours import Steps
 from zo_sweeps.bench.shapes import LLAMA_2_7B, Example, examples
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.engine import noise
-from zo_sweeps.engine.spaces import full
-from zo_sweeps.engine.types import NoiseKey
+from zo_sweeps.engine.layers.full import FullModel
+from zo_sweeps.methods.points import NoiseKey
 from zo_sweeps.models.causal import LanguageModel
 from zo_sweeps.models.load import load
 
@@ -50,7 +50,7 @@ def perturbation(device: torch.device, dtype: torch.dtype, elements: int, rounds
 
 def step(model: LanguageModel, data: list[Example], what: str, rounds: int) -> Row:
     """A full-parameter MeZO step (q=1) against two forwards and two passes that read and write every weight."""
-    steps = Steps(model, full.install(model.module, {}, 0), data)
+    steps = Steps(model, FullModel(model.module), data)
     device = steps.device
 
     def forwards() -> None:

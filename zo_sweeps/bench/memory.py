@@ -11,7 +11,7 @@ from zo_sweeps.bench.measure import Row
 from zo_sweeps.bench.ours import Steps
 from zo_sweeps.bench.shapes import examples, llama_58m
 from zo_sweeps.devices.memory import MemoryMeter
-from zo_sweeps.engine.spaces import full
+from zo_sweeps.engine.layers.full import FullModel
 
 MIB = 1 << 20
 
@@ -19,7 +19,7 @@ MIB = 1 << 20
 def rows(rounds: int) -> Iterator[Row]:
     model = llama_58m()
     data = examples([64] * 16, 2)
-    space = full.install(model.module, {}, 0)
+    space = FullModel(model.module)
     inference = _peak(torch.inference_mode()(lambda: Steps(model, space, data).forward(1)), rounds)
     causal: Any = model.module
     layer = sum(param.numel() for param in causal.model.layers[0].parameters()) * 4 / MIB

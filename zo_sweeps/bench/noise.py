@@ -10,7 +10,7 @@ import torch
 
 from zo_sweeps.bench.measure import Row, interleaved
 from zo_sweeps.engine import noise
-from zo_sweeps.engine.types import NoiseKey
+from zo_sweeps.methods.points import NoiseKey
 
 ELEMENTS = 1 << 22
 

@@ -13,19 +13,19 @@ from zo_sweeps.bench.shapes import Example
 from zo_sweeps.engine import losses
 from zo_sweeps.engine.batch import collate
 from zo_sweeps.engine.estimators.rge import RGE
-from zo_sweeps.engine.evaluate import Mode
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
-from zo_sweeps.engine.spaces import lora_fa
+from zo_sweeps.engine.spaces.lora_fa import LoRAFA
 from zo_sweeps.engine.step import Method, step
 from zo_sweeps.engine.updates.sgd import SGD
+from zo_sweeps.methods.evaluation import Mode
 from zo_sweeps.methods.space import InstalledSpace
 from zo_sweeps.models.causal import LanguageModel
 
 
 def with_lora_fa(model: LanguageModel, rank: int, alpha: float) -> InstalledSpace:
     """LoRA-FA on q, k, v and o of every layer."""
-    options = {"rank": rank, "alpha": alpha, "modules": list(model.target_modules("qkvo"))}
-    return lora_fa.install(model.module, options, 0)
+    space = LoRAFA(rank=rank, alpha=alpha, targets=tuple("qkvo"))
+    return space.install(model.module, list(model.target_modules(space.targets)), 0)
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Steps:
     space: InstalledSpace
     examples: Sequence[Example]
     q: int = 1
-    mode: Mode = "sequential"
+    mode: Mode = Mode.SEQUENTIAL
     lr: float = 1e-6
 
     @property

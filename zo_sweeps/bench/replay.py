@@ -8,7 +8,8 @@ from zo_sweeps.bench.measure import Row, interleaved
 from zo_sweeps.bench.ours import Steps, with_lora_fa
 from zo_sweeps.bench.shapes import examples, llama_58m
 from zo_sweeps.engine.replay import replay
-from zo_sweeps.engine.schedules import constant
+from zo_sweeps.engine.schedules.constant import Constant
+from zo_sweeps.methods.evaluation import Mode
 
 STEPS, Q = 1000, 4
 
@@ -16,11 +17,11 @@ STEPS, Q = 1000, 4
 def rows(rounds: int) -> Iterator[Row]:
     model = llama_58m()
     space = with_lora_fa(model, 16, 16)
-    steps = Steps(model, space, examples([64] * 2, 2), q=Q, mode="both", lr=1e-6)
+    steps = Steps(model, space, examples([64] * 2, 2), q=Q, mode=Mode.BOTH, lr=1e-6)
     log = [[0.1] * Q] * STEPS
     functions = {
         "one step": steps.one(),
-        "replay": lambda: replay(steps.method, space.params, log, constant(1e-6, STEPS), seed=0),
+        "replay": lambda: replay(steps.method, space.params, log, Constant().over(1e-6, STEPS), seed=0),
     }
     seconds = interleaved(functions, rounds)
     detail = {**seconds, "steps": STEPS, "running them": "one step, minimum, times the number of steps"}

@@ -12,7 +12,8 @@ from zo_sweeps.bench import mezo
 from zo_sweeps.bench.measure import Row, interleaved
 from zo_sweeps.bench.ours import Steps, with_lora_fa
 from zo_sweeps.bench.shapes import demo, examples, llama_58m
-from zo_sweeps.engine.spaces import full
+from zo_sweeps.engine.layers.full import FullModel
+from zo_sweeps.methods.evaluation import Mode
 from zo_sweeps.models.causal import LanguageModel
 
 TOKENS = 64
@@ -29,7 +30,7 @@ def rows(rounds: int) -> Iterator[Row]:
 
 def _full(model: LanguageModel, batch: int, options: int, goals: tuple[float, float], rounds: int) -> Row:
     data = examples([TOKENS] * batch, options)
-    steps = Steps(model, full.install(model.module, {}, 0), data)
+    steps = Steps(model, FullModel(model.module), data)
     numbers = count(1)
 
     def two_forwards() -> None:
@@ -50,9 +51,9 @@ def _full(model: LanguageModel, batch: int, options: int, goals: tuple[float, fl
 
 
 def _lora_fa(model: LanguageModel, rounds: int, q: int = 4, batch: int = 2, rank: int = 16) -> Row:
-    bare = Steps(model, full.install(model.module, {}, 0), examples([TOKENS] * batch, 2))
+    bare = Steps(model, FullModel(model.module), examples([TOKENS] * batch, 2))
     adapted = llama_58m()
-    ours = Steps(adapted, with_lora_fa(adapted, rank, rank), bare.examples, q=q, mode="both", lr=1e-4)
+    ours = Steps(adapted, with_lora_fa(adapted, rank, rank), bare.examples, q=q, mode=Mode.BOTH, lr=1e-4)
     forward = torch.inference_mode()(partial(bare.forward, 2 * q))
     with_adapters = torch.inference_mode()(partial(ours.forward, 2 * q))
     seconds = interleaved({"bare forward": forward, "with adapters": with_adapters, "ours": ours.one()}, rounds)
@@ -71,7 +72,7 @@ def _sentences(rounds: int, q: int = 4, rank: int = 16) -> Row:
     """The demo model on sentences: against a forward of its rows as a plain loop has them, padded to the longest."""
     bare, adapted = demo(), demo()
     texts = examples(SENTENCES, 2, bare.config.vocab_size)
-    ours = Steps(adapted, with_lora_fa(adapted, rank, 2 * rank), texts, q=q, mode="both", lr=1e-4)
+    ours = Steps(adapted, with_lora_fa(adapted, rank, 2 * rank), texts, q=q, mode=Mode.BOTH, lr=1e-4)
     padded = torch.randint(1, bare.config.vocab_size, (2 * q * len(SENTENCES), max(SENTENCES)))
     seconds = interleaved({"padded": torch.inference_mode()(partial(bare.hidden, padded)), "ours": ours.one()}, rounds)
     return Row(

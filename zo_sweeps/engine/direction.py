@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from zo_sweeps.engine.types import Estimate, Layout, NoiseKey, Partial, Perturbation
+from zo_sweeps.engine.types import Partial
+from zo_sweeps.methods.perturbation import Perturbation
+from zo_sweeps.methods.points import Estimate, NoiseKey
 
 
 def combine(
@@ -58,14 +60,11 @@ def _sum(
 
 
 @dataclass(frozen=True)
-class Along:
+class Along(Perturbation):
     """The line theta + scale * ghat as a perturbation, so that f is evaluated on it as anywhere else."""
 
     estimate: Estimate
     noise: Perturbation
-
-    def bind(self, layout: Layout) -> Along:
-        return self
 
     def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:
         return ghat(self.estimate, self.noise, name, torch.empty(shape, device=device))

@@ -16,17 +16,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal, Protocol, cast
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
 from zo_sweeps.engine.direction import combine
 from zo_sweeps.engine.out_of_place import out_of_place
-from zo_sweeps.engine.types import Partial, Perturbation, Point
+from zo_sweeps.engine.types import Partial
+from zo_sweeps.methods.evaluation import Mode
+from zo_sweeps.methods.perturbation import Perturbation
+from zo_sweeps.methods.points import Point
 from zo_sweeps.methods.space import InstalledSpace
 
-Mode = Literal["sequential", "outer", "inner", "both"]
 Objective = Callable[[int], Tensor]  # number of row groups P -> losses [P]
 
 
@@ -34,19 +36,6 @@ class _Batched(Protocol):
     params: dict[str, nn.Parameter]
 
     def hold(self, values: dict[str, Tensor]) -> None: ...
-
-
-def groups(points: Sequence[Point], mode: Mode) -> list[list[int]]:
-    """The points (by index) that share a forward."""
-    if mode == "sequential":
-        return [[i] for i in range(len(points))]
-    if mode == "both":
-        return [list(range(len(points)))]
-    found: dict[object, list[int]] = {}
-    for i, point in enumerate(points):
-        sign = (point.scale > 0) - (point.scale < 0)
-        found.setdefault(sign if mode == "outer" else point.key, []).append(i)
-    return list(found.values())
 
 
 def evaluate(
@@ -61,10 +50,10 @@ def evaluate(
 
     Raises ValueError for a batched mode over a space that one forward can hold only one point of.
     """
-    if mode != "sequential" and not space.batched:
-        raise ValueError(f"mode {mode!r} needs a space that holds several points; use mode 'sequential'")
+    if mode.batched and not space.batched:
+        raise ValueError(f"mode {mode.value!r} needs a space that holds several points; use mode 'sequential'")
     losses: list[float] = [0.0] * len(points)
-    for group in groups(points, mode):
+    for group in mode.groups(points):
         chosen = [points[i] for i in group]
         holder = _stacked if space.batched else out_of_place
         with torch.inference_mode(), holder(module, space, noise, chosen):

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from zo_sweeps.engine.evaluate import Objective
 from zo_sweeps.engine.peers import pack_losses, unpack
 from zo_sweeps.engine.replay import replay
-from zo_sweeps.engine.schedules import Schedule
 from zo_sweeps.engine.step import Method, losses_at
 from zo_sweeps.engine.types import LanguageModel
+from zo_sweeps.methods.schedule import Rates
 from zo_sweeps.methods.space import InstalledSpace
 
 
@@ -27,12 +27,12 @@ class Follower:
         model: LanguageModel,
         space: InstalledSpace,
         objective: Callable[[int], Objective],
-        schedule: Schedule,
+        rates: Rates,
         *,
         seed: int,
     ) -> None:
         self._method, self._model, self._space, self._seed = method.bind(space.params), model, space, seed
-        self._objective, self._schedule = objective, schedule
+        self._objective, self._rates = objective, rates
         self._state = method.update.init(space.params)
         self._step = 0  # that theta stands before; 0: nothing was begun
         self._begin()
@@ -47,7 +47,7 @@ class Follower:
                 self._method,
                 self._space.params,
                 [coefs],
-                self._schedule,
+                self._rates,
                 seed=self._seed,
                 state=self._state,
                 first=self._step,

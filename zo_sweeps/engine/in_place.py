@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from zo_sweeps.engine.evaluate import Objective
-from zo_sweeps.engine.types import NoiseKey, Params, Perturbation, Point
+from zo_sweeps.methods.perturbation import Perturbation
+from zo_sweeps.methods.points import NoiseKey, Point
+from zo_sweeps.methods.update import Params
 
 PROBE = 1024  # elements of a parameter that the drift is measured at
 

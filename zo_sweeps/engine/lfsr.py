@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from zo_sweeps.engine import noise
-from zo_sweeps.engine.types import NoiseKey
+from zo_sweeps.methods.points import NoiseKey
 
 TAPS: dict[int, tuple[int, ...]] = {
     2: (2, 1),

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from zo_sweeps.engine import noise
-from zo_sweeps.engine.types import NoiseKey
+from zo_sweeps.methods.points import NoiseKey
 
 Masks = dict[str, Tensor]  # layer -> [k] int64 flat indices into its weight, rising
 Scope = Literal["per_layer", "global"]

@@ -14,8 +14,6 @@ import math
 import torch
 from torch import Tensor
 
-ROUNDINGS = ("none", "linear", "log")
-
 
 def expected_norm(m: int) -> float:
     """E||g||_2 of g ~ N(0, I_m), m >= 1; relative error below 1e-11.

@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 
 from zo_sweeps.engine.kernels import native
-from zo_sweeps.engine.types import NoiseKey
+from zo_sweeps.methods.points import NoiseKey
 
 M1, M2, M3 = 0x7FEB352D, 0x846CA68B, 0x9E3779B1
 LANES = 512
@@ -277,3 +277,18 @@ def expression(out: Tensor, key: NoiseKey, name: str) -> Tensor:
 def gaussian(key: NoiseKey, name: str, shape: torch.Size, device: torch.device | str = "cpu") -> Tensor:
     """N(0, 1), `shape`, fp32; see the module's text for the map."""
     return combine([(key, 1.0)], name, shape, device)
+
+
+def signs(key: NoiseKey, name: str, shape: torch.Size, device: torch.device | str = "cpu") -> Tensor:
+    """Return 2 bit - 1 with bit j mod 32 (lowest first) of word j // 32: a new fp32 tensor of +1 and -1."""
+    count = shape.numel()
+    words = integers(key, name, -(-count // 32), device)
+    chosen = _signs_of_bytes(torch.device(device)).index_select(0, words.view(torch.uint8).int())
+    return chosen.view(-1)[:count].view(shape)
+
+
+@lru_cache
+def _signs_of_bytes(device: torch.device) -> Tensor:
+    """[256, 8]: the signs of a byte's bits, lowest bit first."""
+    byte, bit = torch.arange(256, device=device).unsqueeze(1), torch.arange(8, device=device)
+    return ((byte >> bit & 1) * 2 - 1).float()

@@ -16,7 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zo_sweeps.engine.direction import combine
-from zo_sweeps.engine.types import Partial, Perturbation, Point
+from zo_sweeps.engine.types import Partial
+from zo_sweeps.methods.perturbation import Perturbation
+from zo_sweeps.methods.points import Point
 from zo_sweeps.methods.space import InstalledSpace
 
 CHUNK = {"cpu": 1 << 20}  # values made at a time: 4 MB, which the L2 caches hold; elsewhere kernels want more

@@ -22,8 +22,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from zo_sweeps.engine.evaluate import Mode, groups
-from zo_sweeps.engine.types import Evaluate, Point
+from zo_sweeps.engine.types import Evaluate
+from zo_sweeps.methods.evaluation import Mode
+from zo_sweeps.methods.points import Point
 
 HEAD = struct.Struct("<IIII")  # steps before these, steps, coefficients a step, points
 
@@ -46,7 +47,7 @@ class Peer(Protocol):
 
 def shares(points: Sequence[Point], mode: Mode) -> list[list[int]]:
     """The points (by index) that stay together: forwards are never split, nor a query's points where each is one."""
-    return groups(points, "inner" if mode == "sequential" else mode)
+    return (mode if mode.batched else Mode.INNER).groups(points)
 
 
 def pack(done: int, log: Sequence[Sequence[float]], chosen: Sequence[int]) -> bytes:
@@ -107,8 +108,8 @@ class Team:
         patience: float = 60.0,
         on_loss: Callable[[str], None] = lambda why: None,
     ) -> None:
-        if drop and mode in ("outer", "both"):
-            raise ValueError(f"in mode {mode!r} a forward holds a part of every direction: there is none to drop")
+        if drop and mode.mixes_queries:
+            raise ValueError(f"in mode {mode.value!r} a forward holds a part of every direction: there is none to drop")
         self.exchanged = self.dropped = self.redone = self.lost = 0
         self._mode, self._agreed, self._drop, self._patience, self._on_loss = mode, agreed, drop, patience, on_loss
         self._members = [_Member(peer) for peer in peers]

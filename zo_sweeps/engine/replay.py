@@ -10,17 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zo_sweeps.engine.schedules import Schedule
 from zo_sweeps.engine.step import Method
-from zo_sweeps.engine.types import Params, State
+from zo_sweeps.methods.schedule import Rates
 from zo_sweeps.methods.space import InstalledSpace
+from zo_sweeps.methods.update import Params, State
 
 
 def replay(
     method: Method,
     params: Params,
     coefs: Sequence[Sequence[float]],
-    schedule: Schedule,
+    rates: Rates,
     *,
     seed: int,
     state: State | None = None,
@@ -33,12 +33,12 @@ def replay(
         if method.in_place is not None:
             method.in_place.walk(params, method.perturbation, method.estimator.points(seed, number))
         estimate = method.estimator.from_log(seed, number, logged)
-        state = method.update.apply(params, estimate, method.perturbation, state, schedule(number))
+        state = method.update.apply(params, estimate, method.perturbation, state, rates(number))
     return state
 
 
 def revert(
-    method: Method, params: Params, coefs: Sequence[Sequence[float]], schedule: Schedule, *, seed: int, last: int
+    method: Method, params: Params, coefs: Sequence[Sequence[float]], rates: Rates, *, seed: int, last: int
 ) -> None:
     """Walks back from theta_last to theta_{last - n}, in place; `coefs` is the log of the last n steps.
 
@@ -60,11 +60,11 @@ def revert(
     method = method.bind(params)
     for number, logged in zip(range(last, last - len(coefs), -1), reversed(coefs), strict=True):
         estimate = method.estimator.from_log(seed, number, logged)
-        update.apply(params, estimate, method.perturbation, {}, -schedule(number))
+        update.apply(params, estimate, method.perturbation, {}, -rates(number))
 
 
 def rebuild(
-    method: Method, space: InstalledSpace, coefs: Sequence[Sequence[float]], schedule: Schedule, *, seed: int
+    method: Method, space: InstalledSpace, coefs: Sequence[Sequence[float]], rates: Rates, *, seed: int
 ) -> State:
     """`replay` from step 1 onto an installed space, which changes on the way where it did in the run.
 
@@ -73,7 +73,7 @@ def rebuild(
     first = 1
     for step in range(1, len(coefs) + 1):
         if space.changes_at(step):
-            replay(method, space.params, coefs[first - 1 : step - 1], schedule, seed=seed, first=first)
+            replay(method, space.params, coefs[first - 1 : step - 1], rates, seed=seed, first=first)
             space.begin(step)
             first = step
-    return replay(method, space.params, coefs[first - 1 :], schedule, seed=seed, first=first)
+    return replay(method, space.params, coefs[first - 1 :], rates, seed=seed, first=first)

@@ -18,22 +18,15 @@ from functools import partial
 from torch import nn
 
 from zo_sweeps.engine.direction import Along
-from zo_sweeps.engine.evaluate import Mode, Objective, evaluate
+from zo_sweeps.engine.evaluate import Objective, evaluate
 from zo_sweeps.engine.in_place import InPlace
-from zo_sweeps.engine.types import (
-    Choosing,
-    DivergedError,
-    Estimate,
-    Estimator,
-    Layout,
-    Params,
-    Peers,
-    Perturbation,
-    Point,
-    State,
-    Update,
-)
+from zo_sweeps.engine.types import Choosing, DivergedError, Peers
+from zo_sweeps.methods.estimator import Estimator
+from zo_sweeps.methods.evaluation import Mode
+from zo_sweeps.methods.perturbation import Perturbation
+from zo_sweeps.methods.points import Estimate, Layout, Point
 from zo_sweeps.methods.space import InstalledSpace
+from zo_sweeps.methods.update import Params, State, Update
 
 
 @dataclass(frozen=True)
@@ -43,14 +36,14 @@ class Method:
     estimator: Estimator
     perturbation: Perturbation
     update: Update
-    mode: Mode = "sequential"
+    mode: Mode = Mode.SEQUENTIAL
     in_place: InPlace | None = None  # f is evaluated in theta itself; None: never written to
+    d: int = 0  # parameters of the space that it is bound to
 
     @property
     def evaluations(self) -> int:
-        """Points a step at which f is evaluated."""
-        chosen_from = self.update.evaluations if isinstance(self.update, Choosing) else 0
-        return self.estimator.evaluations + chosen_from
+        """Points per step at which f is evaluated."""
+        return self.estimator.evaluations(self.d) + self.update.evaluations
 
     def bind(self, params: Params) -> Method:
         """The method over these parameters: members that need the whole vector's layout are given it.
@@ -58,8 +51,10 @@ class Method:
         `train` and `replay` do this; who calls `step` alone does it once before. Binding again changes nothing.
         """
         shapes = {name: param.shape for name, param in params.items()}
-        estimator = self.estimator.bind(sum(shape.numel() for shape in shapes.values()))
-        return replace(self, estimator=estimator, perturbation=self.perturbation.bind(Layout(shapes, estimator.q)))
+        d = sum(shape.numel() for shape in shapes.values())
+        estimator = self.estimator.bind(d)
+        layout = Layout(shapes, estimator.directions(d))
+        return replace(self, estimator=estimator, perturbation=self.perturbation.bind(layout), d=d)
 
 
 def step(

@@ -14,9 +14,9 @@ from zo_sweeps.engine.batch import Batch
 from zo_sweeps.engine.evaluate import Objective
 from zo_sweeps.engine.losses import Loss, token_logprobs
 from zo_sweeps.engine.replay import rebuild
-from zo_sweeps.engine.schedules import Schedule
 from zo_sweeps.engine.step import Method, step
 from zo_sweeps.engine.types import DivergedError, LanguageModel, Peers
+from zo_sweeps.methods.schedule import Rates
 from zo_sweeps.methods.space import InstalledSpace
 
 
@@ -51,7 +51,7 @@ def train(
     space: InstalledSpace,
     batches: Callable[[int], Batch],
     loss: Loss,
-    schedule: Schedule,
+    rates: Rates,
     evaluate_dev: Callable[[], Scores],
     *,
     seed: int,
@@ -81,7 +81,7 @@ def train(
             raise ValueError("peers share points that are evaluated out of place")
         for coefs in log:
             peers.tell(coefs)
-    state = rebuild(method, space, log, schedule, seed=seed)
+    state = rebuild(method, space, log, rates, seed=seed)
     method = method.bind(space.params)
     due = set(evaluation_points(steps, eval_every)) - set(evaluated)
     if len(log) in due:
@@ -95,7 +95,7 @@ def train(
         batch = batches(number)
         f = partial(objective, number) if objective is not None else of_batch(model, batch, loss)
         estimate, state = step(
-            method, model.module, space, f, state, seed=seed, step=number, lr=schedule(number), peers=peers
+            method, model.module, space, f, state, seed=seed, step=number, lr=rates(number), peers=peers
         )
         if peers is not None:
             peers.tell(estimate.coefs)

@@ -12,7 +12,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from enum import Enum
 from functools import cache
 from types import NoneType, UnionType
-from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
 from zo_sweeps.core.errors import UserError, unknown
 
@@ -58,8 +58,18 @@ def options(cls: Any) -> Iterator[Field[Any]]:
 
 @cache
 def hints(cls: Any) -> Mapping[str, Any]:
-    """Return the resolved types of a dataclass's fields."""
-    return get_type_hints(cls)
+    """Return the resolved types of a dataclass's options, each in the module that declares it."""
+    types: dict[str, Any] = {}
+    wanted = {f.name for f in options(cls)}
+    for base in reversed(cls.__mro__):
+        declared: dict[str, Any] = vars(base).get("__annotations__", {})
+        known = vars(sys.modules[base.__module__])
+        types |= {
+            name: eval(kind, known) if isinstance(kind, str) else kind
+            for name, kind in declared.items()
+            if name in wanted
+        }
+    return types
 
 
 def read(cls: type[T], data: Mapping[str, Any], path: str = "", locate: Locate = NOWHERE) -> T:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from zo_sweeps.methods.definition import Definition
 
+Rates = Callable[[int], float]  # step, from 1 on -> its learning rate
+
 
 @dataclass(frozen=True)
 class Schedule(Definition):
-    """The learning rate as a share of the first, by step."""
+    """The learning rate by step."""
 
     axis: ClassVar[str] = "schedule"
 
@@ -22,6 +25,10 @@ class Schedule(Definition):
             step: counted from 1. steps: of the whole run.
         """
         raise NotImplementedError
+
+    def over(self, lr: float, steps: int) -> Rates:
+        """Return step -> learning rate for a run of `steps`."""
+        return lambda step: self.rate(lr, step, steps)
 
     def to_json(self) -> Any:
         """Return the name alone where there are no options, as it is written."""

@@ -10,7 +10,7 @@ from zo_sweeps.methods.definition import Definition, option
 from zo_sweeps.methods.perturbation import Perturbation
 from zo_sweeps.methods.points import Estimate
 from zo_sweeps.methods.registry import member
-from zo_sweeps.methods.schedule import Schedule
+from zo_sweeps.methods.schedule import Rates, Schedule
 
 if TYPE_CHECKING:
     import torch
@@ -42,9 +42,9 @@ class Update(Definition):
     lr: float = option(1e-6, "learning rate of step 1", least=0, kw_only=True)
     schedule: Schedule = option(_constant, "how the learning rate goes over the steps", kw_only=True)
 
-    def rate(self, step: int, steps: int) -> float:
-        """Return the learning rate of a step of `steps`."""
-        return self.schedule.rate(self.lr, step, steps)
+    def rates(self, steps: int) -> Rates:
+        """Return step -> learning rate for a run of `steps`."""
+        return self.schedule.over(self.lr, steps)
 
     def init(self, params: Params) -> State:
         """Return the state before the first step."""

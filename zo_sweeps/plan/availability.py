@@ -6,11 +6,12 @@ import hashlib
 import json
 from collections.abc import Mapping
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.methods import registry
+from zo_sweeps.methods.precision import Precision
 from zo_sweeps.plan.compatible import TRAINED
 
 BYTES_A_TOKEN = 4  # of English text as JSON, roughly; for estimates only
@@ -20,7 +21,8 @@ MOMENTS = {"adam": 2, "momentum": 1}  # fp32 copies of the trainable state that 
 @cache
 def _is_stored(precision: str) -> bool:
     """Whether weights can be stored so."""
-    return find_spec(f"zo_sweeps.engine.precisions.{precision}") is not None
+    member = registry.member("precision", precision)
+    return issubclass(member, Precision) and member.stored
 
 
 def _key(value: Any) -> str:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -17,20 +16,25 @@ from zo_sweeps.core.fingerprint import fingerprint
 from zo_sweeps.core.trial import Event, Outcome, Sharing, Sink, Trial, TrialState
 from zo_sweeps.devices.memory import MemoryMeter
 from zo_sweeps.devices.probe import probe
-from zo_sweeps.engine import losses, schedules
+from zo_sweeps.engine import losses
 from zo_sweeps.engine.baselines import first_order
 from zo_sweeps.engine.batch import Batch, collate
 from zo_sweeps.engine.data import indices
 from zo_sweeps.engine.evaluate import Objective
 from zo_sweeps.engine.in_place import InPlace
+from zo_sweeps.engine.layers.sparse import Sparse
 from zo_sweeps.engine.peers import Team
 from zo_sweeps.engine.replay import rebuild
 from zo_sweeps.engine.score import score
-from zo_sweeps.engine.spaces.sparse import Sparse
 from zo_sweeps.engine.step import Method
 from zo_sweeps.engine.train import Evaluated, StepDone, evaluated_at, of_batch, train
 from zo_sweeps.engine.types import DivergedError
-from zo_sweeps.methods.space import InstalledSpace
+from zo_sweeps.methods import registry
+from zo_sweeps.methods.definition import read
+from zo_sweeps.methods.evaluation import Mode
+from zo_sweeps.methods.schedule import Rates
+from zo_sweeps.methods.space import Found, InstalledSpace, Space
+from zo_sweeps.methods.update import Update
 from zo_sweeps.record import provenance
 from zo_sweeps.record.journal import evals, scalars
 from zo_sweeps.run import cache as loaded
@@ -157,13 +161,11 @@ class Attempt:
                     space,
                     self.batch,
                     self.loss,
-                    self.schedule(),
+                    self.update,
                     self.score_dev,
                     steps=steps,
                     eval_every=every,
                     seed=self.config["seed"],
-                    optimizer=self.config["update"]["name"],
-                    weight_decay=self.config["update"]["weight_decay"],
                 )
             if options["flops"]:
                 events = self.counted(events)
@@ -261,7 +263,7 @@ class Attempt:
 
         team = Team(
             self.sharing.peers,
-            self.config["evaluation"]["mode"],
+            Mode(self.config["evaluation"]["mode"]),
             agreed=self.agreed(space),
             drop=self.sharing.drop,
             patience=self.sharing.patience,
@@ -294,23 +296,19 @@ class Attempt:
         if loaded.warm.dirty:
             del self.model
             self.model = loaded.base_model(self.trial, self.device)
-        options = dict(self.config["space"])
-        if options["name"] == "full":
+        definition: Space = member("space", self.config["space"])
+        if definition.moves_base:
             loaded.warm.dirty = True
             if self.kind == "fo":
                 self.model.module.float()
-        elif "targets" in options:
-            options["modules"] = list(self.model.target_modules(options["targets"]))
-        if options["name"] == "sensitive":
-            options |= self.sensitive_mask(options["modules"])
-        member = import_module(f"zo_sweeps.engine.spaces.{options['name']}")
-        space: InstalledSpace = member.install(self.model.module, options, self.config["seed"])
-        return space
+        layers = list(self.model.target_modules(definition.layers)) if definition.layers else []
+        found = self.sensitive_mask(layers) if definition.needs_gradients else None
+        return definition.install(self.model.module, layers, self.config["seed"], found)
 
-    def sensitive_mask(self, modules: Sequence[str]) -> dict[str, Any]:
+    def sensitive_mask(self, modules: Sequence[str]) -> Found:
         """The mask of the trial, and how to find others. A log goes on only over the mask that it began with."""
         gold_only = self.data.spec.loss == "tokens"
-        options, mark = sensitive_options(
+        found, mark = sensitive_options(
             self.config, self.model, modules, self.data.train, self.loss, gold_only=gold_only
         )
         if self.mask not in ("", mark):
@@ -320,24 +318,25 @@ class Attempt:
             )
         if not self.mask:
             self.mask = mark
-            self.emit("mask", fingerprint=mark, entries=sum(map(len, options["masks"].values())))
-        return options
+            self.emit("mask", fingerprint=mark, entries=sum(map(len, found.masks.values())))
+        return found
 
     def method(self) -> Method:
-        estimator, perturbation, update = (dict(self.config[axis]) for axis in ("estimator", "perturbation", "update"))
-        settings = {name: value for name, value in update.items() if name not in ("name", "lr", "schedule")}
         return Method(
-            estimator=_member("estimators", estimator.pop("name"))(**estimator),
-            perturbation=_member("perturbations", perturbation.pop("name"))(**perturbation),
-            update=_member("updates", update["name"])(**settings),
-            mode=self.config["evaluation"]["mode"],
+            estimator=member("estimator", self.config["estimator"]),
+            perturbation=member("perturbation", self.config["perturbation"]),
+            update=self.update,
+            mode=Mode(self.config["evaluation"]["mode"]),
             in_place=InPlace() if self.config["evaluation"]["restore"] == "in_place" else None,
         )
 
-    def schedule(self) -> schedules.Schedule:
-        update = self.config["update"]
-        make: Callable[[float, int], schedules.Schedule] = getattr(schedules, update["schedule"])
-        return make(update["lr"], self.config["train"]["steps"])
+    @property
+    def update(self) -> Update:
+        made: Update = member("update", self.config["update"])
+        return made
+
+    def schedule(self) -> Rates:
+        return self.update.rates(self.config["train"]["steps"])
 
     def examples_of(self, step: int) -> list[Example]:
         chosen = indices(self.config["seed"], step, len(self.data.train), self.config["train"]["batch"])
@@ -452,9 +451,5 @@ class Attempt:
         )
 
 
-def _member(axis: str, name: str) -> Any:
-    """The class of an axis's member: the only public class of its module."""
-    module = import_module(f"zo_sweeps.engine.{axis}.{name}")
-    found = [item for item in vars(module).values() if isinstance(item, type) and item.__module__ == module.__name__]
-    assert len(found) == 1, f"{module.__name__} must define one class"
-    return found[0]
+def member(axis: str, options: Mapping[str, Any]) -> Any:
+    return read(registry.member(axis, options["name"]), {k: v for k, v in options.items() if k != "name"}, axis)

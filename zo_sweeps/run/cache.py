@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -12,6 +11,8 @@ import torch
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.fingerprint import fingerprint
 from zo_sweeps.core.trial import Trial
+from zo_sweeps.methods import registry
+from zo_sweeps.methods.precision import Precision
 from zo_sweeps.models.causal import LanguageModel
 from zo_sweeps.models.load import load
 from zo_sweeps.models.masked import MaskedLanguageModel
@@ -60,8 +61,9 @@ def base_model(trial: Trial, device: torch.device) -> LanguageModel:
     global warm
     if warm is None or warm.key != trial.warm_key or warm.dirty:
         warm = None  # freed before the next one is loaded
-        precision = import_module(f"zo_sweeps.engine.precisions.{trial.config['precision']['name']}")
-        warm = Warm(trial.warm_key, load(trial.config["model"], precision.DTYPE, device))
+        precision = registry.member("precision", trial.config["precision"]["name"])()
+        assert isinstance(precision, Precision)
+        warm = Warm(trial.warm_key, load(trial.config["model"], precision.dtype, device))
     return warm.model
 
 

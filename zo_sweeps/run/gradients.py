@@ -13,6 +13,7 @@ from torch import Tensor
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.engine import losses, masks, sensitivity
 from zo_sweeps.engine.batch import collate
+from zo_sweeps.methods.space import Found
 from zo_sweeps.models import mask_store
 from zo_sweeps.models.causal import LanguageModel
 from zo_sweeps.tasks.encode import Candidate, Example
@@ -26,8 +27,8 @@ def sensitive_options(
     loss: losses.Loss,
     *,
     gold_only: bool,
-) -> tuple[dict[str, Any], str]:
-    """(what `engine.spaces.sensitive.install` needs besides the configuration, the first mask's fingerprint).
+) -> tuple[Found, str]:
+    """Return (the first mask and how to find others, its fingerprint).
 
     Args:
         config: the trial's; `model` must hold the base weights.
@@ -54,7 +55,7 @@ def sensitive_options(
         return masks.sensitive(_weights(model, modules), each, space["density"], space["scope"], space["score"])
 
     found, mark = mask_store.get(key, lambda: find(0))
-    return {"masks": found, "find": find}, mark
+    return Found(found, find), mark
 
 
 class Gradients:

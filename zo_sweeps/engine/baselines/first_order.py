@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-
-import torch
+from collections.abc import Callable, Iterator
 
 from zo_sweeps.engine.batch import Batch
 from zo_sweeps.engine.losses import Loss, token_logprobs
-from zo_sweeps.engine.schedules import Schedule
 from zo_sweeps.engine.train import Evaluated, Scores, StepDone, evaluated_at, evaluation_points
-from zo_sweeps.engine.types import DivergedError, LanguageModel, Params
+from zo_sweeps.engine.types import DivergedError, LanguageModel
 from zo_sweeps.methods.space import InstalledSpace
-
-OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
-    "adam": torch.optim.AdamW,  # Adam where nothing is decayed
-    "sgd": torch.optim.SGD,
-}
+from zo_sweeps.methods.update import Params, Update
 
 
 def train(
@@ -26,16 +19,14 @@ def train(
     space: InstalledSpace,
     batches: Callable[[int], Batch],
     loss: Loss,
-    schedule: Schedule,
+    update: Update,
     evaluate_dev: Callable[[], Scores],
     *,
     steps: int,
     eval_every: int,
     seed: int,
-    optimizer: str = "adam",
-    weight_decay: float = 0.0,
 ) -> Iterator[StepDone | Evaluated]:
-    """`optimizer` on the space's parameters, which must be fp32: adam (betas 0.9 and 0.999) or sgd (no momentum).
+    """Train the space's parameters, which must be fp32, with the optimizer of `update` on gradients of backpropagation.
 
     Weight decay is decoupled and falls on parameters of two or more dimensions, as in the ZO updates.
 
@@ -47,7 +38,8 @@ def train(
     params = list(space.params.values())
     for param in params:
         param.requires_grad_(True)
-    stepper = OPTIMIZERS[optimizer](_groups(space.params, weight_decay), lr=schedule(1))
+    rates = update.rates(steps)
+    stepper = update.optimizer(_groups(space.params, getattr(update, "weight_decay", 0.0)))
     for number in range(1, steps + 1):
         began = time.perf_counter()
         batch = batches(number)
@@ -56,7 +48,7 @@ def train(
             raise DivergedError(f"non-finite loss at step {number}, seed {seed}: {value.item()}")
         value.backward()
         for group in stepper.param_groups:
-            group["lr"] = schedule(number)
+            group["lr"] = rates(number)
         stepper.step()
         stepper.zero_grad(set_to_none=True)
         yield StepDone(number, value.item(), (), time.perf_counter() - began, batch.input_ids.numel())

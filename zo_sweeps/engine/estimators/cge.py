@@ -4,25 +4,37 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from zo_sweeps.engine.estimators.rge import RGE
+from zo_sweeps.methods.definition import option
+from zo_sweeps.methods.estimator import Estimator
 
 
 @dataclass(frozen=True)
-class CGE(RGE):
+class CGE(Estimator):
     """ghat = sum_j g_j e_j with g_j = (f(theta + eps e_j) - f(theta - eps e_j)) / (2 eps), j = 0 .. d-1.
 
-    It goes with the perturbation `coordinate`, whose query j is sqrt(d) e_j: then this is RGE with q = d and a scale of
-    eps / sqrt(d), which is what `bind` returns. (The logged coefficients are those of sqrt(d) e_j.)
+    It needs the perturbation `coordinate`, whose query j is sqrt(d) e_j: over d parameters this is RGE with q = d and a
+    scale of eps / sqrt(d), which is what `bind` returns. (The logged coefficients are those of sqrt(d) e_j.)
 
     Args:
         eps: how far a coordinate is moved.
-        q: found by `bind`.
 
-    No variance; exact on a quadratic. Cost: 2d forwards of the batch and d passes over the space a step, d logged
+    No variance; exact on a quadratic. Cost: 2d forwards of the batch and d passes over the space per step, d logged
     numbers: for spaces of a few hundred parameters. Source: Liu et al., A primer on zeroth-order optimization in signal
     processing and machine learning, 2020.
     """
+
+    coordinates: ClassVar[bool] = True
+
+    eps: float = option(1e-3, "how far a coordinate is moved", above=0)
+
+    def directions(self, d: int) -> int:
+        return d
+
+    def evaluations(self, d: int) -> int:
+        return 2 * d
 
     def bind(self, d: int) -> RGE:
         return RGE(q=d, eps=self.eps / math.sqrt(d))

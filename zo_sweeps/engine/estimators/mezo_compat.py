@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import torch
+from dataclasses import dataclass
 
 from zo_sweeps.engine.estimators.rge import RGE
-from zo_sweeps.engine.types import Estimate, Point
+from zo_sweeps.methods.points import Estimate, Point
 
 
+@dataclass(frozen=True)
 class MezoCompat(RGE):
     """RGE with projected_grad = (f(theta + eps z) - f(theta - eps z)) / (2 eps) computed in fp32, as tensors are.
 
@@ -18,6 +18,8 @@ class MezoCompat(RGE):
     """
 
     def combine(self, points: Sequence[Point], losses: Sequence[float]) -> Estimate:
+        import torch
+
         plus, minus = torch.tensor(losses[::2], dtype=torch.float32), torch.tensor(losses[1::2], dtype=torch.float32)
         coefs = ((plus - minus) / (2 * self.eps)).tolist()
         return self._estimate(points[::2], coefs, sum(losses) / len(losses))

@@ -6,15 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import nan
 
-from zo_sweeps.engine.types import Estimate, NoiseKey, Point
+from zo_sweeps.methods.definition import option
+from zo_sweeps.methods.estimator import Estimator
+from zo_sweeps.methods.points import Estimate, NoiseKey, Point
 
 
 @dataclass(frozen=True)
-class RGE:
+class RGE(Estimator):
     """ghat = (1/q) sum_i g_i z_i with projected_grad g_i = (f(theta + eps z_i) - f(theta - eps z_i)) / (2 eps).
 
     Args:
-        q: query budget, directions a step. All of them see the same minibatch.
+        q: query budget, directions per step. All of them see the same minibatch.
         eps: perturbation scale.
 
     Cost: 2q forwards of the batch. Source: MeZO Algorithm 1 (q = 1) and 2; P-RGE eq. 1, with the seed and gradient
@@ -22,19 +24,15 @@ class RGE:
     last query).
     """
 
-    q: int = 1
-    eps: float = 1e-3
-
-    def __post_init__(self) -> None:
-        if self.q < 1 or self.eps <= 0:
-            raise ValueError(f"RGE needs q >= 1 and eps > 0, got q={self.q}, eps={self.eps}")
+    q: int = option(1, "query budget: directions per step", least=1)
+    eps: float = option(1e-3, "perturbation scale", above=0)
 
     @property
-    def evaluations(self) -> int:
-        return 2 * self.q
+    def budget(self) -> int:
+        return self.q
 
-    def bind(self, d: int) -> RGE:
-        return self
+    def evaluations(self, d: int) -> int:
+        return 2 * self.q
 
     def points(self, seed: int, step: int) -> tuple[Point, ...]:
         keys = [NoiseKey(seed, step, query) for query in range(self.q)]
@@ -49,8 +47,8 @@ class RGE:
             raise ValueError(f"step {step} has {len(coefs)} logged coefficients, but q = {self.q}")
         return Estimate.mean(seed, step, coefs, nan)
 
-    def _estimate(self, came: Sequence[Point], coefs: Sequence[float], loss: float) -> Estimate:
-        """`came`: the first point of each of the queries that `coefs` are of."""
-        found = {point.key.query: g for point, g in zip(came, coefs, strict=True)}
-        key = came[0].key
-        return Estimate.mean(key.seed, key.step, [found.get(query, nan) for query in range(self.q)], loss)
+    def _estimate(self, first: Sequence[Point], coefs: Sequence[float], loss: float) -> Estimate:
+        """Make the estimate; `first` holds the first point of each of the queries that `coefs` are of."""
+        by_query = {point.key.query: g for point, g in zip(first, coefs, strict=True)}
+        key = first[0].key
+        return Estimate.mean(key.seed, key.step, [by_query.get(query, nan) for query in range(self.q)], loss)

@@ -6,15 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import nan
 
-from zo_sweeps.engine.types import Estimate, NoiseKey, Point
+from zo_sweeps.methods.definition import option
+from zo_sweeps.methods.estimator import Estimator
+from zo_sweeps.methods.points import Estimate, NoiseKey, Point
 
 
 @dataclass(frozen=True)
-class RGEOneSided:
+class RGEOneSided(Estimator):
     """ghat = (1/q) sum_i g_i z_i with g_i = (f(theta + eps z_i) - f(theta)) / eps.
 
     Args:
-        q: query budget, directions a step. All of them see the same minibatch and share f(theta).
+        q: query budget, directions per step. All of them see the same minibatch and share f(theta).
         eps: perturbation scale.
 
     Exact on a linear f; otherwise g_i is off by eps/2 z_i^T H z_i + O(eps^2), which the two sides of a pair cancel.
@@ -23,19 +25,15 @@ class RGEOneSided:
     convex functions, 2017.
     """
 
-    q: int = 1
-    eps: float = 1e-3
-
-    def __post_init__(self) -> None:
-        if self.q < 1 or self.eps <= 0:
-            raise ValueError(f"one-sided RGE needs q >= 1 and eps > 0, got q={self.q}, eps={self.eps}")
+    q: int = option(1, "query budget: directions per step", least=1)
+    eps: float = option(1e-3, "perturbation scale", above=0)
 
     @property
-    def evaluations(self) -> int:
-        return self.q + 1
+    def budget(self) -> int:
+        return self.q
 
-    def bind(self, d: int) -> RGEOneSided:
-        return self
+    def evaluations(self, d: int) -> int:
+        return self.q + 1
 
     def points(self, seed: int, step: int) -> tuple[Point, ...]:
         keys = [NoiseKey(seed, step, query) for query in range(self.q)]
@@ -43,9 +41,9 @@ class RGEOneSided:
 
     def combine(self, points: Sequence[Point], losses: Sequence[float]) -> Estimate:
         base, *moved = losses
-        found = {point.key.query: (loss - base) / self.eps for point, loss in zip(points[1:], moved, strict=True)}
+        by_query = {point.key.query: (loss - base) / self.eps for point, loss in zip(points[1:], moved, strict=True)}
         key = points[0].key
-        return Estimate.mean(key.seed, key.step, [found.get(query, nan) for query in range(self.q)], base)
+        return Estimate.mean(key.seed, key.step, [by_query.get(query, nan) for query in range(self.q)], base)
 
     def from_log(self, seed: int, step: int, coefs: Sequence[float]) -> Estimate:
         if len(coefs) != self.q:

@@ -4,27 +4,35 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
 
-import torch
-from torch import Tensor
+from zo_sweeps.methods.definition import bound
+from zo_sweeps.methods.perturbation import Perturbation
+from zo_sweeps.methods.points import Layout, NoiseKey
 
-from zo_sweeps.engine.types import Layout, NoiseKey
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Coordinate:
+class Coordinate(Perturbation):
     """z(step, query) = sqrt(d) e_j, j = ((step - 1) q + query) mod d, over the vector of all parameters.
 
     Not random: z z^T is I in the mean over any d directions in a row, so that q = d directions give the gradient and
-    fewer walk through the coordinates cyclically. Cost: one write over the space a direction.
+    fewer walk through the coordinates cyclically. Cost: one write over the space per direction.
     """
 
-    layout: Layout | None = None
+    coordinates: ClassVar[bool] = True
+
+    layout: Layout | None = bound()
 
     def bind(self, layout: Layout) -> Coordinate:
         return replace(self, layout=layout)
 
     def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:
+        import torch
+
         assert self.layout is not None, "bind the perturbation to the parameters first"
         z = torch.zeros(shape, device=device)
         place = self.layout.drawn_before(key) % self.layout.d - self.layout.offsets[name]

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+from zo_sweeps.methods.perturbation import Perturbation
+from zo_sweeps.methods.points import NoiseKey
 
-from zo_sweeps.engine import noise
-from zo_sweeps.engine.types import Layout, NoiseKey
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 
-class Gaussian:
+@dataclass(frozen=True)
+class Gaussian(Perturbation):
     """E[z z^T] = I; E||ghat||^2 / ||grad f||^2 = d + 2 for one direction."""
 
-    def bind(self, layout: Layout) -> Gaussian:
-        return self
-
     def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:
+        from zo_sweeps.engine import noise
+
         return noise.gaussian(key, name, shape, device)
 
     def combine(
@@ -31,4 +34,6 @@ class Gaussian:
         out: Tensor | None = None,
         start: int = 0,
     ) -> Tensor:
+        from zo_sweeps.engine import noise
+
         return noise.combine(terms, name, shape, device, base=base, out=out, start=start)

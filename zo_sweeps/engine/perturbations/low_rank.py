@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+from zo_sweeps.methods.definition import option
+from zo_sweeps.methods.perturbation import Perturbation
+from zo_sweeps.methods.points import NoiseKey
 
-from zo_sweeps.engine import noise
-from zo_sweeps.engine.types import Layout, NoiseKey
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
-class LowRank:
+class LowRank(Perturbation):
     """Z = U V^T / sqrt(r), U [m, r] and V [n, r] of N(0, 1), for a matrix [m, n]; N(0, 1) for any other shape.
 
     Args:
@@ -28,17 +31,14 @@ class LowRank:
     r: its eps is ours / sqrt(r), at the same learning rate.
     """
 
-    rank: int = 2
-    interval: int = 50
-
-    def __post_init__(self) -> None:
-        if self.rank < 1 or self.interval < 1:
-            raise ValueError(f"low_rank needs rank >= 1 and interval >= 1, got {self.rank} and {self.interval}")
-
-    def bind(self, layout: Layout) -> LowRank:
-        return self
+    rank: int = option(2, "r, the rank of a matrix's direction", least=1)
+    interval: int = option(50, "steps for which V stays", least=1)
 
     def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:
+        import torch
+
+        from zo_sweeps.engine import noise
+
         if len(shape) != 2:
             return noise.gaussian(key, name, shape, device)
         held = key._replace(step=key.step - (key.step - 1) % self.interval)  # the first step of V's window

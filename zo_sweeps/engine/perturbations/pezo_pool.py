@@ -3,42 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from typing import TYPE_CHECKING, Literal
 
-import torch
-from torch import Tensor
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.methods.definition import bound, option
+from zo_sweeps.methods.perturbation import Perturbation
+from zo_sweeps.methods.points import Layout, NoiseKey
 
-from zo_sweeps.core.errors import UserError, unknown
-from zo_sweeps.engine import noise
-from zo_sweeps.engine.lfsr import SEED_STEP
-from zo_sweeps.engine.modulus import ROUNDINGS, expected_norm, round_factor
-from zo_sweeps.engine.types import Layout, NoiseKey
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
-LENGTHS = ("pool", "perturbation")
-
-
-@lru_cache(maxsize=8)
-def _pool(seed: int, k: int) -> Tensor:
-    """N = 2^k - 1 numbers of U(-1, 1), [N] fp32 on the CPU."""
-    return noise.uniform(NoiseKey(seed, SEED_STEP, 0), "pool", torch.Size([(1 << k) - 1])).mul_(2.0).sub_(1.0)
-
-
-@lru_cache(maxsize=8)
-def _energy(seed: int, k: int) -> tuple[float, ...]:
-    """Sums of the squares of the pool's first 0, 1, ..., 2 N numbers, the pool twice over."""
-    squares = _pool(seed, k).double().square().repeat(2)
-    return 0.0, *squares.cumsum(0).tolist()
-
-
-@lru_cache(maxsize=8)
-def _scaled(seed: int, k: int, norm: float, m: int, rounding: str, device: torch.device) -> Tensor:
-    """The pool times E||g_m|| / norm, as it is stored."""
-    factor = torch.tensor(expected_norm(m) / norm, dtype=torch.float64)
-    return (_pool(seed, k) * round_factor(factor, rounding).float()).to(device)
+Rounding = Literal["none", "linear", "log"]
 
 
 @dataclass(frozen=True)
-class PeZOPool:
+class PeZOPool(Perturbation):
     """u_t[j] = s p[(o_t + j) mod N];  o_{t+1} = (o_t + d) mod N, for direction t = (step - 1) q + query, o_0 = 0.
 
     p ~ U(-1, 1)^N with N = 2^k - 1 is drawn once from the run's seed and never renewed; what a direction leaves over of
@@ -58,17 +38,10 @@ class PeZOPool:
     direction would be the same. Source: PeZO section 3.1, eqs. 3 to 5.
     """
 
-    k: int = 12
-    length: str = "pool"
-    rounding: str = "none"
-    layout: Layout | None = None
-
-    def __post_init__(self) -> None:
-        if not 2 <= self.k <= 24:
-            raise ValueError(f"PeZO's pool needs 2 <= k <= 24, got {self.k}")
-        for option, value, choices in (("length", self.length, LENGTHS), ("rounding", self.rounding, ROUNDINGS)):
-            if value not in choices:
-                raise unknown(option, value, choices, where="perturbation pezo_pool")
+    k: int = option(12, "the pool has 2^k - 1 numbers", least=2, most=24)
+    length: Literal["pool", "perturbation"] = option("pool", "the vector that is scaled to a Gaussian's modulus")
+    rounding: Rounding = option("none", "how its factor is rounded to a power of two")
+    layout: Layout | None = bound()
 
     def bind(self, layout: Layout) -> PeZOPool:
         if layout.d % ((1 << self.k) - 1) == 0:
@@ -80,24 +53,17 @@ class PeZOPool:
         return replace(self, layout=layout)
 
     def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:
+        import torch
+
+        from zo_sweeps.engine.pezo_pool import cyclic, energy, scaled
+
         assert self.layout is not None, "bind the perturbation to the parameters first"
         d, N = self.layout.d, (1 << self.k) - 1
         start = self.layout.drawn_before(key) * d % N
-        energy = _energy(key.seed, self.k)
+        sums = energy(key.seed, self.k)
         if self.length == "pool":
-            m, squares = N, energy[N]
+            m, squares = N, sums[N]
         else:
-            m, squares = d, d // N * energy[N] + energy[start + d % N] - energy[start]
-        pool = _scaled(key.seed, self.k, squares**0.5, m, self.rounding, torch.device(device))
-        return _cyclic(pool, (start + self.layout.offsets[name]) % N, shape.numel()).view(shape)
-
-
-def _cyclic(period: Tensor, start: int, count: int) -> Tensor:
-    """period[(start + j) mod N] for j = 0 .. count - 1."""
-    N = len(period)
-    out = torch.empty(count, device=period.device)
-    whole = count // N * N
-    rolled = period.roll(-start)
-    out[:whole].view(-1, N).copy_(rolled)
-    out[whole:] = rolled[: count - whole]
-    return out
+            m, squares = d, d // N * sums[N] + sums[start + d % N] - sums[start]
+        numbers = scaled(key.seed, self.k, squares**0.5, m, self.rounding, torch.device(device))
+        return cyclic(numbers, (start + self.layout.offsets[name]) % N, shape.numel()).view(shape)

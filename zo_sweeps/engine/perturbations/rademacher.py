@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+from zo_sweeps.methods.perturbation import Perturbation
+from zo_sweeps.methods.points import NoiseKey
 
-from zo_sweeps.engine import noise
-from zo_sweeps.engine.types import Layout, NoiseKey
-
-
-@lru_cache
-def _signs(device: torch.device) -> Tensor:
-    """[256, 8]: the signs of a byte's bits, lowest bit first."""
-    byte, bit = torch.arange(256, device=device).unsqueeze(1), torch.arange(8, device=device)
-    return ((byte >> bit & 1) * 2 - 1).float()
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 
-class Rademacher:
+@dataclass(frozen=True)
+class Rademacher(Perturbation):
     """z_j = 2 bit - 1 with bit j mod 32 (lowest first) of word j // 32: the same signs on every device.
 
     E[z z^T] = I and ||z||^2 = d exactly, so that E||ghat||^2 / ||grad f||^2 = d for one direction, the least of any
@@ -27,11 +23,7 @@ class Rademacher:
     1992; PeZO Table 3 has it as a baseline that fails to train.
     """
 
-    def bind(self, layout: Layout) -> Rademacher:
-        return self
-
     def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:
-        count = shape.numel()
-        words = noise.integers(key, name, -(-count // 32), device)
-        signs = _signs(torch.device(device)).index_select(0, words.view(torch.uint8).int())
-        return signs.view(-1)[:count].view(shape)
+        from zo_sweeps.engine import noise
+
+        return noise.signs(key, name, shape, device)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from zo_sweeps.engine import noise
-from zo_sweeps.engine.types import Layout, NoiseKey
+from zo_sweeps.methods.perturbation import Perturbation
+from zo_sweeps.methods.points import NoiseKey
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 
-class Uniform:
+@dataclass(frozen=True)
+class Uniform(Perturbation):
     """z_j = 2 u_j - 1, the same bits on every device.
 
     Not of unit variance: E[z z^T] = I/3, so that the mean estimate is a third of the gradient and eps reaches
@@ -17,8 +22,7 @@ class Uniform:
     given); the same numbers scaled to a Gaussian's modulus are `pezo_pool`.
     """
 
-    def bind(self, layout: Layout) -> Uniform:
-        return self
-
     def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:
+        from zo_sweeps.engine import noise
+
         return noise.uniform(key, name, shape, device).mul_(2.0).sub_(1.0)

@@ -1,5 +1,24 @@
 """Frozen weights in bfloat16."""
 
-import torch
+from __future__ import annotations
 
-DTYPE = torch.bfloat16
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from zo_sweeps.methods.precision import Precision
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class BF16(Precision):
+    """Weights stored and multiplied in bfloat16: 2 bytes per value."""
+
+    bytes_per_value: ClassVar[float] = 2
+
+    @property
+    def dtype(self) -> torch.dtype:
+        import torch
+
+        return torch.bfloat16

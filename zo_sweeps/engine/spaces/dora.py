@@ -1,61 +1,43 @@
-"""DoRA: the weight's direction moves by LoRA, its rows' lengths move by themselves."""
+"""DoRA: the weight's direction moves by LoRA; row magnitudes are trained separately."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from zo_sweeps.methods.arch import Arch
+from zo_sweeps.methods.definition import option
+from zo_sweeps.methods.space import Found, InstalledSpace, Space
 
-from zo_sweeps.engine.spaces.low_rank import LowRankLinear
-from zo_sweeps.engine.spaces.wrapped import INIT_STEP, Wrapped
-from zo_sweeps.engine.types import NoiseKey
+if TYPE_CHECKING:
+    from torch import nn
 
 
-class DoraLinear(LowRankLinear):
-    """y = b + m / ||W + s B A|| * (x W^T + s (x A^T) B^T), with s = alpha / r and m [out], the norm a row's.
+@dataclass(frozen=True)
+class DoRA(Space):
+    """A ~ Kaiming-uniform, B = 0, m = ||W||, all trained in fp32: d = r (in + out) + out per layer.
 
-    The norm is a constant to backpropagation, as in the paper (section 4.3) and in peft. It needs no weight of its own:
+    Args:
+        rank: r of the factors A [r, in] and B [out, r].
+        alpha: the term is multiplied by alpha / r.
+        targets: which layers.
 
-        ||W + s B A||^2 = ||W||^2 + 2 s <B, W A^T> + s^2 <B, B A A^T>     (row by row)
-
-    Cost above LoRA's: P r more rows through W. Memory: [out, r] a point.
+    Source: DoRA (Liu et al., 2024), eq. 5; P-RGE Table 6.
     """
 
-    def __init__(self, base: nn.Linear, rank: int, alpha: float, key: NoiseKey, name: str) -> None:
-        super().__init__(base, rank, alpha, True, key, name)
-        self.parts = ("A", "B", "m")
-        square = torch.linalg.vector_norm(base.weight, dim=1, dtype=torch.float32).square()
-        self.register_buffer("square", square, persistent=False)  # ||W||^2
-        self.m = nn.Parameter(square.sqrt())
+    rank: int = option(16, "r of the factors", least=1)
+    alpha: float = option(16.0, "the low-rank term is multiplied by alpha / r")
+    targets: tuple[str, ...] = option(("all",), "roles of the layers (q, k, v, o, gate, up, down), or all")
 
-    def forward(self, x: Tensor) -> Tensor:
-        A, B, m = self.held("A").to(x.dtype), self.held("B").to(x.dtype), self.held("m")
-        P = B.shape[0]
-        y = F.linear(x, self.base.weight)
-        h = torch.bmm(x.reshape(P, -1, x.shape[-1]), A.transpose(1, 2))
-        y = torch.baddbmm(y.view(P, -1, y.shape[-1]), h, B.transpose(1, 2), alpha=self.scaling)
-        y = y * (m / self._norm(A, B)).unsqueeze(1).to(x.dtype)
-        if self.base.bias is not None:
-            y = y + self.base.bias
-        return y.view(*x.shape[:-1], y.shape[-1])
+    def trainable(self, arch: Arch) -> int:
+        return self.rank * (arch.inputs(self.targets) + arch.outputs(self.targets)) + arch.outputs(self.targets)
 
-    @torch.no_grad()
-    def _norm(self, A: Tensor, B: Tensor) -> Tensor:
-        """||W + s B A|| a row, [P, out] fp32."""
-        cross = F.linear(A, self.base.weight).float().transpose(1, 2)  # W A^T, [P, out, r]
-        A, B, s = A.float(), B.float(), self.scaling
-        inner = (2 * s * cross + s * s * (B @ (A @ A.transpose(1, 2)))) * B
-        square: Tensor = self.square + inner.sum(-1)  # type: ignore[operator]
-        return square.clamp_(min=0).sqrt_()
+    def install(
+        self, module: nn.Module, layers: Sequence[str], seed: int, found: Found | None = None
+    ) -> InstalledSpace:
+        from zo_sweeps.engine.layers.dora import DoraLinear
+        from zo_sweeps.engine.layers.wrapped import Wrapped, initial_key
 
-
-def install(module: nn.Module, options: Mapping[str, Any], seed: int) -> Wrapped:
-    """A ~ Kaiming-uniform, B = 0, m = ||W||, all trained in fp32: d = r (in + out) + out a layer.
-
-    `options`: rank, alpha, modules (qualified names). Source: DoRA (Liu et al., 2024), eq. 5; P-RGE Table 6.
-    """
-    key, rank, alpha = NoiseKey(seed, INIT_STEP, 0), options["rank"], options["alpha"]
-    return Wrapped(module, options["modules"], lambda base, name: DoraLinear(base, rank, alpha, key, name))
+        key, rank, alpha = initial_key(seed), self.rank, self.alpha
+        return Wrapped(module, layers, lambda base, name: DoraLinear(base, rank, alpha, key, name))

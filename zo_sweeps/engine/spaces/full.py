@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
-from torch import nn
+from zo_sweeps.methods.arch import Arch
+from zo_sweeps.methods.space import Found, InstalledSpace, Space
 
-from zo_sweeps.methods.space import InstalledSpace
+if TYPE_CHECKING:
+    from torch import nn
 
 
-class Full(InstalledSpace):
+@dataclass(frozen=True)
+class Full(Space):
     """d = every parameter, tied ones once, in the model's own dtype. One forward holds one point."""
 
-    batched = False
+    batched: ClassVar[bool] = False
+    moves_base: ClassVar[bool] = True
 
-    def __init__(self, module: nn.Module) -> None:
-        self.params = dict(module.named_parameters())
+    def trainable(self, arch: Arch) -> int:
+        return arch.parameters
 
-    def uninstall(self) -> None:
-        """Nothing was added. The weights have moved: the caller loads the base model again."""
+    def install(
+        self, module: nn.Module, layers: Sequence[str], seed: int, found: Found | None = None
+    ) -> InstalledSpace:
+        from zo_sweeps.engine.layers.full import FullModel
 
-
-def install(module: nn.Module, options: Mapping[str, object], seed: int) -> Full:
-    return Full(module)
+        return FullModel(module)

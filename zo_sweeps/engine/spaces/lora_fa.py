@@ -2,20 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from torch import nn
+from zo_sweeps.methods.arch import Arch
+from zo_sweeps.methods.definition import option
+from zo_sweeps.methods.space import Found, InstalledSpace, Space
 
-from zo_sweeps.engine.spaces.low_rank import LowRankLinear
-from zo_sweeps.engine.spaces.wrapped import INIT_STEP, Wrapped
-from zo_sweeps.engine.types import NoiseKey
+if TYPE_CHECKING:
+    from torch import nn
 
 
-def install(module: nn.Module, options: Mapping[str, Any], seed: int) -> Wrapped:
-    """A ~ Kaiming-uniform, frozen; B = 0, trained in fp32: d = r out a layer.
+@dataclass(frozen=True)
+class LoRAFA(Space):
+    """A ~ Kaiming-uniform, frozen; B = 0, trained in fp32: d = r out per layer.
 
-    `options`: rank, alpha, modules (qualified names). Source: P-RGE, section 2 and appendix A.4.
+    Args:
+        rank: r of the factors A [r, in] and B [out, r].
+        alpha: the term is multiplied by alpha / r.
+        targets: which layers.
+
+    Source: P-RGE, section 2 and appendix A.4.
     """
-    key, rank, alpha = NoiseKey(seed, INIT_STEP, 0), options["rank"], options["alpha"]
-    return Wrapped(module, options["modules"], lambda base, name: LowRankLinear(base, rank, alpha, False, key, name))
+
+    rank: int = option(16, "r of the factors", least=1)
+    alpha: float = option(16.0, "the low-rank term is multiplied by alpha / r")
+    targets: tuple[str, ...] = option(("all",), "roles of the layers (q, k, v, o, gate, up, down), or all")
+
+    def trainable(self, arch: Arch) -> int:
+        return self.rank * arch.outputs(self.targets)
+
+    def install(
+        self, module: nn.Module, layers: Sequence[str], seed: int, found: Found | None = None
+    ) -> InstalledSpace:
+        from zo_sweeps.engine.layers.low_rank import LowRankLinear
+        from zo_sweeps.engine.layers.wrapped import Wrapped, initial_key
+
+        key, rank, alpha = initial_key(seed), self.rank, self.alpha
+        return Wrapped(module, layers, lambda base, name: LowRankLinear(base, rank, alpha, False, key, name))

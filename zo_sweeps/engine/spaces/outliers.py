@@ -2,18 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from torch import nn
+from zo_sweeps.methods.arch import Arch
+from zo_sweeps.methods.definition import option
+from zo_sweeps.methods.space import Found, InstalledSpace, Space
 
-from zo_sweeps.engine import masks
-from zo_sweeps.engine.spaces.sparse import Sparse, targets
+if TYPE_CHECKING:
+    from torch import nn
 
 
-def install(module: nn.Module, options: Mapping[str, Any], seed: int) -> Sparse:
+@dataclass(frozen=True)
+class Outliers(Space):
     """The density * numel largest |w|, chosen once, before training.
 
-    `options`: density, scope (per_layer or global), modules (qualified names). Source: Guo et al., 2024, section 4.1.
+    Source: Guo et al., 2024, section 4.1.
     """
-    return Sparse(module, masks.outliers(targets(module, options), options["density"], options["scope"]))
+
+    sparse: ClassVar[bool] = True
+
+    density: float = option(1e-3, "share of the target layers' entries", least=1e-9, most=1)
+    scope: Literal["per_layer", "global"] = option("per_layer", "largest of each layer, or of all together")
+    targets: tuple[str, ...] = option(("all",), "roles of the layers (q, k, v, o, gate, up, down), or all")
+
+    def trainable(self, arch: Arch) -> int:
+        return max(1, round(self.density * arch.entries(self.targets)))
+
+    def install(
+        self, module: nn.Module, layers: Sequence[str], seed: int, found: Found | None = None
+    ) -> InstalledSpace:
+        from zo_sweeps.engine import masks
+        from zo_sweeps.engine.layers.sparse import Sparse, weights
+
+        return Sparse(module, masks.outliers(weights(module, layers), self.density, self.scope))

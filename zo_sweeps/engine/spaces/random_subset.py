@@ -2,25 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
-from torch import nn
+from zo_sweeps.methods.arch import Arch
+from zo_sweeps.methods.definition import option
+from zo_sweeps.methods.space import Found, InstalledSpace, Space
 
-from zo_sweeps.engine import masks
-from zo_sweeps.engine.spaces.sparse import Sparse, targets
-from zo_sweeps.engine.spaces.wrapped import INIT_STEP
-from zo_sweeps.engine.types import NoiseKey
+if TYPE_CHECKING:
+    from torch import nn
 
 
-def install(module: nn.Module, options: Mapping[str, Any], seed: int) -> Sparse:
+@dataclass(frozen=True)
+class RandomSubset(Space):
     """density * numel entries of each layer, drawn from the trial's seed; drawn again every `refresh` steps (0: never).
 
-    `options`: density, refresh, modules (qualified names). Source: Guo et al., 2024, section 4.1.
+    Source: Guo et al., 2024, section 4.1.
     """
-    weights, density = targets(module, options), options["density"]
 
-    def find(step: int) -> masks.Masks:
-        return masks.random(weights, density, NoiseKey(seed, INIT_STEP, step))
+    sparse: ClassVar[bool] = True
 
-    return Sparse(module, find(0), options["refresh"], find)
+    density: float = option(1e-3, "share of the target layers' entries", least=1e-9, most=1)
+    refresh: int = option(0, "steps between masks; 0: one for the whole run", least=0)
+    targets: tuple[str, ...] = option(("all",), "roles of the layers (q, k, v, o, gate, up, down), or all")
+
+    def trainable(self, arch: Arch) -> int:
+        return max(1, round(self.density * arch.entries(self.targets)))
+
+    def install(
+        self, module: nn.Module, layers: Sequence[str], seed: int, found: Found | None = None
+    ) -> InstalledSpace:
+        from zo_sweeps.engine import masks
+        from zo_sweeps.engine.layers.sparse import Sparse, weights
+        from zo_sweeps.engine.layers.wrapped import INIT_STEP
+        from zo_sweeps.methods.points import NoiseKey
+
+        chosen_from, density = weights(module, layers), self.density
+
+        def find(step: int) -> masks.Masks:
+            return masks.random(chosen_from, density, NoiseKey(seed, INIT_STEP, step))
+
+        return Sparse(module, find(0), self.refresh, find)

@@ -2,19 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from torch import nn
+from zo_sweeps.methods.arch import Arch
+from zo_sweeps.methods.definition import option
+from zo_sweeps.methods.space import Found, InstalledSpace, Space
 
-from zo_sweeps.engine.spaces.sparse import Sparse
+if TYPE_CHECKING:
+    from torch import nn
 
 
-def install(module: nn.Module, options: Mapping[str, Any], seed: int) -> Sparse:
-    """The entries of `options["masks"]`; found again by `options["find"]`(step) every `refresh` steps (0: never).
+@dataclass(frozen=True)
+class Sensitive(Space):
+    """The entries of a mask that was found by backpropagation; found again every `refresh` steps (0: never).
 
-    Finding takes gradients, so it needs batches and a loss, which a space does not have: `engine.masks.sensitive` finds
-    a mask, and who installs the space keeps it for the next trial. Source: Guo et al., 2024, definitions 3 and 4, eqs.
-    11 and 12.
+    Finding takes gradients, so it needs batches and a loss, which a space does not have: `run/gradients.py` finds the
+    masks and gives them to `install` as `found`. The paper leaves open the scope and the score (see engine/masks.py for
+    the arguments for each), and the number and length of the samples. Source: Guo et al., 2024, definitions 3 and 4,
+    eqs. 11 and 12.
     """
-    return Sparse(module, options["masks"], options["refresh"], options.get("find"))
+
+    needs_gradients: ClassVar[bool] = True
+    sparse: ClassVar[bool] = True
+
+    density: float = option(1e-3, "share of the target layers' entries", least=1e-9, most=1)
+    scope: Literal["per_layer", "global"] = option("per_layer", "largest of each layer, or of all together")
+    score: Literal["fisher", "mean_gradient"] = option(
+        "fisher", "fisher: mean of squared gradients of single examples; mean_gradient: square of their mean"
+    )
+    source: Literal["task", "text"] = option(
+        "task", "gradients of the task's loss, or of the language-model loss on a text"
+    )
+    text: str = option("text/c4_sample.jsonl", "for source text: JSON lines, under data.dir", identity=False)
+    samples: int = option(128, "examples whose gradients are taken", least=1)
+    length: int = option(512, "tokens of a text sample", least=2)
+    refresh: int = option(0, "steps between masks (dynamic in the paper: 100); 0: found once, before training", least=0)
+    targets: tuple[str, ...] = option(("all",), "roles of the layers (q, k, v, o, gate, up, down), or all")
+
+    def trainable(self, arch: Arch) -> int:
+        return max(1, round(self.density * arch.entries(self.targets)))
+
+    def install(
+        self, module: nn.Module, layers: Sequence[str], seed: int, found: Found | None = None
+    ) -> InstalledSpace:
+        from zo_sweeps.engine.layers.sparse import Sparse
+
+        assert found is not None, "a mask is found before the space is installed"
+        return Sparse(module, found.masks, self.refresh, found.find)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from zo_sweeps.engine.types import Params
+from zo_sweeps.methods.update import Params
 
 
 def move(param: Tensor, direction: Tensor, lr: float, weight_decay: float) -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
+from zo_sweeps.methods.definition import option
+from zo_sweeps.methods.perturbation import Perturbation
+from zo_sweeps.methods.points import Estimate
+from zo_sweeps.methods.update import Params, State, Update
 
-from zo_sweeps.engine.direction import ghat
-from zo_sweeps.engine.types import Estimate, Params, Perturbation, State
-from zo_sweeps.engine.updates._move import move, zeros
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
-class Adam:
+class Adam(Update):
     """Adam on ghat, with bias correction and decoupled weight decay:
 
         m <- beta1 m + (1 - beta1) ghat;  v <- beta2 v + (1 - beta2) ghat^2
@@ -25,21 +29,38 @@ class Adam:
     Source: Kingma and Ba, 2015; on ZO estimates, MeZO (section 3.3) and ZO-Bench (Zhang et al., 2024).
     """
 
-    weight_decay: float = 0.0
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
+    state_copies: ClassVar[int] = 2
+    backpropagates: ClassVar[bool] = True
+
+    weight_decay: float = option(0.0, "decoupled, of parameters of two or more dimensions", least=0)
+    beta1: float = option(0.9, "decay of the mean of estimates", least=0, most=1)
+    beta2: float = option(0.999, "decay of the mean of their squares", least=0, most=1)
+    eps: float = option(1e-8, "added to the root", above=0)
+    lr: float = option(1e-4, "learning rate of step 1", least=0, kw_only=True)
 
     def init(self, params: Params) -> State:
+        from zo_sweeps.engine.updates._move import zeros
+
         return {"t": 0, "m": zeros(params), "v": zeros(params)}
 
-    @torch.no_grad()
     def apply(self, params: Params, estimate: Estimate, noise: Perturbation, state: State, lr: float) -> State:
-        t = state["t"] + 1
-        for name, param in params.items():
-            g = ghat(estimate, noise, name, param)
-            m = state["m"][name].mul_(self.beta1).add_(g, alpha=1 - self.beta1)
-            v = state["v"][name].mul_(self.beta2).addcmul_(g, g, value=1 - self.beta2)
-            scale = (v / (1 - self.beta2**t)).sqrt_().add_(self.eps)
-            move(param, torch.div(m, scale, out=g).div_(1 - self.beta1**t), lr, self.weight_decay)
-        return {**state, "t": t}
+        import torch
+
+        from zo_sweeps.engine.direction import ghat
+        from zo_sweeps.engine.updates._move import move
+
+        with torch.no_grad():
+            t = state["t"] + 1
+            for name, param in params.items():
+                g = ghat(estimate, noise, name, param)
+                m = state["m"][name].mul_(self.beta1).add_(g, alpha=1 - self.beta1)
+                v = state["v"][name].mul_(self.beta2).addcmul_(g, g, value=1 - self.beta2)
+                scale = (v / (1 - self.beta2**t)).sqrt_().add_(self.eps)
+                move(param, torch.div(m, scale, out=g).div_(1 - self.beta1**t), lr, self.weight_decay)
+            return {**state, "t": t}
+
+    def optimizer(self, groups: Sequence[Mapping[str, Any]]) -> torch.optim.Optimizer:
+        """Return AdamW, which is Adam where nothing is decayed."""
+        from torch.optim import AdamW
+
+        return AdamW([dict(group) for group in groups], lr=self.lr, betas=(self.beta1, self.beta2), eps=self.eps)

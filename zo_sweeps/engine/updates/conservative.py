@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
-import torch
-
-from zo_sweeps.engine.direction import ghat
-from zo_sweeps.engine.types import Estimate, Params, Perturbation, State
-from zo_sweeps.engine.updates._move import move
+from zo_sweeps.methods.perturbation import Perturbation
+from zo_sweeps.methods.points import Estimate
+from zo_sweeps.methods.update import Params, State, Update
 
 
 @dataclass(frozen=True)
-class Conservative:
+class Conservative(Update):
     """theta <- the one of theta - lr ghat, theta, theta + lr ghat with the lowest loss on the step's minibatch.
 
     Of equals the first in that order is taken. The decision s in {1, 0, -1} multiplies the estimate and its logged
@@ -26,10 +25,7 @@ class Conservative:
     here theta is written once.
     """
 
-    evaluations = 3
-
-    def init(self, params: Params) -> State:
-        return {}
+    evaluations: ClassVar[int] = 3
 
     def choose(self, estimate: Estimate, lr: float, along: Callable[[Sequence[float]], list[float]]) -> Estimate:
         """The estimate times the decision; `along` gives f(theta + scale * ghat) for each scale."""
@@ -38,9 +34,14 @@ class Conservative:
         terms = tuple((key, decision * weight) for key, weight in estimate.terms)
         return replace(estimate, terms=terms, coefs=tuple(decision * g for g in estimate.coefs))
 
-    @torch.no_grad()
     def apply(self, params: Params, estimate: Estimate, noise: Perturbation, state: State, lr: float) -> State:
-        if any(weight for _, weight in estimate.terms):
-            for name, param in params.items():
-                move(param, ghat(estimate, noise, name, param), lr, weight_decay=0.0)
-        return state
+        import torch
+
+        from zo_sweeps.engine.direction import ghat
+        from zo_sweeps.engine.updates._move import move
+
+        with torch.no_grad():
+            if any(weight for _, weight in estimate.terms):
+                for name, param in params.items():
+                    move(param, ghat(estimate, noise, name, param), lr, weight_decay=0.0)
+            return state

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
-from zo_sweeps.engine.types import Estimate, Params, Perturbation, State
+from zo_sweeps.methods.definition import option
+from zo_sweeps.methods.perturbation import Perturbation
+from zo_sweeps.methods.points import Estimate
+from zo_sweeps.methods.update import Params, State, Update
 
 
 @dataclass(frozen=True)
-class MezoCompat:
+class MezoCompat(Update):
     """theta <- theta - lr * (g * z + weight_decay * theta), every product rounded before the next operation.
 
     SGD's single fused multiply-add is faster and rounds once less. Use SGD for anything but comparing with MeZO.
@@ -21,17 +22,16 @@ class MezoCompat:
     With q > 1 one update after the other, each with g / q. No state.
     """
 
-    weight_decay: float = 0.0
+    weight_decay: float = option(0.0, "by MeZO's rule, on names without bias and layer_norm", least=0)
 
-    def init(self, params: Params) -> State:
-        return {}
-
-    @torch.no_grad()
     def apply(self, params: Params, estimate: Estimate, noise: Perturbation, state: State, lr: float) -> State:
-        for key, weight in estimate.terms:
-            for name, param in params.items():
-                ghat = noise.sample(key, name, param.shape, param.device).mul_(weight)
-                if self.weight_decay and not any(part in name for part in ("bias", "layer_norm", "layernorm")):
-                    ghat += self.weight_decay / len(estimate.terms) * param
-                param.sub_(ghat.mul_(lr).to(param.dtype))
-        return state
+        import torch
+
+        with torch.no_grad():
+            for key, weight in estimate.terms:
+                for name, param in params.items():
+                    ghat = noise.sample(key, name, param.shape, param.device).mul_(weight)
+                    if self.weight_decay and not any(part in name for part in ("bias", "layer_norm", "layernorm")):
+                        ghat += self.weight_decay / len(estimate.terms) * param
+                    param.sub_(ghat.mul_(lr).to(param.dtype))
+            return state

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-import torch
-
-from zo_sweeps.engine.direction import ghat
-from zo_sweeps.engine.types import Estimate, Params, Perturbation, State
-from zo_sweeps.engine.updates._move import move, zeros
+from zo_sweeps.methods.definition import option
+from zo_sweeps.methods.perturbation import Perturbation
+from zo_sweeps.methods.points import Estimate
+from zo_sweeps.methods.update import Params, State, Update
 
 
 @dataclass(frozen=True)
-class Momentum:
+class Momentum(Update):
     """m <- momentum * m + ghat;  theta <- theta - lr * (m + weight_decay * theta).
 
     Args:
@@ -23,15 +23,24 @@ class Momentum:
     et al., 2024), with its 0.9.
     """
 
-    momentum: float = 0.9
-    weight_decay: float = 0.0
+    state_copies: ClassVar[int] = 1
+
+    momentum: float = option(0.9, "mu of heavy-ball momentum", least=0)
+    weight_decay: float = option(0.0, "decoupled, of parameters of two or more dimensions", least=0)
 
     def init(self, params: Params) -> State:
+        from zo_sweeps.engine.updates._move import zeros
+
         return {"m": zeros(params)}
 
-    @torch.no_grad()
     def apply(self, params: Params, estimate: Estimate, noise: Perturbation, state: State, lr: float) -> State:
-        for name, param in params.items():
-            m = state["m"][name].mul_(self.momentum).add_(ghat(estimate, noise, name, param))
-            move(param, m, lr, self.weight_decay)
-        return state
+        import torch
+
+        from zo_sweeps.engine.direction import ghat
+        from zo_sweeps.engine.updates._move import move
+
+        with torch.no_grad():
+            for name, param in params.items():
+                m = state["m"][name].mul_(self.momentum).add_(ghat(estimate, noise, name, param))
+                move(param, m, lr, self.weight_decay)
+            return state

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
+from zo_sweeps.methods.definition import option
+from zo_sweeps.methods.perturbation import Perturbation
+from zo_sweeps.methods.points import Estimate
+from zo_sweeps.methods.update import Params, State, Update
 
-from zo_sweeps.engine.direction import combine
-from zo_sweeps.engine.types import Estimate, Params, Perturbation, State
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
-class SGD:
+class SGD(Update):
     """theta <- theta - lr * (ghat + weight_decay * theta), with ghat drawn again as it is added.
 
     Args:
@@ -21,15 +26,24 @@ class SGD:
     Cost: q noise passes over the space, none of it kept (memory of one parameter in half precision). No state.
     """
 
-    weight_decay: float = 0.0
+    backpropagates: ClassVar[bool] = True
 
-    def init(self, params: Params) -> State:
-        return {}
+    weight_decay: float = option(0.0, "decoupled, of parameters of two or more dimensions", least=0)
 
-    @torch.no_grad()
     def apply(self, params: Params, estimate: Estimate, noise: Perturbation, state: State, lr: float) -> State:
-        for name, param in params.items():
-            if self.weight_decay and param.dim() >= 2:
-                param.mul_(1 - lr * self.weight_decay)
-            combine(noise, [(key, -lr * weight) for key, weight in estimate.terms], name, param, out=param)
-        return state
+        import torch
+
+        from zo_sweeps.engine.direction import combine
+
+        with torch.no_grad():
+            for name, param in params.items():
+                if self.weight_decay and param.dim() >= 2:
+                    param.mul_(1 - lr * self.weight_decay)
+                combine(noise, [(key, -lr * weight) for key, weight in estimate.terms], name, param, out=param)
+            return state
+
+    def optimizer(self, groups: Sequence[Mapping[str, Any]]) -> torch.optim.Optimizer:
+        """Return plain SGD, without momentum."""
+        import torch
+
+        return torch.optim.SGD([dict(group) for group in groups], lr=self.lr)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
-from zo_sweeps.engine.direction import ghat
-from zo_sweeps.engine.types import Estimate, Params, Perturbation, State
-from zo_sweeps.engine.updates._move import move
+from zo_sweeps.methods.definition import option
+from zo_sweeps.methods.perturbation import Perturbation
+from zo_sweeps.methods.points import Estimate
+from zo_sweeps.methods.update import Params, State, Update
 
 
 @dataclass(frozen=True)
-class Sign:
+class Sign(Update):
     """theta <- theta - lr * (sign(ghat) + weight_decay * theta), elementwise, with sign(0) = 0.
 
     Args:
@@ -22,13 +21,15 @@ class Sign:
     ZO-SGD's. Cost: q noise passes. No state. Source: ZO-signSGD (Liu et al., 2019); ZO-Bench.
     """
 
-    weight_decay: float = 0.0
+    weight_decay: float = option(0.0, "decoupled, of parameters of two or more dimensions", least=0)
 
-    def init(self, params: Params) -> State:
-        return {}
-
-    @torch.no_grad()
     def apply(self, params: Params, estimate: Estimate, noise: Perturbation, state: State, lr: float) -> State:
-        for name, param in params.items():
-            move(param, ghat(estimate, noise, name, param).sign_(), lr, self.weight_decay)
-        return state
+        import torch
+
+        from zo_sweeps.engine.direction import ghat
+        from zo_sweeps.engine.updates._move import move
+
+        with torch.no_grad():
+            for name, param in params.items():
+                move(param, ghat(estimate, noise, name, param).sign_(), lr, self.weight_decay)
+            return state

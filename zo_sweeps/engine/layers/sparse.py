@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -193,6 +192,6 @@ class Sparse(InstalledSpace):
         self.params.update({f"{name}.weight": layer.param for name, layer in self.layers.items() if len(layer.index)})
 
 
-def targets(module: nn.Module, options: Mapping[str, Any]) -> dict[str, nn.Parameter]:
-    """The weights that a mask may choose from: layer -> weight."""
-    return {name: module.get_submodule(name).weight for name in options["modules"]}  # type: ignore[misc]
+def weights(module: nn.Module, layers: Sequence[str]) -> dict[str, nn.Parameter]:
+    """Return the weights that a mask may choose from: layer -> weight."""
+    return {name: module.get_submodule(name).weight for name in layers}  # type: ignore[misc]

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zo_sweeps.engine import noise
-from zo_sweeps.engine.spaces.wrapped import PointLinear
-from zo_sweeps.engine.types import NoiseKey
+from zo_sweeps.engine.layers.wrapped import PointLinear
+from zo_sweeps.methods.points import NoiseKey
 
 
 class LowRankLinear(PointLinear):

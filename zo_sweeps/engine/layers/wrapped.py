@@ -6,9 +6,15 @@ from collections.abc import Callable, Iterable, Mapping
 
 from torch import Tensor, nn
 
+from zo_sweeps.methods.points import NoiseKey
 from zo_sweeps.methods.space import InstalledSpace
 
 INIT_STEP = -1  # the noise address of initial values: no training step has it
+
+
+def initial_key(seed: int) -> NoiseKey:
+    """Return the noise address of a run's initial values."""
+    return NoiseKey(seed, INIT_STEP, 0)
 
 
 class PointLinear(nn.Module):

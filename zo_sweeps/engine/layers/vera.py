@@ -1,0 +1,57 @@
+"""VeRA: one pair of random factors, frozen and shared by all layers; two vectors a layer move."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from zo_sweeps.engine import noise
+from zo_sweeps.engine.layers.wrapped import INIT_STEP, PointLinear, Wrapped
+from zo_sweeps.methods.points import NoiseKey
+
+
+class VeraLinear(PointLinear):
+    """y = x W^T + bias + b * (d * (x A^T)) B^T, with A [r, in], B [out, r] frozen, d [r] and b [out] trained.
+
+    A and B are products that all points share: they are multiplied once a row, whatever P is.
+    """
+
+    parts = ("d", "b")
+
+    def __init__(self, base: nn.Linear, A: Tensor, B: Tensor, d_initial: float) -> None:
+        super().__init__(base)
+        self.register_buffer("A", A[:, : base.in_features], persistent=False)
+        self.register_buffer("B", B[: base.out_features], persistent=False)
+        self.d = nn.Parameter(torch.full((A.shape[0],), d_initial, device=A.device))
+        self.b = nn.Parameter(torch.zeros(base.out_features, device=A.device))
+
+    def forward(self, x: Tensor) -> Tensor:
+        d, b = self.held("d").to(x.dtype), self.held("b").to(x.dtype)
+        rows = x.reshape(d.shape[0], -1, x.shape[-1])
+        y = F.linear(F.linear(rows, self.A) * d.unsqueeze(1), self.B) * b.unsqueeze(1)  # type: ignore[arg-type]
+        return self.base(x) + y.view(*x.shape[:-1], y.shape[-1])
+
+
+class Vera(Wrapped):
+    """VeraLinear in place of each target Linear; layers use the leading part of A [r, in] and B [out, r].
+
+    Memory of the frozen pair, in the weights' dtype: r (in + out) values, once.
+    """
+
+    def __init__(self, module: nn.Module, targets: list[str], rank: int, d_initial: float, seed: int) -> None:
+        weights: list[Any] = [module.get_submodule(name).weight for name in targets]
+        wide, tall = max(w.shape[1] for w in weights), max(w.shape[0] for w in weights)
+        like: Tensor = weights[0]
+        key = NoiseKey(seed, INIT_STEP, 0)
+
+        def drawn(name: str, rows: int, columns: int) -> Tensor:
+            bound = math.sqrt(6 / columns)  # Kaiming-uniform for a rectifier, as peft
+            u = noise.uniform(key, name, torch.Size((rows, columns)), like.device)
+            return u.mul_(2 * bound).sub_(bound).to(like.dtype)
+
+        self.A, self.B = drawn("vera.A", rank, wide), drawn("vera.B", tall, rank)
+        super().__init__(module, targets, lambda base, name: VeraLinear(base, self.A, self.B, d_initial))

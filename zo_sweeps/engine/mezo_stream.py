@@ -1,0 +1,43 @@
+"""The stream of noise of MeZO's released code, as tensors; the perturbation is `perturbations/mezo_compat.py`."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from zo_sweeps.methods.points import Layout, NoiseKey
+
+
+class Stream:
+    """z of a direction, drawn a parameter at a time in the space's order; see `MezoCompat`."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._at: tuple[NoiseKey, int, torch.device] | None = None  # what the generator would draw next
+        self._generator = torch.Generator()
+
+    def draw(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:
+        """Return one parameter's part of z(key). Out of order it costs the parameters before it too."""
+        names = list(self._layout.shapes)
+        index = names.index(name)
+        start = index
+        if self._at != (key, index, device):
+            self._generator = torch.Generator(device).manual_seed(_seed(key.seed, self._layout.drawn_before(key)))
+            start = 0
+        for before in names[start:index]:
+            torch.normal(0.0, 1.0, self._layout.shapes[before], generator=self._generator, device=device)
+        self._at = (key, index + 1, device)
+        return torch.normal(0.0, 1.0, shape, generator=self._generator, device=device)
+
+
+def _seed(seed: int, number: int) -> int:
+    return int(_seeds(seed, number // 4096)[number % 4096])
+
+
+@lru_cache(maxsize=16)
+def _seeds(seed: int, block: int) -> np.ndarray:
+    """The draws 4096 * block ... of the stream."""
+    return np.random.RandomState(seed).randint(1_000_000_000, size=4096 * (block + 1))[4096 * block :]

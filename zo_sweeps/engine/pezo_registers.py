@@ -1,0 +1,61 @@
+"""PeZO's array of shift registers, as tensors; the perturbation is `perturbations/pezo_onthefly.py`."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from zo_sweeps.engine import lfsr
+from zo_sweeps.engine.modulus import expected_norm, round_factor
+
+CPU = torch.device("cpu")
+BLOCK = 1 << 16  # numbers read at once: the indices and values stay in a core's L2 cache
+
+
+@lru_cache(maxsize=8)
+def values(bits: int, center: bool, device: torch.device) -> Tensor:
+    """What each state of the cycle stands for, twice over, [2 P] fp32, exact."""
+    half = 1 << (bits - 1)
+    return ((lfsr.cycle(bits) - (half if center else 0)).float() / half).repeat(2).to(device)
+
+
+@lru_cache(maxsize=8)
+def windows(seed: int, n: int, bits: int, device: torch.device) -> Tensor:
+    return lfsr.rotations(lfsr.phases(seed, n, bits)).to(device)
+
+
+@lru_cache(maxsize=8)
+def squared_norms(seed: int, n: int, bits: int, center: bool) -> Tensor:
+    """||u||^2 of the n numbers of clock c = 0 .. P-1, [P] fp64; rotation does not change it."""
+    squares = values(bits, center, CPU).double().square()[: (1 << bits) - 1]
+    total = torch.zeros_like(squares)
+    for phase in lfsr.phases(seed, n, bits).tolist():
+        total += squares.roll(-phase)
+    return total
+
+
+@lru_cache(maxsize=8)
+def block_factors(
+    seed: int, n: int, bits: int, center: bool, address: str, rounding: str, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """([2 P] the factors by what is looked at, [n, 1] the phase of the register that clock c mod n looks at)."""
+    phases = lfsr.phases(seed, n, bits)
+    factors = round_factor(expected_norm(n) / squared_norms(seed, n, bits, center).sqrt(), rounding).float()
+    # Stored under register 0's output at that clock, which is number phase_0 + c of the cycle.
+    table = factors.roll(int(phases[0])).repeat(2)
+    looked_at = phases if address == "pointer" else phases[:1].expand(n)
+    return table.to(device), looked_at.int().unsqueeze(1).contiguous().to(device)
+
+
+@lru_cache(maxsize=64)
+def direction_factor(seed: int, n: int, bits: int, center: bool, rounding: str, d: int, clock: int) -> float:
+    """E||g_d|| over the norm of the d numbers from `clock` on."""
+    squares, P = squared_norms(seed, n, bits, center), (1 << bits) - 1
+    start, full = clock % P, d // n
+    total = full // P * squares.sum() + squares.repeat(2)[start : start + full % P].sum()
+    if d % n:
+        last = lfsr.read(values(bits, center, CPU), windows(seed, n, bits, CPU), clock + full, 1)[0, : d % n]
+        total += last.double().square().sum()
+    return float(round_factor(expected_norm(d) / total.sqrt(), rounding))
