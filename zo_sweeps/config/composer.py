@@ -14,17 +14,13 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from zo_sweeps.config.schema import Config
+from zo_sweeps.config.schema import AXES, METHOD, OWN_TREE, TRIAL_GROUPS, TRIAL_KEYS, Config
 from zo_sweeps.core.errors import UserError, unknown
+from zo_sweeps.methods import registry
+from zo_sweeps.methods.definition import Locate
 
-# Groups that only choose their own sub-tree: composed one at a time, however many trials combine them.
-OWN_TREE = ("model", "task", "prompt", "precision", "device")
-# Groups that a method preset chooses together.
-AXES = ("estimator", "perturbation", "space", "update")
-METHOD = ("method", *AXES)
-TRIAL_GROUPS = OWN_TREE + METHOD
-# What a trial's configuration consists of; everything else belongs to the run.
-TRIAL_KEYS = (*TRIAL_GROUPS, "evaluation", "train", "gradients", "split", "data", "seed")
+CHOOSES = {f"{group}.name": group for group in (*AXES, "precision")}  # estimator.name=X chooses X, as estimator=X does
+_NOTHING = object()
 
 
 def conf_dir() -> Path:
@@ -65,6 +61,7 @@ class Composer:
             if not Path(folder).is_dir():
                 raise UserError(f"no such folder: {folder}", where="--config-dir")
         self._search = ",".join(f"file://{Path(folder).resolve()}" for folder in config_dirs)
+        registry.use_folders(config_dirs)
         self._given = [text for text in overrides if not text.startswith("hydra.searchpath=")]
         self._extra = [text for text in overrides if text.startswith("hydra.searchpath=")]
         self.forced, self._run_level = self._sort(self._given)
@@ -124,7 +121,8 @@ class Composer:
                 given = tuple(v.value() if hasattr(v, "value") and callable(v.value) else v for v in given)
             else:
                 given = (override.value(),)
-            if key in TRIAL_GROUPS:
+            if key in TRIAL_GROUPS or key in CHOOSES:
+                key = CHOOSES.get(key, key)
                 if not all(isinstance(v, str) for v in given):
                     raise UserError(f"{text!r} does not name a {key}", fix=f"write {key}=NAME, or {key}=NAME,NAME")
                 choices[key] = tuple(given)
@@ -157,7 +155,12 @@ class Composer:
         from hydra.core.config_store import ConfigStore
         from hydra.core.global_hydra import GlobalHydra
 
-        ConfigStore.instance().store(name="base_config", node=Config, provider="zo_sweeps")
+        store = ConfigStore.instance()
+        store.store(name="base_config", node=Config, provider="zo_sweeps")
+        for axis in (*AXES, "precision"):
+            for name, member in registry.members(axis).items():
+                store.store(group=axis, name=name, node=member.defaults(), provider="zo_sweeps")
+        store.store(group="precision", name="auto", node={"name": "auto"}, provider="zo_sweeps")  # the model's own
         GlobalHydra.instance().clear()
         with initialize_config_dir(config_dir=str(conf_dir()), version_base="1.3"):
             yield
@@ -165,13 +168,16 @@ class Composer:
     def _compose(self, overrides: Sequence[str]) -> dict[str, Any]:
         from hydra import compose
         from hydra.errors import HydraException
-        from omegaconf import OmegaConf
+        from omegaconf import OmegaConf, open_dict
         from omegaconf.errors import OmegaConfBaseException
         from yaml import YAMLError
 
         search = [f"hydra.searchpath=[{self._search}]"] if self._search else self._extra
         try:
-            config = compose("config", overrides=[*search, *overrides], return_hydra_config=False)
+            config = compose("config", overrides=[*search, *overrides], return_hydra_config=True)
+            self._chosen = dict(config.hydra.runtime.choices)
+            with open_dict(config):
+                del config["hydra"]
             plain = OmegaConf.to_container(config, resolve=True)
         except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:  # the last: a group given 3
             raise _explain(error, overrides) from None
@@ -192,8 +198,35 @@ class Composer:
         if choices not in self._composed:
             with self._hydra():
                 composed = self._compose([f"{group}={option}" for group, option in choices])
+                # A preset that says {name: X, ...} of an axis means the member X, with X's other options.
+                if renamed := self._renamed(composed):
+                    meant = {**dict(choices), **renamed}
+                    composed = self._compose([f"{group}={option}" for group, option in meant.items()])
             self._composed[choices] = {key: composed[key] for key in TRIAL_KEYS}
         return self._composed[choices]
+
+    def _renamed(self, composed: Mapping[str, Any]) -> dict[str, str]:
+        """Return the axes of which a preset names another member than the option that was chosen: {name: X, ...}."""
+        chosen = {axis: self._chosen[axis] for axis in AXES}
+        for axis, choice in chosen.items():
+            files = [file for folder in self.folders if (file := folder / axis / f"{choice}.yaml").is_file()]
+            chosen[axis] = str(_yaml(files[0]).get("name", choice)) if files else choice
+        return {axis: composed[axis]["name"] for axis in AXES if composed[axis].get("name", "") != chosen[axis]}
+
+    def locate(self, choices: Mapping[str, str]) -> Locate:
+        """Return where a key of a trial was given: on the command line, or in which of the chosen files."""
+
+        def where(key: str) -> str:
+            if any(text.lstrip("+~").split("=")[0] == key for text in self._given):
+                return "the command line"
+            for group in TRIAL_GROUPS:
+                for folder in self.folders:
+                    file = folder / group / f"{choices.get(group, '')}.yaml"
+                    if file.is_file() and _holds(_yaml(file), key, group):
+                        return f"{group}/{file.name}" if folder == conf_dir() else str(file)
+            return ""
+
+        return where
 
     def option(self, group: str, name: str) -> dict[str, Any]:
         """A file of a group that is not part of the configuration (conf/table, conf/paper): its plain contents."""
@@ -252,6 +285,25 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(_plain(key)): _plain(item) for key, item in value.items()}
     return value
+
+
+def _yaml(file: Path) -> Mapping[str, Any]:
+    """A configuration file's plain contents, with the groups that it overrides left in place."""
+    import yaml
+
+    loaded = yaml.safe_load(file.read_text(encoding="utf-8"))
+    return loaded if isinstance(loaded, Mapping) else {}
+
+
+def _holds(tree: Mapping[str, Any], key: str, group: str) -> bool:
+    """Whether a file of a group gives the key: at its whole path (a preset), or below the group (its own sub-tree)."""
+    for path in (key, key.removeprefix(f"{group}.")):
+        node: Any = tree
+        for part in path.split("."):
+            node = node.get(part) if isinstance(node, Mapping) and part in node else _NOTHING
+        if node is not _NOTHING and (group == "method" or key.startswith(f"{group}.")):
+            return True
+    return False
 
 
 def _as_override(value: Any) -> str:

@@ -1,82 +1,71 @@
-"""The keys of a configuration, their types and defaults: what Hydra composes must be made of these.
+"""What Hydra composes: the keys of a run and of its trials, with their types and defaults.
 
-The options of an axis member (estimator, perturbation, space, update), of a task and of a device are free here: each
-member's own file says which it has.
+The parts of a trial come from their definitions in `zo_sweeps.methods`; the members of the axes stay open here, as the
+options depend on the member: `TrialConfig.read` holds them to their definition.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+import types
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, make_dataclass
+from enum import Enum
+from typing import Any, Literal, Union, get_args, get_origin
+
+from zo_sweeps.methods.definition import hints, options, write
+from zo_sweeps.methods.evaluation import Evaluation
+from zo_sweeps.methods.parts import Data, Device, Gradients, Model, Prompt, Split, Train
+
+# Groups that only choose their own sub-tree: composed one at a time, however many trials combine them.
+OWN_TREE = ("model", "task", "prompt", "precision", "device")
+# Groups that a method preset chooses together.
+AXES = ("estimator", "perturbation", "space", "update")
+METHOD = ("method", *AXES)
+TRIAL_GROUPS = OWN_TREE + METHOD
+# Parts that are typed when Hydra composes them; the others are open until the member is known.
+TYPED = {
+    "model": Model,
+    "prompt": Prompt,
+    "device": Device,
+    "evaluation": Evaluation,
+    "train": Train,
+    "gradients": Gradients,
+    "split": Split,
+    "data": Data,
+}
+# What a trial's configuration consists of; everything else belongs to the run.
+TRIAL_KEYS = (*TRIAL_GROUPS, "evaluation", "train", "gradients", "split", "data", "seed")
+FILLED_IN = {"model": ("fingerprint",), "data": ("text_fingerprint",)}  # by the planner, not by a user
 
 
-@dataclass
-class ModelConfig:
-    name: str = "demo"
-    display: str = ""
-    source: str = "demo"
-    path: str | None = None
-    revision: str | None = None
-    family: str | None = None
-    precision: str = "fp32"
-    arch: dict[str, Any] = field(default_factory=dict)  # Hugging Face config keys
-    seed: int = 0  # of random weights
+def schema_of(part: Any, without: tuple[str, ...] = ()) -> type:
+    """Make Hydra's schema of a definition: a dataclass that is not frozen, of types that OmegaConf knows."""
+    types_of: Mapping[str, Any] = hints(part)
+    made: list[Any] = []
+    for f in options(part):
+        if f.name not in without:
+            default = f.default_factory() if f.default_factory is not MISSING else f.default
+            plain = write(default)
+            made.append((f.name, _plain(types_of[f.name]), _field(plain)))
+    return make_dataclass(part.__name__, made)
 
 
-@dataclass
-class Named:
-    name: str = ""
+def _field(default: Any) -> Any:
+    return field(default_factory=lambda: type(default)(default)) if isinstance(default, (list, dict)) else default
 
 
-@dataclass
-class MethodConfig:
-    name: str = "mezo"
-    kind: str = "zo"  # zero_shot, icl, zo, fo, generate
-    demonstrations: int = 0  # of icl: solved examples before the prompt
-    text: str = ""  # of generate: what is continued
-    new_tokens: int = 0  # of generate: by how many tokens, in each round
-
-
-@dataclass
-class EvaluationConfig:
-    mode: str = "sequential"  # sequential, outer, inner, both
-    restore: str = "exact"  # exact: theta is never written to; in_place: perturbed and restored, its drift recorded
-
-
-@dataclass
-class TrainConfig:
-    steps: int = 0
-    batch: int | None = None  # B; null: effective_batch / q
-    effective_batch: int = 16  # E = q * B
-    eval_every: int = 500
-    max_length: int = 2048
-    flops: bool = False  # count the floating-point operations of the first step
-    objective: str = "loss"  # of zeroth-order steps: the task's loss, or 1 - "accuracy", or -"f1" of generated answers
-    select: str = "loss"  # the step whose weights are tested: lowest dev loss, or highest dev "metric"
-
-
-@dataclass
-class GradientsConfig:
-    """Squared gradients of the task, looked at before the first step of backpropagation and at every evaluation."""
-
-    samples: int = 0  # training examples; 0: they are not looked at
-    text: str = "text/c4_sample.jsonl"  # under data.dir; its gradients choose a mask before training
-    text_samples: int = 128
-    length: int = 512  # tokens of a text sample
-
-
-@dataclass
-class SplitConfig:
-    train: int = 1000
-    dev: int = 500
-    test: int = 1000
-    seed: int | None = 0  # null: the trial's own
-    shots: int | None = None  # rows a class, for train and again for dev; they then replace train and dev
-
-
-@dataclass
-class DataConfig:
-    dir: str | None = None  # a folder of <task>/{train,validation,test}.jsonl; null: the Hugging Face hub
+def _plain(kind: Any) -> Any:
+    origin = get_origin(kind)
+    if origin in (Union, types.UnionType):
+        inner = [_plain(one) for one in get_args(kind)]
+        return Union[tuple(inner)]  # noqa: UP007
+    if origin is Literal or (isinstance(kind, type) and issubclass(kind, Enum)):
+        return str
+    if origin is tuple:
+        return list[Any]
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return dict[str, Any]
+    return kind
 
 
 @dataclass
@@ -181,28 +170,22 @@ class GridConfig:
     figures: dict[str, GridFigure] = field(default_factory=dict)  # {}: convergence curves of every block
 
 
-@dataclass
-class Config:
-    model: ModelConfig = field(default_factory=ModelConfig)
-    task: dict[str, Any] = field(default_factory=dict)
-    prompt: Named = field(default_factory=Named)
-    precision: Named = field(default_factory=Named)
-    device: dict[str, Any] = field(default_factory=dict)
-    method: MethodConfig = field(default_factory=MethodConfig)
-    # The axes: each member's own file says which options it has.
-    estimator: dict[str, Any] = field(default_factory=dict)
-    perturbation: dict[str, Any] = field(default_factory=dict)
-    space: dict[str, Any] = field(default_factory=dict)
-    update: dict[str, Any] = field(default_factory=dict)
-    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
-    train: TrainConfig = field(default_factory=TrainConfig)
-    gradients: GradientsConfig = field(default_factory=GradientsConfig)
-    split: SplitConfig = field(default_factory=SplitConfig)
-    data: DataConfig = field(default_factory=DataConfig)
-    seed: int = 0
-    scale: ScaleConfig = field(default_factory=ScaleConfig)
-    executor: ExecutorConfig = field(default_factory=ExecutorConfig)
-    cluster: ClusterConfig = field(default_factory=ClusterConfig)
-    tracking: TrackingConfig = field(default_factory=TrackingConfig)
-    grid: GridConfig = field(default_factory=GridConfig)
-    state_dir: str = "zo_runs"
+_OPEN: Any = dict[str, Any]
+_PARTS = {name: schema_of(part, FILLED_IN.get(name, ())) for name, part in TYPED.items()}
+Config = make_dataclass(
+    "Config",
+    [
+        *((name, _OPEN, field(default_factory=dict)) for name in ("task", "precision", *METHOD)),
+        *(
+            (name, made := schema_of(part, FILLED_IN.get(name, ())), field(default_factory=made))
+            for name, part in TYPED.items()
+        ),
+        ("seed", int, 0),
+        ("scale", ScaleConfig, field(default_factory=ScaleConfig)),
+        ("executor", ExecutorConfig, field(default_factory=ExecutorConfig)),
+        ("cluster", ClusterConfig, field(default_factory=ClusterConfig)),
+        ("tracking", TrackingConfig, field(default_factory=TrackingConfig)),
+        ("grid", GridConfig, field(default_factory=GridConfig)),
+        ("state_dir", str, "zo_runs"),
+    ],
+)

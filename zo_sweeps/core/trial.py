@@ -59,41 +59,81 @@ class Needs:
     memory_bytes: int = 0  # estimated peak
 
 
+class Config(Protocol):
+    """A trial's resolved configuration; see `zo_sweeps.methods.trial_config.TrialConfig`."""
+
+    def to_json(self) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A configuration as it comes from a file or another process: JSON, not read yet."""
+
+    data: Mapping[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        return dict(self.data)
+
+
+@dataclass(frozen=True)
+class SharedSteps:
+    """How the processes that share a trial's steps can divide its points; see `zo_sweeps.engine.peers`.
+
+    Args:
+        directions: queries per step, of which a process evaluates whole ones; 0: as many as there are parameters.
+        forwards: forwards per step where these do not grow with the queries (the modes outer and both), else None.
+        mode: how points share forwards, for messages.
+        one_process: why every point must be evaluated in one process; "" where it need not.
+    """
+
+    directions: int
+    forwards: int | None = None
+    mode: str = ""
+    one_process: str = ""
+
+
 @dataclass(frozen=True)
 class Trial:
     """One training run. Two trials with the same `trial_id` have the same result, so only one of them is ever run.
 
     Args:
         trial_id: fingerprint of everything in `config` that changes the result.
-        config: the resolved configuration, JSON only. May hold more than the identity does (paths, display names).
+        config: the resolved configuration. Holds more than the identity does (paths, display names).
         needs: where it can run.
         warm_key: trials with the same key can share a loaded base model.
         cost: estimated work, in forwarded tokens; for the ETA.
+        steps: optimization steps (0 for zero-shot).
+        memory_key: trials with the same key need the same memory.
+        shared_steps: how its steps can be shared among processes; None: they cannot.
         label: for people: "ZO-LoRA-FA (q=1) · SST-2 · lr 0.0001 · seed 0".
         grid, block, task: names of the first cell that asked for it, for people and tags.
     """
 
     trial_id: str
-    config: Mapping[str, Any]
+    config: Config
     needs: Needs = Needs()
     warm_key: str = ""
     cost: float = 1.0
+    steps: int = 0
+    memory_key: str = ""
+    shared_steps: SharedSteps | None = None
     label: str = ""
     grid: str = ""
     block: str = ""
     task: str = ""
 
-    @property
-    def steps(self) -> int:
-        """Optimisation steps (0 for zero-shot)."""
-        return int(self.config.get("train", {}).get("steps", 0))
-
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        shared = None if self.shared_steps is None else asdict(self.shared_steps)
+        return {**fields, "config": self.config.to_json(), "needs": asdict(self.needs), "shared_steps": shared}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Trial:
-        return cls(**{**data, "needs": Needs(**data["needs"])})
+        """Read a trial; keys of other versions are passed over, so that old journals stay readable."""
+        known = {name: value for name, value in data.items() if name in cls.__dataclass_fields__}
+        shared = None if data.get("shared_steps") is None else SharedSteps(**data["shared_steps"])
+        read = {"config": Stored(data["config"]), "needs": Needs(**data["needs"]), "shared_steps": shared}
+        return cls(**{**known, **read})
 
 
 @dataclass(frozen=True)
@@ -136,7 +176,7 @@ class Sink(Protocol):
 
 @dataclass(frozen=True)
 class Sharing:
-    """Those that evaluate a part of a trial's points; see `zo_sweeps.engine.peers`.
+    """The processes that evaluate a part of a trial's points; see `zo_sweeps.engine.peers`.
 
     Args:
         peers: the followers, as `engine.peers.Peer`s.
@@ -152,7 +192,7 @@ class Sharing:
 
 
 class RunTrial(Protocol):
-    """The signature of `worker.run_trial`, the one function that every executor calls.
+    """The signature of `run.run_trial.run_trial`, the one function that every executor calls.
 
     Args:
         trial: what to run.
@@ -160,7 +200,7 @@ class RunTrial(Protocol):
         journal: the events of earlier attempts; the run goes on where they end.
         attempt: 1 for the first.
         should_stop: asked between steps; when true the trial ends as CANCELLED, resumable.
-        sharing: who takes part in its steps. Only given where somebody does.
+        sharing: the processes sharing its steps; omitted when there are none.
     """
 
     def __call__(

@@ -116,6 +116,8 @@ def identity(value: Any) -> Any:
     """Reduce a value to what changes a trial's result: `write` without the fields that are marked otherwise."""
     if isinstance(value, Enum):
         return value.value
+    if hasattr(value, "to_identity"):
+        return value.to_identity()
     if isinstance(value, Definition):
         return {"name": value.name, **_identity_fields(value)}
     if is_dataclass(value):

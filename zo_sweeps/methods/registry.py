@@ -22,6 +22,7 @@ PACKAGES = {
     "precision": "zo_sweeps.engine.precisions",
     "update": "zo_sweeps.engine.updates",
     "schedule": "zo_sweeps.engine.schedules",
+    "kind": "zo_sweeps.methods.kinds",
     "objective": "zo_sweeps.engine.objectives",
     "metric": "zo_sweeps.tasks.metrics",
     "executor": "zo_sweeps.schedule.executors",

@@ -70,6 +70,11 @@ class Space(Definition):
         return 0
 
     @property
+    def of_text(self) -> str:
+        """The text whose gradients choose its mask, under data.dir; "" where it is none."""
+        return ""
+
+    @property
     def renewed_every(self) -> int:
         """Steps after which its parameters become others; 0: never."""
         return int(getattr(self, "refresh", 0))

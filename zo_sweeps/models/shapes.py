@@ -60,7 +60,7 @@ def roles(kin: Family, targets: Iterable[str]) -> list[str]:
     """
     by_name = {name: role for role, name in kin.TARGETS.items()}
     found = set()
-    for target in targets:
+    for target in kin.TARGETS if list(targets) == ["all"] else targets:
         role = by_name.get(target, target)
         if role not in kin.TARGETS:
             raise unknown("target", target, [*kin.TARGETS, *by_name], where="space.targets")

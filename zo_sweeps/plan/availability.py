@@ -4,159 +4,167 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from functools import cache
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.devices.estimate import RUNTIME_BYTES, finding_memory, peak_memory
 from zo_sweeps.methods import registry
-from zo_sweeps.methods.precision import Precision
-from zo_sweeps.plan.compatible import TRAINED
+from zo_sweeps.methods.definition import write
+from zo_sweeps.methods.trial_config import TrialConfig
+
+if TYPE_CHECKING:
+    from zo_sweeps.models.identity import ModelStatus
+    from zo_sweeps.tasks.data import DataStatus
 
 BYTES_A_TOKEN = 4  # of English text as JSON, roughly; for estimates only
-MOMENTS = {"adam": 2, "momentum": 1}  # fp32 copies of the trainable state that an update keeps
 
 
-@cache
-def _is_stored(precision: str) -> bool:
-    """Whether weights can be stored so."""
-    member = registry.member("precision", precision)
-    return issubclass(member, Precision) and member.stored
+@dataclass(frozen=True)
+class Availability:
+    """What a trial needs, and why it cannot be had.
 
+    Args:
+        config: the trial's, with the fingerprints of model, data and text filled in.
+        why: why the trial cannot run here, every reason; "" when it can.
+        memory_bytes: estimated peak; 0 where the model's shape is not known.
+        tokens: mean tokens per sequence, for the cost.
+        trainable: parameters that move; 0 where the model's shape is not known.
+    """
 
-def _key(value: Any) -> str:
-    """Equal for equal configurations; a fingerprint costs ten times as much."""
-    return json.dumps(value, sort_keys=True, default=str)
+    config: TrialConfig
+    why: str
+    memory_bytes: int
+    tokens: float
+    trainable: int
 
 
 class Places:
     """Models and data, looked up once each: are they here, which are they, how large."""
 
     def __init__(self) -> None:
-        self._models: dict[str, Any] = {}
-        self._data: dict[str, Any] = {}
+        self._models: dict[str, ModelStatus] = {}
+        self._data: dict[str, DataStatus | UserError] = {}
         self._texts: dict[Path, str] = {}
 
-    def look(self, config: dict[str, Any]) -> tuple[str, int, float]:
-        """Fills in the fingerprints; returns (why it cannot run here, peak memory, tokens a sequence)."""
-        model, data = self._model(config["model"]), self._task(config)
-        config["model"]["fingerprint"] = model.fingerprint
-        config["task"]["fingerprint"] = data.fingerprint
-        self._masked(config, model.arch.get("model_type"))
-        text = self._text(config)
-        precision = config["precision"]["name"]
-        stored = _is_stored(precision)
-        why = "; ".join(
-            reason
-            for reason, there in (
-                (model.why, model.available),
-                (data.why, data.available),
-                (text, not text),
-                (f"weights cannot be stored as {precision} yet (choose precision=fp16, bf16 or fp32)", stored),
-            )
-            if not there
+    def look(self, config: TrialConfig) -> Availability:
+        """Return what a trial needs. Raises UserError for parts that do not go with the model, or malformed data."""
+        model, data = self._model(config), self._task(config)
+        _goes_with(config, model)
+        text, missing_text = self._text(config)
+        config = replace(
+            config,
+            model=replace(config.model, fingerprint=model.fingerprint),
+            task=replace(config.task, fingerprint=data.fingerprint),
+            data=replace(config.data, text_fingerprint=text),
         )
-        tokens = float(config["train"]["max_length"])
+        reasons = [status.why for status in (model, data) if not status.available]
+        reasons += [missing_text] if missing_text else []
+        if not config.precision.stored:
+            stored = [name for name, one in registry.members("precision").items() if one.stored]  # type: ignore[attr-defined]
+            reasons.append(f"weights cannot be stored as {config.precision.name} yet ({', '.join(stored)} can)")
+        tokens = float(config.train.max_length)
         if data.row_bytes:
-            tokens = min(tokens, max(data.row_bytes / BYTES_A_TOKEN, 16) * (1 + config["method"]["demonstrations"]))
-        memory, device = self._memory(config, model, tokens), config["device"]
-        if not why and device.get("memory_gb") and memory > device["memory_gb"] * 10**9:
-            display = device.get("display") or device["name"]
-            why = f"needs about {memory / 10**9:.1f} GB, and a {display} has {device['memory_gb']:g}"
-        return why, memory, tokens
-
-    @staticmethod
-    def _masked(config: Mapping[str, Any], model_type: object) -> None:
-        """Raises UserError for a causal model with a prompt for a masked one, or the other way round."""
-        from zo_sweeps.models import families
-
-        if model_type not in families.names():
-            return
-        wording, masked = config["task"]["dialects"].get(config["prompt"]["name"]), families.is_masked(model_type)
-        if wording and masked != (wording["loss"] == "label_words"):
-            kind, other = ("masked", "without") if masked else ("causal", "with")
-            raise UserError(
-                f"model {config['model']['name']!r} is a {kind} one, and prompt {config['prompt']['name']!r} of task "
-                f"{config['task']['name']!r} is {other} a mask"
+            tokens = min(tokens, max(data.row_bytes / BYTES_A_TOKEN, 16) * (1 + config.method.kind.shown))
+        trainable = config.space.trainable(model.arch) if model.arch and config.method.kind.trains else 0
+        memory = self._memory(config, model, tokens, trainable)
+        device = config.device
+        if not reasons and device.memory_gb and memory > device.memory_gb * 10**9:
+            reasons.append(
+                f"needs about {memory / 10**9:.1f} GB, and a {device.display or device.name} has {device.memory_gb:g}"
             )
-        if masked and config["method"]["kind"] in ("icl", "generate"):
-            what = {"icl": "in-context learning", "generate": "generation"}[config["method"]["kind"]]
-            fix = f"leave kind {config['method']['kind']} out for masked models"
-            raise UserError(f"{what} needs a causal model", fix=fix)
-        if masked and config["space"]["name"] == "prefix" and config["method"]["kind"] in TRAINED:
-            raise UserError("a prefix needs a causal model, which keeps keys and values", fix="use another space")
+        return Availability(config, "; ".join(reasons), memory, tokens, trainable)
 
-    def _model(self, model: Mapping[str, Any]) -> Any:
+    def _model(self, config: TrialConfig) -> ModelStatus:
         from zo_sweeps.models.identity import status
 
-        key = _key({k: v for k, v in model.items() if k != "fingerprint"})
+        key = _key(config.model)
         if key not in self._models:
-            self._models[key] = status(model)
+            self._models[key] = status(config.model)
         return self._models[key]
 
-    def _task(self, config: Mapping[str, Any]) -> Any:
+    def _task(self, config: TrialConfig) -> DataStatus:
         from zo_sweeps.tasks.data import check
         from zo_sweeps.tasks.spec import TaskSpec
 
-        task = {k: v for k, v in config["task"].items() if k != "fingerprint"}
-        dialect, folder = config["prompt"]["name"], config["data"]["dir"]
-        key = _key([task, dialect, folder])
+        key = _key(config.task) + _key(config.prompt) + _key(config.data)
         if key not in self._data:
             try:
-                self._data[key] = check(TaskSpec.from_config(task, dialect), task, folder)
+                self._data[key] = check(TaskSpec.of(config.task, config.prompt.name), config.task, config.data.dir)
             except UserError as error:
                 self._data[key] = error
-        if isinstance(self._data[key], UserError):
-            raise self._data[key]
-        return self._data[key]
+        found = self._data[key]
+        if isinstance(found, UserError):
+            raise found
+        return found
 
-    def _text(self, config: dict[str, Any]) -> str:
-        """Fills in the fingerprint of the text that a mask is found on; returns why it cannot be had."""
-        space, part = config["space"], "space"
-        if config["gradients"]["samples"]:
-            part = "gradients"
-        elif space.get("source") != "text" or config["method"]["kind"] not in TRAINED:
-            return ""
-        file = Path(config["data"]["dir"] or ".").expanduser() / config[part]["text"]
+    def _text(self, config: TrialConfig) -> tuple[str, str]:
+        """Return (the fingerprint of the text that a mask is found on, why it cannot be had); "" where none is used."""
+        name, key = text_of(config)
+        if not name:
+            return "", ""
+        file = Path(config.data.dir or ".").expanduser() / name
         if not file.is_file():
-            return f"no text at {file} ({part}.text, under data.dir)"
+            return "", f"no text at {file} ({key}, under data.dir)"
         if file not in self._texts:
             self._texts[file] = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
-        config[part] = {**config[part], "text_fingerprint": self._texts[file]}
-        return ""
+        return self._texts[file], ""
 
     @staticmethod
-    def _memory(config: Mapping[str, Any], model: Any, tokens: float) -> int:
-        from zo_sweeps.devices.estimate import RUNTIME_BYTES, finding_memory, peak_memory
-        from zo_sweeps.models.shapes import BYTES, target_entries, trainable_parameters
-
-        precision = config["precision"]["name"]
-        if not model.arch or precision not in BYTES:
+    def _memory(config: TrialConfig, model: ModelStatus, tokens: float, trainable: int) -> int:
+        arch, kind, space, precision = model.arch, config.method.kind, config.space, config.precision
+        if arch is None or not precision.stored:
             return 0
-        space = config["space"]
-        trainable = model.parameters if space["name"] == "full" else trainable_parameters(model.arch, space)
-        kind = config["method"]["kind"]
+        longest = int(min(config.train.max_length, 2 * tokens))  # the longest row of a batch, not the mean
         finding = 0
-        if space["name"] == "sensitive" and kind in TRAINED:
-            of_text = space["source"] == "text"
-            length = space["length"] if of_text else int(min(config["train"]["max_length"], 2 * tokens))
-            entries = target_entries(model.arch, space["targets"])
-            finding = finding_memory(
-                model.parameters, model.arch, BYTES[precision], length, length if of_text else 1, entries
-            )
+        if space.needs_gradients and kind.trains:
+            text = text_of(config)[0]
+            length = getattr(space, "length", longest) if text else longest
+            entries = arch.entries(space.layers)
+            finding = finding_memory(arch, precision.bytes_per_value, length, length if text else 1, entries)
         peak = peak_memory(
-            model.parameters,
-            model.arch,
-            BYTES[precision],
-            kind if kind in TRAINED else "zero_shot",
-            space["name"],
-            config["estimator"].get("q", 1),
-            config["evaluation"]["mode"],
-            config["train"]["batch"] or 1,
-            int(min(config["train"]["max_length"], 2 * tokens)),  # the longest row of a batch, not the mean
-            int(model.arch["vocab_size"]),
-            trainable,
-            moments=MOMENTS.get(config["update"]["name"], 0) if kind in TRAINED else 0,
+            arch,
+            precision.bytes_per_value,
+            trains=kind.trains,
+            backpropagates=kind.backpropagates,
+            moves_base=space.moves_base and kind.trains,
+            points=config.evaluation.mode.points_per_forward(config.estimator.budget) if kind.estimates else 1,
+            batch=config.train.batch or 1,
+            tokens=longest,
+            trainable=trainable,
+            state_copies=config.update.state_copies if kind.trains else 0,
         )
         return RUNTIME_BYTES + max(peak, finding)
+
+
+def text_of(config: TrialConfig) -> tuple[str, str]:
+    """Return the text whose gradients a trial takes, and the key that names it; "" where it takes none."""
+    if config.gradients.samples:
+        return config.gradients.text, "gradients.text"
+    if config.method.kind.trains and config.space.needs_gradients and config.space.of_text:
+        return config.space.of_text, "space.text"
+    return "", ""
+
+
+def _goes_with(config: TrialConfig, model: ModelStatus) -> None:
+    """Raise UserError for a model that does not go with the prompt, the method's kind or the space."""
+    arch, kind = model.arch, config.method.kind
+    if arch is None:
+        return
+    dialect = config.task.dialects.get(config.prompt.name)
+    if dialect is not None and arch.masked != dialect.masked:
+        one, other = ("masked", "without") if arch.masked else ("causal", "with")
+        raise UserError(
+            f"model {config.model.name!r} is a {one} one, and prompt {config.prompt.name!r} of task "
+            f"{config.task.name!r} is {other} a mask"
+        )
+    if arch.masked and kind.causal_only:
+        raise UserError(f"{kind.causal_only} needs a causal model", fix=f"leave kind {kind.name} out for masked models")
+    if config.space.takes_positions and kind.trains and arch.no_prefix:
+        raise UserError(arch.no_prefix, fix="use another space")
+
+
+def _key(part: Any) -> str:
+    """Return a text that is equal for equal parts; a fingerprint costs ten times as much."""
+    return json.dumps(write(part), sort_keys=True, default=str)

@@ -9,21 +9,21 @@ trial: trials are keyed by the fingerprint of everything that changes their resu
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.fingerprint import fingerprint
-from zo_sweeps.core.trial import Needs, Trial
-from zo_sweeps.plan.availability import Places
+from zo_sweeps.core.trial import Needs, SharedSteps, Trial
+from zo_sweeps.methods.definition import identity
+from zo_sweeps.methods.evaluation import Restore
+from zo_sweeps.methods.trial_config import TrialConfig
+from zo_sweeps.plan.availability import Availability, Places
 from zo_sweeps.plan.compatible import incompatible
 from zo_sweeps.plan.expand import Setting, expand
-from zo_sweeps.plan.identity import identity
 from zo_sweeps.plan.resolve import Options, resolve
 from zo_sweeps.plan.visible_rows import shown
-
-__all__ = ["Cell", "Plan", "build", "identity"]
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def build(composer: Composer) -> Plan:
         try:
             for setting in expand(composer, grid, block, spec):
                 config = resolve(composer, setting, options)
-                if (device := config["device"]["name"]) not in devices:
+                if (device := config.device.name) not in devices:
                     composer.option("device", device)  # no node will ever be labelled with a name that has no profile
                     devices.add(device)
                 wrong = incompatible(config)
@@ -100,16 +100,16 @@ def build(composer: Composer) -> Plan:
                     _note(problems, text, block)
                 if wrong:
                     continue
-                why, memory, tokens = places.look(config)
-                trial_id = fingerprint(identity(config))
-                label = spec["label"] or block
-                column = setting.column or config["task"]["name"]
-                labels[column] = setting.column or config["task"].get("display") or column
+                needs = places.look(config)
+                trial_id = needs.config.trial_id()
+                column, display = setting.column or config.task.name, config.task.display or config.task.name
+                labels[column] = setting.column or display
                 if trial_id not in trials:
-                    trials[trial_id] = _trial(trial_id, config, grid["name"], block, label, setting, memory, tokens)
-                    if why:
-                        missing[trial_id] = why
-                cells.append(Cell(block, column, config["seed"], dict(setting.searched), trial_id))
+                    label = spec["label"] or block
+                    trials[trial_id] = _trial(trial_id, needs, grid["name"], block, label, setting, display)
+                    if needs.why:
+                        missing[trial_id] = needs.why
+                cells.append(Cell(block, column, config.seed, dict(setting.searched), trial_id))
         except UserError as error:
             _note(problems, str(error), block)
     found = [
@@ -139,42 +139,72 @@ def _all(problems: Sequence[str], grid: str) -> UserError:
 
 
 def _trial(
-    trial_id: str,
-    config: Mapping[str, Any],
-    grid: str,
-    block: str,
-    label: str,
-    setting: Setting,
-    memory: int,
-    tokens: float,
+    trial_id: str, needs: Availability, grid: str, block: str, label: str, setting: Setting, column: str
 ) -> Trial:
-    kind, train, split = config["method"]["kind"], config["train"], config["split"]
-    batch = train["batch"] or 1
-    q = config["estimator"].get("q", 1)
-    passes = (q + 1 if config["estimator"]["name"] == "rge_one_sided" else 2 * q) if kind == "zo" else 3
-    # 3: a backward pass costs about two forwards; conservative looks at three points more
-    passes += 3 * (kind == "zo" and config["update"]["name"] == "conservative")
-    evaluations = -(-train["steps"] // train["eval_every"]) if train["steps"] else 1
-    dialect = config["task"]["dialects"][config["prompt"]["name"]]
-    dev = split["shots"] * len(dialect["options"]) if split["shots"] else split["dev"]
-    sequences = train["steps"] * batch * passes + evaluations * dev + split["test"]
-    sequences += (evaluations + 1) * 3 * config["gradients"]["samples"]
-    task = config["task"]
-    parts = [label, task.get("display") or task["name"]]
-    if kind != "zero_shot":
+    config = needs.config
+    kind = config.method.kind
+    parts = [label, column]
+    if kind.trains or kind.shown or kind.generates:
         parts += [f"{name.rpartition('.')[2]} {_short(value)}" for name, value in setting.searched.items()]
-        parts.append(f"seed {config['seed']}")
+        parts.append(f"seed {config.seed}")
     return Trial(
         trial_id=trial_id,
         config=config,
-        needs=Needs(device=config["device"]["name"], memory_bytes=memory),
-        warm_key=fingerprint([config["model"]["fingerprint"], config["precision"]["name"], config["device"]["name"]]),
-        cost=config["method"]["new_tokens"] if kind == "generate" else sequences * tokens,
+        needs=Needs(device=config.device.name, memory_bytes=needs.memory_bytes),
+        warm_key=fingerprint([config.model.fingerprint, config.precision.name, config.device.name]),
+        cost=_cost(config, needs),
+        steps=config.steps,
+        memory_key=memory_key(config),
+        shared_steps=_shared_steps(config),
         label=" · ".join(parts),
         grid=grid,
         block=block,
-        task=task["name"],
+        task=config.task.name,
     )
+
+
+def _cost(config: TrialConfig, needs: Availability) -> float:
+    """Estimate the forwarded tokens of a trial; a backward pass counts as two forwards."""
+    kind, train, split = config.method.kind, config.train, config.split
+    if kind.generates:
+        return kind.generated
+    passes = 3
+    if kind.estimates:
+        passes = config.estimator.evaluations(max(needs.trainable, 1)) + config.update.evaluations
+    evaluations = -(-train.steps // train.eval_every) if train.steps else 1
+    dev = split.shots * config.task.dialects[config.prompt.name].size if split.shots else split.dev
+    sequences = train.steps * (train.batch or 1) * passes + evaluations * dev + split.test
+    sequences += (evaluations + 1) * 3 * config.gradients.samples
+    return sequences * needs.tokens
+
+
+def memory_key(config: TrialConfig) -> str:
+    """Return a key that trials share that need the same memory: seed and learning rate may differ, sizes may not."""
+    update = replace(config.update, lr=0.0)
+    estimator = (config.estimator.name, config.estimator.budget)
+    parts = (
+        config.method,
+        config.space,
+        config.evaluation,
+        config.perturbation,
+        config.precision,
+        config.prompt,
+        update,
+    )
+    sizes = (config.train.batch, config.train.max_length, config.train.objective, config.device.name)
+    found = [config.model.fingerprint, config.task.fingerprint, config.task.name]
+    return fingerprint([*map(identity, [*parts, update]), list(estimator), list(sizes), found])
+
+
+def _shared_steps(config: TrialConfig) -> SharedSteps | None:
+    """Return how the processes of one trial can divide a step; None where nothing but one process can run it."""
+    if not config.method.kind.estimates:
+        return None
+    why = ""
+    if config.evaluation.restore is Restore.IN_PLACE:
+        why = "evaluation.restore=in_place leaves rounding in theta at every point"
+    directions = 0 if config.estimator.coordinates else config.estimator.budget
+    return SharedSteps(directions, config.evaluation.mode.forwards, config.evaluation.mode.value, why)
 
 
 def _short(value: Any) -> str:
@@ -182,12 +212,12 @@ def _short(value: Any) -> str:
 
 
 def _caveats(composer: Composer, cells: Sequence[Cell], trials: Mapping[str, Trial]) -> tuple[str, ...]:
-    """In what the trials differ from the grid as it is written, for the table's caption."""
+    """Return in what the trials differ from the grid as it is written, for the table's caption."""
     found = []
     scale = composer.base["scale"]
     if scale["name"] != "paper":
         less = f", texts of at most {scale['max_length']} tokens" if scale["max_length"] else ""
-        if scale["layers"] and any(trial.config["model"]["source"] == "random" for trial in trials.values()):
+        if scale["layers"] and any(TrialConfig.of(trial.config).model.source == "random" for trial in trials.values()):
             less += f", random weights of {scale['layers']} layer{'s' * (scale['layers'] != 1)}"
         found.append(
             f"scale={scale['name']}: fewer steps and examples than the grid's{less}; not comparable with a paper"
@@ -197,7 +227,7 @@ def _caveats(composer: Composer, cells: Sequence[Cell], trials: Mapping[str, Tri
         places.setdefault(cell.trial_id, set()).add((cell.block, cell.task))
     shared = sum(len(where) for where in places.values() if len(where) > 1)
     if shared:
-        found.append(f"{shared} entries differ from others in nothing that is left, and share their trials")
+        found.append(f"{shared} entries became identical to others under these overrides and share their trials")
     if composer.left_out:
         found.append(f"left out: {', '.join(composer.left_out)}")
     choices, values = composer.forced.choices, composer.forced.values

@@ -2,172 +2,102 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from zo_sweeps.core.errors import unknown
-
-KINDS = ("zero_shot", "icl", "zo", "fo", "generate")
-TRAINED = ("zo", "fo")
-MODES = ("sequential", "outer", "inner", "both")
-SCHEDULES = ("constant", "linear")
-SELECTS = ("loss", "metric")
-RESTORES = ("exact", "in_place")
-OBJECTIVES = ("loss", "accuracy", "f1")
-BATCHED_SPACES = ("lora", "lora_fa", "dora", "vera", "prefix", "sensitive", "random_subset", "outliers")
-# Options of members with more to them than a type; the engine's members refuse the same.
-CHOICES: Mapping[tuple[str, str], tuple[str, ...]] = {
-    ("pezo_pool", "length"): ("pool", "perturbation"),
-    ("pezo_pool", "rounding"): ("none", "linear", "log"),
-    ("pezo_onthefly", "length"): ("block", "perturbation"),
-    ("pezo_onthefly", "address"): ("fixed", "pointer"),
-    ("pezo_onthefly", "rounding"): ("none", "linear", "log"),
-    ("sensitive", "scope"): ("per_layer", "global"),
-    ("sensitive", "score"): ("fisher", "mean_gradient"),
-    ("sensitive", "source"): ("task", "text"),
-    ("outliers", "scope"): ("per_layer", "global"),
-}
-RANGES: Mapping[tuple[str, str], tuple[float, float]] = {
-    ("low_rank", "rank"): (1, math.inf),
-    ("low_rank", "interval"): (1, math.inf),
-    ("pezo_pool", "k"): (2, 24),
-    ("pezo_onthefly", "k"): (2, 10),
-    ("pezo_onthefly", "bits"): (2, 16),
-    ("vera", "rank"): (1, math.inf),
-    ("dora", "rank"): (1, math.inf),
-    ("prefix", "length"): (1, math.inf),
-    ("sensitive", "density"): (1e-9, 1),
-    ("sensitive", "samples"): (1, math.inf),
-    ("sensitive", "length"): (2, math.inf),
-    ("sensitive", "refresh"): (0, math.inf),
-    ("random_subset", "density"): (1e-9, 1),
-    ("random_subset", "refresh"): (0, math.inf),
-    ("outliers", "density"): (1e-9, 1),
-}
-GENERATING_SPACES = ("full", "random_subset", "outliers")  # what is there without a gradient
-ZO_UPDATES = ("sgd", "momentum", "adam", "sign", "conservative", "mezo_compat")
-FO_UPDATES = ("adam", "sgd")
+from zo_sweeps.methods import registry
+from zo_sweeps.methods.evaluation import Mode, Restore
+from zo_sweeps.methods.kind import Kind
+from zo_sweeps.methods.space import Space
+from zo_sweeps.methods.trial_config import TrialConfig
+from zo_sweeps.methods.update import Update
 
 
-def incompatible(config: Mapping[str, Any]) -> list[str]:
-    """Why a configuration cannot be run anywhere; empty when it can."""
-    kind, mode, space = config["method"]["kind"], config["evaluation"]["mode"], config["space"]["name"]
-    train, update, precision = config["train"], config["update"], config["precision"]["name"]
-    found = []
-    if kind not in KINDS:
-        found.append(str(unknown("kind", kind, KINDS, where="method.kind")))
-    if mode not in MODES:
-        found.append(str(unknown("mode", mode, MODES, where="evaluation.mode")))
-    if train["select"] not in SELECTS:
-        found.append(str(unknown("select", train["select"], SELECTS, where="train.select")))
-    if update["schedule"] not in SCHEDULES:
-        found.append(str(unknown("schedule", update["schedule"], SCHEDULES, where="update.schedule")))
-    if kind == "zo":
-        q, eps = config["estimator"].get("q", 1), config["estimator"]["eps"]
-        if q < 1 or eps <= 0:
-            found.append(f"estimator.q must be at least 1 and estimator.eps above 0, not {q} and {eps}")
-        elif train["batch"] is None:
-            found.append(f"effective batch {train['effective_batch']} is not a multiple of q={q}; set train.batch")
-        if mode != "sequential" and space not in BATCHED_SPACES:
-            found.append(
-                f"evaluation.mode={mode} cannot hold several points of space {space!r}; use space=lora_fa or "
-                "evaluation.mode=sequential"
-            )
-        found += _wrong_directions(config["estimator"]["name"], config["perturbation"], mode)
-    found += _wrong_objective(config)
-    if kind == "icl" and config["method"]["demonstrations"] < 1:
-        found.append(f"method.demonstrations must be at least 1, not {config['method']['demonstrations']}")
-    if kind == "generate":
-        found += _wrong_generation(config)
-    if config["gradients"]["samples"]:
-        found += _wrong_gradients(config)
-    if kind in TRAINED:
-        allowed = ZO_UPDATES if kind == "zo" else FO_UPDATES
-        if update["name"] not in allowed:
-            found.append(f"update {update['name']!r} does not go with method kind {kind!r}; use {' or '.join(allowed)}")
-        if train["steps"] < 1:
-            found.append(f"train.steps must be at least 1, not {train['steps']}")
-        if update["lr"] < 0:
-            found.append(f"update.lr must not be negative, not {update['lr']}")
-        if config["space"].get("targets") == []:
-            found.append(f"space {space!r} names no layers; set space.targets")
-        found += _wrong_options("space", config["space"])
-        if kind == "fo" and config["space"].get("refresh"):
-            found.append("space.refresh must be 0 in backpropagation: its optimizer holds the entries it began with")
-    for key in ("batch", "eval_every", "max_length"):
-        if train[key] is not None and train[key] < 1:
-            found.append(f"train.{key} must be at least 1, not {train[key]}")
-    split = config["split"]
-    if min(split[name] for name in ("train", "dev", "test")) < 1 or (split["shots"] is not None and split["shots"] < 1):
-        found.append("split.train, split.dev, split.test and split.shots must be at least 1")
-    if config["device"]["name"] == "cpu" and precision == "fp16" and kind == "fo":
-        found.append("backpropagation in fp16 on a CPU is not supported; use precision=fp32 or bf16")
-    return found
+def incompatible(config: TrialConfig) -> list[str]:
+    """Return why a configuration cannot be run anywhere; [] when it can."""
+    return [*_estimation(config), *_objective(config), *_generation(config), *_gradients(config), *_training(config)]
 
 
-def _wrong_generation(config: Mapping[str, Any]) -> list[str]:
-    space, mode = config["space"]["name"], config["evaluation"]["mode"]
-    found = []
-    if config["method"]["new_tokens"] < 1 or not config["method"]["text"]:
-        found.append("method kind 'generate' needs a method.text and method.new_tokens of at least 1")
-    if space not in GENERATING_SPACES:
-        found.append(f"generation is timed over space {' or '.join(GENERATING_SPACES)}, not {space}")
-    if mode not in ("sequential", "inner") or (mode == "inner" and space == "full"):
-        found.append("generation has evaluation.mode=sequential, or inner over a sparse space (a product beside)")
-    return found + (_wrong_options("space", config["space"]) if space in GENERATING_SPACES else [])
+def _estimation(config: TrialConfig) -> Iterator[str]:
+    """The parts of a zeroth-order step."""
+    if not config.method.kind.estimates:
+        return
+    mode, space, estimator, perturbation = (
+        config.evaluation.mode, config.space, config.estimator, config.perturbation,
+    )  # fmt: skip
+    if config.train.batch is None:
+        effective = config.train.effective_batch
+        yield f"effective batch {effective} is not a multiple of q={estimator.budget}; set train.batch"
+    if mode.batched and not space.batched:
+        yield (
+            f"evaluation.mode={mode.value} cannot hold several points of space {space.name!r}; use space=lora_fa or "
+            "evaluation.mode=sequential"
+        )
+    if estimator.coordinates != perturbation.coordinates:
+        pairs = (("estimator", "=cge"), ("perturbation", "=coordinate"))
+        yield f"{' and '.join(axis + name for axis, name in pairs)} go together, not with others"
+    elif estimator.coordinates and mode.batched:
+        yield (
+            f"estimator={estimator.name} has two points per parameter: evaluation.mode must be sequential, not "
+            f"{mode.value}"
+        )
+    if config.evaluation.restore is Restore.IN_PLACE and mode.batched:
+        yield f"evaluation.restore=in_place holds one point: evaluation.mode must be sequential, not {mode.value}"
 
 
-def _wrong_gradients(config: Mapping[str, Any]) -> list[str]:
-    found = []
-    if config["method"]["kind"] != "fo" or config["space"]["name"] != "full":
-        found.append("gradients.samples is of backpropagation through all parameters (kind fo, space full)")
-    wrong = [
-        name
-        for name, least in (("samples", 1), ("text_samples", 1), ("length", 2))
-        if config["gradients"][name] < least
-    ]
-    return found + [f"gradients.{name} is too small" for name in wrong]
-
-
-def _wrong_objective(config: Mapping[str, Any]) -> list[str]:
+def _objective(config: TrialConfig) -> Iterator[str]:
     """Why f cannot be what is asked for, or not be evaluated as is asked for."""
-    objective, restore, mode = config["train"]["objective"], *(config["evaluation"][key] for key in ("restore", "mode"))
-    generation = config["task"].get("kind") == "generation"
-    found = []
-    if restore not in RESTORES:
-        found.append(str(unknown("restore", restore, RESTORES, where="evaluation.restore")))
-    elif restore == "in_place" and mode != "sequential":
-        found.append(f"evaluation.restore=in_place holds one point: evaluation.mode must be sequential, not {mode}")
-    if objective not in OBJECTIVES:
-        found.append(str(unknown("objective", objective, OBJECTIVES, where="train.objective")))
+    objective, generation = config.train.objective, config.task.kind == "generation"
+    if objective not in ("loss", "accuracy", "f1"):
+        yield str(unknown("objective", objective, ("loss", "accuracy", "f1"), where="train.objective"))
     elif objective != "loss":
-        if config["method"]["kind"] != "zo":
-            found.append(f"train.objective={objective} is not differentiable: it needs a zeroth-order method")
+        if not config.method.kind.estimates:
+            yield f"train.objective={objective} is not differentiable: it needs a zeroth-order method"
         if generation != (objective == "f1"):
-            found.append(f"train.objective must be {'f1' if generation else 'accuracy'} or loss for this task")
-        if objective == "f1" and mode != "sequential":
-            found.append(f"train.objective=f1 generates at one point: evaluation.mode must be sequential, not {mode}")
-    return found
+            yield f"train.objective must be {'f1' if generation else 'accuracy'} or loss for this task"
+        if objective == "f1" and config.evaluation.mode.batched:
+            mode = config.evaluation.mode.value
+            yield f"train.objective=f1 generates at one point: evaluation.mode must be sequential, not {mode}"
 
 
-def _wrong_directions(estimator: str, perturbation: Mapping[str, Any], mode: str) -> list[str]:
-    name = perturbation["name"]
-    found = []
-    if (estimator == "cge") != (name == "coordinate"):
-        found.append("estimator=cge and perturbation=coordinate go together, not with others")
-    elif estimator == "cge" and mode != "sequential":
-        found.append(f"estimator=cge has two points a parameter: evaluation.mode must be sequential, not {mode}")
-    return found + _wrong_options("perturbation", perturbation)
+def _generation(config: TrialConfig) -> Iterator[str]:
+    """What timing a generation needs."""
+    if not config.method.kind.generates:
+        return
+    space, mode = config.space, config.evaluation.mode
+    timed = [name for name, one in registry.members("space").items() if issubclass(one, Space) and _is_timed(one)]
+    if space.name not in timed:
+        yield f"generation is timed over space {' or '.join(timed)}, not {space.name}"
+    if mode.mixes_queries or (mode is Mode.INNER and not space.sparse):
+        yield "generation supports evaluation.mode=sequential, or inner with a sparse space"
 
 
-def _wrong_options(axis: str, member: Mapping[str, Any]) -> list[str]:
-    name, found = member["name"], []
-    for option, value in member.items():
-        choices, (least, most) = CHOICES.get((name, option)), RANGES.get((name, option), (-math.inf, math.inf))
-        if choices and value not in choices:
-            found.append(str(unknown(option, value, choices, where=f"{axis}.{option}")))
-        elif not choices and (name, option) in RANGES and not least <= value <= most:
-            limits = f"at least {least}" if most == math.inf else f"from {least} to {most}"
-            found.append(f"{axis}.{option} of {name} must be {limits}, not {value}")
-    return found
+def _is_timed(space: type[Space]) -> bool:
+    """Whether generation can be timed over a space: it is there without a gradient, and is no layer of its own."""
+    return not space.needs_gradients and (space.sparse or space.moves_base)
+
+
+def _gradients(config: TrialConfig) -> Iterator[str]:
+    if config.gradients.samples and not (config.method.kind.backpropagates and config.space.moves_base):
+        yield "gradients.samples requires method.kind=fo and space=full"
+
+
+def _training(config: TrialConfig) -> Iterator[str]:
+    kind, update, space = config.method.kind, config.update, config.space
+    if not kind.trains:
+        return
+    if not _fits(update, kind):
+        updates = [name for name, one in registry.members("update").items() if issubclass(one, Update) and _fits(one, kind)]
+        yield f"update {update.name!r} does not go with method kind {kind.name!r}; use {' or '.join(updates)}"
+    if config.train.steps < 1:
+        yield f"train.steps must be at least 1, not {config.train.steps}"
+    if getattr(space, "targets", ("all",)) == ():
+        yield f"space {space.name!r} names no layers; set space.targets"
+    if kind.backpropagates and space.renewed_every:
+        yield "space.refresh must be 0 in backpropagation: its optimizer holds the entries it began with"
+    if config.device.cpu and kind.backpropagates and not config.precision.backpropagates_on_cpu:
+        yield f"backpropagation in {config.precision.name} on a CPU is not supported; use precision=fp32 or bf16"
+
+
+def _fits(update: Update | type[Update], kind: Kind) -> bool:
+    return update.backpropagates if kind.backpropagates else update.zeroth_order

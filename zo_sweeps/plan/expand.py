@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from zo_sweeps.config.composer import TRIAL_GROUPS, Composer, Forced
+from zo_sweeps.config.composer import CHOOSES, Composer, Forced
+from zo_sweeps.config.schema import TRIAL_GROUPS
 from zo_sweeps.core.errors import UserError
 
 
@@ -15,13 +16,18 @@ from zo_sweeps.core.errors import UserError
 class Setting:
     """One point of a block's axes: group choices and key values, and which of them were searched.
 
-    `column` is its name among the grid's `columns`; "" where the columns are tasks.
+    Args:
+        column: its name among the grid's `columns`; "" where the columns are tasks.
+        own: keys that the block itself gives, which its members must have.
+        where: grid and block, for messages.
     """
 
     choices: Mapping[str, str]
     values: Mapping[str, Any]
     searched: Mapping[str, Any]
     column: str = ""
+    own: frozenset[str] = frozenset()
+    where: str = ""
 
 
 def expand(composer: Composer, grid: Mapping[str, Any], block: str, spec: Mapping[str, Any]) -> Iterator[Setting]:
@@ -30,6 +36,7 @@ def expand(composer: Composer, grid: Mapping[str, Any], block: str, spec: Mappin
     forced = composer.forced
     fixed = {**_flatten(grid["fixed"]), **_flatten(spec["fixed"])}
     axes = {**_axes(grid["axes"], where), **_axes(spec["axes"], where)}
+    own_keys = frozenset({*_flatten(spec["fixed"]), *_axes(spec["axes"], where)} - {*forced.values})
     for name in {*fixed} & {*axes}:
         raise UserError(f"{name!r} is both fixed and an axis", where=where)
     default_task = fixed.get("task", composer.base["task"]["name"])
@@ -50,7 +57,7 @@ def expand(composer: Composer, grid: Mapping[str, Any], block: str, spec: Mappin
             choices = {name: str(value) for name, value in chosen.items() if name in TRIAL_GROUPS}
             values = {name: value for name, value in chosen.items() if name not in TRIAL_GROUPS}
             for seed in seeds:
-                yield Setting(choices, {**values, "seed": seed}, searched, column)
+                yield Setting(choices, {**values, "seed": seed}, searched, column, own_keys, where)
 
 
 def _columns(
@@ -94,14 +101,14 @@ def _at_task(
 
 
 def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"update": {"lr": 1}} -> {"update.lr": 1}; a group given a name stays as it is."""
+    """{"update": {"name": "sgd", "lr": 1}} -> {"update": "sgd", "update.lr": 1}: a name chooses the member."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         path = f"{prefix}{key}"
         if isinstance(value, Mapping):
             flat.update(_flatten(value, f"{path}."))
         else:
-            flat[path] = value
+            flat[CHOOSES.get(path, path)] = value
     return flat
 
 

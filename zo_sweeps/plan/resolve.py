@@ -2,104 +2,118 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
-from zo_sweeps.config.composer import AXES, Composer
-from zo_sweeps.core.errors import UserError, unknown
-from zo_sweeps.plan.compatible import TRAINED
+from zo_sweeps.config.composer import Composer
+from zo_sweeps.config.schema import AXES
+from zo_sweeps.core.errors import unknown
+from zo_sweeps.methods import registry
+from zo_sweeps.methods.definition import options
+from zo_sweeps.methods.kind import Kind
+from zo_sweeps.methods.parts import Method
+from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.expand import Setting
 
 
 class Options:
-    """The options of axis members (`space.rank`), as their own files list them.
+    """The options of axis members (`space.rank`), as their definitions list them.
 
-    A value that a grid or the command line gives to every block is passed over where the block's member has no such
-    option (rank, in a full space); one that no block has is an error.
+    A value that a grid or the command line gives to every block is ignored for members without that option (rank, in a
+    full space); one that a block gives its own member must be an option of it, and one that no block has is an error.
     """
 
     def __init__(self) -> None:
         self._taken: set[str] = set()
-        self._passed: set[str] = set()
+        self._ignored: set[str] = set()
 
-    def takes(self, config: Mapping[str, Any], path: str, value: Any) -> bool:
+    def takes(self, config: Mapping[str, Any], path: str, setting: Setting) -> bool:
+        """Whether a key applies to a configuration. Raises UserError for a block's own key that does not."""
         axis, _, option = path.partition(".")
         if axis not in AXES:
             return True
-        member = config[axis]
-        if option not in member or option == "name":
-            self._passed.add(path)
-            return False
-        self._taken.add(path)
-        default = member[option]
-        number = isinstance(default, (int, float)) and not isinstance(default, bool)
-        fits = isinstance(value, (int, float)) and not isinstance(value, bool) if number else True
-        if number and isinstance(default, int) and not isinstance(value, int):
-            fits = False
-        if isinstance(default, (str, bool, list)) and not isinstance(value, type(default)):
-            fits = False
-        if not fits:
-            kind = {bool: "true or false", int: "an integer", float: "a number", str: "a name", list: "a list"}[
-                type(default)
-            ]
-            raise UserError(f"{path}={value!r} has the wrong type", fix=f"it must be {kind}")
-        if isinstance(value, float) and not math.isfinite(value):
-            raise UserError(f"{path}={value!r} is not a finite number")
-        return True
+        name = config[axis]["name"]
+        known = [f.name for f in options(registry.member(axis, name, where=setting.where))]
+        if option in known:
+            self._taken.add(path)
+            return True
+        if path in setting.own:
+            what = unknown("key", path, [f"{axis}.{one}" for one in known], where=setting.where)
+            raise UserError(
+                what.what, where=what.where, choices=what.choices, fix=what.fix or f"{axis} is {name!r} here"
+            )
+        self._ignored.add(path)
+        return False
 
     def unknown(self, composer: Composer) -> list[str]:
         """A grid may name what only another member of the axis has (method=mezo, where it lists layers for LoRA)."""
-        found = []
-        for path in self._passed - self._taken:
+        problems = []
+        for path in self._ignored - self._taken:
             axis = path.partition(".")[0]
-            members = {file.stem for folder in composer.folders for file in (folder / axis).glob("*.yaml")}
-            options = {f"{axis}.{name}" for member in members for name in composer.option(axis, member)}
-            if path not in options or path in composer.forced.values:
-                found.append(str(unknown("key", path, options - {f"{axis}.name"})))
-        return sorted(found)
+            known = {f"{axis}.{f.name}" for member in registry.members(axis).values() for f in options(member)}
+            forced = path in composer.forced.values
+            if path not in known or forced:
+                problems.append(str(unknown("key", path, known, where="the command line" if forced else "")))
+        return sorted(problems)
 
 
-def resolve(composer: Composer, setting: Setting, options: Options) -> dict[str, Any]:
-    """A trial's whole configuration: presets, then the grid, then the scale, then the command line."""
-    scale = composer.base["scale"]
+def resolve(composer: Composer, setting: Setting, options: Options) -> TrialConfig:
+    """Return a trial's whole configuration: presets, then the grid, then the scale, then the command line.
+
+    Raises UserError for a key or value that no definition has.
+    """
+    forced: Collection[str] = composer.forced.values
     base = composer.trial_part(setting.choices)
-    config = {key: dict(value) if isinstance(value, dict) else value for key, value in base.items()}
+    tree = {key: dict(value) if isinstance(value, dict) else value for key, value in base.items()}
+    given: dict[str, str] = {}
     for path, value in setting.values.items():
-        if options.takes(config, path, value):
-            _set(config, path, value)
-    train, forced = config["train"], composer.forced.values
-    for kind in ("zo", "fo"):
-        if config["method"]["kind"] == kind:
-            for key, value in scale[kind].items():
-                if value is not None and f"train.{key}" not in forced:
-                    train[key] = value
-    split = config["split"]
+        if options.takes(tree, path, setting):
+            _set(tree, path, value)
+            given[path] = "the command line" if path in forced else setting.where
+    kind = Method.read(tree["method"], "method", composer.locate(setting.choices)).kind
+    _scale(tree, composer.base["scale"], kind, forced)
+    if tree["split"]["seed"] is None:
+        tree["split"]["seed"] = tree["seed"]
+    if not kind.trains:
+        tree["train"]["steps"] = 0
+    if tree["precision"]["name"] == "auto":
+        tree["precision"] = {"name": tree["model"]["precision"]}
+    located = composer.locate(setting.choices)
+    tree["members"] = [str(folder) for folder in registry.folders()]
+    config = TrialConfig.read(tree, lambda key: given.get(key) or located(key))
+    return _with_batch(config)
+
+
+def _scale(tree: dict[str, Any], scale: Mapping[str, Any], kind: Kind, forced: Collection[str]) -> None:
+    """Apply the scale (smoke, short) where the command line says nothing else."""
+    train, split, model = tree["train"], tree["split"], tree["model"]
+    for key, value in (scale["zo"] if kind.estimates else scale["fo"] if kind.backpropagates else {}).items():
+        if value is not None and f"train.{key}" not in forced:
+            train[key] = value
     for key, value in scale["split"].items():
         if value is not None and split[key] is not None and f"split.{key}" not in forced:
             split[key] = value
-    if split["seed"] is None:
-        split["seed"] = config["seed"]
-    model = config["model"]
     if scale["layers"] is not None and model["source"] == "random" and "model.arch.num_hidden_layers" not in forced:
-        layers = min(model["arch"]["num_hidden_layers"], scale["layers"])
-        model["arch"] = {**model["arch"], "num_hidden_layers": layers}
-    if scale["max_length"] is not None and "train.max_length" not in forced:
+        from zo_sweeps.models.families import with_layers
+
+        model["arch"] = with_layers(model["arch"], scale["layers"])
+    if scale["max_length"] is not None and "train.max_length" not in forced and isinstance(train["max_length"], int):
         train["max_length"] = min(train["max_length"], scale["max_length"])
-    if config["method"]["kind"] not in TRAINED:
-        train["steps"] = 0
-    if config["precision"]["name"] == "auto":
-        config["precision"] = {"name": config["model"]["precision"]}
-    train["eval_every"] = min(train["eval_every"], max(train["steps"], 1))
-    q = config["estimator"].get("q", 1) if config["method"]["kind"] == "zo" else 1
-    if train["batch"] is None and q >= 1 and train["effective_batch"] % q == 0:
-        train["batch"] = train["effective_batch"] // q
-    return config
 
 
-def _set(config: dict[str, Any], path: str, value: Any) -> None:
+def _with_batch(config: TrialConfig) -> TrialConfig:
+    """Fill in B = E / q, and an evaluation after the last step at the latest."""
+    train = replace(config.train, eval_every=min(config.train.eval_every, max(config.train.steps, 1)))
+    q = config.estimator.budget if config.method.kind.estimates else 1
+    if train.batch is None and train.effective_batch % q == 0:
+        train = replace(train, batch=train.effective_batch // q)
+    return replace(config, train=train)
+
+
+def _set(tree: dict[str, Any], path: str, value: Any) -> None:
     *parents, leaf = path.split(".")
-    node = config
+    node = tree
     for key in parents:
         child = node.get(key)
         node[key] = dict(child) if isinstance(child, Mapping) else {}

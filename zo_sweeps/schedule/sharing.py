@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from zo_sweeps.core.errors import UserError, unknown
-from zo_sweeps.core.trial import Event, Trial
+from zo_sweeps.core.trial import Event, SharedSteps, Trial
 from zo_sweeps.schedule.placement import Node, refusal
 
 ON_LOST = ("redo", "drop")
@@ -26,8 +26,8 @@ class Workers:
         return cls(executor["workers"], executor["on_lost_worker"], executor["worker_patience"])
 
     def of_trial(self, trial: Trial) -> int:
-        """Processes of a trial: only zeroth-order steps are shared."""
-        return self.count if _is_zeroth_order(trial) else 1
+        """Return the processes of a trial: only zeroth-order steps are shared."""
+        return self.count if trial.shared_steps else 1
 
     def check(self, trials: Iterable[Trial]) -> None:
         """Raises UserError when a trial's steps cannot be shared among so many, or not in this way."""
@@ -36,32 +36,31 @@ class Workers:
         if self.patience <= 0:
             raise UserError(f"executor.worker_patience must be above 0 seconds, not {self.patience}")
         for trial in trials if self.count > 1 else ():
-            if _is_zeroth_order(trial):
-                self._check(trial)
+            if trial.shared_steps:
+                self._check(trial, trial.shared_steps)
 
-    def _check(self, trial: Trial) -> None:
+    def _check(self, trial: Trial, shared: SharedSteps) -> None:
         where, fix = f"executor.workers={self.count}", "executor.workers=1"
-        mode, q = trial.config["evaluation"]["mode"], trial.config["estimator"].get("q")
-        if trial.config["evaluation"]["restore"] == "in_place":
+        if shared.one_process:
             raise UserError(
-                f"evaluation.restore=in_place leaves rounding in theta at every point: {trial.label or trial.trial_id} "
-                "has to be at all of them in one process",
+                f"{shared.one_process}: {trial.label or trial.trial_id} has to be at all of them in one process",
                 where=where,
                 fix=f"evaluation.restore=exact, or {fix}",
             )
-        if mode in ("outer", "both"):
-            forwards = 2 if mode == "outer" else 1
-            what = f"{forwards} forward{'s' * (forwards > 1)} that a step has with evaluation.mode={mode}"
-            fix = f"evaluation.mode=inner, or executor.workers={forwards}"
+        if shared.forwards:
+            most = shared.forwards
+            what = f"{most} forward{'s' * (most > 1)} that a step has with evaluation.mode={shared.mode}"
+            fix = f"evaluation.mode=inner, or executor.workers={most}"
         else:
-            forwards = q or self.count  # coordinate-wise: as many as there are parameters
-            what = f"{forwards} direction{'s' * (forwards > 1)} of a step"
-            fix = f"executor.workers={forwards} or less, or estimator.q={self.count} or more"
-        if self.count > forwards:
+            most = shared.directions or self.count  # coordinate-wise: as many as there are parameters
+            what = f"{most} direction{'s' * (most > 1)} of a step"
+            fix = f"executor.workers={most} or less, or estimator.q={self.count} or more"
+        if self.count > most:
             raise UserError(f"more workers than the {what}: {trial.label or trial.trial_id}", where=where, fix=fix)
-        if mode == "outer" and self.on_lost == "drop":
+        if shared.forwards and self.on_lost == "drop":
             raise UserError(
-                "with evaluation.mode=outer a worker holds one sign of every direction, so that none can be dropped",
+                f"with evaluation.mode={shared.mode} a worker holds one sign of every direction, so that none can be "
+                "dropped",
                 where="executor.on_lost_worker",
                 fix="evaluation.mode=inner, or executor.on_lost_worker=redo",
             )
@@ -85,7 +84,3 @@ def no_room(trial: Trial, count: int, nodes: Sequence[Node], cpus: int, limit: i
 def of_mask(journal: Sequence[Event]) -> list[Event]:
     """What of a journal a follower needs: the rest reaches it with the leader's first question."""
     return [event for event in journal if event["type"] == "mask"]
-
-
-def _is_zeroth_order(trial: Trial) -> bool:
-    return trial.config.get("method", {}).get("kind") == "zo"

@@ -41,6 +41,10 @@ class Sensitive(Space):
     refresh: int = option(0, "steps between masks (dynamic in the paper: 100); 0: found once, before training", least=0)
     targets: tuple[str, ...] = option(("all",), "roles of the layers (q, k, v, o, gate, up, down), or all")
 
+    @property
+    def of_text(self) -> str:
+        return self.text if self.source == "text" else ""
+
     def trainable(self, arch: Arch) -> int:
         return max(1, round(self.density * arch.entries(self.targets)))
 

@@ -1,0 +1,1 @@
+"""The kinds of trial. One file each."""

@@ -1,0 +1,15 @@
+"""The model as it is, without training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from zo_sweeps.methods.kind import Kind
+
+
+@dataclass(frozen=True)
+class ZeroShot(Kind):
+    """Score the untrained model. No seed, step or optimizer changes the result."""
+
+    runner: ClassVar[str] = "zo_sweeps.run.untrained:Untrained"

@@ -1,0 +1,21 @@
+"""Zeroth-order training: forward passes only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from zo_sweeps.methods.kind import Kind
+
+
+@dataclass(frozen=True)
+class ZerothOrder(Kind):
+    """Train by zeroth-order estimates; a run is its log of coefficients, and resumes from it."""
+
+    runner: ClassVar[str] = "zo_sweeps.run.zeroth_order:ZerothOrderRunner"
+    trains: ClassVar[bool] = True
+    estimates: ClassVar[bool] = True
+    resumes: ClassVar[bool] = True
+    parts: ClassVar[tuple[str, ...]] = (
+        "space", "update", "train", "gradients", "seed", "estimator", "perturbation", "evaluation",
+    )  # fmt: skip

@@ -1,0 +1,87 @@
+"""A trial's whole configuration, typed: what the planner makes, what a run reads, what a file holds as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from zo_sweeps.core.fingerprint import fingerprint
+from zo_sweeps.core.trial import Config
+from zo_sweeps.methods import registry
+from zo_sweeps.methods.definition import NOWHERE, Locate, identity, option, read, write
+from zo_sweeps.methods.estimator import Estimator
+from zo_sweeps.methods.evaluation import Evaluation
+from zo_sweeps.methods.parts import Data, Device, Gradients, Method, Model, Prompt, Split, Train
+from zo_sweeps.methods.perturbation import Perturbation
+from zo_sweeps.methods.precision import Precision
+from zo_sweeps.methods.space import Space
+from zo_sweeps.methods.task import Task
+from zo_sweeps.methods.update import Update
+
+NUMERICS = 1  # raised whenever the engine's results change: old results are then not taken for new ones
+EVERY = ("model", "task", "prompt", "precision", "device", "method", "split", "data")  # what every kind of trial uses
+
+
+@dataclass(frozen=True)
+class TrialConfig:
+    """Everything that a trial is made of.
+
+    A field counts towards the `trial_id` unless its definition marks it `identity=False`, or the method's kind does not
+    use the part it stands in.
+    """
+
+    model: Model
+    task: Task
+    prompt: Prompt
+    precision: Precision
+    device: Device
+    method: Method
+    estimator: Estimator
+    perturbation: Perturbation
+    space: Space
+    update: Update
+    evaluation: Evaluation
+    train: Train
+    gradients: Gradients
+    split: Split
+    data: Data
+    seed: int = option(0, "of noise, batches, initial values and, unless split.seed is given, the split")
+    members: tuple[str, ...] = option((), "folders with members of the user's own", identity=False)
+
+    @classmethod
+    def read(cls, data: Mapping[str, Any], locate: Locate = NOWHERE) -> TrialConfig:
+        """Read a resolved configuration. Raises UserError for an unknown key, a wrong type or a value out of range."""
+        return read(cls, data, "", locate)
+
+    @classmethod
+    def of(cls, config: Config) -> TrialConfig:
+        """Return a trial's configuration, read if it came from a file or another process."""
+        if isinstance(config, TrialConfig):
+            return config
+        data = config.to_json()
+        registry.use_folders(data.get("members", ()))
+        return cls.read(data)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the configuration as JSON, which `read` takes."""
+        whole: dict[str, Any] = {name: write(getattr(self, name)) for name in self.__dataclass_fields__}
+        return whole
+
+    def identity(self) -> dict[str, Any]:
+        """Return what changes the trial's result, and nothing else."""
+        kind = self.method.kind
+        parts = {name: identity(getattr(self, name)) for name in (*EVERY, *kind.parts)}
+        parts["task"] = self.task.in_dialect(self.prompt.name)
+        if not kind.trains:  # the only part of `train` that reaches a trial without steps
+            parts["max_length"] = self.train.max_length
+        return {"numerics": NUMERICS, **parts}
+
+    def trial_id(self) -> str:
+        """Return the fingerprint of `identity`."""
+        return fingerprint(self.identity())
+
+    @property
+    def steps(self) -> int:
+        """Optimization steps; 0 where nothing is trained."""
+        return self.train.steps if self.method.kind.trains else 0

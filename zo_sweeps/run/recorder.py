@@ -1,0 +1,132 @@
+"""What is known of a trial: the journal of earlier attempts comes in, events go out, the outcome is made of both."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from zo_sweeps.core.trial import Event, Outcome, Sink, Trial, TrialState
+from zo_sweeps.engine.train import Evaluated, StepDone
+from zo_sweeps.record.journal import evals, scalars
+
+FLUSH_SECONDS = 0.5  # steps are reported in groups: what a killed process loses is computed again
+
+
+class Recorder:
+    """Holds what is known so far, so that success, divergence and failure can all report it.
+
+    Attributes:
+        coefs, losses: the log of scalars, steps already in the journal first.
+        evaluations: step -> its `eval` event on dev.
+        test: the `test` event, once there is one.
+        measured: metrics of the outcome, by name.
+        mask: fingerprint of the sparse mask that the trial began with; "" before there is one.
+        seen: steps whose gradients are already recorded.
+        selected: the step whose weights are tested.
+        device: what this machine is, for the outcome.
+    """
+
+    def __init__(self, trial: Trial, sink: Sink, journal: Sequence[Event]) -> None:
+        self.trial, self._sink = trial, sink
+        self.coefs, self.losses = scalars(journal)
+        self.evaluations = {step: event for (split, step), event in evals(journal).items() if split == "dev"}
+        self.test = next((event for event in journal if event["type"] == "test"), None)
+        self.seen = {event["step"] for event in journal if event["type"] == "gradients"}
+        self.mask = next((str(event["fingerprint"]) for event in journal if event["type"] == "mask"), "")
+        self.reported = len(self.losses)  # steps already in the journal
+        self.measured: dict[str, float] = {}
+        self.device: Mapping[str, Any] = {}
+        self.selected = 0
+        self._seconds = [event["seconds"] for event in journal if event["type"] == "steps"]
+        self._tokens = sum(event["tokens"] for event in journal if event["type"] == "steps")
+        self._step_seconds: list[float] = []
+        self._pending: list[StepDone] = []
+        self._flushed_at = time.perf_counter()
+
+    @property
+    def steps_run(self) -> int:
+        """Steps of this attempt."""
+        return len(self._step_seconds)
+
+    def emit(self, kind: str, **fields: Any) -> Event:
+        """Send an event."""
+        event = {"type": kind, "time": time.time(), **fields}
+        self._sink.emit(event)
+        return event
+
+    def take(self, event: StepDone | Evaluated) -> None:
+        """Keep an event and report it, unless an earlier attempt has (a first-order run starts again from step 1)."""
+        if isinstance(event, StepDone):
+            if event.step > self.reported:
+                self.coefs.append(list(event.coefs))
+                self.losses.append(event.loss)
+                self._step_seconds.append(event.seconds)
+                self._pending.append(event)
+                if time.perf_counter() - self._flushed_at > FLUSH_SECONDS:
+                    self.flush()
+        elif event.step not in self.evaluations:
+            self.flush()
+            self.evaluations[event.step] = self.emit(
+                "eval", step=event.step, split="dev", loss=event.loss, metric=event.metric, seconds=event.seconds
+            )
+
+    def take_test(self, step: int, loss: float, metric: float) -> None:
+        """Keep and report the scores on test."""
+        self.test = self.emit("test", step=step, loss=loss, metric=metric)
+
+    def flush(self) -> None:
+        """Report the steps done since the last report, as one event."""
+        if self._pending:
+            seconds = sum(step.seconds for step in self._pending)
+            tokens = sum(step.tokens for step in self._pending)
+            self._seconds.append(seconds)
+            self._tokens += tokens
+            self.emit(
+                "steps",
+                first=self._pending[0].step,
+                losses=[step.loss for step in self._pending],
+                coefs=[list(step.coefs) for step in self._pending],
+                seconds=seconds,
+                tokens=tokens,
+            )
+            self.reported = self._pending[-1].step
+            self._pending = []
+        self._flushed_at = time.perf_counter()
+
+    def best(self) -> int:
+        """Return the selected step: lowest dev loss, or highest dev metric (`train.select`); ties go to the first."""
+        by = self.select
+        sign = -1 if by == "metric" else 1
+        return min(self.evaluations, key=lambda step: (sign * self.evaluations[step][by], step))
+
+    select = "loss"
+
+    def outcome(self, state: TrialState, *, error: str = "", trace: str = "") -> Outcome:
+        """Return how the attempt ended, and what it measured."""
+        metrics = dict(self.measured)
+        done = len(self.losses)
+        if done:
+            spent = sum(self._seconds) + sum(step.seconds for step in self._pending)
+            tokens = self._tokens + sum(step.tokens for step in self._pending)
+            metrics["train_seconds"] = spent
+            metrics["seconds_per_step"] = statistics.median(self._step_seconds) if self._step_seconds else spent / done
+            metrics["tokens_per_second"] = tokens / spent if spent else 0.0
+        if dropped := sum(math.isnan(g) for line in self.coefs for g in line):
+            metrics["directions_dropped"] = float(dropped)
+        chosen = self.evaluations.get(self.selected)
+        if state is TrialState.SUCCEEDED and chosen is not None and self.test is not None:
+            for split, event in (("dev", chosen), ("test", self.test)):
+                metrics[f"{split}/loss"], metrics[f"{split}/metric"] = event["loss"], event["metric"]
+        return Outcome(
+            trial_id=self.trial.trial_id,
+            state=state,
+            metrics=metrics,
+            selected_step=self.selected,
+            steps_done=done,
+            device=self.device,
+            error=error,
+            traceback=trace,
+        )
