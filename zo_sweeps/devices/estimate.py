@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from zo_sweeps.methods.arch import Arch
 
 RUNTIME_BYTES = 500 * 2**20  # a process with torch imported (CPU), or a CUDA context: not in `peak_memory`
 FP32 = 4
@@ -12,7 +11,7 @@ POINTS = {"sequential": lambda q: 1, "outer": lambda q: q, "inner": lambda q: 2,
 
 def peak_memory(
     model_parameters: int,
-    arch: Mapping[str, Any],
+    arch: Arch,
     precision_bytes: float,
     kind: str,
     space: str,
@@ -67,11 +66,8 @@ def peak_memory(
     full = space == "full"
     kept = (2 if kind == "fo" else 0) if moments is None else moments
     points = POINTS[mode](q) if kind == "zo" else 1
-    width = int(arch["hidden_size"])
-    inner = int(arch.get("intermediate_size") or arch["ffn_dim"])
-    layers, heads = int(arch["num_hidden_layers"]), int(arch["num_attention_heads"])
-    head = arch.get("head_dim") or width // heads
-    queries, keys = heads * head, (arch.get("num_key_value_heads") or heads) * head
+    width, inner, layers = arch.width, arch.inner, arch.layers
+    queries, keys = arch.heads * arch.head_width, arch.kv_heads * arch.head_width
 
     b = FP32 if kind == "fo" and full else precision_bytes
     rows = batch * points
@@ -92,7 +88,7 @@ def peak_memory(
 
 def finding_memory(
     model_parameters: int,
-    arch: Mapping[str, Any],
+    arch: Arch,
     precision_bytes: float,
     tokens: int,
     answer_tokens: int,
@@ -103,7 +99,6 @@ def finding_memory(
     `peak_memory` of FO without trainable parameters, 4 bytes for each of the `entries` that the mask may choose from,
     and 2 L H T^2 b of attention (which makes T x T matrices here, to be deterministic). Estimated, not measured.
     """
-    layers, heads = int(arch["num_hidden_layers"]), int(arch["num_attention_heads"])
     backward = peak_memory(
         model_parameters,
         arch,
@@ -114,8 +109,8 @@ def finding_memory(
         "sequential",
         1,
         tokens,
-        int(arch["vocab_size"]),
+        arch.vocabulary,
         0,
         answer_tokens=answer_tokens,
     )
-    return int(backward + FP32 * entries + 2 * layers * heads * tokens**2 * precision_bytes)
+    return int(backward + FP32 * entries + 2 * arch.layers * arch.heads * tokens**2 * precision_bytes)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.core.fingerprint import canonical_json, fingerprint
+from zo_sweeps.methods.arch import Arch
 from zo_sweeps.models import families, hub, shapes
 from zo_sweeps.models.checkpoint import CheckpointInfo, read_checkpoint_info
 
@@ -33,13 +34,13 @@ BLOCK, BLOCKS = 64 * 2**10, 64  # of larger ones
 
 @dataclass(frozen=True)
 class ModelStatus:
-    """What the planner must know of a model. `arch` is its HF config, as far as it is known here."""
+    """What the planner must know of a model; `arch` is None where its configuration is not known here."""
 
     available: bool
     why: str  # why not; or, for a model that will be downloaded, that it will
     fingerprint: str = ""
     parameters: int = 0
-    arch: Mapping[str, Any] = field(default_factory=dict)
+    arch: Arch | None = None
 
     def weights_bytes(self, precision: str) -> int:
         """Bytes of all parameters stored at a precision."""
@@ -88,22 +89,22 @@ def status(model: Mapping[str, Any]) -> ModelStatus:
             return _hub_status(model)
         identity = fingerprint_model(model)
         if model["source"] == "random":
-            arch = model["arch"]
-            parameters, tokens = shapes.parameter_count(arch), demo_tokens(arch)
-            if arch["vocab_size"] < tokens:
+            arch = families.describe(model["arch"])
+            tokens = demo_tokens(arch)
+            if arch.vocabulary < tokens:
                 what = f"random weights are used with the demo tokenizer, which has {tokens} tokens"
                 raise UserError(what, where="model.arch.vocab_size", fix=f"set it to {tokens} or more")
-            return ModelStatus(True, "", identity, parameters, arch)
+            return ModelStatus(True, "", identity, arch.parameters, arch)
         info = _identify(folder_of(model))[0]
         return ModelStatus(True, "", identity, info.parameters, info.arch)
     except UserError as error:
         return ModelStatus(False, str(error))
 
 
-def demo_tokens(arch: Mapping[str, Any]) -> int:
+def demo_tokens(arch: Arch) -> int:
     """Size of the demo tokenizer; a masked model's has a mask as well."""
     vocabulary = json.loads((DEMO / "config.json").read_text())["vocab_size"]
-    return int(vocabulary) + families.is_masked(arch["model_type"])
+    return int(vocabulary) + arch.masked
 
 
 def _hub_status(model: Mapping[str, Any]) -> ModelStatus:
@@ -112,8 +113,8 @@ def _hub_status(model: Mapping[str, Any]) -> ModelStatus:
     if folder is not None:
         info = read_checkpoint_info(folder)
         return ModelStatus(True, "", identity, info.parameters, info.arch)
-    arch = model.get("arch") or {}
-    parameters = shapes.parameter_count(arch) if arch else 0
+    arch = families.describe(model["arch"]) if model.get("arch") else None
+    parameters = arch.parameters if arch else 0
     trouble = hub.unreachable(repo, revision)
     if not trouble:
         return ModelStatus(True, f"{repo} will be downloaded", identity, parameters, arch)
@@ -153,7 +154,7 @@ def _files(folder: Path) -> list[Path]:
 def _identify_once(folder: Path, stamps: object) -> tuple[CheckpointInfo, str]:
     info = read_checkpoint_info(folder)
     digest = hashlib.sha256()
-    config = {key: value for key, value in info.arch.items() if key not in NOT_IDENTITY}
+    config = {key: value for key, value in info.config.items() if key not in NOT_IDENTITY}
     digest.update(canonical_json(config).encode())
     for part in TOKENIZER_PARTS:
         if (folder / part).is_file():

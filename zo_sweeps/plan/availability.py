@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.methods.arch import Arch
 from zo_sweeps.plan.compatible import TRAINED
 
 BYTES_A_TOKEN = 4  # of English text as JSON, roughly; for estimates only
@@ -41,7 +42,7 @@ class Places:
         model, data = self._model(config["model"]), self._task(config)
         config["model"]["fingerprint"] = model.fingerprint
         config["task"]["fingerprint"] = data.fingerprint
-        self._masked(config, model.arch.get("model_type"))
+        self._goes_with(config, model.arch)
         text = self._text(config)
         precision = config["precision"]["name"]
         stored = _is_stored(precision)
@@ -65,13 +66,11 @@ class Places:
         return why, memory, tokens
 
     @staticmethod
-    def _masked(config: Mapping[str, Any], model_type: object) -> None:
-        """Raises UserError for a causal model with a prompt for a masked one, or the other way round."""
-        from zo_sweeps.models import families
-
-        if model_type not in families.names():
+    def _goes_with(config: Mapping[str, Any], arch: Arch | None) -> None:
+        """Raises UserError for a model (None: not known) that does not go with the prompt, the method or the space."""
+        if arch is None:
             return
-        wording, masked = config["task"]["dialects"].get(config["prompt"]["name"]), families.is_masked(model_type)
+        wording, masked = config["task"]["dialects"].get(config["prompt"]["name"]), arch.masked
         if wording and masked != (wording["loss"] == "label_words"):
             kind, other = ("masked", "without") if masked else ("causal", "with")
             raise UserError(
@@ -82,8 +81,8 @@ class Places:
             what = {"icl": "in-context learning", "generate": "generation"}[config["method"]["kind"]]
             fix = f"leave kind {config['method']['kind']} out for masked models"
             raise UserError(f"{what} needs a causal model", fix=fix)
-        if masked and config["space"]["name"] == "prefix" and config["method"]["kind"] in TRAINED:
-            raise UserError("a prefix needs a causal model, which keeps keys and values", fix="use another space")
+        if arch.no_prefix and config["space"]["name"] == "prefix" and config["method"]["kind"] in TRAINED:
+            raise UserError(arch.no_prefix, fix="use another space")
 
     def _model(self, model: Mapping[str, Any]) -> Any:
         from zo_sweeps.models.identity import status
@@ -127,10 +126,10 @@ class Places:
     @staticmethod
     def _memory(config: Mapping[str, Any], model: Any, tokens: float) -> int:
         from zo_sweeps.devices.estimate import RUNTIME_BYTES, finding_memory, peak_memory
-        from zo_sweeps.models.shapes import BYTES, target_entries, trainable_parameters
+        from zo_sweeps.models.shapes import BYTES, trainable_parameters
 
         precision = config["precision"]["name"]
-        if not model.arch or precision not in BYTES:
+        if model.arch is None or precision not in BYTES:
             return 0
         space = config["space"]
         trainable = model.parameters if space["name"] == "full" else trainable_parameters(model.arch, space)
@@ -139,7 +138,7 @@ class Places:
         if space["name"] == "sensitive" and kind in TRAINED:
             of_text = space["source"] == "text"
             length = space["length"] if of_text else int(min(config["train"]["max_length"], 2 * tokens))
-            entries = target_entries(model.arch, space["targets"])
+            entries = model.arch.entries(model.arch.roles(space["targets"]))
             finding = finding_memory(
                 model.parameters, model.arch, BYTES[precision], length, length if of_text else 1, entries
             )
@@ -153,7 +152,7 @@ class Places:
             config["evaluation"]["mode"],
             config["train"]["batch"] or 1,
             int(min(config["train"]["max_length"], 2 * tokens)),  # the longest row of a batch, not the mean
-            int(model.arch["vocab_size"]),
+            model.arch.vocabulary,
             trainable,
             moments=MOMENTS.get(config["update"]["name"], 0) if kind in TRAINED else 0,
         )

@@ -8,6 +8,7 @@ from typing import Any
 
 from zo_sweeps.config.composer import AXES, Composer
 from zo_sweeps.core.errors import UserError, unknown
+from zo_sweeps.models import families
 from zo_sweeps.plan.compatible import TRAINED
 from zo_sweeps.plan.expand import Setting
 
@@ -82,8 +83,7 @@ def resolve(composer: Composer, setting: Setting, options: Options) -> dict[str,
         split["seed"] = config["seed"]
     model = config["model"]
     if scale["layers"] is not None and model["source"] == "random" and "model.arch.num_hidden_layers" not in forced:
-        layers = min(model["arch"]["num_hidden_layers"], scale["layers"])
-        model["arch"] = {**model["arch"], "num_hidden_layers": layers}
+        model["arch"] = families.with_layers(model["arch"], scale["layers"])
     if scale["max_length"] is not None and "train.max_length" not in forced:
         train["max_length"] = min(train["max_length"], scale["max_length"])
     if config["method"]["kind"] not in TRAINED:

@@ -13,6 +13,7 @@ from torch import Tensor
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.engine import losses, masks, sensitivity
 from zo_sweeps.engine.batch import collate
+from zo_sweeps.methods.arch import ALL
 from zo_sweeps.models import mask_store
 from zo_sweeps.models.causal import LanguageModel
 from zo_sweeps.tasks.encode import Candidate, Example
@@ -80,7 +81,7 @@ class Gradients:
     ) -> None:
         self._config, self._model, self._loss, self._gold_only = config, model, loss, gold_only
         self._examples = list(examples[: config["gradients"]["samples"]])
-        self._weights = _weights(model, list(model.target_modules(model.family.TARGETS)))
+        self._weights = _weights(model, list(model.target_modules([ALL])))
         self._static: dict[str, masks.Masks] = {}
 
     def look(self) -> dict[str, Any]:
