@@ -14,8 +14,8 @@ from zo_sweeps.bench.ours import Steps
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.engine.spaces import full
 from zo_sweeps.models.causal import LanguageModel
+from zo_sweeps.models.families import describe
 from zo_sweeps.models.load import load
-from zo_sweeps.models.shapes import parameter_count
 
 pytestmark = pytest.mark.unit
 
@@ -94,7 +94,7 @@ def test_the_gpu_part_measures_the_same_on_any_device(model: LanguageModel) -> N
 
 
 def test_the_seven_billion_are_counted() -> None:
-    assert parameter_count(shapes.LLAMA_2_7B) == 6_738_415_616
+    assert describe(shapes.LLAMA_2_7B).parameters == 6_738_415_616
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -79,7 +79,7 @@ def test_a_product_beside_the_weights_is_the_product_with_theta_written_into_the
         for param in space.params.values():
             param.data += 0.3
         if beside:
-            space.multiply_beside()
+            space.use_sparse_matmul()
         with torch.inference_mode():
             found = model.module(ids).logits.float()
         if beside:

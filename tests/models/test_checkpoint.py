@@ -11,8 +11,8 @@ import torch
 
 from tests.models.common import TINY
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.models import shapes
 from zo_sweeps.models.checkpoint import read_checkpoint_info
+from zo_sweeps.models.families import describe
 from zo_sweeps.models.identity import DEMO, status
 
 pytestmark = pytest.mark.unit
@@ -29,7 +29,7 @@ def refused(folder, match):
 
 def test_the_demo_model_is_read_from_its_headers():
     info = read_checkpoint_info(DEMO)
-    assert info.parameters == shapes.parameter_count(info.arch)
+    assert info.parameters == info.arch.parameters
     assert info.dtype in ("BF16", "F16")
     assert info.bytes == (DEMO / "model.safetensors").stat().st_size
 
@@ -38,7 +38,7 @@ def test_shards_are_counted_together(checkpoint):
     whole, sharded = checkpoint(name="whole"), checkpoint(name="sharded", max_shard_size="200KB")
     assert len(read_checkpoint_info(sharded).files) > 1
     assert read_checkpoint_info(sharded).parameters == read_checkpoint_info(whole).parameters
-    assert read_checkpoint_info(whole).parameters == shapes.parameter_count(TINY["llama"])
+    assert read_checkpoint_info(whole).parameters == describe(TINY["llama"]).parameters
 
 
 def test_no_such_folder(tmp_path):
@@ -62,11 +62,11 @@ def test_a_classifier_is_not_a_language_model(checkpoint):
     refused(folder, "not a causal language model but LlamaForSequenceClassification")
 
 
-def test_unknown_family(checkpoint):
+def test_a_model_that_cannot_be_served_says_why(checkpoint):
     folder = checkpoint()
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "model_type": "mamba"}))
-    refused(folder, "unknown model family 'mamba'")
+    refused(folder, "model family 'mamba' cannot be served: its layers carry a state .* in ")
 
 
 def test_no_weights(checkpoint):

@@ -16,7 +16,8 @@ from huggingface_hub import constants
 
 from tests.models.common import TINY, model_yaml
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.models import hub, identity, shapes
+from zo_sweeps.models import hub, identity
+from zo_sweeps.models.families import describe
 from zo_sweeps.models.identity import DEMO, fingerprint_model, status
 from zo_sweeps.models.load import load
 
@@ -117,7 +118,7 @@ def test_the_status_of_what_is_there(copy):
         seen = status(model)
         assert seen.available, seen.why
         assert seen.fingerprint == fingerprint_model(model)
-        assert seen.parameters == shapes.parameter_count(seen.arch)
+        assert seen.parameters == seen.arch.parameters
         assert seen.weights_bytes("fp16") * 2 == seen.weights_bytes("fp32") == 4 * seen.parameters
 
 
@@ -235,7 +236,7 @@ def test_a_cached_model_is_found_and_loaded_without_a_network(fake_hub, checkpoi
     seen = status(model_yaml("opt_1b3"))
     assert seen.available, seen.why
     assert seen.fingerprint == "hf:facebook/opt-1.3b@main"
-    assert seen.parameters == shapes.parameter_count(TINY["llama"])
+    assert seen.parameters == describe(TINY["llama"]).parameters
     assert load(model_yaml("opt_1b3"), torch.float32, "cpu").commit == commit
     assert fake_hub[1] == []  # transformers, given an id, would ask the hub
     os.unlink(f"{snapshot}/model-00001-of-00003.safetensors" if sharded else f"{snapshot}/model.safetensors")

@@ -22,7 +22,6 @@ from zo_sweeps.engine.spaces import full, lora
 from zo_sweeps.models.identity import DEMO, status
 from zo_sweeps.models.load import load
 from zo_sweeps.models.masked import MaskedLanguageModel
-from zo_sweeps.models.shapes import linear_shapes
 from zo_sweeps.tasks import TaskSpec
 from zo_sweeps.tasks.encode import Example
 from zo_sweeps.tasks.masked import encode_masked
@@ -188,12 +187,11 @@ def test_both_spaces_move_a_masked_model_as_weights_written_in_place_do(examples
 def test_targets_are_told_apart_by_their_whole_names(model: MaskedLanguageModel) -> None:
     every = model.target_modules(["q", "k", "v", "o", "up", "down"])
     assert len(every) == 12
-    shapes = linear_shapes(ARCH)
-    for role, end in model.family.TARGETS.items():
+    for role, end in model.arch.projections.items():
         found = model.target_modules([role])
         assert len(found) == 2
         assert all(name.endswith(end) for name in found)
-        assert {tuple(layer.weight.shape) for layer in found.values()} == {shapes[role]}
+        assert {tuple(layer.weight.shape) for layer in found.values()} == {model.arch.linears[role]}
     assert list(model.target_modules(["down"])) == [f"roberta.encoder.layer.{i}.output.dense" for i in range(2)]
     assert not set(model.target_modules(["o"])) & set(model.target_modules(["down"]))
     with pytest.raises(UserError, match="unknown target 'gate'"):
@@ -225,7 +223,7 @@ def test_a_pad_id_that_is_not_the_model_s_is_refused(model: MaskedLanguageModel,
 
 def test_random_weights_take_the_pad_id_of_the_tokenizer_that_they_are_used_with() -> None:
     made = load({"source": "random", "arch": {**ARCH, "pad_token_id": 1}}, torch.float32, "cpu")
-    assert made.config.pad_token_id == made.pad_id == 0
+    assert made.module.config.pad_token_id == made.pad_id == 0
 
 
 def test_a_masked_model_does_not_generate(model: MaskedLanguageModel) -> None:

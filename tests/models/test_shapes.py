@@ -11,6 +11,7 @@ import torch
 from tests.models.common import TINY, model_yaml
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.models import shapes
+from zo_sweeps.models.families import describe
 
 pytestmark = pytest.mark.unit
 
@@ -40,49 +41,51 @@ def build(arch):
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_the_count_is_the_published_one(name):
-    assert shapes.parameter_count(model_yaml(name)["arch"]) == PUBLISHED[name]
+    assert describe(model_yaml(name)["arch"]).parameters == PUBLISHED[name]
 
 
 @pytest.mark.parametrize(("family", "changes"), VARIANTS)
 def test_the_count_is_that_of_the_module_that_transformers_builds(family, changes):
     arch = {**TINY[family], **changes}
-    assert shapes.parameter_count(arch) == sum(p.numel() for p in build(arch).parameters())
+    assert describe(arch).parameters == sum(p.numel() for p in build(arch).parameters())
 
 
 @pytest.mark.parametrize("family", TINY)
 def test_linear_shapes_are_those_of_every_layer(family):
-    from zo_sweeps.models.families import family as find
-
-    arch = TINY[family]
-    expected = {find(family).TARGETS[role]: shape for role, shape in shapes.linear_shapes(arch).items()}
+    arch = describe(TINY[family])
+    expected = {arch.projections[role].rpartition(".")[2]: shape for role, shape in arch.linears.items()}
     found = [
         (name.rpartition(".")[2], (layer.out_features, layer.in_features))
-        for name, layer in build(arch).named_modules()
+        for name, layer in build(TINY[family]).named_modules()
         if isinstance(layer, torch.nn.Linear) and ".layers." in name
     ]
-    assert len(found) == arch["num_hidden_layers"] * len(expected)
+    assert len(found) == arch.layers * len(expected)
     assert set(found) == set(expected.items())
 
 
 def test_low_rank_factors_are_counted_over_all_layers():
     # q: 32 -> 32, v: 32 -> 16 (2 of 4 heads), 2 layers, rank 3
-    assert shapes.lora_parameters(TINY["llama"], ["q", "v_proj"], 3) == (2 * 3 * (32 + 32), 2 * 3 * (32 + 16))
+    space = {"targets": ["q", "v_proj"], "rank": 3}
+    count = [
+        shapes.trainable_parameters(describe(TINY["llama"]), {"name": name, **space}) for name in ("lora", "lora_fa")
+    ]
+    assert count == [2 * 3 * (32 + 32) + 2 * 3 * (32 + 16), 2 * 3 * (32 + 16)]
 
 
 def test_a_target_that_the_family_lacks_is_an_error_with_the_choices():
     with pytest.raises(UserError, match=r"unknown target 'gate' in space.targets; choose from: .*fc1.*up"):
-        shapes.lora_parameters(TINY["opt"], ["q", "gate"], 4)
+        describe(TINY["opt"]).roles(["q", "gate"])
 
 
-def test_an_unknown_family_is_an_error_with_the_choices():
-    with pytest.raises(UserError, match=r"unknown model family 'lama'.*opt, roberta; did you mean 'llama'\?"):
-        shapes.parameter_count({"model_type": "lama"})
+def test_an_unknown_family_is_an_error_with_the_near_match():
+    with pytest.raises(UserError, match=r"unknown model family 'lama'.*; did you mean 'llama'\?"):
+        describe({"model_type": "lama"})
 
 
 @pytest.mark.parametrize("value", [None, 0, "32", True])
 def test_a_missing_or_senseless_size_names_its_key(value):
     with pytest.raises(UserError, match="positive integer 'hidden_size'"):
-        shapes.parameter_count({**TINY["llama"], "hidden_size": value})
+        describe({**TINY["llama"], "hidden_size": value})
 
 
 def test_bytes_follow_the_precision():

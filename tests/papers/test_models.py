@@ -10,7 +10,6 @@ import yaml
 
 from zo_sweeps.config.composer import Composer, conf_dir
 from zo_sweeps.models import families
-from zo_sweeps.models.shapes import parameter_count
 
 pytestmark = pytest.mark.unit
 
@@ -46,7 +45,7 @@ def test_every_model_composes_under_its_own_name(name: str) -> None:
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_the_shape_has_the_published_number_of_parameters(name: str) -> None:
-    assert parameter_count(_known(name)["arch"]) == PUBLISHED[name]
+    assert families.describe(_known(name)["arch"]).parameters == PUBLISHED[name]
 
 
 @pytest.mark.parametrize("name", [name for name in SIZED if name.startswith("random_") and name not in SMALL])
@@ -55,7 +54,7 @@ def test_random_weights_have_the_shape_of_the_model_that_they_are_named_after(na
     if name != "random_opt_13b":  # no run of a paper trains it
         assert [model["arch"] for model in real] == [SIZED[name]["arch"]]
     else:
-        assert parameter_count(SIZED[name]["arch"]) == 12_853_473_280
+        assert families.describe(SIZED[name]["arch"]).parameters == 12_853_473_280
 
 
 @pytest.mark.parametrize("name", [name for name in SIZED if SIZED[name]["source"] == "hub"])
@@ -65,7 +64,7 @@ def test_every_model_runs_with_random_weights_at_reduced_depth(name: str) -> Non
     smaller = {"num_hidden_layers": 1, "vocab_size": 4104, "bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
     arch = {**_known(name)["arch"], **smaller}
     model = load({"source": "random", "arch": arch}, torch.bfloat16, "cpu")
-    assert sum(p.numel() for p in model.module.parameters()) == parameter_count(arch)
+    assert sum(p.numel() for p in model.module.parameters()) == families.describe(arch).parameters
     with torch.inference_mode():
         hidden = model.hidden(torch.arange(5, 13)[None], None)
         logits = model.head(hidden[0])

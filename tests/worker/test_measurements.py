@@ -166,7 +166,7 @@ def test_a_continuation_has_exactly_the_tokens_that_are_asked_for_and_they_are_t
 
     model = load({"source": "demo", "path": None}, torch.float32, "cpu")
     prompt = model.prompt("A film that")
-    found = model.continue_by(prompt, 6)
+    found = model.generate_exactly(prompt, 6)
     ids = list(prompt)
     for _ in range(6):
         with torch.inference_mode():

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from zo_sweeps.methods.parts import Model
 from zo_sweeps.models.causal import LanguageModel
 from zo_sweeps.models.load import load
 
@@ -50,12 +51,12 @@ class Example:
 
 def llama_58m() -> LanguageModel:
     """The Llama of LLAMA_58M, fp32, on the CPU."""
-    return load({"source": "random", "arch": LLAMA_58M, "seed": 0}, torch.float32, torch.device("cpu"))
+    return load(Model(source="random", arch=LLAMA_58M), torch.float32, torch.device("cpu"))
 
 
 def demo() -> LanguageModel:
     """The demo model, fp32, on the CPU."""
-    return load({"source": "demo"}, torch.float32, torch.device("cpu"))
+    return load(Model(), torch.float32, torch.device("cpu"))
 
 
 def examples(lengths: Sequence[int], options: int, vocabulary: int = VOCABULARY) -> list[Example]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
-from zo_sweeps.core.trial import Event, Outcome, Sink, Trial, TrialState
+from zo_sweeps.core.trial import Event, Outcome, Sink, Stored, Trial, TrialState
 from zo_sweeps.record.journal import last_step
 
 TARGET = "zo_sweeps.bench.trials:run_trial"
@@ -15,7 +15,7 @@ def trials(count: int, *, steps: int = 1, pause: float = 0.0) -> Iterator[Trial]
     """`count` trials of `steps` steps of `pause` seconds, all of one base model."""
     for number in range(count):
         config = {"train": {"steps": steps}, "pause": pause}
-        yield Trial(f"{number:016x}", config, warm_key="model", cost=float(steps), label=f"trial {number}")
+        yield Trial(f"{number:016x}", Stored(config), warm_key="model", cost=float(steps), label=f"trial {number}")
 
 
 def run_trial(trial: Trial, sink: Sink, journal: list[Event], attempt: int, should_stop: Callable[[], bool]) -> Outcome:
@@ -31,8 +31,8 @@ def run_trial(trial: Trial, sink: Sink, journal: list[Event], attempt: int, shou
         if should_stop():
             state = TrialState.CANCELLED
             break
-        time.sleep(trial.config["pause"])
-        emit("steps", first=step, losses=[1.0 / step], coefs=[[0.0]], seconds=trial.config["pause"], tokens=1)
+        time.sleep(trial.config.to_json()["pause"])
+        emit("steps", first=step, losses=[1.0 / step], coefs=[[0.0]], seconds=trial.config.to_json()["pause"], tokens=1)
         done = step
     outcome = Outcome(trial.trial_id, state, {"wall_seconds": 0.0}, steps_done=done)
     emit("end", outcome=outcome.to_json())

@@ -210,7 +210,7 @@ def trial(planned: Plan, trial_id: str, console: Console) -> None:
             _say(console, f"  {name} = {value:.6g}")
         if ended.error:
             _say(console, f"{ended.error}\n{ended.traceback}")
-    _say(console, json.dumps(it.config, indent=1, sort_keys=True, ensure_ascii=False))
+    _say(console, json.dumps(it.config.to_json(), indent=1, sort_keys=True, ensure_ascii=False))
 
 
 def tables(planned: Plan, composer: Composer, form: str, only: Sequence[str]) -> str:

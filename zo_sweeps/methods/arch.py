@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from zo_sweeps.core.errors import unknown
 
+ALL = "all"  # the target that names every projection of a block
+
 
 @dataclass(frozen=True)
 class Arch:
@@ -21,8 +23,12 @@ class Arch:
         masked: it fills masks (BERT's kind) in place of predicting the next token.
         parameters: of the whole language model, tied ones once.
         linears: role -> (out, in) features of one layer's projections. Roles are q, k, v, o, gate, up, down, and qkv or
-            gate_up where a model multiplies several at once.
-        names: role -> the family's own name for that layer.
+            gate_up where a model multiplies several at once; a projection that is none of these goes by its own name.
+        blocks: qualified name of the list of layers.
+        projections: role -> name of the projection within a layer (`self_attn.q_proj`); the same roles as `linears`.
+        window: tokens that a token sees, itself included, where every layer has the same limit; 0: no limit.
+        no_packing: why several texts cannot share a row; "" when they can.
+        no_prefix: why trained keys and values cannot be put before a text; "" when they can.
     """
 
     family: str
@@ -38,20 +44,30 @@ class Arch:
     masked: bool
     parameters: int
     linears: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    names: Mapping[str, str] = field(default_factory=dict)
+    blocks: str = ""
+    projections: Mapping[str, str] = field(default_factory=dict)
+    window: int = 0
+    no_packing: str = ""
+    no_prefix: str = ""
 
-    def roles(self, targets: Iterable[str]) -> list[str]:
-        """Return the roles that `targets` name, in the model's order: roles, the family's own layer names, or `all`.
+    def roles(self, targets: Iterable[str]) -> tuple[str, ...]:
+        """Return the roles that `targets` name, in the family's order.
 
-        Raises UserError with the choices for a name that is neither.
+        A target is a role (`q`), the projection's own name or the end of it (`self_attn.q_proj`, `q_proj`; an end that
+        several share names them all, as in peft), or `all`. Raises UserError with the choices for any other.
         """
-        by_name = {name: role for role, name in self.names.items()}
-        chosen = {by_name.get(target, target) for target in targets}
-        if chosen == {"all"}:
-            return list(self.linears)
-        for target in chosen - set(self.linears):
-            raise unknown("target", target, ["all", *self.linears, *by_name], where="space.targets")
-        return [role for role in self.linears if role in chosen]
+        chosen: set[str] = set()
+        for target in targets:
+            named = self._named(target)
+            if not named:
+                leaves = [path.rpartition(".")[2] for path in self.projections.values()]
+                own = [
+                    leaf if leaves.count(leaf) == 1 else path
+                    for leaf, path in zip(leaves, self.projections.values(), strict=True)
+                ]
+                raise unknown("target", target, {ALL, *self.linears, *own}, where="space.targets")
+            chosen |= named
+        return tuple(role for role in self.linears if role in chosen)
 
     def inputs(self, targets: Iterable[str]) -> int:
         """Sum the input features of the target projections over all layers."""
@@ -64,3 +80,9 @@ class Arch:
     def entries(self, targets: Iterable[str]) -> int:
         """Count the weight entries of the target projections over all layers: what a density is a share of."""
         return self.layers * sum(out * into for out, into in (self.linears[role] for role in self.roles(targets)))
+
+    def _named(self, target: str) -> set[str]:
+        if target == ALL or target in self.linears:
+            return {role for role in self.linears if target in (ALL, role)}
+        exact = {role for role, path in self.projections.items() if path == target}
+        return exact or {role for role, path in self.projections.items() if path.endswith(f".{target}")}

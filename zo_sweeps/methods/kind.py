@@ -28,6 +28,11 @@ class Kind(Definition):
         return 0
 
     @property
+    def prompt(self) -> str:
+        """The text that it continues."""
+        return ""
+
+    @property
     def shown(self) -> int:
         """Solved examples before each prompt."""
         return 0

@@ -25,6 +25,7 @@ PACKAGES = {
     "kind": "zo_sweeps.methods.kinds",
     "objective": "zo_sweeps.engine.objectives",
     "metric": "zo_sweeps.tasks.metrics",
+    "task_kind": "zo_sweeps.tasks.kinds",
     "executor": "zo_sweeps.schedule.executors",
 }
 _folders: list[Path] = []

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from zo_sweeps.core.errors import UserError, unknown
+from zo_sweeps.models import families
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 # a layer's part -> its name in peft, by space
@@ -113,7 +114,8 @@ def _unflatten(space: Any, flat: Tensor) -> None:
 
 def _config(space: Any, options: Mapping[str, Any], module: nn.Module) -> dict[str, Any]:
     name = options["name"]
-    common: dict[str, Any] = {"task_type": "CAUSAL_LM", "inference_mode": True}
+    # peft has no task type for masked models: without one it wraps the model as it is
+    common: dict[str, Any] = {"task_type": None if _is_masked(module) else "CAUSAL_LM", "inference_mode": True}
     if name == "prefix":
         heads, n, width = next(iter(space.params.values())).shape
         return {
@@ -137,6 +139,11 @@ def _config(space: Any, options: Mapping[str, Any], module: nn.Module) -> dict[s
         "lora_dropout": 0.0,
         "use_dora": name == "dora",
     }
+
+
+def _is_masked(module: nn.Module) -> bool:
+    config: Any = module.config
+    return families.describe(config.to_dict()).masked
 
 
 def _targets(space: Any, module: nn.Module) -> list[str]:

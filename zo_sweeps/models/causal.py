@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.methods.arch import ALL
 from zo_sweeps.models import families
-from zo_sweeps.models.shapes import roles
+from zo_sweeps.models.logits import logits_of
 
 
 class LanguageModel:
@@ -28,14 +30,16 @@ class LanguageModel:
         self.module: nn.Module = module.eval().requires_grad_(False)
         self.tokenizer = tokenizer
         self.commit = commit
-        self.config = module.config
-        self.family = families.family(self.config.model_type)
-        vocabulary = tokenizer.get_vocab()
-        self.bos_id: int | None = vocabulary.get(self.family.BOS_TOKEN, tokenizer.bos_token_id)
+        config = module.config.to_dict()
+        self.arch = families.describe(config)
+        self.bos_id: int | None = tokenizer.get_vocab().get(families.family(config).bos, _front(tokenizer))
         self.eos_id: int | None = tokenizer.eos_token_id
         # Llama has no padding token: `<unk>`, as in MeZO. No result depends on which: no position attends to padding.
         self.pad_id: int = _first(tokenizer.pad_token_id, tokenizer.unk_token_id, self.eos_id, 0)
-        self.max_positions: int = self.config.max_position_embeddings
+        self.max_positions: int = self.arch.positions
+        for name, layer in self.target_modules([ALL]).items():  # the plan counted with `arch`
+            role = next(role for role, path in self.arch.projections.items() if name.endswith(f".{path}"))
+            assert _features(layer) == self.arch.linears[role], f"{name} is not as {self.arch.family} describes it"
 
     def hidden(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, positions: Tensor | None = None
@@ -52,26 +56,26 @@ class LanguageModel:
             positions: [N, T], each token's place in its text, where rows hold several texts one after the other; a
                 token then sees its own text only. None: a row is one text.
 
-        Cost: with positions, attention reads a mask of T x T booleans a row.
+        Cost: with positions, attention reads a mask of T x T booleans per row; a model that cannot take such a mask
+        (`arch.no_packing`) reads each text in a row of its own.
         """
         if attention_mask is not None:
             falls_only = (attention_mask[:, 1:] <= attention_mask[:, :-1]).all()
             torch._assert_async(falls_only, "hidden() takes batches padded on the right")
         base: Any = self.module.base_model
+        if positions is not None and self.arch.no_packing:
+            return self._apart(input_ids, attention_mask, positions)
         seen = None if positions is None else own_text(positions)
-        window: int | None = getattr(self.config, "sliding_window", None)
-        if seen is not None and window is not None and window < input_ids.shape[1]:
-            seen = seen.triu(1 - window)  # a mask of ours replaces the model's own
+        if seen is not None and 0 < self.arch.window < input_ids.shape[1]:
+            seen = seen.triu(1 - self.arch.window)  # a mask of ours replaces the model's own
         states: Tensor = base(
             input_ids=input_ids, attention_mask=seen, position_ids=positions, use_cache=False
         ).last_hidden_state
         return states
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Logits [K, V] of hidden states [K, D]."""
-        module: Any = self.module
-        logits: Tensor = module.get_output_embeddings()(hidden)
-        return logits
+        """Logits [K, V] of hidden states [K, D], scaled and capped as the model's own forward does."""
+        return logits_of(self.module, hidden)
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
@@ -123,7 +127,7 @@ class LanguageModel:
         ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return [*([] if self.bos_id is None else [self.bos_id]), *ids]
 
-    def continue_by(self, prompt: Sequence[int], new_tokens: int) -> list[int]:
+    def generate_exactly(self, prompt: Sequence[int], new_tokens: int) -> list[int]:
         """The greedy continuation of `prompt` (token ids) by exactly `new_tokens` tokens, for timing."""
         from transformers import GenerationConfig
 
@@ -145,18 +149,37 @@ class LanguageModel:
         found: list[int] = output[0, ids.shape[1] :].tolist()
         return found
 
-    def target_modules(self, targets: Iterable[str]) -> dict[str, nn.Linear]:
-        """The linear layers that `targets` name in every layer, by qualified name, in the model's order.
+    def target_modules(self, targets: Iterable[str]) -> dict[str, nn.Module]:
+        """Return the projections (Linear or Conv1D) that `targets` name in every layer, by qualified name.
 
-        A target is a role (q, k, v, o, gate, up, down) or the family's own name for it (q_proj). Raises UserError with
-        the choices for one that the family does not have.
+        They stand in the model's order. A target is a role (q, k, v, o, gate, up, down, qkv, gate_up), the model's own
+        name for it (q_proj), or `all`; see `Arch.roles`. Raises UserError with the choices for one that the model does
+        not have, and where none is named.
         """
-        names = {self.family.TARGETS[role] for role in roles(self.family, targets)}
-        return {
-            name: layer
-            for name, layer in self.module.named_modules()
-            if isinstance(layer, nn.Linear) and name.rpartition(".")[2] in names
-        }
+        paths = [self.arch.projections[role] for role in self.arch.roles(targets)]
+        if not paths:
+            raise UserError("no layer is named", where="space.targets", choices=[ALL, *self.arch.linears])
+        names = {f"{self.arch.blocks}.{i}.{path}" for i in range(self.arch.layers) for path in paths}
+        found = {name: layer for name, layer in self.module.named_modules() if name in names}
+        assert len(found) == len(names), f"{sorted(names - set(found))[:1]} is not in the model"
+        return found
+
+    def _apart(self, input_ids: Tensor, attention_mask: Tensor | None, positions: Tensor) -> Tensor:
+        """Return the hidden states [N, T, D] of packed rows, computed with one row per text.
+
+        For models that cannot read several texts in one row. The texts of a row stay next to each other, so that equal
+        groups of rows (the points of a batched space) stay equal groups.
+        """
+        starts = positions == 0
+        if attention_mask is not None:
+            starts &= attention_mask.bool()  # padding is counted to the text before it, at its first token
+        text = starts.flatten().cumsum(0).view_as(positions) - 1
+        apart = input_ids.new_full((int(text[-1, -1]) + 1, int(positions.max()) + 1), self.pad_id)
+        tokens = starts | (positions > 0)
+        apart[text[tokens], positions[tokens]] = input_ids[tokens]
+        base: Any = self.module.base_model
+        states: Tensor = base(input_ids=apart, use_cache=False).last_hidden_state
+        return states[text, positions]
 
     def _left_padded(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
         width = max(len(row) for row in rows)
@@ -181,3 +204,15 @@ def own_text(positions: Tensor) -> Tensor:
 
 def _first(*ids: int | None) -> int:
     return next(i for i in ids if i is not None)
+
+
+def _front(tokenizer: Any) -> int | None:
+    """Return the id that the tokenizer puts before every text; None when it puts none there."""
+    first = tokenizer("")["input_ids"][:1]
+    return tokenizer.bos_token_id if first == [tokenizer.bos_token_id] else None
+
+
+def _features(layer: nn.Module) -> tuple[int, ...]:
+    """Return the (out, in) features of a Linear or of transformers' Conv1D, whose weight is [in, out]."""
+    shape = tuple(layer.get_parameter("weight").shape)
+    return shape if isinstance(layer, nn.Linear) else shape[::-1]

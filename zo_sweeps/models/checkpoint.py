@@ -12,17 +12,20 @@ from pathlib import Path
 from typing import Any
 
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.methods.arch import Arch
 from zo_sweeps.models import families
 
 TOKENIZER_FILES = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))  # any one of these sets
 INDEX = "model.safetensors.index.json"
+HEADS = {False: ("ForCausalLM", "LMHeadModel"), True: ("ForMaskedLM",)}  # ends of transformers' names, by `Arch.masked`
 
 
 @dataclass(frozen=True)
 class CheckpointInfo:
     """What the files of a checkpoint say. `dtype` is the one that most parameters have, as safetensors spells it."""
 
-    arch: Mapping[str, Any]  # config.json
+    config: Mapping[str, Any]  # config.json
+    arch: Arch
     parameters: int
     dtype: str
     bytes: int  # of the weight files
@@ -40,7 +43,8 @@ def read_checkpoint_info(path: str | Path) -> CheckpointInfo:
     where = str(path)
     if not folder.is_dir():
         raise UserError(f"no such folder: {path}", where="model.path", fix="give the folder that holds config.json")
-    arch = _read_config(folder, where)
+    config = _read_config(folder, where)
+    arch = _describe(config, where)
     files = _weight_files(folder, where)
     if not any(all((folder / name).is_file() for name in names) for names in TOKENIZER_FILES):
         raise UserError("no tokenizer (tokenizer.json, tokenizer.model, or vocab.json with merges.txt)", where=where)
@@ -51,6 +55,7 @@ def read_checkpoint_info(path: str | Path) -> CheckpointInfo:
     if not counts:
         raise UserError("the weight files hold no tensors", where=where)
     return CheckpointInfo(
+        config=config,
         arch=arch,
         parameters=sum(counts.values()),
         dtype=counts.most_common(1)[0][0],
@@ -87,18 +92,24 @@ def _read_config(folder: Path, where: str) -> dict[str, Any]:
     if not file.is_file():
         raise UserError("not a model: no config.json", where=where, fix="give the folder that holds config.json")
     try:
-        arch = json.loads(file.read_text(encoding="utf-8"))
+        config = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(f"config.json is not JSON ({error})", where=where) from None
-    if not isinstance(arch, dict):
+    if not isinstance(config, dict):
         raise UserError("config.json is not a JSON object", where=where)
-    heads = arch.get("architectures") or []
-    kind = arch.get("model_type")
-    masked = kind in families.names() and families.is_masked(kind)
-    if heads and not any(str(head).endswith("ForMaskedLM" if masked else "ForCausalLM") for head in heads):
-        wanted = "masked" if masked else "causal"
-        raise UserError(f"not a {wanted} language model but {', '.join(map(str, heads))}", where=where)
-    families.family(kind, where=where)
+    return config
+
+
+def _describe(config: dict[str, Any], where: str) -> Arch:
+    """Return the shape of the model. Raises UserError for one that cannot be served, or that is no language model."""
+    try:
+        arch = families.describe(config)
+    except UserError as error:
+        raise UserError(error.what, where=where, choices=error.choices, fix=error.fix) from None
+    heads = [str(head) for head in config.get("architectures") or []]
+    if heads and not any(head.endswith(HEADS[arch.masked]) for head in heads):
+        kind = "masked" if arch.masked else "causal"
+        raise UserError(f"not a {kind} language model but {', '.join(heads)}", where=where)
     return arch
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.core.fingerprint import canonical_json, fingerprint
-from zo_sweeps.models import families, hub, shapes
+from zo_sweeps.methods.arch import Arch
+from zo_sweeps.methods.parts import Model
+from zo_sweeps.models import families, hub
 from zo_sweeps.models.checkpoint import CheckpointInfo, read_checkpoint_info
 
 DEMO = Path(__file__).parent / "demo"
@@ -33,29 +33,25 @@ BLOCK, BLOCKS = 64 * 2**10, 64  # of larger ones
 
 @dataclass(frozen=True)
 class ModelStatus:
-    """What the planner must know of a model. `arch` is its HF config, as far as it is known here."""
+    """What the planner must know of a model; `arch` is None where its configuration is not known here."""
 
     available: bool
     why: str  # why not; or, for a model that will be downloaded, that it will
     fingerprint: str = ""
     parameters: int = 0
-    arch: Mapping[str, Any] = field(default_factory=dict)
-
-    def weights_bytes(self, precision: str) -> int:
-        """Bytes of all parameters stored at a precision."""
-        return shapes.weights_bytes(self.parameters, precision)
+    arch: Arch | None = None
 
 
-def folder_of(model: Mapping[str, Any]) -> Path:
+def folder_of(model: Model) -> Path:
     """The folder of a `local` or `demo` model. Raises UserError when a local model has no path."""
-    if model["source"] == "demo":
+    if model.source == "demo":
         return DEMO
-    if not model.get("path"):
+    if not model.path:
         raise UserError("the local model has no path", where="model.path", fix="add model.path=FOLDER")
-    return Path(model["path"]).expanduser()
+    return Path(model.path).expanduser()
 
 
-def fingerprint_model(model: Mapping[str, Any]) -> str:
+def fingerprint_model(model: Model) -> str:
     """The identity of a model's weights and tokenizer, as a short string that does not depend on where they lie.
 
     local, demo: "local:" + SHA-256 over config.json, the tokenizer's files, and name, size, header and content of each
@@ -65,55 +61,55 @@ def fingerprint_model(model: Mapping[str, Any]) -> str:
     Raises UserError for an unknown source or a folder that is not a model. Cost: reads at most 256 MiB a weight file,
     once a process.
     """
-    source = model.get("source")
+    source = model.source
     if source in ("local", "demo"):
         return "local:" + _identify(folder_of(model))[1]
     if source == "hub":
         return f"hf:{repo_of(model)}@{revision_of(model)}"
     if source == "random":
         tokenizer = hashlib.sha256((DEMO / "tokenizer.json").read_bytes()).hexdigest()
-        identity = {"arch": model["arch"], "seed": model.get("seed") or 0, "tokenizer": tokenizer}
+        identity = {"arch": model.arch, "seed": model.seed, "tokenizer": tokenizer}
         return "random:" + fingerprint(identity)
     raise unknown("model source", source, SOURCES, where="model.source")
 
 
-def status(model: Mapping[str, Any]) -> ModelStatus:
+def status(model: Model) -> ModelStatus:
     """Whether a model can be used here, and its size; never raises a UserError, but says it in `why`.
 
     Cost: milliseconds for a cached hub model, a local one that was seen before, or random weights; at most a few
     seconds once a process for a hub that does not answer.
     """
     try:
-        if model.get("source") == "hub":
+        if model.source == "hub":
             return _hub_status(model)
         identity = fingerprint_model(model)
-        if model["source"] == "random":
-            arch = model["arch"]
-            parameters, tokens = shapes.parameter_count(arch), demo_tokens(arch)
-            if arch["vocab_size"] < tokens:
+        if model.source == "random":
+            arch = families.describe(model.arch)
+            tokens = demo_tokens(arch)
+            if arch.vocabulary < tokens:
                 what = f"random weights are used with the demo tokenizer, which has {tokens} tokens"
                 raise UserError(what, where="model.arch.vocab_size", fix=f"set it to {tokens} or more")
-            return ModelStatus(True, "", identity, parameters, arch)
+            return ModelStatus(True, "", identity, arch.parameters, arch)
         info = _identify(folder_of(model))[0]
         return ModelStatus(True, "", identity, info.parameters, info.arch)
     except UserError as error:
         return ModelStatus(False, str(error))
 
 
-def demo_tokens(arch: Mapping[str, Any]) -> int:
+def demo_tokens(arch: Arch) -> int:
     """Size of the demo tokenizer; a masked model's has a mask as well."""
     vocabulary = json.loads((DEMO / "config.json").read_text())["vocab_size"]
-    return int(vocabulary) + families.is_masked(arch["model_type"])
+    return int(vocabulary) + arch.masked
 
 
-def _hub_status(model: Mapping[str, Any]) -> ModelStatus:
+def _hub_status(model: Model) -> ModelStatus:
     repo, revision, identity = repo_of(model), revision_of(model), fingerprint_model(model)
     folder = hub.cached_folder(repo, revision)
     if folder is not None:
         info = read_checkpoint_info(folder)
         return ModelStatus(True, "", identity, info.parameters, info.arch)
-    arch = model.get("arch") or {}
-    parameters = shapes.parameter_count(arch) if arch else 0
+    arch = families.describe(model.arch) if model.arch else None
+    parameters = arch.parameters if arch else 0
     trouble = hub.unreachable(repo, revision)
     if not trouble:
         return ModelStatus(True, f"{repo} will be downloaded", identity, parameters, arch)
@@ -126,17 +122,17 @@ def _hub_status(model: Mapping[str, Any]) -> ModelStatus:
     return ModelStatus(False, why, identity, parameters, arch)
 
 
-def repo_of(model: Mapping[str, Any]) -> str:
+def repo_of(model: Model) -> str:
     """The id of a hub model. Raises UserError when there is none."""
-    repo = model.get("path")
+    repo = model.path
     if not repo:
         raise UserError("the hub model has no id", where="model.path", fix="add model.path=ORGANISATION/NAME")
     return str(repo)
 
 
-def revision_of(model: Mapping[str, Any]) -> str:
+def revision_of(model: Model) -> str:
     """The revision of a hub model, `main` unless said."""
-    return str(model.get("revision") or "main")
+    return str(model.revision or "main")
 
 
 def _identify(folder: Path) -> tuple[CheckpointInfo, str]:
@@ -153,7 +149,7 @@ def _files(folder: Path) -> list[Path]:
 def _identify_once(folder: Path, stamps: object) -> tuple[CheckpointInfo, str]:
     info = read_checkpoint_info(folder)
     digest = hashlib.sha256()
-    config = {key: value for key, value in info.arch.items() if key not in NOT_IDENTITY}
+    config = {key: value for key, value in info.config.items() if key not in NOT_IDENTITY}
     digest.update(canonical_json(config).encode())
     for part in TOKENIZER_PARTS:
         if (folder / part).is_file():

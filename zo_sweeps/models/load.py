@@ -10,6 +10,8 @@ from typing import Any
 import torch
 
 from zo_sweeps.core.errors import UserError, unknown
+from zo_sweeps.methods.arch import Arch
+from zo_sweeps.methods.parts import Model
 from zo_sweeps.models import families, hub
 from zo_sweeps.models.causal import LanguageModel
 from zo_sweeps.models.checkpoint import read_checkpoint_info
@@ -17,42 +19,42 @@ from zo_sweeps.models.identity import DEMO, SOURCES, folder_of, repo_of, revisio
 from zo_sweeps.models.masked import MaskedLanguageModel
 
 
-def load(model: Mapping[str, Any], dtype: torch.dtype, device: torch.device | str) -> LanguageModel:
+def load(model: Model, dtype: torch.dtype, device: torch.device | str) -> LanguageModel:
     """The model of a configuration, its weights frozen, in evaluation mode, stored as `dtype` on `device`.
 
     Safetensors only: no pickle is opened and no code of a model's own is run. Random weights are drawn on the CPU from
     `seed` (default 0), so that they are the same for every device, and leave the global generator as it was.
 
     Raises UserError for a folder that is not a model, weights that lack tensors of the architecture, a hub model that
-    cannot be had, an unknown family or source. Cost: one read of the weights.
+    cannot be had, a family that cannot be served, an unknown source. Cost: one read of the weights.
     """
-    source = model.get("source")
+    source = model.source
     with _quiet():
         if source == "random":
-            module, tokenizer = _random(model["arch"], int(model.get("seed") or 0), dtype)
-            return _wrapped(module.to(device), tokenizer)
+            arch = families.describe(model.arch)
+            module, tokenizer = _random(model.arch, arch, int(model.seed), dtype)
+            return _wrapped(module.to(device), tokenizer, arch.masked)
         if source not in SOURCES:
             raise unknown("model source", source, SOURCES, where="model.source")
         folder = _from_hub(model) if source == "hub" else folder_of(model)
-        kind = read_checkpoint_info(folder).arch["model_type"]
-        module, tokenizer = _pretrained(folder, kind, dtype)
+        masked = read_checkpoint_info(folder).arch.masked
+        module, tokenizer = _pretrained(folder, masked, dtype)
         # A hub snapshot's folder is named by its commit.
-        return _wrapped(module.to(device), tokenizer, commit=folder.name if source == "hub" else "")
+        return _wrapped(module.to(device), tokenizer, masked, commit=folder.name if source == "hub" else "")
 
 
-def _wrapped(module: Any, tokenizer: Any, commit: str = "") -> LanguageModel:
-    masked = families.is_masked(module.config.model_type)
+def _wrapped(module: Any, tokenizer: Any, masked: bool, commit: str = "") -> LanguageModel:
     return (MaskedLanguageModel if masked else LanguageModel)(module, tokenizer, commit)
 
 
-def _class_of(kind: object) -> Any:
-    """transformers' class for a `model_type`."""
+def _class_of(masked: bool) -> Any:
+    """Return transformers' class of a kind of model."""
     from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
-    return AutoModelForMaskedLM if families.is_masked(kind) else AutoModelForCausalLM
+    return AutoModelForMaskedLM if masked else AutoModelForCausalLM
 
 
-def _from_hub(model: Mapping[str, Any]) -> Path:
+def _from_hub(model: Model) -> Path:
     """The snapshot's folder, downloaded when it is not in the cache. A network that fails midway raises its own error.
 
     What is cached is used as it is and nobody is asked, so that a sweep's weights do not change when `main` moves.
@@ -69,16 +71,15 @@ def _from_hub(model: Mapping[str, Any]) -> Path:
     return folder
 
 
-def _pretrained(folder: Path, kind: object, dtype: torch.dtype) -> tuple[Any, Any]:
+def _pretrained(folder: Path, masked: bool, dtype: torch.dtype) -> tuple[Any, Any]:
     from transformers import AutoTokenizer
 
     where: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     try:
-        module, report = _class_of(kind).from_pretrained(
+        module, report = _class_of(masked).from_pretrained(
             str(folder),
             dtype=dtype,
             use_safetensors=True,
-            attn_implementation="sdpa",
             output_loading_info=True,
             **where,
         )
@@ -95,26 +96,24 @@ def _pretrained(folder: Path, kind: object, dtype: torch.dtype) -> tuple[Any, An
     return module, tokenizer
 
 
-def _random(arch: Mapping[str, Any], seed: int, dtype: torch.dtype) -> tuple[Any, Any]:
+def _random(given: Mapping[str, Any], arch: Arch, seed: int, dtype: torch.dtype) -> tuple[Any, Any]:
     from transformers import AutoConfig, AutoTokenizer
 
-    kind = arch.get("model_type")
-    families.family(kind, where="model.arch")
     tokenizer = AutoTokenizer.from_pretrained(str(DEMO), local_files_only=True)
     ids: dict[str, Any] = {}
-    if families.is_masked(kind):
+    if arch.masked:
         tokenizer.add_special_tokens({"mask_token": "<mask>"})  # the last id
         ids["pad_token_id"] = tokenizer.pad_token_id  # the positions are counted from it
-    if families.size(arch, "vocab_size") < len(tokenizer):
+    if arch.vocabulary < len(tokenizer):
         raise UserError(
             f"random weights are used with the demo tokenizer, which has {len(tokenizer)} tokens",
             where="model.arch.vocab_size",
             fix=f"set it to {len(tokenizer)} or more",
         )
-    config = AutoConfig.for_model(**{**arch, **ids})
+    config = AutoConfig.for_model(**{**given, **ids})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        module = _class_of(kind).from_config(config, dtype=dtype, attn_implementation="sdpa")
+        module = _class_of(arch.masked).from_config(config, dtype=dtype)
     return module, tokenizer
 
 

@@ -153,7 +153,7 @@ def _goes_with(config: TrialConfig, model: ModelStatus) -> None:
     if arch is None:
         return
     dialect = config.task.dialects.get(config.prompt.name)
-    if dialect is not None and arch.masked != dialect.masked:
+    if dialect is not None and arch.masked != dialect.loss.masked:
         one, other = ("masked", "without") if arch.masked else ("causal", "with")
         raise UserError(
             f"model {config.model.name!r} is a {one} one, and prompt {config.prompt.name!r} of task "

@@ -172,7 +172,7 @@ def _cost(config: TrialConfig, needs: Availability) -> float:
     if kind.estimates:
         passes = config.estimator.evaluations(max(needs.trainable, 1)) + config.update.evaluations
     evaluations = -(-train.steps // train.eval_every) if train.steps else 1
-    dev = split.shots * config.task.dialects[config.prompt.name].size if split.shots else split.dev
+    dev = split.shots * len(config.task.wording(config.prompt.name).options) if split.shots else split.dev
     sequences = train.steps * (train.batch or 1) * passes + evaluations * dev + split.test
     sequences += (evaluations + 1) * 3 * config.gradients.samples
     return sequences * needs.tokens

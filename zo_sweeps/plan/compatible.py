@@ -87,7 +87,9 @@ def _training(config: TrialConfig) -> Iterator[str]:
     if not kind.trains:
         return
     if not _fits(update, kind):
-        updates = [name for name, one in registry.members("update").items() if issubclass(one, Update) and _fits(one, kind)]
+        updates = [
+            name for name, one in registry.members("update").items() if issubclass(one, Update) and _fits(one, kind)
+        ]
         yield f"update {update.name!r} does not go with method kind {kind.name!r}; use {' or '.join(updates)}"
     if config.train.steps < 1:
         yield f"train.steps must be at least 1, not {config.train.steps}"

@@ -39,10 +39,7 @@ class Options:
             self._taken.add(path)
             return True
         if path in setting.own:
-            what = unknown("key", path, [f"{axis}.{one}" for one in known], where=setting.where)
-            raise UserError(
-                what.what, where=what.where, choices=what.choices, fix=what.fix or f"{axis} is {name!r} here"
-            )
+            raise unknown(f"key of {axis} {name!r}", path, [f"{axis}.{one}" for one in known], where=setting.where)
         self._ignored.add(path)
         return False
 

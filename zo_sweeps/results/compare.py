@@ -35,7 +35,7 @@ def compare(state_dir: Path, names: Sequence[str], console: Console) -> None:
     for letter, trial in zip("AB", (one, two), strict=True):
         state = standing.states.get(trial.trial_id, TrialState.PENDING).value.lower()
         _say(console, f"{letter}  {trial.trial_id}  {trial.label}  ({trial.grid}; {state})")
-    different = differences(one.config, two.config)
+    different = differences(one.config.to_json(), two.config.to_json())
     _print(console, "configuration", [(key, plain(a), plain(b), "") for key, a, b in different], "the same")
     outcomes = [standing.outcomes.get(trial.trial_id) for trial in (one, two)]
     metrics = [dict(outcome.metrics) if outcome else {} for outcome in outcomes]

@@ -119,7 +119,7 @@ def _lookup(plan: Plan) -> Any:
     def look(record: Record, key: str) -> Any:
         if key in record.hyperparameters:
             return record.hyperparameters[key]
-        value: Any = plan.every[record.trial_id].config
+        value: Any = plan.every[record.trial_id].config.to_json()
         for part in key.split("."):
             if not isinstance(value, Mapping) or part not in value:
                 return None

@@ -10,9 +10,9 @@ import torch
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.fingerprint import fingerprint
-from zo_sweeps.core.trial import Trial
-from zo_sweeps.methods import registry
-from zo_sweeps.methods.precision import Precision
+from zo_sweeps.methods.definition import write
+from zo_sweeps.methods.parts import Device
+from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.models.causal import LanguageModel
 from zo_sweeps.models.load import load
 from zo_sweeps.models.masked import MaskedLanguageModel
@@ -44,46 +44,41 @@ warm: Warm | None = None
 _encoded: dict[str, Splits] = {}
 
 
-def device_of(profile: Mapping[str, Any]) -> str:
-    """The torch device of a device profile: the profile of a board with a GPU is that GPU."""
-    name = profile["name"]
-    if profile.get("kind", name) == "cpu":
+def torch_device(profile: Device) -> str:
+    """Return the torch device of a device profile: the profile of a board with a GPU is that GPU."""
+    if profile.cpu:
         return "cpu"
     if torch.cuda.is_available():
         return "cuda"
-    if name != "auto":
-        raise UserError(f"the trial asks for {name}, and torch sees no CUDA device here")
+    if not profile.any:
+        raise UserError(f"the trial asks for {profile.name}, and torch sees no CUDA device here")
     return "cpu"
 
 
-def base_model(trial: Trial, device: torch.device) -> LanguageModel:
-    """The base model: kept between trials of one `warm_key`, loaded again after a trial that moved its weights."""
+def base_model(config: TrialConfig, warm_key: str, device: torch.device) -> LanguageModel:
+    """Return the base model: kept between trials of one `warm_key` that do not move its weights."""
     global warm
-    if warm is None or warm.key != trial.warm_key or warm.dirty:
+    if warm is None or warm.key != warm_key or warm.dirty:
         warm = None  # freed before the next one is loaded
-        precision = registry.member("precision", trial.config["precision"]["name"])()
-        assert isinstance(precision, Precision)
-        warm = Warm(trial.warm_key, load(trial.config["model"], precision.dtype, device))
+        warm = Warm(warm_key, load(config.model, config.precision.dtype, device))
     return warm.model
 
 
-def examples(config: Mapping[str, Any], model: LanguageModel) -> Splits:
-    """The trial's splits, encoded; kept between trials of the same task."""
-    prefix = config["space"]["length"] if config["space"]["name"] == "prefix" else 0  # it takes the first positions
-    length = min(config["train"]["max_length"], model.max_positions - prefix)
-    shown = config["method"]["demonstrations"] if config["method"]["kind"] == "icl" else 0
-    parts = [config[part] for part in ("task", "prompt", "split", "data", "model")]
-    key = fingerprint([*parts, length, shown and [shown, config["seed"]]])
+def examples(config: TrialConfig, model: LanguageModel) -> Splits:
+    """Return the trial's splits, encoded; kept between trials of the same task."""
+    length = min(config.train.max_length, model.max_positions - config.space.positions)
+    shown = config.method.kind.shown
+    parts = [write(part) for part in (config.task, config.prompt, config.split, config.data, config.model)]
+    key = fingerprint([*parts, length, shown and [shown, config.seed]])
     if key not in _encoded:
-        task = {name: value for name, value in config["task"].items() if name != "fingerprint"}
-        spec = TaskSpec.from_config(task, config["prompt"]["name"])
-        splits = load_splits(spec, task, config["data"]["dir"], config["split"])
+        spec = TaskSpec.of(config.task, config.prompt.name)
+        splits = load_splits(spec, config.task, config.data.dir, config.split)
         bos = model.bos_id if model.tokenizer.bos_token_id != model.bos_id else None
 
-        if isinstance(model, MaskedLanguageModel) != (spec.loss == "label_words"):
+        if isinstance(model, MaskedLanguageModel) != spec.objective.masked:
             raise UserError("a masked model takes a prompt with a mask, and a causal model one without", where="prompt")
         solved = [demonstration(spec, row) for row in splits.train] if shown else []
-        icl = Demonstrator(spec, solved, shown, config["seed"], model.tokenizer, length, bos=bos)
+        icl = Demonstrator(spec, solved, shown, config.seed, model.tokenizer, length, bos=bos)
 
         def encoded(split: str, rows: Iterable[Mapping[str, Any]]) -> list[Example]:
             if isinstance(model, MaskedLanguageModel):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,49 +13,50 @@ from torch import Tensor
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.engine import losses, masks, sensitivity
 from zo_sweeps.engine.batch import collate
+from zo_sweeps.engine.objectives.tokens import Tokens
+from zo_sweeps.engine.spaces.sensitive import Sensitive
+from zo_sweeps.methods.arch import ALL
+from zo_sweeps.methods.definition import identity
+from zo_sweeps.methods.objective import Objective
 from zo_sweeps.methods.space import Found
+from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.models import mask_store
 from zo_sweeps.models.causal import LanguageModel
 from zo_sweeps.tasks.encode import Candidate, Example
 
 
-def sensitive_options(
-    config: Mapping[str, Any],
-    model: LanguageModel,
-    modules: Sequence[str],
-    examples: Sequence[Example],
-    loss: losses.Loss,
-    *,
-    gold_only: bool,
+def sensitive_mask(
+    config: TrialConfig, model: LanguageModel, layers: Sequence[str], examples: Sequence[Example], objective: Objective
 ) -> tuple[Found, str]:
     """Return (the first mask and how to find others, its fingerprint).
 
     Args:
-        config: the trial's; `model` must hold the base weights.
-        modules: the target layers.
-        examples, loss, gold_only: the training split, and how a step sees it; for source `task`.
+        config: the trial's, over a `Sensitive` space; `model` must hold the base weights.
+        layers: qualified names of the target layers.
+        examples, objective: the training split, and f; for source `task`.
 
     Cost: nothing where the store has the mask; else a forward and a backward for each sample.
     """
-    space = config["space"]
-    key: dict[str, Any] = {name: space[name] for name in ("density", "scope", "score", "source", "samples")}
-    key |= {"model": config["model"]["fingerprint"], "precision": config["precision"]["name"], "layers": list(modules)}
+    space = config.space
+    assert isinstance(space, Sensitive)
+    key: dict[str, Any] = {name: getattr(space, name) for name in ("density", "scope", "score", "source", "samples")}
+    key |= {"model": config.model.fingerprint, "precision": config.precision.name, "layers": list(layers)}
     key["device"] = next(model.module.parameters()).device.type  # gradients are rounded otherwise on another kind
-    length = config["train"]["max_length"]
-    if space["source"] == "text":
-        samples = text_samples(space, config["data"]["dir"], model)
-        loss, gold_only = losses.tokens, True
-        key |= {"text": space["text_fingerprint"], "length": space["length"]}
+    if space.of_text:
+        samples = text_samples(space.text, space.samples, space.length, config.data.dir, model)
+        objective = Tokens()
+        key |= {"text": config.data.text_fingerprint, "length": space.length}
     else:
-        samples = list(examples[: space["samples"]])
-        key |= {"task": config["task"], "prompt": config["prompt"], "split": config["split"], "max_length": length}
+        samples = list(examples[: space.samples])
+        key |= {"task": identity(config.task), "prompt": config.prompt.name, "max_length": config.train.max_length}
+        key["split"] = identity(config.split)
 
     def find(step: int) -> masks.Masks:
-        each = _losses(model, samples, loss, gold_only=gold_only)
-        return masks.sensitive(_weights(model, modules), each, space["density"], space["scope"], space["score"])
+        each = _losses(model, samples, objective)
+        return masks.sensitive(_weights(model, layers), each, space.density, space.scope, space.score)
 
-    found, mark = mask_store.get(key, lambda: find(0))
-    return Found(found, find), mark
+    first, mark = mask_store.get(key, lambda: find(0))
+    return Found(first, find), mark
 
 
 class Gradients:
@@ -63,7 +64,7 @@ class Gradients:
 
     Args:
         config: the trial's; its part `gradients` says on how many samples.
-        examples, loss, gold_only: the training split, and how a step sees it.
+        examples, objective: the training split, and f.
 
     The masks whose share is told are the entries with the largest: `task_dynamic`, of the moment; `task_static` and
     `text_static`, of the task's and of the text's gradients at the first call. Source: Guo et al., 2024, Figures 2, 3,
@@ -72,26 +73,23 @@ class Gradients:
 
     def __init__(
         self,
-        config: Mapping[str, Any],
+        config: TrialConfig,
         model: LanguageModel,
         examples: Sequence[Example],
-        loss: losses.Loss,
-        *,
-        gold_only: bool,
+        objective: Objective,
     ) -> None:
-        self._config, self._model, self._loss, self._gold_only = config, model, loss, gold_only
-        self._examples = list(examples[: config["gradients"]["samples"]])
-        self._weights = _weights(model, list(model.target_modules(model.family.TARGETS)))
+        self._config, self._model, self._objective = config, model, objective
+        self._examples = list(examples[: config.gradients.samples])
+        self._weights = _weights(model, list(model.target_modules([ALL])))
         self._static: dict[str, masks.Masks] = {}
 
-    def look(self) -> dict[str, Any]:
-        """The fields of an event `gradients`, with the weights as they are. Raises ArithmeticError: not finite."""
-        scores = self._scores(self._examples, self._loss, gold_only=self._gold_only)
+    def measure(self) -> dict[str, Any]:
+        """Return the fields of an event `gradients`. Raises ArithmeticError when they are not finite."""
+        scores = self._scores(self._examples, self._objective)
         if not self._static:
-            part = self._config["gradients"]
-            of_text = {"text": part["text"], "samples": part["text_samples"], "length": part["length"]}
-            texts = text_samples(of_text, self._config["data"]["dir"], self._model)
-            text_scores = self._scores(texts, losses.tokens, gold_only=True)
+            part, folder = self._config.gradients, self._config.data.dir
+            texts = text_samples(part.text, part.text_samples, part.length, folder, self._model)
+            text_scores = self._scores(texts, Tokens())
             for density in sensitivity.DENSITIES:
                 self._static[f"task_static/{density:g}"] = masks.top(scores, density)
                 self._static[f"text_static/{density:g}"] = masks.top(text_scores, density)
@@ -101,34 +99,33 @@ class Gradients:
         covered |= {name: sensitivity.covered(scores, mask) for name, mask in self._static.items()}
         return {**asdict(curve), "covered": covered}
 
-    def _scores(self, samples: Sequence[Example], loss: losses.Loss, *, gold_only: bool) -> dict[str, Tensor]:
-        each = _losses(self._model, samples, loss, gold_only=gold_only)
+    def _scores(self, samples: Sequence[Example], objective: Objective) -> dict[str, Tensor]:
+        each = _losses(self._model, samples, objective)
         return sensitivity.gradient_of_mean(self._model.module, self._weights, each)
 
 
-def _losses(
-    model: LanguageModel, samples: Sequence[Example], loss: losses.Loss, *, gold_only: bool
-) -> Iterator[Callable[[], Tensor]]:
+def _losses(model: LanguageModel, samples: Sequence[Example], objective: Objective) -> Iterator[Callable[[], Tensor]]:
     device = next(model.module.parameters()).device
     for sample in samples:
-        batch = collate([sample], model.pad_id, gold_only=gold_only).to(device)
-        yield lambda batch=batch: loss(losses.token_logprobs(model, batch), batch)[0]  # type: ignore[misc]
+        batch = collate([sample], model.pad_id, gold_only=objective.gold_only).to(device)
+        yield lambda batch=batch: objective.loss(losses.token_logprobs(model, batch), batch)[0]  # type: ignore[misc]
 
 
 def _weights(model: LanguageModel, modules: Sequence[str]) -> dict[str, Any]:
     return {name: model.module.get_submodule(name).weight for name in modules}
 
 
-def text_samples(part: Mapping[str, Any], folder: str | None, model: LanguageModel) -> list[Example]:
-    """The first `samples` documents of the text that have two tokens or more, cut to `length`, each its own answer.
+def text_samples(text: str, samples: int, length: int, folder: str | None, model: LanguageModel) -> list[Example]:
+    """Return the first documents of two tokens or more, cut to `length`, each its own answer.
 
     Args:
-        part: `text` (the file: below `folder`, unless its path is absolute), `samples`, `length` (tokens).
+        text: the file, below `folder` unless its path is absolute.
+        length: tokens.
 
     Raises UserError when the file is not JSON lines with a `text`, or has too few.
     """
-    file = Path(folder or ".").expanduser() / part["text"]
-    length = min(part["length"], model.max_positions)
+    file = Path(folder or ".").expanduser() / text
+    length = min(length, model.max_positions)
     bos = () if model.bos_id is None else (model.bos_id,)
     found: list[Example] = []
     try:
@@ -138,7 +135,7 @@ def text_samples(part: Mapping[str, Any], folder: str | None, model: LanguageMod
                 ids = (*bos, *ids)[:length]
                 if len(ids) > 1:
                     found.append(Example((Candidate(ids, len(ids) - 1),), 0, (), (), ""))
-                if len(found) == part["samples"]:
+                if len(found) == samples:
                     return found
     except OSError as error:
         raise UserError(f"cannot read the text {file} ({error.strerror})", where="text") from None

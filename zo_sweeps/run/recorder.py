@@ -40,6 +40,8 @@ class Recorder:
         self.measured: dict[str, float] = {}
         self.device: Mapping[str, Any] = {}
         self.selected = 0
+        self.better = ("loss", 1)  # what selects the step; -1 where high values are better
+        self.scored: dict[str, float] = {}  # the metrics of dev, by name, as scored last
         self._seconds = [event["seconds"] for event in journal if event["type"] == "steps"]
         self._tokens = sum(event["tokens"] for event in journal if event["type"] == "steps")
         self._step_seconds: list[float] = []
@@ -70,12 +72,13 @@ class Recorder:
         elif event.step not in self.evaluations:
             self.flush()
             self.evaluations[event.step] = self.emit(
-                "eval", step=event.step, split="dev", loss=event.loss, metric=event.metric, seconds=event.seconds
-            )
+                "eval", step=event.step, split="dev", loss=event.loss, metric=event.metric, metrics=self.scored,
+                seconds=event.seconds,
+            )  # fmt: skip
 
-    def take_test(self, step: int, loss: float, metric: float) -> None:
+    def take_test(self, step: int, loss: float, metric: float, metrics: Mapping[str, float]) -> None:
         """Keep and report the scores on test."""
-        self.test = self.emit("test", step=step, loss=loss, metric=metric)
+        self.test = self.emit("test", step=step, loss=loss, metric=metric, metrics=dict(metrics))
 
     def flush(self) -> None:
         """Report the steps done since the last report, as one event."""
@@ -97,12 +100,9 @@ class Recorder:
         self._flushed_at = time.perf_counter()
 
     def best(self) -> int:
-        """Return the selected step: lowest dev loss, or highest dev metric (`train.select`); ties go to the first."""
-        by = self.select
-        sign = -1 if by == "metric" else 1
+        """Return the selected step: lowest dev loss, or best dev metric (`train.select`); ties go to the first."""
+        by, sign = self.better
         return min(self.evaluations, key=lambda step: (sign * self.evaluations[step][by], step))
-
-    select = "loss"
 
     def outcome(self, state: TrialState, *, error: str = "", trace: str = "") -> Outcome:
         """Return how the attempt ended, and what it measured."""
@@ -120,6 +120,7 @@ class Recorder:
         if state is TrialState.SUCCEEDED and chosen is not None and self.test is not None:
             for split, event in (("dev", chosen), ("test", self.test)):
                 metrics[f"{split}/loss"], metrics[f"{split}/metric"] = event["loss"], event["metric"]
+                metrics |= {f"{split}/{name}": value for name, value in event.get("metrics", {}).items()}
         return Outcome(
             trial_id=self.trial.trial_id,
             state=state,

@@ -11,9 +11,15 @@ import torch
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import Event, Outcome, Sharing, Sink, Trial, TrialState
+from zo_sweeps.devices.memory import MemoryMeter
+from zo_sweeps.devices.probe import probe
 from zo_sweeps.engine.follower import Follower
 from zo_sweeps.engine.types import DivergedError
-from zo_sweeps.run.attempt import Attempt, StoppedError
+from zo_sweeps.methods.trial_config import TrialConfig
+from zo_sweeps.record import provenance
+from zo_sweeps.run.recorder import Recorder
+from zo_sweeps.run.runner import StoppedError, runner_of
+from zo_sweeps.run.workbench import Workbench
 
 
 def run_trial(
@@ -25,31 +31,54 @@ def run_trial(
     *,
     sharing: Sharing | None = None,
 ) -> Outcome:
-    """Runs `trial` from where `journal` ends, sending events to `sink`; see `zo_sweeps.core.trial.RunTrial`.
+    """Run `trial` from where `journal` ends, sending events to `sink`; see `zo_sweeps.core.trial.RunTrial`.
 
     Divergence and lack of memory are outcomes; so is an error, with its traceback. Nothing is raised but
     KeyboardInterrupt and SystemExit.
     """
     began = time.perf_counter()
-    run = Attempt(trial, sink, journal, attempt, should_stop, sharing)
+    recorder = Recorder(trial, sink, journal)
     try:
-        outcome = run.execute()
+        _execute(trial, recorder, attempt, should_stop, sharing)
+        outcome = recorder.outcome(TrialState.SUCCEEDED)
     except StoppedError:
-        outcome = run.outcome(TrialState.CANCELLED, error="stopped on request")
+        outcome = recorder.outcome(TrialState.CANCELLED, error="stopped on request")
     except DivergedError as error:
-        outcome = run.outcome(TrialState.DIVERGED, error=str(error))
+        outcome = recorder.outcome(TrialState.DIVERGED, error=str(error))
     except Exception as error:
         state = TrialState.OUT_OF_MEMORY if _is_out_of_memory(error) else TrialState.FAILED
         text = "" if isinstance(error, UserError) else traceback.format_exc()
-        outcome = run.outcome(state, error=f"{type(error).__name__}: {error}".splitlines()[0], trace=text)
+        outcome = recorder.outcome(state, error=f"{type(error).__name__}: {error}".splitlines()[0], trace=text)
     outcome = replace(outcome, metrics={**outcome.metrics, "wall_seconds": time.perf_counter() - began})
-    run.flush()
+    recorder.flush()
     sink.emit({"type": "end", "time": time.time(), "outcome": outcome.to_json()})
     return outcome
 
 
+def _execute(
+    trial: Trial, recorder: Recorder, attempt: int, should_stop: Callable[[], bool], sharing: Sharing | None
+) -> None:
+    config = TrialConfig.of(trial.config)
+    bench = Workbench(config, trial.warm_key, recorder)
+    meter = MemoryMeter(bench.device)
+    recorder.device = {**probe(), "memory_definition": meter.definition, "threads": torch.get_num_threads()}
+    recorder.emit(
+        "start",
+        attempt=attempt,
+        device=recorder.device,
+        versions=provenance.collect(),
+        resumed_from=recorder.reported if config.method.kind.resumes else 0,
+    )
+    bench.load()
+    recorder.better = bench.select()
+    meter.start()
+    parameters = bench.model.module.parameters()
+    recorder.measured["weights_bytes"] = float(sum(p.numel() * p.element_size() for p in parameters))
+    runner_of(config.method.kind)(bench, meter, should_stop, sharing).run()
+
+
 class Following:
-    """A trial that another process leads, joined: its model and its space stand here until `leave`.
+    """A trial that another process leads, joined: holds its model and its space until `leave`.
 
     Args:
         journal: as for `run_trial`; its mask must be the one that is found here.
@@ -58,16 +87,17 @@ class Following:
     """
 
     def __init__(self, trial: Trial, journal: Sequence[Event]) -> None:
-        self._run = run = Attempt(trial, _Nowhere(), journal, 0, lambda: False)
-        run.load()
-        self._space = run.install()
-        self.ready = run.agreed(self._space)
+        config = TrialConfig.of(trial.config)
+        bench = Workbench(config, trial.warm_key, Recorder(trial, _Nowhere(), journal))
+        bench.load()
+        self._space = bench.install()
+        self.ready = bench.agreed(self._space)
         self._follower = Follower(
-            run.method(), run.model, self._space, run.objective, run.schedule(), seed=trial.config["seed"]
+            bench.method(), bench.model, self._space, bench.losses, bench.rates(), seed=config.seed
         )
 
     def answer(self, question: bytes) -> bytes:
-        """The answer to a question of the trial's `Team`; see `zo_sweeps.engine.peers`."""
+        """Answer a question of the trial's `Team`; see `zo_sweeps.engine.peers`."""
         return self._follower.answer(question)
 
     def leave(self) -> None:

@@ -63,7 +63,7 @@ class _Layer:
             handle.remove()
         self.flat.index_copy_(0, self.touched, self.original)
 
-    def multiply_beside(self) -> None:
+    def use_sparse_matmul(self) -> None:
         self.beside = self._matrix(self.param.detach() - self.flat[self.index].float())
 
     def _enter(self, linear: nn.Module, args: object) -> None:
@@ -162,13 +162,13 @@ class Sparse(InstalledSpace):
         self.write()
         self._set(self._find(step))
 
-    def multiply_beside(self) -> None:
+    def use_sparse_matmul(self) -> None:
         """From now on theta is a sparse product beside the weights as they stood (SparseAddMM, eq. 19), not written.
 
         For forwards alone, of one theta.
         """
         for layer in self.layers.values():
-            layer.multiply_beside()
+            layer.use_sparse_matmul()
 
     def write(self) -> None:
         """Puts theta into the weights now, for who reads them without a forward."""

@@ -28,5 +28,9 @@ class Generate(Kind):
             raise UserError("method kind 'generate' needs a method.text")
 
     @property
+    def prompt(self) -> str:
+        return self.text
+
+    @property
     def generated(self) -> int:
         return self.new_tokens

@@ -1,65 +1,100 @@
-"""What differs between model families. One module a family, found by its name, which is the config's `model_type`."""
+"""What differs between model families.
+
+A module in this package holds one `family`, found by its name, which is the `model_type` (hyphens as underscores).
+Every other type of transformers is served by `zo_sweeps.models.generic`, which reads the same facts off the module.
+"""
 
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import Any, Protocol, cast
+from typing import Any
 
-from zo_sweeps.core.errors import UserError, unknown
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.methods.arch import Arch
+
+MASKED_PACKING = "each token of a masked model's row attends to all others"
+MASKED_PREFIX = "a prefix needs a causal model, which keeps keys and values"
 
 
-class Family(Protocol):
-    """A family's module. `arch` is the model's `config.json`, read as a mapping."""
+@dataclass(frozen=True)
+class Family:
+    """A model family: how the shape of one of its models follows from the model's configuration.
 
-    TARGETS: Mapping[str, str]  # role (q, k, v, o, gate, up, down) -> the name of the linear layer
-    BOS_TOKEN: str | None  # the token a text starts with; None: the tokenizer's own
+    Args:
+        describe: config.json, read as a mapping -> the model's shape, its projections by role, how many tokens it
+            holds, and why rows cannot be packed or a prefix not be trained, where that is so. Raises UserError when no
+            model has such a configuration.
+        bos: the token that a text starts with; "": whatever the tokenizer puts there.
+    """
 
-    def linear_shapes(self, arch: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-        """(out, in) features of one layer's linear maps, by role."""
-        ...
-
-    def parameter_count(self, arch: Mapping[str, Any]) -> int:
-        """Parameters of the language model, tied ones once."""
-        ...
+    describe: Callable[[Mapping[str, Any]], Arch]
+    bos: str = ""
 
 
 @cache
 def names() -> tuple[str, ...]:
-    """The families there are."""
+    """Return the families that need neither torch nor transformers to be described."""
     return tuple(sorted(module.name for module in pkgutil.iter_modules(__path__)))
 
 
-def family(name: object, *, where: str = "") -> Family:
-    """The family of a `model_type`. Raises UserError with the choices for one that has no module here."""
-    if name not in names():
-        raise unknown("model family", name, names(), where=where)
-    return cast(Family, import_module(f"{__name__}.{name}"))
+def family(config: Mapping[str, Any]) -> Family:
+    """Return the family of a config.json. Raises UserError when it names no type of model.
+
+    Cost: for a type without a module here, torch and transformers are imported when it is first described.
+    """
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or not kind:
+        raise UserError("the model's config names no model_type", where="model.arch")
+    name = kind.replace("-", "_")
+    if name in names():
+        found: Family = import_module(f"{__name__}.{name}").family
+        return found
+    from zo_sweeps.models import generic
+
+    return generic.family
 
 
-def is_masked(name: object) -> bool:
-    """Whether models of this `model_type` write a word at a mask, in place of the next one."""
-    return bool(getattr(family(name), "MASKED", False))
+def describe(config: Mapping[str, Any]) -> Arch:
+    """Return the shape of the model that a config.json describes.
+
+    Raises UserError, in one line that says why, for a model that cannot be served. Cost: microseconds for the families
+    with a module here; for another, torch and transformers (seconds, once per process) and a module without weights
+    (up to some seconds for a very deep model, once per configuration).
+    """
+    return family(config).describe(config)
 
 
-def size(arch: Mapping[str, Any], key: str) -> int:
-    """The number at `key` of a model's config. Raises UserError when it is absent or not a positive integer."""
-    value = arch.get(key)
+def with_layers(config: Mapping[str, Any], most: int) -> dict[str, Any]:
+    """Return the configuration with at most `most` layers, for random weights; unchanged where it names no number."""
+    key = next((key for key in ("num_hidden_layers", "n_layer", "n_layers", "num_layers") if key in config), None)
+    if key is None:
+        return dict(config)
+    changed = {**config, key: min(size(config, key), most)}
+    if config.get("layer_types"):
+        changed["layer_types"] = config["layer_types"][: changed[key]]
+    return changed
+
+
+def size(config: Mapping[str, Any], key: str) -> int:
+    """Return the number at `key` of a config. Raises UserError when it is absent or not a positive integer."""
+    value = config.get(key)
     if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
         raise UserError(f"the model's config needs a positive integer {key!r}, not {value!r}", where="model.arch")
     return value
 
 
-def head_width(arch: Mapping[str, Any]) -> int:
-    """Width of an attention head. Raises UserError when the heads do not divide what they share."""
-    width, heads = size(arch, "hidden_size"), size(arch, "num_attention_heads")
-    groups = arch.get("num_key_value_heads") or heads
+def head_width(config: Mapping[str, Any]) -> int:
+    """Return the width of an attention head. Raises UserError when the heads do not divide what they share."""
+    width, heads = size(config, "hidden_size"), size(config, "num_attention_heads")
+    groups = config.get("num_key_value_heads") or heads
     if heads % groups:
         raise UserError(f"{groups} key and value heads do not divide {heads} heads", where="model.arch")
-    if arch.get("head_dim"):
-        return size(arch, "head_dim")
+    if config.get("head_dim"):
+        return size(config, "head_dim")
     if width % heads:
         fix = "set hidden_size to a multiple of num_attention_heads"
         raise UserError(f"{heads} heads do not divide hidden_size={width}", where="model.arch", fix=fix)

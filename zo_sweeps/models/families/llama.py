@@ -6,27 +6,28 @@ from collections.abc import Mapping
 from typing import Any
 
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.models.families import head_width, size
+from zo_sweeps.methods.arch import Arch
+from zo_sweeps.models.families import Family, head_width, size
 
-TARGETS = {
-    "q": "q_proj",
-    "k": "k_proj",
-    "v": "v_proj",
-    "o": "o_proj",
-    "gate": "gate_proj",
-    "up": "up_proj",
-    "down": "down_proj",
+PROJECTIONS = {
+    "q": "self_attn.q_proj",
+    "k": "self_attn.k_proj",
+    "v": "self_attn.v_proj",
+    "o": "self_attn.o_proj",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
 }
-BOS_TOKEN = None
 
 
-def linear_shapes(arch: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-    width, inner, heads = size(arch, "hidden_size"), size(arch, "intermediate_size"), size(arch, "num_attention_heads")
-    head = head_width(arch)
+def describe(config: Mapping[str, Any]) -> Arch:
+    """Return the shape of a Llama, of whatever size and with biases or without."""
+    width, inner, heads = (size(config, key) for key in ("hidden_size", "intermediate_size", "num_attention_heads"))
+    head, kv_heads = head_width(config), config.get("num_key_value_heads") or heads
     if head % 2:
         raise UserError(f"rotary positions need heads of an even width, not {head}", where="model.arch")
-    queries, keys = heads * head, (arch.get("num_key_value_heads") or heads) * head
-    return {
+    queries, keys = heads * head, kv_heads * head
+    linears = {
         "q": (queries, width),
         "k": (keys, width),
         "v": (keys, width),
@@ -35,14 +36,30 @@ def linear_shapes(arch: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
         "up": (inner, width),
         "down": (width, inner),
     }
+    layer = sum(out * into for out, into in linears.values()) + 2 * width  # and two norms
+    if config.get("attention_bias", False):
+        layer += sum(linears[role][0] for role in ("q", "k", "v", "o"))
+    if config.get("mlp_bias", False):
+        layer += sum(linears[role][0] for role in ("gate", "up", "down"))
+    layers, vocabulary = size(config, "num_hidden_layers"), size(config, "vocab_size")
+    tied = bool(config.get("tie_word_embeddings", False))
+    return Arch(
+        family=str(config["model_type"]),
+        layers=layers,
+        width=width,
+        inner=inner,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_width=head,
+        vocabulary=vocabulary,
+        positions=config.get("max_position_embeddings") or 2048,
+        tied=tied,
+        masked=False,
+        parameters=(1 if tied else 2) * vocabulary * width + layers * layer + width,
+        linears=linears,
+        blocks="model.layers",
+        projections=PROJECTIONS,
+    )
 
 
-def parameter_count(arch: Mapping[str, Any]) -> int:
-    width, shapes = size(arch, "hidden_size"), linear_shapes(arch)
-    layer = sum(out * into for out, into in shapes.values()) + 2 * width  # and two norms
-    if arch.get("attention_bias", False):
-        layer += sum(shapes[role][0] for role in ("q", "k", "v", "o"))
-    if arch.get("mlp_bias", False):
-        layer += sum(shapes[role][0] for role in ("gate", "up", "down"))
-    embeddings = (1 if arch.get("tie_word_embeddings", False) else 2) * size(arch, "vocab_size") * width
-    return embeddings + size(arch, "num_hidden_layers") * layer + width
+family = Family(describe)

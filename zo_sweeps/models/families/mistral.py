@@ -1,5 +1,19 @@
 """Mistral: Llama's layers; a sliding window over the keys, which has no parameters."""
 
-from zo_sweeps.models.families.llama import BOS_TOKEN, TARGETS, linear_shapes, parameter_count
+from __future__ import annotations
 
-__all__ = ["BOS_TOKEN", "TARGETS", "linear_shapes", "parameter_count"]
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from zo_sweeps.methods.arch import Arch
+from zo_sweeps.models.families import Family, llama
+
+
+def describe(config: Mapping[str, Any]) -> Arch:
+    """Return the shape of a Mistral. Without the key, its window is transformers' 4096."""
+    positions = config.get("max_position_embeddings") or 4096 * 32
+    return replace(llama.describe(config), positions=positions, window=config.get("sliding_window", 4096) or 0)
+
+
+family = Family(describe)

@@ -5,30 +5,53 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from zo_sweeps.models.families import head_width, size
+from zo_sweeps.methods.arch import Arch
+from zo_sweeps.models.families import Family, head_width, size
 
-TARGETS = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "out_proj", "up": "fc1", "down": "fc2"}
-# OPT's tokenizer names `</s>` (2) as its BOS; MeZO starts every text with `<s>` (0), and so do the papers after it.
-BOS_TOKEN = "<s>"
+PROJECTIONS = {
+    "q": "self_attn.q_proj",
+    "k": "self_attn.k_proj",
+    "v": "self_attn.v_proj",
+    "o": "self_attn.out_proj",
+    "up": "fc1",
+    "down": "fc2",
+}
 
 
-def linear_shapes(arch: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-    head_width(arch)  # a module of such a shape can be made
-    width, inner = size(arch, "hidden_size"), size(arch, "ffn_dim")
-    return {**dict.fromkeys("qkvo", (width, width)), "up": (inner, width), "down": (width, inner)}
-
-
-def parameter_count(arch: Mapping[str, Any]) -> int:
-    width, vocabulary, shapes = size(arch, "hidden_size"), size(arch, "vocab_size"), linear_shapes(arch)
-    projected = arch.get("word_embed_proj_dim") or width
-    norm = 2 * width if arch.get("layer_norm_elementwise_affine", True) else 0
-    layer = sum(out * into for out, into in shapes.values()) + 2 * norm
-    if arch.get("enable_bias", True):
-        layer += sum(out for out, _ in shapes.values())
-    total = vocabulary * projected * (1 if arch.get("tie_word_embeddings", True) else 2)
-    total += (size(arch, "max_position_embeddings") + 2) * width
-    if projected != width:  # the 350m: projections into and out of the layers' width
-        total += 2 * width * projected
-    if arch.get("do_layer_norm_before", True) and not arch.get("_remove_final_layer_norm", False):
+def describe(config: Mapping[str, Any]) -> Arch:
+    """Return the shape of an OPT; the 350m's embeddings are narrower than its layers."""
+    width, inner, vocabulary = (size(config, key) for key in ("hidden_size", "ffn_dim", "vocab_size"))
+    layers, heads, head = size(config, "num_hidden_layers"), size(config, "num_attention_heads"), head_width(config)
+    positions = size({"max_position_embeddings": 2048, **config}, "max_position_embeddings")
+    linears = {**dict.fromkeys("qkvo", (width, width)), "up": (inner, width), "down": (width, inner)}
+    norm = 2 * width if config.get("layer_norm_elementwise_affine", True) else 0
+    layer = sum(out * into for out, into in linears.values()) + 2 * norm
+    if config.get("enable_bias", True):
+        layer += sum(out for out, _ in linears.values())
+    embedded, tied = config.get("word_embed_proj_dim") or width, bool(config.get("tie_word_embeddings", True))
+    total = vocabulary * embedded * (1 if tied else 2) + (positions + 2) * width
+    if embedded != width:  # projections into and out of the layers' width
+        total += 2 * width * embedded
+    if config.get("do_layer_norm_before", True) and not config.get("_remove_final_layer_norm", False):
         total += norm
-    return total + size(arch, "num_hidden_layers") * layer
+    return Arch(
+        family=str(config["model_type"]),
+        layers=layers,
+        width=width,
+        inner=inner,
+        heads=heads,
+        kv_heads=heads,
+        head_width=head,
+        vocabulary=vocabulary,
+        positions=positions,
+        tied=tied,
+        masked=False,
+        parameters=total + layers * layer,
+        linears=linears,
+        blocks="model.decoder.layers",
+        projections=PROJECTIONS,
+    )
+
+
+# OPT's tokenizer names `</s>` (2) as its BOS; MeZO starts every text with `<s>` (0), and so do the papers after it.
+family = Family(describe, bos="<s>")

@@ -5,32 +5,51 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from zo_sweeps.models.families import head_width, size
+from zo_sweeps.methods.arch import Arch
+from zo_sweeps.models.families import MASKED_PACKING, MASKED_PREFIX, Family, head_width, size
 
-MASKED = True
-TARGETS = {
-    "q": "query",
-    "k": "key",
-    "v": "value",
+PROJECTIONS = {
+    "q": "attention.self.query",
+    "k": "attention.self.key",
+    "v": "attention.self.value",
     "o": "attention.output.dense",
     "up": "intermediate.dense",
     "down": "output.dense",
 }
-BOS_TOKEN = None
 
 
-def linear_shapes(arch: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-    head_width(arch)  # a module of such a shape can be made
-    width, inner = size(arch, "hidden_size"), size(arch, "intermediate_size")
-    return {**dict.fromkeys("qkvo", (width, width)), "up": (inner, width), "down": (width, inner)}
-
-
-def parameter_count(arch: Mapping[str, Any]) -> int:
-    width, vocabulary, shapes = size(arch, "hidden_size"), size(arch, "vocab_size"), linear_shapes(arch)
-    layer = sum(out * into + out for out, into in shapes.values()) + 4 * width  # and two norms
+def describe(config: Mapping[str, Any]) -> Arch:
+    """Return the shape of a RoBERTa. It counts positions from the padding's id on: it holds that many tokens fewer."""
+    width, inner, vocabulary = (size(config, key) for key in ("hidden_size", "intermediate_size", "vocab_size"))
+    layers, heads, head = size(config, "num_hidden_layers"), size(config, "num_attention_heads"), head_width(config)
+    vectors = size({"max_position_embeddings": 512, **config}, "max_position_embeddings")
+    padding, tied = config.get("pad_token_id", 1), bool(config.get("tie_word_embeddings", True))
+    linears = {**dict.fromkeys("qkvo", (width, width)), "up": (inner, width), "down": (width, inner)}
+    layer = sum(out * into + out for out, into in linears.values()) + 4 * width  # and two norms
     # words, positions, kinds of text, and their norm
-    total = (vocabulary + size(arch, "max_position_embeddings") + arch.get("type_vocab_size", 2) + 2) * width
+    total = (vocabulary + vectors + config.get("type_vocab_size", 2) + 2) * width
     total += width * width + width + 2 * width + vocabulary  # the head: dense, norm, bias
-    if not arch.get("tie_word_embeddings", True):
+    if not tied:
         total += vocabulary * width
-    return total + size(arch, "num_hidden_layers") * layer
+    return Arch(
+        family=str(config["model_type"]),
+        layers=layers,
+        width=width,
+        inner=inner,
+        heads=heads,
+        kv_heads=heads,
+        head_width=head,
+        vocabulary=vocabulary,
+        positions=vectors - (padding or 0) - 1,
+        tied=tied,
+        masked=True,
+        parameters=total + layers * layer,
+        linears=linears,
+        blocks="roberta.encoder.layer",
+        projections=PROJECTIONS,
+        no_packing=MASKED_PACKING,
+        no_prefix=MASKED_PREFIX,
+    )
+
+
+family = Family(describe)

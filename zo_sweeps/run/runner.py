@@ -1,0 +1,80 @@
+"""What runs a kind of trial: the runners' common part."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from importlib import import_module
+
+from zo_sweeps.core.trial import Sharing
+from zo_sweeps.devices.memory import MemoryMeter
+from zo_sweeps.engine.train import Evaluated, StepDone
+from zo_sweeps.engine.types import DivergedError
+from zo_sweeps.methods.kind import Kind
+from zo_sweeps.run.workbench import Workbench
+
+
+class StoppedError(Exception):
+    """The executor asked for a stop; what was done is in the journal."""
+
+
+class Runner:
+    """Runs a trial of one kind on its workbench; subclasses say how.
+
+    Args:
+        meter: started; `stop` gives the peak.
+        should_stop: asked between steps.
+        sharing: the processes that share the steps, where there are any.
+    """
+
+    def __init__(
+        self, bench: Workbench, meter: MemoryMeter, should_stop: Callable[[], bool], sharing: Sharing | None
+    ) -> None:
+        self.bench, self.config, self.recorder = bench, bench.config, bench.recorder
+        self.meter, self.should_stop, self.sharing = meter, should_stop, sharing
+
+    def run(self) -> None:
+        """Run the trial to its end. Raises StoppedError, DivergedError, and what goes wrong."""
+        raise NotImplementedError
+
+    def report_test(self, step: int) -> None:
+        """Score the test split once, with the selected weights."""
+        recorder, bench = self.recorder, self.bench
+        recorder.selected = step
+        if recorder.test is None:
+            loss, metrics = bench.score(bench.splits.test)
+            metric = metrics[bench.splits.spec.metrics[0].name]
+            if not (math.isfinite(loss) and math.isfinite(metric)):
+                raise DivergedError(f"non-finite test loss at step {step}, seed {self.config.seed}: {loss}")
+            recorder.take_test(step, loss, metric, metrics)
+
+    def stop_memory(self) -> None:
+        """Keep the peak memory up to here."""
+        self.recorder.measured["peak_memory_bytes"] = float(self.meter.stop())
+
+    def stop_if_asked(self, event: StepDone | Evaluated) -> None:
+        """Raise StoppedError where a stop is asked for, unless only the test is left."""
+        if self.should_stop() and not (isinstance(event, StepDone) and event.step == self.config.train.steps):
+            self.recorder.flush()
+            raise StoppedError
+
+    def counted(self, events: Iterator[StepDone | Evaluated]) -> Iterator[StepDone | Evaluated]:
+        """Pass the events on; count the first step's operations, whose time is then not a step's."""
+        if not self.config.train.flops:
+            yield from events
+            return
+        from torch.utils.flop_counter import FlopCounterMode
+
+        with FlopCounterMode(display=False) as counter:
+            first = next(events)
+        self.recorder.measured["flops_per_step"] = float(counter.get_total_flops())
+        yield first
+        yield from events
+
+
+def runner_of(kind: Kind) -> type[Runner]:
+    """Return the class that runs a kind of trial."""
+    module, _, name = kind.runner.partition(":")
+    runner = getattr(import_module(module), name)
+    assert issubclass(runner, Runner), f"{kind.runner} is no runner"
+    return runner

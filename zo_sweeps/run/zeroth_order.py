@@ -1,0 +1,96 @@
+"""Zeroth-order training: resume from the log, run the steps, test the selected step's weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from zo_sweeps.engine.peers import Team
+from zo_sweeps.engine.replay import rebuild
+from zo_sweeps.engine.step import Method
+from zo_sweeps.engine.train import Evaluated, StepDone, train
+from zo_sweeps.methods.space import InstalledSpace
+from zo_sweeps.run.runner import Runner
+
+
+class ZerothOrderRunner(Runner):
+    """A run is its log of scalars: earlier attempts are replayed, and so are the weights that are tested."""
+
+    def run(self) -> None:
+        bench, recorder, team = self.bench, self.recorder, None
+        space, method = bench.install(), bench.method()
+        recorder.measured["trainable_parameters"] = float(sum(p.numel() for p in space.params.values()))
+        try:
+            team = self._gather(space)
+            events = self.counted(self._steps(method, space, team))
+            for event in events:
+                recorder.take(event)
+                self.stop_if_asked(event)
+            self.stop_memory()  # of steps and dev evaluations
+            if method.in_place is not None:
+                recorder.measured["drift"] = method.in_place.drift
+            best = recorder.best()
+            if best == self.config.train.steps:
+                self.report_test(best)
+                return
+            recorder.flush()
+        finally:
+            if team is not None:
+                self._measure(team)
+            space.uninstall()
+        del space, events  # they hold the weights that are about to be loaded again
+        self._test_replayed(best)
+
+    def _test_replayed(self, step: int) -> None:
+        """Rebuild the weights of the selected step from the log, and test them."""
+        bench = self.bench
+        space = bench.install()
+        try:
+            rebuild(bench.method(), space, self.recorder.coefs[:step], bench.rates(), seed=self.config.seed)
+            self.report_test(step)
+        finally:
+            space.uninstall()
+
+    def _steps(self, method: Method, space: InstalledSpace, team: Team | None) -> Iterator[StepDone | Evaluated]:
+        bench = self.bench
+        return train(
+            method,
+            bench.model,
+            space,
+            bench.batch,
+            bench.objective.loss,
+            bench.rates(),
+            bench.score_dev,
+            seed=self.config.seed,
+            steps=self.config.train.steps,
+            eval_every=self.config.train.eval_every,
+            log=list(self.recorder.coefs),
+            evaluated=set(self.recorder.evaluations),
+            objective=bench.of_texts if bench.objective.generates else None,
+            peers=team,
+        )
+
+    def _gather(self, space: InstalledSpace) -> Team | None:
+        """Return the processes that share the steps, once they are ready."""
+        if self.sharing is None:
+            return None
+
+        def on_loss(why: str) -> None:
+            self.recorder.emit("peer_lost", reason=why)
+
+        team = Team(
+            self.sharing.peers,
+            self.config.evaluation.mode,
+            agreed=self.bench.agreed(space),
+            drop=self.sharing.drop,
+            patience=self.sharing.patience,
+            on_loss=on_loss,
+        )
+        self.recorder.measured["workers"] = 1.0 + team.ready()
+        self.recorder.emit("peers", names=list(self.sharing.names))
+        return team
+
+    def _measure(self, team: Team) -> None:
+        measured = self.recorder.measured
+        measured["exchanged_bytes_per_step"] = team.exchanged / max(1, self.recorder.steps_run)
+        measured["peers_lost"] = float(team.lost)
+        measured["directions_redone"] = float(team.redone)
