@@ -27,6 +27,7 @@ from importlib import util
 from pathlib import Path
 
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.files import replace_text
 
 HOST = "127.0.0.1"
 USER = "admin"
@@ -169,9 +170,7 @@ def _spawn(folder: Path, port: int | None, stay: bool, host: str) -> dict:
         )
     server: dict = {"pid": process.pid, "started": _started(process.pid), "port": port, "stay": stay}
     server |= {"host": host, "guarded": guarded}
-    temporary = folder / "server.json.tmp"
-    temporary.write_text(json.dumps(server))
-    temporary.replace(folder / "server.json")
+    replace_text(folder / "server.json", json.dumps(server))
     return server
 
 

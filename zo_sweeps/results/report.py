@@ -11,6 +11,7 @@ from typing import Any
 
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.host import gib
 from zo_sweeps.core.trial import Outcome, TrialState
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.results import figures as charts
@@ -20,7 +21,6 @@ from zo_sweeps.tables import Table
 from zo_sweeps.tables.draw import inline_svg
 from zo_sweeps.tables.html import differences_html, listing, page, pairs, to_html
 
-GIB = 2**30
 SHOWN = ("dev/loss", "test/metric", "wall_seconds")
 BAD = (TrialState.FAILED, TrialState.LOST, TrialState.DIVERGED, TrialState.OUT_OF_MEMORY)
 
@@ -125,7 +125,7 @@ def _device(outcome: Outcome) -> tuple[str, str, str, str]:
     return (
         ", ".join([named, *(gpu for gpu in names if gpu != name)]),
         str(device.get("cores", "?")),
-        f"{memory / GIB:.1f} GiB" if memory else "?",
+        gib(memory) if memory else "?",
         str(device.get("threads", "?")),
     )
 
