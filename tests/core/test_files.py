@@ -15,11 +15,16 @@ pytestmark = pytest.mark.unit
 def test_a_failed_replacement_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     replace_text(path, "old")
-    with pytest.raises(RuntimeError), replacing(path) as part:
-        part.write_text("half")
-        assert path.read_text() == "old"
-        assert [each.name for each in tmp_path.glob("*.json")] == ["a.json"]
-        raise RuntimeError
+
+    def fail_half_way() -> None:
+        with replacing(path) as part:
+            part.write_text("half")
+            assert path.read_text() == "old"
+            assert [each.name for each in tmp_path.glob("*.json")] == ["a.json"]
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail_half_way()
     assert [each.name for each in tmp_path.iterdir()] == ["a.json"]
     assert path.read_text() == "old"
     replace_text(path, "new ∀")

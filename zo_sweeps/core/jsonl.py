@@ -17,7 +17,7 @@ def read_objects(path: str | os.PathLike[str], offset: int = 0) -> list[tuple[di
         with open(path, "rb") as file:
             file.seek(offset)
             data = file.read()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
     found: list[tuple[dict[str, Any] | None, int]] = []
     for line in data.split(b"\n")[:-1]:

@@ -111,6 +111,18 @@ def read_events(path: str | os.PathLike[str], offset: int = 0) -> tuple[list[Eve
     return events, offset
 
 
+def born(path: str | os.PathLike[str]) -> float | None:
+    """Return the time of a journal's first event, by which journals of one trial differ; None without one."""
+    try:
+        with open(path, "rb") as file:
+            line = file.readline()
+        return float(json.loads(line)["time"]) if line.endswith(b"\n") else None
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError, KeyError):
+        return float(read_events(path)[0][0]["time"])  # raises, naming the line
+
+
 def last_step(events: Sequence[Event]) -> int:
     """The last step that a resumed attempt need not do again: the end of the contiguous run of steps from 1."""
     return len(scalars(events)[1])
