@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -38,6 +39,7 @@ ONLY_IN = {
         "schedule/ray_slots.py",
         "schedule/cluster.py",
         "schedule/gcs.py",
+        "schedule/ray_private.py",
     },
     "mlflow": {"record/"},
     "hydra": {"config/"},
@@ -54,6 +56,8 @@ LIGHT = (
     "zo_sweeps.cli.show",
 )
 HEAVY = {"torch", "ray", "mlflow", "transformers", "datasets", "bitsandbytes", "accelerate"}
+# Names of Ray that are not its public interface, as imports or as texts (import_module, `python -m`).
+PRIVATE_RAY = re.compile(r"ray\.(_\w+|core|experimental|scripts|gcs_utils|dashboard)\b|internal_kv")
 STANDARD_LIBRARY = set(sys.stdlib_module_names)
 FILES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
 
@@ -131,6 +135,19 @@ def test_a_member_of_an_axis_knows_no_other_axis_and_nothing_above(file: str) ->
 def test_a_library_appears_in_one_place(library: str) -> None:
     found = {file for file in FILES for name, _ in imported(file) if name.split(".")[0] == library}
     assert {file for file in found if not inside(file, ONLY_IN[library])} == set()
+
+
+def test_private_ray_appears_in_one_module() -> None:
+    found = {file for file in FILES if PRIVATE_RAY.search((PACKAGE / file).read_text(encoding="utf-8"))}
+    assert found == {"schedule/ray_private.py"}
+
+
+def test_ray_is_pinned_to_the_minor_version_that_its_private_parts_were_tested_with() -> None:
+    project = (PACKAGE.parent / "pyproject.toml").read_text(encoding="utf-8")
+    locked = re.search(r"^ray==(\d+)\.(\d+)\.", (PACKAGE.parent / "constraints.txt").read_text(), re.MULTILINE)
+    assert locked
+    major, minor = map(int, locked.groups())
+    assert f'"ray[default]>={major}.{minor},<{major}.{minor + 1}"' in project
 
 
 def test_the_vocabulary_is_standard_library() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -22,7 +21,9 @@ from zo_sweeps.core.trial import Trial, TrialState
 from zo_sweeps.record import mlflow_points as rows
 from zo_sweeps.record import server
 from zo_sweeps.record.journal import JournalStore
-from zo_sweeps.record.mlflow_store import MlflowMirror, SweepInfo, sync
+from zo_sweeps.record.mlflow_store import MlflowMirror
+from zo_sweeps.record.sweep_book import SweepBook, SweepInfo
+from zo_sweeps.record.sync import sync
 
 pytestmark = pytest.mark.multiprocess
 SWEEP = SweepInfo(
@@ -95,7 +96,7 @@ def page(uri: str, experiment: str) -> Any:
 
 
 def mirrored(
-    uri: str | None, experiment: str, folder: Path, trials: list[Trial], *, finish: bool = True, lines: Any = None
+    uri: str, experiment: str, folder: Path, trials: list[Trial], *, finish: bool = True, lines: Any = None
 ) -> None:
     """One driver's life: register everything, send what the journals hold, end."""
     said: list[str] = [] if lines is None else lines
@@ -146,19 +147,19 @@ def test_a_sweep_is_one_parent_with_a_run_a_trial_that_says_everything(
     assert "| 1 |" in top.data.tags["mlflow.note.content"]
 
 
-def test_sending_everything_again_without_cursors_adds_nothing(uri: str, experiment: str, tmp_path: Path) -> None:
+def test_sending_everything_again_adds_nothing(uri: str, experiment: str, tmp_path: Path) -> None:
     store, trials = JournalStore(tmp_path), [made_up.trial(seed, steps=30) for seed in range(3)]
     for made in trials:
         store.append(made.trial_id, made_up.whole(made))
     mirrored(uri, experiment, tmp_path, trials)
     before = page(uri, experiment)
-    shutil.rmtree(tmp_path / "mlflow" / "cursors")
-    assert sync(tmp_path, uri, say=lambda line: None) == 3
+    assert sync(tmp_path, uri, say=lambda line: None) == 0
     assert page(uri, experiment) == before
-    for cursor in (tmp_path / "mlflow" / "cursors").glob("*/??/*.json"):
-        cursor.write_text("{")  # torn
-    assert sync(tmp_path, uri, say=lambda line: None) == 3
-    assert page(uri, experiment) == before
+    for forgotten in ("", "0"):  # what the server has acknowledged
+        for run in children(uri, experiment).values():
+            client(uri).set_tag(run.info.run_id, "zo.sent", forgotten)
+        assert sync(tmp_path, uri, say=lambda line: None) == 3
+        assert page(uri, experiment) == before
     assert_each_row_once(uri, experiment, store, trials)
 
 
@@ -166,11 +167,15 @@ def test_a_sweep_that_sent_nothing_is_sent_whole_by_sync(uri: str, experiment: s
     store, trials = JournalStore(tmp_path), [made_up.trial(seed, steps=10) for seed in range(2)]
     for made in trials:
         store.append(made.trial_id, made_up.whole(made))
-    mirrored(None, experiment, tmp_path, trials)
+    book = SweepBook(tmp_path, experiment, SWEEP)
+    for made in trials:
+        book.add(made)
+    book.finish({"table.md": "| a |"}, {}, "FINISHED")
+    book.close()
     assert runs(uri, experiment) == []
     said: list[str] = []
     assert sync(tmp_path, uri, say=said.append) == 2
-    assert said == [f"demo_grid · smoke: 2 trials are at {uri}"]
+    assert said == [f"demo_grid · smoke: 2 trials sent to {uri}"]
     assert_each_row_once(uri, experiment, store, trials)
     assert parent(uri, experiment).info.status == "FINISHED"
 
@@ -234,7 +239,6 @@ def test_what_is_not_part_of_the_identity_may_change_between_attempts(
     store, made = JournalStore(tmp_path), made_up.trial(steps=20)
     store.append(made.trial_id, made_up.whole(made)[:3])
     mirrored(uri, experiment, tmp_path, [made], finish=False)
-    shutil.rmtree(tmp_path / "mlflow" / "cursors")
     config = {**made.config, "model": {**made.config["model"], "path": "/moved"}, "added": 1}
     moved = Trial.from_json({**made.to_json(), "config": config})
     store.append(made.trial_id, [made_up.start(attempt=2), *made_up.whole(made)[3:]])
@@ -273,6 +277,28 @@ def test_a_run_that_somebody_deleted_comes_back_when_its_trial_goes_on(
     client(uri).delete_run(children(uri, experiment)[made.trial_id].info.run_id)
     store.append(made.trial_id, made_up.whole(made)[3:])
     mirrored(uri, experiment, tmp_path, [made])
+    assert_each_row_once(uri, experiment, store, [made])
+
+
+def test_a_run_whose_creation_was_not_acknowledged_is_found_again(
+    uri: str, experiment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow import MlflowClient
+
+    store, made = JournalStore(tmp_path), made_up.trial(steps=20)
+    store.append(made.trial_id, made_up.whole(made))
+    create, answers = MlflowClient.create_run, []
+
+    def create_and_lose_the_answer(*arguments: Any) -> Any:
+        answers.append(create(*arguments))
+        if len(answers) < 3:  # of the sweep's run, and of the trial's
+            raise ConnectionError("the connection was reset")
+        return answers[-1]
+
+    monkeypatch.setattr(MlflowClient, "create_run", create_and_lose_the_answer)
+    mirrored(uri, experiment, tmp_path, [made])
+    assert len(answers) == 2
+    assert parent(uri, experiment).info.status == "FINISHED"
     assert_each_row_once(uri, experiment, store, [made])
 
 
@@ -319,10 +345,8 @@ def test_a_server_away_is_said_once_and_nothing_is_lost(tmp_path: Path) -> None:
     assert mirror.drain(3.0) == 100
     mirror.close(5.0)
     assert len(said) <= 1  # none if the import of mlflow took longer than all this
-    with pytest.raises(
-        UserError, match=r"not everything was sent: MLflow at \S+ does not answer \(connection refused\) in"
-    ):
-        sync(tmp_path, "http://127.0.0.1:9", patience=0)
+    with pytest.raises(UserError, match=r"MLflow at \S+ does not answer \(connection refused\); check tracking.uri"):
+        sync(tmp_path, "http://127.0.0.1:9")
 
 
 def test_nothing_to_sync_is_a_users_error(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from zo_sweeps.bench.shapes import LLAMA_2_7B, Example, examples
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.engine import noise
 from zo_sweeps.engine.layers.full import FullModel
-from zo_sweeps.methods.points import NoiseKey
 from zo_sweeps.methods.parts import Model
+from zo_sweeps.methods.points import NoiseKey
 from zo_sweeps.models.causal import LanguageModel
 from zo_sweeps.models.load import load
 

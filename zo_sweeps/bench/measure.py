@@ -52,7 +52,7 @@ def host() -> dict[str, Any]:
     """What the numbers were measured on."""
     import torch
 
-    from zo_sweeps.devices.probe import processor
+    from zo_sweeps.core.host import processor
     from zo_sweeps.engine import noise
 
     return {

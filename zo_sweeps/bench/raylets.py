@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 
 import zo_sweeps
+from zo_sweeps.schedule import ray_private
 from zo_sweeps.schedule.cluster import private_token
 
 BOOT_SECONDS = 300.0  # on a machine with other things to do, Ray may take more than a minute to be imported
@@ -36,7 +37,7 @@ class Raylet:
 
     def __init__(self, folder: Path, environment: dict[str, str], name: str, device: str, arguments: list[str]) -> None:
         self.name, self._log = name, folder / f"{name}.log"
-        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--object-store-memory=80000000"]
+        command = [sys.executable, "-m", ray_private.CLI, "start", "--block", "--object-store-memory=80000000"]
         with open(self._log, "w") as log:
             self.process = subprocess.Popen(
                 [*command, f"--labels=zo.name={name},zo.device={device}", *arguments],
@@ -74,7 +75,7 @@ class Raylet:
         self.thaw()
         for process in self._tree():
             with contextlib.suppress(psutil.Error):
-                if process.name() == "raylet":
+                if process.name() == ray_private.RAYLET:
                     process.terminate()
                     process.wait(10)
         self.kill()

@@ -18,6 +18,7 @@ from rich.console import Console
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.core.fingerprint import fingerprint
+from zo_sweeps.core.host import gib
 from zo_sweeps.core.trial import TrialState
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.record.commands import Command, remember
@@ -70,10 +71,10 @@ def for_this_host(plan: Plan) -> Plan:
         if why := refusal(trial.needs, node, cpus):
             needs = f"device {trial.needs.device}"
             if "memory" in why:
-                needs += f" and about {trial.needs.memory_bytes / 2**30:.1f} GiB"
+                needs += f" and about {gib(trial.needs.memory_bytes)}"
             missing[trial.trial_id] = f"needs {needs}, and this host {why}"
         elif node.gpus and trial.needs.device != "cpu" and trial.needs.memory_bytes > node.memory_bytes:
-            missing[trial.trial_id] = f"needs about {trial.needs.memory_bytes / 2**30:.1f} GiB of GPU memory"
+            missing[trial.trial_id] = f"needs about {gib(trial.needs.memory_bytes)} of GPU memory"
     return replace(plan, trials=tuple(t for t in plan.trials if t.trial_id not in missing), missing=missing)
 
 

@@ -271,6 +271,17 @@ def ui(given: Sequence[str]) -> int:
     return 0
 
 
+def sync(given: Sequence[str]) -> int:
+    """Send a state folder's results to a tracking server: what it lacks. tracking.uri=… names another server."""
+    options = _parse(_parser("sync"), given)
+    from zo_sweeps.config.composer import Composer
+    from zo_sweeps.record.sync import sync
+
+    base = Composer(options.overrides, options.config_dir).base
+    sync(Path(base["state_dir"]).expanduser(), base["tracking"]["uri"])
+    return 0
+
+
 def doctor(given: Sequence[str]) -> int:
     """Check this machine: versions, devices, memory, disk, ports, hub."""
     options = _parse(_parser("doctor"), given)
@@ -308,6 +319,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "compare": compare,
     "papers": papers,
     "ui": ui,
+    "sync": sync,
     "doctor": doctor,
     "head": head,
     "worker": worker,

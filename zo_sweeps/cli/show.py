@@ -15,6 +15,7 @@ from rich.text import Text
 
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError, unknown
+from zo_sweeps.core.host import gib
 from zo_sweeps.core.trial import TrialState
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.results import tables as readout
@@ -31,7 +32,6 @@ FORMATS: dict[str, Callable[[Table], str]] = {
     "csv": to_csv,
     "html": to_html,
 }
-GIB = 2**30
 
 
 def _standing(planned: Plan) -> tuple[Path, Standing]:
@@ -83,6 +83,7 @@ def plan(planned: Plan, console: Console, *, trials: bool) -> None:
             continue
         done = sum(standing.states.get(i, TrialState.PENDING).is_result for i in ids)
         steps = sorted({trial.steps for trial in mine})
+        memory = max(trial.needs.memory_bytes for trial in mine)
         table.add_row(
             spec["label"] or block,
             str(len(mine)),
@@ -90,7 +91,7 @@ def plan(planned: Plan, console: Console, *, trials: bool) -> None:
             str(done),
             "/".join(map(str, steps)),
             _tokens(sum(trial.cost for trial in mine)),
-            _gib(max(trial.needs.memory_bytes for trial in mine)),
+            gib(memory) if memory else "?",
             "/".join(sorted({trial.needs.device for trial in mine})),
         )
     console.print(table)
@@ -130,10 +131,6 @@ def _tokens(count: float) -> str:
         if count >= size:
             return f"{count / size:.3g} {unit}"
     return f"{count:.0f}"
-
-
-def _gib(count: int) -> str:
-    return f"{count / GIB:.1f} GiB" if count else "?"
 
 
 def status(planned: Plan, console: Console, *, failed: bool) -> None:

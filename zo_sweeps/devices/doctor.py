@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
+from zo_sweeps.core.host import GIB, gib
 from zo_sweeps.devices.probe import probe
 
 Status = Literal["ok", "warn", "fail"]
 PACKAGE = "zo-sweeps"
-GIB = 2**30
 TIMEOUT = 3.0  # seconds
 FIXES = {
     "bitsandbytes": "pip install 'zo-sweeps[quant]' (only for NF4 and INT8)",
@@ -103,21 +103,20 @@ def _host() -> Iterator[Check]:
     if host["kind"] == "cpu":
         yield Check("gpu", "warn", "no CUDA GPU: trials run on the CPU", "join a GPU node: cluster.address=…")
     else:
-        yield Check("gpu", "ok", f"{host['name']}, {host['memory_bytes'] / GIB:.1f} GiB ({host['profile']})")
+        yield Check("gpu", "ok", f"{host['name']}, {gib(host['memory_bytes'])} ({host['profile']})")
     yield Check("cores", "ok", f"{host['cores']} ({host['name'] if host['kind'] == 'cpu' else 'CPU'})")
-    free, total = host["ram_free_bytes"] / GIB, host["ram_bytes"] / GIB
-    enough = free >= 2
+    enough = host["ram_free_bytes"] >= 2 * GIB
     fix = "" if enough else "close other programs: a trial of the demo model needs about 1 GiB, Ray about as much"
-    yield Check("memory", "ok" if enough else "warn", f"{free:.1f} of {total:.1f} GiB free", fix)
+    yield Check("memory", "ok" if enough else "warn", f"{gib(host['ram_free_bytes'], host['ram_bytes'])} free", fix)
 
 
 def disk(folder: Path) -> Check:
     """Free space where `folder` is, or will be."""
     place = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    free = shutil.disk_usage(place).free / GIB
-    status: Status = "ok" if free >= 5 else "warn" if free >= 0.5 else "fail"
+    free = shutil.disk_usage(place).free
+    status: Status = "ok" if free >= 5 * GIB else "warn" if free >= GIB / 2 else "fail"
     fix = "" if status == "ok" else "free some, or use another state_dir=…"
-    return Check("disk", status, f"{free:.1f} GiB free at {place}", fix)
+    return Check("disk", status, f"{gib(free)} free at {place}", fix)
 
 
 def _writable(folder: Path) -> Check:

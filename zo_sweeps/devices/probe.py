@@ -10,6 +10,8 @@ from typing import Any
 
 import psutil
 
+from zo_sweeps.core.host import processor
+
 BOARD = Path("/proc/device-tree/model")  # NVIDIA's boards write their name here
 GPU_NODES = ("/dev/nvidiactl", "/dev/nvhost-ctrl", "/dev/nvhost-ctrl-gpu", "/dev/nvmap", "/dev/dxg")
 LIBRARIES = ("torch", "transformers", "ray")
@@ -69,16 +71,6 @@ def board() -> str:
 def jetson_profile(name: str) -> str:
     """The device profile of an NVIDIA board's name, "" for anything else."""
     return next((profile for part, profile in JETSONS.items() if part in name), "")
-
-
-def processor() -> str:
-    """The processor's model name."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Model")))
-    return next(names, "") or platform.processor() or platform.machine()
 
 
 def _gpu() -> dict[str, Any]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shlex
 import signal
 import socket
@@ -23,6 +22,7 @@ from typing import Any
 import psutil
 
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.files import replace_text
 from zo_sweeps.fleet.keeper import Keeper, NodeSpec, last_line
 from zo_sweeps.fleet.node import labels, new_identity, node_arguments, running, wait_until_gone
 from zo_sweeps.fleet.secrets import checked, token_for_head
@@ -68,7 +68,8 @@ def start(state_dir: Path, options: HeadOptions, say: Callable[[str], None], *, 
         _must_be_free(port)
     server.start(state_dir, options.mlflow_port, stay=True, host=options.host).close()  # says what is wrong, at once
     state = {**asdict(options), "token_file": str(token), "identity": new_identity(folder)}
-    _write(folder / "head.json", state | {"pid": 0, "started": 0.0, "address": f"{_address(options)}:{options.port}"})
+    state |= {"pid": 0, "started": 0.0, "address": f"{_address(options)}:{options.port}"}
+    replace_text(folder / "head.json", json.dumps(state))
     if block:
         return keep(state_dir, say)
     with open(folder / "keeper.log", "ab") as log:
@@ -93,7 +94,8 @@ def keep(state_dir: Path, say: Callable[[str], None]) -> int:
     folder = _folder(state_dir)
     state = json.loads((folder / "head.json").read_text())
     process = psutil.Process()
-    _write(folder / "head.json", state | {"pid": process.pid, "started": process.create_time()})
+    state |= {"pid": process.pid, "started": process.create_time()}
+    replace_text(folder / "head.json", json.dumps(state))
     options = HeadOptions(**{name: state[name] for name in HeadOptions.__dataclass_fields__})
     short = short_folder(folder)
     spec = NodeSpec(
@@ -219,12 +221,6 @@ def _folder(state_dir: Path) -> Path:
     except OSError as error:
         raise UserError(f"cannot write: {error.strerror}", where=str(folder), fix="use --state-dir FOLDER") from None
     return folder.resolve()
-
-
-def _write(path: Path, state: dict[str, Any]) -> None:
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(state))
-    os.replace(temporary, path)
 
 
 def _address(options: HeadOptions) -> str:

@@ -13,12 +13,12 @@ from rich.table import Table
 from rich.text import Text
 
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.host import gib
 from zo_sweeps.fleet.node import running
 from zo_sweeps.fleet.secrets import checked, token_for_joining
 from zo_sweeps.schedule.cluster import ID_LABEL, token_environment
 from zo_sweeps.schedule.gcs import NODE, RUNS, Head
 
-GIB = 2**30
 STALE = 30.0  # seconds after which what a driver said of its trials is not believed any more
 
 
@@ -105,7 +105,7 @@ def row(one: Device, now: float) -> list[str]:
     heat = facts.get("temperature")
     lends = f"{one.cpus:g} CPU" + (f", {one.gpus:g} GPU" if one.gpus else "")
     if one.memory_bytes:
-        lends += f"\n{one.memory_bytes / GIB:.1f} GiB"
+        lends += f"\n{gib(one.memory_bytes)}"
     return [
         one.name + (" (head)" if one.is_head else ""),
         kind,
@@ -131,10 +131,10 @@ def _memory(facts: Mapping[str, Any]) -> str:
     if "memory_bytes" not in facts:
         return "–"
     own = facts["memory_bytes"] != facts["ram_bytes"]
-    text = f"{facts['ram_free_bytes'] / GIB:.1f} of {facts['ram_bytes'] / GIB:.1f} GiB\nfree"
+    text = f"{gib(facts['ram_free_bytes'], facts['ram_bytes'])}\nfree"
     if facts["unified"]:
         return text + ", unified"
-    return text + (f"; GPU {facts['memory_bytes'] / GIB:.1f} GiB" if own else "")
+    return text + (f"; GPU {gib(facts['memory_bytes'])}" if own else "")
 
 
 def _ago(seconds: float) -> str:

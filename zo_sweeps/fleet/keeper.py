@@ -24,7 +24,7 @@ import psutil
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.fleet.node import alive, wait_until_gone
 from zo_sweeps.fleet.reporter import GONE
-from zo_sweeps.schedule import cluster
+from zo_sweeps.schedule import cluster, ray_private
 from zo_sweeps.schedule.ray_actor import TrialActor
 
 TICK = 0.5
@@ -33,7 +33,7 @@ STEADY = 60.0  # a node that stood so long begins again with the first wait
 HEAD_WAIT = 2.0  # seconds between looks at whether the head is back
 UNREGISTER_SECONDS = 5.0
 BOOT_SECONDS = 300.0  # that a raylet may take to appear: a starved machine reads Ray for a minute
-ACTOR = f"ray::{TrialActor.__name__}"
+ACTOR = f"{ray_private.ACTOR_TITLE}{TrialActor.__name__}"
 _TERMINATE_CHILD = 1  # PR_SET_PDEATHSIG
 
 
@@ -110,15 +110,15 @@ class Keeper:
 
     def _stand(self) -> str:
         """One life of the node, to its end; why it ended."""
-        if self._spec.is_head:  # Ray starts no head where a node still waits for the one that was here
-            (self._spec.temp_dir / "ray_current_cluster").unlink(missing_ok=True)
+        if self._spec.is_head:
+            ray_private.forget_head(self._spec.temp_dir)
         else:
             self._wait_for_the_head()
             if self._leave:
                 return "left"
         keep_newest(self._spec.temp_dir)
         began = f"--labels={self._spec.labels},{cluster.BEGAN_LABEL}={time.time():.0f}"
-        self._ray = self._start("ray.scripts.scripts", "start", "--block", *self._spec.arguments, began)
+        self._ray = self._start(ray_private.CLI, "start", "--block", *self._spec.arguments, began)
         end = time.monotonic() + BOOT_SECONDS
         while not (raylet := self._raylet()) and self._ray.poll() is None and time.monotonic() < end:
             time.sleep(0.1)
@@ -188,7 +188,7 @@ class Keeper:
         assert self._ray
         with contextlib.suppress(psutil.Error):
             for child in psutil.Process(self._ray.pid).children():
-                if child.name() == "raylet":
+                if child.name() == ray_private.RAYLET:
                     return child
         return None
 
@@ -215,7 +215,7 @@ class Keeper:
                     mine += [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
         for one in mine:
             with contextlib.suppress(psutil.Error):
-                if one.name() == "raylet":  # it takes leave of the head, which else waits for it for a while
+                if one.name() == ray_private.RAYLET:  # it takes leave of the head, which else waits for it for a while
                     one.terminate()
                     wait_until_gone([one], UNREGISTER_SECONDS)
         for one in mine:

@@ -16,7 +16,8 @@ import psutil
 
 from zo_sweeps import __version__
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.devices.doctor import GIB, Check, disk, imports
+from zo_sweeps.core.host import GIB, gib
+from zo_sweeps.devices.doctor import Check, disk, imports
 from zo_sweeps.devices.probe import has_cuda, probe
 from zo_sweeps.fleet.node import OBJECT_STORE_BYTES, port_range
 from zo_sweeps.schedule import cluster
@@ -166,7 +167,7 @@ def memory(device: Mapping[str, Any]) -> Iterator[Check]:
     free = ram.available - RAY_BYTES
     fix = "" if free >= GIB else "end the desktop and other programs (sudo systemctl isolate multi-user.target)"
     status = "ok" if free >= GIB else "warn" if free > 0 else "fail"
-    text = f"{ram.available / GIB:.1f} of {ram.total / GIB:.1f} GiB free{shared}, {RAY_BYTES / GIB:.1f} of it for Ray"
+    text = f"{gib(ram.available, ram.total)} free{shared}, {gib(RAY_BYTES)} of it for Ray"
     yield Check("memory", status, text, fix)  # type: ignore[arg-type]
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +18,8 @@ import psutil
 
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.files import replace_text
+from zo_sweeps.core.host import GIB
 from zo_sweeps.devices.probe import probe
 from zo_sweeps.fleet import preflight
 from zo_sweeps.fleet.keeper import Keeper, NodeSpec
@@ -28,7 +29,6 @@ from zo_sweeps.schedule.cluster import short_folder
 
 HOME = Path("~/.zo_sweeps")
 GRACE = 120.0
-GIB = 2**30
 
 
 @dataclass(frozen=True)
@@ -113,9 +113,7 @@ def _keep(
     )
     process = psutil.Process()
     state = {"pid": process.pid, "started": process.create_time(), "address": options.address, "token_file": str(token)}
-    temporary = folder / "worker.tmp"
-    temporary.write_text(json.dumps(state))
-    os.replace(temporary, folder / "worker.json")
+    replace_text(folder / "worker.json", json.dumps(state))
     say(f"joining {options.address} as {name} ({device['name']}); Ctrl-C or `zo-sweeps worker leave` to leave")
     try:
         return Keeper(spec, say).run()

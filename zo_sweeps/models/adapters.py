@@ -7,7 +7,6 @@ VeRA) are saved with the trained ones. Prefix: one tensor [n, layers * 2 * heads
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from zo_sweeps.core.errors import UserError, unknown
+from zo_sweeps.core.files import replace_text, replacing
 from zo_sweeps.models import families
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -45,12 +45,9 @@ def save(space: Any, options: Mapping[str, Any], folder: str | Path, *, module: 
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     config = {"base_model_name_or_path": base or None, **_config(space, options, module)}
-    part = folder / f"{WEIGHTS}.{os.getpid()}.part"
-    save_file(tensors, str(part), metadata={"format": "pt"})
-    os.replace(part, folder / WEIGHTS)
-    part = folder / f"{CONFIG}.{os.getpid()}.part"
-    part.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    os.replace(part, folder / CONFIG)
+    with replacing(folder / WEIGHTS) as part:
+        save_file(tensors, str(part), metadata={"format": "pt"})
+    replace_text(folder / CONFIG, json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
 @torch.no_grad()

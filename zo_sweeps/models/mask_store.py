@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.files import replace_text, replacing
 from zo_sweeps.core.fingerprint import fingerprint
 
 Masks = dict[str, Tensor]  # layer -> [k] int64 flat indices into its weight, rising
@@ -80,13 +81,11 @@ def _write(store: Path, name: str, masks: Masks, key: Mapping[str, Any]) -> None
     from safetensors.torch import save_file
 
     tensors = {layer: index.to("cpu", torch.int32).contiguous() for layer, index in masks.items()}
-    part = store / f"{name}.part"
-    save_file(tensors, str(part))
-    os.replace(part, store / f"{name}.safetensors")
+    with replacing(store / f"{name}.safetensors") as part:
+        save_file(tensors, str(part))
     entries = sum(map(len, masks.values()))
     sidecar = {"fingerprint": mask_fingerprint(masks), "entries": entries, "layers": len(masks), "found_from": key}
-    part.write_text(json.dumps(sidecar, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    os.replace(part, store / f"{name}.json")
+    replace_text(store / f"{name}.json", json.dumps(sidecar, indent=2, sort_keys=True) + "\n")
 
 
 @contextmanager

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from zo_sweeps.core.files import replace_text
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,4 @@ def remember(state_dir: Path, sweep_id: str, grid: str, command: Command) -> Non
         "config_dirs": [str(Path(folder).resolve()) for folder in command.config_dirs],
         "started": time.time(),
     }
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(data))
-    os.replace(temporary, path)
+    replace_text(path, json.dumps(data))

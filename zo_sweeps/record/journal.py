@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.jsonl import line_number, read_objects
 from zo_sweeps.core.trial import Event, Outcome
 
 DURABLE = frozenset({"start", "eval", "test", "end"})  # flushed to the disk itself, not only to the kernel
@@ -97,27 +98,29 @@ def read_events(path: str | os.PathLike[str], offset: int = 0) -> tuple[list[Eve
 
     Raises UserError naming file and line if a complete line is not an event.
     """
-    try:
-        with open(path, "rb") as file:
-            file.seek(offset)
-            data = file.read()
-    except FileNotFoundError:
-        return [], 0
-    end = data.rfind(b"\n") + 1
     events: list[Event] = []
-    for index, line in enumerate(data[:end].split(b"\n")[:-1]):
-        try:
-            event = json.loads(line.decode("utf-8", "surrogatepass"))
-        except ValueError:  # covers bad JSON and bad UTF-8
-            event = None
-        if not isinstance(event, dict) or "type" not in event:
+    for event, end in read_objects(path, offset):
+        if event is None or "type" not in event:
             raise UserError(
                 "unreadable line in a journal",
-                where=f"{path}:{_lines_before(path, offset) + index + 1}",
+                where=f"{path}:{line_number(path, end)}",
                 fix="mend the line, or delete the file to run the trial anew",
             )
         events.append(event)
-    return events, offset + end
+        offset = end
+    return events, offset
+
+
+def born(path: str | os.PathLike[str]) -> float | None:
+    """Return the time of a journal's first event, by which journals of one trial differ; None without one."""
+    try:
+        with open(path, "rb") as file:
+            line = file.readline()
+        return float(json.loads(line)["time"]) if line.endswith(b"\n") else None
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError, KeyError):
+        return float(read_events(path)[0][0]["time"])  # raises, naming the line
 
 
 def last_step(events: Sequence[Event]) -> int:
@@ -229,8 +232,3 @@ def _complete_size(fd: int) -> int:
             return start + newline + 1
         end = start
     return 0
-
-
-def _lines_before(path: str | os.PathLike[str], offset: int) -> int:
-    with open(path, "rb") as file:
-        return file.read(offset).count(b"\n")

@@ -1,78 +1,105 @@
-"""One sweep on one MLflow server: finds or makes its runs and sends journals to them. Every call may be repeated."""
+"""One sweep on one MLflow server: finds or makes its runs and sends journals to them. Every call may be repeated.
+
+MLflow's SQL stores ignore a metric row that they have (same run, key, value, time and step), a tag or an artifact
+replaces itself, and a run is looked up by its tags before it is made. So a journal can be sent again from its first
+event at any time. What was acknowledged is remembered for speed only: in this process, and for a trial that ended in
+the tag `zo.sent` of its run.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.files import replace_text
 from zo_sweeps.core.trial import Event, Trial, TrialState
 from zo_sweeps.record import mlflow_points as rows
-from zo_sweeps.record.cursors import Cursor, Cursors, store_id
-from zo_sweeps.record.journal import JournalStore, outcome, read_events
+from zo_sweeps.record import provenance
+from zo_sweeps.record.journal import JournalStore, born, outcome, read_events
 from zo_sweeps.record.sweep_book import SweepInfo
 
 _BATCH = 1000  # metrics, params and tags together, in one request
 _BATCH_PARAMS = 100
 _EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}  # else the page opens on traces and prompts
 
+_COMPLETE = ("zo.trial_id", "zo.journal", "zo.sent")  # tags of an ended run: so many bytes of this journal are there
+
+
+@dataclass
+class _Sent:
+    """What the server has of one journal.
+
+    Attributes:
+        born: the time of the journal's first event; another journal of the same trial (a forced rerun) has another.
+        params: parameters that the run still lacks.
+        offset: the byte after the last acknowledged event.
+        steps: the highest acknowledged step.
+    """
+
+    run_id: str
+    born: float
+    params: dict[str, str] = field(default_factory=dict)
+    offset: int = 0
+    steps: int = 0
+
 
 class SweepRuns:
-    """The parent run of a sweep and its child runs, one a trial. `open` comes first; `send` is safe in threads.
+    """The parent run of a sweep and its child runs, one per trial. Call `open` first. Not safe in several threads.
 
-    `began` is when the sweep was first run (Unix seconds), `page` the address of its run for a browser.
+    `began` is when the sweep was first run (Unix time), `page` the address of its run for a browser ("" before `open`).
 
     Raises what the MLflow client raises; `is_temporary` tells what to try again.
     """
 
-    def __init__(
-        self,
-        uri: str,
-        experiment: str,
-        sweep: SweepInfo,
-        began: float,
-        state_dir: Path,
-        provenance: Mapping[str, Any],
-    ) -> None:
-        _set_environment(uri)
-        from mlflow import MlflowClient
-
-        self._uri, self._client = uri.rstrip("/"), MlflowClient(tracking_uri=uri)
-        self._name, self._sweep, self._began, self._provenance = experiment, sweep, began, provenance
+    def __init__(self, uri: str, experiment: str, sweep: SweepInfo, began: float, state_dir: Path) -> None:
+        self._uri, self._name, self._sweep, self._began = uri.rstrip("/"), experiment, sweep, began
         self._folder = state_dir / "mlflow"
         self._journals = JournalStore(state_dir)
+        self._sent: dict[str, _Sent] = {}
         self._open_runs: set[str] = set()  # child runs that the server shows as RUNNING because of us
+        self.page = ""
 
     # -- the sweep -----------------------------------------------------------------------------------------------------
 
     def open(self) -> None:
         """Find or make the experiment and the parent run; close what a killed driver left running."""
-        experiment = self._find_experiment()
-        self._experiment = experiment.experiment_id
-        server = f"{experiment.experiment_id}-{experiment.creation_time}"  # the same at any address
-        self._cursors = Cursors(self._folder / "cursors" / server)
-        self._store = store_id(self._folder)
+        _set_environment(self._uri)
+        from mlflow import MlflowClient
+        from mlflow.entities import ViewType
+        from mlflow.tracking._tracking_service import utils
+
+        # MLflow keeps, for the whole process, where it sent a run's artifacts; the server may have another port by now.
+        utils._artifact_repos_cache.clear()
+        self._client = MlflowClient(tracking_uri=self._uri)
+        self._provenance = provenance.collect()
+        self._store = _store_id(self._folder)
+        self._experiment = self._find_experiment().experiment_id
         self.parent = self._find_parent()
+        ours = f"tags.`zo.store` = '{self._store}'"
+        self._close_orphans(f"attributes.status = 'RUNNING' and {ours}")
+        ended = self._search(
+            f"attributes.status != 'RUNNING' and {ours}", view=ViewType.ALL
+        )  # deleted ones stay deleted
+        self._complete = {
+            tuple(run.data.tags[key] for key in _COMPLETE) for run in ended if _COMPLETE[-1] in run.data.tags
+        }
         self.page = f"{self._uri}/#/experiments/{self._experiment}/runs/{self.parent}?{rows.TRAINING}"
-        self._close_orphans()
 
-    def finish(self, files: Mapping[str, str], metrics: Mapping[str, float], status: str, when: float) -> None:
-        """Put the tables and the sweep's own numbers on the parent run, and end it. `when`: Unix seconds."""
-        from mlflow.entities import Metric, RunTag
-
+    def finish(self, final: Event) -> None:
+        """Put the tables and the sweep's own numbers on the parent run, and end it, as a book's `finish` event says."""
+        files, ms = final["files"], int(final["time"] * 1000)
         for name, text in files.items():
             self._client.log_text(self.parent, text, name)
-        ms = int(when * 1000)
-        points = [Metric(rows.clean_name(key), value, ms, 0) for key, value in metrics.items()]
+        points = [rows.Point(rows.clean_name(key), value, ms, 0) for key, value in final["metrics"].items()]
         note = rows.sweep_note(self._sweep, self._experiment) + files.get("table.md", "")
-        tags = [RunTag(*tag) for tag in rows.clean_tags({"mlflow.note.content": note}).items()]
-        for start in range(0, max(1, len(points)), _BATCH - 1):
-            self._client.log_batch(self.parent, points[start : start + _BATCH - 1], tags=tags)
-        self._client.set_terminated(self.parent, status, ms)
+        self._log(self.parent, points, {}, rows.clean_tags({"mlflow.note.content": note}))
+        self._client.set_terminated(self.parent, final["status"], ms)
 
     def abandon(self, parent_too: bool) -> None:
         """Close the runs that are still shown as running: their driver leaves."""
@@ -102,39 +129,24 @@ class SweepRuns:
             run_id = found[0].info.run_id
             self._client.update_run(run_id, status="RUNNING")
         else:
-            tags = {
-                **sweep.tags,
-                "zo.kind": "sweep",
-                "zo.sweep_id": sweep.sweep_id,
-                "zo.grid": sweep.grid,
-                "zo.store": self._store,
-                "mlflow.source.name": sweep.command,
-                "mlflow.source.type": "LOCAL",
-                "mlflow.source.git.commit": self._provenance.get("git_commit"),
-                "mlflow.note.content": rows.sweep_note(sweep, self._experiment),
-                **rows.version_tags(self._provenance),
-            }
-            began = int(self._began * 1000)
-            run = self._client.create_run(self._experiment, began, rows.clean_tags(tags), sweep.title)
-            run_id = run.info.run_id
+            note = rows.sweep_note(sweep, self._experiment)
+            tags = {**sweep.tags, "zo.kind": "sweep", "zo.grid": sweep.grid, "mlflow.note.content": note}
+            run_id = self._make_run(sweep.title, self._began, tags)
         if sweep.config_yaml:
             self._client.log_text(run_id, sweep.config_yaml, "sweep.yaml")
         self._client.log_text(run_id, json.dumps(self._provenance, indent=2), "provenance.json")
         return str(run_id)
 
-    def _close_orphans(self) -> None:
+    def _close_orphans(self, query: str) -> None:
         """Runs of this state directory that are shown as running, though their driver is gone.
 
         One whose trial goes on now is opened again by its next event.
         """
         experiments = [e.experiment_id for e in self._client.search_experiments()]
-        query = f"attributes.status = 'RUNNING' and tags.`zo.store` = '{self._store}'"
         for run in self._search(query, experiments):
-            if run.info.run_id == self.parent:
-                continue
             if "zo.trial_id" in run.data.tags:
                 self._close_lost(run.info.run_id)
-            else:
+            elif run.info.run_id != self.parent:
                 self._client.set_terminated(run.info.run_id, "KILLED")
 
     def _close_lost(self, run_id: str) -> None:
@@ -142,14 +154,12 @@ class SweepRuns:
         self._client.set_terminated(run_id, rows.run_status(TrialState.LOST))
         self._open_runs.discard(run_id)
 
-    def _search(self, query: str, experiments: Sequence[str] = ()) -> list[Any]:
-        """All runs that fit, the oldest first."""
-        found: list[Any] = []
-        token = None
+    def _search(self, query: str, experiments: Sequence[str] = (), view: int = 1) -> list[Any]:
+        """All runs that match, the oldest first; `view` is MLflow's ViewType, active runs by default."""
+        found, token = [], None
+        where, order = list(experiments) or [self._experiment], ["attributes.start_time"]
         while True:
-            page = self._client.search_runs(
-                list(experiments) or [self._experiment], query, order_by=["attributes.start_time"], page_token=token
-            )
+            page = self._client.search_runs(where, query, view, order_by=order, page_token=token)
             found += page
             token = page.token
             if not token:
@@ -157,40 +167,52 @@ class SweepRuns:
 
     # -- one trial -----------------------------------------------------------------------------------------------------
 
-    def send(self, trial: Trial) -> None:
-        """Send what the server has not acknowledged of the trial's journal. Costs about six requests a short trial.
+    def send(self, trial: Trial) -> bool:
+        """Send what the server has not acknowledged of the trial's journal; False if it has everything.
 
-        Raises UserError if the journal is damaged.
+        After an error the next call looks for the run again and sends the journal from its first event. Raises
+        UserError if the journal is damaged. Cost: about seven requests for a short trial.
         """
+        try:
+            return self._send(trial)
+        except Exception as error:
+            self._sent.pop(trial.trial_id, None)
+            if is_temporary(error) or isinstance(error, UserError):
+                raise
+            return self._send(trial)  # its run may have been deleted: a new one, once
+
+    def _send(self, trial: Trial) -> bool:
         path = self._journals.path(trial.trial_id)
-        cursor = self._cursors.load(trial.trial_id)
-        first = _first_event(path)
-        if first is None:
-            return
-        if cursor.born != first["time"]:
-            cursor = Cursor(born=first["time"])
-        events, end = read_events(path, cursor.offset)
+        began = born(path)
+        if began is None or (trial.trial_id, repr(began), str(path.stat().st_size)) in self._complete:
+            return False
+        sent = self._sent.get(trial.trial_id)
+        events, end = read_events(path, sent.offset if sent and sent.born == began else 0)
         if not events:
-            return
-        params: dict[str, str] = {}
-        if not cursor.run_id:
-            run_id, params = self._find_or_make_run(trial, cursor.born)
-            cursor = replace(cursor, run_id=run_id)
+            return False
+        if sent is None or sent.born != began:
+            sent = self._sent[trial.trial_id] = self._find_or_make_run(trial, began)
         tags = rows.event_tags(events)
         if any(event["type"] == "start" for event in events):
-            tags |= rows.place_tags(events if not cursor.events else read_events(path)[0])
-        self._log(cursor.run_id, rows.points(trial, events, cursor.steps), params, tags)
-        self._show_state(cursor.run_id, path, events)
-        self._cursors.save(trial.trial_id, cursor.advanced(len(events), end, rows.last_step_of(events)))
+            tags |= rows.place_tags(events if not sent.offset else read_events(path)[0])
+        points = rows.points(trial, events, sent.steps)
+        if outcome(events) is None:
+            self._log(sent.run_id, points, sent.params, tags)
+            if any(event["type"] in ("start", "end") for event in events):
+                self._client.update_run(sent.run_id, status="RUNNING")
+            self._open_runs.add(sent.run_id)
+        else:
+            self._log(sent.run_id, points, sent.params, {})
+            self._end(sent.run_id, read_events(path)[0])
+            self._log(sent.run_id, (), {}, {**tags, "zo.sent": str(end)})
+        self._sent[trial.trial_id] = _Sent(
+            sent.run_id, began, offset=end, steps=max(sent.steps, rows.last_step_of(events))
+        )
+        return True
 
-    def forget(self, trial: Trial) -> None:
-        """Drop the cursor, so that the next `send` looks for the run again and replays everything."""
-        self._cursors.forget(trial.trial_id)
-
-    def _find_or_make_run(self, trial: Trial, born: float) -> tuple[str, dict[str, str]]:
-        """The run of this journal, and the parameters that it still lacks."""
-        params = rows.params(trial.config)
-        found = self._search(f"tags.`zo.trial_id` = '{trial.trial_id}' and tags.`zo.journal` = '{born!r}'")
+    def _find_or_make_run(self, trial: Trial, began: float) -> _Sent:
+        params = rows.params(trial.config.to_json())
+        found = self._search(f"tags.`zo.trial_id` = '{trial.trial_id}' and tags.`zo.journal` = '{began!r}'")
         if found:
             run_id = str(found[0].info.run_id)
             # Parameters cannot be changed in MLflow; those outside the identity (a path) may differ by now.
@@ -198,28 +220,33 @@ class SweepRuns:
         else:
             tags = {
                 "mlflow.parentRunId": self.parent,
-                "mlflow.source.name": self._sweep.command,
-                "mlflow.source.type": "LOCAL",
-                "mlflow.source.git.commit": self._provenance.get("git_commit"),
                 "zo.kind": "trial",
-                "zo.sweep_id": self._sweep.sweep_id,
-                "zo.store": self._store,
-                "zo.journal": repr(born),
+                "zo.journal": repr(began),
                 "zo.state": TrialState.RUNNING.value,
-                **rows.version_tags(self._provenance),
                 **rows.trial_tags(trial),
             }
-            name = trial.label or trial.trial_id
-            run = self._client.create_run(self._experiment, int(born * 1000), rows.clean_tags(tags), name)
-            run_id = str(run.info.run_id)
-        self._client.log_text(run_id, _yaml(trial.config), "config.yaml")
+            run_id = self._make_run(trial.label or trial.trial_id, began, tags)
+        self._client.log_text(run_id, _yaml(trial.config.to_json()), "config.yaml")
         self._log_dataset(run_id, trial)
-        return run_id, params
+        return _Sent(run_id, began, params)
+
+    def _make_run(self, name: str, began: float, tags: Mapping[str, Any]) -> str:
+        """A run of this sweep with these tags, and those that all of them have."""
+        common = {
+            "zo.sweep_id": self._sweep.sweep_id,
+            "zo.store": self._store,
+            "mlflow.source.name": self._sweep.command,
+            "mlflow.source.type": "LOCAL",
+            "mlflow.source.git.commit": self._provenance.get("git_commit"),
+            **rows.version_tags(self._provenance),
+        }
+        run = self._client.create_run(self._experiment, int(began * 1000), rows.clean_tags({**common, **tags}), name)
+        return str(run.info.run_id)
 
     def _log_dataset(self, run_id: str, trial: Trial) -> None:
         from mlflow.entities import Dataset, DatasetInput
 
-        task = trial.config.get("task", {})
+        task = trial.config.to_json().get("task", {})
         if "fingerprint" in task:
             source = json.dumps(task.get("hub") or {"local": task.get("local")})
             dataset = Dataset(str(task.get("name", trial.task)), str(task["fingerprint"])[:36], "zo_sweeps", source)
@@ -241,16 +268,11 @@ class SweepRuns:
             last, tag_rows = (tag_rows, []) if not metrics and not pairs else ([], tag_rows)
             self._client.log_batch(run_id, batch, some, last)
 
-    def _show_state(self, run_id: str, path: Path, events: Sequence[Event]) -> None:
-        """RUNNING after a start; ended, with the scalar log beside it, after an end."""
+    def _end(self, run_id: str, events: Sequence[Event]) -> None:
+        """End the run of a whole journal, with the scalar log as an artifact."""
         ended = outcome(events)
-        if ended is None:
-            if any(event["type"] in ("start", "end") for event in events):
-                self._client.update_run(run_id, status="RUNNING")
-            self._open_runs.add(run_id)
-            return
-        everything, _ = read_events(path)
-        self._client.log_text(run_id, rows.scalar_log(everything), "scalars.jsonl")
+        assert ended is not None
+        self._client.log_text(run_id, rows.scalar_log(events), "scalars.jsonl")
         if ended.traceback:
             self._client.log_text(run_id, ended.traceback, "traceback.txt")
         self._client.set_terminated(run_id, rows.run_status(ended.state), int(events[-1]["time"] * 1000))
@@ -270,18 +292,21 @@ def is_temporary(error: Exception) -> bool:
     return status >= 500 or status in (401, 403, 408, 429)
 
 
-def _first_event(path: Path) -> Event | None:
-    try:
-        with open(path, "rb") as file:
-            line = file.readline()
-    except FileNotFoundError:
-        return None
-    if not line.endswith(b"\n"):
-        return None
-    try:
-        return dict(json.loads(line))
-    except ValueError:
-        return read_events(path)[0][0]  # raises, naming the line
+def reason(error: Exception) -> str:
+    """What an error says, in a few words."""
+    text = str(error)
+    for known in ("Connection refused", "timed out", "Name or service not known"):  # deep inside a chain of causes
+        if known in text:
+            return known.lower()
+    return text.splitlines()[0][:200] if text else type(error).__name__
+
+
+def _store_id(folder: Path) -> str:
+    """A name for a state directory, made once: drivers that share a server do not close each other's runs."""
+    path = folder / "store_id"
+    if not path.exists():
+        replace_text(path, os.urandom(6).hex())
+    return path.read_text()
 
 
 def _yaml(config: Mapping[str, Any]) -> str:

@@ -53,7 +53,7 @@ def params(config: Mapping[str, Any]) -> dict[str, str]:
 
 def trial_tags(trial: Trial) -> dict[str, str]:
     """What a trial is, known before it runs."""
-    config = trial.config
+    config = trial.config.to_json()
     tags = {
         "zo.trial_id": trial.trial_id,
         "zo.grid": trial.grid,
@@ -206,7 +206,7 @@ def _summary(trial: Trial, outcome: Outcome, time: int) -> Iterator[Point]:
 
 
 def _metric(trial: Trial) -> str:
-    metric = trial.config.get("task", {}).get("metric", "accuracy")
+    metric = trial.config.to_json().get("task", {}).get("metric", "accuracy")
     return clean_name(str(metric.get("name") if isinstance(metric, Mapping) else metric))
 
 

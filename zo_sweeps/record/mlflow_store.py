@@ -5,37 +5,43 @@ The journals are the truth. What the server misses while it is away is sent when
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import Trial
 from zo_sweeps.record.journal import JournalStore
-from zo_sweeps.record.mlflow_sender import Sender
-from zo_sweeps.record.sweep_book import SweepBook, SweepInfo, books
+from zo_sweeps.record.mlflow_client import SweepRuns, is_temporary, reason
+from zo_sweeps.record.sweep_book import SweepBook, SweepInfo
 
-__all__ = ["MlflowMirror", "SweepInfo", "sync"]
+EVERY_SECONDS = 1.0  # a running trial is sent at most this often
+FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0  # between attempts to reach the server
+MAX_TRIES = 4  # for one trial that a server refuses while it takes others
+_OPEN, _FINISH = "open", "finish"  # the sweep's own beginning and end, among the ids of trials that wait
 
 
 class MlflowMirror:
-    """Sends the journals of a sweep to an MLflow server.
+    """Sends the journals of a sweep to an MLflow server, in a thread.
 
     Args:
-        uri: tracking server; None sends nothing and only keeps what a later `sync` needs.
+        uri: tracking server.
         experiment: name of the MLflow experiment; made if it is missing.
         sweep: the parent run.
         state_dir: where the journals are (see JournalStore).
         say: prints a line for people. That the server is away is said once.
-        patience: seconds that a server may take to answer first, before it is said (one that has just been started).
+        patience: grace period, in seconds, before an unreachable server is reported (one that has just been started).
 
     No method raises because of the server; a full disk raises UserError, as it does for the journals. `close` ends the
-    threads; what was not sent stays for the next time.
+    thread; what was not sent stays for the next time.
     """
 
     def __init__(
         self,
-        uri: str | None,
+        uri: str,
         experiment: str,
         sweep: SweepInfo,
         state_dir: str | os.PathLike[str],
@@ -43,33 +49,37 @@ class MlflowMirror:
         say: Callable[[str], None] = print,
         patience: float = 0.0,
     ) -> None:
-        folder = Path(state_dir).resolve()
-        self._book = SweepBook(folder, experiment, sweep)
-        self._journals = JournalStore(folder)
+        self._uri, self._folder, self._say = uri, Path(state_dir).resolve(), say
+        self._book = SweepBook(self._folder, experiment, sweep)
+        self._journals = JournalStore(self._folder)
+        self._runs = SweepRuns(uri, experiment, sweep, self._book.began, self._folder)
+        self._speak_after = time.monotonic() + patience
         self._trials: dict[str, Trial] = {}
-        self._sender = Sender(uri, experiment, sweep, self._book.began, folder, say, patience) if uri else None
-
-    @property
-    def problems(self) -> Mapping[str, str]:
-        """Why a trial cannot be sent at all, by trial_id."""
-        return self._sender.problems if self._sender else {}
+        self._waiting: dict[str, float] = {_OPEN: 0.0}  # name -> when it may be sent next (monotonic seconds)
+        self._busy = ""  # what is being sent
+        self._tries: dict[str, int] = {}
+        self._hurry = self._closing = self._finished = self._healthy = self._said = False
+        self._problem = ""
+        self._pause, self._paused_until = FIRST_WAIT, 0.0
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._main, name="mlflow-mirror", daemon=True)
+        self._thread.start()
 
     @property
     def page(self) -> str:
         """Address of the sweep's page in MLflow, for a browser; "" as long as the server has not answered."""
-        return self._sender.page if self._sender else ""
+        return self._runs.page
 
     def register(self, trial: Trial) -> None:
         """Make a trial known. What its journal already holds is sent if the server has not got it."""
         self._book.add(trial)
         self._trials[trial.trial_id] = trial
         if self._journals.path(trial.trial_id).exists():
-            self.notify(trial.trial_id)
+            self._add(trial.trial_id)
 
     def notify(self, trial_id: str) -> None:
         """The journal of a registered trial has grown. Costs microseconds."""
-        if self._sender:
-            self._sender.notify(self._trials[trial_id])
+        self._add(trial_id, EVERY_SECONDS)
 
     def finish(
         self,
@@ -82,57 +92,120 @@ class MlflowMirror:
 
         `status`: FINISHED, FAILED, or KILLED for a sweep that was interrupted.
         """
-        final = self._book.finish({"table.md": table_markdown, **(files or {})}, metrics or {}, status)
-        if self._sender:
-            self._sender.finish(final)
+        self._final = self._book.finish({"table.md": table_markdown, **(files or {})}, metrics or {}, status)
+        self._add(_FINISH)
 
     def drain(self, timeout: float) -> int:
         """Wait until everything is sent, at most `timeout` seconds. Returns how many trials still wait."""
-        return self._sender.drain(timeout) if self._sender else 0
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            self._hurry = True
+            self._changed.notify_all()
+            while (self._waiting or self._busy) and self._thread.is_alive():
+                rest = deadline - time.monotonic()
+                if rest <= 0:
+                    break
+                self._changed.wait(min(rest, 0.5))
+            self._hurry = False
+            return len((self._waiting.keys() | {self._busy}) - {"", _OPEN, _FINISH})
 
     def close(self, timeout: float = 5.0) -> None:
-        """End the threads. Runs that are still shown as running are closed as killed, if the server answers."""
-        if self._sender:
-            self._sender.close(timeout)
+        """End the thread. Runs that are still shown as running are closed as killed, if the server answers."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join(timeout)
         self._book.close()
 
+    # -- the thread ----------------------------------------------------------------------------------------------------
 
-def sync(
-    state_dir: str | os.PathLike[str],
-    uri: str,
-    *,
-    say: Callable[[str], None] = print,
-    patience: float = 30.0,
-    timeout: float = 600.0,
-) -> int:
-    """Send everything in a state directory to a server; returns the number of trials that have a journal.
+    def _main(self) -> None:
+        while (lock := lock_mirror(self._folder)) is None:  # a sweep of this folder that ended is still sending
+            if self._closing:
+                return
+            time.sleep(0.2)
+        while name := self._next():
+            self._try(name)
+        if self.page and self._pause == FIRST_WAIT:  # else the next start closes them
+            with contextlib.suppress(Exception):
+                self._runs.abandon(parent_too=not self._finished)
+        os.close(lock)
 
-    What the server has already is not sent again. Waits for a sweep that is running here. Raises UserError if there is
-    nothing to send, if the server does not answer in `patience` seconds, or if it does not take everything in `timeout`
-    seconds a sweep.
-    """
-    folder, journals = Path(state_dir).resolve(), JournalStore(state_dir)
-    found = list(books(folder))
-    if not found:
-        raise UserError("no sweep was ever run here", where=str(folder), fix="name the folder of a sweep's state")
-    count = 0
-    for book in found:
-        complaints: list[str] = []
-        sender = Sender(uri, book.experiment, book.sweep, book.began, folder, complaints.append, patience)
-        started = [trial for trial in book.trials if journals.path(trial.trial_id).exists()]
+    def _add(self, name: str, delay: float = 0.0) -> None:
+        with self._changed:
+            self._waiting.setdefault(name, time.monotonic() + delay)
+            self._changed.notify_all()
+
+    def _next(self) -> str:
+        """Block until something may be sent, and return its name; "" when closing."""
+        with self._changed:
+            while not self._closing:
+                now = time.monotonic()
+                for name, at in self._waiting.items() if now >= self._paused_until else ():
+                    in_turn = len(self._waiting) == 1 if name == _FINISH else name == _OPEN or self.page
+                    if in_turn and (self._hurry or at <= now):
+                        del self._waiting[name]
+                        self._busy = name
+                        return name
+                times = [max(at, self._paused_until) for at in self._waiting.values()]
+                self._changed.wait(min((at - now for at in times if at > now), default=60))
+            return ""
+
+    def _try(self, name: str) -> None:
         try:
-            for trial in started:
-                sender.notify(trial)
-            if book.final:
-                sender.finish(book.final)
-            while not sender.page and not complaints:
-                sender.drain(0.2)
-            left = sender.drain(timeout if sender.page else 0)
-        finally:
-            sender.close()
-        if left or sender.problems or not sender.page:
-            why = complaints[0].partition(";")[0] if complaints else f"{left} trials were not taken in {timeout:g} s"
-            raise UserError(f"not everything was sent: {why}", where=str(folder), fix="run the same command again")
-        say(f"{book.sweep.title}: {len(started)} trials are at {uri}")
-        count += len(started)
-    return count
+            if name == _OPEN:
+                self._runs.open()
+            elif name == _FINISH:
+                self._runs.finish(self._final)
+                self._finished = True
+            else:
+                self._runs.send(self._trials[name])
+        except Exception as error:
+            self._failed(name, error)
+        else:
+            self._pause, self._healthy = FIRST_WAIT, True
+        with self._changed:
+            self._busy = ""
+            self._changed.notify_all()
+
+    def _failed(self, name: str, error: Exception) -> None:
+        if is_temporary(error):
+            if self._healthy:  # others got through since the last failure
+                self._tries[name] = self._tries.get(name, 0) + 1
+            self._healthy = False
+            if self._tries.get(name, 0) < MAX_TRIES:
+                self._paused_until = time.monotonic() + self._pause
+                self._pause = min(2 * self._pause, LONGEST_WAIT)
+                self._add(name)
+                if time.monotonic() >= self._speak_after:
+                    self._tell(f"MLflow at {self._uri} does not answer ({reason(error)})")
+                return
+        if name == _OPEN:
+            self._tell(f"MLflow at {self._uri} refuses the sweep ({reason(error)})")
+            self._closing = True
+        elif not self._problem:
+            self._problem = (
+                f"MLflow does not take {'the tables' if name == _FINISH else f'trial {name}'} ({reason(error)})"
+            )
+            self._say(f"{self._problem}; its journal is kept, the sweep goes on")
+
+    def _tell(self, what: str) -> None:
+        if not self._said:
+            self._said = True
+            self._say(
+                f"{what}; the sweep goes on. Its results are kept in {self._folder}: the next run of the same command "
+                "sends them, or `python -m zo_sweeps sync`"
+            )
+
+
+def lock_mirror(state_dir: Path) -> int | None:
+    """Take the lock for sending from a state directory: a file descriptor, or None when another process holds it."""
+    path = state_dir / "mlflow" / "mirror.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return None
+    return lock

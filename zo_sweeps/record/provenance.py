@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import zo_sweeps
+from zo_sweeps.core.host import processor
 
 PACKAGES = (
     "torch",
@@ -42,7 +43,7 @@ def collect() -> dict[str, Any]:
         "git_dirty": dirty,
         "hostname": platform.node(),
         "platform": platform.platform(),
-        "cpu": _cpu(),
+        "cpu": processor(),
         "ram_bytes": psutil.virtual_memory().total,
     }
 
@@ -72,13 +73,3 @@ def _git() -> tuple[str | None, bool | None]:
 def _run_git(folder: Path, *arguments: str) -> str:
     command = ["git", "-C", str(folder), *arguments]
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=10).stdout.strip()
-
-
-def _cpu() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith(("model name", "Model")):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()

@@ -25,8 +25,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import util
 from pathlib import Path
+from typing import Any
 
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.files import replace_text
 
 HOST = "127.0.0.1"
 USER = "admin"
@@ -141,7 +143,7 @@ def is_loopback(host: str) -> bool:
     return host == "localhost" or host.startswith("127.") or host == "::1"
 
 
-def _spawn(folder: Path, port: int | None, stay: bool, host: str) -> dict:
+def _spawn(folder: Path, port: int | None, stay: bool, host: str) -> dict[str, Any]:
     guarded = not is_loopback(host)
     if guarded and util.find_spec("flask_wtf") is None:
         raise UserError("MLflow's passwords need the package flask-wtf", fix="pip install 'mlflow[auth]'")
@@ -167,11 +169,9 @@ def _spawn(folder: Path, port: int | None, stay: bool, host: str) -> dict:
             env=environment,
             start_new_session=True,  # Ctrl-C is for the sweep, which still has runs to close
         )
-    server: dict = {"pid": process.pid, "started": _started(process.pid), "port": port, "stay": stay}
+    server: dict[str, Any] = {"pid": process.pid, "started": _started(process.pid), "port": port, "stay": stay}
     server |= {"host": host, "guarded": guarded}
-    temporary = folder / "server.json.tmp"
-    temporary.write_text(json.dumps(server))
-    temporary.replace(folder / "server.json")
+    replace_text(folder / "server.json", json.dumps(server))
     return server
 
 
@@ -193,7 +193,7 @@ def _passwords(folder: Path) -> Path:
     return path
 
 
-def _log_in(folder: Path, server: dict) -> None:
+def _log_in(folder: Path, server: dict[str, Any]) -> None:
     """MLflow's client takes user and password from the environment; what the user has set there stays."""
     if server["guarded"] and "MLFLOW_TRACKING_USERNAME" not in os.environ:
         settings = configparser.ConfigParser(interpolation=None)
@@ -202,7 +202,7 @@ def _log_in(folder: Path, server: dict) -> None:
         os.environ["MLFLOW_TRACKING_PASSWORD"] = settings["mlflow"]["admin_password"]
 
 
-def _read(folder: Path) -> dict | None:
+def _read(folder: Path) -> dict[str, Any] | None:
     """server.json, unless the process it speaks of is gone (or is another one with the same number)."""
     try:
         server = json.loads((folder / "server.json").read_text())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib
 import json
 import os
 import secrets
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.schedule import ray_private
 
 TOKEN_FIX = (
     "`zo-sweeps head start` said where the token is: copy that file here (mode 0600) and name it with --token-file "
@@ -116,14 +116,6 @@ def must_answer(address: str, timeout: float = 5.0) -> None:
         ) from None
 
 
-def forget_token() -> None:
-    """Ray reads mode and token once a process; a second cluster in this one has its own."""
-    raylet: Any = importlib.import_module("ray._raylet")
-    with contextlib.suppress(AttributeError):  # private names, and they move
-        raylet.Config.initialize("")
-        raylet.AuthenticationTokenLoader.instance().reset_cache()
-
-
 def living(nodes: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Those of `ray.nodes()` that are alive, each machine as what it was last.
 
@@ -142,19 +134,9 @@ def _began(node: Mapping[str, Any]) -> float:
     return float(node["Labels"].get(BEGAN_LABEL, 0.0))
 
 
-def leaving_nodes() -> set[str]:
-    """Ids of the nodes that were asked to leave, which take no new trial. Needs a driver that is connected.
-
-    The trials that run there are asked to stop by the node itself; its raylet ends once its actors are gone.
-    """
-    state: Any = importlib.import_module("ray._private.state")
-    return set(state.state.get_draining_nodes())
-
-
 def publish_runs(runs: Mapping[str, list[str]]) -> None:
     """Tells the head what this driver runs: node id -> labels of trials, for `zo-sweeps devices`. About 1 ms."""
-    store: Any = importlib.import_module("ray.experimental.internal_kv")
     note = {"time": time.time(), "driver": f"pid {os.getpid()} on {socket.gethostname()}", "runs": dict(runs)}
     key = f"{RUNS}{socket.gethostname()}-{os.getpid()}"
     with contextlib.suppress(Exception):  # Ray's own, of any kind, when the head is going away: not worth a sweep
-        store._internal_kv_put(key.encode(), json.dumps(note).encode(), overwrite=True, namespace=NOTES)
+        ray_private.put_note(key, json.dumps(note).encode(), NOTES)

@@ -1,12 +1,8 @@
-"""What a running head can be asked without joining it: versions, nodes, and the notes that nodes leave there.
-
-The one module here that imports Ray. It uses Ray's client of the head's control store, which moves between versions.
-"""
+"""What a running head can be asked without joining it: versions, nodes, and the notes that nodes leave there."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import os
 import sys
@@ -15,12 +11,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.schedule import cluster
+from zo_sweeps.schedule import cluster, ray_private
 
 NODE, REACH, REACHED, RUNS = "node/", "reach/", "reached/", cluster.RUNS
 _NAMESPACE = cluster.NOTES
 STARTING_SECONDS = 60.0  # in which a head that answers becomes a node
-_PREEMPTION = 2  # DrainNodeReason: a node that is busy may refuse the other one
 
 
 class Head:
@@ -37,19 +32,12 @@ class Head:
         self._address = address
         cluster.must_answer(address)
         cluster.set_environment({**cluster.QUIET, **auth})  # for good: Ray reads them when it likes
-        cluster.forget_token()
-        from ray._private.state import GlobalState
+        ray_private.forget_token()
         from ray.exceptions import AuthenticationError, RpcError
 
-        raylet: Any = importlib.import_module("ray._raylet")
-        options = raylet.GcsClientOptions.create(
-            address, None, allow_cluster_id_nil=True, fetch_cluster_id_if_nil=False
-        )
         try:
             with _quiet():
-                self._client = raylet.GcsClient(address=address)
-                self._state = GlobalState()
-                self._state._initialize_global_state(options)
+                self._store = ray_private.ControlStore(address)
         except AuthenticationError:
             where = auth.get("RAY_AUTH_TOKEN_PATH") or "the environment"
             raise UserError(f"the head at {address} refuses the token", where=where, fix=cluster.TOKEN_FIX) from None
@@ -62,12 +50,12 @@ class Head:
 
     def versions(self) -> dict[str, str]:
         """Its Ray and Python versions."""
-        found = json.loads(self._client.internal_kv_get(b"CLUSTER_METADATA", namespace=b"cluster") or b"{}")
+        found = json.loads(self._store.metadata())
         return {"ray": found.get("ray_version", ""), "python": found.get("python_version", "")}
 
     def nodes(self) -> list[dict[str, Any]]:
         """As `ray.nodes()`, those that are gone included, with `Leaving` besides. Of a machine one node is `Alive`."""
-        leaving, nodes = self._state.get_draining_nodes(), self._state.node_table()
+        leaving, nodes = self._store.leaving_nodes(), self._store.nodes()
         alive = {node["NodeID"] for node in cluster.living(nodes)}
         return [{**n, "Alive": n["NodeID"] in alive, "Leaving": n["NodeID"] in leaving} for n in nodes]
 
@@ -95,25 +83,24 @@ class Head:
 
     def drain(self, node_id: str, seconds: float) -> None:
         """No new work goes to the node, and its raylet ends once it is idle; `seconds` is what it has at most."""
-        deadline = int((time.time() + seconds) * 1000)
-        self._client.drain_node(node_id, _PREEMPTION, "asked to leave", deadline)
+        self._store.drain(node_id, "asked to leave", seconds)
 
     def put(self, key: str, note: Mapping[str, Any]) -> None:
         """Leaves a note (JSON) at the head; it is gone when the head is."""
-        self._client.internal_kv_put(key.encode(), json.dumps(note).encode(), True, namespace=_NAMESPACE)
+        self._store.put(key.encode(), json.dumps(note).encode(), _NAMESPACE)
 
     def notes(self, prefix: str) -> dict[str, dict[str, Any]]:
         """The notes whose keys begin so, by what follows."""
         found = {}
-        for key in self._client.internal_kv_keys(prefix.encode(), namespace=_NAMESPACE):
-            text = self._client.internal_kv_get(key, namespace=_NAMESPACE)
+        for key in self._store.keys(prefix.encode(), _NAMESPACE):
+            text = self._store.get(key, _NAMESPACE)
             if text:
                 found[key.decode()[len(prefix) :]] = json.loads(text)
         return found
 
     def remove(self, key: str) -> None:
         """Takes a note away."""
-        self._client.internal_kv_del(key.encode(), False, namespace=_NAMESPACE)
+        self._store.remove(key.encode(), _NAMESPACE)
 
 
 @contextlib.contextmanager

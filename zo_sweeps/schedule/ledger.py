@@ -12,12 +12,12 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.jsonl import line_number, read_objects
 from zo_sweeps.core.trial import Outcome, TrialState
 
 FILE, LOCK = "ledger.jsonl", "lock"
@@ -72,10 +72,8 @@ class Standing:
 def read_standing(state_dir: Path) -> Standing:
     """The ledger of `state_dir` as it is now, without the lock: for `status` and `table`. Empty when there is none."""
     standing = Standing()
-    path = state_dir / FILE
-    if path.exists():
-        for entry, _ in _entries(path):
-            standing.apply(entry)
+    for entry, _ in _entries(state_dir / FILE):
+        standing.apply(entry)
     return standing
 
 
@@ -181,22 +179,20 @@ class Ledger(Standing):
         self.close()
 
 
-def _entries(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
+def _entries(path: Path) -> list[tuple[dict[str, Any], int]]:
     """The whole lines of a ledger, each with the offset of its end; a torn last line is left out."""
-    end = 0
-    lines = path.read_bytes().split(b"\n")[:-1]
-    for number, line in enumerate(lines, 1):
-        end += len(line) + 1
-        try:
-            yield json.loads(line), end
-        except ValueError:
-            if number == len(lines):
-                return
+    entries: list[tuple[dict[str, Any], int]] = []
+    found = read_objects(path)
+    for entry, end in found:
+        if entry is not None:
+            entries.append((entry, end))
+        elif end != found[-1][1]:  # of the last line, which a crash of the machine may leave without its contents
             raise UserError(
                 "a line that is not JSON",
-                where=f"{path}:{number}",
+                where=f"{path}:{line_number(path, end)}",
                 fix="delete that line; the trial it speaks of is run again if no other line ends it",
-            ) from None
+            )
+    return entries
 
 
 def _take(lock: int) -> bool:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import time
 from pathlib import Path
 from typing import Any
 
+from zo_sweeps.core.files import replace_text
 from zo_sweeps.schedule.snapshot import Snapshot
 
 FILE = "live.json"
@@ -47,10 +47,8 @@ class LiveFile:
             "waiting": dict(snapshot.waiting),
             "eta_seconds": snapshot.eta_seconds,
         }
-        temporary = self._path.with_suffix(".tmp")
         with contextlib.suppress(OSError):
-            temporary.write_text(json.dumps(data))
-            os.replace(temporary, self._path)
+            replace_text(self._path, json.dumps(data))
 
 
 def read_live(state_dir: Path) -> dict[str, Any]:

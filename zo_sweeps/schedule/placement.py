@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from zo_sweeps.core.host import gib
 from zo_sweeps.core.trial import Needs
 
 HOSTS = ("cpu", "cuda")  # general-purpose nodes; any other device profile is asked for by its name
@@ -56,7 +57,7 @@ def refusal(needs: Needs, node: Node, cpus: int = 1) -> str:
     if node.cpus < cpus:
         return f"lends {node.cpus:g} CPUs where executor.cpus_per_trial is {cpus}"
     if takes_main_memory(needs, node) and needs.memory_bytes > node.memory_bytes:
-        return f"lends {_gib(node.memory_bytes)} of memory"
+        return f"lends {gib(node.memory_bytes)} of memory"
     return ""
 
 
@@ -65,7 +66,7 @@ def reason(needs: Needs, nodes: Sequence[Node], cpus: int = 1) -> str:
     reasons = [(node.name, refusal(needs, node, cpus)) for node in nodes]  # several nodes of a host share its name
     if any(not text for _, text in reasons):
         return ""
-    memory = f" and {_gib(needs.memory_bytes)} of memory" if needs.memory_bytes else ""
+    memory = f" and {gib(needs.memory_bytes)} of memory" if needs.memory_bytes else ""
     device = "any device" if needs.device == "auto" else f"device {needs.device}"
     each = "; ".join(f"{name} {text}" for name, text in list(dict.fromkeys(reasons))[:3])
     return f"needs {device}{memory}: 0 of {len(nodes)} nodes offer it" + (f" ({each})" if each else "")
@@ -76,7 +77,3 @@ def preference(needs: Needs, node: Node) -> int:
     if needs.device != "auto":
         return 0
     return 2 if node.device not in HOSTS else 0 if node.gpus else 1
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.1f} GiB"

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import logging
 import shutil
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.schedule import cluster
+from zo_sweeps.schedule import cluster, ray_private
 from zo_sweeps.schedule.executors import HeadLostError
 from zo_sweeps.schedule.gcs import Head
 from zo_sweeps.schedule.placement import Node
@@ -85,7 +84,7 @@ class Connection:
         if self.address and not self._head_answers(self.address):
             return []
         alive = cluster.living(ray.nodes())
-        leaving = cluster.leaving_nodes() if self.address else set()
+        leaving = ray_private.leaving_nodes() if self.address else set()
         return [_node(description) for description in alive if description["NodeID"] not in leaving]
 
     def publish(self, runs: Mapping[str, list[str]]) -> None:
@@ -102,8 +101,8 @@ class Connection:
     def _init(self, **options: Any) -> None:
         import ray
 
-        cluster.forget_token()
-        self._opened.enter_context(_muted())
+        ray_private.forget_token()
+        self._opened.enter_context(ray_private.muted())
         ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
 
     def _head_answers(self, address: str) -> bool:
@@ -148,15 +147,3 @@ def _node(description: dict[str, Any]) -> Node:
         gpus=gpus,
         memory_bytes=int(resources.get("memory", 0)),
     )
-
-
-@contextlib.contextmanager
-def _muted() -> Iterator[None]:
-    """Keeps Ray from printing a paragraph on each death into our progress view; the ledger says what happened."""
-    worker: Any = importlib.import_module("ray._private.worker")
-    printer = getattr(worker, "print_to_stdstream", None)
-    worker.print_to_stdstream = lambda *_, **__: None
-    try:
-        yield
-    finally:
-        worker.print_to_stdstream = printer

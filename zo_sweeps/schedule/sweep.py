@@ -11,6 +11,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Protocol
 
 from zo_sweeps.core.errors import UserError, unknown
@@ -78,7 +79,7 @@ class Sweep:
         self._rerun, self._retries_failed, self._retries_lost = rerun, retries_failed, retries_lost
         self._on_update, self._on_events, self._say = on_update, on_events, say
         self._memory = Measured(self.trials.values(), ledger.outcomes)
-        self._queue = ReadyQueue(kind=self._memory.kind)
+        self._queue = ReadyQueue(kind=attrgetter("memory_key"))
         self._waiting: dict[str, int] = {}
         self._waits_at = 0.0
         self._told_waits: set[str] = set()

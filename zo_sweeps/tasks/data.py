@@ -106,7 +106,7 @@ def load_splits(spec: TaskSpec, task: Task, data_dir: str | None, split: Split) 
     """
     if split.shots:
         return _shots(spec, task, data_dir, split)
-    seed, n_train, n_test = int(split.seed), int(split.train), int(split.test)
+    seed, n_train, n_test = int(split.seed or 0), int(split.train), int(split.test)
     n_dev = min(int(split.dev), task.dev_size or int(split.dev))
 
     size, get = _open(spec, task, data_dir, "train")
@@ -127,7 +127,7 @@ def load_splits(spec: TaskSpec, task: Task, data_dir: str | None, split: Split) 
 def _shots(spec: TaskSpec, task: Task, data_dir: str | None, split: Split) -> Splits:
     if not spec.labels:
         raise UserError(f"split.shots takes rows by label, and those of task {spec.name!r} have none", where="split")
-    shots, seed = int(split.shots), int(split.seed)
+    shots, seed = int(split.shots), int(split.seed or 0)
     is_hub = _folder(task, data_dir) is None
 
     def by_label(name: str, start: int) -> list[Row]:

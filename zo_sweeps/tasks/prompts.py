@@ -18,8 +18,8 @@ class Prompt:
     """The text of one example: candidate i reads `text + options[i]`, and `options[gold]` is right.
 
     `golds` are all right options (ReCoRD has several; `gold` is the one trained on). `references` holds every accepted
-    answer of a generation task and is empty otherwise; `value` is the right number of a regression. For a masked objective the text has MASK in it once, and
-    candidate i reads `text` with `options[i]` in its place.
+    answer of a generation task and is empty otherwise; `value` is the right number of a regression. For a masked
+    objective the text has MASK in it once, and candidate i reads `text` with `options[i]` in its place.
     """
 
     text: str

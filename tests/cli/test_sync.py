@@ -1,0 +1,77 @@
+"""`sync`: a state folder's results on a tracking server, from another process than the sweep's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.record import made_up
+from zo_sweeps.cli.main import main
+from zo_sweeps.core.trial import Trial
+from zo_sweeps.record import server
+from zo_sweeps.record.journal import JournalStore
+from zo_sweeps.record.mlflow_store import lock_mirror
+from zo_sweeps.record.sweep_book import SweepBook, SweepInfo
+
+pytestmark = pytest.mark.multiprocess
+
+
+def swept(folder: Path, count: int = 2) -> list[Trial]:
+    """A state folder whose sweeps sent nothing: two grids, and a trial that never started."""
+    store, trials = JournalStore(folder), [made_up.trial(seed, steps=10) for seed in range(count + 1)]
+    for grid, seeds in (("one", (0, count)), ("two", range(count))):
+        book = SweepBook(folder, grid, SweepInfo(grid, grid, grid))
+        for seed in seeds:
+            book.add(trials[seed])
+        book.finish({"table.md": "| a |"}, {}, "FINISHED")
+        book.close()
+    for made in trials[:count]:
+        store.append(made.trial_id, made_up.whole(made))
+    store.close()
+    return trials[:count]
+
+
+def test_sync_starts_the_folders_server_and_sends_what_it_lacks_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trials = swept(tmp_path)
+    assert main(["sync", f"state_dir={tmp_path}"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert [line.rpartition(" to ")[0] for line in said] == ["one: 1 trials sent", "two: 2 trials sent"]
+    assert not server.is_healthy(said[0].rpartition(" ")[2]), "the server that it started is ended"
+    assert main(["sync", f"state_dir={tmp_path}"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert [line.rpartition(" to ")[0] for line in said] == ["one: 0 trials sent", "two: 0 trials sent"]
+    with server.local_server(tmp_path) as uri:
+        server.start(tmp_path).wait()
+        from mlflow import MlflowClient
+
+        client = MlflowClient(uri)
+        (two,) = [each for each in client.search_experiments() if each.name == "two"]
+        found = client.search_runs([two.experiment_id], "tags.`zo.kind` = 'trial'")
+        assert {run.data.tags["zo.trial_id"] for run in found} == {made.trial_id for made in trials}
+        assert {run.info.status for run in found} == {"FINISHED"}
+
+
+def test_a_server_that_cannot_be_reached_is_one_clear_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    swept(tmp_path)
+    assert main(["sync", f"state_dir={tmp_path}", "tracking.uri=http://127.0.0.1:9"]) == 2
+    said = capsys.readouterr()
+    assert said.err == (
+        "zo_sweeps: MLflow at http://127.0.0.1:9 does not answer (connection refused); check tracking.uri; "
+        "the same command goes on where this one stopped\n"
+    )
+    assert not said.out
+
+
+def test_a_folder_without_sweeps_or_with_one_that_runs_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sync", f"state_dir={tmp_path / 'none'}"]) == 2
+    assert "no sweep was ever run here" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
+    swept(tmp_path)
+    assert lock_mirror(tmp_path) is not None
+    assert main(["sync", f"state_dir={tmp_path}"]) == 2
+    assert "a sweep is running here, and sends its own results" in capsys.readouterr().err

@@ -1,0 +1,23 @@
+"""Names and sizes of this machine, as people write them."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+GIB = 2**30
+
+
+def gib(size: float, of: float | None = None) -> str:
+    """Return a number of bytes as "1.5 GiB", or as "1.5 of 8.0 GiB"."""
+    return f"{size / GIB:.1f} GiB" if of is None else f"{size / GIB:.1f} of {of / GIB:.1f} GiB"
+
+
+def processor() -> str:
+    """Return the processor's model name, as the kernel gives it; else what Python knows of it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Model")))
+    return next(names, "") or platform.processor() or platform.machine()

@@ -1,0 +1,71 @@
+"""Sends what a tracking server lacks of a state folder: after a server was away, or to another server."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.record import server
+from zo_sweeps.record.mlflow_client import SweepRuns, is_temporary, reason
+from zo_sweeps.record.mlflow_store import lock_mirror
+from zo_sweeps.record.sweep_book import Contents, books
+
+
+def sync(state_dir: str | os.PathLike[str], uri: str | None = None, say: Callable[[str], None] = print) -> int:
+    """Send everything in a state folder's journals that a tracking server lacks; return the number of trials sent.
+
+    Idempotent: what the server has is not sent again, and what is sent twice is stored once.
+
+    Args:
+        state_dir: the state folder; all sweeps that were run there are sent.
+        uri: the tracking server; by default the state folder's own, started for as long as this takes.
+        say: prints a line for people, one per sweep.
+
+    Raises UserError if there is nothing to send, a sweep is sending from the folder, the server does not answer, or it
+    does not take everything; what it took stays.
+    """
+    folder = Path(state_dir).resolve()
+    sweeps = list(books(folder))
+    if not sweeps:
+        raise UserError("no sweep was ever run here", where=str(folder), fix="use state_dir=FOLDER")
+    lock = lock_mirror(folder)
+    if lock is None:
+        raise UserError("a sweep is running here, and sends its own results", where=str(folder), fix="wait for its end")
+    own = None if uri else server.start(folder)
+    try:
+        if own:
+            own.wait()
+        where = uri or (own.uri if own else "")
+        return sum(_send(book, folder, where, say) for book in sweeps)
+    finally:
+        if own:
+            own.close()
+        os.close(lock)
+
+
+def _send(book: Contents, folder: Path, uri: str, say: Callable[[str], None]) -> int:
+    """Send one sweep. A trial that the server or its journal refuses does not keep the others back."""
+    runs = SweepRuns(uri, book.experiment, book.sweep, book.began, folder)
+    sent, problems = 0, []
+    try:
+        runs.open()
+        for trial in book.trials:
+            try:
+                sent += runs.send(trial)
+            except Exception as error:
+                if is_temporary(error):
+                    raise
+                problems.append(f"trial {trial.trial_id}: {reason(error)}")
+        if book.final:
+            runs.finish(book.final)
+        runs.abandon(parent_too=book.final is None)
+    except Exception as error:
+        what = "does not answer" if is_temporary(error) else "refuses the sweep"
+        fix = "check tracking.uri; the same command goes on where this one stopped"
+        raise UserError(f"MLflow at {uri} {what} ({reason(error)})", fix=fix) from None
+    if problems:
+        raise UserError(f"{len(problems)} of {len(book.trials)} trials were not sent; {problems[0]}", where=str(folder))
+    say(f"{book.sweep.title}: {sent} trials sent to {uri}")
+    return sent
