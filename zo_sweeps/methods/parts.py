@@ -108,7 +108,7 @@ class Split(Checked):
     train: int = option(1000, "training rows", least=1)
     dev: int = option(500, "rows that select the step", least=1)
     test: int = option(1000, "rows of the reported number", least=1)
-    seed: int | None = option(None, "of the draw; null: the trial's own")
+    seed: int | None = option(0, "of the draw; null: the trial's own seed")
     shots: int | None = option(None, "rows per class, for train and again for dev, in place of both", least=1)
 
     def to_identity(self) -> Any:

@@ -106,8 +106,8 @@ def load_splits(spec: TaskSpec, task: Task, data_dir: str | None, split: Split) 
     """
     if split.shots:
         return _shots(spec, task, data_dir, split)
-    seed, n_train, n_test = int(split.seed or 0), int(split.train), int(split.test)
-    n_dev = min(int(split.dev), task.dev_size or int(split.dev))
+    seed, n_train, n_test = split.seed or 0, split.train, split.test
+    n_dev = min(split.dev, task.dev_size or split.dev)
 
     size, get = _open(spec, task, data_dir, "train")
     if _folder(task, data_dir) is None:
@@ -127,7 +127,8 @@ def load_splits(spec: TaskSpec, task: Task, data_dir: str | None, split: Split) 
 def _shots(spec: TaskSpec, task: Task, data_dir: str | None, split: Split) -> Splits:
     if not spec.labels:
         raise UserError(f"split.shots takes rows by label, and those of task {spec.name!r} have none", where="split")
-    shots, seed = int(split.shots), int(split.seed or 0)
+    assert split.shots is not None
+    shots, seed = split.shots, split.seed or 0
     is_hub = _folder(task, data_dir) is None
 
     def by_label(name: str, start: int) -> list[Row]:
@@ -147,7 +148,7 @@ def _shots(spec: TaskSpec, task: Task, data_dir: str | None, split: Split) -> Sp
         raise UserError(
             f"no label of task {spec.name!r} has more than {shots} rows to take dev from", where="split.shots"
         )
-    chosen = permutation(test_size, SHOTS_TEST_SEED)[: int(split.test)]
+    chosen = permutation(test_size, SHOTS_TEST_SEED)[: split.test]
     return Splits(train, dev, [get_test(i) for i in chosen])
 
 
