@@ -16,6 +16,7 @@ from typing import Any, get_type_hints
 
 from zo_sweeps.config.schema import Config
 from zo_sweeps.core.errors import UserError, unknown
+from zo_sweeps.methods.registry import use_folders
 
 # Groups that only choose their own sub-tree: composed one at a time, however many trials combine them.
 OWN_TREE = ("model", "task", "prompt", "precision", "device")
@@ -64,6 +65,7 @@ class Composer:
         for folder in config_dirs:
             if not Path(folder).is_dir():
                 raise UserError(f"no such folder: {folder}", where="--config-dir")
+        use_folders(config_dirs)
         self._search = ",".join(f"file://{Path(folder).resolve()}" for folder in config_dirs)
         self._given = [text for text in overrides if not text.startswith("hydra.searchpath=")]
         self._extra = [text for text in overrides if text.startswith("hydra.searchpath=")]

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
 from zo_sweeps.engine.batch import Example, collate
 from zo_sweeps.engine.losses import Loss, candidate_scores, token_logprobs
 from zo_sweeps.engine.types import LanguageModel
+
+
+class Scored(NamedTuple):
+    """A split's mean loss, and of every example the best candidate and all candidates' scores.
+
+    A candidate's score is the mean log-probability of its answer tokens; of equal ones the first is the best.
+    """
+
+    loss: float
+    choices: list[int]
+    scores: list[list[float]]
 
 
 @torch.inference_mode()
@@ -21,11 +33,11 @@ def score(
     *,
     gold_only: bool = False,
     tokens_per_forward: int = 8192,
-) -> tuple[float, list[int]]:
-    """(mean loss over the examples, predicted candidate of each: the highest mean log-probability a token).
+) -> Scored:
+    """Score the examples.
 
-    Examples are taken in order of length, so that little is padded; the mean weighs examples equally.
-    With `gold_only` the right answers alone are forwarded and the predictions are all 0.
+    They are taken in order of length, so that little is padded; the mean weighs examples equally. With `gold_only` the
+    right answers alone are forwarded: every example then has one score, and its choice is 0.
     """
 
     def rows(i: int) -> int:
@@ -35,7 +47,8 @@ def score(
         return max(len(c.ids) for c in examples[i].candidates)
 
     order = sorted(range(len(examples)), key=lambda i: (longest(i), i))
-    predictions = [0] * len(examples)
+    choices = [0] * len(examples)
+    scores: list[list[float]] = [[] for _ in examples]
     total = 0.0
     start = 0
     while start < len(order):
@@ -49,8 +62,8 @@ def score(
         batch = collate([examples[i] for i in chunk], pad_id, gold_only=gold_only).to(device)
         logprobs = token_logprobs(model, batch)
         total += float(loss(logprobs, batch)[0]) * len(chunk)
-        best = candidate_scores(logprobs, batch)[0].argmax(dim=1).tolist()
-        for i, choice in zip(chunk, best, strict=True):
-            predictions[i] = choice
+        each = candidate_scores(logprobs, batch)[0]
+        for i, choice, row in zip(chunk, each.argmax(dim=1).tolist(), each.tolist(), strict=True):
+            choices[i], scores[i] = choice, row if gold_only else row[: len(examples[i].candidates)]
         start = stop
-    return total / len(examples), predictions
+    return Scored(total / len(examples), choices, scores)

@@ -24,6 +24,7 @@ PACKAGES = {
     "schedule": "zo_sweeps.engine.schedules",
     "objective": "zo_sweeps.engine.objectives",
     "metric": "zo_sweeps.tasks.metrics",
+    "task_kind": "zo_sweeps.tasks.kinds",
     "executor": "zo_sweeps.schedule.executors",
 }
 _folders: list[Path] = []

@@ -12,6 +12,7 @@ from typing import Any
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.plan.compatible import TRAINED
+from zo_sweeps.plan.typed import task_of
 
 BYTES_A_TOKEN = 4  # of English text as JSON, roughly; for estimates only
 MOMENTS = {"adam": 2, "momentum": 1}  # fp32 copies of the trainable state that an update keeps
@@ -71,8 +72,8 @@ class Places:
 
         if model_type not in families.names():
             return
-        wording, masked = config["task"]["dialects"].get(config["prompt"]["name"]), families.is_masked(model_type)
-        if wording and masked != (wording["loss"] == "label_words"):
+        wording, masked = task_of(config).dialects.get(config["prompt"]["name"]), families.is_masked(model_type)
+        if wording and masked != wording.loss.masked:
             kind, other = ("masked", "without") if masked else ("causal", "with")
             raise UserError(
                 f"model {config['model']['name']!r} is a {kind} one, and prompt {config['prompt']['name']!r} of task "
@@ -97,12 +98,12 @@ class Places:
         from zo_sweeps.tasks.data import check
         from zo_sweeps.tasks.spec import TaskSpec
 
-        task = {k: v for k, v in config["task"].items() if k != "fingerprint"}
         dialect, folder = config["prompt"]["name"], config["data"]["dir"]
-        key = _key([task, dialect, folder])
+        key = _key([{k: v for k, v in config["task"].items() if k != "fingerprint"}, dialect, folder])
         if key not in self._data:
             try:
-                self._data[key] = check(TaskSpec.from_config(task, dialect), task, folder)
+                task = task_of(config)
+                self._data[key] = check(TaskSpec.of(task, dialect), task, folder)
             except UserError as error:
                 self._data[key] = error
         if isinstance(self._data[key], UserError):

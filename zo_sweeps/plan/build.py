@@ -21,6 +21,7 @@ from zo_sweeps.plan.compatible import incompatible
 from zo_sweeps.plan.expand import Setting, expand
 from zo_sweeps.plan.identity import identity
 from zo_sweeps.plan.resolve import Options, resolve
+from zo_sweeps.plan.typed import task_of
 from zo_sweeps.plan.visible_rows import shown
 
 __all__ = ["Cell", "Plan", "build", "identity"]
@@ -95,6 +96,7 @@ def build(composer: Composer) -> Plan:
                 if (device := config["device"]["name"]) not in devices:
                     composer.option("device", device)  # no node will ever be labelled with a name that has no profile
                     devices.add(device)
+                task_of(config, composer.folders)  # refuses a misspelt key of the task's file
                 wrong = incompatible(config)
                 for text in wrong:
                     _note(problems, text, block)

@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from zo_sweeps.core.errors import unknown
+from zo_sweeps.methods.objective import Objective
+from zo_sweeps.methods.registry import members
+from zo_sweeps.plan.typed import task_of
 
 KINDS = ("zero_shot", "icl", "zo", "fo", "generate")
 TRAINED = ("zo", "fo")
@@ -14,7 +17,6 @@ MODES = ("sequential", "outer", "inner", "both")
 SCHEDULES = ("constant", "linear")
 SELECTS = ("loss", "metric")
 RESTORES = ("exact", "in_place")
-OBJECTIVES = ("loss", "accuracy", "f1")
 BATCHED_SPACES = ("lora", "lora_fa", "dora", "vera", "prefix", "sensitive", "random_subset", "outliers")
 # Options of members with more to them than a type; the engine's members refuse the same.
 CHOICES: Mapping[tuple[str, str], tuple[str, ...]] = {
@@ -133,21 +135,27 @@ def _wrong_gradients(config: Mapping[str, Any]) -> list[str]:
 def _wrong_objective(config: Mapping[str, Any]) -> list[str]:
     """Why f cannot be what is asked for, or not be evaluated as is asked for."""
     objective, restore, mode = config["train"]["objective"], *(config["evaluation"][key] for key in ("restore", "mode"))
-    generation = config["task"].get("kind") == "generation"
+    task = task_of(config)
+    loss = task.wording(config["prompt"]["name"]).loss
+    every: dict[str, Objective] = {name: cls() for name, cls in members("objective").items()}  # type: ignore[misc]
     found = []
     if restore not in RESTORES:
         found.append(str(unknown("restore", restore, RESTORES, where="evaluation.restore")))
     elif restore == "in_place" and mode != "sequential":
         found.append(f"evaluation.restore=in_place holds one point: evaluation.mode must be sequential, not {mode}")
-    if objective not in OBJECTIVES:
-        found.append(str(unknown("objective", objective, OBJECTIVES, where="train.objective")))
-    elif objective != "loss":
-        if config["method"]["kind"] != "zo":
-            found.append(f"train.objective={objective} is not differentiable: it needs a zeroth-order method")
-        if generation != (objective == "f1"):
-            found.append(f"train.objective must be {'f1' if generation else 'accuracy'} or loss for this task")
-        if objective == "f1" and mode != "sequential":
-            found.append(f"train.objective=f1 generates at one point: evaluation.mode must be sequential, not {mode}")
+    if objective not in ("loss", *every):
+        return [*found, str(unknown("objective", objective, ("loss", *every), where="train.objective"))]
+    trained = loss if objective == "loss" else every[objective]
+    fitting = [name for name, one in every.items() if not one.fits(task) and one.masked == loss.masked]
+    if objective not in ("loss", *fitting):
+        reason = trained.fits(task) or f"the prompt is {'with' if loss.masked else 'without'} a mask"
+        found.append(f"train.objective must be {', '.join(fitting)} or loss for this task, not {objective}: {reason}")
+    if not trained.differentiable and config["method"]["kind"] == "fo":
+        found.append(f"train.objective={trained.name} is not differentiable: it needs a zeroth-order method")
+    if trained.generates and mode != "sequential":
+        found.append(
+            f"train.objective={trained.name} generates at one point: evaluation.mode must be sequential, not {mode}"
+        )
     return found
 
 

@@ -50,14 +50,14 @@ def identity(config: Mapping[str, Any]) -> dict[str, Any]:
     if config["gradients"]["samples"]:
         result["gradients"] = {key: value for key, value in config["gradients"].items() if key != "text"}  # a path
     result["seed"] = config["seed"]
+    if config["train"]["objective"] != "loss":
+        result["objective"] = config["train"]["objective"]
     if kind == "zo":
         result["estimator"] = config["estimator"]
         result["perturbation"] = config["perturbation"]
         result["mode"] = config["evaluation"]["mode"]
         if config["evaluation"]["restore"] != "exact":
             result["restore"] = config["evaluation"]["restore"]
-        if config["train"]["objective"] != "loss":
-            result["objective"] = config["train"]["objective"]
     return result
 
 

@@ -17,7 +17,7 @@ from zo_sweeps.core.fingerprint import fingerprint
 from zo_sweeps.core.trial import Event, Outcome, Sharing, Sink, Trial, TrialState
 from zo_sweeps.devices.memory import MemoryMeter
 from zo_sweeps.devices.probe import probe
-from zo_sweeps.engine import losses, schedules
+from zo_sweeps.engine import schedules
 from zo_sweeps.engine.baselines import first_order
 from zo_sweeps.engine.batch import Batch, collate
 from zo_sweeps.engine.data import indices
@@ -30,21 +30,18 @@ from zo_sweeps.engine.spaces.sparse import Sparse
 from zo_sweeps.engine.step import Method
 from zo_sweeps.engine.train import Evaluated, StepDone, evaluated_at, of_batch, train
 from zo_sweeps.engine.types import DivergedError
+from zo_sweeps.methods.objective import Objective as Trained
+from zo_sweeps.methods.registry import member
 from zo_sweeps.methods.space import InstalledSpace
 from zo_sweeps.record import provenance
 from zo_sweeps.record.journal import evals, scalars
 from zo_sweeps.run import cache as loaded
 from zo_sweeps.run.gradients import Gradients, sensitive_options
 from zo_sweeps.tasks.encode import Example
-from zo_sweeps.tasks.metrics import accuracy, squad_f1
+from zo_sweeps.tasks.scoring import Answers, cut, evaluate
 
 ROUNDS = 3  # of generation, after one that is not timed
 FLUSH_SECONDS = 0.5  # steps are reported in groups: what a killed process loses is computed again
-LOSSES: dict[str, losses.Loss] = {
-    "tokens": losses.tokens,
-    "candidates": losses.candidates,
-    "label_words": losses.label_words,
-}
 
 
 class StoppedError(Exception):
@@ -84,6 +81,7 @@ class Attempt:
         self.measured: dict[str, float] = {}
         self.how: Method | None = None  # the method of zeroth-order steps, once they began
         self.selected = 0
+        self.scored: dict[str, float] = {}  # the metrics of the split scored last, by name
 
     def execute(self) -> Outcome:
         self.described = {**probe(), "memory_definition": self.meter.definition, "threads": torch.get_num_threads()}
@@ -111,8 +109,8 @@ class Attempt:
         if self.kind == "generate":
             return
         self.data = loaded.examples(self.config, self.model)
-        self.loss = LOSSES[self.data.spec.loss]
-        self.f: losses.Loss = losses.accuracy if self.config["train"]["objective"] == "accuracy" else self.loss
+        self.loss = self.data.spec.objective  # evaluated
+        self.f = trained(self.config["train"]["objective"], self.loss)
 
     def _evaluate_untrained(self) -> None:
         if 0 not in self.evaluations:
@@ -156,7 +154,7 @@ class Attempt:
                     self.model,
                     space,
                     self.batch,
-                    self.loss,
+                    self.f.loss,
                     self.schedule(),
                     self.score_dev,
                     steps=steps,
@@ -213,7 +211,7 @@ class Attempt:
             self.model,
             space,
             self.batch,
-            self.f,
+            self.f.loss,
             self.schedule(),
             self.score_dev,
             seed=self.config["seed"],
@@ -221,7 +219,7 @@ class Attempt:
             eval_every=every,
             log=list(self.coefs),
             evaluated=set(self.evaluations),
-            objective=self.generated_f1 if self.config["train"]["objective"] == "f1" else None,
+            objective=self.of_texts if self.f.generates else None,
             peers=self.team,
         )
 
@@ -236,8 +234,8 @@ class Attempt:
         yield from events
 
     def gradients(self) -> Gradients:
-        gold_only = self.data.spec.loss == "tokens"
-        return Gradients(self.config, self.model, self.data.train, self.loss, gold_only=gold_only)
+        loss = self.loss
+        return Gradients(self.config, self.model, self.data.train, loss.loss, gold_only=loss.gold_only)
 
     def look(self, gradients: Gradients, step: int) -> None:
         """Measures the squared gradients after a step, and reports them unless an earlier attempt has."""
@@ -278,15 +276,28 @@ class Attempt:
 
     def objective(self, step: int) -> Objective:
         """f of a step's minibatch."""
-        if self.config["train"]["objective"] == "f1":
-            return partial(self.generated_f1, step)
-        return of_batch(self.model, self.batch(step), self.f)
+        if self.f.generates:
+            return partial(self.of_texts, step)
+        return of_batch(self.model, self.batch(step), self.f.loss)
 
-    def generated_f1(self, step: int, points: int) -> torch.Tensor:
-        """-F1 of the answers generated to the step's examples, [1]."""
+    def of_texts(self, step: int, points: int) -> torch.Tensor:
+        """Return the objective of the answers generated to the step's examples, [1]."""
         examples = self.examples_of(step)
-        texts = self.model.generate([list(e.prompt_ids) for e in examples], self.data.spec.max_new_tokens)
-        return losses.negative_score([squad_f1(t, e.references) for t, e in zip(texts, examples, strict=True)])
+        return self.f.of_texts(self.generated(examples), [example.references for example in examples])
+
+    def generated(self, examples: Sequence[Example]) -> list[str]:
+        """Generate the answers to `examples`, up to the task's stop.
+
+        A task without a stop of its own ends them at a newline (MeZO's rule). Another stop is looked for in the decoded
+        text; generation itself ends early only where that stop is one token.
+        """
+        spec, tokenizer, stop_ids = self.data.spec, self.model.tokenizer, None
+        if spec.stop not in ("", "\n"):
+            last = tokenizer.encode(spec.stop, add_special_tokens=False)[-1:]
+            own = last if tokenizer.decode(last) == spec.stop else []
+            stop_ids = [*own, *([] if self.model.eos_id is None else [self.model.eos_id])]
+        texts = self.model.generate([list(e.prompt_ids) for e in examples], spec.max_new_tokens, stop_ids)
+        return texts if stop_ids is None else [cut(text, spec.stop) for text in texts]
 
     def install(self) -> InstalledSpace:
         """The trial's space on the base weights, in fp32 where it is trained by backpropagation."""
@@ -309,9 +320,9 @@ class Attempt:
 
     def sensitive_mask(self, modules: Sequence[str]) -> dict[str, Any]:
         """The mask of the trial, and how to find others. A log goes on only over the mask that it began with."""
-        gold_only = self.data.spec.loss == "tokens"
+        loss = self.loss
         options, mark = sensitive_options(
-            self.config, self.model, modules, self.data.train, self.loss, gold_only=gold_only
+            self.config, self.model, modules, self.data.train, loss.loss, gold_only=loss.gold_only
         )
         if self.mask not in ("", mark):
             raise UserError(
@@ -344,31 +355,26 @@ class Attempt:
         return [self.data.train[i] for i in chosen]
 
     def batch(self, step: int) -> Batch:
-        gold_only = self.data.spec.loss == "tokens" and self.config["train"]["objective"] != "accuracy"
-        return collate(self.examples_of(step), self.model.pad_id, gold_only=gold_only).to(self.device)
+        return collate(self.examples_of(step), self.model.pad_id, gold_only=self.f.gold_only).to(self.device)
 
     def score_dev(self) -> tuple[float, float]:
         return self.score(self.data.dev)
 
     @torch.inference_mode()
     def score(self, examples: Sequence[Example]) -> tuple[float, float]:
-        """(loss, metric) of a split, with the weights as they are."""
+        """Return (loss, first metric) of a split, with the weights as they are; `scored` then has all metrics."""
         spec = self.data.spec
-        generated = spec.kind == "generation"
-        loss, predictions = score(self.model, examples, self.model.pad_id, self.loss, self.device, gold_only=generated)
-        if not generated:
-            # of several right candidates any counts
-            golds = [
-                p if p in example.golds else example.gold for p, example in zip(predictions, examples, strict=True)
-            ]
-            return loss, accuracy(predictions, golds)
-        texts = self.model.generate([list(example.prompt_ids) for example in examples], spec.max_new_tokens)
-        return loss, statistics.fmean(squad_f1(t, e.references) for t, e in zip(texts, examples, strict=True))
+        loss, choices, scores = score(
+            self.model, examples, self.model.pad_id, self.loss.loss, self.device, gold_only=spec.kind.generates
+        )
+        texts = self.generated(examples) if spec.kind.generates else ()
+        self.scored = evaluate(spec, examples, Answers(choices, scores, texts))
+        return loss, self.scored[spec.metrics[0].name]
 
     def best(self) -> int:
-        """The selected step: lowest dev loss (or highest dev metric, `train.select`), the earliest of equals."""
+        """The selected step: lowest dev loss (or best dev metric, `train.select`), the earliest of equals."""
         by = self.config["train"].get("select", "loss")
-        sign = -1 if by == "metric" else 1
+        sign = -1 if by == "metric" and self.data.spec.metrics[0].better == "higher" else 1
         return min(self.evaluations, key=lambda step: (sign * self.evaluations[step][by], step))
 
     def report_test(self, step: int) -> None:
@@ -378,7 +384,7 @@ class Attempt:
             loss, metric = self.score(self.data.test)
             if not (math.isfinite(loss) and math.isfinite(metric)):
                 raise DivergedError(f"non-finite test loss at step {step}, seed {self.config['seed']}: {loss}")
-            self.test_event = self.emit("test", step=step, loss=loss, metric=metric)
+            self.test_event = self.emit("test", step=step, loss=loss, metric=metric, metrics=self.scored)
 
     def take(self, event: StepDone | Evaluated) -> None:
         """Keeps an event and reports it, unless an earlier attempt has (a first-order run starts again from step 1)."""
@@ -394,7 +400,13 @@ class Attempt:
         if event.step not in self.evaluations:
             self.flush()
             self.evaluations[event.step] = self.emit(
-                "eval", step=event.step, split="dev", loss=event.loss, metric=event.metric, seconds=event.seconds
+                "eval",
+                step=event.step,
+                split="dev",
+                loss=event.loss,
+                metric=event.metric,
+                metrics=self.scored,
+                seconds=event.seconds,
             )
 
     def flush(self) -> None:
@@ -440,6 +452,7 @@ class Attempt:
         if state is TrialState.SUCCEEDED and chosen is not None and self.test_event is not None:
             for split, event in (("dev", chosen), ("test", self.test_event)):
                 metrics[f"{split}/loss"], metrics[f"{split}/metric"] = event["loss"], event["metric"]
+                metrics |= {f"{split}/{name}": value for name, value in event.get("metrics", {}).items()}
         return Outcome(
             trial_id=self.trial.trial_id,
             state=state,
@@ -450,6 +463,15 @@ class Attempt:
             error=error,
             traceback=trace,
         )
+
+
+def trained(name: str, loss: Trained) -> Trained:
+    """Return the objective that `train.objective` names: "loss" is the dialect's own."""
+    if name == "loss":
+        return loss
+    made = member("objective", name)()
+    assert isinstance(made, Trained)
+    return made
 
 
 def _member(axis: str, name: str) -> Any:

@@ -12,6 +12,8 @@ import torch
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.fingerprint import fingerprint
 from zo_sweeps.core.trial import Trial
+from zo_sweeps.methods.definition import read
+from zo_sweeps.methods.task import Task
 from zo_sweeps.models.causal import LanguageModel
 from zo_sweeps.models.load import load
 from zo_sweeps.models.masked import MaskedLanguageModel
@@ -73,12 +75,12 @@ def examples(config: Mapping[str, Any], model: LanguageModel) -> Splits:
     parts = [config[part] for part in ("task", "prompt", "split", "data", "model")]
     key = fingerprint([*parts, length, shown and [shown, config["seed"]]])
     if key not in _encoded:
-        task = {name: value for name, value in config["task"].items() if name != "fingerprint"}
-        spec = TaskSpec.from_config(task, config["prompt"]["name"])
+        task = read(Task, config["task"], "task")
+        spec = TaskSpec.of(task, config["prompt"]["name"])
         splits = load_splits(spec, task, config["data"]["dir"], config["split"])
         bos = model.bos_id if model.tokenizer.bos_token_id != model.bos_id else None
 
-        if isinstance(model, MaskedLanguageModel) != (spec.loss == "label_words"):
+        if isinstance(model, MaskedLanguageModel) != spec.objective.masked:
             raise UserError("a masked model takes a prompt with a mask, and a causal model one without", where="prompt")
         solved = [demonstration(spec, row) for row in splits.train] if shown else []
         icl = Demonstrator(spec, solved, shown, config["seed"], model.tokenizer, length, bos=bos)

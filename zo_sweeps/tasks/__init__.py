@@ -1,30 +1,33 @@
-"""Tasks: prompt, verbalizer, loss kind, metric and splits. One YAML a task; no torch here.
+"""Tasks: prompt, verbalizer, kind, metrics and splits. One YAML per task; no torch here.
 
-spec = TaskSpec.from_config(task_cfg, dialect)         what the task is
-status = check(spec, task_cfg, data_dir)               is its data here (fast, for the planner)
-splits = load_splits(spec, task_cfg, data_dir, split)  rows
+task = read(Task, task_cfg, "task")                    what the YAML says
+spec = TaskSpec.of(task, dialect)                      the task in one wording
+status = check(spec, task, data_dir)                   is its data here (fast, for the planner)
+splits = load_splits(spec, task, data_dir, split)      rows
 example = encode(spec, row, tokenizer, max_length)     token ids
+values = evaluate(spec, examples, answers)             its metrics, by name
 """
 
 from zo_sweeps.tasks.data import DataStatus, Splits, check, load_splits, read_split
 from zo_sweeps.tasks.encode import Candidate, Example, encode
-from zo_sweeps.tasks.metrics import accuracy, squad_f1
 from zo_sweeps.tasks.prompts import Prompt, render
+from zo_sweeps.tasks.scoring import Answers, cut, evaluate
 from zo_sweeps.tasks.spec import MASK, TaskSpec
 
 __all__ = [
     "MASK",
+    "Answers",
     "Candidate",
     "DataStatus",
     "Example",
     "Prompt",
     "Splits",
     "TaskSpec",
-    "accuracy",
     "check",
+    "cut",
     "encode",
+    "evaluate",
     "load_splits",
     "read_split",
     "render",
-    "squad_f1",
 ]

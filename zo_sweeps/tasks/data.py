@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.methods.task import Task
 from zo_sweeps.tasks import files, hub
 from zo_sweeps.tasks.spec import TaskSpec
 
@@ -48,7 +49,7 @@ class DataStatus:
     row_bytes: float = 0.0
 
 
-def check(spec: TaskSpec, task: Mapping[str, Any], data_dir: str | None) -> DataStatus:
+def check(spec: TaskSpec, task: Task, data_dir: str | None) -> DataStatus:
     """Is the data of `task` here, and which data is it? Downloads nothing.
 
     Raises UserError naming file and line when a local row is malformed, lacks a field or has a bad label. Cost: one
@@ -56,12 +57,12 @@ def check(spec: TaskSpec, task: Mapping[str, Any], data_dir: str | None) -> Data
     """
     folder = _folder(task, data_dir)
     if folder is None:
-        if not task.get("hub"):
+        if task.hub is None:
             return DataStatus(False, f"task {spec.name!r} is read from a local folder; set data.dir")
-        why_not = hub.unreachable(task["hub"])
+        why_not = hub.unreachable(task.hub)
         if why_not:
-            return DataStatus(False, f"{why_not}; set data.dir to a folder with {_local_name(task)}/train.jsonl, ...")
-        return DataStatus(True, f"{hub.label(task['hub'])} (Hugging Face hub)", hub.label(task["hub"]))
+            return DataStatus(False, f"{why_not}; set data.dir to a folder with {task.folder}/train.jsonl, ...")
+        return DataStatus(True, f"{hub.label(task.hub)} (Hugging Face hub)", hub.label(task.hub))
     if not folder.is_dir():
         return DataStatus(False, f"no folder {folder} (expected train.jsonl, validation.jsonl and test.jsonl in it)")
     digest, sizes, total = hashlib.sha256(), {}, 0
@@ -77,7 +78,7 @@ def check(spec: TaskSpec, task: Mapping[str, Any], data_dir: str | None) -> Data
     )
 
 
-def read_split(spec: TaskSpec, task: Mapping[str, Any], data_dir: str | None, split: str) -> list[Row]:
+def read_split(spec: TaskSpec, task: Task, data_dir: str | None, split: str) -> list[Row]:
     """Every row of "train", "validation" or "test".
 
     On the hub, whose test labels are hidden, "validation" and "test" are both the task's test split (MeZO). Raises
@@ -87,7 +88,7 @@ def read_split(spec: TaskSpec, task: Mapping[str, Any], data_dir: str | None, sp
     return [get(i) for i in range(size)]
 
 
-def load_splits(spec: TaskSpec, task: Mapping[str, Any], data_dir: str | None, split: Mapping[str, Any]) -> Splits:
+def load_splits(spec: TaskSpec, task: Task, data_dir: str | None, split: Mapping[str, Any]) -> Splits:
     """The rows of a trial: `split.train`, `split.dev` and `split.test` of them, drawn with `split.seed`.
 
     Hub (MeZO's released sampling): permutation pi of the train split by numpy's legacy generator, its first train + dev
@@ -105,7 +106,7 @@ def load_splits(spec: TaskSpec, task: Mapping[str, Any], data_dir: str | None, s
     if split.get("shots"):
         return _shots(spec, task, data_dir, split)
     seed, n_train, n_test = int(split["seed"]), int(split["train"]), int(split["test"])
-    n_dev = min(int(split["dev"]), int(task.get("dev_size") or split["dev"]))
+    n_dev = min(int(split["dev"]), task.dev_size or int(split["dev"]))
 
     size, get = _open(spec, task, data_dir, "train")
     if _folder(task, data_dir) is None:
@@ -122,8 +123,8 @@ def load_splits(spec: TaskSpec, task: Mapping[str, Any], data_dir: str | None, s
     return Splits(train, dev, [get_test(i) for i in permutation(test_size, seed)[:n_test]])
 
 
-def _shots(spec: TaskSpec, task: Mapping[str, Any], data_dir: str | None, split: Mapping[str, Any]) -> Splits:
-    if spec.kind != "classification" and not (spec.kind == "multiple_choice" and spec.labels):
+def _shots(spec: TaskSpec, task: Task, data_dir: str | None, split: Mapping[str, Any]) -> Splits:
+    if not spec.labels:
         raise UserError(f"split.shots takes rows by label, and those of task {spec.name!r} have none", where="split")
     shots, seed = int(split["shots"]), int(split["seed"])
     is_hub = _folder(task, data_dir) is None
@@ -156,18 +157,16 @@ def permutation(size: int, seed: int) -> list[int]:
     return [int(i) for i in np.random.RandomState(seed).permutation(size)]
 
 
-def _open(
-    spec: TaskSpec, task: Mapping[str, Any], data_dir: str | None, split: str
-) -> tuple[int, Callable[[int], Row]]:
+def _open(spec: TaskSpec, task: Task, data_dir: str | None, split: str) -> tuple[int, Callable[[int], Row]]:
     """Size of a split, and its i-th row, checked; rows of the hub are only read when asked for."""
     folder = _folder(task, data_dir)
     if folder is not None:
         rows = files.read(files.path_of(folder, split), spec)
         return len(rows), rows.__getitem__
-    if not task.get("hub"):
+    if task.hub is None:
         raise UserError(f"task {spec.name!r} is read from a local folder; set data.dir")
-    source = task["hub"]
-    name = source.get("train", "train") if split == "train" else source.get("test", "validation")
+    source = task.hub
+    name = source.train if split == "train" else source.test
     dataset = hub.load(source, name, spec.label_field)
 
     def get(index: int) -> Row:
@@ -181,12 +180,8 @@ def _open(
     return len(dataset), get
 
 
-def _folder(task: Mapping[str, Any], data_dir: str | None) -> Path | None:
+def _folder(task: Task, data_dir: str | None) -> Path | None:
     """The local folder that the task is read from; None for the hub. A given data.dir never falls back to the hub."""
-    if task.get("source") == "packaged":
-        return Path(__file__).parent / _local_name(task)
-    return Path(data_dir).expanduser() / _local_name(task) if data_dir else None
-
-
-def _local_name(task: Mapping[str, Any]) -> str:
-    return str(task.get("local") or task["name"])
+    if task.source == "packaged":
+        return Path(__file__).parent / task.folder
+    return Path(data_dir).expanduser() / task.folder if data_dir else None

@@ -34,6 +34,7 @@ class Example:
         prompt_ids: the prompt alone, what generation starts from.
         text: the prompt as text.
         golds: every right candidate, where there are several (ReCoRD).
+        value: the right number (regression only).
     """
 
     candidates: tuple[Candidate, ...]
@@ -42,6 +43,7 @@ class Example:
     prompt_ids: tuple[int, ...]
     text: str
     golds: tuple[int, ...] = ()
+    value: float | None = None
 
 
 def encode(
@@ -89,7 +91,15 @@ def encode(
         candidates.append(Candidate(kept, min(answer_length, len(kept) - 1)))
     if before:
         prompt_ids = _ids(tokenizer, (before + prompt.text.strip(" ")).lstrip())
-    return Example(tuple(candidates), prompt.gold, prompt.references, (*front, *prompt_ids[-room:]), text, prompt.golds)
+    return Example(
+        candidates=tuple(candidates),
+        gold=prompt.gold,
+        references=prompt.references,
+        prompt_ids=(*front, *prompt_ids[-room:]),
+        text=text,
+        golds=prompt.golds,
+        value=prompt.value,
+    )
 
 
 def length(spec: TaskSpec, row: Mapping[str, Any], tokenizer: Any, *, bos: int | None = None, before: str = "") -> int:

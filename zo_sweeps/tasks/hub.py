@@ -6,24 +6,24 @@ import os
 import re
 import threading
 import urllib.request
-from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.methods.task import Hub
 
 _TIMEOUT = 3.0  # seconds
 
 
-def label(hub: Mapping[str, Any]) -> str:
+def label(hub: Hub) -> str:
     """hf:path/name, or hf:path when the data set has one configuration."""
-    return "hf:" + "/".join(filter(None, (hub["path"], hub.get("name"))))
+    return "hf:" + "/".join(filter(None, (hub.path, hub.name)))
 
 
-def unreachable(hub: Mapping[str, Any]) -> str:
+def unreachable(hub: Hub) -> str:
     """Why the data set cannot be loaded here, or "" when it can. Cost: at most 3 s, once a process."""
-    if Path(hub["path"]).is_dir() or _is_cached(hub):
+    if Path(hub.path).is_dir() or _is_cached(hub):
         return ""
     if _is_offline():
         return f"{label(hub)} is not in the datasets cache ({_cache()}) and HF_HUB_OFFLINE is set"
@@ -33,7 +33,7 @@ def unreachable(hub: Mapping[str, Any]) -> str:
     return ""
 
 
-def load(hub: Mapping[str, Any], split: str, label_field: str) -> Any:
+def load(hub: Hub, split: str, label_field: str) -> Any:
     """The `datasets.Dataset` of a split, without the rows whose label is `hub.unlabelled` (SNLI has some of -1).
 
     Raises UserError when it cannot be had.
@@ -41,9 +41,9 @@ def load(hub: Mapping[str, Any], split: str, label_field: str) -> Any:
     import datasets
 
     try:
-        dataset = datasets.load_dataset(hub["path"], hub.get("name"), split=split)
-        if "unlabelled" in hub:
-            keep = [i for i, label in enumerate(dataset[label_field]) if label != hub["unlabelled"]]
+        dataset = datasets.load_dataset(hub.path, hub.name, split=split)
+        if hub.unlabelled is not None:
+            keep = [i for i, label in enumerate(dataset[label_field]) if label != hub.unlabelled]
             return dataset.select(keep)
         return dataset
     except Exception as error:  # datasets, huggingface_hub and httpx each raise their own
@@ -52,10 +52,10 @@ def load(hub: Mapping[str, Any], split: str, label_field: str) -> Any:
         raise UserError(f"cannot load {label(hub)}, split {split!r} ({type(cause).__name__}: {reason})") from error
 
 
-def row(hub: Mapping[str, Any], dataset: Any, index: int) -> dict[str, Any]:
+def row(hub: Hub, dataset: Any, index: int) -> dict[str, Any]:
     """One row, with the columns of `hub.rename` ({ours: theirs}) under our names."""
     data = dict(dataset[index])
-    for ours, theirs in (hub.get("rename") or {}).items():
+    for ours, theirs in hub.rename.items():
         if theirs in data:
             data[ours] = data.pop(theirs)
     return data
@@ -71,14 +71,14 @@ def _cache() -> Path:
     return Path(os.environ.get("HF_DATASETS_CACHE") or os.path.join(home, "datasets")).expanduser()
 
 
-def _is_cached(hub: Mapping[str, Any]) -> bool:
+def _is_cached(hub: Hub) -> bool:
     # The prepared copy is what `datasets` falls back to without a network; files of the hub cache alone do not do.
     # <cache>/<namespace>___<snake_case name>/<configuration>/<version>/<hash>/dataset_info.json
-    *namespace, name = hub["path"].split("/")
+    *namespace, name = hub.path.split("/")
     name = re.sub(r"([A-Z]+)([A-Z][a-z])", r"\1_\2", name)
     name = re.sub(r"([a-z\d])([A-Z])", r"\1_\2", name).lower()
     folder = _cache() / "___".join((*namespace, name))
-    return any(folder.glob(f"{hub.get('name') or '*'}/*/*/dataset_info.json"))
+    return any(folder.glob(f"{hub.name or '*'}/*/*/dataset_info.json"))
 
 
 @lru_cache(maxsize=4)

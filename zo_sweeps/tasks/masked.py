@@ -33,7 +33,7 @@ def encode_masked(spec: TaskSpec, row: Mapping[str, Any], tokenizer: Any, max_le
     candidates = tuple(
         Candidate((*ids, _word(spec, tokenizer, option)), 1, mask_at=len(left) + 1) for option in prompt.options
     )
-    return Example(candidates, prompt.gold, (), ids, prompt.text, prompt.golds)
+    return Example(candidates, prompt.gold, (), ids, prompt.text, prompt.golds, prompt.value)
 
 
 def _word(spec: TaskSpec, tokenizer: Any, word: str) -> int:

@@ -18,8 +18,8 @@ class Prompt:
     """The text of one example: candidate i reads `text + options[i]`, and `options[gold]` is right.
 
     `golds` are all right options (ReCoRD has several; `gold` is the one trained on). `references` holds every accepted
-    answer of a generation task and is empty otherwise. For the loss "label_words" the text has MASK in it once, and
-    candidate i reads `text` with `options[i]` in its place.
+    answer of a generation task and is empty otherwise; `value` is the right number of a regression. For a masked
+    objective the text has MASK in it once, and candidate i reads `text` with `options[i]` in its place.
     """
 
     text: str
@@ -27,6 +27,7 @@ class Prompt:
     gold: int
     references: tuple[str, ...]
     golds: tuple[int, ...] = ()
+    value: float | None = None
 
 
 def render(spec: TaskSpec, row: Mapping[str, Any]) -> Prompt:
@@ -35,7 +36,7 @@ def render(spec: TaskSpec, row: Mapping[str, Any]) -> Prompt:
     if problem:
         raise UserError(problem, where=f"a row of task {spec.name!r}")
     try:
-        masked = spec.loss == "label_words"
+        masked = spec.objective.masked
         text = templates.fill(spec.template, {**row, "mask": MASK} if masked else row)
         options = tuple(templates.fill(option, item) for item in _items(spec, row) for option in spec.options)
     except (TemplateError, TypeError, ValueError, AttributeError) as error:
@@ -43,7 +44,7 @@ def render(spec: TaskSpec, row: Mapping[str, Any]) -> Prompt:
         raise UserError(f"the template does not fit a row ({error})", where=where) from error
     if masked and text.count(MASK) != 1:
         raise UserError(f"the text has {MASK} in it {text.count(MASK)} times", where=f"a row of task {spec.name!r}")
-    return Prompt(text, options, spec.gold(row), spec.references(row), spec.golds(row))
+    return Prompt(text, options, spec.gold(row), spec.references(row), spec.golds(row), spec.value(row))
 
 
 def _items(spec: TaskSpec, row: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -1,0 +1,33 @@
+"""F1 of generated answers, as a loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from zo_sweeps.methods.objective import Objective
+from zo_sweeps.methods.registry import member
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from zo_sweeps.methods.task import Task
+
+
+@dataclass(frozen=True)
+class F1(Objective):
+    """f = -mean of the SQuAD F1 of the answers generated to a minibatch. MeZO's objective for SQuAD."""
+
+    differentiable: ClassVar[bool] = False
+    generates: ClassVar[bool] = True
+    gold_only: ClassVar[bool] = True
+
+    def fits(self, task: Task) -> str:
+        return "" if task.kind.generates else "it scores generated answers, and the task has options"
+
+    def of_texts(self, texts: Sequence[str], references: Sequence[Sequence[str]]) -> Tensor:
+        from zo_sweeps.engine import losses
+
+        metric: Any = member("metric", "squad_f1")()
+        return losses.negative_score([metric.of_row(t, r) for t, r in zip(texts, references, strict=True)])

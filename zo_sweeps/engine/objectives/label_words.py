@@ -1,0 +1,34 @@
+"""Cross-entropy over label words at the mask of a masked model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from zo_sweeps.methods.objective import Objective
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from zo_sweeps.engine.batch import Batch
+    from zo_sweeps.methods.task import Task
+
+
+@dataclass(frozen=True)
+class LabelWords(Objective):
+    """f = mean over examples of -log softmax(s)[gold], with s_c the logit of label word c at the mask.
+
+    Source: LM-BFF (Gao et al., 2021); MeZO's RoBERTa part.
+    """
+
+    masked: ClassVar[bool] = True
+
+    def fits(self, task: Task) -> str:
+        if task.kind.generates or task.kind.own_options:
+            return "the loss 'label_words' is for classification and regression"
+        return ""
+
+    def loss(self, logprobs: Tensor, batch: Batch) -> Tensor:
+        from zo_sweeps.engine import losses
+
+        return losses.label_words(logprobs, batch)

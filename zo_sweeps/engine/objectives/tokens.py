@@ -1,0 +1,25 @@
+"""Cross-entropy of the right answer's tokens over the whole vocabulary."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from zo_sweeps.methods.objective import Objective
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from zo_sweeps.engine.batch import Batch
+
+
+@dataclass(frozen=True)
+class Tokens(Objective):
+    """f = -mean over the batch's right-answer tokens of log p. P-RGE (arXiv:2409.15520)."""
+
+    gold_only: ClassVar[bool] = True
+
+    def loss(self, logprobs: Tensor, batch: Batch) -> Tensor:
+        from zo_sweeps.engine import losses
+
+        return losses.tokens(logprobs, batch)

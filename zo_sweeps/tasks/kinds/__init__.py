@@ -1,0 +1,1 @@
+"""Task kinds: one member per file."""

@@ -1,0 +1,40 @@
+"""Free text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from zo_sweeps.methods.metric import Of
+from zo_sweeps.methods.task_kind import TaskKind
+
+if TYPE_CHECKING:
+    from zo_sweeps.methods.task import Dialect, Task
+
+
+@dataclass(frozen=True)
+class Generation(TaskKind):
+    """Generate an answer, greedily; the label column lists the accepted ones, and the first is trained on."""
+
+    predicts: ClassVar[Of] = Of.TEXTS
+
+    def labels(self, task: Task, dialect: Dialect) -> tuple[Any, ...]:
+        return ()
+
+    def wrong(self, task: Task, dialect: Dialect) -> str:
+        if len(dialect.options) == 1 and dialect.loss.gold_only and task.max_new_tokens > 0:
+            return ""
+        return "a generation task has one option (the answer trained on), loss 'tokens' and max_new_tokens of 1 or more"
+
+    def problem(self, label: Any, labels: Sequence[Any], column: str) -> str:
+        answers = label if isinstance(label, Sequence) and not isinstance(label, str) else ()
+        if answers and all(isinstance(answer, str) for answer in answers):
+            return ""
+        return f"{column!r} is not a list of one or more answers"
+
+    def gold(self, label: Any, labels: Sequence[Any]) -> int:
+        return 0
+
+    def references(self, label: Any) -> tuple[str, ...]:
+        return tuple(label)

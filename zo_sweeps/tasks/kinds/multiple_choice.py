@@ -1,0 +1,29 @@
+"""Options of each row's own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from zo_sweeps.methods.task_kind import EACH, TaskKind
+
+if TYPE_CHECKING:
+    from zo_sweeps.methods.task import Dialect, Task
+
+
+@dataclass(frozen=True)
+class MultipleChoice(TaskKind):
+    """Choose between options that the row brings: as many as there are templates, or (`each`) one per item of a list.
+
+    With `each` the label column lists the items that are right: any of them counts, and the first is trained on.
+    """
+
+    own_options: ClassVar[bool] = True
+
+    def labels(self, task: Task, dialect: Dialect) -> tuple[Any, ...]:
+        return () if dialect.each else super().labels(task, dialect)
+
+    def wrong(self, task: Task, dialect: Dialect) -> str:
+        if not dialect.each:
+            return super().wrong(task, dialect)
+        return "" if len(dialect.options) == 1 and dialect.each in task.fields else EACH

@@ -1,0 +1,50 @@
+"""A real number."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from zo_sweeps.methods.metric import Of
+from zo_sweeps.methods.task_kind import TaskKind
+
+if TYPE_CHECKING:
+    from zo_sweeps.methods.task import Dialect, Task
+
+
+@dataclass(frozen=True)
+class Regression(TaskKind):
+    """Predict the expected value over options that stand for numbers.
+
+    y = sum_i p_i v_i, with p = softmax(s), s_i the mean log-probability of option i's answer tokens and v_i its value
+    (`labels` of the task, in the order of the options). The label column holds any number. Trained is the option whose
+    value is nearest; of two that are equally near, the first.
+    """
+
+    predicts: ClassVar[Of] = Of.SCORES
+
+    def wrong(self, task: Task, dialect: Dialect) -> str:
+        for label in task.labels:
+            if not _is_number(label):
+                return f"label {label!r} of a regression is not a number"
+        return super().wrong(task, dialect)
+
+    def problem(self, label: Any, labels: Sequence[Any], column: str) -> str:
+        return "" if _is_number(label) else f"label {label!r} is not a finite number"
+
+    def gold(self, label: Any, labels: Sequence[Any]) -> int:
+        return min(range(len(labels)), key=lambda i: abs(labels[i] - label))
+
+    def value(self, label: Any) -> float | None:
+        return float(label)
+
+    def estimate(self, scores: Sequence[float], labels: Sequence[Any]) -> float:
+        highest = max(scores)
+        weights = [math.exp(score - highest) for score in scores]
+        return math.fsum(w * float(v) for w, v in zip(weights, labels, strict=True)) / math.fsum(weights)
+
+
+def _is_number(label: Any) -> bool:
+    return isinstance(label, (int, float)) and not isinstance(label, bool) and math.isfinite(label)

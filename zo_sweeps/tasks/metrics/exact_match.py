@@ -1,0 +1,23 @@
+"""Share of generated answers that are an accepted one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from zo_sweeps.methods.metric import Metric, Of, same_length
+from zo_sweeps.tasks.metrics.squad_f1 import words
+
+
+@dataclass(frozen=True)
+class ExactMatch(Metric):
+    """Share of the answers whose words are those of an accepted one, by SQuAD's rules for words (see squad_f1)."""
+
+    display: ClassVar[str] = "exact match"
+    of: ClassVar[Of] = Of.TEXTS
+
+    def compute(self, predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
+        same_length(predictions, references)
+        hits = (words(p) in map(words, accepted) for p, accepted in zip(predictions, references, strict=True))
+        return sum(hits) / len(references)

@@ -1,0 +1,61 @@
+"""A model's answers to the rows of a split -> the task's metrics, by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from zo_sweeps.methods.metric import Of
+from zo_sweeps.tasks.encode import Example
+from zo_sweeps.tasks.spec import TaskSpec
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What a model says to each row, in the rows' order.
+
+    Args:
+        choices: the best candidate of each.
+        scores: mean log-probability per answer token of each one's candidates (of the right one alone, where the task
+            generates).
+        texts: generated answers, cut at the task's stop; () for the other kinds.
+    """
+
+    choices: Sequence[int]
+    scores: Sequence[Sequence[float]]
+    texts: Sequence[str] = ()
+
+
+def evaluate(spec: TaskSpec, examples: Sequence[Example], answers: Answers) -> dict[str, float]:
+    """Return the value of each of the task's metrics, the first one first.
+
+    All are NaN where a score is: the weights have diverged, and no library need be asked. Cost: where a metric is
+    scikit-learn's or scipy's, a second to import it, once per process.
+    """
+    if any(math.isnan(score) for scores in answers.scores for score in scores):
+        return {metric.name: math.nan for metric in spec.metrics}
+    return {metric.name: metric.compute(*_compared(metric.of, spec, examples, answers)) for metric in spec.metrics}
+
+
+def _compared(of: Of, spec: TaskSpec, examples: Sequence[Example], answers: Answers) -> tuple[list[Any], list[Any]]:
+    """(predictions, references) that a metric of this sort compares."""
+    if of is Of.TEXTS:
+        return list(answers.texts), [example.references for example in examples]
+    if of is Of.SCORES:
+        estimates = [spec.kind.estimate(scores[: len(spec.labels)], spec.labels) for scores in answers.scores]
+        return estimates, [example.value for example in examples]
+    if of is Of.LOSSES:
+        right = [0 if spec.kind.generates else example.gold for example in examples]
+        tokens = [example.candidates[example.gold].answer_length for example in examples]
+        scored = zip(answers.scores, right, tokens, strict=True)
+        return [-scores[gold] * count for scores, gold, count in scored], tokens
+    # of several right candidates any counts
+    golds = [p if p in example.golds else example.gold for p, example in zip(answers.choices, examples, strict=True)]
+    return list(answers.choices), golds
+
+
+def cut(text: str, stop: str) -> str:
+    """Return a generated answer up to the task's stop, without spaces at its ends; the whole of it without a stop."""
+    return text.partition(stop)[0].strip() if stop else text
