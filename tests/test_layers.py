@@ -30,7 +30,7 @@ FLOORS = (
 )
 # MeZO draws its seeds from numpy, and who wants its bits must too.
 ALSO = {"engine/perturbations/mezo_compat.py": {"numpy"}}
-AXES = {"estimators", "perturbations", "spaces", "precisions", "updates"}
+AXES = {"estimators", "perturbations", "spaces", "precisions", "updates", "objectives"}
 ONLY_IN = {
     "ray": {
         "schedule/ray_executor.py",

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.engine.conftest import make_examples, targets, tiny_model
+from tests.tasks.common import spec_of
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import Outcome, Trial, TrialState
@@ -121,7 +122,7 @@ ROWS = [{"text": f"The {word} film is {word}.", "label": i % 2} for i, word in e
 
 @pytest.fixture(scope="module")
 def spec() -> TaskSpec:
-    return TaskSpec.from_config(TASK, "m")
+    return spec_of(TASK, "m")
 
 
 @pytest.fixture(scope="module")
@@ -258,7 +259,10 @@ def test_a_trial_whose_weights_run_away_ends_as_diverged_and_never_as_finished(m
         ("{method: prge, evaluation: {restore: in_place}}", "restore=in_place holds one point"),
         ("{method: mezo, evaluation: {restore: inplace}}", "unknown restore 'inplace'"),
         ("{method: fo_full, train: {objective: accuracy}}", "accuracy is not differentiable"),
-        ("{method: mezo, train: {objective: f1}}", "train.objective must be accuracy or loss for this task"),
+        (
+            "{method: mezo, train: {objective: f1}}",
+            "train.objective must be accuracy, candidates, tokens or loss for this task, not f1",
+        ),
         ("{method: icl, method.demonstrations: 0}", "method.demonstrations must be at least 1, not 0"),
     ],
 )

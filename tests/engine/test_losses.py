@@ -74,7 +74,7 @@ def test_one_token_options_of_a_prompt_share_one_text_and_one_place() -> None:
 @pytest.mark.parametrize("budget", [1, 40, 100_000])
 def test_scores_do_not_depend_on_how_the_split_is_cut(budget: int, model: TinyModel) -> None:
     examples = mixed()
-    loss, predictions = score(model, examples, 0, losses.candidates, torch.device("cpu"), tokens_per_forward=budget)
+    loss, predictions, _ = score(model, examples, 0, losses.candidates, torch.device("cpu"), tokens_per_forward=budget)
     expected = [int(torch.stack([lp.mean() for lp in plain_answer_logprobs(model, e)]).argmax()) for e in examples]
     assert predictions == expected
     assert loss == pytest.approx(float(plain_candidates(model, examples)), rel=1e-5)

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.tasks.common import spec_of
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.engine import losses
 from zo_sweeps.engine.batch import collate
@@ -66,7 +67,7 @@ def model() -> MaskedLanguageModel:
 
 @pytest.fixture(scope="module")
 def spec() -> TaskSpec:
-    return TaskSpec.from_config(TASK, "m")
+    return spec_of(TASK, "m")
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +116,7 @@ def test_a_long_text_keeps_what_is_next_to_the_mask(length: int, model: MaskedLa
 
 def test_a_label_word_of_several_tokens_is_refused(model: MaskedLanguageModel) -> None:
     wording = {**TASK["dialects"]["m"], "options": ["bad", "incomprehensibly"]}
-    spec = TaskSpec.from_config({**TASK, "dialects": {"m": wording}}, "m")
+    spec = spec_of({**TASK, "dialects": {"m": wording}}, "m")
     with pytest.raises(UserError, match=r"the label word 'incomprehensibly' is \d tokens"):
         encode_masked(spec, ROWS[0], model.tokenizer, 64)
 
@@ -156,7 +157,7 @@ def test_the_loss_is_the_cross_entropy_over_the_label_words_logits_at_the_mask(
         assert len(batch.place_row) == 3  # one place a row
         got = losses.label_words(token_logprobs(model, batch, copies=2), batch)
         torch.testing.assert_close(got, plain_loss(model, examples).expand(2), rtol=1e-5, atol=1e-6)
-        loss, predictions = score(model, examples, model.pad_id, losses.label_words, torch.device("cpu"))
+        loss, predictions, _ = score(model, examples, model.pad_id, losses.label_words, torch.device("cpu"))
         assert predictions == [int(plain_logits(model, e).argmax()) for e in examples]
         assert loss == pytest.approx(float(plain_loss(model, examples)), rel=1e-5)
 

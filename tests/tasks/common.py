@@ -8,6 +8,10 @@ from typing import Any
 
 import yaml
 
+from zo_sweeps.methods.definition import read
+from zo_sweeps.methods.task import Task
+from zo_sweeps.tasks import TaskSpec
+
 REPO = Path(__file__).resolve().parents[2]
 GOLDEN = Path(__file__).parent / "golden"
 TASK_FILES = {path.stem: path for path in sorted((REPO / "conf" / "task").glob("*.yaml"))}
@@ -26,3 +30,11 @@ def load_task(name: str) -> dict[str, Any]:
 def shared_folder() -> Path | None:
     folder = Path(os.environ.get("ZO_SHARED") or REPO.parent / "shared")
     return folder if folder.is_dir() else None
+
+
+def typed(task: dict[str, Any]) -> Task:
+    return read(Task, task, "task")
+
+
+def spec_of(task: dict[str, Any], dialect: str) -> TaskSpec:
+    return TaskSpec.of(typed(task), dialect)

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import yaml
 
-from tests.tasks.common import REPO, load_task
+from tests.tasks.common import REPO, load_task, spec_of, typed
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.tasks import TaskSpec, check, load_splits, read_split, render
 
@@ -49,7 +49,7 @@ def numbers(rows: list[dict[str, Any]]) -> list[int]:
 @pytest.fixture
 def sst2() -> tuple[TaskSpec, dict[str, Any]]:
     task = load_task("sst2")
-    return TaskSpec.from_config(task, "mezo"), task
+    return spec_of(task, "mezo"), task
 
 
 def as_hub(task: dict[str, Any], folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
@@ -69,7 +69,7 @@ class TestHubRule:
         spec, task = sst2
         folder = write_jsonl(tmp_path / "d", train=sentences(90), validation=sentences(40))
         task = as_hub(task, folder, tmp_path / "c", monkeypatch)
-        splits = load_splits(spec, task, None, {"train": 30, "dev": 12, "test": 20, "seed": seed})
+        splits = load_splits(spec, typed(task), None, {"train": 30, "dev": 12, "test": 20, "seed": seed})
         drawn = published_draw(90, 42, seed)
         assert numbers(splits.train) == drawn[:-12]
         assert numbers(splits.dev) == drawn[-12:]
@@ -81,8 +81,8 @@ class TestHubRule:
         rows = [{"text": f"s{i}", "span1_text": "a", "span2_text": "it", "label": i % 2} for i in range(554)]
         folder = write_jsonl(tmp_path / "d", train=rows, validation=rows[:104])
         task = as_hub(load_task("wsc"), folder, tmp_path / "c", monkeypatch)
-        spec = TaskSpec.from_config(task, "mezo")
-        splits = load_splits(spec, task, None, {"train": 1000, "dev": 500, "test": 1000, "seed": 0})
+        spec = spec_of(task, "mezo")
+        splits = load_splits(spec, typed(task), None, {"train": 1000, "dev": 500, "test": 1000, "seed": 0})
         drawn = published_draw(554, 1500, 0)
         assert [int(row["text"][1:]) for row in splits.train] == drawn[:54]
         assert [int(row["text"][1:]) for row in splits.dev] == drawn[54:]
@@ -94,16 +94,16 @@ class TestHubRule:
         row = {"premise": "A.", "choice1": "B.", "choice2": "C.", "question": "cause", "label": 0}
         folder = write_jsonl(tmp_path / "d", train=[row] * 400, validation=[row] * 100)
         task = as_hub(load_task("copa"), folder, tmp_path / "c", monkeypatch)
-        spec = TaskSpec.from_config(task, "mezo")
-        splits = load_splits(spec, task, None, {"train": 1000, "dev": 500, "test": 1000, "seed": 0})
+        spec = spec_of(task, "mezo")
+        splits = load_splits(spec, typed(task), None, {"train": 1000, "dev": 500, "test": 1000, "seed": 0})
         assert (len(splits.train), len(splits.dev), len(splits.test)) == (300, 100, 100)
 
     def test_a_column_with_another_name_is_renamed(self, write_jsonl: Any, tmp_path: Path, monkeypatch: Any) -> None:
         rows = [{"question": "is it", "passage": f"p{i}", "answer": i % 3 == 0} for i in range(12)]
         folder = write_jsonl(tmp_path / "d", train=rows, validation=rows)
         task = as_hub(load_task("boolq"), folder, tmp_path / "c", monkeypatch)
-        spec = TaskSpec.from_config(task, "mezo")
-        for row in read_split(spec, task, None, "train"):
+        spec = spec_of(task, "mezo")
+        for row in read_split(spec, typed(task), None, "train"):
             assert render(spec, row).gold == (0 if int(row["passage"][1:]) % 3 == 0 else 1)
 
     def test_a_bad_row_is_named(self, sst2: Any, write_jsonl: Any, tmp_path: Path, monkeypatch: Any) -> None:
@@ -113,7 +113,7 @@ class TestHubRule:
         with pytest.raises(
             UserError, match=r"missing field 'sentence' in hf:.*, train row 0; the row has: label, text"
         ):
-            load_splits(spec, task, None, {"train": 1, "dev": 0, "test": 1, "seed": 0})
+            load_splits(spec, typed(task), None, {"train": 1, "dev": 0, "test": 1, "seed": 0})
 
     def test_a_dev_split_that_leaves_nothing_to_train_on_is_refused(
         self, sst2: Any, write_jsonl: Any, tmp_path: Path, monkeypatch: Any
@@ -122,13 +122,13 @@ class TestHubRule:
         folder = write_jsonl(tmp_path / "d", train=sentences(10), validation=sentences(3))
         task = as_hub(task, folder, tmp_path / "c", monkeypatch)
         with pytest.raises(UserError, match=r"has 10 training rows and dev takes 10; lower split\.dev"):
-            load_splits(spec, task, None, {"train": 5, "dev": 10, "test": 3, "seed": 0})
+            load_splits(spec, typed(task), None, {"train": 5, "dev": 10, "test": 3, "seed": 0})
 
     def test_a_data_set_that_cannot_be_loaded_is_one_line(self, sst2: Any, tmp_path: Path) -> None:
         spec, task = sst2
         task = {**task, "hub": {**task["hub"], "path": str(tmp_path / "absent" / "x" / "y"), "name": None}}
         with pytest.raises(UserError, match=r"cannot load hf:.*, split 'train'") as caught:
-            read_split(spec, task, None, "train")
+            read_split(spec, typed(task), None, "train")
         assert "\n" not in str(caught.value)
 
 
@@ -140,7 +140,7 @@ class TestLocal:
     ) -> None:
         spec, task = sst2
         write_jsonl(tmp_path / "sst2", train=sentences(50, "t"), validation=sentences(30, "v"), test=sentences(9, "x"))
-        splits = load_splits(spec, task, str(tmp_path), self.SPLIT)
+        splits = load_splits(spec, typed(task), str(tmp_path), self.SPLIT)
         assert [row["sentence"] for row in splits.train] == [f"t{i}" for i in published_draw(50, 20, 3)]
         assert [row["sentence"] for row in splits.dev] == [f"v{i}" for i in published_draw(30, 8, 3)]
         assert [row["sentence"] for row in splits.test] == [f"x{i}" for i in published_draw(9, 6, 3)]
@@ -148,14 +148,14 @@ class TestLocal:
     def test_a_small_file_is_used_whole(self, sst2: Any, write_jsonl: Any, tmp_path: Path) -> None:
         spec, task = sst2
         write_jsonl(tmp_path / "sst2", train=sentences(5), validation=sentences(4), test=sentences(3))
-        splits = load_splits(spec, task, str(tmp_path), self.SPLIT)
+        splits = load_splits(spec, typed(task), str(tmp_path), self.SPLIT)
         assert (sorted(numbers(splits.train)), len(splits.dev), len(splits.test)) == ([0, 1, 2, 3, 4], 4, 3)
 
     def test_drawing_leaves_the_global_generator_alone(self, sst2: Any, write_jsonl: Any, tmp_path: Path) -> None:
         spec, task = sst2
         write_jsonl(tmp_path / "sst2", train=sentences(5), validation=sentences(4), test=sentences(3))
         before = np.random.get_state()[1].tolist()
-        load_splits(spec, task, str(tmp_path), self.SPLIT)
+        load_splits(spec, typed(task), str(tmp_path), self.SPLIT)
         assert np.random.get_state()[1].tolist() == before
 
     def test_odd_line_separators_inside_a_text_do_not_end_the_row(self, sst2: Any, tmp_path: Path) -> None:
@@ -166,8 +166,8 @@ class TestLocal:
         line = json.dumps({"sentence": text, "label": 1}, ensure_ascii=False)
         for split in ("train", "validation", "test"):
             (folder / f"{split}.jsonl").write_text(line + "\n\n", encoding="utf-8")
-        assert [row["sentence"] for row in read_split(spec, task, str(tmp_path), "test")] == [text]
-        assert check(spec, task, str(tmp_path)).sizes == {"train": 1, "validation": 1, "test": 1}
+        assert [row["sentence"] for row in read_split(spec, typed(task), str(tmp_path), "test")] == [text]
+        assert check(spec, typed(task), str(tmp_path)).sizes == {"train": 1, "validation": 1, "test": 1}
 
     @pytest.mark.parametrize(
         ("line", "message"),
@@ -190,23 +190,23 @@ class TestLocal:
         path.write_text(path.read_text() + line + "\n")
         pattern = message.replace("{path}", str(path))
         with pytest.raises(UserError, match=pattern):
-            check(spec, task, str(tmp_path))
+            check(spec, typed(task), str(tmp_path))
         with pytest.raises(UserError, match=pattern):
-            load_splits(spec, task, str(tmp_path), self.SPLIT)
+            load_splits(spec, typed(task), str(tmp_path), self.SPLIT)
 
     def test_squad_rows_without_answers_are_refused(self, write_jsonl: Any, tmp_path: Path) -> None:
         task = load_task("squad")
-        spec = TaskSpec.from_config(task, "mezo")
+        spec = spec_of(task, "mezo")
         row = {"title": "", "context": "c", "question": "q", "answers": {"text": [], "answer_start": []}}
         write_jsonl(tmp_path / "squad", train=[row], validation=[row], test=[row])
         with pytest.raises(UserError, match=r"'answers.text' is not a list of one or more answers in .*train.jsonl:1"):
-            check(spec, task, str(tmp_path))
+            check(spec, typed(task), str(tmp_path))
 
     def test_an_empty_file_is_refused(self, sst2: Any, write_jsonl: Any, tmp_path: Path) -> None:
         spec, task = sst2
         write_jsonl(tmp_path / "sst2", train=sentences(2), validation=[], test=sentences(2))
         with pytest.raises(UserError, match=r"no rows in .*validation.jsonl"):
-            check(spec, task, str(tmp_path))
+            check(spec, typed(task), str(tmp_path))
 
 
 class TestCheck:
@@ -214,12 +214,12 @@ class TestCheck:
         self, sst2: Any, write_jsonl: Any, tmp_path: Path
     ) -> None:
         spec, task = sst2
-        status = check(spec, task, str(tmp_path))
+        status = check(spec, typed(task), str(tmp_path))
         assert not status.available
         assert str(tmp_path / "sst2") in status.why
         assert "\n" not in status.why
         write_jsonl(tmp_path / "sst2", train=sentences(2), test=sentences(2))
-        status = check(spec, task, str(tmp_path))
+        status = check(spec, typed(task), str(tmp_path))
         assert (status.available, status.why) == (False, f"no file {tmp_path / 'sst2' / 'validation.jsonl'}")
 
     def test_the_fingerprint_is_of_the_bytes_and_nothing_else(
@@ -227,7 +227,7 @@ class TestCheck:
     ) -> None:
         spec, task = sst2
         folder = write_jsonl(tmp_path / "sst2", train=sentences(3), validation=sentences(2), test=sentences(2))
-        first = check(spec, task, str(tmp_path))
+        first = check(spec, typed(task), str(tmp_path))
         expected = hashlib.sha256()
         for split in ("train", "validation", "test"):
             inner = hashlib.sha256((folder / f"{split}.jsonl").read_bytes()).hexdigest()
@@ -236,54 +236,54 @@ class TestCheck:
         assert first.sizes == {"train": 3, "validation": 2, "test": 2}
 
         shutil.copytree(tmp_path / "sst2", tmp_path / "elsewhere" / "sst2")
-        assert check(spec, task, str(tmp_path / "elsewhere")).fingerprint == first.fingerprint
+        assert check(spec, typed(task), str(tmp_path / "elsewhere")).fingerprint == first.fingerprint
 
         path = folder / "test.jsonl"
         path.write_text(path.read_text().replace("s1", "s9"))  # same size: only the time tells
         os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns + 1_000_000))
-        assert check(spec, task, str(tmp_path)).fingerprint != first.fingerprint
+        assert check(spec, typed(task), str(tmp_path)).fingerprint != first.fingerprint
 
     def test_files_are_read_once_while_they_do_not_change(self, sst2: Any, write_jsonl: Any, tmp_path: Path) -> None:
         spec, task = sst2
         folder = write_jsonl(tmp_path / "sst2", train=sentences(3), validation=sentences(2), test=sentences(2))
-        first = check(spec, task, str(tmp_path))
+        first = check(spec, typed(task), str(tmp_path))
         path = folder / "train.jsonl"
         before = path.stat()
         path.write_bytes(b"\0" * before.st_size)  # a second reading would see this
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-        assert check(spec, task, str(tmp_path)) == first
+        assert check(spec, typed(task), str(tmp_path)) == first
 
     def test_the_demo_task_is_packaged(self) -> None:
         task = load_task("demo_remarks")
-        spec = TaskSpec.from_config(task, "mezo")
-        here = check(spec, task, None)
+        spec = spec_of(task, "mezo")
+        here = check(spec, typed(task), None)
         assert here.available, here.why
-        assert here == check(spec, task, "/nowhere"), "data.dir does not move packaged data"
-        splits = load_splits(spec, task, None, {"train": 64, "dev": 32, "test": 50, "seed": 0})
+        assert here == check(spec, typed(task), "/nowhere"), "data.dir does not move packaged data"
+        splits = load_splits(spec, typed(task), None, {"train": 64, "dev": 32, "test": 50, "seed": 0})
         assert (len(splits.train), len(splits.dev), len(splits.test)) == (64, 32, 50)
         for rows in (splits.train, splits.dev, splits.test):
             assert {row["label"] for row in rows} == {0, 1}
 
     def test_a_task_without_a_hub_says_to_set_the_folder(self) -> None:
         task = load_task("trec")
-        spec = TaskSpec.from_config(task, "mezo_medium")
-        assert check(spec, task, None).why == "task 'trec' is read from a local folder; set data.dir"
+        spec = spec_of(task, "mezo_medium")
+        assert check(spec, typed(task), None).why == "task 'trec' is read from a local folder; set data.dir"
         with pytest.raises(UserError, match=r"set data\.dir"):
-            load_splits(spec, task, None, {"train": 1, "dev": 1, "test": 1, "seed": 0})
+            load_splits(spec, typed(task), None, {"train": 1, "dev": 1, "test": 1, "seed": 0})
 
     def test_a_prepared_hub_copy_is_found_offline(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
         monkeypatch.setenv("HF_HUB_OFFLINE", "1")
         task = load_task("wsc")
-        spec = TaskSpec.from_config(task, "mezo")
-        status = check(spec, task, None)
+        spec = spec_of(task, "mezo")
+        status = check(spec, typed(task), None)
         assert not status.available
         assert "hf:aps/super_glue/wsc.fixed is not in the datasets cache" in status.why
         assert "HF_HUB_OFFLINE is set" in status.why
         prepared = tmp_path / "aps___super_glue" / "wsc.fixed" / "0.0.0" / "3de24cf8022e94f4ee4b9d55a6f539891524d646"
         prepared.mkdir(parents=True)
         (prepared / "dataset_info.json").write_text("{}")
-        status = check(spec, task, None)
+        status = check(spec, typed(task), None)
         assert (status.available, status.fingerprint) == (True, "hf:aps/super_glue/wsc.fixed")
 
     def test_an_unreachable_hub_is_asked_once_and_said_in_one_line(
@@ -291,12 +291,14 @@ class TestCheck:
     ) -> None:
         code = (
             "import json, sys, yaml\n"
+            "from zo_sweeps.methods.definition import read\n"
+            "from zo_sweeps.methods.task import Task\n"
             "from zo_sweeps.tasks import TaskSpec, check\n"
             "out, calls = [], []\n"
             "sys.addaudithook(lambda event, args: calls.append(args) if event == 'socket.connect' else None)\n"
             "for name in ('rte', 'wic', 'multirc'):\n"
-            "    task = yaml.safe_load(open(f'conf/task/{name}.yaml'))\n"
-            "    status = check(TaskSpec.from_config(task, 'mezo'), task, None)\n"
+            "    task = read(Task, yaml.safe_load(open(f'conf/task/{name}.yaml')), 'task')\n"
+            "    status = check(TaskSpec.of(task, 'mezo'), task, None)\n"
             "    out.append((status.available, status.why, len(calls)))\n"
             "print(json.dumps(out))\n"
         )
@@ -329,17 +331,17 @@ dialects:
         encoding="utf-8",
     )
     task = yaml.safe_load((tmp_path / "mood.yaml").read_text(encoding="utf-8"))
-    spec = TaskSpec.from_config(task, "ours")
+    spec = spec_of(task, "ours")
     rows = [{"remark": f"day {i}.", "meta": {"mood": ("sad", "glad", "so-so")[i % 3]}} for i in range(9)]
     write_jsonl(tmp_path / "data" / "mood-files", train=rows, validation=rows[:3], test=rows[:4])
-    assert check(spec, task, str(tmp_path / "data")).available
-    splits = load_splits(spec, task, str(tmp_path / "data"), {"train": 9, "dev": 3, "test": 4, "seed": 0})
+    assert check(spec, typed(task), str(tmp_path / "data")).available
+    splits = load_splits(spec, typed(task), str(tmp_path / "data"), {"train": 9, "dev": 3, "test": 4, "seed": 0})
     for row in splits.train:
         prompt = render(spec, row)
         assert prompt.text == f"Day {row['remark'][4:]} I am"
         assert prompt.options[prompt.gold] == " " + row["meta"]["mood"]
     with pytest.raises(UserError, match=r"unknown prompt dialect 'mezo' in task 'mood'; choose from: ours"):
-        TaskSpec.from_config(task, "mezo")
+        spec_of(task, "mezo")
 
 
 class TestShots:
@@ -352,7 +354,7 @@ class TestShots:
         spec, task = sst2
         folder = write_jsonl(tmp_path / "d", train=sentences(200), validation=sentences(60))
         task = as_hub(task, folder, tmp_path / "c", monkeypatch)
-        splits = load_splits(spec, task, None, {"shots": 16, "train": 1, "dev": 1, "test": 20, "seed": seed})
+        splits = load_splits(spec, typed(task), None, {"shots": 16, "train": 1, "dev": 1, "test": 20, "seed": seed})
         order = published_draw(200, 200, seed)
         of_class = [[i for i in order if i % 2 == label] for label in (0, 1)]
         assert numbers(splits.train) == of_class[0][:16] + of_class[1][:16]
@@ -364,7 +366,9 @@ class TestShots:
     ) -> None:
         spec, task = sst2
         write_jsonl(tmp_path / "sst2", train=sentences(90), validation=sentences(40, "v"), test=sentences(30, "t"))
-        splits = load_splits(spec, task, str(tmp_path), {"shots": 4, "train": 1, "dev": 1, "test": 30, "seed": 13})
+        splits = load_splits(
+            spec, typed(task), str(tmp_path), {"shots": 4, "train": 1, "dev": 1, "test": 30, "seed": 13}
+        )
         order = published_draw(40, 40, 13)
         assert [row["label"] for row in splits.train] == [0] * 4 + [1] * 4
         assert [row["sentence"][0] for row in splits.dev] == ["v"] * 8
@@ -374,7 +378,9 @@ class TestShots:
         spec, task = sst2
         rows = [{"sentence": f"s{i}", "label": int(i < 3)} for i in range(50)]
         write_jsonl(tmp_path / "sst2", train=rows, validation=rows, test=rows)
-        splits = load_splits(spec, task, str(tmp_path), {"shots": 16, "train": 1, "dev": 1, "test": 9, "seed": 21})
+        splits = load_splits(
+            spec, typed(task), str(tmp_path), {"shots": 16, "train": 1, "dev": 1, "test": 9, "seed": 21}
+        )
         assert [row["label"] for row in splits.train] == [0] * 16 + [1] * 3
         assert len(splits.test) == 9
 
@@ -384,7 +390,7 @@ class TestShots:
         write_jsonl(tmp_path / "drop", train=[row], validation=[row], test=[row])
         with pytest.raises(UserError, match=r"split.shots takes rows by label, and those of task 'drop' have none"):
             load_splits(
-                TaskSpec.from_config(task, "mezo"), task, str(tmp_path), {"shots": 1, "train": 1, "dev": 1, "seed": 0}
+                spec_of(task, "mezo"), typed(task), str(tmp_path), {"shots": 1, "train": 1, "dev": 1, "seed": 0}
             )
 
 
@@ -392,7 +398,7 @@ def test_rows_that_nobody_labelled_are_left_out(write_jsonl: Any, tmp_path: Path
     rows = [{"premise": f"p{i}", "hypothesis": "h", "label": i % 4 - 1} for i in range(40)]
     folder = write_jsonl(tmp_path / "d", train=rows, validation=rows)
     task = as_hub(load_task("snli"), folder, tmp_path / "c", monkeypatch)
-    found = read_split(TaskSpec.from_config(task, "mezo_medium"), task, None, "train")
+    found = read_split(spec_of(task, "mezo_medium"), typed(task), None, "train")
     assert len(found) == 30
     assert {row["label"] for row in found} == {0, 1, 2}
 
@@ -400,7 +406,7 @@ def test_rows_that_nobody_labelled_are_left_out(write_jsonl: Any, tmp_path: Path
 def test_any_of_several_right_candidates_is_known_to_the_example(tokenizer: Any) -> None:
     from zo_sweeps.tasks import encode
 
-    spec = TaskSpec.from_config(load_task("record"), "mezo")
+    spec = spec_of(load_task("record"), "mezo")
     row = {"passage": "p", "query": "@placeholder won", "entities": ["A", "B", "C"], "answers": ["C", "A"]}
     example = encode(spec, row, tokenizer, 64)
     assert (example.gold, example.golds, len(example.candidates)) == (2, (0, 2), 3)

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.tasks.common import load_task
+from tests.tasks.common import load_task, spec_of
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.tasks import Example, TaskSpec, encode
+from zo_sweeps.tasks import Example, encode
 
 pytestmark = pytest.mark.unit
 
@@ -26,7 +26,7 @@ QUESTION = {
 def encoded(
     name: str, row: dict[str, Any], tokenizer: Any, length: int = 512, dialect: str = "mezo", **kw: Any
 ) -> Example:
-    return encode(TaskSpec.from_config(load_task(name), dialect), row, tokenizer, length, **kw)
+    return encode(spec_of(load_task(name), dialect), row, tokenizer, length, **kw)
 
 
 def answers(example: Example, tokenizer: Any) -> list[str]:
@@ -133,4 +133,4 @@ def test_an_option_without_tokens_is_refused(tokenizer: Any) -> None:
     task = load_task("sst2")
     task["dialects"]["mezo"]["options"] = [" great", " "]
     with pytest.raises(UserError, match="the option ' ' adds no token"):
-        encode(TaskSpec.from_config(task, "mezo"), REMARK, tokenizer, 64)
+        encode(spec_of(task, "mezo"), REMARK, tokenizer, 64)

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from tests.tasks.common import DIALECTS, GOLDEN, TASK_FILES, cases, load_task
-from zo_sweeps.tasks import TaskSpec, render
+from tests.tasks.common import DIALECTS, GOLDEN, TASK_FILES, cases, load_task, spec_of
+from zo_sweeps.tasks import render
 
 pytestmark = pytest.mark.unit
 
@@ -25,7 +25,7 @@ def test_every_task_file_has_golden_text() -> None:
 
 @pytest.mark.parametrize(("name", "dialect", "case"), CASES)
 def test_the_prompt_is_the_golden_text_byte_for_byte(name: str, dialect: str, case: dict) -> None:
-    prompt = render(TaskSpec.from_config(load_task(name), dialect), case["row"])
+    prompt = render(spec_of(load_task(name), dialect), case["row"])
     expected = case[dialect]
     assert prompt.text == expected["text"]
     assert list(prompt.options) == expected["options"]

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from zo_sweeps.tasks import accuracy, squad_f1
+from zo_sweeps.tasks.metrics.accuracy import Accuracy
+from zo_sweeps.tasks.metrics.squad_f1 import SquadF1
 
 pytestmark = pytest.mark.unit
 
 
 def test_accuracy_is_the_share_of_right_answers() -> None:
-    assert accuracy([0, 1, 1, 0], [0, 1, 0, 0]) == 0.75
+    assert Accuracy().compute([0, 1, 1, 0], [0, 1, 0, 0]) == 0.75
 
 
 @pytest.mark.parametrize(("predictions", "golds"), [([], []), ([0], [0, 1])])
 def test_accuracy_of_nothing_or_of_unlike_lengths_is_an_error(predictions: list[int], golds: list[int]) -> None:
     with pytest.raises(ValueError, match="predictions for"):
-        accuracy(predictions, golds)
+        Accuracy().compute(predictions, golds)
 
 
 @pytest.mark.parametrize(
@@ -38,9 +39,9 @@ def test_accuracy_of_nothing_or_of_unlike_lengths_is_an_error(predictions: list[
     ],
 )
 def test_squad_f1_on_known_answers(prediction: str, references: list[str], expected: float) -> None:
-    assert squad_f1(prediction, references) == pytest.approx(expected)
+    assert SquadF1().compute([prediction], [references]) == pytest.approx(expected)
 
 
 def test_squad_f1_without_references_is_an_error() -> None:
     with pytest.raises(ValueError, match="no reference"):
-        squad_f1("x", [])
+        SquadF1().compute(["x"], [[]])

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.tasks.common import TASK_FILES, cases, load_task, shared_folder
-from zo_sweeps.tasks import MASK, TaskSpec, check, encode, load_splits, read_split, render
+from tests.tasks.common import TASK_FILES, cases, load_task, shared_folder, spec_of, typed
+from zo_sweeps.tasks import MASK, check, encode, load_splits, read_split, render
 
 pytestmark = pytest.mark.realdata
 
@@ -29,18 +29,18 @@ def test_real_rows_encode(name: str, dialect: str, real_tokenizer: Any) -> None:
     if SHARED is None:
         pytest.skip("no shared/data beside the repository (or set ZO_SHARED)")
     task, data_dir = load_task(name), str(SHARED / "data")
-    spec = TaskSpec.from_config(task, dialect)
-    status = check(spec, task, data_dir)
+    spec = spec_of(task, dialect)
+    status = check(spec, typed(task), data_dir)
     if not status.available:
         pytest.skip(status.why)
-    for row in read_split(spec, task, data_dir, "train"):
+    for row in read_split(spec, typed(task), data_dir, "train"):
         render(spec, row)
     if spec.loss == "label_words":
-        for row in read_split(spec, task, data_dir, "test"):
+        for row in read_split(spec, typed(task), data_dir, "test"):
             assert render(spec, row).text.count(MASK) == 1
         return  # encoded for a masked model alone
     golds = set()
-    for row in read_split(spec, task, data_dir, "test")[:60]:
+    for row in read_split(spec, typed(task), data_dir, "test")[:60]:
         prompt = render(spec, row)
         example = encode(spec, row, real_tokenizer, 512)
         golds.add(example.gold)
@@ -59,11 +59,11 @@ def test_real_splits_have_the_protocol_s_sizes(name: str) -> None:
     if SHARED is None:
         pytest.skip("no shared/data beside the repository (or set ZO_SHARED)")
     task, data_dir = load_task(name), str(SHARED / "data")
-    spec = TaskSpec.from_config(task, next(iter(task["dialects"])))
-    status = check(spec, task, data_dir)
+    spec = spec_of(task, next(iter(task["dialects"])))
+    status = check(spec, typed(task), data_dir)
     if not status.available:
         pytest.skip(status.why)
-    splits = load_splits(spec, task, data_dir, PAPER)
+    splits = load_splits(spec, typed(task), data_dir, PAPER)
     assert len(splits.train) == min(1000, status.sizes["train"])
     assert len(splits.dev) == min(task.get("dev_size", 500), status.sizes["validation"])
     assert len(splits.test) == min(1000, status.sizes["test"])

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import copy
+import json
 import pickle
 import subprocess
 import sys
 from typing import Any
 
 import pytest
-from omegaconf import OmegaConf
 
-from tests.tasks.common import REPO, TASK_FILES, cases, load_task
+from tests.tasks.common import REPO, TASK_FILES, cases, load_task, spec_of, typed
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.tasks import TaskSpec, render
+from zo_sweeps.methods.definition import read, write
+from zo_sweeps.methods.task import Task
+from zo_sweeps.tasks import render
 
 pytestmark = pytest.mark.unit
 
@@ -31,7 +33,7 @@ def changed(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(("name", "dialect"), cases())
 def test_every_task_file_makes_a_spec(name: str, dialect: str) -> None:
     task = load_task(name)
-    spec = TaskSpec.from_config(task, dialect)
+    spec = spec_of(task, dialect)
     assert spec.name == name, "a task file is named after its task"
     assert spec.dialect == dialect
     assert task.get("hub") or task.get("local"), "rows come from somewhere"
@@ -42,10 +44,9 @@ def test_every_task_file_makes_a_spec(name: str, dialect: str) -> None:
 
 
 @pytest.mark.parametrize("name", TASK_FILES)
-def test_hydra_nodes_and_plain_mappings_give_the_same_spec(name: str) -> None:
-    task, nodes = load_task(name), OmegaConf.load(TASK_FILES[name])
-    for dialect in task["dialects"]:
-        assert TaskSpec.from_config(nodes, dialect) == TaskSpec.from_config(task, dialect)
+def test_what_is_written_of_a_task_is_read_as_the_same_task(name: str) -> None:
+    task = typed(load_task(name))
+    assert read(Task, json.loads(json.dumps(write(task))), "task") == task
 
 
 def test_the_reduced_dev_split_is_set_for_copa_and_cb_only() -> None:
@@ -57,24 +58,31 @@ def test_an_unknown_dialect_lists_the_dialects_of_the_task() -> None:
     with pytest.raises(
         UserError, match=r"unknown prompt dialect 'mezzo' in task 'sst2'; choose from: mezo, mezo_medium, prge,"
     ):
-        TaskSpec.from_config(load_task("sst2"), "mezzo")
+        spec_of(load_task("sst2"), "mezzo")
 
 
 @pytest.mark.parametrize(
     ("task", "message"),
     [
-        (changed(lable_field="label"), r"unknown key 'lable_field' in task 'sst2'.*did you mean 'label_field'"),
-        (changed(fields=None), r"missing key 'fields' in task 'sst2'"),
-        (changed(fields="sentence"), r"'fields' and 'options' are lists"),
-        (changed(metric="accurracy"), r"unknown metric 'accurracy'.*accuracy, f1"),
-        (changed(kind="regression"), r"unknown kind 'regression'"),
+        (changed(lable_field="label"), r"unknown key 'task.lable_field'.*did you mean 'task.label_field'"),
+        (changed(fields=None), r"task.fields is missing; columns that a row must have"),
+        (changed(fields="sentence"), r"task.fields='sentence' has the wrong type; it must be a list"),
+        (changed(metric="accurracy"), r"unknown metric 'accurracy'.*did you mean 'accuracy'"),
+        (changed(metric=["accuracy", {"name": "f1", "positiv": 1}]), r"unknown key 'task.metric.positiv'"),
+        (changed(metric=["f1", {"name": "f1", "positive": 0}]), r"metric 'f1' is named twice in task.metric"),
+        (changed(metric=[]), r"task.metric names no metric"),
+        (
+            changed(metric="pearson"),
+            r"'pearson' does not fit: .* from scores, and a classification task predicts labels",
+        ),
+        (changed(kind="regresion"), r"unknown task_kind 'regresion'.*did you mean 'regression'"),
         (changed(labels=[0, 1, 2]), r"2 options and 3 labels"),
         (changed(labels=[[0], [1]]), r"label \[0\] is not a number or a text"),
     ],
 )
 def test_a_malformed_task_is_named_with_its_mistake(task: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        TaskSpec.from_config(task, "mezo")
+        spec_of(task, "mezo")
 
 
 @pytest.mark.parametrize(
@@ -85,27 +93,27 @@ def test_a_malformed_task_is_named_with_its_mistake(task: dict[str, Any], messag
         ({"template": "{{ sentence | shout }}"}, r"bad template: No filter named 'shout'"),
         ({"options": [True, False]}, r"True is not text.*put it in quotes"),
         ({"options": ["Yes"]}, r"1 options and 1 labels: two or more are needed"),
-        ({"loss": "hinge"}, r"unknown loss 'hinge'.*candidates, label_words, tokens"),
+        ({"loss": "hinge"}, r"unknown objective 'hinge'.*candidates, f1, label_words, tokens"),
     ],
 )
 def test_a_malformed_dialect_is_named_with_its_mistake(wording: dict[str, Any], message: str) -> None:
     task = changed()
     task["dialects"]["mezo"].update(wording)
     with pytest.raises(UserError, match=message):
-        TaskSpec.from_config(task, "mezo")
+        spec_of(task, "mezo")
 
 
 def test_a_generation_task_needs_a_length() -> None:
     task = copy.deepcopy(load_task("squad"))
     del task["max_new_tokens"]
     with pytest.raises(UserError, match=r"generation task has one option.*max_new_tokens"):
-        TaskSpec.from_config(task, "mezo")
+        spec_of(task, "mezo")
 
 
 def test_templates_cannot_reach_into_python() -> None:
     task = changed()
     task["dialects"]["mezo"]["template"] = "{{ sentence.__class__.__mro__ }}"
-    spec = TaskSpec.from_config(task, "mezo")
+    spec = spec_of(task, "mezo")
     with pytest.raises(UserError, match="the template does not fit a row"):
         render(spec, {"sentence": "fine", "label": 0})
 
@@ -125,11 +133,11 @@ def test_a_malformed_masked_dialect_is_named_with_its_mistake(wording: dict[str,
     task = changed()
     task["dialects"]["mezo_medium"].update(wording)
     with pytest.raises(UserError, match=message):
-        TaskSpec.from_config(task, "mezo_medium")
+        spec_of(task, "mezo_medium")
 
 
 def test_a_text_that_has_the_mask_s_name_in_it_is_refused() -> None:
-    spec = TaskSpec.from_config(load_task("sst2"), "mezo_medium")
+    spec = spec_of(load_task("sst2"), "mezo_medium")
     with pytest.raises(UserError, match=r"the text has \[mask\] in it 2 times"):
         render(spec, {"sentence": "a [mask] of a film", "label": 0})
 
@@ -146,18 +154,18 @@ def test_a_text_that_has_the_mask_s_name_in_it_is_refused() -> None:
 def test_a_row_with_options_of_its_own_is_checked(changes: dict[str, Any], message: str) -> None:
     row = {"passage": "p", "query": "@placeholder won", "entities": ["Oslo", "Rome"], "answers": ["Oslo"], **changes}
     with pytest.raises(UserError, match=message):
-        render(TaskSpec.from_config(load_task("record"), "mezo"), row)
+        render(spec_of(load_task("record"), "mezo"), row)
 
 
 def test_a_row_outside_the_template_s_cases_is_refused() -> None:
-    spec = TaskSpec.from_config(load_task("copa"), "mezo")
+    spec = spec_of(load_task("copa"), "mezo")
     row = {"premise": "It rained.", "choice1": "Wet.", "choice2": "Dry.", "question": "reason", "label": 0}
     with pytest.raises(UserError, match="task 'copa', dialect 'mezo'"):
         render(spec, row)
 
 
 def test_a_row_with_a_bad_label_is_refused() -> None:
-    spec = TaskSpec.from_config(load_task("sst2"), "mezo")
+    spec = spec_of(load_task("sst2"), "mezo")
     with pytest.raises(UserError, match="label -1 is not one of 0, 1"):
         render(spec, {"sentence": "fine", "label": -1})
 

@@ -84,13 +84,15 @@ def test_a_run_that_was_stopped_looks_again_and_tells_each_step_once(looked: Any
 
 
 def test_the_first_look_is_autograd_s_on_the_base_model(looked: Any, text: Path) -> None:
+    from zo_sweeps.methods.definition import read
+    from zo_sweeps.methods.task import Task
     from zo_sweeps.models.load import load
     from zo_sweeps.tasks.data import load_splits
     from zo_sweeps.tasks.spec import TaskSpec
 
     config = looking(text).config
-    task = {key: value for key, value in config["task"].items() if key != "fingerprint"}
-    spec = TaskSpec.from_config(task, config["prompt"]["name"])
+    task = read(Task, config["task"], "task")
+    spec = TaskSpec.of(task, config["prompt"]["name"])
     rows = load_splits(spec, task, None, config["split"]).train[:3]
     model = load({"source": "demo", "path": None}, torch.float32, "cpu")
     layers = {n: m for n, m in model.module.named_modules() if n.endswith("_proj")}

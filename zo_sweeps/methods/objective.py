@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     from zo_sweeps.methods.task import Task
 
+OWN = "loss"  # the name in train.objective of the objective that the task's wording is trained with
+
 
 @dataclass(frozen=True)
 class Objective(Definition):

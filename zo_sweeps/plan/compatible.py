@@ -8,6 +8,7 @@ from zo_sweeps.core.errors import unknown
 from zo_sweeps.methods import registry
 from zo_sweeps.methods.evaluation import Mode, Restore
 from zo_sweeps.methods.kind import Kind
+from zo_sweeps.methods.objective import OWN, Objective
 from zo_sweeps.methods.space import Space
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.methods.update import Update
@@ -47,17 +48,22 @@ def _estimation(config: TrialConfig) -> Iterator[str]:
 
 def _objective(config: TrialConfig) -> Iterator[str]:
     """Why f cannot be what is asked for, or not be evaluated as is asked for."""
-    objective, generation = config.train.objective, config.task.kind == "generation"
-    if objective not in ("loss", "accuracy", "f1"):
-        yield str(unknown("objective", objective, ("loss", "accuracy", "f1"), where="train.objective"))
-    elif objective != "loss":
-        if not config.method.kind.estimates:
-            yield f"train.objective={objective} is not differentiable: it needs a zeroth-order method"
-        if generation != (objective == "f1"):
-            yield f"train.objective must be {'f1' if generation else 'accuracy'} or loss for this task"
-        if objective == "f1" and config.evaluation.mode.batched:
-            mode = config.evaluation.mode.value
-            yield f"train.objective=f1 generates at one point: evaluation.mode must be sequential, not {mode}"
+    name, task = config.train.objective, config.task
+    own = task.wording(config.prompt.name).loss
+    every = {key: made for key, one in registry.members("objective").items() if isinstance(made := one(), Objective)}
+    if name not in (OWN, *every):
+        yield str(unknown("objective", name, (OWN, *every), where="train.objective"))
+        return
+    trained = own if name == OWN else every[name]
+    fitting = [key for key, one in every.items() if not one.fits(task) and one.masked == own.masked]
+    if name not in (OWN, *fitting):
+        reason = trained.fits(task) or f"the prompt is {'with' if own.masked else 'without'} a mask"
+        yield f"train.objective must be {', '.join(fitting)} or {OWN} for this task, not {name}: {reason}"
+    if not trained.differentiable and config.method.kind.backpropagates:
+        yield f"train.objective={trained.name} is not differentiable: it needs a zeroth-order method"
+    if trained.generates and config.evaluation.mode.batched:
+        mode = config.evaluation.mode.value
+        yield f"train.objective={trained.name} generates at one point: evaluation.mode must be sequential, not {mode}"
 
 
 def _generation(config: TrialConfig) -> Iterator[str]:

@@ -137,7 +137,8 @@ def points(trial: Trial, events: Iterable[Event], steps_sent: int = 0) -> list[P
             steps_sent = max(steps_sent, event["first"] + len(event["losses"]) - 1)
         elif event["type"] in ("eval", "test"):
             split = "test" if event["type"] == "test" else event.get("split", "dev")
-            found.append(Point(f"{split}/{_metric(trial)}", event["metric"], time, event["step"]))
+            named = event.get("metrics") or {_metric(trial): event["metric"]}
+            found += [Point(f"{split}/{clean_name(name)}", value, time, event["step"]) for name, value in named.items()]
             found.append(Point(f"{split}/loss", event["loss"], time, event["step"]))
         elif event["type"] == "gradients":
             found += [
@@ -198,6 +199,8 @@ def _summary(trial: Trial, outcome: Outcome, time: int) -> Iterator[Point]:
         split, _, what = name.partition("/")
         if split in ("test", "gradients"):
             continue  # their own events have said it
+        if name == "dev/metric" and f"dev/{_metric(trial)}" in outcome.metrics:
+            continue  # the same value under its own name
         if split == "dev":  # the curve dev/... ends at the last step; this is the selected one
             name = f"selected/dev_{_metric(trial) if what == 'metric' else what}"
         yield Point(clean_name(name), value, time, outcome.steps_done)
@@ -207,6 +210,7 @@ def _summary(trial: Trial, outcome: Outcome, time: int) -> Iterator[Point]:
 
 def _metric(trial: Trial) -> str:
     metric = trial.config.to_json().get("task", {}).get("metric", "accuracy")
+    metric = metric[0] if isinstance(metric, (list, tuple)) else metric  # the first is the one selected by
     return clean_name(str(metric.get("name") if isinstance(metric, Mapping) else metric))
 
 

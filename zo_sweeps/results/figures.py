@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import unknown
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.results import tables as readout
+from zo_sweeps.results.measures import column_measures, metric_names
 from zo_sweeps.schedule.ledger import Standing
 from zo_sweeps.tables import Measure, Record, Rule
 from zo_sweeps.tables.figures import Cumulative, Figure, FigureSpec, Trail, cumulative, curves, points
@@ -38,6 +40,9 @@ METRICS = (  # of an outcome, for a y that is no file of conf/table
     "flops_per_step",
     "seconds_per_token",
 )
+
+
+PERCENT = Measure(metric="dev/metric", unit="%", unit_size=0.01)  # of a curve
 
 
 def figures(
@@ -86,6 +91,13 @@ def _spec(plan: Plan, composer: Composer, name: str, layout: Mapping[str, Any]) 
             raise unknown("block", block, blocks, where=where)
     kind, x, y = layout["kind"], layout["x"], layout["y"]
     panels = layout.get("panels", "column")
+    measure: Measure | None = None
+    measures: dict[str, Measure] = {}
+    if kind not in ("curve", "cumulative"):
+        measure, measures = column_measures(plan, y, _measure(plan, composer, y, where))
+    elif kind == "curve" and y == PERCENT.metric and not layout.get("curves"):
+        curve, measures = column_measures(plan, "accuracy", PERCENT)
+        measure = replace(curve, name=f"dev {curve.name or 'metric'}")
     return FigureSpec(
         name=f"{plan.name}_{name}",
         title=layout.get("title") or f"{plan.grid['title'] or plan.name}: {name}",
@@ -95,7 +107,8 @@ def _spec(plan: Plan, composer: Composer, name: str, layout: Mapping[str, Any]) 
         panels="" if panels == x else panels,
         series=tuple((block, label or blocks[block]["label"] or block) for block, label in series.items()),
         columns=tuple(plan.labels.items()),
-        measure=None if kind in ("curve", "cumulative") else _measure(composer, y, where),
+        measure=measure,
+        measures=measures,
         curves=tuple((layout.get("curves") or {}).items()),
         at=tuple(layout.get("at") or (1.0,)),
         rule=Rule(**plan.grid["select"]),
@@ -104,12 +117,13 @@ def _spec(plan: Plan, composer: Composer, name: str, layout: Mapping[str, Any]) 
     )
 
 
-def _measure(composer: Composer, y: str, where: str) -> Measure:
+def _measure(plan: Plan, composer: Composer, y: str, where: str) -> Measure:
     layouts = names("table", composer.folders)
     if y in layouts:
         return Measure.from_mapping(composer.option("table", y), f"conf/table/{y}.yaml")
-    if y not in METRICS:
-        raise unknown("y", y, [*layouts, *METRICS], where=where)
+    metrics = [*METRICS, *(f"{split}/{name}" for split in ("dev", "test") for name in metric_names(plan))]
+    if y not in metrics:
+        raise unknown("y", y, [*layouts, *metrics], where=where)
     return Measure(metric=y, unit="")
 
 

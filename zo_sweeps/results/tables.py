@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.core.trial import TrialState
 from zo_sweeps.plan.build import Plan
+from zo_sweeps.results.measures import check_rule, column_measures
 from zo_sweeps.schedule.ledger import Standing
 from zo_sweeps.tables import Record, Table, TableSpec, build
 from zo_sweeps.tables.published import load
-from zo_sweeps.tables.records import MISSING, NOT_RUN
+from zo_sweeps.tables.records import MISSING, NOT_RUN, Measure, Rule
 
 
 def records(plan: Plan, standing: Standing) -> list[Record]:
@@ -73,18 +74,22 @@ def _spec(plan: Plan, composer: Composer, name: str, memory: Sequence[str]) -> T
     for block in layout["rows"]:
         if block not in blocks:
             raise unknown("block", block, blocks, where=f"table {name} of grid {plan.name}")
-    measure = composer.option("table", layout["layout"])
+    file = f"conf/table/{layout['layout']}.yaml"
+    measure = Measure.from_mapping(composer.option("table", layout["layout"]), file)
+    measure, measures = column_measures(plan, layout["layout"], measure)
+    check_rule(plan, Rule(**plan.grid["select"]))
     rows = {block: label or blocks[block]["label"] for block, label in layout["rows"].items()}
     if not rows:
         raise UserError(f"table {name!r} has no rows", where=f"grid {plan.name}", fix="list them as block: row name")
     footnotes = list(layout["footnotes"])
-    if str(measure["metric"]).startswith("peak_memory"):
+    if measure.metric.startswith("peak_memory"):
         footnotes += memory
     return TableSpec.from_mapping(
         {
             "name": f"{plan.name}_{name}",
-            "title": layout["title"] or f"{plan.grid['title'] or plan.name}: {name}",
-            "measure": measure,
+            "title": layout["title"] or f"{plan.grid['title'] or plan.name}: {measure.name or name}",
+            "measure": asdict(measure),
+            "measures": {column: asdict(own) for column, own in measures.items()},
             "rule": plan.grid["select"],
             "rows": rows,
             "columns": dict(plan.labels),

@@ -17,7 +17,7 @@ from zo_sweeps.engine.score import score
 from zo_sweeps.engine.step import Method
 from zo_sweeps.engine.train import of_batch
 from zo_sweeps.methods.evaluation import Restore
-from zo_sweeps.methods.objective import Objective
+from zo_sweeps.methods.objective import OWN, Objective
 from zo_sweeps.methods.registry import member
 from zo_sweeps.methods.schedule import Rates
 from zo_sweeps.methods.space import Found, InstalledSpace
@@ -163,7 +163,7 @@ class Workbench:
 
 def _objective(name: str, own: Objective) -> Objective:
     """Return the objective that `train.objective` names: "loss" is the dialect's own."""
-    if name == "loss":
+    if name == OWN:
         return own
     made = member("objective", name)()
     assert isinstance(made, Objective)

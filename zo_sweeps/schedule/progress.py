@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from zo_sweeps.core.trial import Outcome, Trial, TrialState
+from zo_sweeps.methods.metric import Metric, Metrics
 from zo_sweeps.schedule.snapshot import Running, Snapshot
 
 STATUS_SECONDS = 15.0
@@ -92,13 +93,19 @@ def status_line(snapshot: Snapshot) -> str:
 def ended_line(trial: Trial, outcome: Outcome) -> str:
     """One trial's end: state, label, its metric or its error, and how long it took."""
     shown: list[str] = [f"{outcome.state.value:<9}", trial.label or trial.trial_id]
+    printed = _metric(trial).printed
     measured: dict[str, Callable[[float], str]] = {
-        "dev/metric": lambda x: f"dev {100 * x:.1f}",
-        "test/metric": lambda x: f"test {100 * x:.1f}",
+        "dev/metric": lambda x: f"dev {printed(x)}",
+        "test/metric": lambda x: f"test {printed(x)}",
         "wall_seconds": duration,
     }
     shown += [form(outcome.metrics[name]) for name, form in measured.items() if name in outcome.metrics]
     return "  ".join([*shown, outcome.error] if outcome.error else shown)
+
+
+def _metric(trial: Trial) -> Metric:
+    """The first metric of the trial's task."""
+    return Metrics.read(trial.config.to_json().get("task", {}).get("metric", "accuracy"), "task.metric")[0]
 
 
 def steps(run: Running) -> str:

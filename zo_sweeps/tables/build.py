@@ -25,6 +25,7 @@ AT_EDGE = (
 )
 NO_SETTING = "no setting has a result for all of its seeds yet"
 RANK_AMONG = "ranks are among the {} rows with a value in every column"
+NO_MEAN = "the columns show different metrics, which have no mean"
 BOTH_FAILURES = "some settings diverged, the others ran out of memory"
 
 
@@ -43,9 +44,9 @@ def build(spec: TableSpec, records: Iterable[Record], published: Published | Non
     for block, _ in spec.rows:
         for column, label in spec.columns:
             number = _published_value(spec, published, block, column, label)
-            drafts[block, column] = _cell(spec, grouped.get((block, column), []), number)
+            drafts[block, column] = _cell(spec, spec.of(column), grouped.get((block, column), []), number)
         if spec.average:
-            drafts[block, AVERAGE] = _average([drafts[block, column] for column, _ in spec.columns])
+            drafts[block, AVERAGE] = _average(spec, [drafts[block, column] for column, _ in spec.columns])
     columns = (*spec.columns, *([(AVERAGE, "Average")] if spec.average else []))
     if spec.rank:
         columns = (*columns, (RANK, "Rank"))
@@ -71,11 +72,13 @@ def _check(spec: TableSpec, published: Published) -> None:
 def _published_value(spec: TableSpec, published: Published | None, block: str, column: str, label: str) -> float | None:
     if published is None or block not in spec.published_rows:
         return None
+    if spec.of(column).unit != published.unit and column != RANK:
+        return None
     name = spec.published_columns.get(column) or published.column(label)
     return published.rows[spec.published_rows[block]][name] if name else None
 
 
-def _cell(spec: TableSpec, records: list[Record], published: float | None) -> tuple[Cell, list[str]]:
+def _cell(spec: TableSpec, measure: Measure, records: list[Record], published: float | None) -> tuple[Cell, list[str]]:
     """The cell of these records, and the texts of its footnotes."""
     candidates = settings(records)
     selected = select(candidates, spec.rule)
@@ -83,13 +86,13 @@ def _cell(spec: TableSpec, records: list[Record], published: float | None) -> tu
     if selected is None:
         state, notes = _empty(candidates, spec)
         return _without_value(state, records, published, finished), notes
-    values = _values(selected, spec.measure)
+    values = _values(selected, measure)
     if values is None:
-        note = f"the selected runs did not measure {spec.measure.metric}"
+        note = f"the selected runs did not measure {measure.metric}"
         return _without_value(CellState.UNMEASURED, records, published, finished), [note]
     mean = fmean(values)
     at_edge = edges(selected, candidates)
-    beside = _values(selected, spec.measure.beside) if spec.measure.beside else None
+    beside = _values(selected, measure.beside) if measure.beside else None
     is_complete = finished == len(records)
     cell = Cell(
         state=CellState.DONE if is_complete else CellState.PARTIAL,
@@ -158,9 +161,11 @@ def _lacks(setting: Setting, metric: str) -> bool:
     return any(metric not in record.metrics for record in setting.records)
 
 
-def _average(drafts: list[tuple[Cell, list[str]]]) -> tuple[Cell, list[str]]:
+def _average(spec: TableSpec, drafts: list[tuple[Cell, list[str]]]) -> tuple[Cell, list[str]]:
     """Mean of the row's cells when every one has a value, and of its published numbers when every one has one."""
     cells = [cell for cell, _ in drafts]
+    if spec.measures:
+        return Cell(CellState.NOT_PLANNED), [NO_MEAN]
     means = [cell.mean for cell in cells if cell.mean is not None]
     numbers = [cell.published for cell in cells if cell.published is not None]
     mean = fmean(means) if len(means) == len(cells) else None
@@ -191,8 +196,10 @@ def _ranks(
     columns = []
     for key, _ in spec.columns:
         means = {block: drafts[block, key][0].mean for block, _ in spec.rows}
-        columns.append({b: round(mean, spec.measure.digits) for b, mean in means.items() if mean is not None})
-    ranks = mean_ranks(columns, spec.measure.better)
+        measure = spec.of(key)
+        sign = 1 if measure.better == "higher" else -1
+        columns.append({b: sign * round(mean, measure.digits) for b, mean in means.items() if mean is not None})
+    ranks = mean_ranks(columns, "higher")
     among = [] if len(ranks) in (0, len(spec.rows)) else [RANK_AMONG.format(len(ranks))]
     found = {}
     for block, _ in spec.rows:

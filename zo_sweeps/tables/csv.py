@@ -34,13 +34,12 @@ HEADER = (
 
 def to_csv(table: Table) -> str:
     """Numbers in the printed unit; `selected` is JSON; ids are separated by spaces; absent values are empty."""
-    beside = table.spec.measure.beside
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(HEADER)
     for block, label in table.rows:
         for key, column in table.columns:
-            cell = table.cells[block, key]
+            cell, beside = table.cells[block, key], table.spec.of(key).beside
             marks = sorted({*cell.marks, *table.row_marks[block], *table.column_marks[key]})
             writer.writerow(
                 (
@@ -49,7 +48,7 @@ def to_csv(table: Table) -> str:
                     column,
                     *("" if number is None else repr(float(number)) for number in (cell.mean, cell.std)),
                     cell.n,
-                    table.spec.measure.unit if cell.digits is None else "rank",
+                    table.spec.of(key).unit if cell.digits is None else "rank",
                     *("" if number is None else repr(float(number)) for number in (cell.published, cell.difference)),
                     cell.state.value,
                     json.dumps(dict(cell.selected), sort_keys=True) if cell.selected else "",

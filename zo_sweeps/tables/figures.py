@@ -9,14 +9,14 @@ from statistics import fmean, stdev
 from typing import Any
 
 from zo_sweeps.core.errors import UserError, unknown
-from zo_sweeps.tables.records import Measure, Record, Rule
+from zo_sweeps.tables.records import Measure, Record, Rule, described
 from zo_sweeps.tables.select import select, settings
 
 KINDS = ("line", "bar", "curve", "cumulative")
 COLUMN = "column"
 CURVES: Mapping[str, tuple[str, float]] = {  # what a curve can show: label, one printed unit
     "dev/loss": ("dev loss", 1.0),
-    "dev/metric": ("dev metric (%)", 0.01),
+    "dev/metric": ("dev metric (%)", 0.01),  # where the layout has no measure of it
     "train/loss": ("training loss", 1.0),
 }
 GRADIENTS = "gradients/"  # of a curve: <mask>/<density>, the share of the squared gradient that a mask holds
@@ -38,6 +38,7 @@ class FigureSpec:
             cumulative squared gradient of a run, by share of the parameters).
         x: COLUMN or a key of a trial; of curves "step" or "seconds".
         y: of curves, a name in CURVES. Other kinds show `measure`.
+        measures: column key -> what is shown of it, where that is not `measure` (of a curve of dev/metric too).
         curves: of curves, (y, label) of several, GRADIENTS too, in place of `y`.
         at: of "cumulative", after which parts of training: the first measurement from there on.
         panels: COLUMN, a key of a trial, or "" for one panel.
@@ -59,6 +60,7 @@ class FigureSpec:
     rule: Rule = field(default_factory=Rule)
     published: tuple[Mapping[str, Any], ...] = ()
     footnotes: tuple[str, ...] = ()
+    measures: Mapping[str, Measure] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         where = f"figure {self.name!r}"
@@ -161,7 +163,7 @@ def points(spec: FigureSpec, records: Iterable[Record], lookup: Lookup) -> Figur
         spec.title,
         spec.kind,
         "" if spec.x == COLUMN else spec.x.rpartition(".")[2],
-        _measured(measure),
+        _measured(measure, spec),
         tuple(panels),
         () if numeric else tuple(labels.get(x, str(x)) if spec.x == COLUMN else str(x) for x in xs),
         numeric and len(positive) == len(xs) > 2 and max(positive) >= 8 * min(positive),
@@ -176,6 +178,8 @@ def curves(spec: FigureSpec, records: Iterable[Record], lookup: Lookup, trail: C
     """
     order, mine = _named(spec), [record for record in records if record.block in dict(spec.series)]
     label, unit_size = CURVES.get(spec.ys[0][0], ("share of the squared gradient", 1.0))
+    if spec.measure is not None:
+        label, unit_size = _measured(spec.measure, spec), spec.measure.unit_size
     panels, empty, windows = [], [], set()
     for key, title in _panels(spec, mine, lookup):
         here = [record for record in mine if not spec.panels or _value(record, spec.panels, lookup) == key]
@@ -189,7 +193,8 @@ def curves(spec: FigureSpec, records: Iterable[Record], lookup: Lookup, trail: C
                     window = max(1, math.ceil(min(map(len, runs)) / WINDOWS))
                     windows.add(window)
                     runs = [_windowed(run, window) for run in runs]
-                x, y, std = _mean_run(runs, spec.x == "seconds", unit_size)
+                own = spec.measures.get(selected.records[0].column) if selected else None
+                x, y, std = _mean_run(runs, spec.x == "seconds", own.unit_size if own else unit_size)
                 if x:
                     color, style = _place(spec, curve) if of_curve else (order[block], 0)
                     found.append(Series(_both(spec, name, of_curve), color, x, y, std, len(runs), style=style))
@@ -251,9 +256,10 @@ def _place(spec: FigureSpec, curve: str) -> tuple[int, int]:
     )
 
 
-def _measured(measure: Measure) -> str:
-    name = f"{measure.metric} − {measure.minus}" if measure.minus else measure.metric
-    return f"{name} ({measure.unit})" if measure.unit else name
+def _measured(measure: Measure, spec: FigureSpec) -> str:
+    name = measure.name or (f"{measure.metric} − {measure.minus}" if measure.minus else measure.metric)
+    unit = described(measure, spec.measures, spec.columns, name)
+    return f"{name} ({unit})" if unit else name
 
 
 def _named(spec: FigureSpec) -> dict[str, int]:
@@ -289,7 +295,8 @@ def _points(spec: FigureSpec, records: list[Record], lookup: Lookup, place: Mapp
     x, y, std, n = [], [], [], 0
     for value, at in place.items():
         selected = select(settings([r for r in records if _value(r, spec.x, lookup) == value]), spec.rule)
-        values = [spec.measure.value(record.metrics) for record in selected.records] if selected else []
+        chosen = selected.records if selected else ()
+        values = [spec.measures.get(r.column, spec.measure).value(r.metrics) for r in chosen]
         if values and all(map(math.isfinite, values)):
             x.append(at)
             y.append(fmean(values))

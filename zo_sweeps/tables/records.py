@@ -64,6 +64,7 @@ class Measure:
         better: "higher" or "lower".
         definition: one line printed below the table: what exactly was measured.
         beside: a second measure printed in brackets in the same cell (seconds a step beside minutes).
+        name: what people call it, where `metric` does not say it ("Pearson correlation", of test/metric).
     """
 
     metric: str
@@ -74,6 +75,7 @@ class Measure:
     definition: str = ""
     beside: Measure | None = None
     minus: str = ""
+    name: str = ""
 
     def __post_init__(self) -> None:
         if self.better not in ("higher", "lower"):
@@ -92,6 +94,24 @@ class Measure:
         if values.get("beside") is not None:
             values["beside"] = cls.from_mapping(values["beside"], f"{where}.beside")
         return cls(**values)
+
+
+def described(
+    measure: Measure, measures: Mapping[str, Measure], columns: Sequence[tuple[str, str]], title: str = ""
+) -> str:
+    """Return what stands in brackets behind a title: "%", or "%; Pearson correlation: STS-B" where columns differ.
+
+    Args:
+        measure: of the columns that `measures` does not name. A name that the title says already is not repeated.
+        columns: (key, label).
+    """
+    parts: dict[str, list[str]] = {}
+    for key, label in columns:
+        shown = measures.get(key, measure)
+        name = "" if shown.name in title else shown.name
+        text = ", ".join(part for part in (name, shown.unit) if part)
+        parts.setdefault(text, []).append(label if key in measures else "")
+    return "; ".join(f"{text}: {', '.join(labels)}" if any(labels) else text for text, labels in parts.items() if text)
 
 
 @dataclass(frozen=True)
@@ -132,6 +152,7 @@ class TableSpec:
 
     Args:
         name: short, for labels and file names.
+        measures: column key -> what its cells show, where that is not `measure`.
         rows, columns: (key, label) in printed order; the keys are those of `Record.block` and `Record.column`.
         published: reference to a paper's table, "prge/table2"; "" for none.
         published_rows, published_columns: block or column key -> its name in the published table. A column that is
@@ -156,6 +177,11 @@ class TableSpec:
     caveats: tuple[str, ...] = ()
     average: bool = False
     rank: bool = False
+    measures: Mapping[str, Measure] = field(default_factory=dict)
+
+    def of(self, column: str) -> Measure:
+        """Return what the cells of a column show."""
+        return self.measures.get(column, self.measure)
 
     def __post_init__(self) -> None:
         for kind, pairs in (("row", self.rows), ("column", self.columns)):
@@ -176,11 +202,13 @@ class TableSpec:
     def from_mapping(cls, data: Mapping[str, Any], where: str = "table") -> TableSpec:
         """The spec that a plain mapping (from YAML) describes.
 
-        `rows` and `columns` are mappings key: label or lists of [key, label]; `measure`, `rule` and each of `flags`
-        are mappings of their own fields. Raises UserError, naming the key, on unknown or absent ones.
+        `rows` and `columns` are mappings key: label or lists of [key, label]; `measure`, `rule`, each of `flags` and of
+        `measures` are mappings of their own fields. Raises UserError, naming the key, on unknown or absent ones.
         """
         values = _known(cls, data, where)
         values["measure"] = Measure.from_mapping(values["measure"], f"{where}.measure")
+        own = values.get("measures", {}).items()
+        values["measures"] = {key: Measure.from_mapping(one, f"{where}.measures.{key}") for key, one in own}
         if "rule" in values:
             values["rule"] = Rule(**_known(Rule, values["rule"], f"{where}.rule"))
         for key in ("rows", "columns"):

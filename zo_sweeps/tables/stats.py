@@ -50,13 +50,16 @@ def interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[f
 def differences(table: Table) -> list[Difference]:
     """Every row against every later one: paired over the seeds and columns in which both have a value.
 
-    A run that serves several seeds (zero-shot) is paired with each of them. Rows without a common pair are left out.
+    A run that serves several seeds (zero-shot) is paired with each of them. Rows without a common pair are left out,
+    and so are columns with a metric of their own, in another unit.
     Cost: rows^2 · columns · seeds.
     """
     found = []
     for (row, _), (other, _) in combinations(table.rows, 2):
         pairs, columns = [], 0
         for key, _ in table.columns:
+            if key in table.spec.measures:
+                continue
             one, two = table.cells[row, key].values, table.cells[other, key].values
             common = [seed for seed in one if seed in two]
             columns += bool(common)

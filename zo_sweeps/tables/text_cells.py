@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from zo_sweeps.tables.cells import Cell, CellState, Table
-from zo_sweeps.tables.records import Measure
+from zo_sweeps.tables.records import Measure, described
 
 EMPTY = {
     CellState.NOT_RUN: "–",
@@ -66,9 +66,9 @@ def plain(value: Any) -> str:
     return f"{mantissa}e{int(power)}" if exponent else mantissa
 
 
-def value_text(cell: Cell, table: Table) -> str:
+def value_text(cell: Cell, table: Table, column: str = "") -> str:
     """`91.2 ± 0.4`, with n where it differs between cells, and k/m while the search goes on."""
-    measure = table.spec.measure
+    measure = table.spec.of(column)
     if cell.state is CellState.IN_PROGRESS:
         return f"{cell.finished}/{cell.planned}"
     if cell.mean is None:
@@ -83,9 +83,9 @@ def value_text(cell: Cell, table: Table) -> str:
     return text
 
 
-def below_texts(cell: Cell, table: Table) -> tuple[str, ...]:
+def below_texts(cell: Cell, table: Table, column: str = "") -> tuple[str, ...]:
     """`pub. 92.2, −1.0` (published value, and the difference where we have a value) and the second measure, if any."""
-    measure, texts = table.spec.measure, []
+    measure, texts = table.spec.of(column), []
     if cell.published is not None:
         difference = "" if cell.difference is None else f", {signed(cell.difference, measure.digits)}"
         texts.append(f"pub. {_number(cell.published, measure, cell.digits)}{difference}")
@@ -98,8 +98,8 @@ def main_grid(table: Table) -> Grid:
     header = (Text(""), *(Text(label, letters(table.column_marks[key])) for key, label in table.columns))
     rows = []
     for block, label in table.rows:
-        cells = (table.cells[block, key] for key, _ in table.columns)
-        texts = (Text(value_text(cell, table), letters(cell.marks), below_texts(cell, table)) for cell in cells)
+        cells = ((key, table.cells[block, key]) for key, _ in table.columns)
+        texts = (Text(value_text(c, table, key), letters(c.marks), below_texts(c, table, key)) for key, c in cells)
         rows.append((Text(label, letters(table.row_marks[block])), *texts))
     return Grid(header, tuple(rows))
 
@@ -132,7 +132,8 @@ def _short(axes: list[str]) -> list[str]:
 
 def heading(table: Table) -> str:
     spec = table.spec
-    parts = [f"{spec.title} ({spec.measure.unit})", spec.caption, spec.measure.definition]
+    unit = described(spec.measure, spec.measures, spec.columns, spec.title)
+    parts = [f"{spec.title} ({unit})" if unit else spec.title, spec.caption, spec.measure.definition]
     return " ".join(f"{part.rstrip('.')}." for part in parts if part)
 
 
@@ -147,7 +148,8 @@ def notes(table: Table) -> list[str]:
     if any(cell.selected for cell in table.cells.values()):
         lines.append(f"Settings are selected by the {_best(spec.rule.mode)} mean {spec.rule.metric} over seeds.")
     if spec.rank:
-        best = "highest" if spec.measure.better == "higher" else "lowest"
+        directions = {spec.of(key).better for key, _ in spec.columns}
+        best = "best" if len(directions) > 1 else "highest" if directions == {"higher"} else "lowest"
         lines.append(f"Rank: mean rank over the columns, 1 for the {best} printed value; equal values share a rank.")
     states = {cell.state for cell in table.cells.values()}
     if CellState.PARTIAL in states:

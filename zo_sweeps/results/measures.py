@@ -1,0 +1,84 @@
+"""What the columns of a grid's tables and figures show: a metric's name, unit and direction come from the tasks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.methods.metric import Metric, as_mapping
+from zo_sweeps.methods.task import Task
+from zo_sweeps.methods.trial_config import TrialConfig
+from zo_sweeps.plan.build import Plan
+from zo_sweeps.tables.records import Measure, Rule
+
+
+def column_measures(plan: Plan, layout: str, measure: Measure) -> tuple[Measure, dict[str, Measure]]:
+    """Return (what a table shows, what its columns show that show something else).
+
+    A measure of test/metric or dev/metric is of each column's own metric. Columns whose metric has the unit and the
+    direction of the layout (accuracy and F1, in percent) keep the layout's measure.
+
+    Args:
+        layout: name of the measure; a metric of that name needs no other.
+
+    Raises UserError for a column that mixes metrics of different units.
+    """
+    split, _, what = measure.metric.partition("/")
+    if split not in ("test", "dev") or what == "loss":
+        return measure, {}
+    metrics = {column: one for column, one in _metrics(plan, what).items() if one is not None}
+    own = {column: _of(metric, measure, layout) for column, metric in metrics.items()}
+    if len(set(own.values())) == 1 and len(own) == len(plan.labels):
+        return next(iter(own.values())), {}
+    return measure, {column: one for column, one in own.items() if not _alike(one, measure)}
+
+
+def check_rule(plan: Plan, rule: Rule) -> None:
+    """Raise UserError where the grid's rule selects the worst value of a column's metric."""
+    _, _, what = rule.metric.partition("/")
+    for column, metric in _metrics(plan, what).items() if what != "loss" else ():
+        if metric is not None and (rule.mode == "max") != (metric.better == "higher"):
+            other = "max" if rule.mode == "min" else "min"
+            raise UserError(
+                f"column {column!r} is selected by the {'highest' if rule.mode == 'max' else 'lowest'} {rule.metric}, "
+                f"and {metric.display or metric.name} is better when {metric.better}",
+                where=f"grid {plan.name}",
+                fix=f"set grid.select.mode={other}, or select by dev/loss",
+            )
+
+
+def metric_names(plan: Plan) -> list[str]:
+    """Return the names of all metrics of the grid's tasks."""
+    tasks = (TrialConfig.of(trial.config).task for trial in plan.every.values())
+    return sorted({metric.name for task in tasks for metric in task.metric})
+
+
+def _metrics(plan: Plan, what: str) -> dict[str, Metric | None]:
+    """Column -> the metric of its trials: the task's first, or the one called `what`; None where it has none."""
+    tasks: dict[tuple[str, str, tuple[Metric, ...]], Task] = {}
+    for cell in plan.cells:
+        task = TrialConfig.of(plan.every[cell.trial_id].config).task
+        tasks.setdefault((cell.task, task.name, task.metric), task)
+    found: dict[str, Metric | None] = {}
+    for (column, _, _), task in tasks.items():
+        every = task.metric
+        metric = every[0] if what == "metric" else next((m for m in every if m.name == what), None)
+        known = found.setdefault(column, metric)
+        if metric is not None and known is not None and as_mapping(metric) != as_mapping(known):
+            if (metric.unit, metric.better) == (known.unit, known.better):
+                continue
+            names = f"{known.display or known.name} and {metric.display or metric.name}"
+            raise UserError(f"column {column!r} mixes {names}", where=f"grid {plan.name}", fix="give each a column")
+    return found
+
+
+def _of(metric: Metric, measure: Measure, layout: str) -> Measure:
+    facts = dict(as_mapping(metric))
+    made = replace(measure, **facts)
+    if _alike(made, measure):
+        made = replace(made, digits=measure.digits)
+    return replace(made, name="") if made.name == layout or metric.name == layout else made
+
+
+def _alike(one: Measure, other: Measure) -> bool:
+    return (one.unit, one.unit_size, one.better) == (other.unit, other.unit_size, other.better)
