@@ -18,7 +18,7 @@ def trainable_parameters(arch: Arch, space: Mapping[str, Any]) -> int:
         return arch.layers * 2 * int(space["length"]) * arch.kv_heads * arch.head_width
     roles = arch.roles(space["targets"])
     if "density" in space:
-        return max(1, round(space["density"] * arch.entries(roles)))
+        return max(1, round(float(space["density"]) * arch.entries(roles)))
     into, out = (arch.layers * sum(arch.linears[role][i] for role in roles) for i in (1, 0))
     rank = int(space["rank"])
     counts: dict[str, int] = {
