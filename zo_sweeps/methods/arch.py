@@ -29,6 +29,7 @@ class Arch:
         window: tokens that a token sees, itself included, where every layer has the same limit; 0: no limit.
         no_packing: why several texts cannot share a row; "" when they can.
         no_prefix: why trained keys and values cannot be put before a text; "" when they can.
+        no_points: why one forward cannot hold several points of a space; "" when it can.
     """
 
     family: str
@@ -49,6 +50,7 @@ class Arch:
     window: int = 0
     no_packing: str = ""
     no_prefix: str = ""
+    no_points: str = ""
 
     def roles(self, targets: Iterable[str]) -> tuple[str, ...]:
         """Return the roles that `targets` name, in the family's order.

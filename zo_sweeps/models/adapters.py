@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.core.files import replace_text, replacing
 from zo_sweeps.models import families
+from zo_sweeps.models.projection import is_transposed
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 # a layer's part -> its name in peft, by space
@@ -126,6 +127,7 @@ def _config(space: Any, options: Mapping[str, Any], module: nn.Module) -> dict[s
             "prefix_projection": False,
         }
     common |= {"target_modules": _targets(space, module), "bias": "none", "r": options["rank"]}
+    common["fan_in_fan_out"] = any(is_transposed(layer.base) for layer in space.layers.values())  # weights [in, out]
     if name == "vera":
         drawn = {"d_initial": options["d_initial"], "save_projection": True, "projection_prng_key": 0}
         return {**common, "peft_type": "VERA", "vera_dropout": 0.0, **drawn}

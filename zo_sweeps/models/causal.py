@@ -15,6 +15,7 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.methods.arch import ALL
 from zo_sweeps.models import families
 from zo_sweeps.models.logits import logits_of
+from zo_sweeps.models.projection import features
 
 
 class LanguageModel:
@@ -39,7 +40,7 @@ class LanguageModel:
         self.max_positions: int = self.arch.positions
         for name, layer in self.target_modules([ALL]).items():  # the plan counted with `arch`
             role = next(role for role, path in self.arch.projections.items() if name.endswith(f".{path}"))
-            assert _features(layer) == self.arch.linears[role], f"{name} is not as {self.arch.family} describes it"
+            assert features(layer) == self.arch.linears[role], f"{name} is not as {self.arch.family} describes it"
 
     def hidden(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, positions: Tensor | None = None
@@ -57,17 +58,17 @@ class LanguageModel:
                 token then sees its own text only. None: a row is one text.
 
         Cost: with positions, attention reads a mask of T x T booleans per row; a model that cannot take such a mask
-        (`arch.no_packing`) reads each text in a row of its own.
+        (`arch.no_packing`), or whose window is not much longer than the row, reads each text in a row of its own.
         """
         if attention_mask is not None:
             falls_only = (attention_mask[:, 1:] <= attention_mask[:, :-1]).all()
             torch._assert_async(falls_only, "hidden() takes batches padded on the right")
         base: Any = self.module.base_model
-        if positions is not None and self.arch.no_packing:
+        # A mask of ours replaces the model's own window; twice: a prefix, which the window holds too, may stand before.
+        narrow = 0 < self.arch.window < 2 * input_ids.shape[1]
+        if positions is not None and (narrow or self.arch.no_packing):
             return self._apart(input_ids, attention_mask, positions)
         seen = None if positions is None else own_text(positions)
-        if seen is not None and 0 < self.arch.window < input_ids.shape[1]:
-            seen = seen.triu(1 - self.arch.window)  # a mask of ours replaces the model's own
         states: Tensor = base(
             input_ids=input_ids, attention_mask=seen, position_ids=positions, use_cache=False
         ).last_hidden_state
@@ -210,9 +211,3 @@ def _front(tokenizer: Any) -> int | None:
     """Return the id that the tokenizer puts before every text; None when it puts none there."""
     first = tokenizer("")["input_ids"][:1]
     return tokenizer.bos_token_id if first == [tokenizer.bos_token_id] else None
-
-
-def _features(layer: nn.Module) -> tuple[int, ...]:
-    """Return the (out, in) features of a Linear or of transformers' Conv1D, whose weight is [in, out]."""
-    shape = tuple(layer.get_parameter("weight").shape)
-    return shape if isinstance(layer, nn.Linear) else shape[::-1]

@@ -121,7 +121,7 @@ def _read(module: Any, kind: str, masked: bool) -> Arch:
     linears = {role: shapes[path] for role, path in projections.items()}
     heads, head, kv_heads = _heads(config, linears)
     embedding, output = module.get_input_embeddings().weight, module.get_output_embeddings()
-    _check_head(module, linears["o"][0])
+    cache, no_points = _run(module, blocks, projections)
     window, mixed = _window(config)
     return Arch(
         family=kind,
@@ -141,16 +141,9 @@ def _read(module: Any, kind: str, masked: bool) -> Arch:
         projections=projections,
         window=window,
         no_packing=MASKED_PACKING if masked else _no_packing(module, mixed),
-        no_prefix=MASKED_PREFIX if masked else _no_prefix(module, heads, kv_heads, head),
+        no_prefix=MASKED_PREFIX if masked else _no_prefix(cache, kv_heads, head),
+        no_points=no_points,
     )
-
-
-def is_projection(layer: object) -> bool:
-    """Tell whether a module multiplies by one weight: a Linear, or transformers' Conv1D, which stores it transposed."""
-    from torch import nn
-    from transformers.pytorch_utils import Conv1D
-
-    return isinstance(layer, nn.Linear | Conv1D)
 
 
 def _blocks(module: Any) -> tuple[str, Any]:
@@ -169,19 +162,16 @@ def _blocks(module: Any) -> tuple[str, Any]:
 
 def _shapes(layer: Any) -> dict[str, tuple[int, int]]:
     """Return the (out, in) features of a layer's projections, by name within it, in order."""
-    from torch import nn
+    from zo_sweeps.models.projection import features, is_projection
 
-    found = {}
-    for name, child in layer.named_modules():
-        if is_projection(child):
-            out, into = child.weight.shape if isinstance(child, nn.Linear) else reversed(child.weight.shape)
-            found[name] = (int(out), int(into))
-    return found
+    return {name: features(child) for name, child in layer.named_modules() if is_projection(child)}
 
 
 def _only_linear(layer: Any, blocks: str) -> None:
     """Raise UserError when a layer has matrices elsewhere than in projections and embeddings."""
     from torch import nn
+
+    from zo_sweeps.models.projection import is_projection
 
     known = {id(child.weight) for child in layer.modules() if is_projection(child) or isinstance(child, nn.Embedding)}
     for name, parameter in layer.named_parameters():
@@ -275,28 +265,48 @@ def _no_packing(module: Any, mixed: bool) -> str:
     return ""
 
 
-def _no_prefix(module: Any, heads: int, kv_heads: int, head: int) -> str:
-    """Return why a prefix cannot be trained: no cache comes out of its forward, or one of another shape."""
-    import torch
+def _run(module: Any, blocks: str, projections: Mapping[str, str]) -> tuple[Any, str]:
+    """Run the base model without weights, on 2 rows of 3 tokens; return (its cache or None, `Arch.no_points`).
 
-    try:
-        cache = module.get_decoder()(
-            input_ids=torch.zeros(1, 2, dtype=torch.long, device="meta"), use_cache=True
-        ).past_key_values
-        shapes = {tuple(value.shape) for layer in cache.layers for value in (layer.keys, layer.values)}
-    except Exception as error:
-        return f"its forward makes no cache of keys and values ({_one_line(error)[:80]})"
-    if shapes != {(1, kv_heads, 2, head)}:
-        return f"its cache holds {sorted(shapes)} where {kv_heads} heads of {head} are expected"
-    return ""
-
-
-def _check_head(module: Any, width: int) -> None:
+    Raises UserError when it does not call a projection, or when its logits do not follow from its hidden states. Where
+    it cannot be run so (DeBERTa asks for values), several points in one forward are refused.
+    """
     import torch
 
     from zo_sweeps.models.logits import logits_of
 
+    seen: dict[str, set[int]] = {path: set() for path in projections.values()}
+    layer = module.get_submodule(f"{blocks}.0")
+    hooks = [
+        layer.get_submodule(path).register_forward_pre_hook(
+            lambda child, args, path=path: seen[path].add(args[0].shape[:-1].numel())
+        )
+        for path in seen
+    ]
     try:
-        logits_of(module, torch.zeros(3, width, device="meta"))
-    except (RuntimeError, TypeError, AttributeError, ValueError) as error:
-        raise UserError(f"its logits cannot be computed from hidden states ({_one_line(error)[:80]})") from None
+        result = module.base_model(input_ids=torch.zeros(2, 3, dtype=torch.long, device="meta"))
+    except (RuntimeError, TypeError, AttributeError, ValueError, LookupError) as error:
+        return None, f"what its projections multiply is not known ({_one_line(error)[:80]})"
+    finally:
+        for hook in hooks:
+            hook.remove()
+    try:
+        logits_of(module, result.last_hidden_state)
+    except (RuntimeError, TypeError, AttributeError, ValueError, LookupError) as error:
+        raise UserError(f"its logits cannot be computed from its hidden states ({_one_line(error)[:80]})") from None
+    if idle := [path for path, rows in seen.items() if not rows]:
+        raise UserError(f"its forward reads {idle[0]} without calling it, so that nothing can be put in its place")
+    odd = [path for path, rows in seen.items() if rows != {6}]
+    why = f"{odd[0]} multiplies more than the rows of the batch (relative positions)" if odd else ""
+    return result.get("past_key_values"), why
+
+
+def _no_prefix(cache: Any, kv_heads: int, head: int) -> str:
+    """Return why a prefix cannot be trained: no cache comes out of the forward, or one of another shape."""
+    layers = getattr(cache, "layers", None)
+    if not layers:
+        return "its forward makes no cache of keys and values"
+    shapes = {tuple(value.shape) for layer in layers for value in (layer.keys, layer.values)}
+    if shapes != {(2, kv_heads, 3, head)}:
+        return f"its cache holds tensors of {sorted(shapes)[0]}, not {kv_heads} heads of {head} for each token"
+    return ""

@@ -163,6 +163,9 @@ def _goes_with(config: TrialConfig, model: ModelStatus) -> None:
         raise UserError(f"{kind.causal_only} needs a causal model", fix=f"leave kind {kind.name} out for masked models")
     if config.space.takes_positions and kind.trains and arch.no_prefix:
         raise UserError(arch.no_prefix, fix="use another space")
+    if arch.no_points and kind.estimates and config.evaluation.mode.batched:
+        what = f"one forward of model {config.model.name!r} cannot hold several points: {arch.no_points}"
+        raise UserError(what, fix="use evaluation.mode=sequential")
 
 
 def _key(part: Any) -> str:

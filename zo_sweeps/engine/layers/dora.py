@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zo_sweeps.engine.layers.low_rank import LowRankLinear
+from zo_sweeps.engine.linear import dense
 from zo_sweeps.methods.points import NoiseKey
 
 
@@ -20,28 +21,28 @@ class DoraLinear(LowRankLinear):
     Cost above LoRA's: P r more rows through W. Memory: [out, r] a point.
     """
 
-    def __init__(self, base: nn.Linear, rank: int, alpha: float, key: NoiseKey, name: str) -> None:
+    def __init__(self, base: nn.Module, rank: int, alpha: float, key: NoiseKey, name: str) -> None:
         super().__init__(base, rank, alpha, True, key, name)
         self.parts = ("A", "B", "m")
-        square = torch.linalg.vector_norm(base.weight, dim=1, dtype=torch.float32).square()
+        square = torch.linalg.vector_norm(dense(base), dim=1, dtype=torch.float32).square()
         self.register_buffer("square", square, persistent=False)  # ||W||^2
         self.m = nn.Parameter(square.sqrt())
 
     def forward(self, x: Tensor) -> Tensor:
         A, B, m = self.held("A").to(x.dtype), self.held("B").to(x.dtype), self.held("m")
         P = B.shape[0]
-        y = F.linear(x, self.base.weight)
+        y = F.linear(x, dense(self.base))
         h = torch.bmm(x.reshape(P, -1, x.shape[-1]), A.transpose(1, 2))
         y = torch.baddbmm(y.view(P, -1, y.shape[-1]), h, B.transpose(1, 2), alpha=self.scaling)
         y = y * (m / self._norm(A, B)).unsqueeze(1).to(x.dtype)
         if self.base.bias is not None:
-            y = y + self.base.bias
+            y = y + self.base.bias  # type: ignore[operator]
         return y.view(*x.shape[:-1], y.shape[-1])
 
     @torch.no_grad()
     def _norm(self, A: Tensor, B: Tensor) -> Tensor:
         """||W + s B A|| a row, [P, out] fp32."""
-        cross = F.linear(A, self.base.weight).float().transpose(1, 2)  # W A^T, [P, out, r]
+        cross = F.linear(A, dense(self.base)).float().transpose(1, 2)  # W A^T, [P, out, r]
         A, B, s = A.float(), B.float(), self.scaling
         inner = (2 * s * cross + s * s * (B @ (A @ A.transpose(1, 2)))) * B
         square: Tensor = self.square + inner.sum(-1)  # type: ignore[operator]

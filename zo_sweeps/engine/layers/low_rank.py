@@ -10,26 +10,28 @@ from torch import Tensor, nn
 
 from zo_sweeps.engine import noise
 from zo_sweeps.engine.layers.wrapped import PointLinear
+from zo_sweeps.engine.linear import dense
 from zo_sweeps.methods.points import NoiseKey
 
 
 class LowRankLinear(PointLinear):
     """y = x W^T + b + (alpha / r) (x A^T) B^T, with W [out, in] frozen, A [r, in], B [out, r]."""
 
-    def __init__(self, base: nn.Linear, rank: int, alpha: float, train_A: bool, key: NoiseKey, name: str) -> None:
+    def __init__(self, base: nn.Module, rank: int, alpha: float, train_A: bool, key: NoiseKey, name: str) -> None:
         super().__init__(base)
         self.parts = ("A", "B") if train_A else ("B",)
         self.scaling = alpha / rank
-        weight = base.weight
-        bound = 1 / math.sqrt(base.in_features)  # Kaiming-uniform with a = sqrt(5), as peft and the P-RGE code
-        shape = torch.Size((rank, base.in_features))
+        weight = dense(base)
+        out, into = weight.shape
+        bound = 1 / math.sqrt(into)  # Kaiming-uniform with a = sqrt(5), as peft and the P-RGE code
+        shape = torch.Size((rank, into))
         A = noise.uniform(key, f"{name}.A", shape, weight.device).mul_(2 * bound).sub_(bound)
         # What is trained is fp32 whatever the weights are; a frozen A is stored as it is used.
         if train_A:
             self.A = nn.Parameter(A)
         else:
             self.register_buffer("A", A.to(weight.dtype), persistent=False)
-        self.B = nn.Parameter(torch.zeros(base.out_features, rank, device=weight.device))
+        self.B = nn.Parameter(torch.zeros(out, rank, device=weight.device))
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.base(x)

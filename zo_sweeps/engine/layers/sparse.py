@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from zo_sweeps.engine.linear import check, dense, is_transposed
 from zo_sweeps.engine.masks import Masks
 from zo_sweeps.methods.space import InstalledSpace
 
@@ -18,16 +20,17 @@ Find = Callable[[int], Masks]  # step -> the masks that hold from it on
 
 
 class _Layer:
-    """One target Linear: its mask, what stood there, and the hooks that put the values of the moment there."""
+    """One target layer: its mask, what stood there, and the hooks that put the values of the moment there."""
 
-    def __init__(self, linear: nn.Linear, index: Tensor) -> None:
+    def __init__(self, linear: Any, index: Tensor) -> None:
         self.linear, self.index = linear, index
-        self.weight = linear.weight
+        self.weight: nn.Parameter = linear.weight
         # values of entries that were ever moved, as they were: rising indices and the weights' own dtype
         self.touched, self.original = index, self.flat[index].clone()
         self.param = nn.Parameter(self.original.to(torch.float32, copy=True), requires_grad=False)
         self.points: Tensor | None = None  # [P, k]
-        self._pattern: tuple[Tensor, Tensor] | None = None  # where rows start, columns
+        # where rows start, columns, and the order of the entries by row where it is not their own
+        self._pattern: tuple[Tensor, Tensor, Tensor | None] | None = None
         self.beside: Tensor | None = None  # [out, in], sparse: what theta adds to the weights as they stand
         self.handles = [
             linear.register_forward_pre_hook(self._enter),
@@ -66,17 +69,17 @@ class _Layer:
     def use_sparse_matmul(self) -> None:
         self.beside = self._matrix(self.param.detach() - self.flat[self.index].float())
 
-    def _enter(self, linear: nn.Module, args: object) -> None:
+    def _enter(self, linear: Any, args: object) -> None:
         if self.beside is not None:
             return
         values = self.param if self.points is None or len(self.points) > 1 else self.points[0]
         if values.requires_grad and torch.is_grad_enabled():  # backpropagation to the k values
             moved = self.flat.index_copy(0, self.index, values.to(self.weight.dtype))
-            linear._parameters["weight"] = moved.view_as(self.weight)  # type: ignore[assignment]
+            linear._parameters["weight"] = moved.view_as(self.weight)
         else:
             self.write(values.detach())
 
-    def _leave(self, linear: nn.Module, args: tuple[Tensor, ...], output: Tensor | None) -> Tensor | None:
+    def _leave(self, linear: Any, args: tuple[Tensor, ...], output: Tensor | None) -> Tensor | None:
         linear.weight = self.weight
         if output is not None and self.beside is not None:
             self._add_product(output, args[0], self.beside)
@@ -91,20 +94,27 @@ class _Layer:
 
         k multiplications a row, in fp32; over fp32 activations on their own memory, without a copy.
         """
-        out, into = self.weight.shape
+        out, into = dense(self.linear).shape
         added = points - self.flat[self.index].float()
         for y_p, x_p, values in zip(y.view(len(points), -1, out), x.reshape(len(points), -1, into), added, strict=True):
             self._add_product(y_p, x_p, self._matrix(values))
 
     def _matrix(self, values: Tensor) -> Tensor:
         """[out, in], with `values` at the chosen entries."""
-        out, into = self.weight.shape
+        out, into = dense(self.linear).shape
         if self._pattern is None:
-            row, column = self.index.div(into, rounding_mode="floor"), self.index.remainder(into)
+            width = self.weight.shape[1]
+            row, column = self.index.div(width, rounding_mode="floor"), self.index.remainder(width)
+            order = None
+            if is_transposed(self.linear):
+                order = column.argsort(stable=True)
+                row, column = column[order], row[order]
             starts = torch.zeros(out + 1, dtype=torch.int32, device=row.device)
             starts[1:] = torch.bincount(row, minlength=out).cumsum(0)
-            self._pattern = (starts, column.int())
-        return torch.sparse_csr_tensor(*self._pattern, values, (out, into), check_invariants=False)
+            self._pattern = (starts, column.int(), order)
+        starts, columns, order = self._pattern
+        values = values if order is None else values[order]
+        return torch.sparse_csr_tensor(starts, columns, values, (out, into), check_invariants=False)
 
     @staticmethod
     def _add_product(y: Tensor, x: Tensor, S: Tensor) -> None:
@@ -182,8 +192,8 @@ class Sparse(InstalledSpace):
     def _set(self, masks: Masks) -> None:
         for name in {**self.layers, **masks}:
             if name not in self.layers:
-                linear = self._module.get_submodule(name)
-                assert isinstance(linear, nn.Linear), f"{name} is a {type(linear).__name__}, not a Linear"
+                linear: Any = self._module.get_submodule(name)
+                check(linear, name)
                 self.layers[name] = _Layer(linear, masks[name].to(linear.weight.device))
             elif name in masks or len(self.layers[name].index):
                 layer = self.layers[name]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 
 from zo_sweeps.engine import noise
 from zo_sweeps.engine.layers.wrapped import INIT_STEP, PointLinear, Wrapped
+from zo_sweeps.engine.linear import dense
 from zo_sweeps.methods.points import NoiseKey
 
 
@@ -22,12 +22,13 @@ class VeraLinear(PointLinear):
 
     parts = ("d", "b")
 
-    def __init__(self, base: nn.Linear, A: Tensor, B: Tensor, d_initial: float) -> None:
+    def __init__(self, base: nn.Module, A: Tensor, B: Tensor, d_initial: float) -> None:
         super().__init__(base)
-        self.register_buffer("A", A[:, : base.in_features], persistent=False)
-        self.register_buffer("B", B[: base.out_features], persistent=False)
+        out, into = dense(base).shape
+        self.register_buffer("A", A[:, :into], persistent=False)
+        self.register_buffer("B", B[:out], persistent=False)
         self.d = nn.Parameter(torch.full((A.shape[0],), d_initial, device=A.device))
-        self.b = nn.Parameter(torch.zeros(base.out_features, device=A.device))
+        self.b = nn.Parameter(torch.zeros(out, device=A.device))
 
     def forward(self, x: Tensor) -> Tensor:
         d, b = self.held("d").to(x.dtype), self.held("b").to(x.dtype)
@@ -43,7 +44,7 @@ class Vera(Wrapped):
     """
 
     def __init__(self, module: nn.Module, targets: list[str], rank: int, d_initial: float, seed: int) -> None:
-        weights: list[Any] = [module.get_submodule(name).weight for name in targets]
+        weights = [dense(module.get_submodule(name)) for name in targets]
         wide, tall = max(w.shape[1] for w in weights), max(w.shape[0] for w in weights)
         like: Tensor = weights[0]
         key = NoiseKey(seed, INIT_STEP, 0)

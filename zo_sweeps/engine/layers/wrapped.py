@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from torch import Tensor, nn
 
+from zo_sweeps.engine import linear
 from zo_sweeps.methods.points import NoiseKey
 from zo_sweeps.methods.space import InstalledSpace
 
@@ -18,7 +19,7 @@ def initial_key(seed: int) -> NoiseKey:
 
 
 class PointLinear(nn.Module):
-    """A frozen Linear with trained parts that can hold P points.
+    """A frozen Linear (or Conv1D) with trained parts that can hold P points.
 
     `points` maps a part to [P, ...] values; the rows of x are then P equal groups and group p uses the p-th values, in
     one forward: the P-RGE loops. Empty: theta itself. W is multiplied once, whatever P is.
@@ -26,7 +27,7 @@ class PointLinear(nn.Module):
 
     parts: tuple[str, ...] = ()  # the trained ones, by attribute
 
-    def __init__(self, base: nn.Linear) -> None:
+    def __init__(self, base: nn.Module) -> None:
         super().__init__()
         self.base = base
         self.points: dict[str, Tensor] = {}
@@ -43,14 +44,14 @@ class Wrapped(InstalledSpace):
     batched = True
 
     def __init__(
-        self, module: nn.Module, targets: Iterable[str], wrap: Callable[[nn.Linear, str], PointLinear]
+        self, module: nn.Module, targets: Iterable[str], wrap: Callable[[nn.Module, str], PointLinear]
     ) -> None:
         self._module = module
         self.layers: dict[str, PointLinear] = {}
         self.params: dict[str, nn.Parameter] = {}
         for name in targets:
             base = module.get_submodule(name)
-            assert isinstance(base, nn.Linear), f"{name} is a {type(base).__name__}, not a Linear"
+            linear.check(base, name)
             layer = wrap(base, name)
             self.layers[name] = layer
             _replace(module, name, layer)
