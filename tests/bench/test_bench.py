@@ -12,7 +12,7 @@ from zo_sweeps.bench import gpu, measure, mezo, noise, report, shapes
 from zo_sweeps.bench.measure import Row
 from zo_sweeps.bench.ours import Steps
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.engine.spaces import full
+from zo_sweeps.engine.layers.full import FullModel
 from zo_sweeps.models.causal import LanguageModel
 from zo_sweeps.models.families import describe
 from zo_sweeps.models.load import load
@@ -30,7 +30,7 @@ def model() -> LanguageModel:
 def test_the_loop_compared_against_has_the_same_loss(options: int, model: LanguageModel) -> None:
     data = shapes.examples([12] * 3, options)
     with torch.inference_mode():
-        ours = float(Steps(model, full.install(model.module, {}, 0), data).forward(1))
+        ours = float(Steps(model, FullModel(model.module), data).forward(1))
         assert mezo.loss(model, data) == pytest.approx(ours, rel=1e-5)
 
 
@@ -45,7 +45,7 @@ def test_plain_mezo_moves_along_its_own_noise(model: LanguageModel) -> None:
 
 def test_a_measured_step_moves_the_weights(model: LanguageModel) -> None:
     before = [param.clone() for param in model.module.parameters()]
-    Steps(model, full.install(model.module, {}, 0), shapes.examples([8] * 2, 2), lr=1e-2).one()()
+    Steps(model, FullModel(model.module), shapes.examples([8] * 2, 2), lr=1e-2).one()()
     assert all(not torch.equal(a, b) for a, b in zip(before, model.module.parameters(), strict=True))
 
 

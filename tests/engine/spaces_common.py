@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import pkgutil
-from importlib import import_module
 from typing import Any
 
 import torch
 
+from tests.engine import contract
 from tests.engine.conftest import TinyModel, make_examples, targets
 from zo_sweeps.engine import losses, masks
-from zo_sweeps.engine import spaces as package
 from zo_sweeps.engine.batch import collate
 from zo_sweeps.engine.losses import token_logprobs
+from zo_sweeps.methods.space import Found, Space
 
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "out_proj", "gate_proj", "up_proj", "down_proj", "fc1", "fc2")
-MEMBERS = {
-    module.name: member
-    for module in pkgutil.iter_modules(package.__path__)
-    if hasattr(member := import_module(f"{package.__name__}.{module.name}"), "install")
-}
-SPARSE = ("sensitive", "random_subset", "outliers")
+MEMBERS = contract.names("space")
+SPARSE = [name for name in MEMBERS if contract.kind("space", name).sparse]
 OPTIONS: dict[str, Any] = {
     "rank": 4,
     "alpha": 8.0,
@@ -43,15 +38,20 @@ def example_losses(model: TinyModel, n: int = 4, seed: int = 3):
         yield lambda batch=batch: losses.candidates(token_logprobs(model, batch), batch)[0]
 
 
+def definition(name: str, **changed: Any) -> Space:
+    """A space with those of OPTIONS that it has."""
+    return contract.member("space", name, **contract.known("space", name, {**OPTIONS, **changed}))
+
+
 def install(name: str, model: TinyModel, seed: int = 0, **changed: Any):
-    options = {**OPTIONS, "modules": targets(model, LINEAR), **changed}
-    if name == "sensitive":
+    space, found = definition(name, **changed), None
+    if space.needs_gradients:
 
         def find(step: int) -> masks.Masks:
-            return masks.sensitive(weights_of(model), example_losses(model), options["density"], options["scope"])
+            return masks.sensitive(weights_of(model), example_losses(model), space.density, space.scope)
 
-        options |= {"masks": find(0), "find": find}
-    return MEMBERS[name].install(model.module, options, seed)
+        found = Found(find(0), find)
+    return space.install(model.module, targets(model, LINEAR), seed, found)
 
 
 def nudge(space, scale: float = 0.1, seed: int = 5) -> None:

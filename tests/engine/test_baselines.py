@@ -16,11 +16,15 @@ from zo_sweeps.engine import losses
 from zo_sweeps.engine.baselines import first_order
 from zo_sweeps.engine.batch import Batch, collate
 from zo_sweeps.engine.data import indices
+from zo_sweeps.engine.layers.full import FullModel
 from zo_sweeps.engine.losses import token_logprobs
 from zo_sweeps.engine.schedules.linear import Linear
-from zo_sweeps.engine.spaces import full, lora_fa
+from zo_sweeps.engine.spaces.lora_fa import LoRAFA
 from zo_sweeps.engine.train import Evaluated, StepDone
 from zo_sweeps.engine.types import DivergedError
+from zo_sweeps.engine.updates.adam import Adam
+from zo_sweeps.engine.updates.sgd import SGD
+from zo_sweeps.methods.update import Update
 from zo_sweeps.models.load import load
 from zo_sweeps.plan.build import build
 from zo_sweeps.run.run_trial import run_trial
@@ -36,18 +40,18 @@ def batch_of(step: int) -> Batch:
     return collate([examples[i] for i in indices(0, step, len(examples), 8)], pad_id=0)
 
 
-def run(model, space, optimizer: str, decay: float = 0.0, dev=lambda: (0.0, 0.0), lr: float = LR):
+def run(model, space, optimizer: type[Update], decay: float = 0.0, dev=lambda: (0.0, 0.0), lr: float = LR):
+    update = optimizer(weight_decay=decay, lr=lr, schedule=Linear())
     return first_order.train(
-        model, space, batch_of, losses.candidates, Linear().over(lr, STEPS), dev, steps=STEPS, eval_every=3, seed=5,
-        optimizer=optimizer, weight_decay=decay,
+        model, space, batch_of, losses.candidates, update, dev, steps=STEPS, eval_every=3, seed=5
     )  # fmt: skip
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.1])
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_first_order_steps_are_the_optimisers_formula(optimizer: str, decay: float) -> None:
+@pytest.mark.parametrize("optimizer", [SGD, Adam])
+def test_first_order_steps_are_the_optimisers_formula(optimizer: type[Update], decay: float) -> None:
     ours, plain = tiny_model(), tiny_model()
-    events = list(run(ours, full.install(ours.module, {}, 0), optimizer, decay))
+    events = list(run(ours, FullModel(ours.module), optimizer, decay))
     seen, m, v = [], {}, {}
     params = dict(plain.module.named_parameters())
     for t in range(1, STEPS + 1):
@@ -60,13 +64,13 @@ def test_first_order_steps_are_the_optimisers_formula(optimizer: str, decay: flo
         with torch.no_grad():
             for name, param in params.items():
                 g = gradients[name]
-                if optimizer == "adam":
+                if optimizer is Adam:
                     m[name] = 0.9 * m.get(name, 0) + 0.1 * g
                     v[name] = 0.999 * v.get(name, 0) + 0.001 * g * g
                     g = (m[name] / (1 - 0.9**t)) / ((v[name] / (1 - 0.999**t)).sqrt() + 1e-8)
                 param -= lr * (g + (decay * param if param.dim() >= 2 else 0))
     found = [event.loss for event in events if isinstance(event, StepDone)]
-    if optimizer == "sgd":
+    if optimizer is SGD:
         assert found == pytest.approx(seen, rel=1e-5)
         for name, param in ours.module.named_parameters():
             torch.testing.assert_close(param, params[name].detach(), rtol=1e-5, atol=1e-6)
@@ -79,8 +83,8 @@ def test_first_order_steps_are_the_optimisers_formula(optimizer: str, decay: flo
 def test_first_order_lora_fa_moves_its_own_parameters_alone() -> None:
     model = tiny_model()
     before = {name: p.clone() for name, p in model.module.named_parameters()}
-    space = lora_fa.install(model.module, {"rank": 4, "alpha": 8.0, "modules": targets(model)}, 0)
-    list(run(model, space, "sgd"))
+    space = LoRAFA(rank=4, alpha=8.0).install(model.module, targets(model), 0)
+    list(run(model, space, SGD))
     assert all(p.abs().max() > 0 for p in space.params.values())
     space.uninstall()
     assert all(torch.equal(p, before[name]) for name, p in model.module.named_parameters())
@@ -88,10 +92,10 @@ def test_first_order_lora_fa_moves_its_own_parameters_alone() -> None:
 
 def test_a_first_order_loss_that_is_not_finite_stops_at_once_with_the_weights_of_the_step_before() -> None:
     model, before = tiny_model(), {}
-    space = full.install(model.module, {}, 0)
+    space = FullModel(model.module)
 
     def watch() -> None:
-        for _ in run(model, space, "sgd", lr=1e30):
+        for _ in run(model, space, SGD, lr=1e30):
             before.update({name: p.detach().clone() for name, p in space.params.items()})
 
     with pytest.raises(DivergedError, match=r"non-finite loss at step \d, seed 5: (nan|inf)"):
@@ -103,7 +107,7 @@ def test_a_first_order_loss_that_is_not_finite_stops_at_once_with_the_weights_of
 def test_a_first_order_dev_loss_that_is_not_finite_stops_the_run() -> None:
     model = tiny_model()
     with pytest.raises(DivergedError, match="non-finite dev loss at step 3, seed 5: nan"):
-        list(run(model, full.install(model.module, {}, 0), "sgd", dev=lambda: (float("nan"), 0.0)))
+        list(run(model, FullModel(model.module), SGD, dev=lambda: (float("nan"), 0.0)))
 
 
 # In-context learning

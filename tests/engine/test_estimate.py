@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from zo_sweeps.engine.estimators.rge import RGE
-from zo_sweeps.engine.evaluate import evaluate, groups
+from zo_sweeps.engine.evaluate import evaluate
+from zo_sweeps.engine.layers.full import FullModel
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
-from zo_sweeps.engine.spaces.full import Full
 from zo_sweeps.engine.step import Method, step
 from zo_sweeps.engine.types import DivergedError
 from zo_sweeps.engine.updates.sgd import SGD
+from zo_sweeps.methods.evaluation import Mode
 from zo_sweeps.methods.perturbation import Perturbation
 from zo_sweeps.methods.points import NoiseKey
 
@@ -36,7 +37,7 @@ class Vector(nn.Module):
 
 def estimate_of(module: Vector, estimator: RGE, seed: int, number: int, noise: Perturbation) -> Tensor:
     points = estimator.points(seed, number)
-    losses = evaluate(lambda P: module(), module, Full(module), noise, points, "sequential")
+    losses = evaluate(lambda P: module(), module, FullModel(module), noise, points, Mode.SEQUENTIAL)
     estimate = estimator.combine(points, losses)
     total = torch.zeros_like(module.theta)
     for key, weight in estimate.terms:
@@ -66,7 +67,7 @@ def test_a_quadratic_gives_the_directional_derivative_exactly() -> None:
     module = Vector(theta.clone(), lambda t: 0.5 * t.double() @ H @ t.double())
     estimator = RGE(3, 0.5)
     points = estimator.points(7, 1)
-    losses = evaluate(lambda P: module(), module, Full(module), Gaussian(), points, "sequential")
+    losses = evaluate(lambda P: module(), module, FullModel(module), Gaussian(), points, Mode.SEQUENTIAL)
     for i, g in enumerate(estimator.combine(points, losses).coefs):
         z = Gaussian().sample(NoiseKey(7, 1, i), "theta", theta.shape, theta.device).double()
         assert g == pytest.approx(float(z @ H @ theta.double()), rel=1e-5)
@@ -75,7 +76,7 @@ def test_a_quadratic_gives_the_directional_derivative_exactly() -> None:
 def test_a_step_descends_on_a_quadratic() -> None:
     module = Vector(torch.ones(20), lambda t: t.double().square().sum())
     method = Method(RGE(4, 1e-3), Gaussian(), SGD())
-    space, state, losses = Full(module), {}, []
+    space, state, losses = FullModel(module), {}, []
     for number in range(1, 301):
         estimate, state = step(method, module, space, lambda P: module(), state, seed=0, step=number, lr=5e-3)
         losses.append(estimate.loss)
@@ -107,7 +108,7 @@ def test_twenty_steps_are_those_of_mezos_algorithm(q: int) -> None:
     f = lambda t: torch.tanh(W @ t).square().mean()
     module = Vector(start.clone(), f)
     method = Method(RGE(q, 1e-3), Gaussian(), SGD())
-    plain, space, state = start.double(), Full(module), {}
+    plain, space, state = start.double(), FullModel(module), {}
     for number in range(1, 21):
         _, state = step(method, module, space, lambda P: module(), state, seed=5, step=number, lr=1e-2)
         keys = [NoiseKey(5, number, i) for i in range(q)]
@@ -121,7 +122,7 @@ def test_theta_is_not_written_while_f_is_evaluated() -> None:
     theta = torch.randn(1000)
     module = Vector(theta.clone(), lambda t: t.square().sum())
     for number in range(50):
-        evaluate(lambda P: module(), module, Full(module), Gaussian(), RGE(2).points(0, number), "sequential")
+        evaluate(lambda P: module(), module, FullModel(module), Gaussian(), RGE(2).points(0, number), Mode.SEQUENTIAL)
     assert torch.equal(module.theta, theta)
     assert isinstance(module.theta, nn.Parameter)
 
@@ -130,7 +131,7 @@ def test_theta_is_put_back_when_f_raises() -> None:
     theta = torch.randn(10)
     module = Vector(theta.clone(), lambda t: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        evaluate(lambda P: module(), module, Full(module), Gaussian(), RGE().points(0, 1), "sequential")
+        evaluate(lambda P: module(), module, FullModel(module), Gaussian(), RGE().points(0, 1), Mode.SEQUENTIAL)
     assert module._parameters["theta"] is module.theta
     assert torch.equal(module.theta, theta)
 
@@ -139,14 +140,16 @@ def test_a_non_finite_loss_stops_before_the_update_and_says_where() -> None:
     theta = torch.ones(4)
     module = Vector(theta.clone(), lambda t: torch.log(-t.sum()))
     with pytest.raises(DivergedError, match=r"non-finite loss at step 9, seed 3, query 0: losses \[nan, nan\]"):
-        step(Method(RGE(), Gaussian(), SGD()), module, Full(module), lambda P: module(), {}, seed=3, step=9, lr=1.0)
+        step(
+            Method(RGE(), Gaussian(), SGD()), module, FullModel(module), lambda P: module(), {}, seed=3, step=9, lr=1.0
+        )
     assert torch.equal(module.theta, theta)
 
 
-@pytest.mark.parametrize(("mode", "forwards"), [("sequential", 8), ("outer", 2), ("inner", 4), ("both", 1)])
-def test_modes_group_the_points_as_stated(mode: str, forwards: int) -> None:
+@pytest.mark.parametrize(("mode", "forwards"), [(Mode.SEQUENTIAL, 8), (Mode.OUTER, 2), (Mode.INNER, 4), (Mode.BOTH, 1)])
+def test_modes_group_the_points_as_stated(mode: Mode, forwards: int) -> None:
     points = RGE(4).points(0, 1)
-    found = groups(points, mode)
+    found = mode.groups(points)
     assert len(found) == forwards
     assert sorted(i for group in found for i in group) == list(range(8))
 

@@ -10,21 +10,23 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.engine import contract
 from tests.engine.conftest import TinyModel, make_examples, targets
-from tests.engine.test_perturbations import member, names_of
+from zo_sweeps.core.errors import UserError
 from zo_sweeps.engine.batch import collate
 from zo_sweeps.engine.estimators.cge import CGE
 from zo_sweeps.engine.estimators.rge_one_sided import RGEOneSided
-from zo_sweeps.engine.evaluate import Mode, evaluate, groups
+from zo_sweeps.engine.evaluate import evaluate
+from zo_sweeps.engine.layers.full import FullModel
 from zo_sweeps.engine.losses import candidates, token_logprobs
 from zo_sweeps.engine.perturbations.coordinate import Coordinate
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.replay import replay
 from zo_sweeps.engine.schedules.linear import Linear
-from zo_sweeps.engine.spaces import lora_fa
-from zo_sweeps.engine.spaces.full import Full
+from zo_sweeps.engine.spaces.lora_fa import LoRAFA
 from zo_sweeps.engine.step import Method, step
 from zo_sweeps.engine.updates.sgd import SGD
+from zo_sweeps.methods.evaluation import Mode
 from zo_sweeps.methods.points import NoiseKey
 
 pytestmark = pytest.mark.unit
@@ -74,7 +76,7 @@ def quadratic(seed: int = 3) -> tuple[Callable[[Tensor], Tensor], Tensor, Tensor
 
 def losses_at(module: nn.Module, method: Method, number: int, seed: int = 7):
     points = method.estimator.points(seed, number)
-    values = evaluate(lambda P: module(), module, Full(module), method.perturbation, points, "sequential")
+    values = evaluate(lambda P: module(), module, FullModel(module), method.perturbation, points, Mode.SEQUENTIAL)
     return method.estimator.combine(points, values)
 
 
@@ -130,8 +132,8 @@ def test_one_sided_evaluates_theta_once_and_itself() -> None:
     module, seen = seeing()
     method = Method(RGEOneSided(3), Gaussian(), SGD())
     points = method.estimator.points(0, 1)
-    evaluate(lambda P: module(), module, Full(module), Gaussian(), points, "sequential")
-    assert len(points) == len(seen) == method.estimator.evaluations == 4
+    evaluate(lambda P: module(), module, FullModel(module), Gaussian(), points, Mode.SEQUENTIAL)
+    assert len(points) == len(seen) == method.estimator.evaluations(D) == 4
     assert [point.scale for point in points] == [0.0, 1e-3, 1e-3, 1e-3]
     assert torch.equal(seen[0], flat(module).detach())
     assert not any(torch.equal(other, seen[0]) for other in seen[1:])
@@ -140,18 +142,18 @@ def test_one_sided_evaluates_theta_once_and_itself() -> None:
 @pytest.mark.parametrize(
     ("mode", "expected"),
     [
-        ("sequential", [[0], [1], [2], [3]]),
-        ("outer", [[0], [1, 2, 3]]),
-        ("inner", [[0, 1], [2], [3]]),
-        ("both", [[0, 1, 2, 3]]),
+        (Mode.SEQUENTIAL, [[0], [1], [2], [3]]),
+        (Mode.OUTER, [[0], [1, 2, 3]]),
+        (Mode.INNER, [[0, 1], [2], [3]]),
+        (Mode.BOTH, [[0, 1, 2, 3]]),
     ],
 )
 def test_one_sided_points_share_forwards_by_mode(mode: Mode, expected: list[list[int]]) -> None:
-    assert groups(RGEOneSided(3).points(0, 1), mode) == expected
+    assert mode.groups(RGEOneSided(3).points(0, 1)) == expected
 
 
 def test_one_sided_losses_do_not_depend_on_the_mode(model: TinyModel) -> None:
-    space = lora_fa.install(model.module, {"modules": targets(model), "rank": 4, "alpha": 8.0}, 0)
+    space = LoRAFA(rank=4, alpha=8.0).install(model.module, targets(model), 0)
     batch = collate(make_examples(3), 0)
     points = RGEOneSided(4, 1e-2).points(0, 1)
     found = {
@@ -159,11 +161,11 @@ def test_one_sided_losses_do_not_depend_on_the_mode(model: TinyModel) -> None:
             lambda P: candidates(token_logprobs(model, batch, copies=P), batch),
             model.module, space, Gaussian(), points, mode,
         )
-        for mode in ("sequential", "outer", "inner", "both")
+        for mode in (Mode.SEQUENTIAL, Mode.OUTER, Mode.INNER, Mode.BOTH)
     }  # fmt: skip
     plain = candidates(token_logprobs(model, batch), batch).item()
     for values in found.values():
-        assert values == pytest.approx(found["sequential"], abs=2e-6)
+        assert values == pytest.approx(found[Mode.SEQUENTIAL], abs=2e-6)
         assert values[0] == pytest.approx(plain, abs=2e-6)
 
 
@@ -171,7 +173,7 @@ def test_cge_is_the_gradient_of_a_quadratic() -> None:
     f, H, b = quadratic()
     module = Parts(f)
     method = Method(CGE(eps=0.25), Coordinate(), SGD()).bind(dict(module.named_parameters()))
-    assert (method.estimator.q, method.estimator.evaluations) == (D, 2 * D)
+    assert (method.estimator.budget, method.estimator.evaluations(D)) == (D, 2 * D)
     for number in (1, 2, 9):
         assert torch.allclose(ghat(module, method, number), H @ flat(module).detach() + b, rtol=1e-5, atol=1e-5)
 
@@ -180,7 +182,7 @@ def test_cge_moves_each_coordinate_by_eps() -> None:
     module, seen = seeing()
     method = Method(CGE(eps=0.25), Coordinate(), SGD()).bind(dict(module.named_parameters()))
     points = method.estimator.points(0, 4)
-    evaluate(lambda P: module(), module, Full(module), method.perturbation, points, "sequential")
+    evaluate(lambda P: module(), module, FullModel(module), method.perturbation, points, Mode.SEQUENTIAL)
     expected = torch.stack([sign * 0.25 * torch.eye(D)[j] for j in range(D) for sign in (1, -1)]).double()
     assert torch.allclose(torch.stack(seen) - flat(module).detach(), expected, atol=1e-6)
 
@@ -190,34 +192,29 @@ def test_a_log_of_another_q_is_refused() -> None:
         RGEOneSided(2).from_log(0, 3, [1.0])
 
 
-@pytest.mark.parametrize("name", names_of("estimators"))
+@pytest.mark.parametrize("name", contract.names("estimator"))
 def test_no_estimator_takes_a_scale_of_zero(name: str) -> None:
-    with pytest.raises(ValueError, match="eps > 0"):
-        member("estimators", name)(eps=0.0)
+    with pytest.raises(UserError, match=f"estimator.eps of {name} must be above 0, not 0"):
+        contract.member("estimator", name, eps=0.0)
 
 
 def digest(module: nn.Module) -> str:
     return hashlib.blake2b(flat(module).detach().numpy().tobytes()).hexdigest()
 
 
-@pytest.mark.parametrize("noise", names_of("perturbations"))
-@pytest.mark.parametrize("estimator", names_of("estimators"))
+@pytest.mark.parametrize("noise", contract.names("perturbation"))
+@pytest.mark.parametrize("estimator", contract.names("estimator"))
 def test_replay_and_resume_have_the_bits_of_the_run(estimator: str, noise: str) -> None:
     f, _, _ = quadratic()
     f = (lambda g: lambda t: torch.tanh(g(t) / 10))(f)
-    made = member("estimators", estimator)(**({} if estimator == "cge" else {"q": 2}))
-    method, schedule, log, hashes = (
-        Method(made, member("perturbations", noise)(), SGD()),
-        Linear().over(1e-2, 6),
-        [],
-        [],
-    )
+    method = Method(contract.estimator(estimator), contract.member("perturbation", noise), SGD())
+    schedule, log, hashes = Linear().over(1e-2, 6), [], []
 
     def go_on(module: Parts, state: dict[str, object], steps: range) -> None:
         bound = method.bind(dict(module.named_parameters()))
         for number in steps:
             found, state = step(
-                bound, module, Full(module), lambda P: module(), state, seed=4, step=number, lr=schedule(number)
+                bound, module, FullModel(module), lambda P: module(), state, seed=4, step=number, lr=schedule(number)
             )
             log.append(found.coefs)
             hashes.append(digest(module))

@@ -10,10 +10,10 @@ from tests.engine.test_losses import mixed, plain_answer_logprobs
 from zo_sweeps.engine import losses
 from zo_sweeps.engine.batch import collate
 from zo_sweeps.engine.estimators.rge import RGE
+from zo_sweeps.engine.layers.full import FullModel
 from zo_sweeps.engine.losses import token_logprobs
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.schedules.constant import Constant
-from zo_sweeps.engine.spaces.full import Full
 from zo_sweeps.engine.step import Method
 from zo_sweeps.engine.train import Evaluated, StepDone, train
 from zo_sweeps.engine.types import DivergedError
@@ -70,8 +70,8 @@ def run(model: TinyModel, objective=None, loss=losses.tokens, dev=lambda: (0.0, 
     batch = collate(make_examples(8), pad_id=0)
     method = Method(RGE(2, 1e-1), Gaussian(), SGD())
     return train(
-        method, model, Full(model.module), lambda number: batch, loss, Constant().over(1e-3, steps), dev, seed=4, steps=steps,
-        eval_every=2, objective=objective,
+        method, model, FullModel(model.module), lambda number: batch, loss, Constant().over(1e-3, steps), dev, seed=4,
+        steps=steps, eval_every=2, objective=objective,
     )  # fmt: skip
 
 

@@ -16,11 +16,11 @@ from zo_sweeps.engine.batch import Batch, collate
 from zo_sweeps.engine.data import indices
 from zo_sweeps.engine.estimators.mezo_compat import MezoCompat as Estimator
 from zo_sweeps.engine.in_place import InPlace
+from zo_sweeps.engine.layers.full import FullModel
 from zo_sweeps.engine.losses import token_logprobs
 from zo_sweeps.engine.perturbations.mezo_compat import MezoCompat as Stream
 from zo_sweeps.engine.replay import replay
 from zo_sweeps.engine.schedules.linear import Linear
-from zo_sweeps.engine.spaces.full import Full
 from zo_sweeps.engine.step import Method
 from zo_sweeps.engine.train import StepDone, train
 from zo_sweeps.engine.updates.mezo_compat import MezoCompat as Update
@@ -73,7 +73,7 @@ def method(decay: float = 0.0) -> Method:
 
 def run(model: TinyModel, how: Method, log: list[tuple[float, ...]] = ()) -> list[StepDone]:
     events = train(
-        how, model, Full(model.module), batch_of, losses.candidates, SCHEDULE, lambda: (0.0, 0.0), seed=SEED,
+        how, model, FullModel(model.module), batch_of, losses.candidates, SCHEDULE, lambda: (0.0, 0.0), seed=SEED,
         steps=STEPS, eval_every=STEPS, log=log,
     )  # fmt: skip
     return [event for event in events if isinstance(event, StepDone)]
@@ -111,7 +111,7 @@ def test_replay_and_resume_have_the_bits_of_the_run_drift_included() -> None:
     done = run(whole, first)
     log = [event.coefs for event in done]
     second = method()
-    replay(second, Full(again.module).params, log, SCHEDULE, seed=SEED)
+    replay(second, FullModel(again.module).params, log, SCHEDULE, seed=SEED)
     assert digest(again) == digest(whole)
     assert second.in_place.drift == first.in_place.drift > 0
     assert [event.coefs for event in run(resumed, method(), log[:7])] == log[7:]

@@ -11,9 +11,10 @@ from zo_sweeps.engine.batch import collate
 from zo_sweeps.engine.direction import combine
 from zo_sweeps.engine.estimators.rge import RGE
 from zo_sweeps.engine.evaluate import evaluate
+from zo_sweeps.engine.layers.full import FullModel
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.perturbations.rademacher import Rademacher
-from zo_sweeps.engine.spaces.full import Full
+from zo_sweeps.methods.evaluation import Mode
 from zo_sweeps.methods.points import NoiseKey
 
 pytestmark = pytest.mark.unit
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.unit
 def points_losses(model: TinyModel, noise) -> list[float]:
     batch = collate(make_examples(3), pad_id=0)
     objective = lambda P: losses.candidates(losses.token_logprobs(model, batch, P), batch)
-    return evaluate(objective, model.module, Full(model.module), noise, RGE(2, 1e-2).points(0, 1), "sequential")
+    return evaluate(objective, model.module, FullModel(model.module), noise, RGE(2, 1e-2).points(0, 1), Mode.SEQUENTIAL)
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -12,7 +12,8 @@ from tests.engine.conftest import Candidate, Example, TinyModel, make_examples, 
 from zo_sweeps.engine.batch import collate
 from zo_sweeps.engine.losses import token_logprobs
 from zo_sweeps.engine.packing import CAPACITY, pack
-from zo_sweeps.engine.spaces import lora_fa, prefix
+from zo_sweeps.engine.spaces.lora_fa import LoRAFA
+from zo_sweeps.engine.spaces.prefix import PrefixTuning
 
 pytestmark = pytest.mark.unit
 
@@ -91,7 +92,7 @@ def test_the_losses_are_those_of_each_text_alone(copies: int, model: TinyModel) 
 
 
 def test_each_point_of_a_batched_space_sees_every_text_alone(model: TinyModel) -> None:
-    space = lora_fa.install(model.module, {"rank": 4, "alpha": 4, "modules": targets(model)}, 0)
+    space = LoRAFA(rank=4, alpha=4).install(model.module, targets(model), 0)
     generator = torch.Generator().manual_seed(1)
     values = {n: torch.randn(3, *p.shape, generator=generator) for n, p in space.params.items()}
     examples = unlike_lengths()
@@ -104,7 +105,7 @@ def test_each_point_of_a_batched_space_sees_every_text_alone(model: TinyModel) -
 
 
 def test_a_prefix_stands_before_every_text_of_a_row(model: TinyModel) -> None:
-    space = prefix.install(model.module, {"length": 3}, 0)
+    space = PrefixTuning(length=3).install(model.module, [], 0)
     generator = torch.Generator().manual_seed(1)
     values = {n: p + torch.randn(2, *p.shape, generator=generator) for n, p in space.params.items()}
     examples = unlike_lengths()

@@ -18,15 +18,16 @@ from zo_sweeps.engine.batch import Batch, collate
 from zo_sweeps.engine.estimators.mezo_compat import MezoCompat
 from zo_sweeps.engine.estimators.rge import RGE
 from zo_sweeps.engine.estimators.rge_one_sided import RGEOneSided
-from zo_sweeps.engine.evaluate import Mode, groups
 from zo_sweeps.engine.follower import Follower
 from zo_sweeps.engine.in_place import InPlace
+from zo_sweeps.engine.layers.full import FullModel
 from zo_sweeps.engine.peers import HEAD, PeerLostError, Team, pack, pack_losses, shares, unpack
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.perturbations.pezo_pool import PeZOPool
 from zo_sweeps.engine.replay import rebuild
 from zo_sweeps.engine.schedules.linear import Linear
-from zo_sweeps.engine.spaces import full, lora_fa, random_subset
+from zo_sweeps.engine.spaces.lora_fa import LoRAFA
+from zo_sweeps.engine.spaces.random_subset import RandomSubset
 from zo_sweeps.engine.step import Method
 from zo_sweeps.engine.train import StepDone, of_batch, train
 from zo_sweeps.engine.types import DivergedError
@@ -34,6 +35,7 @@ from zo_sweeps.engine.updates.adam import Adam
 from zo_sweeps.engine.updates.conservative import Conservative
 from zo_sweeps.engine.updates.sgd import SGD
 from zo_sweeps.methods.estimator import Estimator
+from zo_sweeps.methods.evaluation import Mode
 from zo_sweeps.methods.perturbation import Perturbation
 from zo_sweeps.methods.points import NoiseKey
 from zo_sweeps.methods.update import Update
@@ -51,13 +53,11 @@ def batches(step: int) -> Batch:
 def installed(space: str) -> tuple[Any, Any]:
     """A model of its own, as a process of its own has, and the space in it."""
     model = tiny_model()
-    options: dict[str, Any] = {"rank": 4, "alpha": 4, "modules": targets(model)}
     if space == "full":
-        return model, full.install(model.module, {}, SEED)
+        return model, FullModel(model.module)
     if space == "random_subset":  # its mask is drawn again in the middle of the run
-        options = {"density": 0.2, "refresh": 3, "modules": targets(model)}
-        return model, random_subset.install(model.module, options, SEED)
-    return model, lora_fa.install(model.module, options, SEED)
+        return model, RandomSubset(density=0.2, refresh=3).install(model.module, targets(model), SEED)
+    return model, LoRAFA(rank=4, alpha=4).install(model.module, targets(model), SEED)
 
 
 class Thread:
@@ -102,7 +102,7 @@ class Thread:
 
 def make(
     estimator: Estimator,
-    mode: Mode = "sequential",
+    mode: Mode = Mode.SEQUENTIAL,
     update: Update | None = None,
     noise: Perturbation | None = None,
 ) -> Method:
@@ -144,7 +144,7 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def team_of(peers: Sequence[Thread], mode: Mode = "sequential", **options: Any) -> Team:
+def team_of(peers: Sequence[Thread], mode: Mode = Mode.SEQUENTIAL, **options: Any) -> Team:
     team = Team(peers, mode, agreed=b"ready", **({"patience": 30.0} | options))
     assert team.ready() == len(peers)
     return team
@@ -157,9 +157,9 @@ KINDS: dict[str, tuple[Method, str, int]] = {
     "full, MeZO's rounding": (make(MezoCompat(3)), "full", 3),
     "full, conservative": (make(RGE(3), update=Conservative()), "full", 3),
     "lora_fa, adam": (make(RGE(4), update=Adam()), "lora_fa", 3),
-    "lora_fa, inner": (make(RGE(4), "inner"), "lora_fa", 3),
-    "lora_fa, outer": (make(RGE(4), "outer"), "lora_fa", 2),
-    "lora_fa, one-sided, inner": (make(RGEOneSided(3), "inner"), "lora_fa", 3),
+    "lora_fa, inner": (make(RGE(4), Mode.INNER), "lora_fa", 3),
+    "lora_fa, outer": (make(RGE(4), Mode.OUTER), "lora_fa", 2),
+    "lora_fa, one-sided, inner": (make(RGEOneSided(3), Mode.INNER), "lora_fa", 3),
     "lora_fa, a pool": (make(RGE(4), noise=PeZOPool(k=6)), "lora_fa", 3),
     "a mask that changes on the way": (make(RGE(3), update=Adam()), "random_subset", 3),
 }
@@ -276,18 +276,18 @@ def test_the_estimate_of_the_points_that_came_is_their_mean(estimator: Estimator
     assert math.isfinite(estimate.loss)
 
 
-@pytest.mark.parametrize("mode", ["sequential", "outer", "inner", "both"])
+@pytest.mark.parametrize("mode", [Mode.SEQUENTIAL, Mode.OUTER, Mode.INNER, Mode.BOTH])
 @pytest.mark.parametrize("estimator", [RGE(5), RGEOneSided(5)])
 def test_shares_are_whole_forwards_and_cover_every_point_once(mode: Mode, estimator: Estimator) -> None:
     points = estimator.points(0, 1)
     found = shares(points, mode)
     assert sorted(i for share in found for i in share) == list(range(len(points)))
-    forwards = groups(points, mode)
+    forwards = mode.groups(points)
     for share in found:
         chosen = [points[i] for i in share]
-        alone = [[share[i] for i in group] for group in groups(chosen, mode)]
+        alone = [[share[i] for i in group] for group in mode.groups(chosen)]
         assert all(group in forwards for group in alone), "its forwards are those of the whole step"
-    if mode in ("sequential", "inner"):
+    if mode in (Mode.SEQUENTIAL, Mode.INNER):
         assert len(found) == 5, "a direction each"
 
 
@@ -320,16 +320,16 @@ def test_a_follower_refuses_a_log_with_a_gap() -> None:
 
 def test_what_cannot_be_shared_is_refused() -> None:
     with pytest.raises(ValueError, match="a part of every direction"):
-        Team([], "outer", drop=True)
+        Team([], Mode.OUTER, drop=True)
     in_place = Method(RGE(2), Gaussian(), SGD(), in_place=InPlace())
     with pytest.raises(ValueError, match="out of place"):
-        run(in_place, "full", Team([], "sequential"))
+        run(in_place, "full", Team([], Mode.SEQUENTIAL))
 
 
 def test_a_follower_with_other_parameters_is_not_taken() -> None:
     method = make(RGE(2))
     why: list[str] = []
-    team = Team([Thread(method, "full")], "sequential", agreed=b"something else", patience=30.0, on_loss=why.append)
+    team = Team([Thread(method, "full")], Mode.SEQUENTIAL, agreed=b"something else", patience=30.0, on_loss=why.append)
     assert team.ready() == 0
     assert why == ["it has b'ready' where the leader has b'something else'"]
     assert run(method, "full", team)[0] == run(method, "full")[0]
@@ -345,7 +345,7 @@ def test_a_loss_that_is_not_finite_at_a_follower_stops_the_run() -> None:
             return pack_losses([math.inf] * count)
 
     method = make(RGE(2))
-    team = Team([Infinite()], "sequential")
+    team = Team([Infinite()], Mode.SEQUENTIAL)
     team.ready()
     with pytest.raises(DivergedError, match="step 1, seed 5, query 1"):
         run(method, "full", team)

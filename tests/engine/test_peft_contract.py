@@ -19,7 +19,9 @@ from zo_sweeps.engine.replay import rebuild
 from zo_sweeps.engine.schedules.constant import Constant
 from zo_sweeps.engine.step import Method
 from zo_sweeps.engine.train import StepDone, train
+from zo_sweeps.engine.updates.adam import Adam
 from zo_sweeps.engine.updates.sgd import SGD
+from zo_sweeps.methods.evaluation import Mode
 
 pytestmark = pytest.mark.unit
 ADDED = sorted(set(MEMBERS) - {"full"})  # those that leave the base model as it was
@@ -42,11 +44,11 @@ def test_batched_points_have_the_losses_of_sequential_ones(name: str, q: int) ->
     points = RGE(q, 1e-1).points(0, 1)
     found = {
         mode: torch.tensor(evaluate(objective_of(model), model.module, space, Gaussian(), points, mode))
-        for mode in ("sequential", "outer", "inner", "both")
+        for mode in (Mode.SEQUENTIAL, Mode.OUTER, Mode.INNER, Mode.BOTH)
     }
-    assert found["sequential"].std() > 1e-3  # the points do differ
-    for mode in ("outer", "inner", "both"):
-        torch.testing.assert_close(found[mode], found["sequential"], rtol=3e-6, atol=3e-6)
+    assert found[Mode.SEQUENTIAL].std() > 1e-3  # the points do differ
+    for mode in (Mode.OUTER, Mode.INNER, Mode.BOTH):
+        torch.testing.assert_close(found[mode], found[Mode.SEQUENTIAL], rtol=3e-6, atol=3e-6)
 
 
 @pytest.mark.parametrize("name", sorted(MEMBERS))
@@ -55,7 +57,7 @@ def test_a_point_is_theta_with_its_direction_added(name: str) -> None:
     space = install(name, model)
     nudge(space, 0.01)
     points = RGE(2, 1e-1).points(0, 1)
-    found = evaluate(objective_of(model), model.module, space, Gaussian(), points, "sequential")
+    found = evaluate(objective_of(model), model.module, space, Gaussian(), points, Mode.SEQUENTIAL)
     for point, value in zip(points, found, strict=True):
         base = {n: p.detach().clone() for n, p in space.params.items()}
         with torch.no_grad():
@@ -72,7 +74,7 @@ def test_evaluation_does_not_write_theta(name: str) -> None:
     model = tiny_model()
     space = install(name, model)
     before, out = digest(space.params.values()), logits(model)
-    mode = "both" if space.batched else "sequential"
+    mode = Mode.BOTH if space.batched else Mode.SEQUENTIAL
     evaluate(objective_of(model), model.module, space, Gaussian(), RGE(2).points(0, 1), mode)
     assert digest(space.params.values()) == before
     assert torch.equal(logits(model), out)
@@ -88,7 +90,7 @@ def test_uninstalling_restores_the_base_model_bit_for_bit(name: str, dtype: torc
     nudge(space)
     assert not torch.equal(logits(model), out)
     assert {p.dtype for p in space.params.values()} == {torch.float32}
-    mode = "both" if space.batched else "sequential"
+    mode = Mode.BOTH if space.batched else Mode.SEQUENTIAL
     values = evaluate(objective_of(model), model.module, space, Gaussian(), RGE(2).points(0, 1), mode)
     assert all(value == value for value in values)
     space.uninstall()
@@ -105,7 +107,7 @@ def test_a_new_space_changes_nothing(name: str) -> None:
     torch.testing.assert_close(logits(model), before, rtol=2e-5, atol=2e-5)
 
 
-def run(name: str, steps: int, log=(), mode: str = "sequential", **changed):
+def run(name: str, steps: int, log=(), mode: Mode = Mode.SEQUENTIAL, **changed):
     model = tiny_model()
     space = install(name, model, seed=1, **changed)
     examples = make_examples(10)
@@ -141,7 +143,7 @@ def test_replay_and_resume_have_the_bits_of_the_run(name: str, refresh: int) -> 
 @pytest.mark.parametrize("name", ADDED)
 def test_all_modes_train_to_the_same_weights_within_rounding(name: str) -> None:
     reference, _, _ = run(name, 5)
-    for mode in ("outer", "both"):
+    for mode in (Mode.OUTER, Mode.BOTH):
         space, _, _ = run(name, 5, mode=mode)
         for key, param in space.params.items():
             torch.testing.assert_close(param, reference.params[key], rtol=0, atol=3e-4)
@@ -159,7 +161,7 @@ def test_backpropagation_reaches_every_parameter_and_lowers_the_loss(name: str) 
         space,
         lambda number: batch,
         losses.candidates,
-        Constant().over(1e-2, 6),
+        Adam(lr=1e-2),
         lambda: (0.0, 0.0),
         steps=6,
         eval_every=6,
@@ -180,7 +182,7 @@ def test_the_directional_derivative_is_that_of_backpropagation(name: str) -> Non
     space = install(name, model)
     nudge(space, 0.02)
     point = RGE(1, 1e-3).points(3, 1)
-    plus, minus = evaluate(objective_of(model), model.module, space, Gaussian(), point, "sequential")
+    plus, minus = evaluate(objective_of(model), model.module, space, Gaussian(), point, Mode.SEQUENTIAL)
     params = dict(space.params)
     for p in params.values():
         p.requires_grad_(True)

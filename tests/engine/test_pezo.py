@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.engine.test_perturbations import CPU, LAYOUT, direction
+from tests.engine.contract import LAYOUT
+from tests.engine.test_perturbations import CPU, direction
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.engine import lfsr, modulus
-from zo_sweeps.engine.perturbations import pezo_onthefly, pezo_pool
+from zo_sweeps.engine import lfsr, modulus, pezo_pool, pezo_registers
 from zo_sweeps.engine.perturbations.pezo_onthefly import PeZOOnTheFly
 from zo_sweeps.engine.perturbations.pezo_pool import PeZOPool
+from zo_sweeps.methods.definition import read
 from zo_sweeps.methods.points import Layout, NoiseKey
-from zo_sweeps.plan.build import compatible
 
 pytestmark = pytest.mark.unit
 d, q = LAYOUT.d, LAYOUT.q
@@ -191,7 +191,7 @@ def test_on_the_fly_blocks_of_memory_do_not_show(monkeypatch: pytest.MonkeyPatch
     for member in (PeZOOnTheFly(), PeZOOnTheFly(address="pointer"), PeZOOnTheFly(length="perturbation")):
         whole = direction(member.bind(layout), NoiseKey(0, 9, 0), layout)
         with monkeypatch.context() as patch:
-            patch.setattr(pezo_onthefly, "BLOCK", 100)
+            patch.setattr(pezo_registers, "BLOCK", 100)
             assert torch.equal(direction(member.bind(layout), NoiseKey(0, 9, 0), layout), whole)
 
 
@@ -210,7 +210,7 @@ def test_centred_numbers_have_no_mean_over_a_period_and_others_are_positive() ->
 @pytest.mark.parametrize("k", [2, 4, 6, 12])
 @pytest.mark.parametrize("rounding", ["none", "linear"])
 def test_leftovers_of_the_pool_open_the_next_direction(k: int, rounding: str) -> None:
-    pool = pezo_pool._pool(11, k)
+    pool = pezo_pool.pool(11, k)
     factor = modulus.expected_norm(len(pool)) / float(pool.double().norm())
     factor = factor if rounding == "none" else nearest_power(factor, rounding)
     stream = itertools.cycle((pool * torch.tensor(factor, dtype=torch.float32)).tolist())
@@ -220,7 +220,7 @@ def test_leftovers_of_the_pool_open_the_next_direction(k: int, rounding: str) ->
 
 
 def test_the_pool_is_uniform_and_its_modulus_a_gaussians() -> None:
-    pool = pezo_pool._pool(0, 16).double()
+    pool = pezo_pool.pool(0, 16).double()
     n = len(pool)
     assert n == 65535
     assert -1 < pool.min() < -0.999
@@ -234,7 +234,7 @@ def test_the_pool_is_uniform_and_its_modulus_a_gaussians() -> None:
 
 def test_the_run_walks_through_the_pool_at_the_stated_offsets() -> None:
     """u_t[j] = p[(t d + j) mod N] far into a run, from the closed form alone."""
-    member, pool = PeZOPool(8).bind(LAYOUT), pezo_pool._pool(0, 8)
+    member, pool = PeZOPool(8).bind(LAYOUT), pezo_pool.pool(0, 8)
     key = NoiseKey(0, 1_000_003, 2)
     start = ((key.step - 1) * q + 2) * d
     expected = pool[(start + torch.arange(d)) % 255]
@@ -272,7 +272,7 @@ def test_scaling_brings_uniform_vectors_to_the_gaussian_modulus_of_monte_carlo(m
     gaussian = torch.randn(20_000, m, generator=draw, dtype=torch.double).norm(dim=1)
     layout = Layout({"w": torch.Size([m])}, 1)
     member = PeZOPool(10, "perturbation").bind(layout)
-    pool = pezo_pool._pool(0, 10).double()
+    pool = pezo_pool.pool(0, 10).double()
     for t in range(20):
         u = pool[(t * m + torch.arange(m)) % 1023]
         factor = direction(member, NoiseKey(0, t + 1, 0), layout).double().norm() / u.norm()
@@ -289,29 +289,31 @@ def test_factors_are_rounded_to_the_nearest_power_of_two(rule: str) -> None:
 
 
 MEMBERS = {"pezo_pool": PeZOPool, "pezo_onthefly": PeZOOnTheFly}
+CHOICES = {
+    ("pezo_pool", "length"): ("pool", "perturbation"),
+    ("pezo_pool", "rounding"): ("none", "linear", "log"),
+    ("pezo_onthefly", "length"): ("block", "perturbation"),
+    ("pezo_onthefly", "address"): ("fixed", "pointer"),
+    ("pezo_onthefly", "rounding"): ("none", "linear", "log"),
+}
 
 
-def test_the_plan_knows_the_members_choices() -> None:
-    assert {place: choices for place, choices in compatible.CHOICES.items() if place[0] in MEMBERS} == {
-        ("pezo_pool", "length"): pezo_pool.LENGTHS,
-        ("pezo_pool", "rounding"): modulus.ROUNDINGS,
-        ("pezo_onthefly", "length"): pezo_onthefly.LENGTHS,
-        ("pezo_onthefly", "address"): pezo_onthefly.ADDRESSES,
-        ("pezo_onthefly", "rounding"): modulus.ROUNDINGS,
-    }
-    for (name, option), choices in compatible.CHOICES.items():
-        if name in MEMBERS:
-            for choice in choices:
-                MEMBERS[name](**{option: choice})
-            with pytest.raises(UserError, match=f"unknown {option} 'x'"):
-                MEMBERS[name](**{option: "x"})
+@pytest.mark.parametrize(("name", "option"), CHOICES)
+def test_choices_are_taken_and_others_refused_where_they_are_read(name: str, option: str) -> None:
+    for choice in CHOICES[name, option]:
+        assert getattr(read(MEMBERS[name], {option: choice}), option) == choice
+    with pytest.raises(UserError, match=f"unknown {option} 'x'"):
+        read(MEMBERS[name], {option: "x"})
 
 
-@pytest.mark.parametrize(("name", "option"), [("pezo_pool", "k"), ("pezo_onthefly", "k"), ("pezo_onthefly", "bits")])
-def test_the_plan_knows_the_members_ranges(name: str, option: str) -> None:
-    least, most = compatible.RANGES[name, option]
+@pytest.mark.parametrize(
+    ("name", "option", "least", "most"),
+    [("pezo_pool", "k", 2, 24), ("pezo_onthefly", "k", 2, 10), ("pezo_onthefly", "bits", 2, 16)],
+)
+def test_sizes_out_of_their_range_are_refused(name: str, option: str, least: int, most: int) -> None:
     MEMBERS[name](**{option: least})
     MEMBERS[name](**{option: most})
     for outside in (least - 1, most + 1):
-        with pytest.raises(ValueError, match="PeZO's"):
+        wanted = f"perturbation.{option} of {name} must be from {least} to {most}, not {outside}$"
+        with pytest.raises(UserError, match=wanted):
             MEMBERS[name](**{option: outside})

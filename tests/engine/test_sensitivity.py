@@ -8,9 +8,9 @@ import torch
 from tests.engine.conftest import make_examples, targets, tiny_model
 from zo_sweeps.engine import losses, masks
 from zo_sweeps.engine.batch import collate
+from zo_sweeps.engine.layers.sparse import Sparse
 from zo_sweeps.engine.losses import token_logprobs
 from zo_sweeps.engine.sensitivity import concentration, covered, gradient_of_mean
-from zo_sweeps.engine.layers.sparse import Sparse
 
 pytestmark = pytest.mark.unit
 

@@ -17,19 +17,23 @@ from zo_sweeps.engine.evaluate import evaluate
 from zo_sweeps.engine.losses import token_logprobs
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.replay import replay
-from zo_sweeps.engine.spaces import full, lora, lora_fa
+from zo_sweeps.engine.schedules.constant import Constant
+from zo_sweeps.engine.schedules.linear import Linear
+from zo_sweeps.engine.spaces.full import Full
+from zo_sweeps.engine.spaces.lora import LoRA
+from zo_sweeps.engine.spaces.lora_fa import LoRAFA
 from zo_sweeps.engine.step import Method
 from zo_sweeps.engine.train import Evaluated, StepDone, train
 from zo_sweeps.engine.updates.sgd import SGD
+from zo_sweeps.methods.evaluation import Mode
 
 pytestmark = pytest.mark.unit
-SPACES = {"full": full, "lora": lora, "lora_fa": lora_fa}
+SPACES = {"full": Full(), "lora": LoRA(rank=4, alpha=8.0), "lora_fa": LoRAFA(rank=4, alpha=8.0)}
 NAMES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 def install(name: str, model: TinyModel, seed: int = 0):
-    options = {"rank": 4, "alpha": 8.0, "modules": targets(model, NAMES)}
-    return SPACES[name].install(model.module, options, seed)
+    return SPACES[name].install(model.module, targets(model, NAMES), seed)
 
 
 def nudge(space, scale: float = 0.1) -> None:
@@ -54,11 +58,11 @@ def test_batched_points_have_the_losses_of_sequential_ones(name: str, q: int, mo
     points = RGE(q, 1e-1).points(0, 1)
     found = {
         mode: torch.tensor(evaluate(objective, model.module, space, Gaussian(), points, mode))
-        for mode in ("sequential", "outer", "inner", "both")
+        for mode in (Mode.SEQUENTIAL, Mode.OUTER, Mode.INNER, Mode.BOTH)
     }
-    assert found["sequential"].std() > 1e-3  # the points do differ
-    for mode in ("outer", "inner", "both"):
-        torch.testing.assert_close(found[mode], found["sequential"], rtol=2e-6, atol=2e-6)
+    assert found[Mode.SEQUENTIAL].std() > 1e-3  # the points do differ
+    for mode in (Mode.OUTER, Mode.INNER, Mode.BOTH):
+        torch.testing.assert_close(found[mode], found[Mode.SEQUENTIAL], rtol=2e-6, atol=2e-6)
 
 
 def test_a_batched_point_is_the_same_as_weights_written_in_place(model: TinyModel) -> None:
@@ -67,7 +71,7 @@ def test_a_batched_point_is_the_same_as_weights_written_in_place(model: TinyMode
     batch = collate(make_examples(3), pad_id=0)
     objective = lambda P: losses.tokens(token_logprobs(model, batch, P), batch)
     points = RGE(2, 1e-1).points(0, 1)
-    found = evaluate(objective, model.module, space, Gaussian(), points, "both")
+    found = evaluate(objective, model.module, space, Gaussian(), points, Mode.BOTH)
     for point, value in zip(points, found, strict=True):
         base = {n: p.detach().clone() for n, p in space.params.items()}
         with torch.no_grad():
@@ -86,7 +90,7 @@ def test_full_points_are_the_same_as_weights_written_in_place(tied: bool) -> Non
     batch = collate(make_examples(3), pad_id=0)
     objective = lambda P: losses.candidates(token_logprobs(model, batch, P), batch)
     points = RGE(1, 1e-2).points(0, 1)
-    found = evaluate(objective, model.module, space, Gaussian(), points, "sequential")
+    found = evaluate(objective, model.module, space, Gaussian(), points, Mode.SEQUENTIAL)
     before = digest(space)
     for point, value in zip(points, found, strict=True):
         other = tiny_model(tied=tied)
@@ -99,10 +103,12 @@ def test_full_points_are_the_same_as_weights_written_in_place(tied: bool) -> Non
 
 def test_a_full_space_refuses_the_batched_modes(model: TinyModel) -> None:
     with pytest.raises(ValueError, match="mode 'both' needs a space that holds several points"):
-        evaluate(lambda P: torch.zeros(P), model.module, install("full", model), Gaussian(), RGE().points(0, 1), "both")
+        evaluate(
+            lambda P: torch.zeros(P), model.module, install("full", model), Gaussian(), RGE().points(0, 1), Mode.BOTH
+        )
 
 
-def run(name: str, steps: int, *, mode: str = "sequential", log=(), evaluated=(), schedule=constant):
+def run(name: str, steps: int, *, mode: Mode = Mode.SEQUENTIAL, log=(), evaluated=(), schedule=Constant):
     """A run from fresh weights: (space, events)."""
     model = tiny_model()
     space = install(name, model, seed=1)
@@ -114,7 +120,7 @@ def run(name: str, steps: int, *, mode: str = "sequential", log=(), evaluated=()
         space,
         lambda number: collate([examples[i] for i in indices(1, number, 10, 4)], 0),
         losses.candidates,
-        schedule(1e-1 if name != "full" else 1e-3, steps),
+        schedule().over(1e-1 if name != "full" else 1e-3, steps),
         lambda: (0.5, 0.5),
         seed=1,
         steps=steps,
@@ -126,7 +132,7 @@ def run(name: str, steps: int, *, mode: str = "sequential", log=(), evaluated=()
 
 
 @pytest.mark.parametrize("name", SPACES)
-@pytest.mark.parametrize("schedule", [constant, linear])
+@pytest.mark.parametrize("schedule", [Constant, Linear])
 def test_replay_of_the_log_has_the_bits_of_the_run(name: str, schedule) -> None:
     space, events = run(name, 12, schedule=schedule)
     log = [event.coefs for event in events if isinstance(event, StepDone)]
@@ -136,7 +142,7 @@ def test_replay_of_the_log_has_the_bits_of_the_run(name: str, schedule) -> None:
         Method(RGE(2, 1e-2), Gaussian(), SGD()),
         again.params,
         log,
-        schedule(1e-1 if name != "full" else 1e-3, 12),
+        schedule().over(1e-1 if name != "full" else 1e-3, 12),
         seed=1,
     )
     assert digest(again) == digest(space)
@@ -165,7 +171,7 @@ def test_an_evaluation_lost_after_its_step_is_made_up() -> None:
 
 def test_all_modes_train_to_the_same_weights_within_rounding() -> None:
     reference, _ = run("lora_fa", 10)
-    for mode in ("outer", "inner", "both"):
+    for mode in (Mode.OUTER, Mode.INNER, Mode.BOTH):
         space, _ = run("lora_fa", 10, mode=mode)
         for name, param in space.params.items():
             torch.testing.assert_close(param, reference.params[name], rtol=0, atol=2e-4)
@@ -220,5 +226,5 @@ def test_trainable_state_is_fp32_over_half_weights() -> None:
     nudge(space)
     batch = collate(make_examples(2), pad_id=0)
     objective = lambda P: losses.tokens(token_logprobs(model, batch, P), batch)
-    values = evaluate(objective, model.module, space, Gaussian(), RGE(2).points(0, 1), "both")
+    values = evaluate(objective, model.module, space, Gaussian(), RGE(2).points(0, 1), Mode.BOTH)
     assert all(value == value for value in values)

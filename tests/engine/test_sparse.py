@@ -19,6 +19,7 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.engine import losses, masks
 from zo_sweeps.engine.batch import collate
 from zo_sweeps.engine.losses import token_logprobs
+from zo_sweeps.methods.evaluation import Mode
 from zo_sweeps.methods.points import NoiseKey
 from zo_sweeps.models import mask_store
 
@@ -111,7 +112,7 @@ def test_a_sensitive_mask_changes_the_loss_more_than_a_random_one_of_its_size() 
         space = install(name, model)
         batch = collate(make_examples(4, 3), 0)
         objective = lambda P: losses.candidates(token_logprobs(model, batch, P), batch)  # noqa: B023
-        values = evaluate(objective, model.module, space, Gaussian(), RGE(16, 1e-3).points(0, 1), "both")
+        values = evaluate(objective, model.module, space, Gaussian(), RGE(16, 1e-3).points(0, 1), Mode.BOTH)
         found[name] = sum((a - b) ** 2 for a, b in zip(values[::2], values[1::2], strict=True))
     assert found["sensitive"] > 5 * found["random_subset"]
 

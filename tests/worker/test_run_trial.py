@@ -15,6 +15,7 @@ import torch
 from tests.conftest import REPO
 from tests.worker.common import make, measured, run
 from zo_sweeps.core.trial import Event, Outcome, Trial, TrialState
+from zo_sweeps.engine.updates.sgd import SGD
 from zo_sweeps.run import attempt
 
 pytestmark = pytest.mark.unit
@@ -174,11 +175,12 @@ def test_a_trial_after_one_that_moved_the_weights_is_as_in_a_fresh_process(undis
     assert log == json.loads(json.dumps(here["log"]))
 
 
-def test_an_error_is_an_outcome_with_its_traceback(tmp_path: Path) -> None:
-    trial = make(*RUNS["zo lora_fa"])
-    config = json.loads(json.dumps(trial.config))
-    config["perturbation"] = {"name": "nonesuch"}
-    outcome, journal = run(Trial.from_json({**trial.to_json(), "config": config}))
+def test_an_error_is_an_outcome_with_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def apply(*args: Any) -> None:
+        raise RuntimeError("nonesuch")
+
+    monkeypatch.setattr(SGD, "apply", apply)
+    outcome, journal = run(make(*RUNS["zo lora_fa"]))
     assert outcome.state is TrialState.FAILED
     assert "nonesuch" in outcome.error
     assert "Traceback" in outcome.traceback

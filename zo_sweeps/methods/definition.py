@@ -94,7 +94,15 @@ def read(cls: type[T], data: Mapping[str, Any], path: str = "", locate: Locate =
             values[name] = convert(types[name], data[name], full, locate)
         elif f.default is MISSING and f.default_factory is MISSING:
             raise UserError(f"{full} is missing", where=locate(path), fix=str(f.metadata.get("help", "")))
-    return cls(**values)
+    try:
+        return cls(**values)
+    except (
+        UserError
+    ) as error:  # of a range, which the class itself holds to: here it is known where the value came from
+        outside = [name for name, value in values.items() if _limits(known[name], value)]
+        if error.where or not outside:
+            raise
+        raise UserError(error.what, where=locate(_join(path, outside[0])), fix=error.fix) from None
 
 
 def write(value: Any) -> Any:
@@ -162,12 +170,12 @@ def convert(kind: Any, value: Any, path: str, locate: Locate = NOWHERE) -> Any:
             raise _wrong(value, path, locate, "a mapping")
         one = get_args(kind)[1]
         return {str(key): convert(one, item, _join(path, str(key)), locate) for key, item in value.items()}
-    if isinstance(value, kind) and not (kind in (int, float) and isinstance(value, bool)):
-        if kind is float and not math.isfinite(value):
+    if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+        if not abs(value) <= sys.float_info.max:  # a huge integer is none either
             raise UserError(f"{path}={value!r} is not a finite number", where=locate(path))
-        return value
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
+    if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
+        return value
     if issubclass(kind, Enum):
         choices = [member.value for member in kind]
         if value not in choices:
@@ -180,6 +188,21 @@ def convert(kind: Any, value: Any, path: str, locate: Locate = NOWHERE) -> Any:
             raise _wrong(value, path, locate, "a mapping")
         return read(kind, value, path, locate)
     raise _wrong(value, path, locate, _called(kind))
+
+
+def _limits(f: Field[Any], value: Any) -> str:
+    """Return the range of an option where `value` is out of it, else ""."""
+    least, most, above = (f.metadata.get(key) for key in ("least", "most", "above"))
+    if value is None or isinstance(value, (str, bool)) or (least, most, above) == (None, None, None):
+        return ""
+    low, high = (-math.inf if least is None else least), (math.inf if most is None else most)
+    if low <= value <= high and (above is None or value > above):
+        return ""
+    if above is not None:
+        return f"above {above:g}" + (f" and at most {high:g}" if most is not None else "")
+    if least is None:
+        return f"at most {high:g}"
+    return f"at least {low:g}" if most is None else f"from {low:g} to {high:g}"
 
 
 def _wrong(value: object, path: str, locate: Locate, wanted: str) -> UserError:
@@ -204,18 +227,8 @@ class Checked:
 
     def __post_init__(self) -> None:
         for f in options(self):
-            value, least, most, above = (
-                getattr(self, f.name),
-                *(f.metadata.get(k) for k in ("least", "most", "above")),
-            )
-            if value is None or isinstance(value, (str, bool)) or (least, most, above) == (None, None, None):
-                continue
-            low, high = (-math.inf if least is None else least), (math.inf if most is None else most)
-            if low <= value <= high and (above is None or value > above):
-                continue
-            limits = f"above {above:g}" if above is not None else f"at least {low:g}" if high == math.inf else ""
-            limits = limits or f"from {low:g} to {high:g}"
-            raise UserError(f"{self._called(f.name)} must be {limits}, not {value}")
+            if limits := _limits(f, getattr(self, f.name)):
+                raise UserError(f"{self._called(f.name)} must be {limits}, not {getattr(self, f.name)}")
 
     def _called(self, option: str) -> str:
         return f"{type(self).__name__}.{option}"
@@ -267,11 +280,13 @@ class Definition(Checked):
         return f"{self.axis}.{option} of {self.name}"
 
 
-def public_class(module: str, base: type[Definition]) -> type[Definition] | None:
-    """Return the one public member that a loaded module defines; None when it defines none or several."""
-    own = [
+def public_classes(module: str) -> list[type[Definition]]:
+    """Return the public members that a loaded module defines."""
+    return [
         item
         for name, item in vars(sys.modules[module]).items()
-        if isinstance(item, type) and issubclass(item, base) and item.__module__ == module and not name.startswith("_")
+        if isinstance(item, type)
+        and issubclass(item, Definition)
+        and item.__module__ == module
+        and not name.startswith("_")
     ]
-    return own[0] if len(own) == 1 else None

@@ -13,7 +13,7 @@ from importlib import import_module, metadata, util
 from pathlib import Path
 
 from zo_sweeps.core.errors import UserError, unknown
-from zo_sweeps.methods.definition import Definition, public_class
+from zo_sweeps.methods.definition import Definition, public_classes
 
 PACKAGES = {
     "estimator": "zo_sweeps.engine.estimators",
@@ -68,22 +68,57 @@ def members(axis: str) -> dict[str, type[Definition]]:
 
 @cache
 def _load(axis: str, name: str) -> type[Definition]:
-    if (_package_folder(axis) / f"{name}.py").is_file():
-        module = f"{PACKAGES[axis]}.{name}"
+    """Return the class of a member that exists. Raises UserError for one that is there twice or cannot be used."""
+    shipped = (_package_folder(axis) / f"{name}.py").is_file()
+    files = [path for folder in _folders if (path := folder / axis / f"{name}.py").is_file()]
+    point = _offered(axis).get(name)
+    places = [*([_place(point)] if point else []), *map(str, files)]
+    if shipped + len(places) > 1:
+        taken = f"the {axis} {name!r} is there already"
+        raise UserError(taken, where=places[-1], fix="give it another name")
+    if point:
+        return _check(axis, [_loaded(point, axis, name)], places[0])
+    module = f"{PACKAGES[axis]}.{name}" if shipped else _run(files[0], axis, name)
+    if shipped:
         import_module(module)
-    elif name in _offered(axis):
-        loaded = _offered(axis)[name].load()
-        if not (isinstance(loaded, type) and issubclass(loaded, Definition) and loaded.axis == axis):
-            raise UserError(f"entry point {name!r} of zo_sweeps.{axis} is not a class of that axis")
-        loaded.name = name
-        return loaded
-    else:
-        file = next(path for folder in _folders if (path := folder / axis / f"{name}.py").is_file())
-        module = _run(file, axis, name)
-    found = public_class(module, Definition)
-    if found is None or found.axis != axis:
-        raise UserError(f"{module} must define one public {axis} class", where=f"{axis} {name!r}")
+    return _check(axis, public_classes(module), module if shipped else places[0])
+
+
+def _check(axis: str, classes: list[type[Definition]], place: str) -> type[Definition]:
+    """Return the one class of these that a member must be."""
+    if len(classes) != 1:
+        there = ", ".join(one.__name__ for one in classes) or "none"
+        raise UserError(f"it must define one public {axis} class, and it has {there}", where=place)
+    (member,) = classes
+    if member.axis != axis:
+        raise UserError(f"{member.__name__} is a member of the axis {member.axis}, not {axis}", where=place)
+    if "__dataclass_params__" not in vars(member):  # its options would silently be those of its base
+        fix = "put @dataclass(frozen=True) above it"
+        raise UserError(f"{member.__name__} is no dataclass", where=place, fix=fix)
+    return member
+
+
+def _loaded(point: metadata.EntryPoint, axis: str, name: str) -> type[Definition]:
+    """Load the class that an entry point offers, and call it by the entry point's name."""
+    try:
+        found = point.load()
+    except Exception as error:
+        raise _broken(error, _place(point)) from error
+    if not (isinstance(found, type) and issubclass(found, Definition)):
+        raise UserError(f"it must be a class of the axis {axis}", where=_place(point))
+    if found.__module__.startswith("zo_sweeps."):  # it would change the shipped member's name
+        raise UserError(f"{found.__name__} is shipped as {found.name!r}", where=_place(point), fix="use that name")
+    found.name = name
     return found
+
+
+def _place(point: metadata.EntryPoint) -> str:
+    return f"entry point {point.name} of {point.group} ({point.value})"
+
+
+def _broken(error: Exception, place: str) -> UserError:
+    said = " ".join(f"{type(error).__name__}: {error}".split())
+    return UserError(f"cannot load it ({said})", where=place)
 
 
 def _run(file: Path, axis: str, name: str) -> str:
@@ -97,7 +132,7 @@ def _run(file: Path, axis: str, name: str) -> str:
         spec.loader.exec_module(made)
     except Exception as error:
         del sys.modules[module]
-        raise UserError(f"cannot load it ({type(error).__name__}: {error})", where=str(file)) from error
+        raise _broken(error, str(file)) from error
     return module
 
 

@@ -1,0 +1,116 @@
+"""The members that the contract tests run over, from the registry, and the few of them that need a row of their own.
+
+A member that follows the defaults needs nothing here: its name, options and facts come from its definition. A row says
+what cannot be derived: options to be tested with, another expected moment, a rule that a test of its own holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, dataclass, field
+from typing import Any
+
+import torch
+
+from zo_sweeps.methods import registry
+from zo_sweeps.methods.definition import options
+from zo_sweeps.methods.points import Layout
+
+FILE = "tests/engine/contract.py"
+AXES = ("estimator", "perturbation", "space", "precision", "update", "schedule")
+# (axis, name) -> values of the options that have no default
+REQUIRED: dict[tuple[str, str], Mapping[str, Any]] = {}
+
+
+def names(axis: str) -> list[str]:
+    return list(registry.names(axis))
+
+
+def kind(axis: str, name: str) -> Any:
+    return registry.member(axis, name)
+
+
+def every() -> Iterator[tuple[str, str]]:
+    """(axis, name) of every member."""
+    return ((axis, name) for axis in AXES for name in names(axis))
+
+
+def required(axis: str, name: str) -> Mapping[str, Any]:
+    """Values for the options without a default. Fails for a member that has such options and no row."""
+    given = REQUIRED.get((axis, name), {})
+    missing = [
+        f.name
+        for f in options(kind(axis, name))
+        if f.default is MISSING and f.default_factory is MISSING and f.name not in given
+    ]
+    assert not missing, (
+        f"{axis} {name}: no default for {', '.join(missing)}; add ({axis!r}, {name!r}) to REQUIRED in {FILE}"
+    )
+    return given
+
+
+def member(axis: str, name: str, **changed: Any) -> Any:
+    """A member with its defaults, and `changed`."""
+    return kind(axis, name)(**{**required(axis, name), **changed})
+
+
+def known(axis: str, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of `values` that are options of the member."""
+    has = {f.name for f in options(kind(axis, name))}
+    return {key: value for key, value in values.items() if key in has}
+
+
+def estimator(name: str) -> Any:
+    """An estimator with two directions per step, where that is a choice."""
+    return member("estimator", name, **known("estimator", name, {"q": 2}))
+
+
+# Perturbations
+
+
+@dataclass(frozen=True)
+class Moments:
+    """What the mean and the squared norm of an estimate on a linear f must be.
+
+    Args:
+        mean: E[ghat] / grad.
+        ratio: E||ghat||^2 / ||grad||^2 for one direction; None: only the mean is tested.
+        shapes: of the parameters; None: those of the test.
+        options: of the member.
+    """
+
+    mean: float = 1.0
+    ratio: float | None = None
+    shapes: Mapping[str, torch.Size] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+SHAPES = {"a": torch.Size([7]), "layer.W": torch.Size([5, 6]), "b": torch.Size([13]), "c.V": torch.Size([4, 3])}
+LAYOUT = Layout(SHAPES, q=3)  # d = 62, no multiple of the pool's and the array's sizes
+MATRIX = {"W": torch.Size([6, 5])}  # low_rank's ratio has a closed form for one matrix
+d = LAYOUT.d
+MOMENTS: dict[str, tuple[Moments, ...]] = {
+    "gaussian": (Moments(ratio=d + 2),),
+    "mezo_compat": (Moments(ratio=d + 2),),
+    "rademacher": (Moments(ratio=d),),
+    "sphere": (Moments(ratio=d),),
+    "uniform": (Moments(mean=1 / 3, ratio=1 / 5 + (d - 1) / 9),),
+    "low_rank": tuple(
+        Moments(ratio=30 + 2 + 2 * (6 + 5 + 1) / rank, shapes=MATRIX, options={"rank": rank, "interval": 1})
+        for rank in (2, 4)
+    ),
+    # Directions that repeat or take turns are no independent draws; test_pezo.py and test_perturbations.py hold them
+    # against their own definitions.
+    "pezo_pool": (),
+    "pezo_onthefly": (),
+    "coordinate": (),
+}
+# Their bits depend on torch's generator or on floating-point sums, which another device orders otherwise.
+OTHER_BITS_ON_GPU = {"low_rank", "sphere", "mezo_compat"}
+
+# Updates
+
+# A learning rate at which a run of two directions refuses steps, for an update that chooses its step.
+REFUSING_RATES = {"conservative": 0.3}
+# Weight decay by a rule of their own: test_mezo_compat.py holds it bit for bit.
+OWN_DECAY = {"mezo_compat"}
