@@ -85,9 +85,10 @@ def test_every_method_runs_and_its_memory_is_counted(tmp_path: Path) -> None:
 
 
 def expected_trainable(trial: Any) -> int:
+    from zo_sweeps.models.shapes import trainable_parameters
+
     from zo_sweeps.models.families import describe
     from zo_sweeps.models.identity import DEMO
-    from zo_sweeps.models.shapes import trainable_parameters
 
     arch = json.loads((DEMO / "config.json").read_text())
     count = trainable_parameters(describe(arch), trial.config["space"])

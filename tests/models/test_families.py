@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
+from zo_sweeps.models.shapes import trainable_parameters
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.devices.estimate import peak_memory
@@ -22,7 +23,6 @@ from zo_sweeps.models.families import describe, names
 from zo_sweeps.models.identity import status
 from zo_sweeps.models.load import load
 from zo_sweeps.models.projection import features, is_projection
-from zo_sweeps.models.shapes import trainable_parameters
 
 pytestmark = pytest.mark.unit
 
