@@ -14,7 +14,6 @@ from tests.models.common import model_yaml
 from zo_sweeps.devices import memory
 from zo_sweeps.devices.estimate import peak_memory
 from zo_sweeps.devices.memory import MemoryMeter
-from zo_sweeps.devices.stopwatch import Stopwatch
 from zo_sweeps.models.families import describe
 
 pytestmark = pytest.mark.unit
@@ -59,14 +58,6 @@ def test_the_definition_is_one_line_and_names_the_way_of_measuring(meter):
     assert "\n" not in meter.definition
     assert ("VmHWM" in meter.definition) != ("sampled" in meter.definition)
     assert "process" in meter.definition
-
-
-def test_a_stopwatch_measures_each_lap_from_the_last():
-    watch = Stopwatch("cpu")
-    time.sleep(0.05)
-    first, second = watch.lap(), watch.lap()
-    assert 0.05 <= first < 0.5
-    assert second < 0.02
 
 
 # --- estimates -------------------------------------------------------------------------------------------------------
@@ -196,5 +187,3 @@ def test_on_a_gpu_the_peak_is_the_allocators():
     meter.stop()
     assert meter.above_baseline == 64 * MIB
     assert "max_memory_allocated" in meter.definition
-    watch = Stopwatch("cuda")
-    assert watch.lap() >= 0

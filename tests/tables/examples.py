@@ -7,10 +7,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from zo_sweeps.tables import Flag, Measure, Record, TableSpec
+from zo_sweeps.tables.paper_files import read
 from zo_sweeps.tables.published import Published
 
 ACCURACY = Measure(metric="test/metric", unit="%", unit_size=0.01, digits=1)
 LR, Q = "update.lr", "estimator.q"
+
+
+def measure(name: str) -> Measure:
+    """The measure of conf/table/<name>.yaml."""
+    return Measure.from_mapping(read("table", name), f"conf/table/{name}.yaml")
 
 
 def spec(**changes: Any) -> TableSpec:

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.tables import CellState, Flag, Measure, Record, Rule, TableSpec, build, measures
+from zo_sweeps.tables import CellState, Flag, Measure, Record, Rule, TableSpec, build
 from zo_sweeps.tables.text_cells import below_texts, signed, value_text
 
-from .examples import ACCURACY, LR, PUBLISHED, record, shuffled, small, spec
+from .examples import ACCURACY, LR, PUBLISHED, measure, record, shuffled, small, spec
 
 pytestmark = pytest.mark.unit
 
@@ -54,7 +54,7 @@ def test_a_cell_that_diverged_in_part_and_ran_out_of_memory_in_part_says_both() 
 
 
 def test_a_metric_that_was_not_measured_is_named() -> None:
-    table = build(spec(measure=measures.load("memory")), [record({})])
+    table = build(spec(measure=measure("memory")), [record({})])
     assert table.cells[CELL].state is CellState.UNMEASURED
     assert table.footnotes == ("the selected runs did not measure peak_memory_bytes",)
 
@@ -133,18 +133,18 @@ def test_a_published_table_that_does_not_fit_is_refused_with_the_choices() -> No
     with pytest.raises(UserError, match=r"unknown column of prge/table2 'SST2'.*did you mean 'SST-2'"):
         build(spec(published_columns={"sst2": "SST2"}), [], PUBLISHED)
     with pytest.raises(UserError, match=r"prge/table2 is in %, the table in GiB"):
-        build(spec(measure=measures.load("memory")), [], PUBLISHED)
+        build(spec(measure=measure("memory")), [], PUBLISHED)
 
 
 def test_units_are_printed_units() -> None:
     metrics = {"train_seconds": 90.0, "seconds_per_step": 0.25, "peak_memory_bytes": 3 * 2**29, "weights_bytes": 2**30}
     records = [record({}, metrics=metrics)]
     values = {
-        name: build(spec(measure=measures.load(name)), records).cells[CELL].mean
+        name: build(spec(measure=measure(name)), records).cells[CELL].mean
         for name in ("runtime", "step_time", "memory", "weights")
     }
     assert values == {"runtime": 1.5, "step_time": 0.25, "memory": 1.5, "weights": 1.0}
-    table = build(spec(measure=measures.load("runtime")), records)
+    table = build(spec(measure=measure("runtime")), records)
     assert below_texts(table.cells[CELL], table) == ("0.250 s/step",)
 
 

@@ -10,10 +10,11 @@ import pytest
 import yaml
 
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.tables import build, measures
+from zo_sweeps.tables import build
 from zo_sweeps.tables.paper_files import names, read
-from zo_sweeps.tables.published import NUMERIC_KINDS, load, references
+from zo_sweeps.tables.published import NUMERIC_KINDS, load
 
+from .examples import measure as load_measure
 from .examples import spec
 
 pytestmark = pytest.mark.unit
@@ -23,6 +24,11 @@ SHARED = Path(os.environ.get("ZO_SHARED", Path(__file__).resolve().parents[3] / 
 METRICS = {"test/metric", "dev/loss", "train_seconds", "seconds_per_step", "peak_memory_bytes", "weights_bytes"}
 METRICS |= {"flops_per_step", "seconds_per_token"}
 METRICS |= {f"gradients/{mask}/0.001" for mask in ("task_dynamic", "task_static", "text_static")}
+
+
+def references() -> list[str]:
+    """Every published table there is, as "<paper>/<table>"."""
+    return [f"{paper}/{table}" for paper in names("paper") for table in read("paper", paper)["tables"]]
 
 
 @pytest.mark.parametrize("reference", references())
@@ -144,11 +150,11 @@ def test_a_broken_table_in_a_users_folder_is_one_clear_line(tmp_path: Path, rows
 
 @pytest.mark.parametrize("name", names("table"))
 def test_every_measure_loads_and_names_a_metric_that_trials_record(name: str) -> None:
-    measure = measures.load(name)
+    measure = load_measure(name)
     assert measure.metric in METRICS
     assert measure.beside is None or measure.beside.metric in METRICS
 
 
 def test_an_unknown_measure_is_refused_with_the_choices() -> None:
     with pytest.raises(UserError, match=r"unknown table 'acuracy' in conf/table; .*did you mean 'accuracy'"):
-        measures.load("acuracy")
+        load_measure("acuracy")

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from zo_sweeps.tables import Table, build, document, measures, to_csv, to_latex, to_markdown, to_text
+from zo_sweeps.tables import Table, build, to_csv, to_latex, to_markdown, to_text
 from zo_sweeps.tables.latex import escape
 
-from .examples import LR, PUBLISHED, Q, record, shuffled, small, spec
+from .examples import LR, PUBLISHED, Q, measure, record, shuffled, small, spec
 
 pytestmark = pytest.mark.unit
 
@@ -92,11 +92,17 @@ def test_latex_escapes_every_special_character() -> None:
     assert escape("91.2 ± 0.4, −1.0 – ↑") == r"91.2 $\pm$ 0.4, $-$1.0 -- $\uparrow$"
 
 
+def document(*tables: str) -> str:
+    """A landscape page of LaTeX tables."""
+    packages = r"\usepackage[a4paper,landscape,margin=15mm]{geometry}\usepackage{booktabs}\usepackage{graphicx}"
+    return "\n".join([r"\documentclass[10pt]{article}", packages, r"\begin{document}", *tables, r"\end{document}", ""])
+
+
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no pdflatex here (apt: texlive-latex-recommended)")
 def test_the_latex_document_compiles_and_fits_the_page(table: Table, tmp_path: Path) -> None:
     layout, records = small()
-    runtime = replace(layout, measure=measures.load("runtime"), published="", published_rows={}, average=True)
-    (tmp_path / "tables.tex").write_text(document(table, build(runtime, records)), encoding="utf-8")
+    runtime = replace(layout, measure=measure("runtime"), published="", published_rows={}, average=True)
+    (tmp_path / "tables.tex").write_text(document(to_latex(table), to_latex(build(runtime, records))), encoding="utf-8")
     command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "tables.tex"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, errors="replace", timeout=300)
     assert done.returncode == 0, done.stdout[-2000:]
@@ -134,7 +140,7 @@ def test_hyperparameters_are_printed_as_people_write_them() -> None:
 
 def test_the_tables_import_in_a_moment_and_without_heavy_packages() -> None:
     code = (
-        "import sys, zo_sweeps.tables, zo_sweeps.tables.measures;"
+        "import sys, zo_sweeps.tables;"
         "heavy = {'torch', 'ray', 'mlflow', 'transformers', 'pandas', 'numpy', 'yaml', 'rich'} & set(sys.modules);"
         "print(*sorted(heavy), end='')"
     )

@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 
 import zo_sweeps
+from zo_sweeps.core.host import GIB
 from zo_sweeps.schedule import ray_private
 from zo_sweeps.schedule.cluster import private_token
 
@@ -127,7 +128,7 @@ class Cluster:
 
     def add(self, name: str, device: str = "cpu", *, cpus: int = 1, gib: float = 8, **variables: str) -> Raylet:
         """A node of so many CPUs and so much memory, with further environment variables."""
-        where = [f"--address={self.address}", f"--num-cpus={cpus}", f"--memory={int(gib * 2**30)}"]
+        where = [f"--address={self.address}", f"--num-cpus={cpus}", f"--memory={int(gib * GIB)}"]
         self.nodes.append(self._start(name, device, where, **variables))
         return self.nodes[-1]
 

@@ -292,7 +292,7 @@ def _hand_over(
     mirror.finish("\n\n".join(map(to_markdown, found)), files, _aggregates(found), status)
     left = mirror.drain(SERVER_SECONDS)
     if left:
-        console.print(f"MLflow has not taken {left} trials yet; the next run of this command sends them", markup=False)
+        console.print(f"MLflow has not taken {left} trials yet; `python -m zo_sweeps sync` sends them", markup=False)
 
 
 def _aggregates(found: Sequence[Table]) -> Mapping[str, float]:

@@ -1,7 +1,16 @@
-"""Keeps a Ray node up: starts it, watches it, starts it again when it dies, and lets it go without losing its work.
+"""Keeps a Ray node up: starts it, watches it, restarts it when it ends, and lets it go without losing its work.
 
-Ray does not do this: a raylet that was frozen ends itself when it comes back, `ray start --block` then ends too (or, if
-the raylet left in order, waits for ever), and nobody joins again.
+Why this restarts a node although systemd, Docker and Kubernetes restart processes: they see one process, the keeper,
+and a node can be lost while every process lives.
+- A head that was restarted does not list the node: its raylet runs on, its reporter is told (exit status GONE), and
+  the node has to join again.
+- `ray start --block` outlives a raylet that left in order, and waits for ever; a raylet that was frozen ends itself
+  when it comes back, and Ray does not start another.
+- The reporter, the node's second process, ends when the head is away; the node need not.
+So the node's end has to be detected here in any case. Starting it again here too takes a loop with a back-off, joins
+within a second or so instead of after the supervisor's delay and all checks of `worker join`, and works where there is
+no supervisor: `worker join` in a terminal, `head start`, a Slurm job. The supervisor's part is the rest: boot, and the
+keeper's own death, with which Ray's processes end too (see `_die_with_parent`).
 """
 
 from __future__ import annotations

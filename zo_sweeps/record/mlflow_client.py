@@ -2,8 +2,8 @@
 
 MLflow's SQL stores ignore a metric row that they have (same run, key, value, time and step), a tag or an artifact
 replaces itself, and a run is looked up by its tags before it is made. So a journal can be sent again from its first
-event at any time. What was acknowledged is remembered for speed only: in this process, and for a trial that ended in
-the tag `zo.sent` of its run.
+event at any time. What was acknowledged is remembered for speed only: in memory, and for whole journals of trials that
+ended in state_dir/mlflow/sent.jsonl, which may be lost.
 """
 
 from __future__ import annotations
@@ -18,17 +18,16 @@ from urllib.parse import urlsplit
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import replace_text
+from zo_sweeps.core.jsonl import read_objects
 from zo_sweeps.core.trial import Event, Trial, TrialState
 from zo_sweeps.record import mlflow_points as rows
 from zo_sweeps.record import provenance
-from zo_sweeps.record.journal import JournalStore, born, outcome, read_events
+from zo_sweeps.record.journal import Journal, JournalStore, born, outcome, read_events
 from zo_sweeps.record.sweep_book import SweepInfo
 
 _BATCH = 1000  # metrics, params and tags together, in one request
 _BATCH_PARAMS = 100
 _EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}  # else the page opens on traces and prompts
-
-_COMPLETE = ("zo.trial_id", "zo.journal", "zo.sent")  # tags of an ended run: so many bytes of this journal are there
 
 
 @dataclass
@@ -71,7 +70,6 @@ class SweepRuns:
         """Find or make the experiment and the parent run; close what a killed driver left running."""
         _set_environment(self._uri)
         from mlflow import MlflowClient
-        from mlflow.entities import ViewType
         from mlflow.tracking._tracking_service import utils
 
         # MLflow keeps, for the whole process, where it sent a run's artifacts; the server may have another port by now.
@@ -79,16 +77,13 @@ class SweepRuns:
         self._client = MlflowClient(tracking_uri=self._uri)
         self._provenance = provenance.collect()
         self._store = _store_id(self._folder)
-        self._experiment = self._find_experiment().experiment_id
+        experiment = self._find_experiment()
+        self._experiment = experiment.experiment_id
+        self._server = f"{experiment.experiment_id}-{experiment.creation_time}"  # the same at any address
+        told = [event for event, _ in read_objects(self._folder / "sent.jsonl") if event]
+        self._complete = {(e["trial_id"], e["born"], e["bytes"]) for e in told if e.get("server") == self._server}
         self.parent = self._find_parent()
-        ours = f"tags.`zo.store` = '{self._store}'"
-        self._close_orphans(f"attributes.status = 'RUNNING' and {ours}")
-        ended = self._search(
-            f"attributes.status != 'RUNNING' and {ours}", view=ViewType.ALL
-        )  # deleted ones stay deleted
-        self._complete = {
-            tuple(run.data.tags[key] for key in _COMPLETE) for run in ended if _COMPLETE[-1] in run.data.tags
-        }
+        self._close_orphans()
         self.page = f"{self._uri}/#/experiments/{self._experiment}/runs/{self.parent}?{rows.TRAINING}"
 
     def finish(self, final: Event) -> None:
@@ -137,12 +132,13 @@ class SweepRuns:
         self._client.log_text(run_id, json.dumps(self._provenance, indent=2), "provenance.json")
         return str(run_id)
 
-    def _close_orphans(self, query: str) -> None:
+    def _close_orphans(self) -> None:
         """Runs of this state directory that are shown as running, though their driver is gone.
 
         One whose trial goes on now is opened again by its next event.
         """
         experiments = [e.experiment_id for e in self._client.search_experiments()]
+        query = f"attributes.status = 'RUNNING' and tags.`zo.store` = '{self._store}'"
         for run in self._search(query, experiments):
             if "zo.trial_id" in run.data.tags:
                 self._close_lost(run.info.run_id)
@@ -154,12 +150,12 @@ class SweepRuns:
         self._client.set_terminated(run_id, rows.run_status(TrialState.LOST))
         self._open_runs.discard(run_id)
 
-    def _search(self, query: str, experiments: Sequence[str] = (), view: int = 1) -> list[Any]:
-        """All runs that match, the oldest first; `view` is MLflow's ViewType, active runs by default."""
+    def _search(self, query: str, experiments: Sequence[str] = ()) -> list[Any]:
+        """All runs that match, the oldest first."""
         found, token = [], None
         where, order = list(experiments) or [self._experiment], ["attributes.start_time"]
         while True:
-            page = self._client.search_runs(where, query, view, order_by=order, page_token=token)
+            page = self._client.search_runs(where, query, order_by=order, page_token=token)
             found += page
             token = page.token
             if not token:
@@ -184,7 +180,7 @@ class SweepRuns:
     def _send(self, trial: Trial) -> bool:
         path = self._journals.path(trial.trial_id)
         began = born(path)
-        if began is None or (trial.trial_id, repr(began), str(path.stat().st_size)) in self._complete:
+        if began is None or (trial.trial_id, began, path.stat().st_size) in self._complete:
             return False
         sent = self._sent.get(trial.trial_id)
         events, end = read_events(path, sent.offset if sent and sent.born == began else 0)
@@ -196,15 +192,16 @@ class SweepRuns:
         if any(event["type"] == "start" for event in events):
             tags |= rows.place_tags(events if not sent.offset else read_events(path)[0])
         points = rows.points(trial, events, sent.steps)
+        self._log(sent.run_id, points, sent.params, tags)
         if outcome(events) is None:
-            self._log(sent.run_id, points, sent.params, tags)
             if any(event["type"] in ("start", "end") for event in events):
                 self._client.update_run(sent.run_id, status="RUNNING")
             self._open_runs.add(sent.run_id)
         else:
-            self._log(sent.run_id, points, sent.params, {})
             self._end(sent.run_id, read_events(path)[0])
-            self._log(sent.run_id, (), {}, {**tags, "zo.sent": str(end)})
+            with Journal(self._folder / "sent.jsonl") as told:
+                what = {"server": self._server, "trial_id": trial.trial_id, "born": began, "bytes": end}
+                told.append({"type": "sent", **what})
         self._sent[trial.trial_id] = _Sent(
             sent.run_id, began, offset=end, steps=max(sent.steps, rows.last_step_of(events))
         )

@@ -58,8 +58,8 @@ class MlflowMirror:
         self._waiting: dict[str, float] = {_OPEN: 0.0}  # name -> when it may be sent next (monotonic seconds)
         self._busy = ""  # what is being sent
         self._tries: dict[str, int] = {}
-        self._hurry = self._closing = self._finished = self._healthy = self._said = False
-        self._problem = ""
+        self._hurry = self._closing = self._finished = self._healthy = False
+        self._said = self._refused = False
         self._pause, self._paused_until = FIRST_WAIT, 0.0
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._main, name="mlflow-mirror", daemon=True)
@@ -183,19 +183,16 @@ class MlflowMirror:
         if name == _OPEN:
             self._tell(f"MLflow at {self._uri} refuses the sweep ({reason(error)})")
             self._closing = True
-        elif not self._problem:
-            self._problem = (
-                f"MLflow does not take {'the tables' if name == _FINISH else f'trial {name}'} ({reason(error)})"
-            )
-            self._say(f"{self._problem}; its journal is kept, the sweep goes on")
+        elif not self._refused:
+            self._refused = True
+            what = "the tables" if name == _FINISH else f"trial {name}"
+            self._say(f"MLflow does not take {what} ({reason(error)}); its journal is kept, the sweep goes on")
 
     def _tell(self, what: str) -> None:
         if not self._said:
             self._said = True
-            self._say(
-                f"{what}; the sweep goes on. Its results are kept in {self._folder}: the next run of the same command "
-                "sends them, or `python -m zo_sweeps sync`"
-            )
+            kept = f"its results are kept in {self._folder}, and `python -m zo_sweeps sync` sends them"
+            self._say(f"{what}; the sweep goes on, {kept} if this does not")
 
 
 def lock_mirror(state_dir: Path) -> int | None:

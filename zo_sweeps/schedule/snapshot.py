@@ -69,8 +69,7 @@ class Summary:
     Attributes:
         counts: the trials of the sweep by state, now.
         already_done: trials with a result before it began.
-        ran: trials it brought to a terminal state.
-        recovered: of those, results that a killed driver had in the journal but not yet in the ledger; not run again.
+        ran: trials it brought to a terminal state (results found in a journal only included).
         interrupted: Ctrl-C or SIGTERM ended it.
         stopped: why it gave up before the end, if it did.
         waiting: reason -> number of trials that no node can take.
@@ -79,7 +78,6 @@ class Summary:
     counts: Mapping[TrialState, int]
     already_done: int
     ran: int
-    recovered: int
     interrupted: bool
     stopped: str = ""
     waiting: Mapping[str, int] = field(default_factory=dict)

@@ -86,7 +86,7 @@ class Sweep:
         self._running: dict[str, Running] = {}
         self._interrupted = self._told = False
         self._stopped = ""
-        self._ran = self._recovered = 0
+        self._ran = 0
         self._failed_lines: dict[str, str] | None = {}  # None once anything had a result
         self._cost_total = sum(trial.cost for trial in self.trials.values())
         self._cost_done = self._cost_this_run = 0.0
@@ -112,9 +112,7 @@ class Sweep:
                 finally:
                     self._executor.shutdown()
         counts = {state: n for state, n in self._counts.items() if n}
-        return Summary(
-            counts, already_done, self._ran, self._recovered, self._interrupted, self._stopped, self._waiting
-        )
+        return Summary(counts, already_done, self._ran, self._interrupted, self._stopped, self._waiting)
 
     def _fill_queue(self) -> None:
         for trial_id, trial in self.trials.items():
@@ -183,7 +181,6 @@ class Sweep:
             return
         found = recorded_outcome(journal)
         if found is not None and found.state.is_result:  # its driver was killed between journal and ledger
-            self._recovered += 1
             run.attempt -= 1
             self._end(run, found)
             return

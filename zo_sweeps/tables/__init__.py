@@ -4,7 +4,7 @@ from zo_sweeps.tables.build import build
 from zo_sweeps.tables.cells import Cell, CellState, Table
 from zo_sweeps.tables.csv import to_csv
 from zo_sweeps.tables.html import to_html
-from zo_sweeps.tables.latex import document, to_latex
+from zo_sweeps.tables.latex import to_latex
 from zo_sweeps.tables.markdown import to_markdown
 from zo_sweeps.tables.records import Flag, Measure, Record, Rule, TableSpec
 from zo_sweeps.tables.text import to_text
@@ -19,7 +19,6 @@ __all__ = [
     "Table",
     "TableSpec",
     "build",
-    "document",
     "to_csv",
     "to_html",
     "to_latex",

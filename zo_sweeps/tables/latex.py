@@ -49,7 +49,7 @@ _ESCAPES = {
 
 
 def to_latex(table: Table) -> str:
-    """One `table` environment, for a document that loads booktabs and graphicx; see `document`."""
+    """One `table` environment, for a document that loads booktabs and graphicx."""
     lines = [
         r"\begin{table}[htbp]",
         r"\centering",
@@ -64,19 +64,6 @@ def to_latex(table: Table) -> str:
     if selected:
         lines += [r"\par\medskip", rf"{{\small {SELECTED}}}\par\smallskip", *_tabular(selected)]
     return "\n".join([*lines, r"\end{table}"]) + "\n"
-
-
-def document(*tables: Table) -> str:
-    """A whole LaTeX document of these tables, landscape; compiles with pdflatex."""
-    preamble = [
-        r"\documentclass[10pt]{article}",
-        r"\usepackage[utf8]{inputenc}",
-        r"\usepackage[a4paper,landscape,margin=15mm]{geometry}",
-        r"\usepackage{booktabs}",
-        r"\usepackage{graphicx}",
-        r"\begin{document}",
-    ]
-    return "\n".join([*preamble, *(to_latex(table) for table in tables), r"\end{document}"]) + "\n"
 
 
 def escape(text: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from zo_sweeps.core.errors import UserError, unknown
-from zo_sweeps.tables.paper_files import names, read
+from zo_sweeps.tables.paper_files import read
 from zo_sweeps.tables.records import Flag
 
 NUMERIC_KINDS = ("accuracy", "runtime", "memory", "flops")
@@ -64,13 +64,6 @@ def load(reference: str, folders: Sequence[Path] | None = None) -> Published:
     if table not in data["tables"]:
         raise unknown("published table", reference, [f"{paper}/{name}" for name in data["tables"]], where=where)
     return _published(reference, data["paper"], data["tables"][table], f"{where}, {table}")
-
-
-def references(folders: Sequence[Path] | None = None) -> list[str]:
-    """Every published table there is, as "<paper>/<table>"."""
-    return [
-        f"{paper}/{table}" for paper in names("paper", folders) for table in read("paper", paper, folders)["tables"]
-    ]
 
 
 def _published(reference: str, paper: Mapping[str, Any], data: Mapping[str, Any], where: str) -> Published:
