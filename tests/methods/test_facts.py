@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -23,6 +25,7 @@ from zo_sweeps.engine.updates.sgd import SGD
 from zo_sweeps.methods.arch import Arch
 from zo_sweeps.methods.estimator import Estimator
 from zo_sweeps.methods.evaluation import Mode
+from zo_sweeps.methods.points import Layout
 
 pytestmark = pytest.mark.unit
 ROLES = {
@@ -38,7 +41,7 @@ ROLES = {
 
 def arch_of(model: TinyModel) -> Arch:
     """The shape of the tests' Llama, by hand."""
-    config = model.module.config
+    config: Any = model.module.config
     width, keys = config.hidden_size, config.num_key_value_heads * config.head_dim
     inner = config.intermediate_size
     return Arch(
@@ -185,7 +188,12 @@ def seen_sizes(estimator: Estimator, mode: Mode) -> list[int]:
 def test_a_space_moves_as_many_parameters_as_planned(name: str, layers: tuple[str, ...]) -> None:
     model = tiny_model()
     arch = arch_of(model)
-    changes = [{}, {"rank": 3, "density": 0.013, "length": 7}, {"density": 1e-6}, {"scope": "global", "density": 0.013}]
+    changes: list[dict[str, Any]] = [
+        {},
+        {"rank": 3, "density": 0.013, "length": 7},
+        {"density": 1e-6},
+        {"scope": "global", "density": 0.013},
+    ]
     for change in changes:
         given = contract.known("space", name, {"targets": layers, **change})
         space = definition(name, **given)
@@ -293,5 +301,6 @@ def test_a_method_is_bound_to_the_space_that_it_is_given() -> None:
         planned = contract.estimator(name)
         bound = Method(planned, Sphere(), SGD()).bind(params)
         assert bound.d == D
-        assert bound.perturbation.layout.q == planned.directions(D)
+        assert isinstance(bound.perturbation, Sphere)
+        assert bound.perturbation.layout == Layout({name: p.shape for name, p in params.items()}, planned.directions(D))
         assert bound.bind(params).evaluations == bound.evaluations
