@@ -29,7 +29,7 @@ FLOORS = (
     {"cli"},
 )
 # MeZO draws its seeds from numpy, and who wants its bits must too.
-ALSO = {"engine/perturbations/mezo_compat.py": {"numpy"}}
+ALSO = {"engine/mezo_stream.py": {"numpy"}}
 AXES = {"estimators", "perturbations", "spaces", "precisions", "updates", "objectives"}
 ONLY_IN = {
     "ray": {

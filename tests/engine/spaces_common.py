@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -28,8 +29,8 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-def weights_of(model: TinyModel) -> dict[str, torch.nn.Parameter]:
-    return {name: model.module.get_submodule(name).weight for name in targets(model, LINEAR)}
+def weights_of(model: TinyModel, layers: Sequence[str] = LINEAR) -> dict[str, torch.nn.Parameter]:
+    return {name: model.module.get_submodule(name).weight for name in targets(model, tuple(layers))}
 
 
 def example_losses(model: TinyModel, n: int = 4, seed: int = 3):
@@ -43,15 +44,15 @@ def definition(name: str, **changed: Any) -> Space:
     return contract.member("space", name, **contract.known("space", name, {**OPTIONS, **changed}))
 
 
-def install(name: str, model: TinyModel, seed: int = 0, **changed: Any):
+def install(name: str, model: TinyModel, seed: int = 0, layers: Sequence[str] = LINEAR, **changed: Any):
     space, found = definition(name, **changed), None
     if space.needs_gradients:
 
         def find(step: int) -> masks.Masks:
-            return masks.sensitive(weights_of(model), example_losses(model), space.density, space.scope)
+            return masks.sensitive(weights_of(model, layers), example_losses(model), space.density, space.scope)
 
         found = Found(find(0), find)
-    return space.install(model.module, targets(model, LINEAR), seed, found)
+    return space.install(model.module, targets(model, tuple(layers)), seed, found)
 
 
 def nudge(space, scale: float = 0.1, seed: int = 5) -> None:

@@ -192,9 +192,9 @@ def test_a_log_of_another_q_is_refused() -> None:
         RGEOneSided(2).from_log(0, 3, [1.0])
 
 
-@pytest.mark.parametrize("name", contract.names("estimator"))
+@pytest.mark.parametrize("name", [n for n in contract.names("estimator") if contract.known("estimator", n, {"eps": 0})])
 def test_no_estimator_takes_a_scale_of_zero(name: str) -> None:
-    with pytest.raises(UserError, match=f"estimator.eps of {name} must be above 0, not 0"):
+    with pytest.raises(UserError, match=rf"estimator\.eps of {name} must be above 0, not 0"):
         contract.member("estimator", name, eps=0.0)
 
 

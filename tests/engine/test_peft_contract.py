@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.engine import contract
 from tests.engine.conftest import make_examples, tiny_model
 from tests.engine.spaces_common import MEMBERS, digest, install, logits, nudge
 from zo_sweeps.engine import losses
@@ -24,8 +25,10 @@ from zo_sweeps.engine.updates.sgd import SGD
 from zo_sweeps.methods.evaluation import Mode
 
 pytestmark = pytest.mark.unit
-ADDED = sorted(set(MEMBERS) - {"full"})  # those that leave the base model as it was
-REFRESHED = [("sensitive", 4), ("random_subset", 4)]
+ADDED = [
+    name for name in MEMBERS if not contract.kind("space", name).moves_base
+]  # those that leave the base model as it was
+REFRESHED = [(name, 4) for name in MEMBERS if contract.known("space", name, {"refresh": 4})]
 RATES = {"full": 1e-3, "prefix": 1e-1, "sensitive": 1e-2, "random_subset": 1e-2, "outliers": 1e-2}
 
 

@@ -7,7 +7,6 @@ import math
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import Field, dataclass, fields, replace
 from typing import Any, Literal, get_args, get_origin
 
@@ -20,16 +19,22 @@ from zo_sweeps.methods.schedule import Schedule
 
 pytestmark = pytest.mark.unit
 MEMBERS = [pytest.param(axis, name, id=f"{axis} {name}") for axis, name in contract.every()]
-OPTIONS = [
+EVERY_OPTION = [(axis, name, f) for axis, name in contract.every() for f in options(contract.kind(axis, name))]
+OPTIONS = [pytest.param(axis, name, f, id=f"{axis} {name} {f.name}") for axis, name, f in EVERY_OPTION]
+RANGED = [
     pytest.param(axis, name, f, id=f"{axis} {name} {f.name}")
-    for axis, name in contract.every()
-    for f in options(contract.kind(axis, name))
+    for axis, name, f in EVERY_OPTION
+    if any(f.metadata[key] is not None for key in ("least", "most", "above"))
 ]
-RANGED = [one for one in OPTIONS if any(one.values[2].metadata[key] is not None for key in ("least", "most", "above"))]
 
 
 def located(key: str) -> str:
     return f"my.yaml ({key})"
+
+
+def kind_of(made: Any, f: Field[Any]) -> Any:
+    """The type of an option."""
+    return hints(made.__class__)[f.name]
 
 
 def another(kind: Any, f: Field[Any], value: Any) -> Any:
@@ -64,8 +69,7 @@ def another(kind: Any, f: Field[Any], value: Any) -> Any:
 def changed(axis: str, name: str) -> Any:
     """The member with every option at another value than its default."""
     made = contract.member(axis, name)
-    types = hints(type(made))
-    return replace(made, **{f.name: another(types[f.name], f, getattr(made, f.name)) for f in options(made)})
+    return replace(made, **{f.name: another(kind_of(made, f), f, getattr(made, f.name)) for f in options(made)})
 
 
 # What every member keeps to
@@ -86,7 +90,7 @@ def test_every_option_has_one_line_of_help(axis: str, name: str) -> None:
 def test_reading_what_was_written_gives_the_member(axis: str, name: str) -> None:
     for made in (contract.member(axis, name), changed(axis, name)):
         written = json.loads(json.dumps(write(made)))
-        again = Definition.read.__func__(type(made), written)
+        again = type(made).read(written)
         assert again == made
         assert type(again) is type(made)
         assert write(again) == write(made)
@@ -159,7 +163,7 @@ def test_a_number_out_of_its_range_is_refused(axis: str, name: str, f: Field[Any
 @pytest.mark.parametrize(("axis", "name", "f"), OPTIONS)
 def test_every_option_counts_in_the_identity_unless_it_says_otherwise(axis: str, name: str, f: Field[Any]) -> None:
     made = contract.member(axis, name)
-    other = replace(made, **{f.name: another(hints(type(made))[f.name], f, getattr(made, f.name))})
+    other = replace(made, **{f.name: another(kind_of(made, f), f, getattr(made, f.name))})
     if f.metadata["identity"]:
         assert identity(other) != identity(made)
         assert f.name in identity(made)
@@ -174,7 +178,7 @@ def test_every_option_counts_in_the_identity_unless_it_says_otherwise(axis: str,
 def test_what_bind_sets_is_no_option(axis: str, name: str) -> None:
     made = contract.member(axis, name)
     others = {f.name for f in fields(made)} - {f.name for f in options(made)}
-    assert not others & set(hints(type(made)))
+    assert not others & set(hints(made.__class__))
     for field_name in others:
         with pytest.raises(UserError, match="unknown key"):
             type(made).read({"name": name, field_name: None})
@@ -225,12 +229,13 @@ def test_nested_parts_lists_and_mappings_are_read_with_their_full_keys() -> None
     assert isinstance(made.scale, float)
     assert read(Outer, write(made)) == made
     assert identity(made)["inner"] == {"steps": 4}
-    for wrong, shown in [
+    refused: list[tuple[dict[str, Any], str]] = [
         ({"inner": {"step": 4}}, "unknown key 'outer.inner.step' in my.yaml (outer.inner.step)"),
         ({"inner": 4}, "outer.inner=4 has the wrong type in my.yaml (outer.inner)"),
         ({"table": {"a": "x"}}, "outer.table.a='x' has the wrong type"),
         ({"rates": [1, "x"]}, "outer.rates='x' has the wrong type"),
-    ]:
+    ]
+    for wrong, shown in refused:
         with pytest.raises(UserError) as raised:
             read(Outer, {"size": 7, **wrong}, "outer", located)
         assert shown in str(raised.value)
@@ -263,9 +268,13 @@ def test_a_number_too_large_for_a_float_is_refused() -> None:
         convert(float, 10**400, "lr")
 
 
-def kinds() -> Iterator[Any]:
-    return (contract.kind(axis, name) for axis, name in contract.every())
+def test_no_two_members_are_one_class() -> None:
+    kinds = [contract.kind(axis, name) for axis, name in contract.every()]
+    assert len(set(kinds)) == len(kinds)
 
 
-def test_no_two_members_of_an_axis_are_one_class() -> None:
-    assert len(set(kinds())) == len(list(kinds()))
+def test_rows_of_the_contract_are_of_members_that_exist() -> None:
+    rows = set(contract.REQUIRED)
+    rows |= {("perturbation", name) for name in {*contract.MOMENTS, *contract.OTHER_BITS_ON_GPU}}
+    rows |= {("update", name) for name in {*contract.REFUSING_RATES, *contract.OWN_DECAY}}
+    assert rows <= set(contract.every()), f"remove the rows of members that are gone from {contract.FILE}"

@@ -24,6 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from zo_sweeps.engine import noise
 from zo_sweeps.methods.points import NoiseKey
+from zo_sweeps.methods.space import share
 
 Masks = dict[str, Tensor]  # layer -> [k] int64 flat indices into its weight, rising
 Scope = Literal["per_layer", "global"]
@@ -44,8 +45,8 @@ def top(scores: Mapping[str, Tensor], density: float, scope: Scope = "per_layer"
     if scope not in ("per_layer", "global"):
         raise ValueError(f"scope must be per_layer or global, not {scope!r}")
     if scope == "per_layer":
-        return {name: _first_largest(value.flatten(), _count(value.numel(), density)) for name, value in scores.items()}
-    k = _count(sum(value.numel() for value in scores.values()), density)
+        return {name: _first_largest(value.flatten(), share(value.numel(), density)) for name, value in scores.items()}
+    k = share(sum(value.numel() for value in scores.values()), density)
     # An entry among the k largest of all is among the k largest of its layer.
     best = {name: _first_largest(value.flatten(), min(k, value.numel())) for name, value in scores.items()}
     chosen = _first_largest(torch.cat([scores[name].flatten()[index] for name, index in best.items()]), k)
@@ -71,7 +72,7 @@ def random(weights: Mapping[str, Tensor], density: float, key: NoiseKey) -> Mask
     masks = {}
     for name, weight in weights.items():
         words = noise.integers(key, f"{name}.mask", weight.numel(), weight.device)
-        masks[name] = _first_largest(words.bitwise_not_(), _count(weight.numel(), density))
+        masks[name] = _first_largest(words.bitwise_not_(), share(weight.numel(), density))
     return masks
 
 
@@ -132,10 +133,6 @@ def sensitive(
 ) -> Masks:
     """The entries with the largest squared gradients (definition 3): `top` of `squared_gradients`."""
     return top(squared_gradients(weights, losses, score), density, scope)
-
-
-def _count(size: int, density: float) -> int:
-    return max(1, round(density * size))
 
 
 def _first_largest(values: Tensor, k: int) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -11,6 +11,19 @@ from zo_sweeps.methods.definition import Definition
 
 if TYPE_CHECKING:
     from torch import nn
+
+
+def share(entries: int, density: float) -> int:
+    """Return how many of these entries a density means: at least one."""
+    return max(1, round(density * entries))
+
+
+def chosen(arch: Arch, targets: Iterable[str], density: float, scope: str = "per_layer") -> int:
+    """Count the entries that a sparse space moves: its share of each target layer, or of all together (`global`)."""
+    if scope == "global":
+        return share(arch.entries(targets), density)
+    sizes = [out * into for out, into in (arch.linears[role] for role in arch.roles(targets))]
+    return arch.layers * sum(share(size, density) for size in sizes)
 
 
 class InstalledSpace(Protocol):

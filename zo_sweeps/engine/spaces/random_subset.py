@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from zo_sweeps.methods.arch import Arch
 from zo_sweeps.methods.definition import option
-from zo_sweeps.methods.space import Found, InstalledSpace, Space
+from zo_sweeps.methods.space import Found, InstalledSpace, Space, chosen
 
 if TYPE_CHECKING:
     from torch import nn
@@ -28,7 +28,7 @@ class RandomSubset(Space):
     targets: tuple[str, ...] = option(("all",), "roles of the layers (q, k, v, o, gate, up, down), or all")
 
     def trainable(self, arch: Arch) -> int:
-        return max(1, round(self.density * arch.entries(self.targets)))
+        return chosen(arch, self.targets, self.density)
 
     def install(
         self, module: nn.Module, layers: Sequence[str], seed: int, found: Found | None = None

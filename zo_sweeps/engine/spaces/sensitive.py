@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from zo_sweeps.methods.arch import Arch
 from zo_sweeps.methods.definition import option
-from zo_sweeps.methods.space import Found, InstalledSpace, Space
+from zo_sweeps.methods.space import Found, InstalledSpace, Space, chosen
 
 if TYPE_CHECKING:
     from torch import nn
@@ -46,7 +46,7 @@ class Sensitive(Space):
         return self.text if self.source == "text" else ""
 
     def trainable(self, arch: Arch) -> int:
-        return max(1, round(self.density * arch.entries(self.targets)))
+        return chosen(arch, self.targets, self.density, self.scope)
 
     def install(
         self, module: nn.Module, layers: Sequence[str], seed: int, found: Found | None = None
