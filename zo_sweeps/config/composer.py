@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -62,6 +63,7 @@ class Composer:
                 raise UserError(f"no such folder: {folder}", where="--config-dir")
         self._search = ",".join(f"file://{Path(folder).resolve()}" for folder in config_dirs)
         registry.use_folders(config_dirs)
+        self._register()
         self._given = [text for text in overrides if not text.startswith("hydra.searchpath=")]
         self._extra = [text for text in overrides if text.startswith("hydra.searchpath=")]
         self.forced, self._run_level = self._sort(self._given)
@@ -149,11 +151,10 @@ class Composer:
                 shown.append(f"{key}={_as_override(self.forced.values[key][0])}")
         return shown
 
-    @contextmanager
-    def _hydra(self) -> Iterator[None]:
-        from hydra import initialize_config_dir
+    @staticmethod
+    def _register() -> None:
+        """Give Hydra the schema, and each member's options and defaults."""
         from hydra.core.config_store import ConfigStore
-        from hydra.core.global_hydra import GlobalHydra
 
         store = ConfigStore.instance()
         store.store(name="base_config", node=Config, provider="zo_sweeps")
@@ -161,6 +162,12 @@ class Composer:
             for name, member in registry.members(axis).items():
                 store.store(group=axis, name=name, node=member.defaults(), provider="zo_sweeps")
         store.store(group="precision", name="auto", node={"name": "auto"}, provider="zo_sweeps")  # the model's own
+
+    @contextmanager
+    def _hydra(self) -> Iterator[None]:
+        from hydra import initialize_config_dir
+        from hydra.core.global_hydra import GlobalHydra
+
         GlobalHydra.instance().clear()
         with initialize_config_dir(config_dir=str(conf_dir()), version_base="1.3"):
             yield
@@ -287,6 +294,7 @@ def _plain(value: Any) -> Any:
     return value
 
 
+@lru_cache(maxsize=1024)
 def _yaml(file: Path) -> Mapping[str, Any]:
     """A configuration file's plain contents, with the groups that it overrides left in place."""
     import yaml

@@ -96,9 +96,7 @@ def read(cls: type[T], data: Mapping[str, Any], path: str = "", locate: Locate =
             raise UserError(f"{full} is missing", where=locate(path), fix=str(f.metadata.get("help", "")))
     try:
         return cls(**values)
-    except (
-        UserError
-    ) as error:  # of a range, which the class itself holds to: here it is known where the value came from
+    except UserError as error:  # of a range: here it is known where the value came from
         outside = [name for name, value in values.items() if _limits(known[name], value)]
         if error.where or not outside:
             raise
@@ -256,12 +254,14 @@ class Definition(Checked):
 
         Raises UserError for an unknown member or option.
         """
-        from zo_sweeps.methods.registry import member
+        from zo_sweeps.methods.registry import member, names
 
         given = {"name": data} if isinstance(data, str) else data
         if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
             raise UserError(f"{path or cls.axis} names no {cls.axis}", where=locate(path), fix=f"write {cls.axis}=NAME")
-        kind = member(cls.axis, given["name"], where=locate(path))
+        if given["name"] not in names(cls.axis):
+            raise unknown(cls.axis, given["name"], names(cls.axis), where=locate(path))
+        kind = member(cls.axis, given["name"])
         values = {key: value for key, value in given.items() if key != "name"}
         return read(kind, values, path or cls.axis, locate)
 
