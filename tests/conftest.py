@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from zo_sweeps.methods import registry
 
 REPO = Path(__file__).resolve().parents[1]
 
@@ -28,3 +31,14 @@ def shared() -> Path:
 def _no_hub() -> None:
     """No test asks the Hugging Face hub: a plan would wait seconds for it where there is no network."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture(autouse=True)
+def _folders_of_one_test() -> Iterator[None]:
+    """Members in the folders of a test (--config-dir) are not found by the next one."""
+    before = registry.folders()
+    yield
+    if registry.folders() != before:
+        registry._folders[:] = before
+        registry.names.cache_clear()
+        registry._load.cache_clear()

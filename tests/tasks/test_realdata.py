@@ -35,7 +35,7 @@ def test_real_rows_encode(name: str, dialect: str, real_tokenizer: Any) -> None:
         pytest.skip(status.why)
     for row in read_split(spec, typed(task), data_dir, "train"):
         render(spec, row)
-    if spec.loss == "label_words":
+    if spec.objective.masked:
         for row in read_split(spec, typed(task), data_dir, "test"):
             assert render(spec, row).text.count(MASK) == 1
         return  # encoded for a masked model alone
@@ -51,7 +51,7 @@ def test_real_rows_encode(name: str, dialect: str, real_tokenizer: Any) -> None:
             answer = real_tokenizer.decode(candidate.ids[-candidate.answer_length :])
             assert answer.strip() == option.strip()
         assert len(example.prompt_ids) <= 512 - spec.max_new_tokens
-    assert golds == ({0} if spec.kind == "generation" else set(range(len(spec.labels))))
+    assert golds == ({0} if spec.kind.generates else set(range(len(spec.labels))))
 
 
 @pytest.mark.parametrize("name", TASK_FILES)

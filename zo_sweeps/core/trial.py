@@ -7,8 +7,8 @@ seconds). The types:
     steps   first (1-based number of the first step in it), losses ([steps], mean of the points' losses),
             coefs ([steps][q], the projected gradients, NaN where a direction was dropped: together with the seed they
             *are* the run), seconds (of these steps), tokens
-    eval    step, split ("dev"), loss, metric (fraction), seconds
-    test    step (the selected one), loss, metric
+    eval    step, split ("dev"), loss, metric (the task's first), metrics (mapping name -> value), seconds
+    test    step (the selected one), loss, metric, metrics
     mask    fingerprint, entries (of the sparse mask that was found before training)
     gradients  step, shares, mean, std, layers (the cumulative normalized squared gradient: see engine.sensitivity),
             covered (mapping "task_dynamic/0.001" -> the share of it that this mask of this density holds)
@@ -141,7 +141,8 @@ class Outcome:
     """How an attempt at a trial ended, and what it measured.
 
     `metrics` holds plain floats under these names (absent when not measured): `dev/metric`, `dev/loss`, `test/metric`,
-    `test/loss` (metrics are fractions of 1, at the selected step); `seconds_per_step` (median over steps),
+    `test/loss` (the task's first metric, at the selected step; a share is a fraction of 1), `dev/<name>` and
+    `test/<name>` of each of its metrics; `seconds_per_step` (median over steps),
     `train_seconds` (steps only), `wall_seconds`, `tokens_per_second` (forwarded tokens in steps), `peak_memory_bytes`,
     `weights_bytes`, `trainable_parameters`; `drift` (of in-place perturbation: the largest |theta - theta restored|);
     `flops_per_step` (floating-point operations of the first step's matrix products, where they are counted);
