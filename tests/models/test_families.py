@@ -15,7 +15,10 @@ from peft import PeftModel
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.devices.estimate import peak_memory
-from zo_sweeps.engine.spaces import dora, lora, lora_fa, outliers, prefix, random_subset, vera
+from zo_sweeps.engine.out_of_place import out_of_place
+from zo_sweeps.engine.perturbations.gaussian import Gaussian
+from zo_sweeps.engine.spaces import dora, full, lora, lora_fa, outliers, prefix, random_subset, vera
+from zo_sweeps.engine.types import NoiseKey, Point
 from zo_sweeps.models import adapters
 from zo_sweeps.models.causal import LanguageModel
 from zo_sweeps.models.families import describe, names
@@ -362,7 +365,7 @@ def test_points_in_one_forward_are_the_points_one_after_the_other(name: str, spa
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_whether_one_forward_can_hold_several_points_is_said_with_the_reason(name: str) -> None:
-    assert bool(describe(FAMILIES[name]).no_points) == (name in ONE_POINT)
+    assert ("relative positions" in describe(FAMILIES[name]).no_points) == (name in ONE_POINT)
 
 
 @pytest.mark.parametrize("space_name", FACTORS)
@@ -418,3 +421,20 @@ def test_a_model_that_cannot_be_served_says_why_in_one_line(config: dict[str, An
     seen = status({"source": "random", "arch": config})
     assert (seen.available, seen.arch) == (False, None)
     assert reason in seen.why
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_whether_the_full_space_needs_points_in_place_is_said_with_the_reason(name: str) -> None:
+    assert ("rel_embeddings.weight is read" in describe(FAMILIES[name]).no_full) == (name in ONE_POINT)
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in ONE_POINT])
+def test_a_point_of_the_full_space_is_the_model_with_its_weights_moved_there(name: str) -> None:
+    model, (ids, mask) = model_of(name), padded(rows([12, 7]))
+    space, point = full.install(model.module, {}, 0), Point(NoiseKey(3, 1, 0), 0.02)
+    with torch.inference_mode(), out_of_place(model.module, space, Gaussian(), [point]):
+        got = parts(model, ids, mask)
+    with torch.no_grad():
+        for n, param in space.params.items():
+            param += point.scale * Gaussian().sample(point.key, n, param.shape, param.device)
+    torch.testing.assert_close(got, parts(model, ids, mask), rtol=1e-3, atol=1e-3)

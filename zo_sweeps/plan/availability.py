@@ -83,9 +83,13 @@ class Places:
             raise UserError(f"{what} needs a causal model", fix=fix)
         if arch.no_prefix and config["space"]["name"] == "prefix" and config["method"]["kind"] in TRAINED:
             raise UserError(arch.no_prefix, fix="use another space")
-        if arch.no_points and config["method"]["kind"] == "zo" and config["evaluation"]["mode"] != "sequential":
+        evaluation, zeroth = config["evaluation"], config["method"]["kind"] == "zo"
+        if arch.no_points and zeroth and evaluation["mode"] != "sequential":
             what = f"one forward of model {config['model']['name']!r} cannot hold several points: {arch.no_points}"
             raise UserError(what, fix="use evaluation.mode=sequential")
+        if arch.no_full and zeroth and config["space"]["name"] == "full" and evaluation["restore"] != "in_place":
+            what = f"model {config['model']['name']!r} is not evaluated beside its weights: {arch.no_full}"
+            raise UserError(what, fix="use evaluation.restore=in_place, or another space")
 
     def _model(self, model: Mapping[str, Any]) -> Any:
         from zo_sweeps.models.identity import status
