@@ -207,6 +207,7 @@ def test_the_shape_is_that_of_the_module(name: str) -> None:
 def test_a_family_of_its_own_says_what_the_generic_one_reads_off_the_module(name: str) -> None:
     from zo_sweeps.models import generic
 
+    assert name in FAMILIES, f"add a tiny configuration of {name!r} to FAMILIES above"
     config = {**FAMILIES[name], "model_type": name}
     assert describe(config) == generic.describe(config)
 

@@ -23,7 +23,7 @@ def rows(rounds: int) -> Iterator[Row]:
     inference = _peak(torch.inference_mode()(lambda: Steps(model, space, data).forward(1)), rounds)
     causal: Any = model.module
     layer = sum(param.numel() for param in causal.model.layers[0].parameters()) * 4 / MIB
-    logits = len(data) * model.config.vocab_size * 4 / MIB
+    logits = len(data) * model.arch.vocabulary * 4 / MIB
     for q in (1, 4):
         peak = _peak(Steps(model, space, data, q=q).one(), rounds)
         detail = {"inference, MiB": inference, "step, MiB": peak, "one layer, MiB": layer, "logits rows, MiB": logits}

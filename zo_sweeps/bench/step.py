@@ -70,9 +70,9 @@ def _lora_fa(model: LanguageModel, rounds: int, q: int = 4, batch: int = 2, rank
 def _sentences(rounds: int, q: int = 4, rank: int = 16) -> Row:
     """The demo model on sentences: against a forward of its rows as a plain loop has them, padded to the longest."""
     bare, adapted = demo(), demo()
-    texts = examples(SENTENCES, 2, bare.config.vocab_size)
+    texts = examples(SENTENCES, 2, bare.arch.vocabulary)
     ours = Steps(adapted, with_lora_fa(adapted, rank, 2 * rank), texts, q=q, mode="both", lr=1e-4)
-    padded = torch.randint(1, bare.config.vocab_size, (2 * q * len(SENTENCES), max(SENTENCES)))
+    padded = torch.randint(1, bare.arch.vocabulary, (2 * q * len(SENTENCES), max(SENTENCES)))
     seconds = interleaved({"padded": torch.inference_mode()(partial(bare.hidden, padded)), "ours": ours.one()}, rounds)
     return Row(
         f"LoRA-FA step, demo model, q={q} B={len(SENTENCES)} T={SENTENCES} r={rank}, against a padded bare forward",
