@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import math
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,10 @@ from zo_sweeps.models.shapes import trainable_parameters
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.devices.estimate import peak_memory
-from zo_sweeps.engine.spaces import dora, lora, lora_fa, outliers, prefix, random_subset, vera
+from zo_sweeps.engine.out_of_place import out_of_place
+from zo_sweeps.engine.perturbations.gaussian import Gaussian
+from zo_sweeps.engine.spaces import dora, full, lora, lora_fa, outliers, prefix, random_subset, vera
+from zo_sweeps.engine.types import NoiseKey, Point
 from zo_sweeps.models import adapters
 from zo_sweeps.models.causal import LanguageModel
 from zo_sweeps.models.families import describe, names
@@ -119,11 +124,22 @@ APART = {  # models that cannot read several texts in one row -> a word of the r
 ONE_POINT = ("deberta", "deberta-v2")  # their projections multiply relative positions too
 FACTORS = {"lora": lora, "lora_fa": lora_fa, "dora": dora, "vera": vera}
 SPACES = {**FACTORS, "outliers": outliers, "random_subset": random_subset}
+# every space over a Linear, a Conv1D and a masked model; over the others one of each kind
+EVERYWHERE, EVERY_SPACE = ("lora", "lora_fa", "outliers"), ("qwen2", "gpt2", "bert")
+CELLS = [(name, space) for name in FAMILIES for space in SPACES if space in EVERYWHERE or name in EVERY_SPACE]
 OPTIONS = {"rank": 4, "alpha": 8.0, "d_initial": 0.1, "density": 0.05, "scope": "per_layer", "refresh": 0, "length": 5}
 
 
-def model_of(name: str) -> LanguageModel:
+@cache
+def _loaded(name: str) -> LanguageModel:
     return load({"source": "random", "arch": FAMILIES[name]}, torch.float32, "cpu")
+
+
+def model_of(name: str) -> LanguageModel:
+    """Return a model of the family with a module of its own."""
+    model = copy.copy(_loaded(name))
+    model.module = copy.deepcopy(model.module)
+    return model
 
 
 def rows(lengths: list[int]) -> list[list[int]]:
@@ -191,6 +207,7 @@ def test_the_shape_is_that_of_the_module(name: str) -> None:
 def test_a_family_of_its_own_says_what_the_generic_one_reads_off_the_module(name: str) -> None:
     from zo_sweeps.models import generic
 
+    assert name in FAMILIES, f"add a tiny configuration of {name!r} to FAMILIES above"
     config = {**FAMILIES[name], "model_type": name}
     assert describe(config) == generic.describe(config)
 
@@ -325,8 +342,7 @@ def test_a_masked_model_has_no_prefix_and_says_why(name: str) -> None:
 # --- spaces ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("space_name", SPACES)
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(("name", "space_name"), CELLS)
 def test_a_space_moves_the_model_and_leaves_it_as_it_was(name: str, space_name: str) -> None:
     model, (ids, mask) = model_of(name), padded(rows([12, 7]))
     before, plain = digest(model.module), parts(model, ids, mask)
@@ -345,8 +361,7 @@ def of_space(name: str) -> dict[str, Any]:
     return {"density": 0.05} if name in ("outliers", "random_subset") else {"rank": 4}
 
 
-@pytest.mark.parametrize("space_name", SPACES)
-@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in ONE_POINT])
+@pytest.mark.parametrize(("name", "space_name"), [cell for cell in CELLS if cell[0] not in ONE_POINT])
 def test_points_in_one_forward_are_the_points_one_after_the_other(name: str, space_name: str) -> None:
     model, (ids, mask) = model_of(name), padded(rows([12, 7]))
     space = install(space_name, model)
@@ -362,11 +377,10 @@ def test_points_in_one_forward_are_the_points_one_after_the_other(name: str, spa
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_whether_one_forward_can_hold_several_points_is_said_with_the_reason(name: str) -> None:
-    assert bool(describe(FAMILIES[name]).no_points) == (name in ONE_POINT)
+    assert ("relative positions" in describe(FAMILIES[name]).no_points) == (name in ONE_POINT)
 
 
-@pytest.mark.parametrize("space_name", FACTORS)
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(("name", "space_name"), [cell for cell in CELLS if cell[1] in FACTORS])
 def test_a_saved_space_is_loaded_by_peft_with_the_same_logits(name: str, space_name: str, tmp_path: Path) -> None:
     model, (ids, mask) = model_of(name), padded(rows([12, 7]))
     space = install(space_name, model)
@@ -418,3 +432,20 @@ def test_a_model_that_cannot_be_served_says_why_in_one_line(config: dict[str, An
     seen = status({"source": "random", "arch": config})
     assert (seen.available, seen.arch) == (False, None)
     assert reason in seen.why
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_whether_the_full_space_needs_points_in_place_is_said_with_the_reason(name: str) -> None:
+    assert ("rel_embeddings.weight is read" in describe(FAMILIES[name]).no_full) == (name in ONE_POINT)
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in ONE_POINT])
+def test_a_point_of_the_full_space_is_the_model_with_its_weights_moved_there(name: str) -> None:
+    model, (ids, mask) = model_of(name), padded(rows([12, 7]))
+    space, point = full.install(model.module, {}, 0), Point(NoiseKey(3, 1, 0), 0.02)
+    with torch.inference_mode(), out_of_place(model.module, space, Gaussian(), [point]):
+        got = parts(model, ids, mask)
+    with torch.no_grad():
+        for n, param in space.params.items():
+            param += point.scale * Gaussian().sample(point.key, n, param.shape, param.device)
+    torch.testing.assert_close(got, parts(model, ids, mask), rtol=1e-3, atol=1e-3)

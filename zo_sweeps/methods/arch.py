@@ -30,6 +30,7 @@ class Arch:
         no_packing: why several texts cannot share a row; "" when they can.
         no_prefix: why trained keys and values cannot be put before a text; "" when they can.
         no_points: why one forward cannot hold several points of a space; "" when it can.
+        no_full: why a point of the full space must be written into the weights, in place; "" when it need not be.
     """
 
     family: str
@@ -51,6 +52,7 @@ class Arch:
     no_packing: str = ""
     no_prefix: str = ""
     no_points: str = ""
+    no_full: str = ""
 
     def roles(self, targets: Iterable[str]) -> tuple[str, ...]:
         """Return the roles that `targets` name, in the family's order.

@@ -10,6 +10,7 @@ import difflib
 import inspect
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -121,8 +122,8 @@ def _read(module: Any, kind: str, masked: bool) -> Arch:
     linears = {role: shapes[path] for role, path in projections.items()}
     heads, head, kv_heads = _heads(config, linears)
     embedding, output = module.get_input_embeddings().weight, module.get_output_embeddings()
-    cache, no_points = _run(module, blocks, projections)
     window, mixed = _window(config)
+    positions, seen = _positions(module), _run(module, blocks, projections)
     return Arch(
         family=kind,
         layers=len(layers),
@@ -132,7 +133,7 @@ def _read(module: Any, kind: str, masked: bool) -> Arch:
         kv_heads=kv_heads,
         head_width=head,
         vocabulary=embedding.shape[0],
-        positions=_positions(module),
+        positions=positions,
         tied=output is not None and output.weight is embedding,
         masked=masked,
         parameters=sum(parameter.numel() for parameter in module.parameters()),
@@ -141,8 +142,9 @@ def _read(module: Any, kind: str, masked: bool) -> Arch:
         projections=projections,
         window=window,
         no_packing=MASKED_PACKING if masked else _no_packing(module, mixed),
-        no_prefix=MASKED_PREFIX if masked else _no_prefix(cache, kv_heads, head),
-        no_points=no_points,
+        no_prefix=MASKED_PREFIX if masked else _no_prefix(seen.cache, kv_heads, head),
+        no_points=seen.no_points,
+        no_full=seen.no_full,
     )
 
 
@@ -265,40 +267,50 @@ def _no_packing(module: Any, mixed: bool) -> str:
     return ""
 
 
-def _run(module: Any, blocks: str, projections: Mapping[str, str]) -> tuple[Any, str]:
-    """Run the base model without weights, on 2 rows of 3 tokens; return (its cache or None, `Arch.no_points`).
+@dataclass(frozen=True)
+class _Seen:
+    """What a forward without weights shows: the cache (None: none was made), and reasons of `Arch`."""
 
-    Raises UserError when it does not call a projection, or when its logits do not follow from its hidden states. Where
-    it cannot be run so (DeBERTa asks for values), several points in one forward are refused.
+    cache: Any
+    no_points: str
+    no_full: str
+
+
+def _run(module: Any, blocks: str, projections: Mapping[str, str]) -> _Seen:
+    """Run the module without weights, on 3 rows of 5 tokens. It is changed by that.
+
+    Raises UserError when it cannot be run, does not call a projection, or its logits do not follow from its hidden
+    states.
     """
     import torch
 
     from zo_sweeps.models.logits import logits_of
 
-    seen: dict[str, set[int]] = {path: set() for path in projections.values()}
-    layer = module.get_submodule(f"{blocks}.0")
-    hooks = [
-        layer.get_submodule(path).register_forward_pre_hook(
-            lambda child, args, path=path: seen[path].add(args[0].shape[:-1].numel())
-        )
-        for path in seen
-    ]
+    rows: dict[str, set[int]] = {name: set() for name, child in module.named_modules() if child._parameters}
+
+    def hook(name: str) -> Any:
+        def enter(child: object, args: tuple[Any, ...]) -> None:
+            rows[name].add(args[0].shape[:-1].numel() if args and hasattr(args[0], "shape") else 0)
+
+        return enter
+
+    for name in rows:
+        module.get_submodule(name).register_forward_pre_hook(hook(name))
+    module.config.pad_token_id = None  # else some look for padding in the tokens, which have no values here
     try:
-        result = module.base_model(input_ids=torch.zeros(2, 3, dtype=torch.long, device="meta"))
-    except (RuntimeError, TypeError, AttributeError, ValueError, LookupError) as error:
-        return None, f"what its projections multiply is not known ({_one_line(error)[:80]})"
-    finally:
-        for hook in hooks:
-            hook.remove()
-    try:
+        result = module.base_model(input_ids=torch.zeros(3, 5, dtype=torch.long, device="meta"))
         logits_of(module, result.last_hidden_state)
     except (RuntimeError, TypeError, AttributeError, ValueError, LookupError) as error:
-        raise UserError(f"its logits cannot be computed from its hidden states ({_one_line(error)[:80]})") from None
-    if idle := [path for path, rows in seen.items() if not rows]:
-        raise UserError(f"its forward reads {idle[0]} without calling it, so that nothing can be put in its place")
-    odd = [path for path, rows in seen.items() if rows != {6}]
-    why = f"{odd[0]} multiplies more than the rows of the batch (relative positions)" if odd else ""
-    return result.get("past_key_values"), why
+        raise UserError(f"it cannot be run without weights ({_one_line(error)[:80]})") from None
+    called = {id(param) for name in rows if rows[name] for param in module.get_submodule(name)._parameters.values()}
+    idle = [name for name, param in module.named_parameters() if id(param) not in called]
+    no_full = f"{idle[0]} is read without a call of its module" if idle else ""
+    seen = {path: rows[f"{blocks}.0.{path}"] for path in projections.values()}
+    if unused := [path for path in seen if not seen[path]]:
+        raise UserError(f"its forward reads {unused[0]} without calling it, so that nothing can be put in its place")
+    odd = [path for path in seen if seen[path] != {15}]
+    no_points = f"{odd[0]} multiplies more than the rows of the batch (relative positions)" if odd else ""
+    return _Seen(result.get("past_key_values"), no_points, no_full)
 
 
 def _no_prefix(cache: Any, kv_heads: int, head: int) -> str:
@@ -307,6 +319,6 @@ def _no_prefix(cache: Any, kv_heads: int, head: int) -> str:
     if not layers:
         return "its forward makes no cache of keys and values"
     shapes = {tuple(value.shape) for layer in layers for value in (layer.keys, layer.values)}
-    if shapes != {(2, kv_heads, 3, head)}:
+    if shapes != {(3, kv_heads, 5, head)}:
         return f"its cache holds tensors of {sorted(shapes)[0]}, not {kv_heads} heads of {head} for each token"
     return ""

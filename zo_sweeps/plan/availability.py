@@ -12,6 +12,7 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.devices.estimate import RUNTIME_BYTES, finding_memory, peak_memory
 from zo_sweeps.methods import registry
 from zo_sweeps.methods.definition import write
+from zo_sweeps.methods.evaluation import Restore
 from zo_sweeps.methods.trial_config import TrialConfig
 
 if TYPE_CHECKING:
@@ -166,6 +167,9 @@ def _goes_with(config: TrialConfig, model: ModelStatus) -> None:
     if arch.no_points and kind.estimates and config.evaluation.mode.batched:
         what = f"one forward of model {config.model.name!r} cannot hold several points: {arch.no_points}"
         raise UserError(what, fix="use evaluation.mode=sequential")
+    if arch.no_full and kind.estimates and config.space.moves_base and config.evaluation.restore is Restore.EXACT:
+        what = f"model {config.model.name!r} is not evaluated beside its weights: {arch.no_full}"
+        raise UserError(what, fix="use evaluation.restore=in_place, or another space")
 
 
 def _key(part: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -29,7 +30,7 @@ class PointLinear(nn.Module):
 
     def __init__(self, base: nn.Module) -> None:
         super().__init__()
-        self.base = base
+        self.base: Any = base
         self.points: dict[str, Tensor] = {}
 
     def held(self, part: str) -> Tensor:

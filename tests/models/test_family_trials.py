@@ -1,0 +1,88 @@
+"""A model of a family that has no module here, planned and run from its folder alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.models.test_families import FAMILIES
+from zo_sweeps.config.composer import Composer
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.trial import TrialState
+from zo_sweeps.models.load import load
+from zo_sweeps.plan.build import Plan, build
+from zo_sweeps.run.run_trial import run_trial
+
+pytestmark = pytest.mark.unit
+
+
+class Events(list[Any]):
+    def emit(self, event: Any) -> None:
+        self.append(json.loads(json.dumps(event)))
+
+
+def plan(folder: Path, family: str, *overrides: str, prompt: str = "mezo") -> Plan:
+    """Plan two steps of one method on a saved checkpoint of the family."""
+    model = load({"source": "random", "arch": FAMILIES[family]}, torch.float32, "cpu")
+    model.module.save_pretrained(folder / "model")
+    model.tokenizer.save_pretrained(folder / "model")
+    grid = {
+        "name": "small",
+        "fixed": {
+            "task": "demo_remarks",
+            "prompt": prompt,
+            "split": {"train": 8, "dev": 4, "test": 4},
+            "train": {"steps": 2, "effective_batch": 4, "eval_every": 2, "max_length": 40},
+        },
+        "blocks": {"b": {"fixed": {}}},
+    }
+    (folder / "grid").mkdir(exist_ok=True)
+    (folder / "grid" / "small.yaml").write_text("# @package grid\n" + json.dumps(grid))
+    chosen = ["+grid=small", "model=local", f"model.path={folder / 'model'}", *overrides]
+    return build(Composer(chosen, [str(folder)]))
+
+
+@pytest.mark.parametrize(
+    ("family", "overrides"),
+    [
+        ("gpt2", ["method=mezo"]),
+        ("gpt2", ["method=prge", "space.targets=[all]"]),
+        ("gpt2", ["method=outliers", "space.targets=[c_attn,mlp.c_proj]"]),
+        ("gpt2", ["method=prefix"]),
+        ("gpt2", ["method=fo_lora_fa", "space.targets=[qkv]"]),
+        ("qwen3", ["method=prge"]),
+        ("bloom", ["method=prge", "space.targets=[all]"]),
+    ],
+)
+def test_a_checkpoint_of_any_family_is_planned_and_run(family: str, overrides: list[str], tmp_path: Path) -> None:
+    (trial,) = plan(tmp_path, family, *overrides).trials
+    events = Events()
+    outcome = run_trial(trial, events, [], 1, lambda: False)
+    assert outcome.state is TrialState.SUCCEEDED, outcome.error + outcome.traceback
+    assert outcome.steps_done == 2
+    assert trial.config["model"]["fingerprint"].startswith("local:")
+
+
+def test_a_target_that_the_model_lacks_is_one_line_at_the_plan(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"unknown target 'q' in space.targets; choose from: all, .*qkv") as caught:
+        plan(tmp_path, "gpt2", "method=prge")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_mode_that_a_model_cannot_run_is_one_line_at_the_plan(tmp_path: Path) -> None:
+    masked = ["method=prge", "space.targets=[all]"]
+    with pytest.raises(UserError, match=r"cannot hold several points: .*use evaluation.mode=sequential"):
+        plan(tmp_path, "deberta-v2", *masked, prompt="mezo_medium")
+    with pytest.raises(UserError, match=r"rel_embeddings.weight is read .*use evaluation.restore=in_place"):
+        plan(tmp_path, "deberta-v2", "method=mezo", prompt="mezo_medium")
+
+
+def test_a_masked_model_of_any_family_is_planned_and_run(tmp_path: Path) -> None:
+    found = plan(tmp_path, "bert", "method=mezo_lora", "space.targets=[q,v]", prompt="mezo_medium")
+    (trial,) = found.trials
+    outcome = run_trial(trial, Events(), [], 1, lambda: False)
+    assert outcome.state is TrialState.SUCCEEDED, outcome.error + outcome.traceback
