@@ -36,7 +36,7 @@ class DoraLinear(LowRankLinear):
         y = torch.baddbmm(y.view(P, -1, y.shape[-1]), h, B.transpose(1, 2), alpha=self.scaling)
         y = y * (m / self._norm(A, B)).unsqueeze(1).to(x.dtype)
         if self.base.bias is not None:
-            y = y + self.base.bias  # type: ignore[operator]
+            y = y + self.base.bias
         return y.view(*x.shape[:-1], y.shape[-1])
 
     @torch.no_grad()
@@ -45,5 +45,5 @@ class DoraLinear(LowRankLinear):
         cross = F.linear(A, dense(self.base)).float().transpose(1, 2)  # W A^T, [P, out, r]
         A, B, s = A.float(), B.float(), self.scaling
         inner = (2 * s * cross + s * s * (B @ (A @ A.transpose(1, 2)))) * B
-        square: Tensor = self.square + inner.sum(-1)  # type: ignore[operator]
+        square: Tensor = self.square + inner.sum(-1)
         return square.clamp_(min=0).sqrt_()
