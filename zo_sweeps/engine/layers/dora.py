@@ -45,5 +45,5 @@ class DoraLinear(LowRankLinear):
         cross = F.linear(A, dense(self.base)).float().transpose(1, 2)  # W A^T, [P, out, r]
         A, B, s = A.float(), B.float(), self.scaling
         inner = (2 * s * cross + s * s * (B @ (A @ A.transpose(1, 2)))) * B
-        square: Tensor = self.square + inner.sum(-1)
+        square: Tensor = self.square + inner.sum(-1)  # type: ignore[operator]
         return square.clamp_(min=0).sqrt_()
