@@ -12,7 +12,9 @@ from tests.conftest import REPO
 from tests.worker.common import run
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.trial import Outcome, TrialState
+from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.build import build
+from zo_sweeps.tables import Measure
 
 pytestmark = pytest.mark.unit
 
@@ -73,3 +75,60 @@ def test_a_task_kind_is_one_file(tmp_path: Path) -> None:
     written("task", tmp_path)
     metrics = outcome_of(tmp_path, "{method: zero_shot, task: closeness}", "task.kind=ordinal").metrics
     assert -1 <= metrics["test/spearman"] <= 1
+
+
+ZO = f"method: prge, space: {{targets: [q, v]}}, {FEW}"
+
+
+def test_a_perturbation_is_one_file(tmp_path: Path) -> None:
+    assert written("perturbation", tmp_path) == ["perturbation/three_point.py"]
+    row = f"{{{ZO}, perturbation: {{name: three_point, share: 0.5}}}}"
+    assert outcome_of(tmp_path, row).steps_done == 2
+
+
+def test_an_update_is_one_file(tmp_path: Path) -> None:
+    assert written("update", tmp_path) == ["update/clipped.py"]
+    assert outcome_of(tmp_path, f"{{{ZO}, update: {{name: clipped, lr: 1e-3, most: 0.5}}}}").steps_done == 2
+
+
+def test_an_estimator_is_one_file(tmp_path: Path) -> None:
+    assert written("estimator", tmp_path) == ["estimator/backward.py"]
+    row = f"{{{ZO}, estimator: {{name: backward, q: 2, eps: 1e-2}}, evaluation: {{mode: sequential}}}}"
+    assert outcome_of(tmp_path, row).steps_done == 2
+
+
+def test_a_precision_is_one_file(tmp_path: Path) -> None:
+    assert written("precision", tmp_path) == ["precision/fp64.py"]
+    outcome = outcome_of(tmp_path, f"{{{ZO}, precision: fp64}}")
+    assert outcome.metrics["weights_bytes"] % 8 == 0
+    assert outcome.steps_done == 2
+
+
+def test_a_schedule_is_one_file(tmp_path: Path) -> None:
+    assert written("schedule", tmp_path) == ["schedule/warm_up.py"]
+    row = f"{{{ZO}}}"
+    assert outcome_of(tmp_path, row, "update.schedule={name:warm_up,share:0.5}").steps_done == 2
+
+
+def test_a_space_is_one_file(tmp_path: Path) -> None:
+    assert written("space", tmp_path) == ["space/biases.py"]
+    row = f"{{method: mezo, space: biases, update: {{lr: 1e-4}}, {FEW}}}"
+    outcome = outcome_of(tmp_path, row)
+    assert outcome.metrics["trainable_parameters"] < 10_000
+
+
+def test_a_grid_is_one_yaml(tmp_path: Path) -> None:
+    assert written("grid", tmp_path) == ["grid/rank.yaml"]
+    plan = build(Composer(["+grid=rank"], [str(tmp_path)]))
+    members = {TrialConfig.of(trial.config).estimator.name for trial in plan.trials}
+    assert members == {"rge", "rge_one_sided"}
+    assert len(plan.trials) == 4
+
+
+def test_a_table_and_a_device_are_one_yaml_each(tmp_path: Path) -> None:
+    assert written("table", tmp_path) == ["table/tokens.yaml"]
+    assert written("device", tmp_path) == ["device/rpi-5.yaml"]
+    composer = Composer(["device=rpi-5"], [str(tmp_path)])
+    assert Measure.from_mapping(composer.option("table", "tokens"), "tokens.yaml").unit == "tokens/s"
+    plan = build(Composer(["+grid=quickstart", "device=rpi-5"], [str(tmp_path)]))
+    assert {trial.needs.device for trial in plan.trials} == {"rpi-5"}
