@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import Field, dataclass, fields, replace
+from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
 import pytest
@@ -35,6 +36,8 @@ def located(key: str) -> str:
 def another(kind: Any, f: Field[Any], value: Any) -> Any:
     """A value that the option takes and that is not `value`."""
     least, most, above = (f.metadata[key] for key in ("least", "most", "above"))
+    if NoneType in get_args(kind):
+        return value + 1 if value is not None else another(get_args(kind)[0], f, value)
     if kind is bool:
         return not value
     if kind in (int, float):

@@ -15,8 +15,8 @@ from zo_sweeps.core.trial import Needs, Outcome, Stored, Trial, TrialState
 from zo_sweeps.devices.estimate import RUNTIME_BYTES
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.build import build, memory_key
-from zo_sweeps.schedule.executors import COLD, NO_SLOT
-from zo_sweeps.schedule.inline_executor import InlineExecutor
+from zo_sweeps.schedule.backend import COLD, NO_SLOT
+from zo_sweeps.schedule.inline_backend import InlineBackend
 from zo_sweeps.schedule.memory import QUANTUM, Measured
 
 pytestmark = pytest.mark.unit
@@ -91,8 +91,8 @@ def test_a_gpus_peak_is_without_its_context_and_a_trial_that_failed_teaches_noth
     assert measured.corrected(one).needs.memory_bytes >= 1.1 * GIB + RUNTIME_BYTES
 
 
-class Small(InlineExecutor):
-    """An inline executor on a node of 4 GiB."""
+class Small(InlineBackend):
+    """An inline backend on a node of 4 GiB."""
 
     def fit(self, trial: Trial) -> int:
         return COLD if trial.needs.memory_bytes <= 4 * GIB else NO_SLOT

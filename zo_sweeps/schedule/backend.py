@@ -1,4 +1,7 @@
-"""What an executor is, what it reports, and how it calls a trial without being brought down by it."""
+"""What a backend is, what it reports, and how it calls a trial without being brought down by it.
+
+A backend runs the attempts of a sweep; an executor (`zo_sweeps.methods.executor`) is the definition that builds one.
+"""
 
 from __future__ import annotations
 
@@ -51,14 +54,14 @@ class Lost:
 
 
 class HeadLostError(UserError):
-    """The head of the cluster is gone. Another can be joined by another process only: Ray keeps one a process."""
+    """The head of the cluster is gone. Ray allows one cluster per process, so rejoining needs a new process."""
 
 
 Report = Progress | Finished | Lost
 Deliver = Callable[[Report], None]
 
 
-class Executor(Protocol):
+class Backend(Protocol):
     """Where attempts run. Used from one thread; `deliver` is called inside `poll` only.
 
     `grows`: nodes may join later, so that it is worth waiting for one.
