@@ -22,7 +22,8 @@ def trial(seed: int = 0, steps: int = 40, lr: float = 1e-4, q: int = 2, name: st
     }
     trial_id = f"{seed:04x}{int(lr * 1e9):08x}{q:04x}"
     label = f"{name} (q={q}) · SST-2 · lr {lr:g} · seed {seed}"
-    return Trial(trial_id, Stored(config), label=label, grid="demo_grid", block=f"{name} (q={q})", task="sst2")
+    block = f"{name} (q={q})"
+    return Trial(trial_id, Stored(config), steps=steps, label=label, grid="demo_grid", block=block, task="sst2")
 
 
 def start(attempt: int = 1, at: float = BEGAN, resumed_from: int = 0) -> Event:

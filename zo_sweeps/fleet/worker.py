@@ -114,7 +114,7 @@ def _keep(
     process = psutil.Process()
     state = {"pid": process.pid, "started": process.create_time(), "address": options.address, "token_file": str(token)}
     replace_text(folder / "worker.json", json.dumps(state))
-    say(f"joining {options.address} as {name} ({device['name']}); Ctrl-C or `zo-sweeps worker leave` to leave")
+    say(f"joining {options.address} as {name} ({device.name}); Ctrl-C or `zo-sweeps worker leave` to leave")
     try:
         return Keeper(spec, say).run()
     finally:
