@@ -71,12 +71,12 @@ def parent(uri: str, experiment: str) -> Any:
     return run
 
 
-def history(uri: str, run: Any) -> list[rows.Point]:
+def history(uri: str, run: Any) -> list[rows.MetricPoint]:
     """Every stored metric row of a run, doubled ones too."""
     found = []
     for key in run.data.metrics:
         rows_of_key = client(uri).get_metric_history(run.info.run_id, key)
-        found += [rows.Point(m.key, m.value, m.timestamp, m.step) for m in rows_of_key]
+        found += [rows.MetricPoint(m.key, m.value, m.timestamp, m.step) for m in rows_of_key]
     return sorted(found)
 
 

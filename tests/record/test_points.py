@@ -17,7 +17,7 @@ from zo_sweeps.record.provenance import collect
 pytestmark = pytest.mark.unit
 
 
-def curve(points: list[rows.Point], key: str) -> dict[int, float]:
+def curve(points: list[rows.MetricPoint], key: str) -> dict[int, float]:
     found = [(p.step, p.value) for p in points if p.key == key]
     assert len(dict(found)) == len(found), "a step twice"
     return dict(found)
