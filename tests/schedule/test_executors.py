@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from zo_sweeps.config.composer import Composer, executor
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.methods import registry
 from zo_sweeps.methods.registry import member, names
 from zo_sweeps.schedule.inline_backend import InlineBackend
 from zo_sweeps.schedule.ray_backend import RayBackend
@@ -83,3 +85,30 @@ def test_each_executor_builds_its_backend_with_its_options(tmp_path: Path) -> No
     assert isinstance(built, RayBackend)
     assert (built._cpus, built._limit, built._workers, built.grows) == (2, 4, Workers(3, "drop", 9.0), True)
     assert not ray.build(tmp_path, None).grows
+
+
+@pytest.fixture
+def _registry_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(registry, "_folders", [])
+    registry.names.cache_clear()
+    yield
+    registry.names.cache_clear()
+
+
+@pytest.mark.usefixtures("_registry_as_it_was")
+def test_an_executor_of_ones_own_is_one_python_file(folder: Path) -> None:
+    (folder / "executor" / "batch.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from zo_sweeps.methods.definition import option\n"
+        "from zo_sweeps.methods.executor import Executor\n"
+        "@dataclass(frozen=True)\n"
+        "class Batch(Executor):\n"
+        '    """A queue of jobs."""\n'
+        '    queue: str = option("short", "the queue\'s name")\n'
+        "    def build(self, state_dir, address):\n"
+        "        return (self.queue, self.slots)\n"
+    )
+    made = executor(Composer(["executor=batch", "executor.queue=long", "executor.slots=2"], [str(folder)]).base)
+    assert made.build(folder, None) == ("long", 2)
+    with pytest.raises(UserError, match=r"unknown key 'executor.queue' in the command line"):
+        Composer(["executor=ray", "executor.queue=long"], [str(folder)])
