@@ -33,7 +33,7 @@ ALSO = {"engine/mezo_stream.py": {"numpy"}}
 AXES = {"estimators", "perturbations", "spaces", "precisions", "updates", "objectives"}
 ONLY_IN = {
     "ray": {
-        "schedule/ray_executor.py",
+        "schedule/ray_backend.py",
         "schedule/ray_cluster.py",
         "schedule/ray_peers.py",
         "schedule/ray_slots.py",

@@ -13,6 +13,7 @@ from zo_sweeps.bench.measure import Row
 from zo_sweeps.bench.ours import Steps
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.engine.layers.full import FullModel
+from zo_sweeps.methods.parts import Model
 from zo_sweeps.models.causal import LanguageModel
 from zo_sweeps.models.families import describe
 from zo_sweeps.models.load import load
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.unit
 @pytest.fixture
 def model() -> LanguageModel:
     arch = {**shapes.LLAMA_58M, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
-    return load({"source": "random", "arch": arch, "seed": 0}, torch.float32, torch.device("cpu"))
+    return load(Model(source="random", arch=arch), torch.float32, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("options", [1, 2])

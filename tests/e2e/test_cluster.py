@@ -48,13 +48,13 @@ from pathlib import Path
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.plan.build import build
 from zo_sweeps.record.journal import JournalStore
-from zo_sweeps.schedule.inline_executor import InlineExecutor
+from zo_sweeps.schedule.inline_backend import InlineBackend
 from zo_sweeps.schedule.ledger import Ledger
 from zo_sweeps.schedule.sweep import Sweep
 state = Path(sys.argv[1])
 plan = build(Composer(sys.argv[3:], [sys.argv[2]]))
 with Ledger(state) as ledger:
-    print(Sweep(plan.trials, InlineExecutor(), JournalStore(state), ledger).run())
+    print(Sweep(plan.trials, InlineBackend(), JournalStore(state), ledger).run())
 """
 
 

@@ -57,7 +57,7 @@ def test_a_bf16_trial_goes_from_an_edge_device_to_another_machine(
 ) -> None:
     arguments = ["+grid=portable", "device.kind=cpu"]
     (trial,) = build(Composer(arguments, [str(conf)])).trials
-    assert trial.config["precision"]["name"] == "bf16"
+    assert trial.config.to_json()["precision"]["name"] == "bf16"
     with cluster() as nodes:
         edge = nodes.add("edge", "jetson-orin-nano")
         driver = Driver(tmp_path, conf, nodes, own_tracking, "portable")

@@ -17,7 +17,7 @@ from zo_sweeps.methods.definition import options
 from zo_sweeps.methods.points import Layout
 
 FILE = "tests/engine/contract.py"
-AXES = ("estimator", "perturbation", "space", "precision", "update", "schedule")
+AXES = ("estimator", "perturbation", "space", "precision", "update", "schedule", "executor")
 # (axis, name) -> values of the options that have no default
 REQUIRED: dict[tuple[str, str], Mapping[str, Any]] = {}
 

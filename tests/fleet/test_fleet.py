@@ -25,7 +25,7 @@ from zo_sweeps.core.trial import Needs, TrialState
 from zo_sweeps.fleet.node import running
 from zo_sweeps.record.journal import JournalStore, last_step
 from zo_sweeps.schedule.ledger import read_standing
-from zo_sweeps.schedule.ray_executor import RayExecutor
+from zo_sweeps.schedule.ray_backend import RayBackend
 from zo_sweeps.schedule.ray_private import forget_token
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.chaos, pytest.mark.timeout(1800)]
@@ -162,7 +162,7 @@ def test_a_node_whose_raylet_is_killed_joins_again_and_no_trial_goes_to_what_it_
     raylet.kill()
     after = cluster.wait_for_node("nano", other_than=before)
     plan = fakes.trials(tmp_path / "w", 2, needs=Needs("jetson-orin-nano"))
-    summary = sweep(tmp_path / "s", plan, RayExecutor(tmp_path, address=cluster.address, target=TARGET))
+    summary = sweep(tmp_path / "s", plan, RayBackend(tmp_path, address=cluster.address, target=TARGET))
     assert summary.counts == {TrialState.SUCCEEDED: 2}
     assert set(read_standing(tmp_path / "s").attempts.values()) == {1}, "Ray took the dead node for alive: for 14 s"
     assert after != before
@@ -187,7 +187,7 @@ def test_a_node_that_leaves_hands_its_trial_back_and_the_command_waits_for_that(
         gate.touch()
 
     with meanwhile(leave):
-        summary = sweep(tmp_path / "s", plan, RayExecutor(tmp_path, address=cluster.address, target=TARGET))
+        summary = sweep(tmp_path / "s", plan, RayBackend(tmp_path, address=cluster.address, target=TARGET))
     assert summary.counts == {TrialState.SUCCEEDED: 2}
     (row,) = [line for line in lines(shown[0]) if line.startswith("nano")]
     given = row.split()[-1]
@@ -231,9 +231,9 @@ def test_workers_join_again_when_the_head_was_killed_and_came_back(cluster: Mach
 def test_a_driver_elsewhere_is_told_that_it_must_be_on_a_node(cluster: Machines, monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: {})  # as on a machine with none of the nodes' addresses
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(cluster.token))
-    executor = RayExecutor(tmp_path, address=cluster.address, target=TARGET)
+    backend = RayBackend(tmp_path, address=cluster.address, target=TARGET)
     with pytest.raises(UserError, match=r"this machine is no node of the Ray cluster.*join here first") as caught:
-        sweep(tmp_path / "s", fakes.trials(tmp_path / "w", 1, needs=Needs("cpu")), executor)
+        sweep(tmp_path / "s", fakes.trials(tmp_path / "w", 1, needs=Needs("cpu")), backend)
     assert "\n" not in str(caught.value)
 
 

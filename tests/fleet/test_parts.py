@@ -82,7 +82,7 @@ def test_a_profile_of_ones_own_is_one_yaml(tmp_path: Path) -> None:
     (tmp_path / "device").mkdir()
     text = "name: board\ndisplay: My board\nkind: cpu\nmemory_gb: 2\nunified: true\nprecisions: [fp32]\n"
     (tmp_path / "device" / "board.yaml").write_text(text)
-    assert profile("board", [str(tmp_path)])["memory_gb"] == 2
+    assert profile("board", [str(tmp_path)]).memory_gb == 2
     with pytest.raises(UserError, match=r"unknown device 'bord'.*did you mean 'board'"):
         profile("bord", [str(tmp_path)])
 

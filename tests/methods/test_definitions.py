@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from dataclasses import Field, dataclass, fields, replace
+from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
 import pytest
@@ -40,6 +41,8 @@ def kind_of(made: Any, f: Field[Any]) -> Any:
 def another(kind: Any, f: Field[Any], value: Any) -> Any:
     """A value that the option takes and that is not `value`."""
     least, most, above = (f.metadata[key] for key in ("least", "most", "above"))
+    if NoneType in get_args(kind):
+        return value + 1 if value is not None else another(get_args(kind)[0], f, value)
     if kind is bool:
         return not value
     if kind in (int, float):

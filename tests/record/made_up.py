@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 
-from zo_sweeps.core.trial import Event, Outcome, Trial, TrialState
+from zo_sweeps.core.trial import Event, Outcome, Stored, Trial, TrialState
 
 BEGAN = 1_790_000_000.25
 
@@ -22,7 +22,8 @@ def trial(seed: int = 0, steps: int = 40, lr: float = 1e-4, q: int = 2, name: st
     }
     trial_id = f"{seed:04x}{int(lr * 1e9):08x}{q:04x}"
     label = f"{name} (q={q}) · SST-2 · lr {lr:g} · seed {seed}"
-    return Trial(trial_id, config, label=label, grid="demo_grid", block=f"{name} (q={q})", task="sst2")
+    block = f"{name} (q={q})"
+    return Trial(trial_id, Stored(config), steps=steps, label=label, grid="demo_grid", block=block, task="sst2")
 
 
 def start(attempt: int = 1, at: float = BEGAN, resumed_from: int = 0) -> Event:
@@ -43,9 +44,9 @@ def steps(made: Trial, first: int, last: int, at: float) -> Event:
     losses, coefs = [], []
     for step in range(first, last + 1):
         noise = random.Random(f"{made.trial_id} {step}")
-        lr = made.config["update"]["lr"]
+        lr = made.config.to_json()["update"]["lr"]
         losses.append(0.35 + 0.5 * math.exp(-step * lr * 400) + noise.gauss(0, 0.04))
-        coefs.append([noise.gauss(0, 3) for _ in range(made.config["estimator"]["q"])])
+        coefs.append([noise.gauss(0, 3) for _ in range(made.config.to_json()["estimator"]["q"])])
     count = len(losses)
     return {
         "type": "steps",
@@ -59,7 +60,7 @@ def steps(made: Trial, first: int, last: int, at: float) -> Event:
 
 
 def evaluation(made: Trial, step: int, at: float) -> Event:
-    metric = 0.9 - 0.4 * math.exp(-step * made.config["update"]["lr"] * 400)
+    metric = 0.9 - 0.4 * math.exp(-step * made.config.to_json()["update"]["lr"] * 400)
     return {
         "type": "eval",
         "time": at,

@@ -71,12 +71,12 @@ def parent(uri: str, experiment: str) -> Any:
     return run
 
 
-def history(uri: str, run: Any) -> list[rows.Point]:
+def history(uri: str, run: Any) -> list[rows.MetricPoint]:
     """Every stored metric row of a run, doubled ones too."""
     found = []
     for key in run.data.metrics:
         rows_of_key = client(uri).get_metric_history(run.info.run_id, key)
-        found += [rows.Point(m.key, m.value, m.timestamp, m.step) for m in rows_of_key]
+        found += [rows.MetricPoint(m.key, m.value, m.timestamp, m.step) for m in rows_of_key]
     return sorted(found)
 
 
@@ -127,7 +127,7 @@ def test_a_sweep_is_one_parent_with_a_run_a_trial_that_says_everything(
     first = found[trials[0].trial_id]
     assert first.info.run_name == "LoRA-FA (q=2) · SST-2 · lr 0.0001 · seed 0"
     assert first.info.start_time == int(made_up.BEGAN * 1000)
-    assert first.data.params == rows.params(trials[0].config)
+    assert first.data.params == rows.params(trials[0].config.to_json())
     assert first.data.tags["mlflow.parentRunId"] == top.info.run_id
     assert {found[made.trial_id].data.tags["zo.state"] for made in trials} == {state.value for state in ends}
     assert found[trials[1].trial_id].data.metrics["diverged"] == 1
@@ -238,7 +238,8 @@ def test_what_is_not_part_of_the_identity_may_change_between_attempts(
     store, made = JournalStore(tmp_path), made_up.trial(steps=20)
     store.append(made.trial_id, made_up.whole(made)[:3])
     mirrored(uri, experiment, tmp_path, [made], finish=False)
-    config = {**made.config, "model": {**made.config["model"], "path": "/moved"}, "added": 1}
+    before = made.config.to_json()
+    config = {**before, "model": {**before["model"], "path": "/moved"}, "added": 1}
     moved = Trial.from_json({**made.to_json(), "config": config})
     store.append(made.trial_id, [made_up.start(attempt=2), *made_up.whole(made)[3:]])
     mirrored(uri, experiment, tmp_path, [moved])

@@ -17,7 +17,7 @@ from zo_sweeps.record.provenance import collect
 pytestmark = pytest.mark.unit
 
 
-def curve(points: list[rows.Point], key: str) -> dict[int, float]:
+def curve(points: list[rows.MetricPoint], key: str) -> dict[int, float]:
     found = [(p.step, p.value) for p in points if p.key == key]
     assert len(dict(found)) == len(found), "a step twice"
     return dict(found)
@@ -112,8 +112,9 @@ def test_dropped_directions_leave_the_curve_to_those_that_came_and_are_tagged() 
 
 def test_a_task_scored_by_f1_has_curves_named_so() -> None:
     made = made_up.trial(steps=10)
-    task = {**made.config["task"], "metric": "f1"}
-    squad = made.from_json({**made.to_json(), "config": {**made.config, "task": task}})
+    config = made.config.to_json()
+    task = {**config["task"], "metric": "f1"}
+    squad = made.from_json({**made.to_json(), "config": {**config, "task": task}})
     keys = {p.key for p in rows.points(squad, made_up.whole(squad))}
     assert {"dev/f1", "test/f1", "selected/dev_f1"} <= keys
     assert not [key for key in keys if "accuracy" in key]

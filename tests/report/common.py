@@ -55,7 +55,7 @@ def composed(folder: Path, grid: dict[str, Any] = GRID) -> tuple[Composer, Plan]
 
 
 def outcome(plan: Plan, trial_id: str) -> Outcome:
-    config = plan.every[trial_id].config
+    config = plan.every[trial_id].config.to_json()
     seed, q, lr = config["seed"], config["estimator"].get("q", 1), config["update"].get("lr", 0.0)
     if config["method"]["kind"] != "zero_shot" and (q, lr) == (4, 0.1) and seed in BAD:
         return Outcome(trial_id, BAD[seed], device=DEVICE, error=f"went wrong with <seed> {seed}")
@@ -72,7 +72,7 @@ def fill(plan: Plan, folder: Path) -> None:
         for trial_id, trial in plan.every.items():
             ended = outcome(plan, trial_id)
             ledger.write(trial_id, TrialState.RUNNING, attempt=1)
-            steps = trial.config["train"]["steps"] if trial.config["method"]["kind"] == "zo" else 0
+            steps = trial.steps
             events: list[dict[str, Any]] = [{"type": "start", "attempt": 1}]
             for first in range(1, steps, 10):
                 losses = [1 / step for step in range(first, first + 10)]

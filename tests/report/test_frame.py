@@ -26,7 +26,7 @@ def test_the_frame_has_a_line_a_trial_that_says_what_the_ledger_says(tmp_path: P
     assert set(found["trial_id"]) == set(plan.every)
     assert len(found) == len(plan.every) == 1 + 2 * 3 * 3
     for line in found.to_dict("records"):
-        ended, config = outcome(plan, line["trial_id"]), plan.every[line["trial_id"]].config
+        ended, config = outcome(plan, line["trial_id"]), plan.every[line["trial_id"]].config.to_json()
         assert line["state"] == standing.states[line["trial_id"]].value == ended.state.value
         assert (line["seed"], line["block"] == "zo") == (config["seed"], config["method"]["kind"] == "zo")
         for name in ("dev/loss", "test/metric", "seconds_per_step", "wall_seconds"):

@@ -8,28 +8,28 @@ from pathlib import Path
 
 from zo_sweeps.core.trial import Trial
 from zo_sweeps.record.journal import JournalStore
-from zo_sweeps.schedule.executors import Executor
-from zo_sweeps.schedule.inline_executor import InlineExecutor
+from zo_sweeps.schedule.backend import Backend
+from zo_sweeps.schedule.inline_backend import InlineBackend
 from zo_sweeps.schedule.ledger import Ledger
-from zo_sweeps.schedule.ray_executor import RayExecutor
+from zo_sweeps.schedule.ray_backend import RayBackend
 from zo_sweeps.schedule.snapshot import Summary
 from zo_sweeps.schedule.sweep import Sweep
 
 TARGET = "tests.schedule.fakes:run_trial"
 
 
-def sweep(state: Path, trials: list[Trial], executor: Executor | None = None, **options) -> Summary:
+def sweep(state: Path, trials: list[Trial], backend: Backend | None = None, **options) -> Summary:
     store = JournalStore(state)
     with Ledger(state) as ledger:
-        return Sweep(trials, executor or InlineExecutor(TARGET), store, ledger, **options).run()
+        return Sweep(trials, backend or InlineBackend(TARGET), store, ledger, **options).run()
 
 
 if __name__ == "__main__":
     state = Path(sys.argv[1])
     where = {"slots": 2} if sys.argv[2] == "ray" else {"address": sys.argv[2]}
-    executor = InlineExecutor(TARGET) if sys.argv[2] == "inline" else RayExecutor(state, target=TARGET, **where)
+    backend = InlineBackend(TARGET) if sys.argv[2] == "inline" else RayBackend(state, target=TARGET, **where)
     plan = [Trial.from_json(entry) for entry in json.loads(Path(sys.argv[3]).read_text())]
     print("ready", flush=True)
-    summary = sweep(state, plan, executor, say=lambda line: print(line, flush=True))
+    summary = sweep(state, plan, backend, say=lambda line: print(line, flush=True))
     print(summary, flush=True)
     sys.exit(130 if summary.interrupted else 0)

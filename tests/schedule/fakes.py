@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from zo_sweeps.core.trial import Event, Needs, Outcome, Sink, Trial, TrialState
+from zo_sweeps.core.trial import Event, Needs, Outcome, Sink, Stored, Trial, TrialState
 from zo_sweeps.record.journal import scalars
 
 ANYWHERE = Needs()
@@ -19,8 +19,8 @@ def trial(folder: Path, name: str, *, steps: int = 5, warm: str = "m", needs: Ne
     """A trial named `name`. Behaviour: pause (seconds a step), raises (on which attempts), dies (SIGKILL: at that step
     of those attempts), ends (a state), leaves (sys.exit), gate (a file, awaited after step 8), peak (bytes that it
     says it needed), eats (GiB that it takes: at step 3 of its first attempt)."""
-    config = {"train": {"steps": steps}, "folder": str(folder), "seed": len(name), **behaviour}
-    return Trial(name, config, needs=needs, warm_key=warm, cost=float(steps), label=name)
+    config = Stored({"folder": str(folder), "seed": len(name), **behaviour})
+    return Trial(name, config, needs=needs, warm_key=warm, cost=float(steps), steps=steps, label=name)
 
 
 def trials(folder: Path, n: int, **behaviour) -> list[Trial]:
@@ -28,7 +28,7 @@ def trials(folder: Path, n: int, **behaviour) -> list[Trial]:
 
 
 def note(task: Trial, what: str) -> None:
-    folder = Path(task.config["folder"])
+    folder = Path(task.config.to_json()["folder"])
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / f"{task.trial_id}.log", "a") as file:
         file.write(what + "\n")
@@ -45,7 +45,7 @@ def completions(folder: Path, names: Iterable[str]) -> dict[str, int]:
 
 
 def run_trial(task: Trial, sink: Sink, journal: list[Event], attempt: int, should_stop: Callable[[], bool]) -> Outcome:
-    config = task.config
+    config = task.config.to_json()
     coefs, losses = scalars(journal)
     done = len(losses)
     value = coefs[-1][0] if coefs else 0.1

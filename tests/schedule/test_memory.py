@@ -4,32 +4,39 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.schedule import fakes
 from tests.schedule.driver import sweep
-from zo_sweeps.core.trial import Needs, Outcome, Trial, TrialState
+from zo_sweeps.config.composer import Composer
+from zo_sweeps.core.trial import Needs, Outcome, Stored, Trial, TrialState
 from zo_sweeps.devices.estimate import RUNTIME_BYTES
-from zo_sweeps.schedule.executors import COLD, NO_SLOT
-from zo_sweeps.schedule.inline_executor import InlineExecutor
-from zo_sweeps.schedule.memory import QUANTUM, Measured, memory_key
+from zo_sweeps.methods.trial_config import TrialConfig
+from zo_sweeps.plan.build import build, memory_key
+from zo_sweeps.schedule.backend import COLD, NO_SLOT
+from zo_sweeps.schedule.inline_backend import InlineBackend
+from zo_sweeps.schedule.memory import QUANTUM, Measured
 
 pytestmark = pytest.mark.unit
 GIB = 2**30
-CONFIG = {
-    "model": {"fingerprint": "m", "path": "/here"},
-    "task": {"fingerprint": "t", "name": "sst2"},
-    "space": {"name": "lora", "rank": 8},
-    "estimator": {"name": "rge", "q": 4, "eps": 1e-3},
-    "update": {"name": "sgd", "lr": 1e-3},
-    "train": {"batch": 16, "steps": 100, "max_length": 64},
-    "seed": 0,
-}
+CONFIG = [
+    *("+grid=quickstart", "grid.seeds=[0]", "grid.tables={}", "method=prge", "evaluation.mode=inner", "device=cpu"),
+    *(f"~grid.blocks.{name}" for name in ("zero_shot", "fo_lora_fa", "zo_lora_fa_q1")),
+    *("space=lora", "space.rank=8", "estimator.q=4", "update.lr=1e-3", "train.batch=16", "train.steps=100"),
+    *("train.max_length=64", "split.train=24", "split.dev=8", "split.test=12"),
+]
 
 
-def trial(name: str, **parts: object) -> Trial:
-    return Trial(name, {**CONFIG, **parts}, needs=Needs("auto", 8 * GIB))
+@pytest.fixture(scope="module")
+def planned() -> Trial:
+    (made,) = build(Composer(CONFIG)).trials
+    return made
+
+
+def trial(name: str, seed: int = 0) -> Trial:
+    return replace(fakes.trial(Path(name), name), config=Stored({"seed": seed}), needs=Needs("auto", 8 * GIB))
 
 
 def peak(of: Trial, size: int, kind: str = "cpu", state: TrialState = TrialState.SUCCEEDED) -> Outcome:
@@ -41,17 +48,26 @@ def peak(of: Trial, size: int, kind: str = "cpu", state: TrialState = TrialState
     [
         ({"seed": 3}, True),
         ({"update": {"name": "sgd", "lr": 1e-2}}, True),
-        ({"model": {"fingerprint": "m", "path": "/there"}}, True),
-        ({"train": {"batch": 16, "steps": 9, "max_length": 64}}, True),
-        ({"train": {"batch": 32, "steps": 100, "max_length": 64}}, False),
-        ({"estimator": {"name": "rge", "q": 8, "eps": 1e-3}}, False),
+        ({"model": {"path": "/there", "name": "renamed"}}, True),
+        ({"train": {"steps": 9}}, True),
+        ({"train": {"batch": 32}}, False),
+        ({"train": {"max_length": 32}}, False),
+        ({"estimator": {"q": 8}}, False),
         ({"model": {"fingerprint": "other"}}, False),
-        ({"space": {"name": "lora", "rank": 16}}, False),
+        ({"space": {"rank": 16}}, False),
+        ({"space": {"name": "lora_fa"}}, False),
         ({"update": {"name": "adam", "lr": 1e-3}}, False),
     ],
 )
-def test_trials_share_what_was_measured_when_model_method_and_batch_agree(parts: dict[str, object], same: bool) -> None:
-    assert (memory_key(trial("a")) == memory_key(trial("b", **parts))) == same
+def test_trials_share_what_was_measured_when_model_method_and_batch_agree(
+    planned: Trial, parts: dict[str, Any], same: bool
+) -> None:
+    config = planned.config.to_json()
+    for name, change in parts.items():
+        config[name] = {**config[name], **change} if isinstance(change, dict) else change
+    other = TrialConfig.of(Stored(config))
+    assert other != planned.config
+    assert (memory_key(other) == planned.memory_key) == same
 
 
 def test_the_largest_peak_counts_with_a_margin_and_replaces_the_estimate_either_way() -> None:
@@ -75,8 +91,8 @@ def test_a_gpus_peak_is_without_its_context_and_a_trial_that_failed_teaches_noth
     assert measured.corrected(one).needs.memory_bytes >= 1.1 * GIB + RUNTIME_BYTES
 
 
-class Small(InlineExecutor):
-    """An inline executor on a node of 4 GiB."""
+class Small(InlineBackend):
+    """An inline backend on a node of 4 GiB."""
 
     def fit(self, trial: Trial) -> int:
         return COLD if trial.needs.memory_bytes <= 4 * GIB else NO_SLOT

@@ -20,7 +20,7 @@ from tests.schedule.test_sweep import results, start_driver
 from zo_sweeps.core.trial import Needs, TrialState
 from zo_sweeps.record.journal import JournalStore
 from zo_sweeps.schedule.ledger import read_standing
-from zo_sweeps.schedule.ray_executor import RayExecutor
+from zo_sweeps.schedule.ray_backend import RayBackend
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
 NANO = Needs("jetson-orin-nano")
@@ -45,7 +45,7 @@ def nodes(standing: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluste
 
 
 def on(nodes: Cluster, state: Path, plan: list[Any], **options: Any) -> Any:
-    return sweep(state, plan, RayExecutor(state, address=nodes.address, target=TARGET), **options)
+    return sweep(state, plan, RayBackend(state, address=nodes.address, target=TARGET), **options)
 
 
 def starts(state: Path, trial_id: str) -> list[tuple[str, str, int]]:

@@ -4,7 +4,7 @@ import pytest
 
 from tests.schedule import fakes
 from zo_sweeps.core.trial import Needs
-from zo_sweeps.schedule.executors import COLD, NO_SLOT, WARM
+from zo_sweeps.schedule.backend import COLD, NO_SLOT, WARM
 from zo_sweeps.schedule.placement import Node, gpus_needed, preference, reason, refusal
 from zo_sweeps.schedule.queue import ReadyQueue
 

@@ -15,7 +15,7 @@ from tests.schedule.nodes import Cluster, cluster
 from tests.worker.common import make, measured, run
 from zo_sweeps.core.trial import TrialState
 from zo_sweeps.record.journal import JournalStore, outcome, scalars
-from zo_sweeps.schedule.ray_executor import RayExecutor
+from zo_sweeps.schedule.ray_backend import RayBackend
 from zo_sweeps.schedule.sharing import Workers
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.chaos]
@@ -47,15 +47,15 @@ def _as_one_of_its_drivers(nodes: Cluster, monkeypatch: pytest.MonkeyPatch) -> I
 class Blow:
     """An `on_update` that freezes the node of a trial's first follower, and thaws it some steps later if asked to."""
 
-    def __init__(self, executor: RayExecutor, nodes: Cluster, thaws: bool) -> None:
-        self._executor, self._nodes, self._thaws = executor, {node.name: node for node in nodes.nodes}, thaws
+    def __init__(self, backend: RayBackend, nodes: Cluster, thaws: bool) -> None:
+        self._backend, self._nodes, self._thaws = backend, {node.name: node for node in nodes.nodes}, thaws
         self._frozen_at, self._thawed = 0, False
         self.name = ""
 
     def __call__(self, snapshot: Any) -> None:
         for running in snapshot.running:
             if not self.name and running.step >= FROZEN_AT:
-                (slot,) = [slot for slot in self._executor._slots if slot.followers]
+                (slot,) = [slot for slot in self._backend._slots if slot.followers]
                 self.name, self._frozen_at = slot.followers[0].node.name, running.step
                 self._nodes[self.name].freeze()
             elif self.name and self._thaws and not self._thawed and running.step >= self._frozen_at + THAWED_AFTER:
@@ -68,10 +68,10 @@ def test_a_follower_whose_node_falls_silent_is_waited_for_once_and_then_done_wit
     nodes: Cluster, tmp_path: Path, option: str, thaws: bool
 ) -> None:
     trial = make(*LORA, f"train.steps={STEPS}", "train.eval_every=20")
-    executor = RayExecutor(tmp_path, address=nodes.address, workers=Workers(3, option, PATIENCE))
-    blow = Blow(executor, nodes, thaws)
+    backend = RayBackend(tmp_path, address=nodes.address, workers=Workers(3, option, PATIENCE))
+    blow = Blow(backend, nodes, thaws)
     try:
-        summary = sweep(tmp_path, [trial], executor, on_update=blow)
+        summary = sweep(tmp_path, [trial], backend, on_update=blow)
     finally:
         for node in [node for node in nodes.nodes if node.name == blow.name and not thaws]:
             node.end()  # Ray may have taken it for dead by now

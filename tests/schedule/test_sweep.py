@@ -15,10 +15,10 @@ import pytest
 from tests.schedule import fakes
 from tests.schedule.driver import TARGET, sweep
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.core.trial import Outcome, TrialState
+from zo_sweeps.core.trial import Outcome, Stored, TrialState
 from zo_sweeps.record.journal import JournalStore, scalars
-from zo_sweeps.schedule.executors import Finished, Lost, Progress
-from zo_sweeps.schedule.inline_executor import InlineExecutor
+from zo_sweeps.schedule.backend import Finished, Lost, Progress
+from zo_sweeps.schedule.inline_backend import InlineBackend
 from zo_sweeps.schedule.ledger import Ledger, read_standing
 from zo_sweeps.schedule.sweep import Sweep
 
@@ -38,7 +38,7 @@ def undisturbed(tmp_path):
     def run(plan):
         state = tmp_path / "undisturbed"
         config = {"folder": str(tmp_path / "elsewhere"), "pause": 0}
-        sweep(state, [dataclasses.replace(t, config={**t.config, **config}) for t in plan])
+        sweep(state, [dataclasses.replace(t, config=Stored({**t.config.to_json(), **config})) for t in plan])
         return results(state)
 
     return run
@@ -55,11 +55,11 @@ def test_each_trial_runs_once_and_the_same_command_again_runs_nothing(tmp_path):
     assert set(fakes.completions(tmp_path / "w", [t.trial_id for t in plan]).values()) == {1}
 
 
-def test_nothing_to_run_starts_no_executor(tmp_path):
+def test_nothing_to_run_starts_no_backend(tmp_path):
     plan = fakes.trials(tmp_path / "w", 1)
     sweep(tmp_path, plan)
 
-    class Unstartable(InlineExecutor):
+    class Unstartable(InlineBackend):
         def start(self, deliver, trials):
             raise AssertionError("started")
 
@@ -195,7 +195,7 @@ def test_a_full_disk_ends_the_sweep_as_such_and_not_as_a_failed_trial(tmp_path):
             raise UserError("cannot write the journal: no space left on device")
 
     with Ledger(tmp_path) as ledger, pytest.raises(UserError, match="no space left"):
-        Sweep(fakes.trials(tmp_path / "w", 3), InlineExecutor(TARGET), Full(tmp_path), ledger).run()
+        Sweep(fakes.trials(tmp_path / "w", 3), InlineBackend(TARGET), Full(tmp_path), ledger).run()
     assert not read_standing(tmp_path).failures
 
 
@@ -222,14 +222,14 @@ def test_a_disk_that_is_full_stops_the_sweep_and_with_room_the_same_command_ends
 
 def test_a_trial_that_was_handed_back_may_be_so_more_often_than_it_may_be_lost(tmp_path):
     back = [[Lost("a", n, "handed back", blameless=True)] for n in range(1, 6)]
-    executor = Scripted([*back, [Lost("a", 6, "gone")], [Finished("a", 7, Outcome("a", TrialState.SUCCEEDED))]])
-    summary = sweep(tmp_path, [fakes.trial(tmp_path / "w", "a")], executor, retries_lost=1)
+    backend = Scripted([*back, [Lost("a", 6, "gone")], [Finished("a", 7, Outcome("a", TrialState.SUCCEEDED))]])
+    summary = sweep(tmp_path, [fakes.trial(tmp_path / "w", "a")], backend, retries_lost=1)
     assert summary.counts == {TrialState.SUCCEEDED: 1}
     assert read_standing(tmp_path).losses == {"a": 1}
 
 
-class Scripted(InlineExecutor):
-    """An executor whose reports the test writes."""
+class Scripted(InlineBackend):
+    """A backend whose reports the test writes."""
 
     def __init__(self, script):
         super().__init__()
@@ -254,7 +254,7 @@ class Scripted(InlineExecutor):
 def test_late_and_doubled_reports_change_nothing(tmp_path):
     good, bad = Outcome("a", TrialState.SUCCEEDED, {"dev/metric": 1.0}), Outcome("a", TrialState.SUCCEEDED)
     event = {"type": "steps", "first": 1, "losses": [1.0], "coefs": [[1.0]]}
-    executor = Scripted(
+    backend = Scripted(
         [
             [Lost("a", 1, "gone")],
             [
@@ -266,30 +266,30 @@ def test_late_and_doubled_reports_change_nothing(tmp_path):
             ],
         ]
     )
-    summary = sweep(tmp_path, [fakes.trial(tmp_path / "w", "a")], executor)
+    summary = sweep(tmp_path, [fakes.trial(tmp_path / "w", "a")], backend)
     assert summary.counts == {TrialState.SUCCEEDED: 1}
     assert read_standing(tmp_path).outcomes["a"].metrics == {"dev/metric": 1.0}
     assert JournalStore(tmp_path).read("a") == []
-    assert executor.submitted == [("a", 1, 0), ("a", 2, 0)]
+    assert backend.submitted == [("a", 1, 0), ("a", 2, 0)]
 
 
 def test_a_trial_that_kills_every_process_is_lost_after_its_bound_and_its_journal_says_so(tmp_path):
-    executor = Scripted([[Lost("a", n, "gone")] for n in range(1, 5)])
-    summary = sweep(tmp_path, [fakes.trial(tmp_path / "w", "a")], executor, retries_lost=3)
+    backend = Scripted([[Lost("a", n, "gone")] for n in range(1, 5)])
+    summary = sweep(tmp_path, [fakes.trial(tmp_path / "w", "a")], backend, retries_lost=3)
     assert summary.counts == {TrialState.LOST: 1}
-    assert len(executor.submitted) == 4
+    assert len(backend.submitted) == 4
     assert JournalStore(tmp_path).read("a")[-1]["outcome"]["error"] == "gone"
 
 
 def test_a_worker_that_cancels_by_itself_hands_its_trial_back(tmp_path):
     cancelled = Finished("a", 1, Outcome("a", TrialState.CANCELLED))
-    executor = Scripted([[cancelled], [Finished("a", 2, Outcome("a", TrialState.SUCCEEDED))]])
-    assert sweep(tmp_path, [fakes.trial(tmp_path / "w", "a")], executor).counts == {TrialState.SUCCEEDED: 1}
+    backend = Scripted([[cancelled], [Finished("a", 2, Outcome("a", TrialState.SUCCEEDED))]])
+    assert sweep(tmp_path, [fakes.trial(tmp_path / "w", "a")], backend).counts == {TrialState.SUCCEEDED: 1}
 
 
-def start_driver(state: Path, executor: str, plan) -> subprocess.Popen[str]:
+def start_driver(state: Path, backend: str, plan) -> subprocess.Popen[str]:
     (state / "plan.json").write_text(json.dumps([t.to_json() for t in plan]))
-    command = [sys.executable, "-m", "tests.schedule.driver", str(state), executor, str(state / "plan.json")]
+    command = [sys.executable, "-m", "tests.schedule.driver", str(state), backend, str(state / "plan.json")]
     driver = subprocess.Popen(
         command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     )
@@ -359,7 +359,7 @@ def test_a_driver_killed_at_random_moments_repeats_no_finished_trial_and_ends_wi
 
 def test_the_loop_imports_without_the_heavy_libraries():
     program = (
-        "import sys, zo_sweeps.schedule.sweep, zo_sweeps.schedule.progress, zo_sweeps.schedule.ray_executor;"
+        "import sys, zo_sweeps.schedule.sweep, zo_sweeps.schedule.progress, zo_sweeps.schedule.ray_backend;"
         "print([m for m in ('torch', 'ray', 'mlflow', 'transformers', 'hydra', 'datasets') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=REPOSITORY)

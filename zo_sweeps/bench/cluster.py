@@ -26,10 +26,10 @@ from zo_sweeps.plan.build import build
 from zo_sweeps.record import mlflow_points, server
 from zo_sweeps.record.journal import JournalStore
 from zo_sweeps.record.mlflow_store import MlflowMirror, SweepInfo
+from zo_sweeps.schedule.backend import Backend
 from zo_sweeps.schedule.cluster import environment
-from zo_sweeps.schedule.executors import Executor
 from zo_sweeps.schedule.ledger import Ledger
-from zo_sweeps.schedule.ray_executor import RayExecutor
+from zo_sweeps.schedule.ray_backend import RayBackend
 from zo_sweeps.schedule.snapshot import Snapshot
 from zo_sweeps.schedule.sweep import Sweep
 
@@ -56,7 +56,7 @@ def rows(rounds: int) -> Iterator[Row]:
 
 def overhead(folder: Path, count: int = 300) -> Row:
     ends: list[float] = []
-    _sweep(folder, list(trials(count)), RayExecutor(folder, slots=2, target=TARGET), _on_end(ends))
+    _sweep(folder, list(trials(count)), RayBackend(folder, slots=2, target=TARGET), _on_end(ends))
     milliseconds = (ends[-1] - ends[WARM_UP]) / (count - WARM_UP - 1) * 1000
     return Row("scheduling a trial, 2 warm actors", milliseconds, "ms", 20, 10, "two fsyncs", {"trials": count})
 
@@ -90,7 +90,7 @@ def _loss(folder: Path, nodes: Cluster, blow: Callable[[Raylet], None]) -> float
     thread = threading.Thread(target=script)
     with environment({**nodes.token, "RAY_AUTH_TOKEN": None}):
         thread.start()
-        _sweep(folder, [trial], RayExecutor(folder, address=nodes.address, target=TARGET))
+        _sweep(folder, [trial], RayBackend(folder, address=nodes.address, target=TARGET))
     thread.join()
     return float(_starts(store, trial)[1]["time"] - began[0])
 
@@ -164,10 +164,10 @@ def _journal(trial: Trial) -> list[Event]:
 
 
 def _sweep(
-    folder: Path, known: list[Trial], executor: Executor, on_update: Callable[[Snapshot], None] = lambda snapshot: None
+    folder: Path, known: list[Trial], backend: Backend, on_update: Callable[[Snapshot], None] = lambda snapshot: None
 ) -> None:
     with contextlib.closing(JournalStore(folder)) as store, Ledger(folder) as ledger:
-        Sweep(known, executor, store, ledger, on_update=on_update, say=lambda line: None).run()
+        Sweep(known, backend, store, ledger, on_update=on_update, say=lambda line: None).run()
 
 
 def _on_end(ends: list[float]) -> Callable[[Snapshot], None]:

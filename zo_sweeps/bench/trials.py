@@ -14,8 +14,9 @@ TARGET = "zo_sweeps.bench.trials:run_trial"
 def trials(count: int, *, steps: int = 1, pause: float = 0.0) -> Iterator[Trial]:
     """`count` trials of `steps` steps of `pause` seconds, all of one base model."""
     for number in range(count):
-        config = {"train": {"steps": steps}, "pause": pause}
-        yield Trial(f"{number:016x}", Stored(config), warm_key="model", cost=float(steps), label=f"trial {number}")
+        config = Stored({"pause": pause})
+        label = f"trial {number}"
+        yield Trial(f"{number:016x}", config, warm_key="model", cost=float(steps), steps=steps, label=label)
 
 
 def run_trial(trial: Trial, sink: Sink, journal: list[Event], attempt: int, should_stop: Callable[[], bool]) -> Outcome:

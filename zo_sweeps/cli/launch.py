@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from zo_sweeps.config.composer import Composer
+from zo_sweeps.config.composer import Composer, executor
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.core.fingerprint import fingerprint
 from zo_sweeps.core.host import gib
@@ -24,7 +24,7 @@ from zo_sweeps.plan.build import Plan
 from zo_sweeps.record.commands import Command, remember
 from zo_sweeps.results import report
 from zo_sweeps.results import tables as readout
-from zo_sweeps.schedule.executors import Executor, HeadLostError
+from zo_sweeps.schedule.backend import HeadLostError
 from zo_sweeps.schedule.ledger import Ledger, read_standing
 from zo_sweeps.schedule.live import LiveFile
 from zo_sweeps.schedule.memory import Measured
@@ -52,12 +52,8 @@ def for_this_host(plan: Plan) -> Plan:
     With a cluster to join, its nodes are asked instead, once it is joined. What finished trials were measured to need
     takes the place of estimates.
     """
-    least = {"cpus_per_trial": 1, "slots": 1, "workers": 1, "retries_failed": 0, "retries_lost": 0}
-    for name, low in least.items():
-        value = plan.config["executor"][name]
-        if value is not None and value < low:
-            raise UserError(f"executor.{name} must be at least {low}, not {value}")
-    Workers.of(plan.config["executor"]).check(plan.trials)
+    options = executor(plan.config)
+    Workers.of(options).check(plan.trials)
     plan = _corrected(plan)
     if plan.config["cluster"]["address"]:
         return plan
@@ -65,10 +61,9 @@ def for_this_host(plan: Plan) -> Plan:
 
     host = probe()
     node = Node("", "this host", host["profile"], host["cores"], len(host["gpus"]), host["memory_bytes"])
-    cpus = plan.config["executor"]["cpus_per_trial"]
     missing = dict(plan.missing)
     for trial in plan.trials:
-        if why := refusal(trial.needs, node, cpus):
+        if why := refusal(trial.needs, node, options.cpus_per_trial):
             needs = f"device {trial.needs.device}"
             if "memory" in why:
                 needs += f" and about {gib(trial.needs.memory_bytes)}"
@@ -119,26 +114,6 @@ def state_folder(plan: Plan) -> Path:
     return folder.resolve()
 
 
-def _executor(plan: Plan, state_dir: Path) -> Executor:
-    options = plan.config["executor"]
-    if options["name"] == "inline":
-        import torch
-
-        from zo_sweeps.schedule.inline_executor import InlineExecutor
-
-        torch.set_num_threads(options["cpus_per_trial"])  # as in a Ray actor: the same bits either way
-        return InlineExecutor(threads=options["cpus_per_trial"], workers=Workers.of(options))
-    from zo_sweeps.schedule.ray_executor import RayExecutor
-
-    return RayExecutor(
-        state_dir,
-        address=plan.config["cluster"]["address"],
-        cpus_per_trial=options["cpus_per_trial"],
-        slots=options["slots"],
-        workers=Workers.of(options),
-    )
-
-
 def run(plan: Plan, composer: Composer, command: Command, *, rerun: Sequence[str], console: Console) -> int:
     """Runs what has no result yet, prints the tables; returns the exit status: 0, 1 (failures), 130 (interrupted).
 
@@ -175,7 +150,7 @@ def _run(plan: Plan, composer: Composer, command: Command, rerun: Sequence[str],
     with contextlib.closing(JournalStore(state_dir)) as store, Ledger(state_dir, sweep_id(plan)) as ledger:
         remember(state_dir, sweep_id(plan), plan.name, command)
         with _mirror(plan, state_dir, command, console) as (mirror, where):
-            options = plan.config["executor"]
+            options = executor(plan.config)
             began = time.monotonic()
             live = LiveFile(state_dir)
             with ProgressView(console) as progress:
@@ -186,12 +161,12 @@ def _run(plan: Plan, composer: Composer, command: Command, rerun: Sequence[str],
 
                 summary = Sweep(
                     plan.trials,
-                    _executor(plan, state_dir),
+                    options.build(state_dir, plan.config["cluster"]["address"]),
                     store,
                     ledger,
                     rerun=frozenset(rerun),
-                    retries_failed=options["retries_failed"],
-                    retries_lost=options["retries_lost"],
+                    retries_failed=options.retries_failed,
+                    retries_lost=options.retries_lost,
                     on_update=update,
                     on_events=mirror.notify,
                     say=progress.say,

@@ -18,9 +18,11 @@ from typing import Any, get_type_hints
 from zo_sweeps.config.schema import AXES, METHOD, OWN_TREE, TRIAL_GROUPS, TRIAL_KEYS, Config
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.methods import registry
-from zo_sweeps.methods.definition import Locate
+from zo_sweeps.methods.definition import NOWHERE, Locate
+from zo_sweeps.methods.executor import Executor
 
 CHOOSES = {f"{group}.name": group for group in (*AXES, "precision")}  # estimator.name=X chooses X, as estimator=X does
+MEMBER_GROUPS = (*AXES, "precision", "executor")  # groups whose options are the members of an axis
 _NOTHING = object()
 
 
@@ -72,6 +74,7 @@ class Composer:
         for text in self._given:
             if text.startswith("~grid.blocks."):
                 _leave_out(text.removeprefix("~grid.blocks.").split("=")[0], self.base["grid"])
+        self.base["executor"] = executor(self.base, self.locate({"executor": self._chosen["executor"]})).to_json()
         if not self.base["state_dir"].strip():
             raise UserError("state_dir is empty", fix="write state_dir=FOLDER, or leave it out for zo_runs")
         self._scratch = OmegaConf.structured(Config)  # for check_value: making one costs more than using it
@@ -114,6 +117,8 @@ class Composer:
             trial_level = key.split(".")[0].split("/")[0] in TRIAL_KEYS
             if key != "grid" and not re.match(r"grid\.\w+\.", key) and not trial_level:
                 text = text.lstrip("+")  # a + would make a key that nothing reads
+            if key.startswith("executor."):
+                text = f"++{text}"  # which options there are depends on the executor: its definition checks them
             if override.is_sweep_override():
                 if not trial_level:
                     raise UserError(
@@ -158,7 +163,7 @@ class Composer:
 
         store = ConfigStore.instance()
         store.store(name="base_config", node=Config, provider="zo_sweeps")
-        for axis in (*AXES, "precision"):
+        for axis in MEMBER_GROUPS:
             for name, member in registry.members(axis).items():
                 store.store(group=axis, name=name, node=member.defaults(), provider="zo_sweeps")
         store.store(group="precision", name="auto", node={"name": "auto"}, provider="zo_sweeps")  # the model's own
@@ -221,12 +226,12 @@ class Composer:
         return {axis: composed[axis]["name"] for axis in AXES if composed[axis].get("name", "") != chosen[axis]}
 
     def locate(self, choices: Mapping[str, str]) -> Locate:
-        """Return where a key of a trial was given: on the command line, or in which of the chosen files."""
+        """Return where a key was given: on the command line, or in which of the chosen files."""
 
         def where(key: str) -> str:
             if any(text.lstrip("+~").split("=")[0] == key for text in self._given):
                 return "the command line"
-            for group in TRIAL_GROUPS:
+            for group in (*TRIAL_GROUPS, "executor"):
                 for folder in self.folders:
                     file = folder / group / f"{choices.get(group, '')}.yaml"
                     if file.is_file() and _holds(_yaml(file), key, group):
@@ -271,6 +276,16 @@ class Composer:
             reason = str(error).splitlines()[0]
             raise UserError(f"{path}={value!r} has the wrong type", where=where, fix=reason) from None
         self._checked.add((path, repr(value)))
+
+
+def executor(config: Mapping[str, Any], locate: Locate = NOWHERE) -> Executor:
+    """Return the executor of a run's configuration.
+
+    Raises UserError for an unknown one, an unknown option, a wrong type or a value out of its range.
+    """
+    made = Executor.read(config["executor"], "executor", locate)
+    assert isinstance(made, Executor)
+    return made
 
 
 def _leave_out(block: str, grid: dict[str, Any]) -> None:

@@ -93,18 +93,6 @@ class ScaleConfig:
 
 
 @dataclass
-class ExecutorConfig:
-    name: str = "ray"
-    cpus_per_trial: int = 1
-    slots: int | None = None
-    workers: int = 1
-    on_lost_worker: str = "redo"
-    worker_patience: float = 60.0
-    retries_failed: int = 1
-    retries_lost: int = 3
-
-
-@dataclass
 class ClusterConfig:
     address: str | None = None  # host:port of a Ray head; null: a local cluster for this sweep
 
@@ -182,7 +170,7 @@ Config = make_dataclass(
         ),
         ("seed", int, 0),
         ("scale", ScaleConfig, field(default_factory=ScaleConfig)),
-        ("executor", ExecutorConfig, field(default_factory=ExecutorConfig)),
+        ("executor", _OPEN, field(default_factory=dict)),
         ("cluster", ClusterConfig, field(default_factory=ClusterConfig)),
         ("tracking", TrackingConfig, field(default_factory=TrackingConfig)),
         ("grid", GridConfig, field(default_factory=GridConfig)),

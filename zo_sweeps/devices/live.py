@@ -18,13 +18,13 @@ NVPMODEL_STATUS = Path("/var/lib/nvpmodel/status")
 HOTTEST = 150.0  # a zone above this many degrees is switched off, not hot: NVIDIA's boards then report 256 and more
 
 
-def standing() -> dict[str, Any]:
-    """What of this host stays: `probe()`, and `l4t`, the release of NVIDIA's system on a Jetson."""
+def unchanging() -> dict[str, Any]:
+    """Return what does not change on this host: `probe()`, and `l4t`, the release of NVIDIA's system on a Jetson."""
     return {**probe(), "l4t": l4t()}
 
 
 def changing() -> dict[str, Any]:
-    """What moves: `ram_free_bytes`, `temperature` (degrees Celsius or None), `power_mode` ("" where there is none)."""
+    """Return what changes: `ram_free_bytes`, `temperature` (Celsius or None), `power_mode` ("" where there is none)."""
     free = psutil.virtual_memory().available
     return {"ram_free_bytes": free, "temperature": temperature(), "power_mode": power_mode()}
 

@@ -20,6 +20,7 @@ from zo_sweeps.core.host import GIB, gib
 from zo_sweeps.devices.doctor import Check, disk, imports
 from zo_sweeps.devices.probe import has_cuda, probe
 from zo_sweeps.fleet.node import OBJECT_STORE_BYTES, port_range
+from zo_sweeps.methods.parts import Device
 from zo_sweeps.schedule import cluster
 from zo_sweeps.schedule.gcs import NODE, REACH, REACHED, Head
 
@@ -29,14 +30,12 @@ SHM = Path("/dev/shm")  # where Ray keeps its object store
 RAY_BYTES = 700 * 2**20  # a node's own processes (0.4 GB) and one warm worker before its model (0.3 GB)
 
 
-def checks(
-    address: str, token: Path, device: Mapping[str, Any], gpus: int, ports: str, folder: Path
-) -> Iterator[Check]:
+def checks(address: str, token: Path, device: Device, gpus: int, ports: str, folder: Path) -> Iterator[Check]:
     """All checks, as they are made. `fail`: joining would not work, or results would not be comparable.
 
     Args:
         address, token: of the head.
-        device: the device profile (a file of conf/device).
+        device: this machine's profile.
         gpus: that the node will lend.
         ports: the range that Ray will use here; "": any.
         folder: the worker's state folder.
@@ -147,23 +146,23 @@ def own_address(address: str) -> str:
         return str(connection.getsockname()[0])
 
 
-def profile(device: Mapping[str, Any]) -> Check:
+def profile(device: Device) -> Check:
     """Whether this is the device that it is said to be."""
     host = probe()
-    text = f"{device['name']}: {device['display']}"
-    if device["name"] == host["profile"]:
+    text = f"{device.name}: {device.display}"
+    if device.name == host["profile"]:
         return Check("device", "ok", text)
-    if device["name"] in ("cpu", "cuda") or device["kind"] == "jetson":
+    if device.name in ("cpu", "cuda") or device.kind == "jetson":
         return Check(
             "device", "warn", f"{text}, but this looks like {host['profile']} ({host['name']})", "see --device"
         )
     return Check("device", "ok", f"{text}, on {host['name']}")
 
 
-def memory(device: Mapping[str, Any]) -> Iterator[Check]:
+def memory(device: Device) -> Iterator[Check]:
     """What is free now, for Ray and for models. Where GPU and CPU share it, there is but one number."""
     ram = psutil.virtual_memory()
-    shared = " (shared by CPU and GPU)" if device["unified"] else ""
+    shared = " (shared by CPU and GPU)" if device.unified else ""
     free = ram.available - RAY_BYTES
     fix = "" if free >= GIB else "end the desktop and other programs (sudo systemctl isolate multi-user.target)"
     status = "ok" if free >= GIB else "warn" if free > 0 else "fail"

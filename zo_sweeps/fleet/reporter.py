@@ -16,7 +16,7 @@ from typing import Any
 
 from zo_sweeps import __version__
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.devices.live import changing, standing
+from zo_sweeps.devices.live import changing, unchanging
 from zo_sweeps.schedule import cluster
 from zo_sweeps.schedule.gcs import NODE, REACH, REACHED, Head
 
@@ -33,7 +33,7 @@ def main(address: str, token: str, identity: str, leave_within: str = "") -> int
     """
     try:
         head = Head(address, cluster.token_environment(Path(token)))
-        facts = {**standing(), "zo_sweeps": __version__, "host": socket.gethostname()}
+        facts = {**unchanging(), "zo_sweeps": __version__, "host": socket.gethostname()}
         known, count = time.monotonic(), 0
         while True:
             node = head.own_node(identity)

@@ -9,10 +9,9 @@ import contextlib
 import json
 import signal
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -25,6 +24,8 @@ from zo_sweeps.fleet import preflight
 from zo_sweeps.fleet.keeper import Keeper, NodeSpec
 from zo_sweeps.fleet.node import labels, new_identity, node_arguments, port_range, running, wait_until_gone
 from zo_sweeps.fleet.secrets import token_for_joining
+from zo_sweeps.methods.definition import read
+from zo_sweeps.methods.parts import Device
 from zo_sweeps.schedule.cluster import short_folder
 
 HOME = Path("~/.zo_sweeps")
@@ -55,18 +56,17 @@ class WorkerOptions:
     grace: float = GRACE
 
 
-def profile(name: str, config_dirs: Sequence[str]) -> Mapping[str, Any]:
-    """A device profile by its name, "auto" for what this machine is. Raises UserError for an unknown one."""
+def profile(name: str, config_dirs: Sequence[str]) -> Device:
+    """Return a device profile by name; "auto": this machine's. Raises UserError for an unknown one."""
     name = probe()["profile"] if name == "auto" else name
-    found: Mapping[str, Any] = Composer([f"device={name}"], config_dirs).base["device"]
-    return found
+    return read(Device, Composer([f"device={name}"], config_dirs).base["device"], "device")
 
 
-def join(state_dir: Path, options: WorkerOptions, device: Mapping[str, Any], say: Callable[[str], None]) -> int:
+def join(state_dir: Path, options: WorkerOptions, device: Device, say: Callable[[str], None]) -> int:
     """Checks, joins, and stays joined until SIGTERM or Ctrl-C; 1 when a check fails.
 
     Args:
-        device: the device profile (a file of conf/device).
+        device: this machine's profile.
 
     Raises UserError when a worker runs already from this folder and when there is no token.
     """
@@ -92,7 +92,7 @@ def join(state_dir: Path, options: WorkerOptions, device: Mapping[str, Any], say
 def _keep(
     folder: Path,
     options: WorkerOptions,
-    device: Mapping[str, Any],
+    device: Device,
     token: Path,
     gpus: int,
     say: Callable[[str], None],
@@ -106,7 +106,7 @@ def _keep(
         token=token,
         identity=identity,
         arguments=tuple(arguments),
-        labels=labels(device["name"], identity, name),
+        labels=labels(device.name, identity, name),
         temp_dir=short,
         log=folder / "ray.log",
         grace=options.grace,
@@ -114,7 +114,7 @@ def _keep(
     process = psutil.Process()
     state = {"pid": process.pid, "started": process.create_time(), "address": options.address, "token_file": str(token)}
     replace_text(folder / "worker.json", json.dumps(state))
-    say(f"joining {options.address} as {name} ({device['name']}); Ctrl-C or `zo-sweeps worker leave` to leave")
+    say(f"joining {options.address} as {name} ({device.name}); Ctrl-C or `zo-sweeps worker leave` to leave")
     try:
         return Keeper(spec, say).run()
     finally:
@@ -136,20 +136,20 @@ def leave(state_dir: Path, say: Callable[[str], None]) -> int:
     return 0
 
 
-def gpus_lent(options: WorkerOptions, device: Mapping[str, Any]) -> int:
+def gpus_lent(options: WorkerOptions, device: Device) -> int:
     """GPUs to lend: said explicitly, as Ray does not find a Jetson's."""
     if options.gpus is not None:
         return options.gpus
-    return 0 if device["kind"] == "cpu" else 1
+    return 0 if device.cpu else 1
 
 
-def memory_lent(options: WorkerOptions, device: Mapping[str, Any]) -> int | None:
+def memory_lent(options: WorkerOptions, device: Device) -> int | None:
     """Bytes for `ray start --memory`. None: what Ray finds free, for a device without a size of its own."""
     if options.memory_gb is not None:
         return int(options.memory_gb * GIB)
-    if device["memory_gb"] is None:
+    if device.memory_gb is None:
         return None
-    return min(int(device["memory_gb"] * GIB), psutil.virtual_memory().total)
+    return min(int(device.memory_gb * GIB), psutil.virtual_memory().total)
 
 
 def _folder(state_dir: Path) -> Path:

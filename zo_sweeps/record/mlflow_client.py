@@ -91,7 +91,7 @@ class SweepRuns:
         files, ms = final["files"], int(final["time"] * 1000)
         for name, text in files.items():
             self._client.log_text(self.parent, text, name)
-        points = [rows.Point(rows.clean_name(key), value, ms, 0) for key, value in final["metrics"].items()]
+        points = [rows.MetricPoint(rows.clean_name(key), value, ms, 0) for key, value in final["metrics"].items()]
         note = rows.sweep_note(self._sweep, self._experiment) + files.get("table.md", "")
         self._log(self.parent, points, {}, rows.clean_tags({"mlflow.note.content": note}))
         self._client.set_terminated(self.parent, final["status"], ms)
@@ -250,7 +250,7 @@ class SweepRuns:
             self._client.log_inputs(run_id, [DatasetInput(dataset, [])])
 
     def _log(
-        self, run_id: str, points: Iterable[rows.Point], params: Mapping[str, str], tags: Mapping[str, str]
+        self, run_id: str, points: Iterable[rows.MetricPoint], params: Mapping[str, str], tags: Mapping[str, str]
     ) -> None:
         """The rows, in as few requests as the limits allow; tags last: a state is never ahead of its numbers."""
         from mlflow.entities import Metric, Param, RunTag

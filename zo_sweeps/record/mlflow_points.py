@@ -32,7 +32,7 @@ _STATUS = {
 }
 
 
-class Point(NamedTuple):
+class MetricPoint(NamedTuple):
     """One metric value. `time` is in milliseconds."""
 
     key: str
@@ -122,14 +122,14 @@ def clean_tags(tags: Mapping[str, Any]) -> dict[str, str]:
     return {key: str(value)[:MAX_TAG] for key, value in tags.items() if value is not None}
 
 
-def points(trial: Trial, events: Iterable[Event], steps_sent: int = 0) -> list[Point]:
+def points(trial: Trial, events: Iterable[Event], steps_sent: int = 0) -> list[MetricPoint]:
     """The metric points of these events; steps up to `steps_sent` are passed over.
 
     Curves over steps are thinned to step 1 and every k-th, k = ceil(steps / CURVE_POINTS): a rule that depends on
     nothing but the trial, so that a replay gives the same points. A point that is not finite is left out.
     """
     stride = max(1, math.ceil(trial.steps / CURVE_POINTS))
-    found: list[Point] = []
+    found: list[MetricPoint] = []
     for event in events:
         time = int(event["time"] * 1000)
         if event["type"] == "steps":
@@ -138,11 +138,13 @@ def points(trial: Trial, events: Iterable[Event], steps_sent: int = 0) -> list[P
         elif event["type"] in ("eval", "test"):
             split = "test" if event["type"] == "test" else event.get("split", "dev")
             named = event.get("metrics") or {_metric(trial): event["metric"]}
-            found += [Point(f"{split}/{clean_name(name)}", value, time, event["step"]) for name, value in named.items()]
-            found.append(Point(f"{split}/loss", event["loss"], time, event["step"]))
+            found += [
+                MetricPoint(f"{split}/{clean_name(name)}", value, time, event["step"]) for name, value in named.items()
+            ]
+            found.append(MetricPoint(f"{split}/loss", event["loss"], time, event["step"]))
         elif event["type"] == "gradients":
             found += [
-                Point(f"gradients/{name}", share, time, event["step"]) for name, share in event["covered"].items()
+                MetricPoint(f"gradients/{name}", share, time, event["step"]) for name, share in event["covered"].items()
             ]
         elif event["type"] == "end":
             found += _summary(trial, Outcome.from_json(event["outcome"]), time)
@@ -173,7 +175,7 @@ def last_step_of(events: Iterable[Event]) -> int:
     return max((e["first"] + len(e["losses"]) - 1 for e in events if e["type"] == "steps"), default=0)
 
 
-def _curve(event: Event, stride: int, steps_sent: int) -> Iterator[Point]:
+def _curve(event: Event, stride: int, steps_sent: int) -> Iterator[MetricPoint]:
     losses, coefs = event["losses"], event.get("coefs") or []
     count = len(losses)
     step_ms = 1000 * event["seconds"] / count if count else 0.0
@@ -183,18 +185,18 @@ def _curve(event: Event, stride: int, steps_sent: int) -> Iterator[Point]:
         if step <= steps_sent or (step != 1 and step % stride):
             continue
         time = int(event["time"] * 1000 - step_ms * (count - 1 - i))
-        yield Point("train/loss", loss, time, step)
+        yield MetricPoint("train/loss", loss, time, step)
         sizes = [abs(g) for g in coefs[i] if not math.isnan(g)] if i < len(coefs) else []
         if sizes:  # its size says how steep f is; over q directions, the mean size
-            yield Point("train/projected_grad", sum(sizes) / len(sizes), time, step)
+            yield MetricPoint("train/projected_grad", sum(sizes) / len(sizes), time, step)
         last = step
     if last:
-        yield Point("train/seconds_per_step", event["seconds"] / count, int(event["time"] * 1000), last)
+        yield MetricPoint("train/seconds_per_step", event["seconds"] / count, int(event["time"] * 1000), last)
 
 
-def _summary(trial: Trial, outcome: Outcome, time: int) -> Iterator[Point]:
+def _summary(trial: Trial, outcome: Outcome, time: int) -> Iterator[MetricPoint]:
     if outcome.state is TrialState.DIVERGED:
-        yield Point("diverged", 1.0, time, outcome.steps_done)
+        yield MetricPoint("diverged", 1.0, time, outcome.steps_done)
     for name, value in outcome.metrics.items():
         split, _, what = name.partition("/")
         if split in ("test", "gradients"):
@@ -203,9 +205,9 @@ def _summary(trial: Trial, outcome: Outcome, time: int) -> Iterator[Point]:
             continue  # the same value under its own name
         if split == "dev":  # the curve dev/... ends at the last step; this is the selected one
             name = f"selected/dev_{_metric(trial) if what == 'metric' else what}"
-        yield Point(clean_name(name), value, time, outcome.steps_done)
+        yield MetricPoint(clean_name(name), value, time, outcome.steps_done)
     if "dev/metric" in outcome.metrics:
-        yield Point("selected/step", outcome.selected_step, time, outcome.steps_done)
+        yield MetricPoint("selected/step", outcome.selected_step, time, outcome.steps_done)
 
 
 def _metric(trial: Trial) -> str:

@@ -42,7 +42,7 @@ class Item:
 
 
 @dataclass(frozen=True)
-class Standing:
+class ItemProgress:
     """How far an item has been run in a state folder.
 
     Args:
@@ -78,7 +78,7 @@ def items(folders: Sequence[Path] | None = None) -> list[Item]:
     return found
 
 
-def standings(of: Sequence[Item], state_dir: Path) -> dict[str, Standing]:
+def standings(of: Sequence[Item], state_dir: Path) -> dict[str, ItemProgress]:
     """Reference -> how far it is in `state_dir`, with each grid as it was last run there (its overrides included).
 
     Cost: composes the grids that were run there, once each.
@@ -103,7 +103,7 @@ class _Ran:
     caveats: tuple[str, ...]
 
 
-def _standing(item: Item, ran: dict[str, _Ran]) -> Standing:
+def _standing(item: Item, ran: dict[str, _Ran]) -> ItemProgress:
     tables: list[Table] = []
     notes: list[str] = []
     done = cells = unrun = 0
@@ -122,11 +122,11 @@ def _standing(item: Item, ran: dict[str, _Ran]) -> Standing:
         tables += own
         notes += ran[grid].caveats
     if not done:
-        return Standing(NOT_RUN)
+        return ItemProgress(NOT_RUN)
     state = COMPLETE if done == cells and not unrun else f"{done} of {cells} cells"
     if unrun:
         state += f", {unrun} of {len(item.grids)} grids not run"
-    return Standing(state, _deviation(tables), tuple(dict.fromkeys(notes)))
+    return ItemProgress(state, _deviation(tables), tuple(dict.fromkeys(notes)))
 
 
 def _deviation(tables: Sequence[Table]) -> str:

@@ -1,4 +1,4 @@
-"""A follower of a trial that is a process on this machine, at the other end of a pipe: for the inline executor."""
+"""A follower of a trial that is a process on this machine, at the other end of a pipe: for the inline backend."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 
 from zo_sweeps.core.trial import Needs, Trial
-from zo_sweeps.schedule.executors import NO_SLOT
+from zo_sweeps.schedule.backend import NO_SLOT
 
 Group = tuple[str, Needs, str]
 
@@ -14,7 +14,7 @@ Group = tuple[str, Needs, str]
 class ReadyQueue:
     """Ready trials in plan order, in groups of the same base model, needs and `kind` (see `Measured.kind`).
 
-    The trials of a group are interchangeable to an executor, so a choice costs O(groups), not O(trials), and a group
+    The trials of a group are interchangeable to a backend, so a choice costs O(groups), not O(trials), and a group
     that no node takes now is passed over.
     """
 
@@ -39,7 +39,7 @@ class ReadyQueue:
         group.appendleft(trial) if first else group.append(trial)
 
     def take(self, fit: Callable[[Trial], int]) -> Trial | None:
-        """Removes the next trial to start; None when `fit` (as in Executor) finds no slot for any.
+        """Removes the next trial to start; None when `fit` (as in Backend) finds no slot for any.
 
         A trial that names its device comes first, as others have more to choose from; then a slot that holds the
         trial's base model, then the base model with the fewest running trials (so that slots spread over base models

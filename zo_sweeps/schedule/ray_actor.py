@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from zo_sweeps.core.trial import Event, Outcome, Sharing, Trial
-from zo_sweeps.schedule.executors import run_guarded
+from zo_sweeps.schedule.backend import run_guarded
 
 
 class TrialActor:

@@ -13,7 +13,7 @@ from typing import Any
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.schedule import cluster, ray_private
-from zo_sweeps.schedule.executors import HeadLostError
+from zo_sweeps.schedule.backend import HeadLostError
 from zo_sweeps.schedule.gcs import Head
 from zo_sweeps.schedule.placement import Node
 

@@ -32,7 +32,7 @@ class Slot:
 
 
 class Slots:
-    """The slots of one executor, and the nodes that they are on. Iterates over those that are not given up.
+    """The slots of one backend, and the nodes that they are on. Iterates over those that are not given up.
 
     Args:
         target: the RunTrial, as "module:function", importable on every node.

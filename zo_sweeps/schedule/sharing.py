@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
 
-from zo_sweeps.core.errors import UserError, unknown
+from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import Event, SharedSteps, Trial
+from zo_sweeps.methods.executor import Executor
 from zo_sweeps.schedule.placement import Node, refusal
-
-ON_LOST = ("redo", "drop")
 
 
 @dataclass(frozen=True)
@@ -18,23 +17,19 @@ class Workers:
     """The options `executor.workers`, `on_lost_worker` and `worker_patience`."""
 
     count: int = 1
-    on_lost: str = "redo"
+    on_lost: Literal["redo", "drop"] = "redo"
     patience: float = 60.0
 
     @classmethod
-    def of(cls, executor: Mapping[str, Any]) -> Workers:
-        return cls(executor["workers"], executor["on_lost_worker"], executor["worker_patience"])
+    def of(cls, executor: Executor) -> Workers:
+        return cls(executor.workers, executor.on_lost_worker, executor.worker_patience)
 
     def of_trial(self, trial: Trial) -> int:
         """Return the processes of a trial: only zeroth-order steps are shared."""
         return self.count if trial.shared_steps else 1
 
     def check(self, trials: Iterable[Trial]) -> None:
-        """Raises UserError when a trial's steps cannot be shared among so many, or not in this way."""
-        if self.on_lost not in ON_LOST:
-            raise unknown("on_lost_worker", self.on_lost, ON_LOST, where="executor.on_lost_worker")
-        if self.patience <= 0:
-            raise UserError(f"executor.worker_patience must be above 0 seconds, not {self.patience}")
+        """Raise UserError when a trial's steps cannot be shared among so many, or not in this way."""
         for trial in trials if self.count > 1 else ():
             if trial.shared_steps:
                 self._check(trial, trial.shared_steps)

@@ -18,7 +18,7 @@ from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.core.trial import Event, Outcome, Trial, TrialState
 from zo_sweeps.record.journal import last_step
 from zo_sweeps.record.journal import outcome as recorded_outcome
-from zo_sweeps.schedule.executors import Executor, Finished, Progress, Report
+from zo_sweeps.schedule.backend import Backend, Finished, Progress, Report
 from zo_sweeps.schedule.ledger import Ledger
 from zo_sweeps.schedule.memory import Measured
 from zo_sweeps.schedule.queue import ReadyQueue
@@ -43,7 +43,7 @@ class Sweep:
 
     Args:
         trials: in plan order; a trial_id that occurs again is ignored.
-        executor: started here if there is anything to run, and always shut down.
+        backend: started here if there is anything to run, and always shut down.
         store, ledger: see Store and Ledger; both outlive the sweep.
         rerun: lower-case names of states ("failed", "lost", "diverged", "out_of_memory", "succeeded") and trial_ids to
             run again. A trial without a result goes on from its journal; one with a result, or named by its trial_id,
@@ -59,7 +59,7 @@ class Sweep:
     def __init__(
         self,
         trials: Sequence[Trial],
-        executor: Executor,
+        backend: Backend,
         store: Store,
         ledger: Ledger,
         *,
@@ -75,7 +75,7 @@ class Sweep:
         known = {state.value.lower() for state in TrialState if state.is_result or state.is_retryable}
         for name in rerun - known - self.trials.keys():
             raise unknown("state or trial of this sweep", name, known, where="--rerun")
-        self._executor, self._store, self._ledger = executor, store, ledger
+        self._backend, self._store, self._ledger = backend, store, ledger
         self._rerun, self._retries_failed, self._retries_lost = rerun, retries_failed, retries_lost
         self._on_update, self._on_events, self._say = on_update, on_events, say
         self._memory = Measured(self.trials.values(), ledger.outcomes)
@@ -103,14 +103,14 @@ class Sweep:
         if self._queue:
             with signals_restored():
                 try:
-                    self._executor.start(self._receive, len(self._queue))
+                    self._backend.start(self._receive, len(self._queue))
                     on_stop(self._interrupt)
-                    self._say(f"{len(self._queue)} trials to run on {self._executor.describe()}")
+                    self._say(f"{len(self._queue)} trials to run on {self._backend.describe()}")
                     self._started = time.monotonic()
                     self._loop()
                     self._waiting = self._waits()
                 finally:
-                    self._executor.shutdown()
+                    self._backend.shutdown()
         counts = {state: n for state, n in self._counts.items() if n}
         return Summary(counts, already_done, self._ran, self._interrupted, self._stopped, self._waiting)
 
@@ -139,22 +139,22 @@ class Sweep:
     def _loop(self) -> None:
         while True:
             while not self._interrupted and not self._stopped:
-                trial = self._queue.take(lambda trial: self._executor.fit(self._memory.corrected(trial)))
+                trial = self._queue.take(lambda trial: self._backend.fit(self._memory.corrected(trial)))
                 if trial is None:
                     break
                 self._launch(trial)
             self._tell_waits()
             self._update()
-            hope = self._executor.grows and self._queue and not self._interrupted and not self._stopped
+            hope = self._backend.grows and self._queue and not self._interrupted and not self._stopped
             if not self._running and not hope:
                 return
-            self._executor.poll(POLL_SECONDS)
+            self._backend.poll(POLL_SECONDS)
 
     def _waits(self) -> dict[str, int]:
         """Reason -> number of ready trials that no node can take."""
         found: Counter[str] = Counter()
         for trial, n in self._queue.heads():
-            if reason := self._executor.refusal(self._memory.corrected(trial)):
+            if reason := self._backend.refusal(self._memory.corrected(trial)):
                 found[reason] += n
         return dict(found)
 
@@ -162,7 +162,7 @@ class Sweep:
         if time.monotonic() - self._waits_at < WAITS_SECONDS:
             return
         self._waiting, self._waits_at = self._waits(), time.monotonic()
-        if not self._executor.grows:
+        if not self._backend.grows:
             return  # said at the end
         for reason, n in self._waiting.items():
             kind = reason.partition(":")[0]
@@ -188,7 +188,7 @@ class Sweep:
         self._cost_done += self._part(run, run.resumed_from)
         self._ledger.write(trial_id, TrialState.RUNNING, attempt=attempt)
         self._move(trial_id, TrialState.PENDING, TrialState.RUNNING)
-        run.node = self._executor.submit(self._memory.corrected(trial), journal, attempt)
+        run.node = self._backend.submit(self._memory.corrected(trial), journal, attempt)
 
     def _receive(self, report: Report) -> None:
         run = self._running.get(report.trial_id)
@@ -250,7 +250,7 @@ class Sweep:
         if self._interrupted:
             raise KeyboardInterrupt
         self._interrupted = True  # said by `_update`: printing is not safe in here
-        self._executor.cancel_all()
+        self._backend.cancel_all()
 
     def _look_for_one_cause(self, trial_id: str, outcome: Outcome, again: bool) -> None:
         """Stops launching when the first SAME_ERRORS different trials all failed in the same way.

@@ -1,7 +1,7 @@
 """records x layout -> typed cells -> Markdown, LaTeX, CSV, HTML, plain text. Pure functions over plain data."""
 
 from zo_sweeps.tables.build import build
-from zo_sweeps.tables.cells import Cell, CellState, Table
+from zo_sweeps.tables.cells import CellState, Table, TableCell
 from zo_sweeps.tables.csv import to_csv
 from zo_sweeps.tables.html import to_html
 from zo_sweeps.tables.latex import to_latex
@@ -10,13 +10,13 @@ from zo_sweeps.tables.records import Flag, Measure, Record, Rule, TableSpec
 from zo_sweeps.tables.text import to_text
 
 __all__ = [
-    "Cell",
     "CellState",
     "Flag",
     "Measure",
     "Record",
     "Rule",
     "Table",
+    "TableCell",
     "TableSpec",
     "build",
     "to_csv",

@@ -9,11 +9,11 @@ from statistics import fmean, stdev
 
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.core.trial import TrialState
-from zo_sweeps.tables.cells import Cell, CellState, Table
+from zo_sweeps.tables.cells import CellState, Table, TableCell
 from zo_sweeps.tables.published import NUMERIC_KINDS, Published
 from zo_sweeps.tables.ranks import mean_ranks
 from zo_sweeps.tables.records import MISSING, NOT_RUN, Flag, Measure, Record, TableSpec
-from zo_sweeps.tables.select import Setting, edges, select, settings
+from zo_sweeps.tables.select import HyperparameterSetting, edges, select, settings
 
 AVERAGE, RANK = "average", "rank"  # keys of the columns that the spec may ask for
 RANK_DIGITS = 2
@@ -40,7 +40,7 @@ def build(spec: TableSpec, records: Iterable[Record], published: Published | Non
     grouped: dict[tuple[str, str], list[Record]] = {}
     for record in records:
         grouped.setdefault((record.block, record.column), []).append(record)
-    drafts: dict[tuple[str, str], tuple[Cell, list[str]]] = {}
+    drafts: dict[tuple[str, str], tuple[TableCell, list[str]]] = {}
     for block, _ in spec.rows:
         for column, label in spec.columns:
             number = _published_value(spec, published, block, column, label)
@@ -78,7 +78,9 @@ def _published_value(spec: TableSpec, published: Published | None, block: str, c
     return published.rows[spec.published_rows[block]][name] if name else None
 
 
-def _cell(spec: TableSpec, measure: Measure, records: list[Record], published: float | None) -> tuple[Cell, list[str]]:
+def _cell(
+    spec: TableSpec, measure: Measure, records: list[Record], published: float | None
+) -> tuple[TableCell, list[str]]:
     """The cell of these records, and the texts of its footnotes."""
     candidates = settings(records)
     selected = select(candidates, spec.rule)
@@ -94,7 +96,7 @@ def _cell(spec: TableSpec, measure: Measure, records: list[Record], published: f
     at_edge = edges(selected, candidates)
     beside = _values(selected, measure.beside) if measure.beside else None
     is_complete = finished == len(records)
-    cell = Cell(
+    cell = TableCell(
         state=CellState.DONE if is_complete else CellState.PARTIAL,
         mean=mean,
         std=stdev(values) if len(values) > 1 else None,
@@ -117,14 +119,14 @@ def _cell(spec: TableSpec, measure: Measure, records: list[Record], published: f
     return cell, [*([] if is_complete else [BEST_SO_FAR]), *([AT_EDGE] if at_edge else [])]
 
 
-def _values(setting: Setting, measure: Measure) -> list[float] | None:
+def _values(setting: HyperparameterSetting, measure: Measure) -> list[float] | None:
     values = [measure.value(record.metrics) for record in setting.records]
     return values if all(math.isfinite(value) for value in values) else None
 
 
-def _without_value(state: CellState, records: list[Record], published: float | None, finished: int) -> Cell:
+def _without_value(state: CellState, records: list[Record], published: float | None, finished: int) -> TableCell:
     ordered = sorted(records, key=lambda record: record.trial_id)
-    return Cell(
+    return TableCell(
         state=state,
         published=published,
         finished=finished,
@@ -134,7 +136,7 @@ def _without_value(state: CellState, records: list[Record], published: float | N
     )
 
 
-def _empty(candidates: list[Setting], spec: TableSpec) -> tuple[CellState, list[str]]:
+def _empty(candidates: list[HyperparameterSetting], spec: TableSpec) -> tuple[CellState, list[str]]:
     """Why there is no value."""
     records = [record for setting in candidates for record in setting.records]
     states = {record.state for record in records}
@@ -157,15 +159,15 @@ def _empty(candidates: list[Setting], spec: TableSpec) -> tuple[CellState, list[
     return CellState.DIVERGED, [BOTH_FAILURES] if any(out) else []
 
 
-def _lacks(setting: Setting, metric: str) -> bool:
+def _lacks(setting: HyperparameterSetting, metric: str) -> bool:
     return any(metric not in record.metrics for record in setting.records)
 
 
-def _average(spec: TableSpec, drafts: list[tuple[Cell, list[str]]]) -> tuple[Cell, list[str]]:
+def _average(spec: TableSpec, drafts: list[tuple[TableCell, list[str]]]) -> tuple[TableCell, list[str]]:
     """Mean of the row's cells when every one has a value, and of its published numbers when every one has one."""
     cells = [cell for cell, _ in drafts]
     if spec.measures:
-        return Cell(CellState.NOT_PLANNED), [NO_MEAN]
+        return TableCell(CellState.NOT_PLANNED), [NO_MEAN]
     means = [cell.mean for cell in cells if cell.mean is not None]
     numbers = [cell.published for cell in cells if cell.published is not None]
     mean = fmean(means) if len(means) == len(cells) else None
@@ -175,7 +177,7 @@ def _average(spec: TableSpec, drafts: list[tuple[Cell, list[str]]]) -> tuple[Cel
         state = CellState.DONE if finished == planned else CellState.PARTIAL
     else:
         state = CellState.IN_PROGRESS if any(cell.finished for cell in cells) else CellState.NOT_RUN
-    cell = Cell(
+    cell = TableCell(
         state=state,
         mean=mean,
         published=published,
@@ -187,8 +189,8 @@ def _average(spec: TableSpec, drafts: list[tuple[Cell, list[str]]]) -> tuple[Cel
 
 
 def _ranks(
-    spec: TableSpec, drafts: Mapping[tuple[str, str], tuple[Cell, list[str]]], published: Published | None
-) -> dict[str, tuple[Cell, list[str]]]:
+    spec: TableSpec, drafts: Mapping[tuple[str, str], tuple[TableCell, list[str]]], published: Published | None
+) -> dict[str, tuple[TableCell, list[str]]]:
     """Mean over the columns of every row's dense rank by the printed (rounded) means, beside the paper's own.
 
     The ranks are among the rows with a value in every column; a row with a hole has none.
@@ -210,7 +212,7 @@ def _ranks(
             state = CellState.DONE if finished == planned else CellState.PARTIAL
         else:
             state = CellState.IN_PROGRESS if 0 < finished < planned else CellState.NOT_RUN
-        cell = Cell(state, mean=ranks.get(block), published=number, finished=finished, planned=planned)
+        cell = TableCell(state, mean=ranks.get(block), published=number, finished=finished, planned=planned)
         found[block] = replace(cell, digits=RANK_DIGITS), among if block in ranks else []
     return found
 
@@ -219,7 +221,7 @@ def _with_footnotes(
     spec: TableSpec,
     published: Published | None,
     columns: tuple[tuple[str, str], ...],
-    drafts: Mapping[tuple[str, str], tuple[Cell, list[str]]],
+    drafts: Mapping[tuple[str, str], tuple[TableCell, list[str]]],
 ) -> Table:
     """Numbers the footnotes in reading order: column labels, then row by row."""
     flags = [*spec.flags, *_published_flags(spec, published, columns)]
@@ -235,7 +237,7 @@ def _with_footnotes(
         key: number([flag.note for flag in flags if key in flag.columns and not flag.rows]) for key, _ in columns
     }
     row_marks: dict[str, tuple[int, ...]] = {}
-    cells: dict[tuple[str, str], Cell] = {}
+    cells: dict[tuple[str, str], TableCell] = {}
     for block, _ in spec.rows:
         row_marks[block] = number([flag.note for flag in flags if block in flag.rows and not flag.columns])
         for key, _ in columns:

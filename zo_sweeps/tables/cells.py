@@ -25,7 +25,7 @@ class CellState(str, Enum):
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """One cell, in printed units (percent, minutes, GiB), with the runs it came from.
 
     Args:
@@ -66,7 +66,7 @@ class Table:
     published: Published | None
     rows: tuple[tuple[str, str], ...]
     columns: tuple[tuple[str, str], ...]
-    cells: Mapping[tuple[str, str], Cell]
+    cells: Mapping[tuple[str, str], TableCell]
     row_marks: Mapping[str, tuple[int, ...]]
     column_marks: Mapping[str, tuple[int, ...]]
     footnotes: tuple[str, ...]

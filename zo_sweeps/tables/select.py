@@ -15,7 +15,7 @@ from zo_sweeps.tables.records import Record, Rule
 
 
 @dataclass(frozen=True)
-class Setting:
+class HyperparameterSetting:
     """One point of the search: its records, one a seed, in the order of the seeds."""
 
     hyperparameters: Mapping[str, Any]
@@ -35,7 +35,7 @@ class Setting:
         return fmean(values) if all(math.isfinite(value) for value in values) else None
 
 
-def settings(records: Iterable[Record]) -> list[Setting]:
+def settings(records: Iterable[Record]) -> list[HyperparameterSetting]:
     """The settings among the records of one cell, in grid order, whatever the order of the records.
 
     Grid order is that of the smallest `Record.order`, then that of the hyper-parameters themselves. Raises ValueError
@@ -53,7 +53,7 @@ def settings(records: Iterable[Record]) -> list[Setting]:
                     f"setting {dict(one.hyperparameters)} and seed {one.seed}"
                 )
     ranked = sorted(groups.values(), key=lambda group: (min(r.order for r in group), _sortable(group[0])))
-    return [Setting(group[0].hyperparameters, tuple(group)) for group in ranked]
+    return [HyperparameterSetting(group[0].hyperparameters, tuple(group)) for group in ranked]
 
 
 def _sortable(record: Record) -> list[tuple[str, bool, float, str]]:
@@ -61,7 +61,7 @@ def _sortable(record: Record) -> list[tuple[str, bool, float, str]]:
     return [(k, not _is_number(v), float(v) if _is_number(v) else 0.0, str(v)) for k, v in items]
 
 
-def select(candidates: list[Setting], rule: Rule) -> Setting | None:
+def select(candidates: list[HyperparameterSetting], rule: Rule) -> HyperparameterSetting | None:
     """argmin (or argmax) over the settings of the mean dev metric over seeds; the first in grid order among equals.
 
     Only a setting all of whose seeds have succeeded, with a finite dev metric, is a candidate. A cell without a
@@ -71,7 +71,7 @@ def select(candidates: list[Setting], rule: Rule) -> Setting | None:
     if len(candidates) == 1 and finished:
         return finished[0]
     sign = 1.0 if rule.mode == "min" else -1.0
-    best: tuple[float, Setting] | None = None
+    best: tuple[float, HyperparameterSetting] | None = None
     for setting in finished:
         mean = setting.mean(rule.metric)
         if mean is not None and (best is None or sign * mean < best[0]):
@@ -79,7 +79,7 @@ def select(candidates: list[Setting], rule: Rule) -> Setting | None:
     return best[1] if best else None
 
 
-def edges(selected: Setting, candidates: list[Setting]) -> dict[str, str]:
+def edges(selected: HyperparameterSetting, candidates: list[HyperparameterSetting]) -> dict[str, str]:
     """Axis -> "smallest" or "largest", for the numeric axes on which the selected value ends the searched range."""
     found: dict[str, str] = {}
     for axis, value in selected.hyperparameters.items():

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from zo_sweeps.tables.cells import Cell, CellState, Table
+from zo_sweeps.tables.cells import CellState, Table, TableCell
 from zo_sweeps.tables.records import Measure, described
 
 EMPTY = {
@@ -66,7 +66,7 @@ def plain(value: Any) -> str:
     return f"{mantissa}e{int(power)}" if exponent else mantissa
 
 
-def value_text(cell: Cell, table: Table, column: str = "") -> str:
+def value_text(cell: TableCell, table: Table, column: str = "") -> str:
     """`91.2 ± 0.4`, with n where it differs between cells, and k/m while the search goes on."""
     measure = table.spec.of(column)
     if cell.state is CellState.IN_PROGRESS:
@@ -83,7 +83,7 @@ def value_text(cell: Cell, table: Table, column: str = "") -> str:
     return text
 
 
-def below_texts(cell: Cell, table: Table, column: str = "") -> tuple[str, ...]:
+def below_texts(cell: TableCell, table: Table, column: str = "") -> tuple[str, ...]:
     """`pub. 92.2, −1.0` (published value, and the difference where we have a value) and the second measure, if any."""
     measure, texts = table.spec.of(column), []
     if cell.published is not None:
@@ -118,7 +118,7 @@ def selected_grid(table: Table) -> Grid | None:
     return Grid(header, tuple(rows)) if rows else None
 
 
-def _selected(cell: Cell, axes: list[str]) -> str:
+def _selected(cell: TableCell, axes: list[str]) -> str:
     if not cell.selected:
         return "–"
     return " · ".join(plain(cell.selected.get(axis, "–")) + ARROWS.get(cell.edges.get(axis, ""), "") for axis in axes)

@@ -1,4 +1,7 @@
-"""What an executor is, what it reports, and how it calls a trial without being brought down by it."""
+"""The protocol of a backend, its reports, and how it calls a trial so that no exception of the trial ends it.
+
+A backend runs the attempts of a sweep; an executor (`zo_sweeps.methods.executor`) is the definition that builds one.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class Lost:
-    """The process or node of the attempt is gone; what was delivered before is what there is.
+    """The process or node of the attempt is gone; events not delivered by now are lost.
 
     `blameless`: the attempt was handed back on request, which does not count towards the bound on losses.
     """
@@ -51,14 +54,14 @@ class Lost:
 
 
 class HeadLostError(UserError):
-    """The head of the cluster is gone. Another can be joined by another process only: Ray keeps one a process."""
+    """The head of the cluster is gone. Ray allows one cluster per process, so rejoining needs a new process."""
 
 
 Report = Progress | Finished | Lost
 Deliver = Callable[[Report], None]
 
 
-class Executor(Protocol):
+class Backend(Protocol):
     """Where attempts run. Used from one thread; `deliver` is called inside `poll` only.
 
     `grows`: nodes may join later, so that it is worth waiting for one.
@@ -67,31 +70,31 @@ class Executor(Protocol):
     grows: bool
 
     def start(self, deliver: Deliver, trials: int) -> None:
-        """Gets ready for at most `trials` trials. Raises UserError when the place cannot be had."""
+        """Prepare for at most `trials` trials. Raises UserError when Ray or the cluster is not available."""
 
     def refusal(self, trial: Trial) -> str:
-        """Why no node here can ever run `trial`; "" when one can."""
+        """Return why no node here can ever run `trial`; "" when one can."""
 
     def fit(self, trial: Trial) -> int:
-        """NO_SLOT, COLD (a free slot that would have to load the base model), or WARM (one that holds it)."""
+        """Return NO_SLOT, COLD (a free slot would have to load the base model) or WARM (a free slot holds it)."""
 
     def submit(self, trial: Trial, journal: list[Event], attempt: int) -> str:
-        """Starts an attempt on the best free slot (`fit` must be non-zero); the name of its node."""
+        """Start an attempt on the best free slot (`fit` must be non-zero); return the name of its node."""
 
     def poll(self, timeout: float) -> None:
-        """Delivers what was reported; returns after about `timeout` seconds at the latest (inline: after a trial).
+        """Deliver new reports; return after about `timeout` seconds at the latest (inline: after a trial).
 
         Raises HeadLostError.
         """
 
     def cancel_all(self) -> None:
-        """Asks the running attempts to end as CANCELLED at their next step. Safe in a signal handler."""
+        """Ask the running attempts to end as CANCELLED at their next step. Safe in a signal handler."""
 
     def shutdown(self) -> None:
-        """Ends every process that `start` or `submit` started."""
+        """End every process that `start` or `submit` started."""
 
     def describe(self) -> str:
-        """For people, after `start`: what runs the trials, as in "2 trials to run on ..."."""
+        """Return what runs the trials, for "2 trials to run on ..."; call it after `start`."""
 
 
 def run_guarded(
@@ -103,7 +106,7 @@ def run_guarded(
     should_stop: Callable[[], bool],
     sharing: Sharing | None = None,
 ) -> Outcome:
-    """`target` ("module:function", a RunTrial) on `trial`; whatever it raises becomes a FAILED outcome and `end`."""
+    """Call `target` ("module:function", a RunTrial); turn any exception into a FAILED outcome and its `end` event."""
     try:
         module, _, name = target.partition(":")
         run_trial: RunTrial = getattr(importlib.import_module(module), name)

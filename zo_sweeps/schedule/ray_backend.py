@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from zo_sweeps.core.trial import Event, Outcome, Sharing, Trial, TrialState
-from zo_sweeps.schedule.executors import (
+from zo_sweeps.schedule.backend import (
     COLD,
     FLUSH_SECONDS,
     NO_SLOT,
@@ -39,8 +39,8 @@ ANSWER_SECONDS = 2.0  # that a process which works may take to say so
 DEAD_SECONDS = 20.0  # so long Ray may take to see that a node died whose actor is out of reach
 
 
-class RayExecutor:
-    """See `Executor` for the methods.
+class RayBackend:
+    """See `Backend` for the methods.
 
     Args:
         state_dir: keeps the token of local clusters.

@@ -1,4 +1,4 @@
-"""The executor without processes: `poll` runs the submitted trial here. For debuggers, profilers and tests."""
+"""The backend without processes: `poll` runs the submitted trial here. For debuggers, profilers and tests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from zo_sweeps.core.trial import Event, Sharing, Trial
-from zo_sweeps.schedule.executors import (
+from zo_sweeps.schedule.backend import (
     COLD,
     FLUSH_SECONDS,
     NO_SLOT,
@@ -23,8 +23,8 @@ from zo_sweeps.schedule.sharing import ALONE, Workers, of_mask
 NODE = "inline"
 
 
-class InlineExecutor:
-    """One slot in this process; a trial's followers in processes of their own. See `Executor` for the methods.
+class InlineBackend:
+    """One slot in this process; a trial's followers in processes of their own. See `Backend` for the methods.
 
     Args:
         target: the RunTrial, as "module:function".

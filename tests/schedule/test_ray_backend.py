@@ -26,7 +26,7 @@ from zo_sweeps.core.trial import Needs, TrialState
 from zo_sweeps.record.journal import JournalStore, scalars
 from zo_sweeps.schedule.cluster import private_token, short_folder
 from zo_sweeps.schedule.ledger import read_standing
-from zo_sweeps.schedule.ray_executor import RayExecutor
+from zo_sweeps.schedule.ray_backend import RayBackend
 
 pytestmark = pytest.mark.multiprocess
 
@@ -66,7 +66,7 @@ def test_a_sweep_survives_the_death_of_an_actor_and_leaves_nothing_behind(tmp_pa
     plan += [fakes.trial(work, "far", needs=Needs("jetson-tx2")), fakes.trial(work, "big", needs=Needs("auto", 2**50))]
     plan.insert(0, plan.pop())  # nobody waits behind what no node can take
     said: list[str] = []
-    summary = sweep(tmp_path, plan, RayExecutor(tmp_path, slots=2, target=TARGET), say=said.append)
+    summary = sweep(tmp_path, plan, RayBackend(tmp_path, slots=2, target=TARGET), say=said.append)
 
     assert summary.counts == {TrialState.SUCCEEDED: 12, TrialState.PENDING: 2}
     assert sorted(reason.split(":")[0] for reason in summary.waiting) == [
@@ -101,7 +101,7 @@ def test_base_models_stay_with_their_actor(tmp_path, capsys):
     plan = [fakes.trial(work, f"o{i:03d}", warm=f"model{i % 2}") for i in range(200)]
     ends: list[float] = []
     update = lambda snapshot: ends.append(time.perf_counter()) if snapshot.ended else None
-    sweep(tmp_path, plan, RayExecutor(tmp_path, slots=2, target=TARGET), on_update=update)
+    sweep(tmp_path, plan, RayBackend(tmp_path, slots=2, target=TARGET), on_update=update)
     hosts = [{starts(work, t.trial_id)[0]["pid"] for t in plan[m::2]} for m in (0, 1)]
     assert [len(h) for h in hosts].count(1) >= 1, "both models moved between the actors"
     swaps = sum(len(h) - 1 for h in hosts)
@@ -127,7 +127,7 @@ def test_a_driver_killed_three_times_ends_with_the_same_outcomes_and_repeats_no_
         finished = [name for name, state in read_standing(tmp_path).states.items() if state.is_result]
         executions |= {k: v for k, v in fakes.completions(work, finished).items() if k not in executions}
     wait_for(lambda: not ray_processes(tmp_path))  # the cluster dies with its driver
-    summary = sweep(tmp_path, fakes.trials(work, 16, steps=20))  # another executor finishes it
+    summary = sweep(tmp_path, fakes.trials(work, 16, steps=20))  # another backend finishes it
     assert summary.counts == {TrialState.SUCCEEDED: 16}
     assert summary.already_done == len(executions) > 0
     assert fakes.completions(work, executions) == executions
@@ -160,7 +160,7 @@ def test_ctrl_c_to_the_whole_process_group_stops_cleanly_and_resumes(tmp_path):
     done = {name: len(scalars(JournalStore(tmp_path).read(name))[1]) for name in states}
     assert min(done.values()) > 0
     wait_for(lambda: not ray_processes(tmp_path))
-    summary = sweep(tmp_path, fakes.trials(work, 3, steps=60))  # another executor takes over
+    summary = sweep(tmp_path, fakes.trials(work, 3, steps=60))  # another backend takes over
     assert summary.counts == {TrialState.SUCCEEDED: 3}
     assert {name: int(starts(work, name)[1]["from"]) for name in done} == done
 
@@ -178,7 +178,7 @@ def test_an_address_where_nobody_answers_is_one_clear_line(tmp_path):
         ("head", "not HOST:PORT"),
     ):
         with pytest.raises(UserError, match=match):
-            sweep(tmp_path, plan, RayExecutor(tmp_path, address=address, target=TARGET))
+            sweep(tmp_path, plan, RayBackend(tmp_path, address=address, target=TARGET))
 
 
 @pytest.mark.slow
@@ -186,7 +186,7 @@ def test_a_server_that_is_no_ray_head_is_one_clear_line(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as silent:  # connects, and never says a word
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(UserError, match=rf"what listens at {address} does not answer as a Ray head") as caught:
-            sweep(tmp_path, fakes.trials(tmp_path / "w", 1), RayExecutor(tmp_path, address=address, target=TARGET))
+            sweep(tmp_path, fakes.trials(tmp_path / "w", 1), RayBackend(tmp_path, address=address, target=TARGET))
     assert "\n" not in str(caught.value)
 
 
@@ -196,11 +196,11 @@ from pathlib import Path
 from tests.schedule import fakes
 from tests.schedule.driver import TARGET, sweep
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.schedule.ray_executor import RayExecutor
+from zo_sweeps.schedule.ray_backend import RayBackend
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 state = Path(sys.argv[1])
 try:
-    sweep(state, fakes.trials(state / "w", 1), RayExecutor(state, slots=1, target=TARGET))
+    sweep(state, fakes.trials(state / "w", 1), RayBackend(state, slots=1, target=TARGET))
 except UserError as error:
     sys.exit(str(error))
 """
@@ -241,9 +241,9 @@ def test_a_standing_cluster_is_joined_with_its_token_and_refuses_another(tmp_pat
         plan = fakes.trials(tmp_path / "w", 4, needs=Needs("jetson-orin-nano"))
         monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(other))
         with pytest.raises(UserError, match="RAY_AUTH_TOKEN_PATH"):
-            sweep(tmp_path, plan, RayExecutor(tmp_path, address=f"127.0.0.1:{port}", target=TARGET))
+            sweep(tmp_path, plan, RayBackend(tmp_path, address=f"127.0.0.1:{port}", target=TARGET))
         monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
-        summary = sweep(tmp_path, plan, RayExecutor(tmp_path, address=f"127.0.0.1:{port}", target=TARGET))
+        summary = sweep(tmp_path, plan, RayBackend(tmp_path, address=f"127.0.0.1:{port}", target=TARGET))
         assert summary.counts == {TrialState.SUCCEEDED: 4}
         assert head.poll() is None  # ours to use, not to end
     finally:

@@ -1,0 +1,114 @@
+"""Executors as definitions: how they are chosen and checked, and which backend they build."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from zo_sweeps.config.composer import Composer, executor
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.methods import registry
+from zo_sweeps.methods.registry import member, names
+from zo_sweeps.schedule.inline_backend import InlineBackend
+from zo_sweeps.schedule.ray_backend import RayBackend
+from zo_sweeps.schedule.sharing import Workers
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A configuration folder of the user's own, with the group `executor`."""
+    (tmp_path / "executor").mkdir()
+    return tmp_path
+
+
+def test_the_command_line_chooses_an_executor_and_its_options() -> None:
+    ray, inline = member("executor", "ray"), member("executor", "inline")
+    assert set(names("executor")) == {"inline", "ray"}
+    assert executor(Composer().base) == ray()
+    assert executor(Composer(["executor=inline"]).base) == inline()
+    words = ["executor.slots=3", "executor.workers=2", "executor.on_lost_worker=drop", "executor.worker_patience=5"]
+    assert executor(Composer(words).base) == ray(slots=3, workers=2, on_lost_worker="drop", worker_patience=5.0)
+
+
+def test_a_file_of_ones_own_holds_only_the_options_that_differ(folder: Path) -> None:
+    (folder / "executor" / "patient.yaml").write_text("name: inline\nretries_lost: 7\n")
+    composer = Composer(["executor=patient"], [str(folder)])
+    assert executor(composer.base) == member("executor", "inline")(retries_lost=7)
+    assert composer.base["executor"] == {**member("executor", "inline").defaults(), "retries_lost": 7}
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["executor.slots=0"], "executor.slots of ray must be at least 1, not 0 in the command line"),
+        (["executor=inline", "executor.workers=-1"], "executor.workers of inline must be at least 1, not -1"),
+        (["executor.retries_lost=-1"], "executor.retries_lost of ray must be at least 0, not -1"),
+        (["executor.worker_patience=0"], "executor.worker_patience of ray must be above 0"),
+        (["executor.workers=two"], "executor.workers='two' has the wrong type in the command line"),
+        (["executor.on_lost_worker=redoo"], "did you mean 'redo'"),
+        (["executor.slot=1"], "did you mean 'executor.slots'"),
+        (["+executor.slot=1"], "did you mean 'executor.slots'"),
+        (["executor=rai"], "unknown executor 'rai'"),
+        (["executor.name=rai"], "unknown executor 'rai'"),
+    ],
+)
+def test_a_wrong_executor_is_refused_when_the_command_is_read(words: list[str], line: str) -> None:
+    with pytest.raises(UserError) as raised:
+        Composer(words)
+    assert line in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_wrong_option_in_a_file_is_refused_with_the_file(folder: Path) -> None:
+    file = folder / "executor" / "mine.yaml"
+    file.write_text("name: ray\nslots: 0\n")
+    with pytest.raises(UserError, match=rf"executor.slots of ray must be at least 1, not 0 in {file}"):
+        Composer(["executor=mine"], [str(folder)])
+
+
+def test_each_executor_builds_its_backend_with_its_options(tmp_path: Path) -> None:
+    threads = torch.get_num_threads()
+    try:
+        inline = member("executor", "inline")(cpus_per_trial=1, workers=3).build(tmp_path, None)
+        assert isinstance(inline, InlineBackend)
+        assert (inline._threads, inline._workers, inline.grows) == (1, Workers(3), False)
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(threads)
+    ray = member("executor", "ray")(cpus_per_trial=2, slots=4, workers=3, on_lost_worker="drop", worker_patience=9.0)
+    built = ray.build(tmp_path, "10.0.0.5:6379")
+    assert isinstance(built, RayBackend)
+    assert (built._cpus, built._limit, built._workers, built.grows) == (2, 4, Workers(3, "drop", 9.0), True)
+    assert not ray.build(tmp_path, None).grows
+
+
+@pytest.fixture
+def _registry_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(registry, "_folders", [])
+    registry.names.cache_clear()
+    yield
+    registry.names.cache_clear()
+
+
+@pytest.mark.usefixtures("_registry_as_it_was")
+def test_an_executor_of_ones_own_is_one_python_file(folder: Path) -> None:
+    (folder / "executor" / "batch.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from zo_sweeps.methods.definition import option\n"
+        "from zo_sweeps.methods.executor import Executor\n"
+        "@dataclass(frozen=True)\n"
+        "class Batch(Executor):\n"
+        '    """A queue of jobs."""\n'
+        '    queue: str = option("short", "the queue\'s name")\n'
+        "    def build(self, state_dir, address):\n"
+        "        return (self.queue, self.slots)\n"
+    )
+    made = executor(Composer(["executor=batch", "executor.queue=long", "executor.slots=2"], [str(folder)]).base)
+    assert made.build(folder, None) == ("long", 2)
+    with pytest.raises(UserError, match=r"unknown key 'executor.queue' in the command line"):
+        Composer(["executor=ray", "executor.queue=long"], [str(folder)])

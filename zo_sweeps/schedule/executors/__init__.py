@@ -1,0 +1,1 @@
+"""The executors. One file each."""

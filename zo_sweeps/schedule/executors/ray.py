@@ -1,0 +1,29 @@
+"""Trials in Ray actors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from zo_sweeps.methods.executor import Executor
+
+if TYPE_CHECKING:
+    from zo_sweeps.schedule.ray_backend import RayBackend
+
+
+@dataclass(frozen=True)
+class Ray(Executor):
+    """Ray actors: one warm process per slot, on a cluster of its own on this machine or at `cluster.address`."""
+
+    def build(self, state_dir: Path, address: str | None) -> RayBackend:
+        from zo_sweeps.schedule.ray_backend import RayBackend
+        from zo_sweeps.schedule.sharing import Workers
+
+        return RayBackend(
+            state_dir,
+            address=address,
+            cpus_per_trial=self.cpus_per_trial,
+            slots=self.slots,
+            workers=Workers.of(self),
+        )
