@@ -15,17 +15,98 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pandas import DataFrame
+    from torch import Tensor
+
+    from zo_sweeps.plan.build import Plan
 
 __version__ = "0.1.0"
+__all__ = ["plan", "results", "run", "save_adapter", "weights"]
+
+
+# What a function needs is imported when it is called: the engine runs alone on machines without Ray, Hydra or MLflow.
+def plan(
+    grid: str = "quickstart",
+    overrides: Sequence[str] = (),
+    state_dir: str | Path | None = None,
+    config_dirs: Sequence[str | Path] = (),
+) -> Plan:
+    """Return what a grid comes to on this host; launches nothing. See `zo_sweeps.plan.build.Plan`.
+
+    Args:
+        overrides: as on the command line, `["scale=smoke", "update.lr=1e-3"]`.
+        state_dir: where it is run; defaults to the command line's.
+        config_dirs: folders with grids, tasks and members of your own, as --config-dir.
+
+    Raises UserError as the command line does.
+    """
+    from zo_sweeps.plan.build import build
+    from zo_sweeps.results.session import compose
+    from zo_sweeps.schedule.this_host import for_this_host
+
+    composer, _ = compose(grid, overrides, state_dir, config_dirs)
+    return for_this_host(build(composer))
+
+
+def run(
+    grid: str = "quickstart",
+    overrides: Sequence[str] = (),
+    state_dir: str | Path | None = None,
+    config_dirs: Sequence[str | Path] = (),
+    *,
+    quiet: bool = True,
+) -> DataFrame:
+    """Run what has no result yet, and return the grid's trials as `results` does. Failed trials are rows.
+
+    Args:
+        overrides, state_dir, config_dirs: as for `plan`.
+        quiet: print nothing; otherwise what the command prints.
+
+    Raises UserError for bad input and when nothing can run here; HeadLostError, a UserError, when the cluster's head
+    goes away (the same call, in a new process, goes on); KeyboardInterrupt after a clean stop.
+    """
+    from pathlib import Path
+
+    from zo_sweeps.plan.build import build
+    from zo_sweeps.results import dataframe, session
+    from zo_sweeps.schedule.ledger import read_standing
+    from zo_sweeps.schedule.this_host import for_this_host, must_have_work
+
+    composer, command = session.compose(grid, overrides, state_dir, config_dirs)
+    planned = for_this_host(build(composer))
+    must_have_work(planned)
+    view = session.View()
+    if not quiet:
+        from rich.console import Console
+
+        from zo_sweeps.cli.launch import Terminal
+
+        view = Terminal(Console(highlight=False))
+    if session.run(planned, composer, command, view).summary.interrupted:
+        raise KeyboardInterrupt
+    return dataframe.frame(planned, read_standing(Path(planned.config["state_dir"]).expanduser()))
 
 
 def results(
     grid: str = "quickstart",
     overrides: Sequence[str] = (),
     state_dir: str | Path | None = None,
-    config_dirs: Sequence[str] = (),
+    config_dirs: Sequence[str | Path] = (),
 ) -> DataFrame:
-    """The trials of a grid as a DataFrame; see `zo_sweeps.results.dataframe.results`."""
-    from zo_sweeps.results import dataframe  # what a notebook waits for, `import zo_sweeps` does not
+    """Return the trials of a grid, as far as they have been run; see `zo_sweeps.results.dataframe.results`."""
+    from zo_sweeps.results import dataframe
 
     return dataframe.results(grid, overrides, state_dir, config_dirs)
+
+
+def weights(trial_id: str, state_dir: str | Path = "zo_runs") -> dict[str, Tensor]:
+    """Return the trained values of a zeroth-order trial; see `zo_sweeps.results.export.weights`."""
+    from zo_sweeps.results import export
+
+    return export.weights(trial_id, state_dir)
+
+
+def save_adapter(trial_id: str, folder: str | Path, state_dir: str | Path = "zo_runs", *, merge: bool = False) -> Path:
+    """Write a zeroth-order trial's weights in PEFT format, or merged; see `zo_sweeps.results.export.save_adapter`."""
+    from zo_sweeps.results import export
+
+    return export.save_adapter(trial_id, folder, state_dir, merge=merge)

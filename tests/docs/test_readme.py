@@ -19,6 +19,8 @@ from tests.cli.common import ENVIRONMENT
 from tests.cli.parsing import parse
 from tests.conftest import REPO
 from zo_sweeps.config.composer import Composer
+from zo_sweeps.methods import registry
+from zo_sweeps.models.identity import DEMO
 from zo_sweeps.plan.build import build
 from zo_sweeps.record import server
 from zo_sweeps.results import tables as readout
@@ -91,13 +93,22 @@ def typed(line: str, *more: str) -> list[str]:
 composer, planned = cache(lambda overrides, folders: Composer(overrides, folders)), cache(build)
 
 
+def write_example(folder: Path) -> Path:
+    """Write the member of "Add a method" where its first line says; return the file."""
+    (member,) = code(section("Add a method"), "python")
+    path = folder / member.splitlines()[0].removeprefix("# ")
+    path.parent.mkdir(parents=True)
+    path.write_text(member)
+    return path
+
+
 @pytest.fixture(scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """FOLDER of "Add your own" with its grid and its task, DATA with a few lines of data; "Add a method"'s options."""
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """FOLDER of "Add your own" with its grid and its task, DATA with a few lines of data; my_conf of "Add a method"."""
     folder = tmp_path_factory.mktemp("own")
+    write_example(folder)
     grid, task = code(section("Add your own"), "yaml")
-    method = code(section("Add a method"), "yaml")[0]
-    for name, text in (("grid/mine.yaml", grid), ("task/mood.yaml", task), ("perturbation/three_point.yaml", method)):
+    for name, text in (("grid/mine.yaml", grid), ("task/mood.yaml", task)):
         (folder / name).parent.mkdir()
         (folder / name).write_text(text)
     given = re.search(r'\{"text".*\}', task)
@@ -107,7 +118,11 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for split, lines in (("train", 48), ("validation", 16), ("test", 16)):
         rows = [{**json.loads(given[0]), "label": n % 2, "text": f"what a day {n}"} for n in range(lines)]
         (data / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return folder
+    before = registry.folders()
+    yield folder
+    registry._folders[:] = before  # the plans made here have looked into my_conf
+    registry.names.cache_clear()
+    registry._load.cache_clear()
 
 
 @pytest.mark.unit
@@ -164,18 +179,8 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in filter(None, listed.split("\0")):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(REPO / name, folder / name)
-    example = section("Add a method")
-    module, moments = code(example, "python")
-    (options,) = code(example, "yaml")
-    for text in (module, options):
-        path = folder / text.splitlines()[0].removeprefix("# ")
-        assert not path.exists(), "the example is no part of the package"
-        path.write_text(text)
-    tests = folder / "tests" / "engine" / "test_perturbations.py"
-    before = tests.read_text()
-    after = re.sub(r"(?m)^(MOMENTS = \[\n(?:    .*\n)+)\]", rf"\g<1>    {moments.strip()},\n]", before)
-    assert after != before
-    tests.write_text(after)
+    assert not (folder / "my_conf").exists(), "the example is no part of the package"
+    write_example(folder)
     return folder
 
 
@@ -199,10 +204,12 @@ def test_the_added_method_runs_and_its_results_are_a_data_frame(checkout: Path, 
     assert "succeeded" in done.stdout
 
     (notebook,) = code(section("4. Export tables and figures"), "python")
-    given = [*shlex.split(command)[4:], *SMALL]
+    options = shlex.split(command)[4:]
+    flag = options.index("--config-dir")
+    given, folders = [*options[:flag], *SMALL], [options[flag + 1]]
     script = f"""\
 import functools, json, zo_sweeps
-zo_sweeps.results = functools.partial(zo_sweeps.results, overrides={given!r})
+zo_sweeps.results = functools.partial(zo_sweeps.results, overrides={given!r}, config_dirs={folders!r})
 {notebook}
 print(json.dumps([zo_sweeps.__file__, sorted(set(trials["state"])), sorted(set(trials["row"]))]))
 """
@@ -219,11 +226,53 @@ print(json.dumps([zo_sweeps.__file__, sorted(set(trials["state"])), sorted(set(t
     assert len(ran) > 5
 
 
+@pytest.mark.unit
+def test_a_loop_of_ones_own_is_run_and_replayed(tmp_path: Path) -> None:
+    """The README's own assertion is that the replay has the same bits."""
+    (loop,) = code(section("A loop of your own"), "python")
+    done = run([sys.executable, "-c", f"{loop}\nprint(losses(1).item())"], tmp_path, REPO)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 0.1
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+def test_the_python_interface_gives_weights_that_peft_and_transformers_load(tmp_path: Path) -> None:
+    """As written, by three processes: a notebook that runs the quickstart, the command, and a program that loads."""
+    title = "5. Use it from Python, and take the weights"
+    notebook, loading = code(section(title), "python")
+    done = run([sys.executable, "-c", f"{notebook}\nprint(best['trial_id'], len(weights))"], tmp_path, REPO)
+    assert done.returncode == 0, done.stderr
+    first, last = done.stdout.splitlines()
+    trial_id, parameters = last.split()
+    assert first == "6 trials"
+    for line in shown(section(title)):
+        exported = line.replace("TRIAL_ID", trial_id).replace("--out ", "--out exported/")
+        done = run(typed(exported), tmp_path, REPO)
+        assert done.returncode == 0, done.stderr
+    for name in ("adapter", "model"):
+        files = sorted(path.name for path in (tmp_path / name).iterdir())
+        assert files == sorted(path.name for path in (tmp_path / "exported" / name).iterdir())
+    check = """
+import torch
+ids = torch.arange(2, 20).view(1, -1)
+one, two = (model.eval()(input_ids=ids).logits.float() for model in (merged, adapted))
+torch.testing.assert_close(one, two, rtol=2e-5, atol=2e-5)
+print(sum("lora_B" in name for name, _ in adapted.named_parameters()))
+"""
+    loading = loading.replace('"BASE"', f"{str(DEMO)!r}, dtype='float32'")
+    done = run([sys.executable, "-c", loading + check], tmp_path, REPO)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[-1] == parameters
+
+
 @pytest.mark.e2e
 @pytest.mark.slow
 def test_the_contract_holds_the_added_method(checkout: Path) -> None:
     """`make test` as the README has it; an environment that is set up already is the one of these tests."""
     (command,) = [line for line in example_commands() if line.startswith("make ")]
+    (copy,) = [line.strip() for line in section("Add a method").splitlines() if line.startswith("    cp ")]
+    subprocess.run(shlex.split(copy), cwd=checkout, check=True)
     python = checkout / ".venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')

@@ -127,14 +127,25 @@ def run(given: Sequence[str]) -> int:
 
     from zo_sweeps.cli import launch, show
     from zo_sweeps.plan.build import build
+    from zo_sweeps.results import session
+    from zo_sweeps.schedule.backend import HeadLostError
+    from zo_sweeps.schedule.this_host import for_this_host, must_have_work
 
     composer, command = _compose(options, recall=False)
     console = Console(highlight=False)
-    planned = launch.for_this_host(build(composer))
-    launch.must_have_work(planned)
-    launch.must_know(options.rerun, planned)
+    planned = for_this_host(build(composer))
+    must_have_work(planned)
+    session.must_know(options.rerun, planned)
     show.summary(planned, console)
-    return launch.run(planned, composer, command, rerun=options.rerun, console=console)
+    view = launch.Terminal(console)
+    try:
+        return launch.EXIT[session.run(planned, composer, command, view, rerun=options.rerun).status]
+    except HeadLostError as error:
+        view.say(f"{error}. Waiting for it (Ctrl-C ends this)")
+    from zo_sweeps.schedule.cluster import await_answer
+
+    await_answer(planned.config["cluster"]["address"])
+    launch.again(command)
 
 
 def plan(given: Sequence[str]) -> int:
@@ -144,11 +155,12 @@ def plan(given: Sequence[str]) -> int:
     options = _parse(parser, given)
     from rich.console import Console
 
-    from zo_sweeps.cli import launch, show
+    from zo_sweeps.cli import show
     from zo_sweeps.plan.build import build
+    from zo_sweeps.schedule.this_host import for_this_host
 
     composer, _ = _compose(options, recall=False)
-    planned = launch.for_this_host(build(composer))
+    planned = for_this_host(build(composer))
     show.plan(planned, Console(highlight=False), trials=options.trials)
     return 0
 
@@ -282,6 +294,23 @@ def sync(given: Sequence[str]) -> int:
     return 0
 
 
+def export(given: Sequence[str]) -> int:
+    """Write a zeroth-order trial's weights: an adapter in PEFT format, or with --merge a whole Hugging Face model."""
+    parser = _parser("export")
+    parser.add_argument("--out", required=True, metavar="DIR", help="a new or empty folder")
+    parser.add_argument("--merge", action="store_true", help="write the whole model, the trained values in its weights")
+    options = _parse(parser, given)
+    words = _words(options)
+    if len(words) != 1:
+        raise UserError(f"{len(words)} trials to export", fix="give one id, as `plan --trials` lists them")
+    from zo_sweeps.config.composer import Composer
+    from zo_sweeps.results.export import save_adapter
+
+    state_dir = Composer(options.overrides, options.config_dir).base["state_dir"]
+    print(save_adapter(words[0], options.out, state_dir, merge=options.merge))
+    return 0
+
+
 def doctor(given: Sequence[str]) -> int:
     """Check this machine: versions, devices, memory, disk, ports, hub."""
     options = _parse(_parser("doctor"), given)
@@ -320,6 +349,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "papers": papers,
     "ui": ui,
     "sync": sync,
+    "export": export,
     "doctor": doctor,
     "head": head,
     "worker": worker,

@@ -1,0 +1,60 @@
+"""The shared zeroth-order engine: torch only. These names are enough for a loop of your own on your own model.
+
+A name is loaded when it is first used, so that planning with a member loads no torch.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from zo_sweeps.engine.estimators.rge import RGE
+    from zo_sweeps.engine.perturbations.gaussian import Gaussian
+    from zo_sweeps.engine.replay import replay
+    from zo_sweeps.engine.spaces.full import Full
+    from zo_sweeps.engine.spaces.lora_fa import LoRAFA
+    from zo_sweeps.engine.step import Method, step
+    from zo_sweeps.engine.train import train
+    from zo_sweeps.engine.types import DivergedError
+    from zo_sweeps.engine.updates.adam import Adam
+    from zo_sweeps.engine.updates.sgd import SGD
+    from zo_sweeps.methods.evaluation import Mode
+
+__all__ = [
+    "RGE", "SGD", "Adam", "DivergedError", "Full", "Gaussian", "LoRAFA", "Method", "Mode", "replay", "step", "train",
+]  # fmt: skip
+_HOME = {
+    "Adam": ".updates.adam",
+    "DivergedError": ".types",
+    "Full": ".spaces.full",
+    "Gaussian": ".perturbations.gaussian",
+    "LoRAFA": ".spaces.lora_fa",
+    "Method": ".step",
+    "Mode": "..methods.evaluation",
+    "RGE": ".estimators.rge",
+    "SGD": ".updates.sgd",
+    "replay": ".replay",
+    "step": ".step",
+    "train": ".train",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOME[name], __name__), name)
+
+
+class _Engine(ModuleType):
+    """Keeps `step`, `train` and `replay` the functions: importing their modules would write these over them."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, ModuleType) and _HOME.get(name) == f".{name}":
+            value = getattr(value, name)
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Engine

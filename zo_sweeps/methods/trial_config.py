@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.fingerprint import fingerprint
 from zo_sweeps.core.trial import Config
 from zo_sweeps.methods import registry
@@ -56,12 +58,23 @@ class TrialConfig:
 
     @classmethod
     def of(cls, config: Config) -> TrialConfig:
-        """Return a trial's configuration, read if it came from a file or another process."""
+        """Return a trial's configuration, read if it came from a file or another process.
+
+        Raises UserError as `read` does; where a folder of the trial's own members is absent here, it says so.
+        """
         if isinstance(config, TrialConfig):
             return config
         data = config.to_json()
-        registry.use_folders(data.get("members", ()))
-        return cls.read(data)
+        folders: Sequence[str] = data.get("members", ())
+        registry.use_folders(folders)
+        try:
+            return cls.read(data)
+        except UserError as error:
+            absent = next((folder for folder in folders if not Path(folder).is_dir()), None)
+            if absent is None:
+                raise
+            what = f"{error.what}, and the folder {absent}, given with --config-dir, is not on this machine"
+            raise UserError(what, fix="copy it here, to the same path") from None
 
     def to_json(self) -> dict[str, Any]:
         """Return the configuration as JSON, which `read` takes."""

@@ -30,13 +30,16 @@ PARTS = {
 SPACES = (*PARTS, "prefix")
 
 
-def save(space: Any, options: Mapping[str, Any], folder: str | Path, *, module: nn.Module, base: str = "") -> None:
+def save(
+    space: Any, options: Mapping[str, Any], folder: str | Path, *, module: nn.Module, base: str = "", revision: str = ""
+) -> None:
     """Writes an installed space; each file appears whole or not at all.
 
     Args:
         options: the space's configuration (name, and rank, alpha, d_initial or length).
         module: the whole model it is installed in.
         base: name or path of the base model, for those who load the adapter.
+        revision: of a base model on the hub.
 
     Raises UserError for a space that peft has no format for (full, sparse).
     """
@@ -46,6 +49,8 @@ def save(space: Any, options: Mapping[str, Any], folder: str | Path, *, module: 
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     config = {"base_model_name_or_path": base or None, **_config(space, options, module)}
+    if revision:
+        config["revision"] = revision
     with replacing(folder / WEIGHTS) as part:
         save_file(tensors, str(part), metadata={"format": "pt"})
     replace_text(folder / CONFIG, json.dumps(config, indent=2, sort_keys=True) + "\n")

@@ -29,7 +29,7 @@ def load(model: Model, dtype: torch.dtype, device: torch.device | str) -> Langua
     cannot be had, a family that cannot be served, an unknown source. Cost: one read of the weights.
     """
     source = model.source
-    with _quiet():
+    with quiet():
         if source == "random":
             arch = families.describe(model.arch)
             module, tokenizer = _random(model.arch, arch, int(model.seed), dtype)
@@ -118,7 +118,7 @@ def _random(given: Mapping[str, Any], arch: Arch, seed: int, dtype: torch.dtype)
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """No progress bars and no warnings of transformers: what can go wrong is checked here and said in one line."""
     from transformers.utils import logging
 

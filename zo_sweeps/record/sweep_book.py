@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.core.trial import Event, Trial
 from zo_sweeps.record.journal import Journal
 
@@ -85,6 +87,23 @@ def books(state_dir: str | os.PathLike[str]) -> Iterator[Contents]:
             final = events[-1] if events[-1]["type"] == "finish" else None
             last = headers[-1]
             yield Contents(last["experiment"], SweepInfo(**last["sweep"]), headers[0]["time"], trials, final)
+
+
+def find_trial(state_dir: str | os.PathLike[str], name: str) -> Trial:
+    """Return a trial of any sweep that was run in a state directory, by its id or the start of it.
+
+    Raises UserError for a name that is not one trial's, with the near match.
+    """
+    known = {trial.trial_id: trial for book in books(state_dir) for trial in book.trials}
+    found = [trial for trial_id, trial in known.items() if trial_id.startswith(name)]
+    if len(found) == 1:
+        return found[0]
+    if not known:
+        raise UserError("no sweep was ever run here", where=str(state_dir), fix="use state_dir=FOLDER")
+    if found:
+        raise UserError(f"{len(found)} trials begin with {name!r}", where=str(state_dir), fix="give more of the id")
+    near = difflib.get_close_matches(name, known, n=5, cutoff=0.0)  # a sweep may have thousands
+    raise unknown("trial", name, near, where=str(state_dir))
 
 
 def _folder(state_dir: str | os.PathLike[str]) -> Path:

@@ -11,8 +11,7 @@ from rich.console import Console
 from rich.table import Table as Rows
 from rich.text import Text
 
-from zo_sweeps.core.errors import UserError, unknown
-from zo_sweeps.core.trial import Trial, TrialState
+from zo_sweeps.core.trial import TrialState
 from zo_sweeps.schedule.ledger import read_standing
 from zo_sweeps.tables.text_cells import plain
 
@@ -27,10 +26,9 @@ def compare(state_dir: Path, names: Sequence[str], console: Console) -> None:
     """
     from zo_sweeps.record.curves import trail
     from zo_sweeps.record.journal import JournalStore
-    from zo_sweeps.record.sweep_book import books
+    from zo_sweeps.record.sweep_book import find_trial
 
-    known = {trial.trial_id: trial for book in books(state_dir) for trial in book.trials}
-    one, two = (_find(name, known, state_dir) for name in names)
+    one, two = (find_trial(state_dir, name) for name in names)
     standing, journals = read_standing(state_dir), JournalStore(state_dir)
     for letter, trial in zip("AB", (one, two), strict=True):
         state = standing.states.get(trial.trial_id, TrialState.PENDING).value.lower()
@@ -80,15 +78,6 @@ def spark(values: Sequence[float], low: float, high: float) -> str:
         share = (mean - low) / (high - low) if high > low else 0.0
         text += BARS[round(share * (len(BARS) - 1))] if share == share and 0 <= share <= 1 else "!"
     return text
-
-
-def _find(name: str, known: Mapping[str, Trial], state_dir: Path) -> Trial:
-    found = [trial for trial_id, trial in known.items() if trial_id.startswith(name)]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise UserError(f"{len(found)} trials begin with {name!r}", where=str(state_dir), fix="give more of the id")
-    raise unknown("trial", name, sorted(known)[:5], where=str(state_dir))
 
 
 def _change(runs: Sequence[Mapping[int, float]], step: int) -> str:

@@ -20,9 +20,9 @@ def results(
     grid: str = "quickstart",
     overrides: Sequence[str] = (),
     state_dir: str | Path | None = None,
-    config_dirs: Sequence[str] = (),
+    config_dirs: Sequence[str | Path] = (),
 ) -> DataFrame:
-    """The grid's trials as far as they have been run, one line for each trial of each cell.
+    """Return the grid's trials as far as they have been run, one line for each trial of each cell.
 
     Args:
         overrides: as on the command line that ran it; without them the trials are those of the last sweep of the grid
@@ -35,12 +35,13 @@ def results(
     """
     given = [f"+grid={grid}", *overrides, *([f"state_dir={state_dir}"] if state_dir is not None else [])]
     last = recall(given)
-    composer = Composer(last.overrides, last.config_dirs) if last else Composer(given, config_dirs)
+    composer = Composer(last.overrides, last.config_dirs) if last else Composer(given, list(map(str, config_dirs)))
     plan = build(composer)
     return frame(plan, read_standing(Path(plan.config["state_dir"]).expanduser()))
 
 
 def frame(plan: Plan, standing: Standing) -> DataFrame:
+    """Return the trials of a plan; see `results` for the columns."""
     from pandas import DataFrame
 
     rows = []

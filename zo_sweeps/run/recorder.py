@@ -15,6 +15,13 @@ from zo_sweeps.record.journal import evals, scalars
 FLUSH_SECONDS = 0.5  # steps are reported in groups: what a killed process loses is computed again
 
 
+class Nowhere:
+    """A sink for those who read a trial and add nothing to it."""
+
+    def emit(self, event: Event) -> None:
+        """Drop the event."""
+
+
 class Recorder:
     """Holds what is known so far, so that success, divergence and failure can all report it.
 

@@ -17,7 +17,7 @@ from zo_sweeps.engine.follower import Follower
 from zo_sweeps.engine.types import DivergedError
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.record import provenance
-from zo_sweeps.run.recorder import Recorder
+from zo_sweeps.run.recorder import Nowhere, Recorder
 from zo_sweeps.run.runner import StoppedError, runner_of
 from zo_sweeps.run.workbench import Workbench
 
@@ -88,7 +88,7 @@ class Following:
 
     def __init__(self, trial: Trial, journal: Sequence[Event]) -> None:
         config = TrialConfig.of(trial.config)
-        bench = Workbench(config, trial.warm_key, Recorder(trial, _Nowhere(), journal))
+        bench = Workbench(config, trial.warm_key, Recorder(trial, Nowhere(), journal))
         bench.load()
         self._space = bench.install()
         self.ready = bench.agreed(self._space)
@@ -102,11 +102,6 @@ class Following:
 
     def leave(self) -> None:
         self._space.uninstall()
-
-
-class _Nowhere:
-    def emit(self, event: Event) -> None:
-        pass
 
 
 def _is_out_of_memory(error: Exception) -> bool:

@@ -116,6 +116,18 @@ def must_answer(address: str, timeout: float = 5.0) -> None:
         ) from None
 
 
+def await_answer(address: str) -> None:
+    """Return when the head has answered for a while: it listens some seconds before it can be joined."""
+    answered = 0
+    while answered < 5:
+        time.sleep(1)
+        try:
+            must_answer(address)
+            answered += 1
+        except UserError:
+            answered = 0
+
+
 def living(nodes: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Those of `ray.nodes()` that are alive, each machine as what it was last.
 

@@ -28,7 +28,7 @@ class InlineBackend:
 
     Args:
         target: the RunTrial, as "module:function".
-        threads: for torch, in the followers.
+        threads: for torch, here while trials run, and in the followers: the same bits as in a Ray actor.
         workers: processes that share a trial's steps.
     """
 
@@ -38,11 +38,16 @@ class InlineBackend:
         self._target, self._threads, self._workers = target, threads, workers
         self._waiting: tuple[Trial, list[Event], int] | None = None
         self._warm_key: str | None = None
+        self._threads_before = 0  # not started
         self._stopping = False
 
     def start(self, deliver: Deliver, trials: int) -> None:
+        import torch
+
         self._deliver = deliver
         self._stopping = False
+        self._threads_before = torch.get_num_threads()
+        torch.set_num_threads(self._threads)
 
     def refusal(self, trial: Trial) -> str:
         return ""  # one process on one machine: whether a trial fits there was settled by the plan
@@ -90,6 +95,10 @@ class InlineBackend:
 
     def shutdown(self) -> None:
         self._waiting = None
+        if self._threads_before:
+            import torch
+
+            torch.set_num_threads(self._threads_before)
 
     def describe(self) -> str:
         return "this process, one at a time"

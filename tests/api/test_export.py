@@ -1,0 +1,170 @@
+"""The weights that come out of a finished trial: those that it tested, as peft and transformers load them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import zo_sweeps
+from tests.api.conftest import Swept
+from zo_sweeps.cli.main import main
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.models.identity import DEMO
+from zo_sweeps.record.journal import JournalStore, evals, scalars
+from zo_sweeps.results.export import rebuilt
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.filterwarnings("ignore")]
+ADAPTERS = ("lora_fa", "dora", "vera", "prefix")
+MERGED = ("lora_fa", "dora", "vera", "random_subset", "sensitive", "full")
+IDS = torch.arange(2, 38).view(2, 18)
+
+
+@torch.no_grad()
+def logits(model: nn.Module) -> Tensor:
+    found: Tensor = model.eval()(input_ids=IDS).logits
+    return found
+
+
+def replayed(swept: Swept, block: str) -> Tensor:
+    """The logits of the replayed model."""
+    with rebuilt(swept.id(block), swept.state) as (bench, _):
+        return logits(bench.model.module)
+
+
+def base() -> nn.Module:
+    model: nn.Module = AutoModelForCausalLM.from_pretrained(str(DEMO), dtype=torch.float32)
+    return model
+
+
+@pytest.mark.parametrize("block", [*MERGED, "prefix"])
+def test_the_rebuilt_weights_score_on_dev_what_the_run_recorded(swept: Swept, block: str) -> None:
+    line, threads = swept.line(block), torch.get_num_threads()
+    torch.set_num_threads(1)  # as in the run
+    try:
+        with rebuilt(swept.id(block), swept.state) as (bench, _):
+            assert bench.score_dev() == (line["dev/loss"], line["dev/metric"])
+    finally:
+        torch.set_num_threads(threads)
+    events = JournalStore(swept.state).read(swept.id(block))
+    others = {event["loss"] for (split, step), event in evals(events).items() if step != line["selected_step"]}
+    assert line["dev/loss"] not in others, "another step's weights would pass"
+
+
+@pytest.mark.parametrize("block", ADAPTERS)
+def test_an_exported_adapter_gives_the_replayed_logits_in_peft(swept: Swept, block: str, tmp_path: Path) -> None:
+    folder = zo_sweeps.save_adapter(swept.id(block), tmp_path / "adapter", swept.state)
+    config = json.loads((folder / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == str(DEMO)
+    theirs = logits(PeftModel.from_pretrained(base(), str(folder)))
+    torch.testing.assert_close(theirs, replayed(swept, block), rtol=2e-5, atol=2e-5)
+    assert not torch.allclose(theirs, logits(base()), rtol=1e-5, atol=1e-5), "the adapter does nothing"
+
+
+@pytest.mark.parametrize("block", MERGED)
+def test_a_merged_model_gives_the_replayed_logits_in_transformers(swept: Swept, block: str, tmp_path: Path) -> None:
+    merge = block not in ("random_subset", "sensitive", "full")  # these have no adapter format
+    folder = zo_sweeps.save_adapter(swept.id(block), tmp_path / "model", swept.state, merge=merge)
+    theirs = AutoModelForCausalLM.from_pretrained(str(folder))
+    assert theirs.dtype == torch.float32
+    torch.testing.assert_close(logits(theirs), replayed(swept, block), rtol=2e-5, atol=2e-5)
+    moved = [name for name, param in base().named_parameters() if not param.equal(theirs.get_parameter(name))]
+    assert moved, "nothing was merged"
+    assert block == "full" or all(".q_proj." in name or ".v_proj." in name for name in moved)
+    assert AutoTokenizer.from_pretrained(str(folder))("what a day") == AutoTokenizer.from_pretrained(str(DEMO))(
+        "what a day"
+    )
+    assert sorted(tmp_path.iterdir()) == [folder], "no temporary folder is left"
+
+
+def test_what_merging_did_to_the_base_model_does_not_stay(swept: Swept, tmp_path: Path) -> None:
+    before = replayed(swept, "random_subset")
+    zo_sweeps.save_adapter(swept.id("lora_fa"), tmp_path / "model", swept.state, merge=True)
+    assert replayed(swept, "random_subset").equal(before)
+
+
+def test_weights_are_the_trained_values_of_the_selected_step(swept: Swept) -> None:
+    found = zo_sweeps.weights(swept.id("lora_fa"), swept.state)
+    with rebuilt(swept.id("lora_fa"), swept.state) as (_, space):
+        assert found.keys() == space.params.keys()
+        assert all(found[name].equal(param) for name, param in space.params.items())
+    assert {name.rpartition(".")[2] for name in found} == {"B"}
+    line = swept.line("lora_fa")
+    assert 0 < line["selected_step"] < line["steps_done"], "the last step's weights would pass"
+
+
+@pytest.mark.parametrize(
+    ("block", "said"),
+    [
+        ("fo", r"weights trained by backpropagation are not kept.*run a zeroth-order method"),
+        ("zero_shot", "nothing was trained"),
+        ("diverged", "no step was selected: it ended as diverged"),
+    ],
+)
+def test_a_trial_without_weights_to_rebuild_says_why(swept: Swept, block: str, said: str) -> None:
+    with pytest.raises(UserError, match=said) as raised:
+        zo_sweeps.weights(swept.id(block), swept.state)
+    assert swept.id(block) in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_trial_that_is_not_finished_says_how_far_it_is(swept: Swept, tmp_path: Path) -> None:
+    trial_id, state = swept.id("lora_fa"), tmp_path / "state"
+    shutil.copytree(swept.state, state)
+    path = JournalStore(state).path(trial_id)
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(line for line in lines if json.loads(line)["type"] != "end"))
+    done = len(scalars(JournalStore(state).read(trial_id))[1])
+    with pytest.raises(UserError, match=f"not finished: step {done} of 12.*run the sweep's command again"):
+        zo_sweeps.weights(trial_id, state)
+    path.unlink()
+    with pytest.raises(UserError, match="not finished: step 0 of 12"):
+        zo_sweeps.weights(trial_id, state)
+
+
+def test_a_prefix_cannot_be_merged(swept: Swept, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="'prefix' stand before the text and not in the weights"):
+        zo_sweeps.save_adapter(swept.id("prefix"), tmp_path / "model", swept.state, merge=True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_holds_something_is_not_written_to(swept: Swept, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match="is not empty; name a new folder"):
+        zo_sweeps.save_adapter(swept.id("lora_fa"), tmp_path, swept.state)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_the_command_exports_by_the_start_of_an_id(
+    swept: Swept, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, state = tmp_path / "out" / "adapter", f"state_dir={swept.state}"
+    assert main(["export", swept.id("lora_fa")[:8], "--out", str(folder), state]) == 0
+    assert capsys.readouterr().out == f"{folder}\n"
+    assert {path.name for path in folder.iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
+    assert main(["export", swept.id("lora_fa"), "--merge", "--out", str(tmp_path / "model"), state]) == 0
+    assert (tmp_path / "model" / "model.safetensors").is_file()
+
+
+def test_a_command_that_cannot_be_done_is_one_line(
+    swept: Swept, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known, state = swept.id("lora_fa"), f"state_dir={swept.state}"
+    wrong = known[:-1] + ("0" if known[-1] != "0" else "1")
+    for arguments, said in (
+        ([wrong, "--out", "x", state], f"did you mean '{known}'?"),
+        (["--out", "x", state], "0 trials to export; give one id"),
+        ([known, state], "--out"),
+        ([known, "--out", "x", f"state_dir={tmp_path / 'none'}"], "no sweep was ever run here"),
+        ([swept.id("fo"), "--out", "x", state], "not kept"),
+    ):
+        assert main(["export", *arguments]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert said in line
+    assert not Path("x").exists()

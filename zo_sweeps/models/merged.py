@@ -1,0 +1,57 @@
+"""Trained values inside the weights, and a whole model on disk that transformers loads by itself."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zo_sweeps.models.causal import LanguageModel
+from zo_sweeps.models.load import quiet
+from zo_sweeps.models.projection import is_transposed
+
+
+@torch.no_grad()
+def merge(layer: nn.Module, base: nn.Module) -> None:
+    """Write into the weight of `base` what `layer`, which is linear and wraps it, multiplies by.
+
+        W' = layer(I)^T, without the bias
+
+    This takes no formula of the layer's kind. The product is made in fp32 and rounded once, to the dtype of the weight.
+    Cost: a forward of [in, in] through the layer.
+    """
+    weight: Tensor = base.get_parameter("weight")
+    bias: Tensor | None = getattr(base, "bias", None)
+    stored, kept = weight.data, None if bias is None else bias.data
+    into = stored.shape[0] if is_transposed(base) else stored.shape[1]
+    try:
+        weight.data = stored.float()
+        if bias is not None and kept is not None:
+            bias.data = torch.zeros_like(kept, dtype=torch.float32)
+        product: Tensor = layer(torch.eye(into, device=stored.device))  # [in, out]
+    finally:
+        weight.data = stored
+        if bias is not None and kept is not None:
+            bias.data = kept
+    stored.copy_(product if is_transposed(base) else product.t())
+
+
+def save(model: LanguageModel, folder: Path) -> None:
+    """Write a model as `from_pretrained` takes it (safetensors, with its tokenizer); the folder appears whole.
+
+    Args:
+        folder: absent or empty.
+    """
+    part = folder.with_name(f"{folder.name}.{os.getpid()}.part")
+    module: Any = model.module
+    try:
+        with quiet():
+            module.save_pretrained(str(part), safe_serialization=True)
+            model.tokenizer.save_pretrained(str(part))
+        os.replace(part, folder)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)

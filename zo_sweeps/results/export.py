@@ -1,0 +1,156 @@
+"""The trained weights of a finished trial, rebuilt from its journal: as tensors, as an adapter, as a whole model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.trial import Event, Trial, TrialState
+from zo_sweeps.methods.trial_config import TrialConfig
+from zo_sweeps.record.journal import JournalStore, last_step, outcome
+from zo_sweeps.record.sweep_book import find_trial
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from zo_sweeps.methods.parts import Model
+    from zo_sweeps.methods.space import InstalledSpace
+    from zo_sweeps.run.workbench import Workbench
+
+
+def weights(trial_id: str, state_dir: str | Path = "zo_runs") -> dict[str, Tensor]:
+    """Return the trained values of a trial at its selected step, by parameter name, on the CPU.
+
+    See `rebuilt` for what it takes, what it costs and what it raises.
+    """
+    with rebuilt(trial_id, state_dir) as (_, space):
+        return {name: param.detach().to("cpu", copy=True) for name, param in space.params.items()}
+
+
+def save_adapter(trial_id: str, folder: str | Path, state_dir: str | Path = "zo_runs", *, merge: bool = False) -> Path:
+    """Write the trained weights of a trial at its selected step; return the folder.
+
+    Args:
+        folder: a new or empty one. It gets an adapter in PEFT format.
+        merge: write the whole model in Hugging Face format instead, with the trained values merged into its weights. A
+            space that PEFT has no format for (full, sparse) is always written so.
+
+    Raises UserError for a folder that is not empty or cannot be written to, and a space that has no such form; and as
+    `rebuilt` does.
+    """
+    from zo_sweeps.models import adapters
+
+    config = TrialConfig.of(_finished(trial_id, state_dir)[0].config)
+    merge = merge or config.space.name not in adapters.SPACES
+    if merge and config.space.takes_positions:
+        what = f"the trained values of space {config.space.name!r} stand before the text and not in the weights"
+        raise UserError(what, where=trial_id, fix="leave merging out: it is saved as an adapter")
+    target = _empty(Path(folder).expanduser())
+    with rebuilt(trial_id, state_dir) as (bench, space):
+        try:
+            if merge:
+                _save_merged(bench, space, target)
+            else:
+                base, revision = _base(config.model, bench.model.commit)
+                options = config.space.to_json()
+                adapters.save(space, options, target, module=bench.model.module, base=base, revision=revision)
+        except OSError as error:
+            raise UserError(f"cannot write {target}: {error.strerror or error}") from None
+    return target
+
+
+@contextmanager
+def rebuilt(trial_id: str, state_dir: str | Path = "zo_runs") -> Iterator[tuple[Workbench, InstalledSpace]]:
+    """Yield the workbench of a trial, and its space with the weights of the selected step: those that were tested.
+
+    They have the same bits as in the run, on the same kind of device.
+
+    Args:
+        trial_id: the id, or the start of it, of a zeroth-order trial that has succeeded.
+        state_dir: where it was run.
+
+    Raises UserError for a trial that is not there, has not succeeded or did not train by zeroth-order estimates, and
+    for a model or data that cannot be had here. Cost: loads the model and the task's rows; then q noise passes over the
+    space per step, no forward. The process keeps the base model, for the next trial of it.
+    """
+    from zo_sweeps.engine.replay import rebuild
+    from zo_sweeps.run.recorder import Nowhere, Recorder
+    from zo_sweeps.run.workbench import Workbench
+
+    trial, journal, step = _finished(trial_id, state_dir)
+    config = TrialConfig.of(trial.config)
+    recorder = Recorder(trial, Nowhere(), journal)
+    if len(recorder.coefs) < step:
+        raise UserError(f"the journal ends before the selected step {step}", where=trial.trial_id)
+    bench = Workbench(config, trial.warm_key, recorder)
+    bench.load()
+    space = bench.install()
+    try:
+        rebuild(bench.method(), space, recorder.coefs[:step], bench.rates(), seed=config.seed)
+        yield bench, space
+    finally:
+        space.uninstall()
+
+
+def _finished(name: str, state_dir: str | Path) -> tuple[Trial, list[Event], int]:
+    """Return a trial, its journal and its selected step. Raises UserError for one without weights to rebuild."""
+    folder = Path(state_dir).expanduser()
+    trial = find_trial(folder, name)
+    kind = TrialConfig.of(trial.config).method.kind
+    where = f"trial {trial.trial_id} ({trial.label})"
+    if kind.backpropagates:
+        what = "weights trained by backpropagation are not kept: only a zeroth-order run is its log of scalars"
+        raise UserError(what, where=where, fix="run a zeroth-order method, whose weights are rebuilt from its journal")
+    if not kind.estimates:
+        raise UserError("nothing was trained: its weights are the base model's", where=where)
+    journal = JournalStore(folder).read(trial.trial_id)
+    ended = outcome(journal)
+    if ended is None or ended.state in (TrialState.CANCELLED, TrialState.FAILED, TrialState.LOST):
+        done = f"step {last_step(journal)} of {trial.steps}"
+        raise UserError(f"not finished: {done}", where=where, fix="run the sweep's command again to finish it")
+    if ended.state is not TrialState.SUCCEEDED:
+        raise UserError(f"no step was selected: it ended as {ended.state.value.lower()}", where=where)
+    return trial, journal, ended.selected_step
+
+
+def _save_merged(bench: Workbench, space: InstalledSpace, target: Path) -> None:
+    """Write the whole model, its weights moved by the space."""
+    from zo_sweeps.engine.layers.sparse import Sparse
+    from zo_sweeps.engine.layers.wrapped import Wrapped
+    from zo_sweeps.models import merged
+    from zo_sweeps.run import cache
+
+    if isinstance(space, Sparse):
+        space.write()  # and taken out again by `uninstall`
+    elif isinstance(space, Wrapped):
+        assert cache.warm is not None
+        cache.warm.dirty = True
+        for layer in space.layers.values():
+            merged.merge(layer, layer.base)
+        space.uninstall()
+    elif not bench.config.space.moves_base:
+        raise UserError(f"space {bench.config.space.name!r} has no form in which it is saved", where="save_adapter")
+    merged.save(bench.model, target)
+
+
+def _base(model: Model, commit: str) -> tuple[str, str]:
+    """Return what a base model is loaded from, and the hub commit; "" for random weights, which no file holds."""
+    from zo_sweeps.models.identity import folder_of, repo_of
+
+    if model.source == "random":
+        return "", ""
+    return (repo_of(model), commit) if model.source == "hub" else (str(folder_of(model).resolve()), "")
+
+
+def _empty(folder: Path) -> Path:
+    """Return the folder. Raises UserError unless it is absent or empty: two models must not share one."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        if folder.exists() and any(folder.iterdir()):
+            raise UserError(f"{folder} is not empty", fix="name a new folder")
+    except OSError as error:
+        raise UserError(f"cannot write {folder}: {error.strerror}") from None
+    return folder

@@ -1,0 +1,231 @@
+"""A plan -> a finished sweep: state folder, tracking server, executor, tables. Prints nothing; a `View` is told."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from zo_sweeps.config.composer import Composer, executor
+from zo_sweeps.core.errors import UserError, unknown
+from zo_sweeps.core.fingerprint import fingerprint
+from zo_sweeps.core.trial import TrialState
+from zo_sweeps.plan.build import Plan
+from zo_sweeps.record.commands import Command, remember
+from zo_sweeps.results import report
+from zo_sweeps.results import tables as readout
+from zo_sweeps.schedule.ledger import Ledger
+from zo_sweeps.schedule.live import LiveFile
+from zo_sweeps.schedule.snapshot import Snapshot, Summary
+from zo_sweeps.schedule.sweep import Sweep
+from zo_sweeps.tables import Table, to_csv, to_latex, to_markdown
+
+if TYPE_CHECKING:
+    from zo_sweeps.record.mlflow_store import MlflowMirror
+
+SERVER_SECONDS = 60.0  # time allowed for the tracking server to start, and for the final upload
+
+
+@dataclass(frozen=True)
+class Result:
+    """A sweep that has ended.
+
+    Args:
+        tables: of all that has been run, by this run and earlier ones.
+        seconds: that the sweep took. tracking: the MLflow server, or the folder of the state folder's own.
+    """
+
+    tables: Sequence[Table]
+    summary: Summary
+    seconds: float
+    state_dir: Path
+    tracking: str
+
+    @property
+    def status(self) -> str:
+        """How it ended, in MLflow's words."""
+        summary = self.summary
+        if summary.interrupted:
+            return "KILLED"
+        bad = sum(summary.counts.get(state, 0) for state in (TrialState.FAILED, TrialState.LOST))
+        return "FAILED" if bad or summary.stopped or summary.waiting else "FINISHED"
+
+
+class Progress(Protocol):
+    """What is shown while trials run."""
+
+    def update(self, snapshot: Snapshot) -> None:
+        """Show where the sweep is."""
+
+    def say(self, text: str) -> None:
+        """Show a line."""
+
+
+class View:
+    """What people see of a sweep. This one shows nothing; the command line has one that prints."""
+
+    def say(self, text: str) -> None:
+        """Show a line."""
+
+    def progress(self) -> contextlib.AbstractContextManager[Progress]:
+        """Return what is shown from the first trial to the last."""
+        return contextlib.nullcontext(self)
+
+    def update(self, snapshot: Snapshot) -> None:
+        """Show where the sweep is."""
+
+    def result(self, plan: Plan, result: Result) -> None:
+        """Show how the sweep ended. MLflow is still taking the last of it."""
+
+
+def compose(
+    grid: str, overrides: Sequence[str], state_dir: str | Path | None, config_dirs: Sequence[str | Path]
+) -> tuple[Composer, Command]:
+    """Compose a grid as the command line does, and return the command that does the same.
+
+    Raises UserError for anything unknown, misplaced or of the wrong type.
+    """
+    given = [f"+grid={grid}", *overrides, *([f"state_dir={state_dir}"] if state_dir is not None else [])]
+    command = Command(tuple(given), tuple(map(str, config_dirs)))
+    return Composer(command.overrides, command.config_dirs), command
+
+
+def must_know(rerun: Sequence[str], plan: Plan) -> None:
+    """Raise UserError unless each name in `rerun` is a state that can be run again or a trial of the plan."""
+    states = [state.value.lower() for state in TrialState if state.is_result or state.is_retryable]
+    for name in rerun:
+        if name not in states and name not in plan.every:
+            raise unknown("state or trial of this sweep", name, states, where="--rerun")
+
+
+def run(plan: Plan, composer: Composer, command: Command, view: View, *, rerun: Sequence[str] = ()) -> Result:
+    """Run what has no result yet, and give MLflow the tables.
+
+    Args:
+        plan: what can run here; see `schedule.this_host`.
+        command: what `recall` finds again.
+        rerun: states and trial_ids to run again; see `Sweep`.
+
+    Raises UserError for a state folder that cannot be used or an executor that cannot be had, and HeadLostError when
+    the cluster's head goes away: another process can then go on.
+    """
+    from zo_sweeps.record.journal import JournalStore
+
+    state_dir = _state_folder(plan)
+    with contextlib.closing(JournalStore(state_dir)) as store, Ledger(state_dir, _sweep_id(plan)) as ledger:
+        remember(state_dir, _sweep_id(plan), plan.name, command)
+        with _mirror(plan, state_dir, command, view) as (mirror, where):
+            options = executor(plan.config)
+            began = time.monotonic()
+            live = LiveFile(state_dir)
+            with view.progress() as progress:
+
+                def update(snapshot: Snapshot) -> None:
+                    progress.update(snapshot)
+                    live.update(snapshot)
+
+                summary = Sweep(
+                    plan.trials,
+                    options.build(state_dir, plan.config["cluster"]["address"]),
+                    store,
+                    ledger,
+                    rerun=frozenset(rerun),
+                    retries_failed=options.retries_failed,
+                    retries_lost=options.retries_lost,
+                    on_update=update,
+                    on_events=mirror.notify,
+                    say=progress.say,
+                ).run()
+            seconds = time.monotonic() - began
+            result = Result(readout.tables(plan, composer, ledger), summary, seconds, state_dir, where)
+            view.result(plan, result)
+            page = _page(plan, composer, ledger, state_dir, command, view)
+            _hand_over(mirror, result, page, view)
+    return result
+
+
+def _sweep_id(plan: Plan) -> str:
+    """Return an id that is the same for the same command, so that a resumed sweep continues the run that it began."""
+    return fingerprint([plan.name, sorted(plan.every)])
+
+
+def _state_folder(plan: Plan) -> Path:
+    """Return the state folder, made if absent. Raises UserError when it cannot be written to."""
+    folder = Path(plan.config["state_dir"]).expanduser()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".write-{os.getpid()}"
+        probe.write_bytes(b"")
+        probe.unlink()
+    except OSError as error:
+        raise UserError(
+            f"cannot write to the state folder {folder} ({error.strerror})", fix="use state_dir=FOLDER"
+        ) from None
+    return folder.resolve()
+
+
+@contextlib.contextmanager
+def _mirror(plan: Plan, state_dir: Path, command: Command, view: View) -> Iterator[tuple[MlflowMirror, str]]:
+    """Yield the MLflow side of a sweep and where its page is: the state folder's own server unless one is named."""
+    import yaml
+
+    from zo_sweeps.record import server
+    from zo_sweeps.record.mlflow_store import MlflowMirror
+    from zo_sweeps.record.sweep_book import SweepInfo
+
+    uri = plan.config["tracking"]["uri"]
+    with contextlib.ExitStack() as stack:
+        where = uri or str(state_dir / "mlflow")
+        if not uri:
+            uri = stack.enter_context(server.local_server(state_dir))
+        info = SweepInfo(
+            sweep_id=_sweep_id(plan),
+            grid=plan.name,
+            title=str(plan.grid["title"] or plan.name),
+            command=str(command),
+            config_yaml=yaml.safe_dump(dict(plan.config), sort_keys=False, allow_unicode=True),
+        )
+        mirror = MlflowMirror(uri, plan.name, info, state_dir, say=view.say, patience=SERVER_SECONDS)
+        stack.callback(mirror.close)
+        for trial in plan.trials:
+            mirror.register(trial)
+        yield mirror, where
+
+
+def _page(
+    plan: Plan, composer: Composer, ledger: Ledger, state_dir: Path, command: Command, view: View
+) -> Mapping[str, str]:
+    """Return the report, as a file for MLflow; none, and a line that says why, where it cannot be written."""
+    try:
+        return {"report.html": report.html(plan, composer, ledger, state_dir, str(command))}
+    except UserError as error:
+        view.say(f"no report: {error}")
+        return {}
+
+
+def _hand_over(mirror: MlflowMirror, result: Result, page: Mapping[str, str], view: View) -> None:
+    """Send the tables to MLflow and wait for it to catch up; whatever it misses stays in the journals."""
+    files = {
+        "table.tex": "\n\n".join(map(to_latex, result.tables)),
+        "table.csv": "\n".join(map(to_csv, result.tables)),
+        **page,
+    }
+    mirror.finish("\n\n".join(map(to_markdown, result.tables)), files, _aggregates(result.tables), result.status)
+    left = mirror.drain(SERVER_SECONDS)
+    if left:
+        view.say(f"MLflow has not taken {left} trials yet; the next run of this command sends them")
+
+
+def _aggregates(tables: Sequence[Table]) -> Mapping[str, float]:
+    """Return `table/row/column/mean` and `/std` of every cell that has a value, as metrics of the parent run."""
+    values = {}
+    for table in tables:
+        for (block, column), cell in table.cells.items():
+            for name, value in (("mean", cell.mean), ("std", cell.std)):
+                if value is not None:
+                    values[f"{table.spec.name}/{block}/{column}/{name}"] = value
+    return values
