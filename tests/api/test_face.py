@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from zo_sweeps.schedule.inline_executor import InlineExecutor
 
 import zo_sweeps
 from tests.api.conftest import NOWHERE, Swept
@@ -19,6 +18,7 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.results import session
 from zo_sweeps.run.untrained import Untrained
 from zo_sweeps.schedule.backend import HeadLostError
+from zo_sweeps.schedule.inline_backend import InlineBackend
 
 pytestmark = pytest.mark.multiprocess
 INLINE = ["executor=inline", NOWHERE]
@@ -77,10 +77,10 @@ def test_a_trial_that_fails_is_a_row(swept: Swept, tmp_path: Path, monkeypatch: 
 def test_a_head_that_goes_away_is_an_error_and_no_new_process(
     swept: Swept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def lost(self: InlineExecutor, timeout: float) -> None:
+    def lost(self: InlineBackend, timeout: float) -> None:
         raise HeadLostError("the head is gone")
 
-    monkeypatch.setattr(InlineExecutor, "poll", lost)
+    monkeypatch.setattr(InlineBackend, "poll", lost)
     monkeypatch.setattr(os, "execv", lambda *given: pytest.fail("the process is replaced"))
     with pytest.raises(HeadLostError, match="the head is gone"):
         zo_sweeps.run("forms", only("zero_shot", swept), tmp_path, [swept.conf])
@@ -89,13 +89,13 @@ def test_a_head_that_goes_away_is_an_error_and_no_new_process(
 def test_ctrl_c_stops_a_sweep_cleanly_and_is_raised(
     swept: Swept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    poll = InlineExecutor.poll
+    poll = InlineBackend.poll
 
-    def interrupted(self: InlineExecutor, timeout: float) -> None:
+    def interrupted(self: InlineBackend, timeout: float) -> None:
         signal.raise_signal(signal.SIGINT)
         poll(self, timeout)
 
-    monkeypatch.setattr(InlineExecutor, "poll", interrupted)
+    monkeypatch.setattr(InlineBackend, "poll", interrupted)
     with pytest.raises(KeyboardInterrupt):
         zo_sweeps.run("forms", only("lora_fa", swept), tmp_path, [swept.conf])
     (row,) = zo_sweeps.results("forms", state_dir=tmp_path).to_dict("records")

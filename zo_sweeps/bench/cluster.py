@@ -25,7 +25,8 @@ from zo_sweeps.core.trial import Event, Outcome, Trial, TrialState
 from zo_sweeps.plan.build import build
 from zo_sweeps.record import mlflow_points, server
 from zo_sweeps.record.journal import JournalStore
-from zo_sweeps.record.mlflow_store import MlflowMirror, SweepInfo
+from zo_sweeps.record.mlflow_store import MlflowMirror
+from zo_sweeps.record.sweep_book import SweepInfo
 from zo_sweeps.schedule.backend import Backend
 from zo_sweeps.schedule.cluster import environment
 from zo_sweeps.schedule.ledger import Ledger

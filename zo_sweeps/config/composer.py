@@ -124,7 +124,7 @@ class Composer:
                     raise UserError(
                         f"several values for {key}", where=repr(text), fix="only a trial's keys make an axis"
                     )
-                given = tuple(override.sweep_iterator())
+                given: tuple[Any, ...] = tuple(override.sweep_iterator())
                 given = tuple(v.value() if hasattr(v, "value") and callable(v.value) else v for v in given)
             else:
                 given = (override.value(),)
@@ -132,7 +132,7 @@ class Composer:
                 key = CHOOSES.get(key, key)
                 if not all(isinstance(v, str) for v in given):
                     raise UserError(f"{text!r} does not name a {key}", fix=f"write {key}=NAME, or {key}=NAME,NAME")
-                choices[key] = tuple(given)
+                choices[key] = tuple(map(str, given))
             elif trial_level:
                 values[key] = tuple(_plain(v) for v in given)
             else:

@@ -152,14 +152,15 @@ class SweepRuns:
 
     def _search(self, query: str, experiments: Sequence[str] = ()) -> list[Any]:
         """All runs that match, the oldest first."""
-        found, token = [], None
+        runs: list[Any] = []
+        token = None
         where, order = list(experiments) or [self._experiment], ["attributes.start_time"]
         while True:
             page = self._client.search_runs(where, query, order_by=order, page_token=token)
-            found += page
+            runs += page
             token = page.token
             if not token:
-                return found
+                return runs
 
     # -- one trial -----------------------------------------------------------------------------------------------------
 

@@ -75,6 +75,6 @@ class Runner:
 def runner_of(kind: Kind) -> type[Runner]:
     """Return the class that runs a kind of trial."""
     module, _, name = kind.runner.partition(":")
-    runner = getattr(import_module(module), name)
+    runner: type[Runner] = getattr(import_module(module), name)
     assert issubclass(runner, Runner), f"{kind.runner} is no runner"
     return runner

@@ -164,7 +164,7 @@ class Slots:
             idle = [slot for slot in self._slots if slot.trial is None]
             self.drop(min(idle, key=lambda slot: slot.node.node_id != node.node_id))
         actor = (
-            ray.remote(concurrency_groups={"ctl": 2})(TrialActor)
+            ray.remote(concurrency_groups={"ctl": 2})(TrialActor)  # type: ignore[call-overload]
             .options(
                 num_cpus=self._cpus,
                 num_gpus=gpus,

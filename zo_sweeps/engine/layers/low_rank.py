@@ -34,7 +34,7 @@ class LowRankLinear(PointLinear):
         self.B = nn.Parameter(torch.zeros(out, rank, device=weight.device))
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.base(x)
+        y: Tensor = self.base(x)
         A, B = self.points.get("A", self.A), self.points.get("B", self.B)
         A, B = A.to(x.dtype), B.to(x.dtype)
         if not self.points:

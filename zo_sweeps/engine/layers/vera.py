@@ -34,7 +34,8 @@ class VeraLinear(PointLinear):
         d, b = self.held("d").to(x.dtype), self.held("b").to(x.dtype)
         rows = x.reshape(d.shape[0], -1, x.shape[-1])
         y = F.linear(F.linear(rows, self.A) * d.unsqueeze(1), self.B) * b.unsqueeze(1)  # type: ignore[arg-type]
-        return self.base(x) + y.view(*x.shape[:-1], y.shape[-1])
+        base: Tensor = self.base(x)
+        return base + y.view(*x.shape[:-1], y.shape[-1])
 
 
 class Vera(Wrapped):
