@@ -21,7 +21,7 @@ def trained(method: str, lr: float, steps: int = 4, **space: Any) -> dict[str, A
     return {"fixed": {"method": method, "update": {"lr": lr}, "train": train, **({"space": space} if space else {})}}
 
 
-GRID = {
+GRID: dict[str, Any] = {
     "name": "forms",
     "fixed": {
         "model": "demo",

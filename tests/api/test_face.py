@@ -14,9 +14,11 @@ import torch
 
 import zo_sweeps
 from tests.api.conftest import NOWHERE, Swept
+from zo_sweeps.cli.main import main
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.results import session
 from zo_sweeps.run.untrained import Untrained
+from zo_sweeps.schedule import cluster
 from zo_sweeps.schedule.backend import HeadLostError
 from zo_sweeps.schedule.inline_backend import InlineBackend
 
@@ -68,7 +70,10 @@ def only(block: str, swept: Swept) -> list[str]:
 
 
 def test_a_trial_that_fails_is_a_row(swept: Swept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Untrained, "run", lambda self: {}["no luck"])
+    def broken(self: Untrained) -> None:
+        raise KeyError("no luck")
+
+    monkeypatch.setattr(Untrained, "run", broken)
     frame = zo_sweeps.run("forms", only("zero_shot", swept), tmp_path, [swept.conf])
     (row,) = frame.to_dict("records")
     assert (row["state"], row["error"]) == ("FAILED", "KeyError: 'no luck'")
@@ -84,6 +89,30 @@ def test_a_head_that_goes_away_is_an_error_and_no_new_process(
     monkeypatch.setattr(os, "execv", lambda *given: pytest.fail("the process is replaced"))
     with pytest.raises(HeadLostError, match="the head is gone"):
         zo_sweeps.run("forms", only("zero_shot", swept), tmp_path, [swept.conf])
+
+
+def test_the_command_waits_for_the_head_and_begins_anew_in_another_process(
+    swept: Swept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def lost(self: InlineBackend, timeout: float) -> None:
+        raise HeadLostError("the head is gone")
+
+    class ReplacedError(Exception):
+        pass
+
+    def replaced(program: str, arguments: list[str]) -> None:
+        raise ReplacedError(*arguments)
+
+    waited: list[str] = []
+    monkeypatch.setattr(InlineBackend, "poll", lost)
+    monkeypatch.setattr(cluster, "await_answer", waited.append)
+    monkeypatch.setattr(os, "execv", replaced)
+    given = ["+grid=forms", *only("zero_shot", swept), f"state_dir={tmp_path}", "--config-dir", str(swept.conf)]
+    with pytest.raises(ReplacedError) as again:
+        main([*given, "--rerun", "failed"])
+    assert list(again.value.args) == [sys.executable, "-m", "zo_sweeps", *given]
+    assert len(waited) == 1
+    assert "the head is gone. Waiting for it (Ctrl-C ends this)" in capsys.readouterr().out
 
 
 def test_ctrl_c_stops_a_sweep_cleanly_and_is_raised(

@@ -54,7 +54,8 @@ def test_a_low_rank_space_takes_several_points_in_one_forward() -> None:
         state = method.update.init(space.params)
 
         def loss(points: int) -> Tensor:
-            return (model(X.repeat(points, 1)) - Y.repeat(points, 1)).square().view(points, -1).mean(1)
+            outputs: Tensor = model(X.repeat(points, 1))
+            return (outputs - Y.repeat(points, 1)).square().view(points, -1).mean(1)
 
         for number in range(1, 4):
             estimate, state = step(method, model, space, loss, state, seed=0, step=number, lr=0.01)
