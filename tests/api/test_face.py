@@ -140,7 +140,7 @@ def test_bad_input_is_an_error_for_users(function: Any, tmp_path: Path) -> None:
     for grid, overrides, said in (
         ("quikstart", [], r"unknown grid 'quikstart'.*did you mean 'quickstart'"),
         ("quickstart", ["train.stepz=3"], "unknown key 'train.stepz'"),
-        ("quickstart", ["executor.slots=0"], "executor.slots must be at least 1"),
+        ("quickstart", ["executor.slots=0"], "executor.slots of ray must be at least 1"),
     ):
         with pytest.raises(UserError, match=said):
             function(grid, overrides, tmp_path)
