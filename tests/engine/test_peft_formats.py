@@ -10,13 +10,14 @@ from peft import LoraConfig, PeftModel, PrefixTuningConfig, VeraConfig, get_peft
 from torch import nn
 from transformers import AutoModelForCausalLM, GenerationConfig, MistralConfig, OPTConfig
 
+from tests.engine import contract
 from tests.engine.conftest import TinyModel, targets, tiny_model
-from tests.engine.spaces_common import LINEAR, OPTIONS, digest, install, nudge
+from tests.engine.spaces_common import LINEAR, definition, digest, install, nudge
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.models import adapters
 
 pytestmark = [pytest.mark.unit, pytest.mark.filterwarnings("ignore")]
-WITH_FORMAT = adapters.SPACES
+WITH_FORMAT = [name for name in contract.names("space") if definition(name).adapter]
 
 
 SMALL = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -59,7 +60,7 @@ def test_a_saved_space_is_loaded_by_peft_with_the_same_logits(name: str, family:
         ours = module(input_ids=ids, attention_mask=mask).logits
         causal = model.head(model.hidden(ids, mask))
     torch.testing.assert_close(causal[mask.bool()], ours[mask.bool()], rtol=1e-5, atol=1e-5)  # padding is never seen
-    adapters.save(space, {"name": name, **OPTIONS}, tmp_path, module=module)
+    adapters.save(space, definition(name), tmp_path, module=module)
     loaded = PeftModel.from_pretrained(tiny(family), str(tmp_path)).eval()
     with torch.inference_mode():
         theirs = loaded(input_ids=ids, attention_mask=mask).logits
@@ -91,7 +92,7 @@ def test_an_adapter_that_peft_saved_gives_its_logits_here(name: str, family: str
                 param += 0.05 * torch.randn(param.shape, generator=torch.Generator().manual_seed(1))
     theirs.save_pretrained(str(tmp_path))
     space = install(name, TinyModel(module), seed=7)
-    adapters.load(space, {"name": name}, tmp_path)
+    adapters.load(space, definition(name), tmp_path)
     ids, mask = padded()
     with torch.inference_mode():
         torch.testing.assert_close(
@@ -107,7 +108,7 @@ def test_what_was_saved_is_what_is_loaded(name: str, tmp_path: Path) -> None:
     model = tiny_model()
     space = install(name, model)
     nudge(space)
-    options = {"name": name, **OPTIONS}
+    options = definition(name)
     adapters.save(space, options, tmp_path, module=model.module)
     other = install(name, tiny_model(), seed=9)
     adapters.load(other, options, tmp_path)
@@ -116,15 +117,15 @@ def test_what_was_saved_is_what_is_loaded(name: str, tmp_path: Path) -> None:
 
 def test_an_adapter_of_another_rank_or_kind_is_refused(tmp_path: Path) -> None:
     model = tiny_model()
-    adapters.save(install("lora", model), {"name": "lora", **OPTIONS}, tmp_path, module=model.module)
+    adapters.save(install("lora", model), definition("lora"), tmp_path, module=model.module)
     with pytest.raises(UserError, match=r"lora_A.weight has shape \[4, .* where the space has \[2,"):
-        adapters.load(install("lora", tiny_model(), rank=2), {"name": "lora"}, tmp_path)
+        adapters.load(install("lora", tiny_model(), rank=2), definition("lora"), tmp_path)
     with pytest.raises(UserError, match="the adapter and space 'vera' differ in"):
-        adapters.load(install("vera", tiny_model()), {"name": "vera"}, tmp_path)
+        adapters.load(install("vera", tiny_model()), definition("vera"), tmp_path)
     with pytest.raises(UserError, match=r"not an adapter: no adapter_model\.safetensors"):
-        adapters.load(install("vera", tiny_model()), {"name": "vera"}, tmp_path / "none")
+        adapters.load(install("vera", tiny_model()), definition("vera"), tmp_path / "none")
     with pytest.raises(UserError, match="unknown space with a peft format 'full'"):
-        adapters.save(install("full", tiny_model()), {"name": "full"}, tmp_path, module=tiny_model().module)
+        adapters.save(install("full", tiny_model()), definition("full"), tmp_path, module=tiny_model().module)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -14,14 +14,17 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
-from zo_sweeps.models.shapes import trainable_parameters
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.devices.estimate import peak_memory
+from zo_sweeps.engine.layers.full import FullModel
 from zo_sweeps.engine.out_of_place import out_of_place
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
-from zo_sweeps.engine.spaces import dora, full, lora, lora_fa, outliers, prefix, random_subset, vera
-from zo_sweeps.engine.types import NoiseKey, Point
+from zo_sweeps.methods import registry
+from zo_sweeps.methods.definition import options
+from zo_sweeps.methods.parts import Model
+from zo_sweeps.methods.points import NoiseKey, Point
+from zo_sweeps.methods.space import Space
 from zo_sweeps.models import adapters
 from zo_sweeps.models.causal import LanguageModel
 from zo_sweeps.models.families import describe, names
@@ -122,8 +125,8 @@ APART = {  # models that cannot read several texts in one row -> a word of the r
     **dict.fromkeys(MASKED, "masked"),
 }
 ONE_POINT = ("deberta", "deberta-v2")  # their projections multiply relative positions too
-FACTORS = {"lora": lora, "lora_fa": lora_fa, "dora": dora, "vera": vera}
-SPACES = {**FACTORS, "outliers": outliers, "random_subset": random_subset}
+FACTORS = ("lora", "lora_fa", "dora", "vera")
+SPACES = (*FACTORS, "outliers", "random_subset")
 # every space over a Linear, a Conv1D and a masked model; over the others one of each kind
 EVERYWHERE, EVERY_SPACE = ("lora", "lora_fa", "outliers"), ("qwen2", "gpt2", "bert")
 CELLS = [(name, space) for name in FAMILIES for space in SPACES if space in EVERYWHERE or name in EVERY_SPACE]
@@ -132,7 +135,7 @@ OPTIONS = {"rank": 4, "alpha": 8.0, "d_initial": 0.1, "density": 0.05, "scope": 
 
 @cache
 def _loaded(name: str) -> LanguageModel:
-    return load({"source": "random", "arch": FAMILIES[name]}, torch.float32, "cpu")
+    return load(Model(source="random", arch=FAMILIES[name]), torch.float32, "cpu")
 
 
 def model_of(name: str) -> LanguageModel:
@@ -155,9 +158,16 @@ def padded(texts: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
     return ids, mask
 
 
+def definition(name: str) -> Space:
+    """Return a space with those of OPTIONS that it has."""
+    member = registry.member("space", name)
+    made = member(**{option.name: OPTIONS[option.name] for option in options(member) if option.name in OPTIONS})
+    assert isinstance(made, Space)
+    return made
+
+
 def install(name: str, model: LanguageModel) -> Any:
-    options = {**OPTIONS, "modules": list(model.target_modules(["all"]))}
-    return (prefix if name == "prefix" else SPACES[name]).install(model.module, options, 0)
+    return definition(name).install(model.module, list(model.target_modules(["all"])), 0)
 
 
 def nudge(space: Any) -> None:
@@ -232,11 +242,12 @@ def test_positions_are_counted_as_the_model_counts_them(name: str, positions: in
 def test_memory_is_estimated(name: str) -> None:
     arch = describe(FAMILIES[name])
     for space in ("full", "lora", "outliers", *([] if arch.no_prefix else ["prefix"])):
-        options = {"name": space, "rank": 4, "targets": ["all"], "length": 5}
-        options |= {"density": 0.01} if space == "outliers" else {}
-        count = arch.parameters if space == "full" else trainable_parameters(arch, options)
-        for kind in ("zo", "fo"):
-            peak = peak_memory(arch.parameters, arch, 4, kind, space, 2, "sequential", 4, 32, arch.vocabulary, count)
+        made = definition(space)
+        for backpropagates in (False, True):
+            peak = peak_memory(
+                arch, 4, trains=True, backpropagates=backpropagates, moves_base=made.moves_base, batch=4, tokens=32,
+                trainable=made.trainable(arch),
+            )  # fmt: skip
             assert math.isfinite(peak)
             assert peak > 4 * arch.parameters
 
@@ -326,10 +337,10 @@ def test_a_prefix_is_what_peft_makes_of_it(name: str, tmp_path: Path) -> None:
     model, (ids, mask) = model_of(name), padded(rows([14, 9]))
     space = install("prefix", model)
     nudge(space)
-    expected = trainable_parameters(model.arch, {"name": "prefix", "length": 5})
+    expected = definition("prefix").trainable(model.arch)
     assert sum(p.numel() for p in space.params.values()) == expected
     ours = parts(model, ids, mask)
-    adapters.save(space, {"name": "prefix", **OPTIONS}, tmp_path, module=model.module)
+    adapters.save(space, definition("prefix"), tmp_path, module=model.module)
     theirs = PeftModel.from_pretrained(model_of(name).module, str(tmp_path)).eval()
     torch.testing.assert_close(ours[mask.bool()], whole(theirs, ids, mask)[mask.bool()], rtol=1e-4, atol=1e-4)
 
@@ -348,17 +359,12 @@ def test_a_space_moves_the_model_and_leaves_it_as_it_was(name: str, space_name: 
     before, plain = digest(model.module), parts(model, ids, mask)
     space = install(space_name, model)
     torch.testing.assert_close(parts(model, ids, mask), plain, rtol=1e-4, atol=1e-4)
-    expected = trainable_parameters(model.arch, {"name": space_name, "targets": ["all"], **of_space(space_name)})
-    assert sum(p.numel() for p in space.params.values()) == pytest.approx(expected, abs=8)  # k is rounded per layer
+    assert sum(p.numel() for p in space.params.values()) == definition(space_name).trainable(model.arch)
     nudge(space)
     assert (parts(model, ids, mask) - plain).abs().max() > 0.01
     space.uninstall()
     assert digest(model.module) == before
     assert torch.equal(parts(model, ids, mask), plain)
-
-
-def of_space(name: str) -> dict[str, Any]:
-    return {"density": 0.05} if name in ("outliers", "random_subset") else {"rank": 4}
 
 
 @pytest.mark.parametrize(("name", "space_name"), [cell for cell in CELLS if cell[0] not in ONE_POINT])
@@ -385,7 +391,7 @@ def test_a_saved_space_is_loaded_by_peft_with_the_same_logits(name: str, space_n
     model, (ids, mask) = model_of(name), padded(rows([12, 7]))
     space = install(space_name, model)
     nudge(space)
-    adapters.save(space, {"name": space_name, **OPTIONS}, tmp_path, module=model.module)
+    adapters.save(space, definition(space_name), tmp_path, module=model.module)
     task = json.loads((tmp_path / "adapter_config.json").read_text())["task_type"]
     assert task == (None if name in MASKED else "CAUSAL_LM")
     theirs = PeftModel.from_pretrained(model_of(name).module, str(tmp_path)).eval()
@@ -401,7 +407,7 @@ def test_a_saved_checkpoint_is_a_model_to_plan_with_and_loads(name: str, tmp_pat
     model = model_of(name)
     model.module.save_pretrained(tmp_path)
     model.tokenizer.save_pretrained(tmp_path)
-    saved = {"source": "local", "path": str(tmp_path)}
+    saved = Model(source="local", path=str(tmp_path))
     seen = status(saved)
     assert seen.available, seen.why
     assert replace(seen.arch, positions=0) == replace(model.arch, positions=0)
@@ -429,7 +435,7 @@ def test_a_model_that_cannot_be_served_says_why_in_one_line(config: dict[str, An
     with pytest.raises(UserError, match=reason) as caught:
         describe(config)
     assert "\n" not in str(caught.value)
-    seen = status({"source": "random", "arch": config})
+    seen = status(Model(source="random", arch=config))
     assert (seen.available, seen.arch) == (False, None)
     assert reason in seen.why
 
@@ -442,7 +448,7 @@ def test_whether_the_full_space_needs_points_in_place_is_said_with_the_reason(na
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name not in ONE_POINT])
 def test_a_point_of_the_full_space_is_the_model_with_its_weights_moved_there(name: str) -> None:
     model, (ids, mask) = model_of(name), padded(rows([12, 7]))
-    space, point = full.install(model.module, {}, 0), Point(NoiseKey(3, 1, 0), 0.02)
+    space, point = FullModel(model.module), Point(NoiseKey(3, 1, 0), 0.02)
     with torch.inference_mode(), out_of_place(model.module, space, Gaussian(), [point]):
         got = parts(model, ids, mask)
     with torch.no_grad():

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from zo_sweeps.methods.arch import Arch
@@ -62,6 +62,26 @@ class Found:
 
 
 @dataclass(frozen=True)
+class AdapterFormat:
+    """How the peft library stores a space.
+
+    Args:
+        kind: its `peft_type`.
+        parts: a layer's part -> its name in peft's file.
+        shared: a tensor that all layers share, an attribute of the installed space -> its name in peft's file.
+        prefix: the keys and values of a cache, as one tensor.
+    """
+
+    kind: str
+    parts: Mapping[str, str] = field(default_factory=dict)
+    shared: Mapping[str, str] = field(default_factory=dict)
+    prefix: bool = False
+
+
+LOW_RANK = {"A": "lora_A.weight", "B": "lora_B.weight"}
+
+
+@dataclass(frozen=True)
 class Space(Definition):
     """The d parameters that move. `install` puts it into a model; until then it is options and facts."""
 
@@ -70,7 +90,12 @@ class Space(Definition):
     moves_base: ClassVar[bool] = False  # the model's own weights move, and are loaded again after the trial
     needs_gradients: ClassVar[bool] = False  # its mask is found by backpropagation before training
     sparse: ClassVar[bool] = False  # chosen entries of the target weights
+    adapter: ClassVar[AdapterFormat | None] = None  # how peft stores it, where peft can
     takes_positions: ClassVar[bool] = False  # puts tokens before the text: a causal model's cache
+
+    def adapter_options(self) -> dict[str, Any]:
+        """Return its options under peft's names."""
+        return {}
 
     @property
     def layers(self) -> tuple[str, ...]:

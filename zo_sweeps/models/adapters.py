@@ -7,7 +7,6 @@ VeRA) are saved with the trained ones. Prefix: one tensor [n, layers * 2 * heads
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,27 +15,21 @@ from torch import Tensor, nn
 
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.core.files import replace_text, replacing
+from zo_sweeps.methods import registry
+from zo_sweeps.methods.space import AdapterFormat, Space
 from zo_sweeps.models import families
 from zo_sweeps.models.projection import is_transposed
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
-# a layer's part -> its name in peft, by space
-PARTS = {
-    "lora": {"A": "lora_A.weight", "B": "lora_B.weight"},
-    "lora_fa": {"A": "lora_A.weight", "B": "lora_B.weight"},
-    "dora": {"A": "lora_A.weight", "B": "lora_B.weight", "m": "lora_magnitude_vector"},
-    "vera": {"d": "vera_lambda_d", "b": "vera_lambda_b"},
-}
-SPACES = (*PARTS, "prefix")
 
 
 def save(
-    space: Any, options: Mapping[str, Any], folder: str | Path, *, module: nn.Module, base: str = "", revision: str = ""
+    space: Any, definition: Space, folder: str | Path, *, module: nn.Module, base: str = "", revision: str = ""
 ) -> None:
-    """Writes an installed space; each file appears whole or not at all.
+    """Write an installed space; each file appears whole or not at all.
 
     Args:
-        options: the space's configuration (name, and rank, alpha, d_initial or length).
+        definition: what was installed.
         module: the whole model it is installed in.
         base: name or path of the base model, for those who load the adapter.
         revision: of a base model on the hub.
@@ -45,10 +38,10 @@ def save(
     """
     from safetensors.torch import save_file
 
-    tensors = {name: t.detach().cpu().contiguous() for name, t in _tensors(space, options).items()}
+    tensors = {name: t.detach().cpu().contiguous() for name, t in _tensors(space, definition).items()}
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    config = {"base_model_name_or_path": base or None, **_config(space, options, module)}
+    config = {"base_model_name_or_path": base or None, **_config(space, definition, module)}
     if revision:
         config["revision"] = revision
     with replacing(folder / WEIGHTS) as part:
@@ -57,8 +50,8 @@ def save(
 
 
 @torch.no_grad()
-def load(space: Any, options: Mapping[str, Any], folder: str | Path) -> None:
-    """Fills an installed space with the values of a folder that `save` or peft wrote.
+def load(space: Any, definition: Space, folder: str | Path) -> None:
+    """Fill an installed space with the values of a folder that `save` or peft wrote.
 
     Raises UserError when the folder is not an adapter, or one of another kind, shape or set of layers.
     """
@@ -68,38 +61,41 @@ def load(space: Any, options: Mapping[str, Any], folder: str | Path) -> None:
     if not file.is_file():
         raise UserError(f"not an adapter: no {WEIGHTS}", where=str(folder))
     found = load_file(str(file))
-    wanted = _tensors(space, options)
+    wanted = _tensors(space, definition)
     if set(found) != set(wanted):
         odd = sorted(set(found) ^ set(wanted))
         raise UserError(
-            f"the adapter and space {options['name']!r} differ in {len(odd)} tensors ({odd[0]})", where=str(file)
+            f"the adapter and space {definition.name!r} differ in {len(odd)} tensors ({odd[0]})", where=str(file)
         )
     for name, tensor in wanted.items():
         if found[name].shape != tensor.shape:
             have, want = list(found[name].shape), list(tensor.shape)
             raise UserError(f"{name} has shape {have} where the space has {want}", where=str(file))
-    if options["name"] == "prefix":
+    if _format(definition).prefix:
         _unflatten(space, found["prompt_embeddings"])
         return
     for name, tensor in wanted.items():
         tensor.copy_(found[name])
 
 
-def _tensors(space: Any, options: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The space's own tensors (a prefix: a copy of them) by their names in peft's file."""
-    name = options["name"]
-    if name not in SPACES:
-        raise unknown("space with a peft format", name, SPACES)
-    if name == "prefix":
+def _format(definition: Space) -> AdapterFormat:
+    if definition.adapter is None:
+        known = [name for name, one in registry.members("space").items() if getattr(one, "adapter", None)]
+        raise unknown("space with a peft format", definition.name, known)
+    return definition.adapter
+
+
+def _tensors(space: Any, definition: Space) -> dict[str, Tensor]:
+    """Return the space's own tensors (a prefix: a copy of them) by their names in peft's file."""
+    form = _format(definition)
+    if form.prefix:
         return {"prompt_embeddings": _flatten(space)}
     tensors = {
         f"base_model.model.{layer}.{theirs}": getattr(wrapped, ours).detach()
         for layer, wrapped in space.layers.items()
-        for ours, theirs in PARTS[name].items()
+        for ours, theirs in form.parts.items()
     }
-    if name == "vera":
-        tensors.update({"base_model.vera_A": space.A, "base_model.vera_B": space.B})
-    return tensors
+    return tensors | {theirs: getattr(space, ours) for ours, theirs in form.shared.items()}
 
 
 def _flatten(space: Any) -> Tensor:
@@ -115,15 +111,15 @@ def _unflatten(space: Any, flat: Tensor) -> None:
         param.copy_(value)
 
 
-def _config(space: Any, options: Mapping[str, Any], module: nn.Module) -> dict[str, Any]:
-    name = options["name"]
+def _config(space: Any, definition: Space, module: nn.Module) -> dict[str, Any]:
+    form = _format(definition)
     # peft has no task type for masked models: without one it wraps the model as it is
-    common: dict[str, Any] = {"task_type": None if _is_masked(module) else "CAUSAL_LM", "inference_mode": True}
-    if name == "prefix":
+    task = None if _is_masked(module) else "CAUSAL_LM"
+    config = {"peft_type": form.kind, "task_type": task, "inference_mode": True, **definition.adapter_options()}
+    if form.prefix:
         heads, n, width = next(iter(space.params.values())).shape
         return {
-            **common,
-            "peft_type": "PREFIX_TUNING",
+            **config,
             "num_virtual_tokens": n,
             "num_layers": len(space.params) // 2,
             "num_attention_heads": heads,
@@ -131,18 +127,8 @@ def _config(space: Any, options: Mapping[str, Any], module: nn.Module) -> dict[s
             "num_transformer_submodules": 1,
             "prefix_projection": False,
         }
-    common |= {"target_modules": _targets(space, module), "bias": "none", "r": options["rank"]}
-    common["fan_in_fan_out"] = any(is_transposed(layer.base) for layer in space.layers.values())  # weights [in, out]
-    if name == "vera":
-        drawn = {"d_initial": options["d_initial"], "save_projection": True, "projection_prng_key": 0}
-        return {**common, "peft_type": "VERA", "vera_dropout": 0.0, **drawn}
-    return {
-        **common,
-        "peft_type": "LORA",
-        "lora_alpha": options["alpha"],
-        "lora_dropout": 0.0,
-        "use_dora": name == "dora",
-    }
+    transposed = any(is_transposed(layer.base) for layer in space.layers.values())  # weights [in, out]
+    return {**config, "target_modules": _targets(space, module), "bias": "none", "fan_in_fan_out": transposed}
 
 
 def _is_masked(module: nn.Module) -> bool:

@@ -44,7 +44,7 @@ def save_adapter(trial_id: str, folder: str | Path, state_dir: str | Path = "zo_
     from zo_sweeps.models import adapters
 
     config = TrialConfig.of(_finished(trial_id, state_dir)[0].config)
-    merge = merge or config.space.name not in adapters.SPACES
+    merge = merge or config.space.adapter is None
     if merge and config.space.takes_positions:
         what = f"the trained values of space {config.space.name!r} stand before the text and not in the weights"
         raise UserError(what, where=trial_id, fix="leave merging out: it is saved as an adapter")
@@ -55,8 +55,7 @@ def save_adapter(trial_id: str, folder: str | Path, state_dir: str | Path = "zo_
                 _save_merged(bench, space, target)
             else:
                 base, revision = _base(config.model, bench.model.commit)
-                options = config.space.to_json()
-                adapters.save(space, options, target, module=bench.model.module, base=base, revision=revision)
+                adapters.save(space, config.space, target, module=bench.model.module, base=base, revision=revision)
         except OSError as error:
             raise UserError(f"cannot write {target}: {error.strerror or error}") from None
     return target

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from zo_sweeps.methods.arch import Arch
 from zo_sweeps.methods.definition import option
-from zo_sweeps.methods.space import Found, InstalledSpace, Space
+from zo_sweeps.methods.space import AdapterFormat, Found, InstalledSpace, Space
 
 if TYPE_CHECKING:
     from torch import nn
@@ -25,6 +25,7 @@ class PrefixTuning(Space):
     """
 
     takes_positions: ClassVar[bool] = True
+    adapter: ClassVar[AdapterFormat | None] = AdapterFormat("PREFIX_TUNING", prefix=True)
 
     length: int = option(5, "n, keys and values per layer", least=1)
 

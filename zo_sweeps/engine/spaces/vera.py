@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from zo_sweeps.methods.arch import Arch
 from zo_sweeps.methods.definition import option
-from zo_sweeps.methods.space import Found, InstalledSpace, Space
+from zo_sweeps.methods.space import AdapterFormat, Found, InstalledSpace, Space
 
 if TYPE_CHECKING:
     from torch import nn
@@ -26,9 +26,17 @@ class VeRA(Space):
     Source: VeRA (Kopiczko et al., 2024), eq. 2; P-RGE Table 6.
     """
 
+    adapter: ClassVar[AdapterFormat | None] = AdapterFormat(
+        "VERA", {"d": "vera_lambda_d", "b": "vera_lambda_b"}, {"A": "base_model.vera_A", "B": "base_model.vera_B"}
+    )
+
     rank: int = option(1024, "r of the shared factors", least=1)
     d_initial: float = option(0.1, "initial value of the vector d")
     targets: tuple[str, ...] = option(("all",), "roles of the layers (q, k, v, o, gate, up, down), or all")
+
+    def adapter_options(self) -> dict[str, Any]:
+        drawn = {"d_initial": self.d_initial, "save_projection": True, "projection_prng_key": 0}
+        return {"r": self.rank, "vera_dropout": 0.0, **drawn}
 
     def trainable(self, arch: Arch) -> int:
         return arch.outputs(self.targets) + self.rank * arch.layers * len(arch.roles(self.targets))
