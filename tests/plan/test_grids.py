@@ -179,7 +179,13 @@ def test_a_scale_is_named_in_the_caption_and_so_is_what_was_set_by_hand() -> Non
 def test_the_effective_batch_is_held_over_q() -> None:
     plan = named("quickstart", "estimator.q=1,2,4,8,16")
     zo = configs(plan, "zo_lora_fa_q1")
-    assert {(config.estimator.budget, config.train.batch) for config in zo} == {(1, 16), (2, 8), (4, 4), (8, 2), (16, 1)}
+    assert {(config.estimator.budget, config.train.batch) for config in zo} == {
+        (1, 16),
+        (2, 8),
+        (4, 4),
+        (8, 2),
+        (16, 1),
+    }
     given = named("quickstart", "estimator.q=3", "train.batch=2")
     assert {config.train.batch for config in configs(given, "zo_lora_fa_q1")} == {2}
 

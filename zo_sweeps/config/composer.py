@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -21,6 +20,7 @@ from zo_sweeps.methods import registry
 from zo_sweeps.methods.definition import Locate, options
 
 CHOOSES = {f"{group}.name": group for group in (*AXES, "precision")}  # estimator.name=X chooses X, as estimator=X does
+OPEN = (*AXES, "precision", "task", "method")  # parts of a trial that Hydra takes as they are
 SEARCH = "hydra.searchpath="  # Hydra's own way of giving folders, which --config-dir stands for
 _NOTHING = object()
 
@@ -78,7 +78,7 @@ class Composer:
         self._scratch = OmegaConf.structured(Config)  # for check_value: making one costs more than using it
         self._checked: set[tuple[str, str]] = set()
         for path, values in self.forced.values.items():
-            for value in values if path.split(".")[0] not in AXES else ():
+            for value in values if path.split(".")[0] not in OPEN else ():
                 self.check_value(path, value, "the command line")
         self._composed: dict[tuple[tuple[str, str], ...], dict[str, Any]] = {}
         self._chosen_by: dict[tuple[tuple[str, str], ...], dict[str, str]] = {}  # of each composition: group -> option
@@ -144,8 +144,8 @@ class Composer:
             key = text.split("=", 1)[0].lstrip("+")
             if key not in self.forced.choices and key not in self.forced.values:
                 continue
-            if key.split(".")[0] in AXES and key not in self.forced.choices:
-                continue  # which options there are depends on the member that a block chooses: the plan checks them
+            if key.split(".")[0] in OPEN and key not in self.forced.choices:
+                continue  # which options there are depends on what a block chooses: the plan checks them
             if key in self.forced.choices:
                 shown.append(f"{key}={self.forced.choices[key][0]}")
             elif len(self.forced.values[key]) == 1:
@@ -154,16 +154,18 @@ class Composer:
                 shown.append(f"{key}={_as_override(self.forced.values[key][0])}")
         return shown
 
-    @staticmethod
-    def _register() -> None:
-        """Give Hydra the schema, and each member's options and defaults."""
+    def _register(self) -> None:
+        """Give Hydra the schema, and each member's options and defaults; a member's own YAML file goes before them."""
         from hydra.core.config_store import ConfigStore
 
         store = ConfigStore.instance()
         store.store(name="base_config", node=Config, provider="zo_sweeps")
         for axis in (*AXES, "precision"):
+            store.repo.pop(axis, None)  # Hydra's store outlives a composer, whose folders may be others
+            own = {name for name in registry.names(axis) for d in self.folders if (d / axis / f"{name}.yaml").is_file()}
             for name, member in registry.members(axis).items():
-                store.store(group=axis, name=name, node=member.defaults(), provider="zo_sweeps")
+                if name not in own:
+                    store.store(group=axis, name=name, node=member.defaults(), provider="zo_sweeps")
         store.store(group="precision", name="auto", node={"name": "auto"}, provider="zo_sweeps")  # the model's own
 
     @contextmanager
@@ -191,7 +193,8 @@ class Composer:
             plain = OmegaConf.to_container(config, resolve=True)
         except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:  # the last: a group given 3
             chosen = dict(text.lstrip("+").split("=", 1) for text in overrides if "=" in text)
-            raise _explain(error, overrides, lambda key: self._file_of(key, chosen)) from None
+            where = lambda key: self._on_command_line(key) or self._file_of(key, chosen)
+            raise _explain(error, overrides, where) from None
         assert isinstance(plain, dict)
         return {str(key): value for key, value in plain.items()}
 
@@ -209,7 +212,11 @@ class Composer:
             with self._hydra():
                 composed = self._compose([f"{group}={option}" for group, option in choices])
                 # A preset that says {name: X, ...} of an axis means the member X, with X's other options.
-                if renamed := self._renamed(composed, dict(choices)):
+                renamed = self._renamed(composed, dict(choices))
+                for axis, name in renamed.items():
+                    where = self._file_of(f"{axis}.name", {**self._chosen, **dict(choices)})
+                    registry.member(axis, name, where=where)
+                if renamed:
                     meant = {**dict(choices), **renamed}
                     composed = self._compose([f"{group}={option}" for group, option in meant.items()])
             chosen = dict(self._chosen)
@@ -252,6 +259,14 @@ class Composer:
             return self._file_of(key, {**self._chosen_by.get(_of_method(choices), {}), **choices})
 
         return where
+
+    def _on_command_line(self, key: str) -> str:
+        """Return "the command line" where it gives a key, or chooses an option (group/name); else ""."""
+        group, _, name = key.rpartition("/")
+        if name in self.forced.choices.get(group, ()):
+            return "the command line"
+        given = [text.lstrip("+~") for text in self._given]
+        return "the command line" if any(text.startswith((key, key.replace("/", "="))) for text in given) else ""
 
     def _file_of(self, key: str, choices: Mapping[str, str]) -> str:
         """Return which of the chosen files (group -> option) gives a key; "" where none does."""
@@ -334,7 +349,6 @@ def _plain(value: Any) -> Any:
     return value
 
 
-@lru_cache(maxsize=1024)
 def _yaml(file: Path) -> Mapping[str, Any]:
     """A configuration file's plain contents, with the groups that it overrides left in place."""
     import yaml
@@ -358,12 +372,8 @@ def _as_override(value: Any) -> str:
     return "null" if value is None else str(value)
 
 
-def _explain(error: Exception, overrides: Sequence[str], file_of: Locate) -> UserError:
+def _explain(error: Exception, overrides: Sequence[str], locate: Locate) -> UserError:
     """Hydra's and OmegaConf's messages as one line: what, where, the choices, the likely fix."""
-
-    def source(key: str) -> str:
-        return _source(key, overrides) or file_of(key)
-
     chain: list[str] = []
     cause: BaseException | None = error
     while cause is not None:
@@ -374,8 +384,7 @@ def _explain(error: Exception, overrides: Sequence[str], file_of: Locate) -> Use
         group, _, name = found[1].rpartition("/")
         listed = re.search(r"Available options in '[^']*':\n((?:\t.+\n?)*)", text)
         choices = listed[1].split() if listed else ()
-        where = _source(found[1], overrides) or file_of(f"{group}.name")
-        return unknown(group or "configuration", name, choices, where=where)
+        return unknown(group or "configuration", name, choices, where=locate(found[1]))
     if found := re.search(r"Could not override '([^']+)'\. No match in the defaults list", text):
         group = found[1].split("@")[0]
         given = next((text for text in overrides if text.startswith(f"{group}=")), f"{group}=NAME")
@@ -383,27 +392,22 @@ def _explain(error: Exception, overrides: Sequence[str], file_of: Locate) -> Use
     if found := re.search(r"Key '([^']+)' (?:not in|is not in) '?(\w+)", text):
         full = re.search(r"full_key: (\S+)", text)
         path = full[1] if full else found[1]
-        return unknown("key", path, _siblings(path), where=source(path))
+        return unknown("key", path, _siblings(path), where=locate(path))
     if found := re.search(r"Multiple values for ([\w/]+)", text):
         return UserError(f"{found[1]} is given twice", fix="name it once")
     if found := re.search(r"Value '(.*?)' of type '(.*?)' could not be converted to (\w+)", text):
         full = re.search(r"full_key: (\S+)", text)
         key = full[1] if full else "a key"
-        return UserError(f"{key}={found[1]!r} has the wrong type", where=source(key), fix=f"it must be a {found[3]}")
+        return UserError(f"{key}={found[1]!r} has the wrong type", where=locate(key), fix=f"it must be a {found[3]}")
     if found := re.search(r"Invalid value assigned: (\w+) is not a (\w+)", text):
         full = re.search(r"full_key: (\S+)", text)
         kind = "list" if found[2].startswith("List") else found[2]
         key = full[1] if full else "a key"
-        return UserError(f"{key} has the wrong type", where=source(key), fix=f"it must be a {kind}")
+        return UserError(f"{key} has the wrong type", where=locate(key), fix=f"it must be a {kind}")
     if found := re.search(r"Primary config|mapping values are not allowed|while (?:parsing|scanning)[^\n]*", text):
         return UserError("a configuration file is not valid YAML", fix=" ".join(text.split())[:300])
     reason = "" if chain[-1] == chain[0] else chain[-1].splitlines()[0]
     return UserError(" ".join(chain[0].split()), fix=reason)
-
-
-def _source(key: str, overrides: Sequence[str]) -> str:
-    named = [text for text in overrides if text.lstrip("+~").startswith((key, key.replace("/", "=")))]
-    return "the command line" if named else ""
 
 
 def _siblings(path: str) -> list[str]:

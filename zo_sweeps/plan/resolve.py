@@ -70,7 +70,11 @@ def resolve(composer: Composer, setting: Setting, options: Options) -> TrialConf
             _set(tree, path, value)
             given[path] = "the command line" if path in forced else setting.where
     located = composer.locate(setting.choices)
-    kind = Method.read(tree["method"], "method", located).kind
+
+    def where(key: str) -> str:
+        return given.get(key) or located(key)
+
+    kind = Method.read(tree["method"], "method", where).kind
     _scale(tree, composer.base["scale"], kind, forced)
     if tree["split"]["seed"] is None:
         tree["split"]["seed"] = tree["seed"]
@@ -79,8 +83,7 @@ def resolve(composer: Composer, setting: Setting, options: Options) -> TrialConf
     if tree["precision"]["name"] == "auto":
         tree["precision"] = {"name": tree["model"]["precision"]}
     tree["members"] = [str(folder) for folder in registry.folders()]
-    config = TrialConfig.read(tree, lambda key: given.get(key) or located(key))
-    return _with_batch(config)
+    return _with_batch(TrialConfig.read(tree, where))
 
 
 def _scale(tree: dict[str, Any], scale: Mapping[str, Any], kind: Kind, forced: Collection[str]) -> None:
