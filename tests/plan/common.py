@@ -11,6 +11,8 @@ import pytest
 import yaml
 
 from zo_sweeps.config.composer import Composer
+from zo_sweeps.core.trial import Trial
+from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.build import Plan, build
 
 TINY = {  # one row on the demo model and task
@@ -49,6 +51,15 @@ def planned(folder: Path, grid: dict[str, Any], *overrides: str) -> Plan:
 @cache
 def named(grid: str, *overrides: str) -> Plan:
     return build(Composer([f"+grid={grid}", *overrides]))
+
+
+def configs(plan: Plan, block: str = "") -> list[TrialConfig]:
+    """The configurations of a plan's trials, or of those that a block asked for first."""
+    return [of(trial) for trial in plan.every.values() if block in ("", trial.block)]
+
+
+def of(trial: Trial) -> TrialConfig:
+    return TrialConfig.of(trial.config)
 
 
 def problem(folder: Path, grid: dict[str, Any], *overrides: str) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import REPO
-from tests.plan.common import changed, named, planned, problem, write_grid
+from tests.plan.common import changed, configs, named, of, planned, problem, write_grid
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.plan.build import build
 
@@ -61,12 +61,13 @@ def test_the_rows_of_prge_table_2_have_the_search_grid_of_its_table_8() -> None:
         assert searched["zo_lora_fa_q", low] == searched["zo_lora_fa_q1", low] == {1e-5, 5e-5, 1e-4, 5e-4}
     assert searched["fo_full", "squad"] == {1e-7, 5e-7, 8e-7}
     assert searched["fo_full", "copa"] == {1e-5, 5e-5, 8e-5}
-    for trial in plan.every.values():
-        train, q = trial.config["train"], trial.config["estimator"]["q"]
-        if trial.config["method"]["kind"] == "zo":
-            assert (train["steps"], train["batch"] * q, train["eval_every"]) == (20000, 16, 500)
-        if trial.config["method"]["kind"] == "fo":
-            assert (train["steps"], train["batch"]) == (1000, 8)
+    for config in configs(plan):
+        train, kind = config.train, config.method.kind
+        if kind.estimates:
+            assert train.batch
+            assert (train.steps, train.batch * config.estimator.budget, train.eval_every) == (20000, 16, 500)
+        if kind.backpropagates:
+            assert (train.steps, train.batch) == (1000, 8)
 
 
 def test_a_plan_is_the_same_in_another_process() -> None:
@@ -134,7 +135,7 @@ def test_a_task_on_the_command_line_takes_the_place_of_the_grids_tasks() -> None
 
 def test_one_value_replaces_an_axis_and_several_make_a_new_one() -> None:
     one = named("quickstart", "update.lr=0.5")
-    assert {t.config["update"]["lr"] for t in one.every.values() if t.steps} == {0.5}
+    assert {config.update.lr for config in configs(one) if config.steps} == {0.5}
     assert all("update.lr" not in cell.hyperparameters for cell in one.cells)
     several = named("quickstart", "update.lr=0.5,0.25,0.125")
     zo = [c for c in several.cells if c.block == "zo_lora_fa_q1"]
@@ -147,7 +148,7 @@ def test_groups_can_be_an_axis_too() -> None:
     plan = named("quickstart", "space=lora,lora_fa")
     zo = [c for c in plan.cells if c.block == "zo_lora_fa_q1"]
     assert {c.hyperparameters["space"] for c in zo} == {"lora", "lora_fa"}
-    spaces = {plan.every[c.trial_id].config["space"]["name"] for c in zo}
+    spaces = {of(plan.every[c.trial_id]).space.name for c in zo}
     assert spaces == {"lora", "lora_fa"}
 
 
@@ -158,15 +159,14 @@ def test_seeds_can_be_given_as_a_seed_or_as_the_grids_list() -> None:
 
 
 def test_the_command_line_wins_over_the_scale_and_the_scale_over_the_grid() -> None:
-    def of(*overrides: str) -> set[tuple[int, int, int]]:
-        plan = named("quickstart", *overrides)
-        found = [t.config for t in plan.every.values() if t.block == "zo_lora_fa_q4"]
-        return {(c["train"]["steps"], c["train"]["eval_every"], c["split"]["dev"]) for c in found}
+    def sizes(*overrides: str) -> set[tuple[int, int, int]]:
+        planned = configs(named("quickstart", *overrides), "zo_lora_fa_q4")
+        return {(config.train.steps, config.train.eval_every, config.split.dev) for config in planned}
 
-    assert of() == {(150, 50, 500)}
-    assert of("scale=smoke") == {(4, 2, 16)}
-    assert of("scale=smoke", "train.steps=6", "split.dev=9") == {(6, 2, 9)}
-    assert of("train.steps=6") == {(6, 6, 500)}, "evaluation is at the last step at the latest"
+    assert sizes() == {(150, 50, 500)}
+    assert sizes("scale=smoke") == {(4, 2, 16)}
+    assert sizes("scale=smoke", "train.steps=6", "split.dev=9") == {(6, 2, 9)}
+    assert sizes("train.steps=6") == {(6, 6, 500)}, "evaluation is at the last step at the latest"
 
 
 def test_a_scale_is_named_in_the_caption_and_so_is_what_was_set_by_hand() -> None:
@@ -178,22 +178,28 @@ def test_a_scale_is_named_in_the_caption_and_so_is_what_was_set_by_hand() -> Non
 
 def test_the_effective_batch_is_held_over_q() -> None:
     plan = named("quickstart", "estimator.q=1,2,4,8,16")
-    zo = [t.config for t in plan.every.values() if t.block == "zo_lora_fa_q1"]
-    assert {(c["estimator"]["q"], c["train"]["batch"]) for c in zo} == {(1, 16), (2, 8), (4, 4), (8, 2), (16, 1)}
+    zo = configs(plan, "zo_lora_fa_q1")
+    assert {(config.estimator.budget, config.train.batch) for config in zo} == {
+        (1, 16),
+        (2, 8),
+        (4, 4),
+        (8, 2),
+        (16, 1),
+    }
     given = named("quickstart", "estimator.q=3", "train.batch=2")
-    assert {t.config["train"]["batch"] for t in given.every.values() if t.block == "zo_lora_fa_q1"} == {2}
+    assert {config.train.batch for config in configs(given, "zo_lora_fa_q1")} == {2}
 
 
 def test_an_option_is_passed_over_where_the_blocks_member_has_none() -> None:
     plan = named("demo_sst2", "space.rank=4")
-    ranks = {t.block: t.config["space"].get("rank") for t in plan.every.values()}
+    ranks = {trial.block: getattr(of(trial).space, "rank", None) for trial in plan.every.values()}
     assert ranks["zo_full"] is None
     assert ranks["zo_lora_fa_q1"] == ranks["fo_lora_fa"] == 4
 
 
 def test_a_key_that_a_mapping_has_not_yet_is_added_with_a_plus() -> None:
     plan = named("quickstart", "model=random_llama", "+model.arch.rope_theta=5000.0")
-    assert {t.config["model"]["arch"]["rope_theta"] for t in plan.every.values()} == {5000.0}
+    assert {config.model.arch["rope_theta"] for config in configs(plan)} == {5000.0}
     plain = named("quickstart", "model=random_llama")
     assert not set(plan.every) & set(plain.every)
 
@@ -234,14 +240,14 @@ def test_all_problems_are_listed_at_once_each_with_its_blocks(tmp_path: Path) ->
     ("overrides", "part"),
     [
         (["update.lr=nan"], "not a finite number"),
-        (["update.lr=-1"], "must not be negative"),
-        (["estimator.q=0"], "estimator.q must be at least 1"),
-        (["estimator.eps=0"], "estimator.eps above 0"),
+        (["update.lr=-1"], "update.lr of sgd must be at least 0, not -1"),
+        (["estimator.q=0"], "estimator.q of rge must be at least 1, not 0"),
+        (["estimator.eps=0"], "estimator.eps of rge must be above 0, not 0"),
         (["train.steps=0"], "train.steps must be at least 1"),
         (["train.batch=0"], "train.batch must be at least 1"),
         (["train.eval_every=0"], "train.eval_every must be at least 1"),
         (["train.max_length=0"], "train.max_length must be at least 1"),
-        (["split.dev=0"], "must be at least 1"),
+        (["split.dev=0"], "split.dev must be at least 1, not 0"),
         (["grid.seeds=[]"], "has no trials"),
         (["evaluation.mode=diagonal"], "unknown mode 'diagonal'"),
         (["update=adam", "method=mezo", "update.schedule=cosin"], "unknown schedule 'cosin'"),
@@ -337,4 +343,4 @@ def test_entries_that_an_override_makes_the_same_are_counted_for_the_reader(tmp_
     del grid["fixed"]["model"]
     assert not any("share" in caveat for caveat in planned(tmp_path, grid).caveats)
     found = planned(tmp_path, grid, "model=demo")
-    assert "2 entries differ from others in nothing that is left, and share their trials" in found.caveats
+    assert "2 entries became identical to others under these overrides and share their trials" in found.caveats

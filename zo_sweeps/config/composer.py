@@ -11,18 +11,19 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from zo_sweeps.config.schema import AXES, METHOD, OWN_TREE, TRIAL_GROUPS, TRIAL_KEYS, Config
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.methods import registry
-from zo_sweeps.methods.definition import NOWHERE, Locate
+from zo_sweeps.methods.definition import NOWHERE, Locate, options
 from zo_sweeps.methods.executor import Executor
 
 CHOOSES = {f"{group}.name": group for group in (*AXES, "precision")}  # estimator.name=X chooses X, as estimator=X does
 MEMBER_GROUPS = (*AXES, "precision", "executor")  # groups whose options are the members of an axis
+OPEN = (*AXES, "precision", "task", "method")  # parts of a trial that Hydra takes as they are
+SEARCH = "hydra.searchpath="  # Hydra's own way of giving folders, which --config-dir stands for
 _NOTHING = object()
 
 
@@ -63,11 +64,11 @@ class Composer:
         for folder in config_dirs:
             if not Path(folder).is_dir():
                 raise UserError(f"no such folder: {folder}", where="--config-dir")
-        self._search = ",".join(f"file://{Path(folder).resolve()}" for folder in config_dirs)
-        registry.use_folders(config_dirs)
+        searched = [url for text in overrides if text.startswith(SEARCH) for url in _searchpath(text)]
+        self._search = [*(f"file://{Path(folder).resolve()}" for folder in config_dirs), *searched]
+        registry.use_folders(self.folders[1:])
         self._register()
-        self._given = [text for text in overrides if not text.startswith("hydra.searchpath=")]
-        self._extra = [text for text in overrides if text.startswith("hydra.searchpath=")]
+        self._given = [text for text in overrides if not text.startswith(SEARCH)]
         self.forced, self._run_level = self._sort(self._given)
         with self._hydra():
             self.base = self._compose([*self._run_level, *self._single_forced()])
@@ -80,15 +81,17 @@ class Composer:
         self._scratch = OmegaConf.structured(Config)  # for check_value: making one costs more than using it
         self._checked: set[tuple[str, str]] = set()
         for path, values in self.forced.values.items():
-            for value in values if path.split(".")[0] not in AXES else ():
+            for value in values if path.split(".")[0] not in OPEN else ():
                 self.check_value(path, value, "the command line")
         self._composed: dict[tuple[tuple[str, str], ...], dict[str, Any]] = {}
+        self._chosen_by: dict[tuple[tuple[str, str], ...], dict[str, str]] = {}  # of each composition: group -> option
         self.grid_name = next((t.split("=", 1)[1] for t in self._given if t.startswith("+grid=")), "")
 
     @property
     def folders(self) -> list[Path]:
         """Where configuration files are looked for, in order."""
-        return [conf_dir(), *(Path(url.removeprefix("file://")) for url in self._search.split(",") if url)]
+        local = (url.removeprefix("file://") for url in self._search)
+        return [conf_dir(), *(Path(path) for path in local if "://" not in path)]
 
     @property
     def left_out(self) -> list[str]:
@@ -146,8 +149,8 @@ class Composer:
             key = text.split("=", 1)[0].lstrip("+")
             if key not in self.forced.choices and key not in self.forced.values:
                 continue
-            if key.split(".")[0] in AXES and key not in self.forced.choices:
-                continue  # which options there are depends on the member that a block chooses: the plan checks them
+            if key.split(".")[0] in OPEN and key not in self.forced.choices:
+                continue  # which options there are depends on what a block chooses: the plan checks them
             if key in self.forced.choices:
                 shown.append(f"{key}={self.forced.choices[key][0]}")
             elif len(self.forced.values[key]) == 1:
@@ -156,16 +159,18 @@ class Composer:
                 shown.append(f"{key}={_as_override(self.forced.values[key][0])}")
         return shown
 
-    @staticmethod
-    def _register() -> None:
-        """Give Hydra the schema, and each member's options and defaults."""
+    def _register(self) -> None:
+        """Give Hydra the schema, and each member's options and defaults; a member's own YAML file goes before them."""
         from hydra.core.config_store import ConfigStore
 
         store = ConfigStore.instance()
         store.store(name="base_config", node=Config, provider="zo_sweeps")
         for axis in MEMBER_GROUPS:
+            store.repo.pop(axis, None)  # Hydra's store outlives a composer, whose folders may be others
+            own = {name for name in registry.names(axis) for d in self.folders if (d / axis / f"{name}.yaml").is_file()}
             for name, member in registry.members(axis).items():
-                store.store(group=axis, name=name, node=member.defaults(), provider="zo_sweeps")
+                if name not in own:
+                    store.store(group=axis, name=name, node=member.defaults(), provider="zo_sweeps")
         store.store(group="precision", name="auto", node={"name": "auto"}, provider="zo_sweeps")  # the model's own
 
     @contextmanager
@@ -184,7 +189,7 @@ class Composer:
         from omegaconf.errors import OmegaConfBaseException
         from yaml import YAMLError
 
-        search = [f"hydra.searchpath=[{self._search}]"] if self._search else self._extra
+        search = [f"{SEARCH}[{','.join(self._search)}]"] if self._search else []
         try:
             config = compose("config", overrides=[*search, *overrides], return_hydra_config=True)
             self._chosen = dict(config.hydra.runtime.choices)
@@ -192,15 +197,16 @@ class Composer:
                 del config["hydra"]
             plain = OmegaConf.to_container(config, resolve=True)
         except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:  # the last: a group given 3
-            raise _explain(error, overrides) from None
+            chosen = dict(text.lstrip("+").split("=", 1) for text in overrides if "=" in text)
+            where = lambda key: self._on_command_line(key) or self._file_of(key, chosen)
+            raise _explain(error, overrides, where) from None
         assert isinstance(plain, dict)
         return {str(key): value for key, value in plain.items()}
 
     def trial_part(self, choices: Mapping[str, str]) -> dict[str, Any]:
         """The trial-level configuration of one choice of group options (those not named as the command line or the
         defaults have them). Cached by sub-tree: a grid over m methods and t tasks costs m + t compositions."""
-        method = tuple((group, choices[group]) for group in METHOD if group in choices)
-        result = dict(self._cached(method))
+        result = dict(self._cached(_of_method(choices)))
         for group in OWN_TREE:
             if group in choices:
                 result[group] = self._cached(((group, choices[group]),))[group]
@@ -211,19 +217,43 @@ class Composer:
             with self._hydra():
                 composed = self._compose([f"{group}={option}" for group, option in choices])
                 # A preset that says {name: X, ...} of an axis means the member X, with X's other options.
-                if renamed := self._renamed(composed):
+                renamed = self._renamed(composed, dict(choices))
+                for axis, name in renamed.items():
+                    where = self._file_of(f"{axis}.name", {**self._chosen, **dict(choices)})
+                    registry.member(axis, name, where=where)
+                if renamed:
                     meant = {**dict(choices), **renamed}
                     composed = self._compose([f"{group}={option}" for group, option in meant.items()])
+            chosen = dict(self._chosen)
+            for axis in AXES:
+                composed[axis]["name"] = self._member(axis, chosen[axis])
+            self._drop(composed, dict(choices))
             self._composed[choices] = {key: composed[key] for key in TRIAL_KEYS}
+            self._chosen_by[choices] = chosen
         return self._composed[choices]
 
-    def _renamed(self, composed: Mapping[str, Any]) -> dict[str, str]:
-        """Return the axes of which a preset names another member than the option that was chosen: {name: X, ...}."""
-        chosen = {axis: self._chosen[axis] for axis in AXES}
-        for axis, choice in chosen.items():
-            files = [file for folder in self.folders if (file := folder / axis / f"{choice}.yaml").is_file()]
-            chosen[axis] = str(_yaml(files[0]).get("name", choice)) if files else choice
-        return {axis: composed[axis]["name"] for axis in AXES if composed[axis].get("name", "") != chosen[axis]}
+    def _renamed(self, composed: Mapping[str, Any], choices: Mapping[str, str]) -> dict[str, str]:
+        """Return the axes of which a preset names another member than the option chosen for it: {name: X, ...}."""
+        members = {axis: self._member(axis, self._chosen[axis]) for axis in AXES if axis not in choices}
+        named = {axis: str(composed[axis].get("name", member)) for axis, member in members.items()}
+        return {axis: name for axis, name in named.items() if name != members[axis]}
+
+    def _member(self, axis: str, choice: str) -> str:
+        """Return the name of the member that an option of an axis stands for: its own, unless a file says another."""
+        files = [file for folder in self.folders if (file := folder / axis / f"{choice}.yaml").is_file()]
+        return str(_yaml(files[0]).get("name", choice)) if files else choice
+
+    @staticmethod
+    def _names(axis: str, member: str) -> set[str]:
+        return {f.name for f in options(registry.member(axis, member))}
+
+    def _drop(self, composed: Mapping[str, Any], choices: Mapping[str, str]) -> None:
+        """Leave out options that a preset gives its own member of an axis, where another is chosen that lacks them."""
+        for axis in (one for one in AXES if one in choices):
+            preset = self._cached(tuple((group, name) for group, name in choices.items() if group == "method"))
+            own = self._names(axis, preset[axis]["name"]) - self._names(axis, composed[axis]["name"])
+            for key in own & {*composed[axis]}:
+                del composed[axis][key]
 
     def locate(self, choices: Mapping[str, str]) -> Locate:
         """Return where a key was given: on the command line, or in which of the chosen files."""
@@ -231,14 +261,26 @@ class Composer:
         def where(key: str) -> str:
             if any(text.lstrip("+~").split("=")[0] == key for text in self._given):
                 return "the command line"
-            for group in (*TRIAL_GROUPS, "executor"):
-                for folder in self.folders:
-                    file = folder / group / f"{choices.get(group, '')}.yaml"
-                    if file.is_file() and _holds(_yaml(file), key, group):
-                        return f"{group}/{file.name}" if folder == conf_dir() else str(file)
-            return ""
+            return self._file_of(key, {**self._chosen_by.get(_of_method(choices), {}), **choices})
 
         return where
+
+    def _on_command_line(self, key: str) -> str:
+        """Return "the command line" where it gives a key, or chooses an option (group/name); else ""."""
+        group, _, name = key.rpartition("/")
+        if name in self.forced.choices.get(group, ()):
+            return "the command line"
+        given = [text.lstrip("+~") for text in self._given]
+        return "the command line" if any(text.startswith((key, key.replace("/", "="))) for text in given) else ""
+
+    def _file_of(self, key: str, choices: Mapping[str, str]) -> str:
+        """Return which of the chosen files (group -> option) gives a key; "" where none does."""
+        for group in ("method", *choices):  # a method's preset wins over the files of its axes
+            for folder in self.folders:
+                file = folder / group / f"{choices.get(group, '')}.yaml"
+                if file.is_file() and _holds(_yaml(file), key, group):
+                    return f"{group}/{file.name}" if folder == conf_dir() else str(file)
+        return ""
 
     def option(self, group: str, name: str) -> dict[str, Any]:
         """A file of a group that is not part of the configuration (conf/table, conf/paper): its plain contents."""
@@ -288,6 +330,11 @@ def executor(config: Mapping[str, Any], locate: Locate = NOWHERE) -> Executor:
     return made
 
 
+def _of_method(choices: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Return the choices of a method and its axes, which are composed together."""
+    return tuple((group, choices[group]) for group in METHOD if group in choices)
+
+
 def _leave_out(block: str, grid: dict[str, Any]) -> None:
     """A block that the command line removes is no row and no series; a table or figure of it alone goes with it."""
     for kind, key in (("tables", "rows"), ("figures", "series")):
@@ -296,6 +343,14 @@ def _leave_out(block: str, grid: dict[str, Any]) -> None:
                 del grid[kind][name]
     for figure in grid["figures"].values():
         figure["published"] = [point for point in figure["published"] if point["series"] != block]
+
+
+def _searchpath(text: str) -> list[str]:
+    """Return the addresses that an override of hydra.searchpath lists."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    listed = _plain(OverridesParser.create().parse_override(text).value())
+    return [str(url) for url in listed] if isinstance(listed, list) else [str(listed)]
 
 
 def _plain(value: Any) -> Any:
@@ -309,7 +364,6 @@ def _plain(value: Any) -> Any:
     return value
 
 
-@lru_cache(maxsize=1024)
 def _yaml(file: Path) -> Mapping[str, Any]:
     """A configuration file's plain contents, with the groups that it overrides left in place."""
     import yaml
@@ -333,7 +387,7 @@ def _as_override(value: Any) -> str:
     return "null" if value is None else str(value)
 
 
-def _explain(error: Exception, overrides: Sequence[str]) -> UserError:
+def _explain(error: Exception, overrides: Sequence[str], locate: Locate) -> UserError:
     """Hydra's and OmegaConf's messages as one line: what, where, the choices, the likely fix."""
     chain: list[str] = []
     cause: BaseException | None = error
@@ -345,7 +399,7 @@ def _explain(error: Exception, overrides: Sequence[str]) -> UserError:
         group, _, name = found[1].rpartition("/")
         listed = re.search(r"Available options in '[^']*':\n((?:\t.+\n?)*)", text)
         choices = listed[1].split() if listed else ()
-        return unknown(group or "configuration", name, choices, where=_source(found[1], overrides))
+        return unknown(group or "configuration", name, choices, where=locate(found[1]))
     if found := re.search(r"Could not override '([^']+)'\. No match in the defaults list", text):
         group = found[1].split("@")[0]
         given = next((text for text in overrides if text.startswith(f"{group}=")), f"{group}=NAME")
@@ -353,27 +407,22 @@ def _explain(error: Exception, overrides: Sequence[str]) -> UserError:
     if found := re.search(r"Key '([^']+)' (?:not in|is not in) '?(\w+)", text):
         full = re.search(r"full_key: (\S+)", text)
         path = full[1] if full else found[1]
-        return unknown("key", path, _siblings(path), where=_source(path, overrides))
+        return unknown("key", path, _siblings(path), where=locate(path))
     if found := re.search(r"Multiple values for ([\w/]+)", text):
         return UserError(f"{found[1]} is given twice", fix="name it once")
     if found := re.search(r"Value '(.*?)' of type '(.*?)' could not be converted to (\w+)", text):
         full = re.search(r"full_key: (\S+)", text)
-        return UserError(
-            f"{full[1] if full else 'a key'}={found[1]!r} has the wrong type", fix=f"it must be a {found[3]}"
-        )
+        key = full[1] if full else "a key"
+        return UserError(f"{key}={found[1]!r} has the wrong type", where=locate(key), fix=f"it must be a {found[3]}")
     if found := re.search(r"Invalid value assigned: (\w+) is not a (\w+)", text):
         full = re.search(r"full_key: (\S+)", text)
         kind = "list" if found[2].startswith("List") else found[2]
-        return UserError(f"{full[1] if full else 'a key'} has the wrong type", fix=f"it must be a {kind}")
+        key = full[1] if full else "a key"
+        return UserError(f"{key} has the wrong type", where=locate(key), fix=f"it must be a {kind}")
     if found := re.search(r"Primary config|mapping values are not allowed|while (?:parsing|scanning)[^\n]*", text):
         return UserError("a configuration file is not valid YAML", fix=" ".join(text.split())[:300])
     reason = "" if chain[-1] == chain[0] else chain[-1].splitlines()[0]
     return UserError(" ".join(chain[0].split()), fix=reason)
-
-
-def _source(key: str, overrides: Sequence[str]) -> str:
-    named = [text for text in overrides if text.lstrip("+~").startswith((key, key.replace("/", "=")))]
-    return "the command line" if named else ""
 
 
 def _siblings(path: str) -> list[str]:

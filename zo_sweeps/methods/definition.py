@@ -229,7 +229,7 @@ class Checked:
                 raise UserError(f"{self._called(f.name)} must be {limits}, not {getattr(self, f.name)}")
 
     def _called(self, option: str) -> str:
-        return f"{type(self).__name__}.{option}"
+        return f"{type(self).__name__.lower()}.{option}"  # a part's class is named after its key: Train, train.steps
 
 
 @dataclass(frozen=True)

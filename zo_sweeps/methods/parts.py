@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from zo_sweeps.core.errors import UserError
-from zo_sweeps.methods.definition import NOWHERE, Checked, Locate, option, write
+from zo_sweeps.core.errors import UserError, unknown
+from zo_sweeps.methods.definition import NOWHERE, Checked, Locate, option, options, write
 from zo_sweeps.methods.kind import Kind
+from zo_sweeps.methods.registry import member
 
 
 @dataclass(frozen=True)
@@ -67,14 +68,18 @@ class Method:
         """Read {name, kind, options of the kind}. Raises UserError for an unknown kind or option."""
         if not isinstance(data, Mapping):
             raise UserError(f"{path}={data!r} is not a mapping", where=locate(path))
-        options = {key: value for key, value in data.items() if key not in ("name", "kind")}
-        kind = Kind.read({**options, "name": data.get("kind")}, path, locate)
+        given = {key: value for key, value in data.items() if key not in ("name", "kind")}
+        chosen = member("kind", str(data.get("kind")), where=locate(f"{path}.kind"))
+        known = ["name", "kind", *(f.name for f in options(chosen))]
+        for key in {*given} - {*known}:
+            raise unknown("key", f"{path}.{key}", [f"{path}.{name}" for name in known], where=locate(f"{path}.{key}"))
+        kind = Kind.read({**given, "name": chosen.name}, path, locate)
         assert isinstance(kind, Kind)
         return cls(str(data.get("name", "")), kind=kind)
 
     def to_json(self) -> dict[str, Any]:
-        options = {key: value for key, value in self.kind.to_json().items() if key != "name"}
-        return {"name": self.name, "kind": self.kind.name, **options}
+        own = {key: value for key, value in self.kind.to_json().items() if key != "name"}
+        return {"name": self.name, "kind": self.kind.name, **own}
 
 
 @dataclass(frozen=True)

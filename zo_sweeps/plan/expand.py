@@ -18,7 +18,7 @@ class Setting:
 
     Args:
         column: its name among the grid's `columns`; "" where the columns are tasks.
-        own: keys that the block itself gives, which its members must have.
+        own: keys that the block itself gives to members that it alone chooses: these must have them.
         where: grid and block, for messages.
     """
 
@@ -36,15 +36,19 @@ def expand(composer: Composer, grid: Mapping[str, Any], block: str, spec: Mappin
     forced = composer.forced
     fixed = {**_flatten(grid["fixed"]), **_flatten(spec["fixed"])}
     axes = {**_axes(grid["axes"], where), **_axes(spec["axes"], where)}
-    own_keys = frozenset({*_flatten(spec["fixed"]), *_axes(spec["axes"], where)} - {*forced.values})
+    own_keys = {*_flatten(spec["fixed"]), *_axes(spec["axes"], where)}
     for name in {*fixed} & {*axes}:
         raise UserError(f"{name!r} is both fixed and an axis", where=where)
     default_task = fixed.get("task", composer.base["task"]["name"])
     seeds: Sequence[int] = forced.values.get("seed") or grid["seeds"]
     exclude = [_flatten(entry) for entry in (*grid["exclude"], *spec["exclude"])]
     for column, task, of_column in _columns(grid["columns"], forced, axes.get("task"), default_task, where):
-        own_values = {**of_column, **_flatten(spec["per_task"].get(column or task, {}))}
-        here, own = _at_task(fixed, axes, own_values, forced)
+        per_task = _flatten(spec["per_task"].get(column or task, {}))
+        here, own = _at_task(fixed, axes, {**of_column, **per_task}, forced)
+        several = {*own, *forced.choices}  # groups with more than one member here, or with another than the block's
+        strict = {name for name in own_keys | {*per_task} if not several & {name.partition(".")[0], "method"}} - {
+            *forced.values
+        }
         for name, options in {**{name: [value] for name, value in here.items()}, **own}.items():
             if name not in TRIAL_GROUPS:
                 for value in options:
@@ -57,7 +61,7 @@ def expand(composer: Composer, grid: Mapping[str, Any], block: str, spec: Mappin
             choices = {name: str(value) for name, value in chosen.items() if name in TRIAL_GROUPS}
             values = {name: value for name, value in chosen.items() if name not in TRIAL_GROUPS}
             for seed in seeds:
-                yield Setting(choices, {**values, "seed": seed}, searched, column, own_keys, where)
+                yield Setting(choices, {**values, "seed": seed}, searched, column, frozenset(strict), where)
 
 
 def _columns(

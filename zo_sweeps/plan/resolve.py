@@ -39,7 +39,7 @@ class Options:
             self._taken.add(path)
             return True
         if path in setting.own:
-            raise unknown(f"key of {axis} {name!r}", path, [f"{axis}.{one}" for one in known], where=setting.where)
+            raise unknown("key", path, [f"{axis}.{one}" for one in known], where=f"{setting.where} ({axis}={name})")
         self._ignored.add(path)
         return False
 
@@ -51,7 +51,8 @@ class Options:
             known = {f"{axis}.{f.name}" for member in registry.members(axis).values() for f in options(member)}
             forced = path in composer.forced.values
             if path not in known or forced:
-                problems.append(str(unknown("key", path, known, where="the command line" if forced else "")))
+                where = "the command line" if forced else f"grid {composer.base['grid']['name']}"
+                problems.append(str(unknown("key", path, known, where=where)))
         return sorted(problems)
 
 
@@ -68,7 +69,12 @@ def resolve(composer: Composer, setting: Setting, options: Options) -> TrialConf
         if options.takes(tree, path, setting):
             _set(tree, path, value)
             given[path] = "the command line" if path in forced else setting.where
-    kind = Method.read(tree["method"], "method", composer.locate(setting.choices)).kind
+    located = composer.locate(setting.choices)
+
+    def where(key: str) -> str:
+        return given.get(key) or located(key)
+
+    kind = Method.read(tree["method"], "method", where).kind
     _scale(tree, composer.base["scale"], kind, forced)
     if tree["split"]["seed"] is None:
         tree["split"]["seed"] = tree["seed"]
@@ -76,10 +82,8 @@ def resolve(composer: Composer, setting: Setting, options: Options) -> TrialConf
         tree["train"]["steps"] = 0
     if tree["precision"]["name"] == "auto":
         tree["precision"] = {"name": tree["model"]["precision"]}
-    located = composer.locate(setting.choices)
     tree["members"] = [str(folder) for folder in registry.folders()]
-    config = TrialConfig.read(tree, lambda key: given.get(key) or located(key))
-    return _with_batch(config)
+    return _with_batch(TrialConfig.read(tree, where))
 
 
 def _scale(tree: dict[str, Any], scale: Mapping[str, Any], kind: Kind, forced: Collection[str]) -> None:
