@@ -20,7 +20,9 @@ from zo_sweeps.engine.evaluate import evaluate
 from zo_sweeps.engine.losses import token_logprobs
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.score import score
-from zo_sweeps.engine.spaces import full, lora
+from zo_sweeps.engine.spaces.full import Full
+from zo_sweeps.engine.spaces.lora import LoRA
+from zo_sweeps.methods.evaluation import Mode
 from zo_sweeps.models.identity import DEMO, status
 from zo_sweeps.models.load import load
 from zo_sweeps.models.masked import MaskedLanguageModel
@@ -167,14 +169,14 @@ def test_both_spaces_move_a_masked_model_as_weights_written_in_place_do(examples
     for name in ("full", "lora"):
         model = load(make(source="random", arch=ARCH), torch.float32, "cpu")
         if name == "full":
-            space = full.install(model.module, {}, 0)
+            space = Full().install(model.module, (), 0)
         else:
-            modules = list(model.target_modules(["q", "v"]))
-            space = lora.install(model.module, {"rank": 4, "alpha": 8.0, "modules": modules}, 0)
+            lora = LoRA(rank=4, alpha=8.0, targets=("q", "v"))
+            space = lora.install(model.module, list(model.target_modules(lora.targets)), 0)
         batch = collate(examples, model.pad_id)
         objective = lambda P: losses.label_words(token_logprobs(model, batch, P), batch)  # noqa: B023
         points = RGE(2, 1e-1).points(0, 1)
-        mode = "both" if name == "lora" else "sequential"
+        mode = Mode.BOTH if name == "lora" else Mode.SEQUENTIAL
         found = evaluate(objective, model.module, space, Gaussian(), points, mode)
         base = {n: p.detach().clone() for n, p in space.params.items()}
         for point, value in zip(points, found, strict=True):

@@ -110,7 +110,7 @@ def test_the_step_with_the_best_dev_loss_or_metric_is_tested(tmp_path: Path, sel
 
 
 def test_an_unknown_way_to_select_is_one_clear_line(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"unknown select 'acc' in train.select; choose from: loss, metric"):
+    with pytest.raises(UserError, match=r"unknown select 'acc' in the command line; choose from: loss, metric"):
         planned(tmp_path, changed(), "train.select=acc")
 
 

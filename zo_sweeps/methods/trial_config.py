@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.fingerprint import fingerprint
 from zo_sweeps.core.trial import Config
 from zo_sweeps.methods import registry
@@ -56,12 +58,24 @@ class TrialConfig:
 
     @classmethod
     def of(cls, config: Config) -> TrialConfig:
-        """Return a trial's configuration, read if it came from a file or another process."""
+        """Return a trial's configuration, read if it came from a file or another process.
+
+        Raises UserError for one that cannot be read; where a folder of its members is not here, that is the reason.
+        """
         if isinstance(config, TrialConfig):
             return config
         data = config.to_json()
-        registry.use_folders(data.get("members", ()))
-        return cls.read(data)
+        folders = data.get("members", ())
+        registry.use_folders(folders)
+        try:
+            return cls.read(data)
+        except UserError as error:  # a folder without members that this trial has may be missing: it has grids, say
+            if missing := [str(folder) for folder in folders if not Path(folder).is_dir()]:
+                fix = "make it available on this machine under the same path"
+                raise UserError(
+                    f"no folder {', '.join(missing)}, needed by the trial ({error.what})", fix=fix
+                ) from None
+            raise
 
     def to_json(self) -> dict[str, Any]:
         """Return the configuration as JSON, which `read` takes."""
