@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from tests.models.common import model_yaml
 from zo_sweeps.devices import memory
 from zo_sweeps.devices.estimate import peak_memory
 from zo_sweeps.devices.memory import MemoryMeter
+from zo_sweeps.methods.evaluation import Mode
 from zo_sweeps.models.families import describe
 
 pytestmark = pytest.mark.unit
@@ -64,73 +66,64 @@ def test_the_definition_is_one_line_and_names_the_way_of_measuring(meter):
 
 LLAMA2_7B = describe(model_yaml("llama2_7b")["arch"])
 GIB = 2**30
-DEFAULTS = {
-    "model_parameters": 6_738_415_616,
-    "arch": LLAMA2_7B,
-    "precision_bytes": 2,
-    "kind": "zo",
-    "space": "lora_fa",
-    "q": 1,
-    "mode": "both",
-    "batch": 16,
-    "tokens": 256,
-    "vocab": 32000,
-    "trainable": 20_000_000,
-}
+INFERENCE = {"trains": False}
+ZO = {"trains": True}  # a small state beside the weights: lora_fa
+FO = {"trains": True, "backpropagates": True, "state_copies": 2}  # Adam's
+DEFAULTS = {**ZO, "points": 2, "batch": 16, "tokens": 256, "trainable": 20_000_000}
 
 
-def estimate(**changes):
-    return peak_memory(**{**DEFAULTS, **changes})
+def estimate(arch=LLAMA2_7B, **changes):
+    return peak_memory(arch, 2, **{**DEFAULTS, **changes})
 
 
 def test_weights_are_the_floor_and_adam_with_full_gradients_is_sixteen_bytes_a_parameter():
     tiny = {"batch": 1, "tokens": 8}
-    weights = 2 * DEFAULTS["model_parameters"]
-    assert weights < estimate(kind="zero_shot", **tiny) < 1.01 * weights
-    full = estimate(kind="fo", space="full", trainable=DEFAULTS["model_parameters"], **tiny)
-    assert 16 * DEFAULTS["model_parameters"] < full < 1.01 * 16 * DEFAULTS["model_parameters"]
+    parameters = 6_738_415_616
+    assert 2 * parameters < estimate(**INFERENCE, **tiny) < 1.01 * 2 * parameters
+    full = estimate(**FO, moves_base=True, trainable=parameters, **tiny)
+    assert 16 * parameters < full < 1.01 * 16 * parameters
 
 
 def test_zeroth_order_needs_little_more_than_inference_and_less_than_first_order():
-    same = {"batch": 8, "mode": "sequential"}
-    inference, zo, fo = (estimate(kind=kind, **same) for kind in ("zero_shot", "zo", "fo"))
+    inference, zo, fo = (estimate(**{**kind, "batch": 8, "points": 1}) for kind in (INFERENCE, ZO, FO))
     assert inference < zo < inference + GIB
     assert zo + GIB < fo
 
 
 def test_points_in_one_forward_cost_activations_by_mode():
-    sizes = [estimate(q=4, mode=mode, batch=4) for mode in ("sequential", "inner", "outer", "both")]
+    modes = (Mode.SEQUENTIAL, Mode.INNER, Mode.OUTER, Mode.BOTH)
+    sizes = [estimate(points=mode.points_per_forward(4), batch=4) for mode in modes]
     assert sizes == sorted(sizes)
     assert len(set(sizes)) == 4
     # E = q B at one level of parallelism is the same rows
-    assert abs(estimate(q=4, batch=4) - estimate(q=1, batch=16)) < GIB
+    four, one = (Mode.BOTH.points_per_forward(q) for q in (4, 1))
+    assert abs(estimate(points=four, batch=4) - estimate(points=one, batch=16)) < GIB
 
 
-@pytest.mark.parametrize(("name", "larger"), [("batch", 32), ("tokens", 512), ("vocab", 128000), ("trainable", 10**9)])
+@pytest.mark.parametrize(
+    ("name", "larger"),
+    [("batch", 32), ("tokens", 512), ("arch", replace(LLAMA2_7B, vocabulary=128000)), ("trainable", 10**9)],
+    ids=["batch", "tokens", "vocabulary", "trainable"],
+)
 def test_more_of_anything_is_never_less_memory(name, larger):
-    for kind in ("zo", "fo"):
-        assert estimate(kind=kind, **{name: larger}) > estimate(kind=kind)
-
-
-@pytest.mark.parametrize(("name", "value"), [("kind", "so"), ("mode", "all")])
-def test_an_unknown_kind_or_mode_is_an_error(name, value):
-    with pytest.raises(ValueError, match=f"unknown {name} '{value}'"):
-        estimate(**{name: value})
+    for kind in (ZO, {**FO, "points": 1}):
+        assert estimate(**{**kind, name: larger}) > estimate(**kind)
 
 
 MEASURE = """
 import json, sys
 import torch
 from zo_sweeps.devices.memory import MemoryMeter
+from zo_sweeps.methods.parts import Model
 from zo_sweeps.models.load import load
 
 torch.set_num_threads(1)
 case, arch, batch, tokens = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
 small = {**arch, "num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 64}
-load({"source": "random", "arch": small}, torch.float32, "cpu")  # imports are not the trial's
+load(Model(source="random", arch=small), torch.float32, "cpu")  # imports are not the trial's
 meter = MemoryMeter("cpu")
 meter.start()
-model = load({"source": "random", "arch": arch}, torch.float32, "cpu")
+model = load(Model(source="random", arch=arch), torch.float32, "cpu")
 ids = torch.randint(5, 4000, (batch, tokens))
 if case == "fo":
     optimizer = torch.optim.Adam(model.module.requires_grad_(True).parameters())
@@ -150,8 +143,8 @@ print(json.dumps([meter.above_baseline, sum(p.numel() for p in model.module.para
 @pytest.mark.parametrize(
     ("case", "batch", "settings"),
     [
-        ("zo", 16, {"kind": "zo", "space": "lora_fa", "q": 2, "mode": "both", "batch": 4, "trainable": 0}),
-        ("fo", 4, {"kind": "fo", "space": "full", "q": 1, "mode": "sequential", "batch": 4}),
+        ("zo", 16, {**ZO, "points": 4, "batch": 4, "trainable": 0}),
+        ("fo", 4, {**FO, "moves_base": True, "batch": 4}),
     ],
 )
 def test_the_estimate_is_within_a_factor_of_two_of_a_56_million_parameter_llama(case, batch, settings):
@@ -170,7 +163,8 @@ def test_the_estimate_is_within_a_factor_of_two_of_a_56_million_parameter_llama(
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     measured, parameters = json.loads(done.stdout)
     settings = {"trainable": parameters, **settings}
-    expected = peak_memory(parameters, describe(arch), 4, tokens=128, vocab=8192, **settings)
+    assert describe(arch).parameters == parameters
+    expected = peak_memory(describe(arch), 4, tokens=128, **settings)
     assert 0.5 < expected / measured < 2, (expected / MIB, measured / MIB)
 
 

@@ -20,7 +20,7 @@ from zo_sweeps.engine.layers.full import FullModel
 from zo_sweeps.engine.losses import token_logprobs
 from zo_sweeps.engine.schedules.linear import Linear
 from zo_sweeps.engine.spaces.lora_fa import LoRAFA
-from zo_sweeps.engine.train import Evaluated, StepDone
+from zo_sweeps.engine.train import Evaluated, Scores, StepDone
 from zo_sweeps.engine.types import DivergedError
 from zo_sweeps.engine.updates.adam import Adam
 from zo_sweeps.engine.updates.sgd import SGD
@@ -40,7 +40,7 @@ def batch_of(step: int) -> Batch:
     return collate([examples[i] for i in indices(0, step, len(examples), 8)], pad_id=0)
 
 
-def run(model, space, optimizer: type[Update], decay: float = 0.0, dev=lambda: (0.0, 0.0), lr: float = LR):
+def run(model, space, optimizer: type[Update], decay: float = 0.0, dev=lambda: Scores(0.0, 0.0, {}), lr: float = LR):
     update = optimizer(weight_decay=decay, lr=lr, schedule=Linear())
     return first_order.train(
         model, space, batch_of, losses.candidates, update, dev, steps=STEPS, eval_every=3, seed=5
@@ -107,7 +107,7 @@ def test_a_first_order_loss_that_is_not_finite_stops_at_once_with_the_weights_of
 def test_a_first_order_dev_loss_that_is_not_finite_stops_the_run() -> None:
     model = tiny_model()
     with pytest.raises(DivergedError, match="non-finite dev loss at step 3, seed 5: nan"):
-        list(run(model, FullModel(model.module), SGD, dev=lambda: (float("nan"), 0.0)))
+        list(run(model, FullModel(model.module), SGD, dev=lambda: Scores(float("nan"), 0.0, {})))
 
 
 # In-context learning

@@ -15,7 +15,7 @@ from zo_sweeps.engine.losses import token_logprobs
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.schedules.constant import Constant
 from zo_sweeps.engine.step import Method
-from zo_sweeps.engine.train import Evaluated, StepDone, train
+from zo_sweeps.engine.train import Evaluated, Scores, StepDone, train
 from zo_sweeps.engine.types import DivergedError
 from zo_sweeps.engine.updates.sgd import SGD
 
@@ -66,7 +66,7 @@ def test_the_negative_score_is_minus_the_mean() -> None:
     assert losses.negative_score([0.0, 0.5, 1.0]).tolist() == [-0.5]
 
 
-def run(model: TinyModel, objective=None, loss=losses.tokens, dev=lambda: (0.0, 0.0), steps: int = 5):
+def run(model: TinyModel, objective=None, loss=losses.tokens, dev=lambda: Scores(0.0, 0.0, {}), steps: int = 5):
     batch = collate(make_examples(8), pad_id=0)
     method = Method(RGE(2, 1e-1), Gaussian(), SGD())
     return train(
@@ -101,12 +101,12 @@ def test_an_objective_of_ones_own_is_evaluated_at_the_points_of_its_step(model: 
 
 
 def test_a_dev_loss_that_is_not_finite_stops_the_run_and_says_where(model: TinyModel) -> None:
-    scores = iter([(1.0, 0.5), (float("nan"), 0.5)])
+    scores = iter([Scores(1.0, 0.5, {}), Scores(float("nan"), 0.5, {})])
     events = []
     with pytest.raises(DivergedError, match="non-finite dev loss at step 4, seed 4: nan"):
         events.extend(run(model, dev=lambda: next(scores), steps=6))
     events = []
-    scores = iter([(1.0, 0.5), (2.0, float("inf"))])
+    scores = iter([Scores(1.0, 0.5, {}), Scores(2.0, float("inf"), {})])
     watched = map(events.append, run(model, dev=lambda: next(scores), steps=6))
     with pytest.raises(DivergedError, match="non-finite dev loss at step 4, seed 4"):
         list(watched)

@@ -22,7 +22,7 @@ from zo_sweeps.engine.perturbations.mezo_compat import MezoCompat as Stream
 from zo_sweeps.engine.replay import replay
 from zo_sweeps.engine.schedules.linear import Linear
 from zo_sweeps.engine.step import Method
-from zo_sweeps.engine.train import StepDone, train
+from zo_sweeps.engine.train import Scores, StepDone, train
 from zo_sweeps.engine.updates.mezo_compat import MezoCompat as Update
 from zo_sweeps.methods.points import Layout, NoiseKey
 
@@ -73,8 +73,8 @@ def method(decay: float = 0.0) -> Method:
 
 def run(model: TinyModel, how: Method, log: list[tuple[float, ...]] = ()) -> list[StepDone]:
     events = train(
-        how, model, FullModel(model.module), batch_of, losses.candidates, SCHEDULE, lambda: (0.0, 0.0), seed=SEED,
-        steps=STEPS, eval_every=STEPS, log=log,
+        how, model, FullModel(model.module), batch_of, losses.candidates, SCHEDULE, lambda: Scores(0.0, 0.0, {}),
+        seed=SEED, steps=STEPS, eval_every=STEPS, log=log,
     )  # fmt: skip
     return [event for event in events if isinstance(event, StepDone)]
 

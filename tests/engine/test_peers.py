@@ -29,7 +29,7 @@ from zo_sweeps.engine.schedules.linear import Linear
 from zo_sweeps.engine.spaces.lora_fa import LoRAFA
 from zo_sweeps.engine.spaces.random_subset import RandomSubset
 from zo_sweeps.engine.step import Method
-from zo_sweeps.engine.train import StepDone, of_batch, train
+from zo_sweeps.engine.train import Scores, StepDone, of_batch, train
 from zo_sweeps.engine.types import DivergedError
 from zo_sweeps.engine.updates.adam import Adam
 from zo_sweeps.engine.updates.conservative import Conservative
@@ -126,7 +126,7 @@ def run(
         batches,
         losses.candidates,
         SCHEDULE,
-        lambda: (0.0, 0.0),
+        lambda: Scores(0.0, 0.0, {}),
         seed=SEED,
         steps=STEPS,
         eval_every=STEPS,

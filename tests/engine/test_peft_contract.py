@@ -19,7 +19,7 @@ from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.replay import rebuild
 from zo_sweeps.engine.schedules.constant import Constant
 from zo_sweeps.engine.step import Method
-from zo_sweeps.engine.train import StepDone, train
+from zo_sweeps.engine.train import Scores, StepDone, train
 from zo_sweeps.engine.updates.adam import Adam
 from zo_sweeps.engine.updates.sgd import SGD
 from zo_sweeps.methods.evaluation import Mode
@@ -121,7 +121,7 @@ def run(name: str, steps: int, log=(), mode: Mode = Mode.SEQUENTIAL, **changed):
         lambda number: collate([examples[i] for i in indices(1, number, 10, 4)], 0),
         losses.candidates,
         Constant().over(RATES.get(name, 1e-1), steps),
-        lambda: (0.5, 0.5),
+        lambda: Scores(0.5, 0.5, {}),
         seed=1,
         steps=steps,
         eval_every=steps,
@@ -165,7 +165,7 @@ def test_backpropagation_reaches_every_parameter_and_lowers_the_loss(name: str) 
         lambda number: batch,
         losses.candidates,
         Adam(lr=1e-2),
-        lambda: (0.0, 0.0),
+        lambda: Scores(0.0, 0.0, {}),
         steps=6,
         eval_every=6,
         seed=0,

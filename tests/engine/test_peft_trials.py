@@ -13,8 +13,9 @@ import torch
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import TrialState
+from zo_sweeps.methods import registry
+from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.build import Plan, build
-from zo_sweeps.plan.compatible import BATCHED_SPACES
 from zo_sweeps.run import cache as loaded
 from zo_sweeps.run import run_trial as worker
 
@@ -85,15 +86,13 @@ def test_every_method_runs_and_its_memory_is_counted(tmp_path: Path) -> None:
 
 
 def expected_trainable(trial: Any) -> int:
-    from zo_sweeps.models.shapes import trainable_parameters
-
     from zo_sweeps.models.families import describe
     from zo_sweeps.models.identity import DEMO
 
     arch = json.loads((DEMO / "config.json").read_text())
-    count = trainable_parameters(describe(arch), trial.config["space"])
+    count = TrialConfig.of(trial.config).space.trainable(describe(arch))
     assert count > 0
-    return pytest.approx(count, abs=12)  # a sparse space rounds k in each layer
+    return count
 
 
 def test_a_mask_found_once_is_used_by_other_trials_and_named_in_the_journal(tmp_path: Path) -> None:
@@ -173,4 +172,6 @@ def test_the_plan_knows_which_spaces_hold_several_points() -> None:
     from tests.engine.conftest import tiny_model
     from tests.engine.spaces_common import MEMBERS, install
 
-    assert set(BATCHED_SPACES) == {name for name in MEMBERS if install(name, tiny_model()).batched}
+    spaces = registry.members("space")
+    assert set(MEMBERS) == set(spaces)
+    assert {name: install(name, tiny_model()).batched for name in MEMBERS} == {n: s.batched for n, s in spaces.items()}

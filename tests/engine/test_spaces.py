@@ -23,7 +23,7 @@ from zo_sweeps.engine.spaces.full import Full
 from zo_sweeps.engine.spaces.lora import LoRA
 from zo_sweeps.engine.spaces.lora_fa import LoRAFA
 from zo_sweeps.engine.step import Method
-from zo_sweeps.engine.train import Evaluated, StepDone, train
+from zo_sweeps.engine.train import Evaluated, Scores, StepDone, train
 from zo_sweeps.engine.updates.sgd import SGD
 from zo_sweeps.methods.evaluation import Mode
 
@@ -121,7 +121,7 @@ def run(name: str, steps: int, *, mode: Mode = Mode.SEQUENTIAL, log=(), evaluate
         lambda number: collate([examples[i] for i in indices(1, number, 10, 4)], 0),
         losses.candidates,
         schedule().over(1e-1 if name != "full" else 1e-3, steps),
-        lambda: (0.5, 0.5),
+        lambda: Scores(0.5, 0.5, {}),
         seed=1,
         steps=steps,
         eval_every=5,

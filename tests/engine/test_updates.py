@@ -27,7 +27,7 @@ from zo_sweeps.engine.schedules.constant import Constant
 from zo_sweeps.engine.schedules.linear import Linear
 from zo_sweeps.engine.spaces.lora_fa import LoRAFA
 from zo_sweeps.engine.step import Method, step
-from zo_sweeps.engine.train import StepDone, train
+from zo_sweeps.engine.train import Scores, StepDone, train
 from zo_sweeps.engine.updates.adam import Adam
 from zo_sweeps.engine.updates.conservative import Conservative
 from zo_sweeps.engine.updates.momentum import Momentum
@@ -295,8 +295,8 @@ def method_of(name: str, space: str, in_place: bool = False) -> Method:
 
 def trained(how: Method, model: TinyModel, space, lr: float, log=()) -> list[tuple[float, ...]]:
     events = train(
-        how, model, space, batch_of, losses.candidates, Linear().over(lr, 12), lambda: (0.0, 0.0), seed=3, steps=12,
-        eval_every=12, log=log,
+        how, model, space, batch_of, losses.candidates, Linear().over(lr, 12), lambda: Scores(0.0, 0.0, {}),
+        seed=3, steps=12, eval_every=12, log=log,
     )  # fmt: skip
     return [event.coefs for event in events if isinstance(event, StepDone)]
 

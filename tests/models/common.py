@@ -7,6 +7,9 @@ from typing import Any
 
 import yaml
 
+from zo_sweeps.methods.definition import read
+from zo_sweeps.methods.parts import Model
+
 CONF = Path(__file__).parents[2] / "conf" / "model"
 LLAMA = {
     "model_type": "llama",
@@ -38,5 +41,14 @@ def model_yaml(name: str) -> dict[str, Any]:
     return yaml.safe_load((CONF / f"{name}.yaml").read_text())
 
 
-def random_model(family: str, **arch: Any) -> dict[str, Any]:
-    return {"source": "random", "arch": {**TINY[family], **arch}}
+def make(name: str = "", **keys: Any) -> Model:
+    """The model of conf/model/<name>.yaml with some of its keys changed, or a model of keys alone."""
+    return read(Model, {**(model_yaml(name) if name else {}), **keys}, "model")
+
+
+def local(folder: Path) -> Model:
+    return make(source="local", path=str(folder))
+
+
+def random_model(family: str, **arch: Any) -> Model:
+    return make(source="random", arch={**TINY[family], **arch})

@@ -9,7 +9,7 @@ import struct
 import pytest
 import torch
 
-from tests.models.common import TINY
+from tests.models.common import TINY, local
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.models.checkpoint import read_checkpoint_info
 from zo_sweeps.models.families import describe
@@ -22,7 +22,7 @@ def refused(folder, match):
     with pytest.raises(UserError, match=match) as caught:
         read_checkpoint_info(folder)
     assert "\n" not in str(caught.value)
-    seen = status({"source": "local", "path": str(folder)})
+    seen = status(local(folder))
     assert not seen.available
     assert seen.why == str(caught.value)
 
@@ -119,4 +119,4 @@ def test_a_git_lfs_pointer(checkpoint):
 
 def test_the_demo_folder_is_a_local_model_too(tmp_path):
     shutil.copytree(DEMO, tmp_path / "copy")
-    assert status({"source": "local", "path": str(tmp_path / "copy")}).available
+    assert status(local(tmp_path / "copy")).available

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.models.common import local
 from zo_sweeps.models.identity import status
 from zo_sweeps.models.load import load
 
@@ -21,7 +22,7 @@ def test_a_trained_checkpoint_is_what_it_says_and_writes_english(name, parameter
     folder = SHARED / "models" / name
     if not folder.is_dir():
         pytest.skip(f"no {folder}")
-    model = {"source": "local", "path": str(folder)}
+    model = local(folder)
     assert status(model).parameters == parameters
     loaded = load(model, torch.float32, "cpu")
     prompt = [loaded.bos_id, *loaded.tokenizer.encode("Once upon a time there was", add_special_tokens=False)]

@@ -8,14 +8,17 @@ import shutil
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import torch
 from huggingface_hub import constants
 
-from tests.models.common import TINY, model_yaml
+from tests.models.common import TINY, local, make
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.engine.precisions.fp16 import FP16
+from zo_sweeps.engine.precisions.fp32 import FP32
 from zo_sweeps.models import hub, identity
 from zo_sweeps.models.families import describe
 from zo_sweeps.models.identity import DEMO, fingerprint_model, status
@@ -24,17 +27,13 @@ from zo_sweeps.models.load import load
 pytestmark = pytest.mark.unit
 
 
-def local(path):
-    return {"source": "local", "path": str(path)}
-
-
 @pytest.fixture
 def copy(tmp_path):
     return shutil.copytree(DEMO, tmp_path / "copy")
 
 
 def test_the_fingerprint_does_not_depend_on_the_path(copy, tmp_path, monkeypatch):
-    expected = fingerprint_model({"source": "demo"})
+    expected = fingerprint_model(make(source="demo"))
     moved = copy.rename(tmp_path / "elsewhere")
     assert fingerprint_model(local(moved)) == expected
     monkeypatch.chdir(tmp_path)
@@ -48,7 +47,7 @@ def test_files_that_are_not_the_model_do_not_count(copy):
     config = json.loads((copy / "config.json").read_text())
     config.update(_name_or_path="/home/me/model", transformers_version="9.9.9")
     (copy / "config.json").write_text(json.dumps(config, indent=8))
-    assert fingerprint_model(local(copy)) == fingerprint_model({"source": "demo"})
+    assert fingerprint_model(local(copy)) == fingerprint_model(make(source="demo"))
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json", "config.json"])
@@ -84,42 +83,37 @@ def test_large_files_are_sampled_from_the_first_byte_to_the_last(copy, where, mo
 
 
 def test_random_weights_are_their_shape_and_seed():
-    model = model_yaml("random_llama")
-    same = {
-        **model,
-        "name": "other",
-        "display": "x",
-        "precision": "bf16",
-        "arch": dict(reversed(model["arch"].items())),
-    }
+    model = make("random_llama")
+    same = replace(model, name="other", display="x", precision="bf16", arch=dict(reversed(model.arch.items())))
     assert fingerprint_model(same) == fingerprint_model(model)
-    assert fingerprint_model({**model, "seed": 1}) != fingerprint_model(model)
-    assert fingerprint_model({**model, "arch": {**model["arch"], "num_hidden_layers": 2}}) != fingerprint_model(model)
+    assert fingerprint_model(replace(model, seed=1)) != fingerprint_model(model)
+    fewer = replace(model, arch={**model.arch, "num_hidden_layers": 2})
+    assert fingerprint_model(fewer) != fingerprint_model(model)
 
 
 def test_hub_models_are_their_id_and_revision():
-    model = model_yaml("opt_1b3")
+    model = make("opt_1b3")
     assert fingerprint_model(model) == "hf:facebook/opt-1.3b@main"
-    assert fingerprint_model({**model, "revision": "refs/pr/1"}) == "hf:facebook/opt-1.3b@refs/pr/1"
+    assert fingerprint_model(replace(model, revision="refs/pr/1")) == "hf:facebook/opt-1.3b@refs/pr/1"
 
 
 def test_a_local_model_without_a_path_says_which_key_is_missing():
     with pytest.raises(UserError, match=r"the local model has no path in model\.path; add model\.path=FOLDER"):
-        fingerprint_model(model_yaml("local"))
+        fingerprint_model(make("local"))
 
 
 def test_an_unknown_source_is_an_error_with_the_choices():
     with pytest.raises(UserError, match=r"unknown model source 'hug'.*demo, hub, local, random; did you mean 'hub'"):
-        fingerprint_model({"source": "hug"})
+        fingerprint_model(make(source="hug"))
 
 
 def test_the_status_of_what_is_there(copy):
-    for model in ({"source": "demo"}, local(copy), model_yaml("random_llama")):
+    for model in (make(source="demo"), local(copy), make("random_llama")):
         seen = status(model)
         assert seen.available, seen.why
         assert seen.fingerprint == fingerprint_model(model)
         assert seen.parameters == seen.arch.parameters
-        assert seen.weights_bytes("fp16") * 2 == seen.weights_bytes("fp32") == 4 * seen.parameters
+        assert FP16().bytes(seen.parameters) * 2 == FP32().bytes(seen.parameters) == 4 * seen.parameters
 
 
 def test_a_second_look_at_a_model_does_not_read_it_again(copy):
@@ -181,32 +175,32 @@ def why_not(model):
 def test_a_model_that_the_hub_offers_can_be_downloaded(fake_hub):
     answers, asked = fake_hub
     answers.update({f"{OPT}/config.json": 200, f"{OPT}/model.safetensors": 302})
-    seen = status(model_yaml("opt_1b3"))
+    seen = status(make("opt_1b3"))
     assert seen.available
     assert seen.why == "facebook/opt-1.3b will be downloaded"
     assert (f"{OPT}/config.json", "Bearer hf_test") in asked
     count = len(asked)
-    status(model_yaml("opt_1b3"))
+    status(make("opt_1b3"))
     assert len(asked) == count, "asked once a process"
 
 
 def test_a_gated_model_says_to_set_the_token(fake_hub):
     fake_hub[0][f"{OPT}/config.json"] = 401
-    assert "set HF_TOKEN" in why_not(model_yaml("opt_1b3"))
+    assert "set HF_TOKEN" in why_not(make("opt_1b3"))
 
 
 def test_a_model_that_does_not_exist_says_so(fake_hub):
-    assert "the hub has no such model or revision" in why_not(model_yaml("opt_1b3"))
+    assert "the hub has no such model or revision" in why_not(make("opt_1b3"))
 
 
 def test_a_model_with_pickled_weights_alone_says_so(fake_hub):
     fake_hub[0].update({f"{OPT}/config.json": 200, f"{OPT}/pytorch_model.bin": 302})
-    assert "no safetensors weights" in why_not(model_yaml("opt_1b3"))
+    assert "no safetensors weights" in why_not(make("opt_1b3"))
 
 
 def test_offline_asks_nobody(fake_hub, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert "HF_HUB_OFFLINE is set" in why_not(model_yaml("opt_1b3"))
+    assert "HF_HUB_OFFLINE is set" in why_not(make("opt_1b3"))
     assert fake_hub[1] == []
 
 
@@ -217,7 +211,7 @@ def test_a_hub_that_does_not_answer_costs_one_time_out_for_all_models(fake_hub, 
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
         monkeypatch.setattr(hub, "TIMEOUT", 0.3)
         for name in ("opt_1b3", "llama2_7b", "tinyllama_1b"):
-            assert "cannot be reached" in status(model_yaml(name)).why
+            assert "cannot be reached" in status(make(name)).why
         silent.setblocking(False)
         silent.accept()[0].close()
         with pytest.raises(BlockingIOError):
@@ -233,27 +227,28 @@ def test_a_cached_model_is_found_and_loaded_without_a_network(fake_hub, checkpoi
     with open(f"{repo}/refs/main", "w") as file:
         file.write(commit)
     snapshot = shutil.copytree(folder, f"{repo}/snapshots/{commit}")
-    seen = status(model_yaml("opt_1b3"))
+    seen = status(make("opt_1b3"))
     assert seen.available, seen.why
     assert seen.fingerprint == "hf:facebook/opt-1.3b@main"
     assert seen.parameters == describe(TINY["llama"]).parameters
-    assert load(model_yaml("opt_1b3"), torch.float32, "cpu").commit == commit
+    assert load(make("opt_1b3"), torch.float32, "cpu").commit == commit
     assert fake_hub[1] == []  # transformers, given an id, would ask the hub
     os.unlink(f"{snapshot}/model-00001-of-00003.safetensors" if sharded else f"{snapshot}/model.safetensors")
-    assert not status(model_yaml("opt_1b3")).available
+    assert not status(make("opt_1b3")).available
 
 
 def test_a_model_that_cannot_be_had_is_one_line_when_loaded_too(fake_hub):
     with pytest.raises(UserError, match=r"cannot load facebook/opt-1.3b: the hub has no such model or revision"):
-        load(model_yaml("opt_1b3"), torch.float32, "cpu")
+        load(make("opt_1b3"), torch.float32, "cpu")
 
 
 DOWNLOAD = """
 import torch
+from zo_sweeps.methods.parts import Model
 from zo_sweeps.models.identity import status
 from zo_sweeps.models.load import load
 
-model = {"source": "hub", "path": "me/tiny", "revision": "main"}
+model = Model(source="hub", path="me/tiny", revision="main")
 print(status(model).why)
 print(load(model, torch.float32, "cpu").commit)
 print(repr(status(model).why))

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from tests.models.common import CONF, TINY, model_yaml, random_model
+from tests.models.common import CONF, TINY, local, make, model_yaml, random_model
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.models.identity import DEMO
 from zo_sweeps.models.load import load
 
 pytestmark = pytest.mark.unit
 
-DEMO_MODEL = {"source": "demo"}
+DEMO_MODEL = make(source="demo")
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +143,7 @@ def test_the_default_stops_are_newline_and_end_of_text(demo):
 def test_the_checkpoints_own_sampling_settings_are_not_used(checkpoint):
     folder = checkpoint()
     (folder / "generation_config.json").write_text(json.dumps({"do_sample": True, "temperature": 9.0, "top_k": 0}))
-    model = load({"source": "local", "path": str(folder)}, torch.float32, "cpu")
+    model = load(local(folder), torch.float32, "cpu")
     prompt = rows(model, [5])
     assert len({tuple(model.generate(prompt, 10)) for _ in range(4)}) == 1
 
@@ -177,7 +178,7 @@ def test_random_weights_are_the_same_for_the_same_seed_and_leave_the_global_gene
     first = load(random_model("llama"), torch.float32, "cpu").module.state_dict()
     assert torch.equal(torch.rand(3), expected)
     again = load(random_model("llama"), torch.float32, "cpu").module.state_dict()
-    other = load({**random_model("llama"), "seed": 1}, torch.float32, "cpu").module.state_dict()
+    other = load(replace(random_model("llama"), seed=1), torch.float32, "cpu").module.state_dict()
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not torch.equal(first["model.embed_tokens.weight"], other["model.embed_tokens.weight"])
 
@@ -191,7 +192,7 @@ def test_a_saved_model_loads_with_the_same_logits(checkpoint):
     folder = checkpoint()
     ids = torch.tensor([[5, 6, 7]])
     with torch.inference_mode():
-        saved = load({"source": "local", "path": str(folder)}, torch.float32, "cpu").hidden(ids)
+        saved = load(local(folder), torch.float32, "cpu").hidden(ids)
         assert torch.equal(saved, load(random_model("llama"), torch.float32, "cpu").hidden(ids))
 
 
@@ -203,7 +204,7 @@ def test_weights_that_lack_a_tensor_are_refused_not_filled_with_random_numbers(c
     with pytest.raises(
         UserError, match=r"lack 1 tensors of the architecture \(model\.layers\.1\.mlp\.up_proj\.weight\)"
     ):
-        load({"source": "local", "path": str(folder)}, torch.float32, "cpu")
+        load(local(folder), torch.float32, "cpu")
 
 
 def test_a_tensor_of_the_wrong_shape_is_one_line(checkpoint):
@@ -212,7 +213,7 @@ def test_a_tensor_of_the_wrong_shape_is_one_line(checkpoint):
     weights["model.norm.weight"] = torch.ones(7)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(UserError, match="cannot load") as caught:
-        load({"source": "local", "path": str(folder)}, torch.float32, "cpu")
+        load(local(folder), torch.float32, "cpu")
     assert "\n" not in str(caught.value)
 
 
@@ -250,7 +251,7 @@ def opt_tokenizer(folder):
 def test_opt_texts_start_with_s_not_with_the_tokenizers_own_bos(checkpoint):
     folder = checkpoint("opt")
     opt_tokenizer(folder)
-    model = load({"source": "local", "path": str(folder)}, torch.float32, "cpu")
+    model = load(local(folder), torch.float32, "cpu")
     assert model.tokenizer.bos_token_id == 2
     assert (model.bos_id, model.pad_id, model.eos_id) == (0, 1, 2)
 
@@ -263,7 +264,7 @@ def test_llama_without_a_padding_token_pads_with_unk(checkpoint):
     (folder / "tokenizer_config.json").write_text(
         json.dumps({**settings, "tokenizer_class": "PreTrainedTokenizerFast"})
     )
-    model = load({"source": "local", "path": str(folder)}, torch.float32, "cpu")
+    model = load(local(folder), torch.float32, "cpu")
     assert model.tokenizer.pad_token_id is None
     assert (model.bos_id, model.pad_id) == (1, 0)
 
@@ -300,12 +301,11 @@ def test_every_model_yaml_can_be_built(name, tmp_path):
     assert model["name"] == name
     assert [key for key in model if key != "seed"] == KEYS
     if model["source"] == "local":
-        shutil.copytree(DEMO, tmp_path / "model")
-        model["path"] = str(tmp_path / "model")
+        model["path"] = str(shutil.copytree(DEMO, tmp_path / "model"))
     elif model["source"] != "demo":
         assert model["arch"]["model_type"] == model["family"]
         model = {**model, "source": "random", "arch": {**model["arch"], **SMALL[model["family"]]}}
-    built = load(model, torch.float32, "cpu")
+    built = load(make(**model), torch.float32, "cpu")
     with torch.inference_mode():
         ids = torch.tensor([[built.bos_id, 10, 11, 12]])
         assert built.head(built.hidden(ids)[0]).isfinite().all()

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.models.common import local, make
 from tests.tasks.common import spec_of
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.engine import losses
@@ -19,7 +20,9 @@ from zo_sweeps.engine.evaluate import evaluate
 from zo_sweeps.engine.losses import token_logprobs
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.score import score
-from zo_sweeps.engine.spaces import full, lora
+from zo_sweeps.engine.spaces.full import Full
+from zo_sweeps.engine.spaces.lora import LoRA
+from zo_sweeps.methods.evaluation import Mode
 from zo_sweeps.models.identity import DEMO, status
 from zo_sweeps.models.load import load
 from zo_sweeps.models.masked import MaskedLanguageModel
@@ -60,7 +63,7 @@ ROWS = [
 
 @pytest.fixture(scope="module")
 def model() -> MaskedLanguageModel:
-    made = load({"source": "random", "arch": ARCH}, torch.float32, "cpu")
+    made = load(make(source="random", arch=ARCH), torch.float32, "cpu")
     assert isinstance(made, MaskedLanguageModel)
     return made
 
@@ -164,16 +167,16 @@ def test_the_loss_is_the_cross_entropy_over_the_label_words_logits_at_the_mask(
 
 def test_both_spaces_move_a_masked_model_as_weights_written_in_place_do(examples: list[Example]) -> None:
     for name in ("full", "lora"):
-        model = load({"source": "random", "arch": ARCH}, torch.float32, "cpu")
+        model = load(make(source="random", arch=ARCH), torch.float32, "cpu")
         if name == "full":
-            space = full.install(model.module, {}, 0)
+            space = Full().install(model.module, (), 0)
         else:
-            modules = list(model.target_modules(["q", "v"]))
-            space = lora.install(model.module, {"rank": 4, "alpha": 8.0, "modules": modules}, 0)
+            lora = LoRA(rank=4, alpha=8.0, targets=("q", "v"))
+            space = lora.install(model.module, list(model.target_modules(lora.targets)), 0)
         batch = collate(examples, model.pad_id)
         objective = lambda P: losses.label_words(token_logprobs(model, batch, P), batch)  # noqa: B023
         points = RGE(2, 1e-1).points(0, 1)
-        mode = "both" if name == "lora" else "sequential"
+        mode = Mode.BOTH if name == "lora" else Mode.SEQUENTIAL
         found = evaluate(objective, model.module, space, Gaussian(), points, mode)
         base = {n: p.detach().clone() for n, p in space.params.items()}
         for point, value in zip(points, found, strict=True):
@@ -200,7 +203,7 @@ def test_targets_are_told_apart_by_their_whole_names(model: MaskedLanguageModel)
 
 
 def test_the_parameter_count_is_that_of_the_model(model: MaskedLanguageModel) -> None:
-    counted = status({"source": "random", "arch": ARCH})
+    counted = status(make(source="random", arch=ARCH))
     assert counted.available, counted.why
     assert counted.parameters == sum(p.numel() for p in model.module.parameters())
 
@@ -219,11 +222,11 @@ def test_a_pad_id_that_is_not_the_model_s_is_refused(model: MaskedLanguageModel,
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "pad_token_id": 1}))
     with pytest.raises(UserError, match="the tokenizer pads with 0, the model with 1"):
-        load({"source": "local", "path": str(tmp_path)}, torch.float32, "cpu")
+        load(local(tmp_path), torch.float32, "cpu")
 
 
 def test_random_weights_take_the_pad_id_of_the_tokenizer_that_they_are_used_with() -> None:
-    made = load({"source": "random", "arch": {**ARCH, "pad_token_id": 1}}, torch.float32, "cpu")
+    made = load(make(source="random", arch={**ARCH, "pad_token_id": 1}), torch.float32, "cpu")
     assert made.module.config.pad_token_id == made.pad_id == 0
 
 
@@ -235,7 +238,7 @@ def test_a_masked_model_does_not_generate(model: MaskedLanguageModel) -> None:
 def test_a_saved_masked_model_loads_with_the_same_logits(model: MaskedLanguageModel, tmp_path: Path) -> None:
     model.module.save_pretrained(tmp_path)
     model.tokenizer.save_pretrained(tmp_path)
-    again = load({"source": "local", "path": str(tmp_path)}, torch.float32, "cpu")
+    again = load(local(tmp_path), torch.float32, "cpu")
     assert isinstance(again, MaskedLanguageModel)
     row = torch.tensor([[1, 5, model.mask_id, 9, 2]])
     with torch.inference_mode():
@@ -244,7 +247,7 @@ def test_a_saved_masked_model_loads_with_the_same_logits(model: MaskedLanguageMo
     config["architectures"] = ["RobertaForSequenceClassification"]
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match="not a masked language model but RobertaForSequenceClassification"):
-        load({"source": "local", "path": str(tmp_path)}, torch.float32, "cpu")
+        load(local(tmp_path), torch.float32, "cpu")
 
 
 def test_a_tokenizer_without_a_mask_is_refused(model: MaskedLanguageModel, tmp_path: Path) -> None:
@@ -252,4 +255,4 @@ def test_a_tokenizer_without_a_mask_is_refused(model: MaskedLanguageModel, tmp_p
     for file in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(DEMO / file, tmp_path / file)
     with pytest.raises(UserError, match="has no mask token"):
-        load({"source": "local", "path": str(tmp_path)}, torch.float32, "cpu")
+        load(local(tmp_path), torch.float32, "cpu")

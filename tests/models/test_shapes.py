@@ -10,7 +10,9 @@ import torch
 
 from tests.models.common import TINY, model_yaml
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.models import shapes
+from zo_sweeps.engine.spaces.lora import LoRA
+from zo_sweeps.engine.spaces.lora_fa import LoRAFA
+from zo_sweeps.methods.precision import Precision
 from zo_sweeps.models.families import describe
 
 pytestmark = pytest.mark.unit
@@ -65,10 +67,8 @@ def test_linear_shapes_are_those_of_every_layer(family):
 
 def test_low_rank_factors_are_counted_over_all_layers():
     # q: 32 -> 32, v: 32 -> 16 (2 of 4 heads), 2 layers, rank 3
-    space = {"targets": ["q", "v_proj"], "rank": 3}
-    count = [
-        shapes.trainable_parameters(describe(TINY["llama"]), {"name": name, **space}) for name in ("lora", "lora_fa")
-    ]
+    arch = describe(TINY["llama"])
+    count = [space(targets=("q", "v_proj"), rank=3).trainable(arch) for space in (LoRA, LoRAFA)]
     assert count == [2 * 3 * (32 + 32) + 2 * 3 * (32 + 16), 2 * 3 * (32 + 16)]
 
 
@@ -89,14 +89,15 @@ def test_a_missing_or_senseless_size_names_its_key(value):
 
 
 def test_bytes_follow_the_precision():
-    assert [shapes.weights_bytes(10, p) for p in ("fp32", "bf16", "fp16")] == [40, 20, 20]
+    assert [Precision.read(name).bytes(10) for name in ("fp32", "bf16", "fp16")] == [40, 20, 20]
     with pytest.raises(UserError, match="unknown precision 'fp8'"):
-        shapes.weights_bytes(10, "fp8")
+        Precision.read("fp8")
 
 
 def test_sizes_and_status_need_neither_torch_nor_transformers():
     code = (
-        "import sys; from zo_sweeps.models import identity, shapes; identity.status({'source': 'demo'});"
+        "import sys; from zo_sweeps.engine.spaces.lora import LoRA; from zo_sweeps.methods.parts import Model;"
+        "from zo_sweeps.models import identity; LoRA().trainable(identity.status(Model(source='demo')).arch);"
         "print([m for m in ('torch', 'transformers') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,13 @@ import pytest
 import yaml
 
 from tests.papers.common import composer, plan
+from tests.tables.test_renderings import document
 from zo_sweeps.config.composer import conf_dir
 from zo_sweeps.core.fingerprint import canonical_json
-from zo_sweeps.plan.build import identity
+from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.results import tables as readout
 from zo_sweeps.schedule.ledger import Standing
 from zo_sweeps.tables import Table, to_html, to_latex
-from zo_sweeps.tables.latex import document
 from zo_sweeps.tables.published import load
 
 pytestmark = pytest.mark.unit
@@ -75,10 +74,16 @@ def tables(grid: str) -> list[Table]:
     return readout.tables(plan(grid), composer(grid), Standing())
 
 
-def settings(grid: str, block: str) -> dict[str, Mapping[str, Any]]:
+def configs(grid: str) -> list[TrialConfig]:
+    return [TrialConfig.of(trial.config) for trial in plan(grid).every.values()]
+
+
+def settings(grid: str, block: str) -> dict[str, Any]:
     """Column -> the configuration of a block's trial there."""
     planned = plan(grid)
-    return {cell.task: planned.every[cell.trial_id].config for cell in planned.cells if cell.block == block}
+    return {
+        cell.task: TrialConfig.of(planned.every[cell.trial_id].config) for cell in planned.cells if cell.block == block
+    }
 
 
 def test_the_grids_of_the_papers_are_these() -> None:
@@ -98,9 +103,8 @@ def test_a_trial_id_stands_for_one_trial_in_all_grids() -> None:
     seen: dict[str, str] = {}
     for grid in TRIALS:
         for trial_id, trial in plan(grid).every.items():
-            assert seen.setdefault(trial_id, canonical_json(identity(trial.config))) == canonical_json(
-                identity(trial.config)
-            )
+            mine = canonical_json(TrialConfig.of(trial.config).identity())
+            assert seen.setdefault(trial_id, mine) == mine
 
 
 def test_memory_and_operations_of_pezo_s_table2_are_of_the_same_trials() -> None:
@@ -137,10 +141,9 @@ def test_the_file_says_where_it_comes_from(grid: str) -> None:
 
 @pytest.mark.parametrize("grid", SYSTEM)
 def test_time_and_memory_are_measured_on_random_weights_and_the_caption_says_so(grid: str) -> None:
-    planned = plan(grid)
-    assert {trial.config["model"]["source"] for trial in planned.every.values()} == {"random"}
-    assert "random weights" in str(planned.grid["title"])
-    assert {trial.config["task"]["name"] for trial in planned.every.values()} == {"timing"}
+    assert {config.model.source for config in configs(grid)} == {"random"}
+    assert "random weights" in str(plan(grid).grid["title"])
+    assert {config.task.name for config in configs(grid)} == {"timing"}
 
 
 @pytest.mark.parametrize("grid", ["prge_table3", "prge_fig5"])
@@ -161,14 +164,14 @@ def test_sensitive_table1_has_the_eps_learning_rates_and_shots_of_table4(letter:
     searched = {block: row for block, row in rows["rows"].items() if row in chosen}
     assert set(searched.values()) == set(chosen)
     for block, row in searched.items():
-        configs = settings(f"sensitive_table1{letter}", block)
+        columns = settings(f"sensitive_table1{letter}", block)
         for display, task in TASKS.items():
-            config = configs[task]
+            config = columns[task]
             if row == "ICL":
-                assert config["method"]["demonstrations"] == chosen[row][display]
+                assert config.method.kind.shown == chosen[row][display]
             else:
-                assert config["update"]["lr"] == chosen[row][display]
-                assert config["estimator"]["eps"] == chosen[row]["epsilon"]
+                assert config.update.lr == chosen[row][display]
+                assert config.estimator.eps == chosen[row]["epsilon"]
 
 
 @pytest.mark.parametrize(("letter", "task"), [("a", "rte"), ("b", "wic"), ("c", "copa")])
@@ -178,9 +181,9 @@ def test_sensitive_figure5_has_the_learning_rates_of_table5(letter: str, task: s
     assert {spec["label"] for spec in blocks.values()} == set(chosen)
     for block, spec in blocks.items():
         for fraction, config in settings(f"sensitive_fig5_{task}", block).items():
-            assert config["update"]["lr"] == chosen[spec["label"]][fraction]
-            assert config["space"]["density"] == float(fraction)
-            assert config["space"].get("refresh", 0) == (100 if "dynamic" in block else 0)
+            assert config.update.lr == chosen[spec["label"]][fraction]
+            assert config.space.density == float(fraction)
+            assert config.space.renewed_every == (100 if "dynamic" in block else 0)
 
 
 @pytest.mark.parametrize(("grid", "model"), [("prge_table1", "TinyLlama-1.1B"), ("llama2_superglue", "Llama2-7B")])
@@ -200,14 +203,16 @@ def test_prge_tables_search_table8(grid: str, model: str) -> None:
             rates = {cell.hyperparameters["update.lr"] for cell in cells}
             assert rates == set(other["lr"] if display in other["tasks"] else printed["lr"]), (block, task)
             if printed["eps"]:
-                assert {planned.every[cell.trial_id].config["estimator"]["eps"] for cell in cells} == {printed["eps"]}
+                assert {TrialConfig.of(planned.every[cell.trial_id].config).estimator.eps for cell in cells} == {
+                    printed["eps"]
+                }
 
 
 def test_k_shot_runs_draw_their_rows_with_the_seed_of_the_run() -> None:
     for grid in ("pezo_table3", "pezo_table4", "pezo_table5"):
-        for trial in plan(grid).every.values():
-            assert trial.config["split"]["seed"] == trial.config["seed"]
-            assert trial.config["split"]["shots"] in (16, 256)
+        for config in configs(grid):
+            assert config.split.seed == config.seed
+            assert config.split.shots in (16, 256)
 
 
 GRADIENT_FIGURES = {"fig2", "fig3", *(f"fig7_{m}" for m in ("llama2", "mistral", "opt")), "fig8_mistral", "fig8_opt"}
@@ -216,19 +221,20 @@ GRADIENT_FIGURES = {"fig2", "fig3", *(f"fig7_{m}" for m in ("llama2", "mistral",
 def test_the_figures_of_squared_gradients_are_measurements_of_backpropagation_with_sgd() -> None:
     planned = plan("sensitive_gradients")
     assert set(planned.grid["figures"]) == GRADIENT_FIGURES
-    for trial in planned.every.values():
-        config = trial.config
-        assert (config["method"]["kind"], config["update"]["name"], config["space"]["name"]) == ("fo", "sgd", "full")
-        assert config["train"]["steps"] == 10 * config["train"]["eval_every"], "ten epochs, each looked at"
-        rows = 300 if config["task"]["name"] == "copa" else 1000
-        assert 0 <= config["train"]["eval_every"] * config["train"]["batch"] - rows < config["train"]["batch"]
+    for config in configs("sensitive_gradients"):
+        assert (config.method.kind.name, config.update.name, config.space.name) == ("fo", "sgd", "full")
+        train = config.train
+        assert train.batch is not None
+        assert train.steps == 10 * train.eval_every, "ten epochs, each looked at"
+        rows = 300 if config.task.name == "copa" else 1000
+        assert 0 <= train.eval_every * train.batch - rows < train.batch
 
 
 def test_inference_is_timed_as_appendix_c7_says() -> None:
-    for trial in plan("sensitive_fig1_inference").every.values():
-        method = trial.config["method"]
-        assert method["text"].startswith("Please describe the effect of sparse zeroth-order optimization")
-        assert method["new_tokens"] == 128
+    for config in configs("sensitive_fig1_inference"):
+        kind = config.method.kind
+        assert kind.prompt.startswith("Please describe the effect of sparse zeroth-order optimization")
+        assert kind.generated == 128
 
 
 # exports
@@ -266,7 +272,7 @@ def test_every_table_of_a_grid_is_whole_html_and_latex_before_anything_was_run(g
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no pdflatex here (apt: texlive-latex-recommended)")
 def test_the_tables_of_all_grids_compile_in_one_latex_document(tmp_path: Path) -> None:
     every = [table for grid in TRIALS for table in tables(grid)]
-    (tmp_path / "tables.tex").write_text(document(*every), encoding="utf-8")
+    (tmp_path / "tables.tex").write_text(document(*map(to_latex, every)), encoding="utf-8")
     command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "tables.tex"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, errors="replace", timeout=300)
     assert done.returncode == 0, done.stdout[-2000:]

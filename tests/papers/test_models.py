@@ -9,6 +9,7 @@ import torch
 import yaml
 
 from zo_sweeps.config.composer import Composer, conf_dir
+from zo_sweeps.methods.parts import Model
 from zo_sweeps.models import families
 
 pytestmark = pytest.mark.unit
@@ -63,7 +64,7 @@ def test_every_model_runs_with_random_weights_at_reduced_depth(name: str) -> Non
 
     smaller = {"num_hidden_layers": 1, "vocab_size": 4104, "bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
     arch = {**_known(name)["arch"], **smaller}
-    model = load({"source": "random", "arch": arch}, torch.bfloat16, "cpu")
+    model = load(Model(source="random", arch=arch), torch.bfloat16, "cpu")
     assert sum(p.numel() for p in model.module.parameters()) == families.describe(arch).parameters
     with torch.inference_mode():
         hidden = model.hidden(torch.arange(5, 13)[None], None)

@@ -20,6 +20,7 @@ import yaml
 
 from tests.tasks.common import REPO, load_task, spec_of, typed
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.methods.parts import Split
 from zo_sweeps.tasks import TaskSpec, check, load_splits, read_split, render
 
 pytestmark = pytest.mark.unit
@@ -69,7 +70,7 @@ class TestHubRule:
         spec, task = sst2
         folder = write_jsonl(tmp_path / "d", train=sentences(90), validation=sentences(40))
         task = as_hub(task, folder, tmp_path / "c", monkeypatch)
-        splits = load_splits(spec, typed(task), None, {"train": 30, "dev": 12, "test": 20, "seed": seed})
+        splits = load_splits(spec, typed(task), None, Split(train=30, dev=12, test=20, seed=seed))
         drawn = published_draw(90, 42, seed)
         assert numbers(splits.train) == drawn[:-12]
         assert numbers(splits.dev) == drawn[-12:]
@@ -82,7 +83,7 @@ class TestHubRule:
         folder = write_jsonl(tmp_path / "d", train=rows, validation=rows[:104])
         task = as_hub(load_task("wsc"), folder, tmp_path / "c", monkeypatch)
         spec = spec_of(task, "mezo")
-        splits = load_splits(spec, typed(task), None, {"train": 1000, "dev": 500, "test": 1000, "seed": 0})
+        splits = load_splits(spec, typed(task), None, Split(train=1000, dev=500, test=1000, seed=0))
         drawn = published_draw(554, 1500, 0)
         assert [int(row["text"][1:]) for row in splits.train] == drawn[:54]
         assert [int(row["text"][1:]) for row in splits.dev] == drawn[54:]
@@ -95,7 +96,7 @@ class TestHubRule:
         folder = write_jsonl(tmp_path / "d", train=[row] * 400, validation=[row] * 100)
         task = as_hub(load_task("copa"), folder, tmp_path / "c", monkeypatch)
         spec = spec_of(task, "mezo")
-        splits = load_splits(spec, typed(task), None, {"train": 1000, "dev": 500, "test": 1000, "seed": 0})
+        splits = load_splits(spec, typed(task), None, Split(train=1000, dev=500, test=1000, seed=0))
         assert (len(splits.train), len(splits.dev), len(splits.test)) == (300, 100, 100)
 
     def test_a_column_with_another_name_is_renamed(self, write_jsonl: Any, tmp_path: Path, monkeypatch: Any) -> None:
@@ -108,12 +109,14 @@ class TestHubRule:
 
     def test_a_bad_row_is_named(self, sst2: Any, write_jsonl: Any, tmp_path: Path, monkeypatch: Any) -> None:
         spec, task = sst2
-        folder = write_jsonl(tmp_path / "d", train=[{"text": "a", "label": 0}], validation=[{"text": "b", "label": 1}])
+        folder = write_jsonl(
+            tmp_path / "d", train=[{"text": "a", "label": 0}] * 2, validation=[{"text": "b", "label": 1}]
+        )
         task = as_hub(task, folder, tmp_path / "c", monkeypatch)
         with pytest.raises(
             UserError, match=r"missing field 'sentence' in hf:.*, train row 0; the row has: label, text"
         ):
-            load_splits(spec, typed(task), None, {"train": 1, "dev": 0, "test": 1, "seed": 0})
+            load_splits(spec, typed(task), None, Split(train=1, dev=1, test=1, seed=1))
 
     def test_a_dev_split_that_leaves_nothing_to_train_on_is_refused(
         self, sst2: Any, write_jsonl: Any, tmp_path: Path, monkeypatch: Any
@@ -122,7 +125,7 @@ class TestHubRule:
         folder = write_jsonl(tmp_path / "d", train=sentences(10), validation=sentences(3))
         task = as_hub(task, folder, tmp_path / "c", monkeypatch)
         with pytest.raises(UserError, match=r"has 10 training rows and dev takes 10; lower split\.dev"):
-            load_splits(spec, typed(task), None, {"train": 5, "dev": 10, "test": 3, "seed": 0})
+            load_splits(spec, typed(task), None, Split(train=5, dev=10, test=3, seed=0))
 
     def test_a_data_set_that_cannot_be_loaded_is_one_line(self, sst2: Any, tmp_path: Path) -> None:
         spec, task = sst2
@@ -133,7 +136,7 @@ class TestHubRule:
 
 
 class TestLocal:
-    SPLIT = {"train": 20, "dev": 8, "test": 6, "seed": 3}  # noqa: RUF012
+    SPLIT = Split(train=20, dev=8, test=6, seed=3)
 
     def test_each_split_is_drawn_from_its_own_file(
         self, sst2: Any, write_jsonl: Any, tmp_path: Path, legacy_state: None
@@ -259,7 +262,7 @@ class TestCheck:
         here = check(spec, typed(task), None)
         assert here.available, here.why
         assert here == check(spec, typed(task), "/nowhere"), "data.dir does not move packaged data"
-        splits = load_splits(spec, typed(task), None, {"train": 64, "dev": 32, "test": 50, "seed": 0})
+        splits = load_splits(spec, typed(task), None, Split(train=64, dev=32, test=50, seed=0))
         assert (len(splits.train), len(splits.dev), len(splits.test)) == (64, 32, 50)
         for rows in (splits.train, splits.dev, splits.test):
             assert {row["label"] for row in rows} == {0, 1}
@@ -269,7 +272,7 @@ class TestCheck:
         spec = spec_of(task, "mezo_medium")
         assert check(spec, typed(task), None).why == "task 'trec' is read from a local folder; set data.dir"
         with pytest.raises(UserError, match=r"set data\.dir"):
-            load_splits(spec, typed(task), None, {"train": 1, "dev": 1, "test": 1, "seed": 0})
+            load_splits(spec, typed(task), None, Split(train=1, dev=1, test=1, seed=0))
 
     def test_a_prepared_hub_copy_is_found_offline(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
@@ -335,7 +338,7 @@ dialects:
     rows = [{"remark": f"day {i}.", "meta": {"mood": ("sad", "glad", "so-so")[i % 3]}} for i in range(9)]
     write_jsonl(tmp_path / "data" / "mood-files", train=rows, validation=rows[:3], test=rows[:4])
     assert check(spec, typed(task), str(tmp_path / "data")).available
-    splits = load_splits(spec, typed(task), str(tmp_path / "data"), {"train": 9, "dev": 3, "test": 4, "seed": 0})
+    splits = load_splits(spec, typed(task), str(tmp_path / "data"), Split(train=9, dev=3, test=4, seed=0))
     for row in splits.train:
         prompt = render(spec, row)
         assert prompt.text == f"Day {row['remark'][4:]} I am"
@@ -354,7 +357,7 @@ class TestShots:
         spec, task = sst2
         folder = write_jsonl(tmp_path / "d", train=sentences(200), validation=sentences(60))
         task = as_hub(task, folder, tmp_path / "c", monkeypatch)
-        splits = load_splits(spec, typed(task), None, {"shots": 16, "train": 1, "dev": 1, "test": 20, "seed": seed})
+        splits = load_splits(spec, typed(task), None, Split(shots=16, train=1, dev=1, test=20, seed=seed))
         order = published_draw(200, 200, seed)
         of_class = [[i for i in order if i % 2 == label] for label in (0, 1)]
         assert numbers(splits.train) == of_class[0][:16] + of_class[1][:16]
@@ -366,9 +369,7 @@ class TestShots:
     ) -> None:
         spec, task = sst2
         write_jsonl(tmp_path / "sst2", train=sentences(90), validation=sentences(40, "v"), test=sentences(30, "t"))
-        splits = load_splits(
-            spec, typed(task), str(tmp_path), {"shots": 4, "train": 1, "dev": 1, "test": 30, "seed": 13}
-        )
+        splits = load_splits(spec, typed(task), str(tmp_path), Split(shots=4, train=1, dev=1, test=30, seed=13))
         order = published_draw(40, 40, 13)
         assert [row["label"] for row in splits.train] == [0] * 4 + [1] * 4
         assert [row["sentence"][0] for row in splits.dev] == ["v"] * 8
@@ -378,9 +379,7 @@ class TestShots:
         spec, task = sst2
         rows = [{"sentence": f"s{i}", "label": int(i < 3)} for i in range(50)]
         write_jsonl(tmp_path / "sst2", train=rows, validation=rows, test=rows)
-        splits = load_splits(
-            spec, typed(task), str(tmp_path), {"shots": 16, "train": 1, "dev": 1, "test": 9, "seed": 21}
-        )
+        splits = load_splits(spec, typed(task), str(tmp_path), Split(shots=16, train=1, dev=1, test=9, seed=21))
         assert [row["label"] for row in splits.train] == [0] * 16 + [1] * 3
         assert len(splits.test) == 9
 
@@ -389,9 +388,7 @@ class TestShots:
         row = {"passage": "p", "question": "q", "answers_spans": {"spans": ["a"]}}
         write_jsonl(tmp_path / "drop", train=[row], validation=[row], test=[row])
         with pytest.raises(UserError, match=r"split.shots takes rows by label, and those of task 'drop' have none"):
-            load_splits(
-                spec_of(task, "mezo"), typed(task), str(tmp_path), {"shots": 1, "train": 1, "dev": 1, "seed": 0}
-            )
+            load_splits(spec_of(task, "mezo"), typed(task), str(tmp_path), Split(shots=1, train=1, dev=1, seed=0))
 
 
 def test_rows_that_nobody_labelled_are_left_out(write_jsonl: Any, tmp_path: Path, monkeypatch: Any) -> None:

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 
 from tests.tasks.common import TASK_FILES, cases, load_task, shared_folder, spec_of, typed
+from zo_sweeps.methods.parts import Split
 from zo_sweeps.tasks import MASK, check, encode, load_splits, read_split, render
 
 pytestmark = pytest.mark.realdata
 
 SHARED = shared_folder()
-PAPER = {"train": 1000, "dev": 500, "test": 1000, "seed": 0}
+PAPER = Split(train=1000, dev=500, test=1000, seed=0)
 
 
 @pytest.fixture(scope="module", params=["imdb-llama-6m", "stories260K"])

@@ -13,6 +13,8 @@ from tests.worker.common import make, measured, run
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import Trial, TrialState
+from zo_sweeps.methods.parts import Model
+from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.build import build
 from zo_sweeps.record.curves import gradients, trail
 
@@ -84,17 +86,14 @@ def test_a_run_that_was_stopped_looks_again_and_tells_each_step_once(looked: Any
 
 
 def test_the_first_look_is_autograd_s_on_the_base_model(looked: Any, text: Path) -> None:
-    from zo_sweeps.methods.definition import read
-    from zo_sweeps.methods.task import Task
     from zo_sweeps.models.load import load
     from zo_sweeps.tasks.data import load_splits
     from zo_sweeps.tasks.spec import TaskSpec
 
-    config = looking(text).config
-    task = read(Task, config["task"], "task")
-    spec = TaskSpec.of(task, config["prompt"]["name"])
-    rows = load_splits(spec, task, None, config["split"]).train[:3]
-    model = load({"source": "demo", "path": None}, torch.float32, "cpu")
+    config = TrialConfig.of(looking(text).config)
+    spec = TaskSpec.of(config.task, config.prompt.name)
+    rows = load_splits(spec, config.task, None, config.split).train[:3]
+    model = load(config.model, torch.float32, "cpu")
     layers = {n: m for n, m in model.module.named_modules() if n.endswith("_proj")}
     for layer in layers.values():
         layer.weight.requires_grad_(True)
@@ -124,7 +123,7 @@ def test_a_text_that_is_not_there_is_missing_and_other_spaces_are_refused(tmp_pa
     assert missing
     for why in missing.values():
         assert why == f"no text at {tmp_path}/nowhere.jsonl (gradients.text, under data.dir)"
-    with pytest.raises(UserError, match="kind fo, space full"):
+    with pytest.raises(UserError, match=r"gradients\.samples requires method\.kind=fo and space=full"):
         make(*LOOK, f"gradients.text={text}")
 
 
@@ -166,7 +165,7 @@ def test_generation_over_a_sparse_space_leaves_the_model_as_it_was(mode: str) ->
 def test_a_continuation_has_exactly_the_tokens_that_are_asked_for_and_they_are_the_likeliest() -> None:
     from zo_sweeps.models.load import load
 
-    model = load({"source": "demo", "path": None}, torch.float32, "cpu")
+    model = load(Model(source="demo"), torch.float32, "cpu")
     prompt = model.prompt("A film that")
     found = model.generate_exactly(prompt, 6)
     ids = list(prompt)
@@ -180,9 +179,13 @@ def test_a_continuation_has_exactly_the_tokens_that_are_asked_for_and_they_are_t
 
 
 def test_what_cannot_be_generated_is_refused_when_it_is_planned() -> None:
-    for overrides in (["space=lora_fa"], ["evaluation.mode=inner"], ["method.new_tokens=0"]):
-        with pytest.raises(UserError, match="generat"):
-            make("method=generate", *overrides)
+    for override, message in (
+        ("space=lora_fa", "generation is timed over space full or outliers or random_subset, not lora_fa"),
+        ("evaluation.mode=inner", "generation supports evaluation.mode=sequential, or inner with a sparse space"),
+        ("method.new_tokens=0", "method.new_tokens must be at least 1, not 0"),
+    ):
+        with pytest.raises(UserError, match=message):
+            make("method=generate", override)
 
 
 def test_the_two_ways_over_a_sparse_space_are_two_trials() -> None:

@@ -16,7 +16,7 @@ from tests.conftest import REPO
 from tests.worker.common import make, measured, run
 from zo_sweeps.core.trial import Event, Outcome, Trial, TrialState
 from zo_sweeps.engine.updates.sgd import SGD
-from zo_sweeps.run import attempt
+from zo_sweeps.run import recorder
 
 pytestmark = pytest.mark.unit
 
@@ -42,7 +42,7 @@ def _one_thread() -> Any:
 @pytest.fixture(autouse=True)
 def _every_step_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each step becomes an event of its own, so that there are as many boundaries to resume at as there can be."""
-    monkeypatch.setattr(attempt, "FLUSH_SECONDS", -1.0)
+    monkeypatch.setattr(recorder, "FLUSH_SECONDS", -1.0)
 
 
 @pytest.fixture(scope="module")

@@ -8,14 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.worker.common import make, run
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import Event, Outcome, Trial, TrialState
+from zo_sweeps.engine.score import score
+from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.build import build
 from zo_sweeps.record.mlflow_points import points
-from zo_sweeps.run import attempt, cache
+from zo_sweeps.run import cache, workbench
 
 pytestmark = pytest.mark.unit
 
@@ -133,8 +136,8 @@ def test_f1_of_a_classification_task_is_recorded_as_f1_and_not_accuracy() -> Non
     outcome, journal = succeeded(trial)
     assert cache.warm is not None
     model = cache.warm.model
-    data = cache.examples(trial.config, model)
-    scored = attempt.score(model, data.test, model.pad_id, data.spec.objective.loss, attempt.torch.device("cpu"))
+    data = cache.examples(TrialConfig.of(trial.config), model)
+    scored = score(model, data.test, model.pad_id, data.spec.objective.loss, torch.device("cpu"))
     pairs = [(choice, example.gold) for choice, example in zip(scored.choices, data.test, strict=True)]
     tp, wrong = pairs.count((1, 1)), pairs.count((0, 1)) + pairs.count((1, 0))
     assert outcome.metrics["test/f1"] == pytest.approx(2 * tp / (2 * tp + wrong))
@@ -150,13 +153,13 @@ def test_f1_of_a_classification_task_is_recorded_as_f1_and_not_accuracy() -> Non
 @pytest.mark.parametrize("stop", [".", "e", " t"])
 def test_generated_answers_end_at_the_task_s_stop(stop: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[str]] = []
-    evaluate = attempt.evaluate
+    evaluate = workbench.evaluate
 
     def spy(spec: Any, examples: Any, answers: Any) -> dict[str, float]:
         seen.append(list(answers.texts))
         return evaluate(spec, examples, answers)
 
-    monkeypatch.setattr(attempt, "evaluate", spy)
+    monkeypatch.setattr(workbench, "evaluate", spy)
     block = "{task: answers, method: zero_shot, train: {max_length: 64}}"
     with_stop(folder, stop)
     trial = planned(folder, block)
@@ -164,7 +167,7 @@ def test_generated_answers_end_at_the_task_s_stop(stop: str, folder: Path, monke
     assert {"test/squad_f1", "test/exact_match"} <= set(outcome.metrics)
     assert cache.warm is not None
     model = cache.warm.model
-    prompts = [list(example.prompt_ids) for example in cache.examples(trial.config, model).test]
+    prompts = [list(example.prompt_ids) for example in cache.examples(TrialConfig.of(trial.config), model).test]
     whole = model.generate(prompts, 12, [model.eos_id])
     assert seen[-1] == [text.split(stop)[0].strip() for text in whole]
     if stop == "e":

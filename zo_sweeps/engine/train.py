@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -30,14 +30,27 @@ class StepDone:
 
 
 @dataclass(frozen=True)
+class Scores:
+    """How a split is scored with the weights as they are.
+
+    Args:
+        loss: mean over its rows.
+        metric: the task's first metric, which can select the step.
+        metrics: all of them, by name.
+    """
+
+    loss: float
+    metric: float
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True)
 class Evaluated:
     step: int
     loss: float
     metric: float
+    metrics: Mapping[str, float]
     seconds: float
-
-
-Scores = tuple[float, float]  # loss, metric
 
 
 def evaluation_points(steps: int, every: int) -> list[int]:
@@ -117,7 +130,7 @@ def of_batch(model: LanguageModel, batch: Batch, loss: Loss) -> Objective:
 def evaluated_at(number: int, evaluate_dev: Callable[[], Scores], seed: int) -> Evaluated:
     """The dev scores after a step. Raises DivergedError when they are not finite."""
     began = time.perf_counter()
-    loss, metric = evaluate_dev()
-    if not (math.isfinite(loss) and math.isfinite(metric)):
-        raise DivergedError(f"non-finite dev loss at step {number}, seed {seed}: {loss}")
-    return Evaluated(number, loss, metric, time.perf_counter() - began)
+    dev = evaluate_dev()
+    if not (math.isfinite(dev.loss) and math.isfinite(dev.metric)):
+        raise DivergedError(f"non-finite dev loss at step {number}, seed {seed}: {dev.loss}")
+    return Evaluated(number, dev.loss, dev.metric, dev.metrics, time.perf_counter() - began)

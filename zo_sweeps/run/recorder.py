@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from zo_sweeps.core.trial import Event, Outcome, Sink, Trial, TrialState
-from zo_sweeps.engine.train import Evaluated, StepDone
+from zo_sweeps.engine.train import Evaluated, Scores, StepDone
 from zo_sweeps.record.journal import evals, scalars
 
 FLUSH_SECONDS = 0.5  # steps are reported in groups: what a killed process loses is computed again
@@ -48,7 +48,6 @@ class Recorder:
         self.device: Mapping[str, Any] = {}
         self.selected = 0
         self.better = ("loss", 1)  # what selects the step; -1 where high values are better
-        self.scored: dict[str, float] = {}  # the metrics of dev, by name, as scored last
         self._seconds = [event["seconds"] for event in journal if event["type"] == "steps"]
         self._tokens = sum(event["tokens"] for event in journal if event["type"] == "steps")
         self._step_seconds: list[float] = []
@@ -79,13 +78,18 @@ class Recorder:
         elif event.step not in self.evaluations:
             self.flush()
             self.evaluations[event.step] = self.emit(
-                "eval", step=event.step, split="dev", loss=event.loss, metric=event.metric, metrics=self.scored,
+                "eval",
+                step=event.step,
+                split="dev",
+                loss=event.loss,
+                metric=event.metric,
+                metrics=dict(event.metrics),
                 seconds=event.seconds,
-            )  # fmt: skip
+            )
 
-    def take_test(self, step: int, loss: float, metric: float, metrics: Mapping[str, float]) -> None:
+    def take_test(self, step: int, scores: Scores) -> None:
         """Keep and report the scores on test."""
-        self.test = self.emit("test", step=step, loss=loss, metric=metric, metrics=dict(metrics))
+        self.test = self.emit("test", step=step, loss=scores.loss, metric=scores.metric, metrics=dict(scores.metrics))
 
     def flush(self) -> None:
         """Report the steps done since the last report, as one event."""

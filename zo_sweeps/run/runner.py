@@ -42,11 +42,10 @@ class Runner:
         recorder, bench = self.recorder, self.bench
         recorder.selected = step
         if recorder.test is None:
-            loss, metrics = bench.score(bench.splits.test)
-            metric = metrics[bench.splits.spec.metrics[0].name]
-            if not (math.isfinite(loss) and math.isfinite(metric)):
-                raise DivergedError(f"non-finite test loss at step {step}, seed {self.config.seed}: {loss}")
-            recorder.take_test(step, loss, metric, metrics)
+            test = bench.score(bench.splits.test)
+            if not (math.isfinite(test.loss) and math.isfinite(test.metric)):
+                raise DivergedError(f"non-finite test loss at step {step}, seed {self.config.seed}: {test.loss}")
+            recorder.take_test(step, test)
 
     def stop_memory(self) -> None:
         """Keep the peak memory up to here."""

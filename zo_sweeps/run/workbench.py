@@ -15,7 +15,7 @@ from zo_sweeps.engine.evaluate import Objective as Losses
 from zo_sweeps.engine.in_place import InPlace
 from zo_sweeps.engine.score import score
 from zo_sweeps.engine.step import Method
-from zo_sweeps.engine.train import of_batch
+from zo_sweeps.engine.train import Scores, of_batch
 from zo_sweeps.methods.evaluation import Restore
 from zo_sweeps.methods.objective import OWN, Objective
 from zo_sweeps.methods.registry import member
@@ -110,15 +110,16 @@ class Workbench:
         return self.objective.of_texts(self._generated(examples), [example.references for example in examples])
 
     @torch.inference_mode()
-    def score(self, examples: Sequence[Example]) -> tuple[float, dict[str, float]]:
-        """Return (loss, metrics by name) of rows, with the weights as they are."""
+    def score(self, examples: Sequence[Example]) -> Scores:
+        """Score rows with the weights as they are."""
         spec = self.splits.spec
         generates = spec.kind.generates
         loss, choices, scores = score(
             self.model, examples, self.model.pad_id, self.evaluated.loss, self.device, gold_only=generates
         )
         texts = self._generated(examples) if generates else ()
-        return loss, evaluate(spec, examples, Answers(choices, scores, texts))
+        metrics = evaluate(spec, examples, Answers(choices, scores, texts))
+        return Scores(loss, metrics[spec.metrics[0].name], metrics)
 
     def select(self) -> tuple[str, int]:
         """Return what selects the step (loss or metric), and 1 where low values are better, -1 where high ones are."""
@@ -126,11 +127,9 @@ class Workbench:
             return "loss", 1
         return "metric", -1 if self.splits.spec.metrics[0].better == "higher" else 1
 
-    def score_dev(self) -> tuple[float, float]:
-        """Return (loss, first metric) of dev; all its metrics go to the recorder."""
-        loss, metrics = self.score(self.splits.dev)
-        self.recorder.scored = metrics
-        return loss, metrics[self.splits.spec.metrics[0].name]
+    def score_dev(self) -> Scores:
+        """Score dev."""
+        return self.score(self.splits.dev)
 
     def _generated(self, examples: Sequence[Example]) -> list[str]:
         """Generate the answers to `examples`, up to the task's stop.
