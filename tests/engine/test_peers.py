@@ -314,7 +314,7 @@ def test_a_question_survives_the_wire() -> None:
 def test_a_follower_refuses_a_log_with_a_gap() -> None:
     model, space = installed("full")
     follower = Follower(make(RGE(2)), model, space, lambda step: None, SCHEDULE, seed=SEED)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="where step 1 is next"):
+    with pytest.raises(ValueError, match="the next step here is 1"):
         follower.answer(pack(1, [(0.0, 0.0)], [0]))
 
 
@@ -331,7 +331,7 @@ def test_a_follower_with_other_parameters_is_not_taken() -> None:
     why: list[str] = []
     team = Team([Thread(method, "full")], Mode.SEQUENTIAL, agreed=b"something else", patience=30.0, on_loss=why.append)
     assert team.ready() == 0
-    assert why == ["it has b'ready' where the leader has b'something else'"]
+    assert why == ["its fingerprint is b'ready', the leader's is b'something else'"]
     assert run(method, "full", team)[0] == run(method, "full")[0]
 
 

@@ -236,7 +236,7 @@ def test_the_models_own_weights_have_moved_exactly_where_a_space_says_so(name: s
 def test_a_space_that_needs_gradients_is_not_installed_without_them(name: str) -> None:
     model, space = tiny_model(), definition(name)
     if space.needs_gradients:
-        with pytest.raises(AssertionError, match="a mask is found before"):
+        with pytest.raises(AssertionError, match="compute the mask before"):
             space.install(model.module, targets(model, LINEAR), 0)
     else:
         space.install(model.module, targets(model, LINEAR), 0)

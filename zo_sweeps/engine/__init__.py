@@ -1,6 +1,6 @@
-"""The shared zeroth-order engine: torch only. These names are enough for a loop of your own on your own model.
+"""The shared zeroth-order engine: torch only. These names are enough to write your own loop over your own model.
 
-A name is loaded when it is first used, so that planning with a member loads no torch.
+Each name is loaded on first use, so that planning with a member does not load torch.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def __getattr__(name: str) -> Any:
 
 
 class _Engine(ModuleType):
-    """Keeps `step`, `train` and `replay` the functions: importing their modules would write these over them."""
+    """The package's module type. Keeps `step`, `train` and `replay` bound to the functions when their modules load."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if isinstance(value, ModuleType) and _HOME.get(name) == f".{name}":

@@ -1,10 +1,10 @@
-"""Examples -> one right-padded batch of distinct texts, and the places in it that matter.
+"""Collation: examples -> one right-padded batch of distinct texts, and the places where logits are needed.
 
 Shapes: N rows, T tokens, U places whose logits are needed, K answer tokens, C candidates, B examples.
-A text is a candidate's tokens but the last one (nothing is predicted after it). Candidates with the same text, as
-`terrible` and `great` after one prompt, share it; logits are computed at the U distinct places only. A causal model
-says an answer token at the token before it; a masked one at its mask, which stands at `mask_at` of the text.
-Texts of unlike lengths share rows where that saves tokens (packing.py); a masked model's stand alone.
+A text is a candidate's tokens without the last one (nothing is predicted after it). Candidates with the same text, such
+as `terrible` and `great` after one prompt, share it; logits are computed at the U distinct places only. A causal model
+predicts an answer token at the token before it; a masked model at its mask, token `mask_at` of the text.
+Texts of different lengths share rows where that saves tokens (packing.py); each text of a masked model has its own row.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from zo_sweeps.engine.packing import pack, padded_to
 
 
 class Candidate(Protocol):
-    """Of a masked model's, `mask_at` is the place of the mask, and the one answer token is its label word."""
+    """A candidate's tokens. In a masked model's, `mask_at` is the mask's index, and the answer token the label word."""
 
     @property
     def ids(self) -> Sequence[int]: ...
@@ -29,6 +29,8 @@ class Candidate(Protocol):
 
 
 class Example(Protocol):
+    """An example's candidates, and the index of the gold one."""
+
     @property
     def candidates(self) -> Sequence[Candidate]: ...
     @property
@@ -37,18 +39,20 @@ class Example(Protocol):
 
 @dataclass(frozen=True)
 class Batch:
+    """One collated batch; see the module's docstring for the letters."""
+
     input_ids: Tensor  # [N, T]
     attention_mask: Tensor  # [N, T] ones, then zeros
-    positions: Tensor | None  # [N, T] each token's place in its text; None: no row holds more than one
+    positions: Tensor | None  # [N, T] each token's position in its text; None: no row holds several texts
     place_row: Tensor  # [U]
     place_column: Tensor  # [U]
     token_place: Tensor  # [K] index into the U places
     token_id: Tensor  # [K] the answer token predicted there
     token_candidate: Tensor  # [K] index into the C candidates
-    candidate_length: Tensor  # [C] fp32, answer tokens a candidate
+    candidate_length: Tensor  # [C] fp32, answer tokens per candidate
     candidate_slot: Tensor  # [C] index into the flattened [B, slots]
     gold: Tensor  # [B] slot of the gold candidate
-    slots: int  # most candidates an example has
+    slots: int  # largest number of candidates of an example
 
     @property
     def examples(self) -> int:
@@ -61,9 +65,9 @@ class Batch:
 
 
 def collate(examples: Sequence[Example], pad_id: int, *, gold_only: bool = False, multiple_of: int = 8) -> Batch:
-    """One batch of the examples' candidates (`gold_only`: of the right answers alone, for the token loss)."""
+    """Collate the examples' candidates (`gold_only`: only the right answers, for the token loss)."""
     texts: dict[tuple[int, ...], int] = {}
-    places: dict[tuple[int, int], int] = {}  # (text, token of it) -> place
+    places: dict[tuple[int, int], int] = {}  # (text, its token) -> place
     tokens: list[tuple[int, int, int]] = []
     lengths: list[int] = []
     slot_of: list[int] = []

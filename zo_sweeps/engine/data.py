@@ -1,4 +1,4 @@
-"""Which examples a step sees: a pure function of (seed, step), so that a run can go on anywhere."""
+"""Sampling of minibatches: a pure function of (seed, step), so that a run can resume anywhere."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def _epoch(seed: int, epoch: int, size: int) -> tuple[int, ...]:
 
 
 def indices(seed: int, step: int, size: int, batch: int) -> tuple[int, ...]:
-    """The examples of step `step` (from 1): epochs in random order without replacement, the last partial batch kept."""
+    """Return the examples of step `step` (from 1): shuffled epochs without replacement, last partial batch kept."""
     batches = -(-size // batch)
     epoch, place = divmod(step - 1, batches)
     return _epoch(seed, epoch, size)[place * batch : (place + 1) * batch]

@@ -1,4 +1,4 @@
-"""Sums of directions as tensors, a parameter at a time."""
+"""Sums of directions as tensors, one parameter at a time."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def combine(
     rows: tuple[int, int] | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """param + sum_i c_i z(key_i), in the parameter's dtype: the sum is made in fp32 and rounded once.
+    """Return param + sum_i c_i z(key_i) in the parameter's dtype: summed in fp32 and rounded once.
 
     Args:
-        rows: (first, one past the last) of its rows, in place of all.
-        out: where it goes, which may be `param` itself; new when not given.
+        rows: (first, one past the last) row to compute; defaults to all rows.
+        out: the output tensor, which may be `param` itself; defaults to a new tensor.
     """
     theta = param.detach() if rows is None else param.detach()[slice(*rows)]
     if isinstance(noise, Partial):
@@ -42,7 +42,7 @@ def combine(
 
 
 def ghat(estimate: Estimate, noise: Perturbation, name: str, param: Tensor) -> Tensor:
-    """sum_i weight_i * z(key_i) for one parameter: a new fp32 tensor of its shape. Cost: one noise pass a term."""
+    """Return sum_i weight_i * z(key_i) for one parameter, a new fp32 tensor. Cost: one noise pass per term."""
     if isinstance(noise, Partial):
         return noise.combine(estimate.terms, name, param.shape, param.device)
     return _sum(estimate.terms, noise, name, param.shape, param.device)
@@ -61,7 +61,7 @@ def _sum(
 
 @dataclass(frozen=True)
 class Along(Perturbation):
-    """The line theta + scale * ghat as a perturbation, so that f is evaluated on it as anywhere else."""
+    """The line theta + scale * ghat as a perturbation, so that the usual `evaluate` applies to it."""
 
     estimate: Estimate
     noise: Perturbation

@@ -1,15 +1,15 @@
-"""How f is evaluated at theta + scale * z: one point after the other, or several in one forward. Never in theta itself.
+"""Evaluation of f at theta + scale * z: one point at a time, or several in one forward. Theta is never modified.
 
-theta is not written to, so it cannot drift: a point's values are made a layer at a time from theta and the addressed
-noise (out of place), used, and dropped. Modes, with forwards a step for q two-sided queries:
+theta is not written to, so it cannot drift: each layer computes a point's values from theta and the addressed noise
+(out of place), uses them, and discards them. Modes, with forwards per step for q two-sided queries:
 
-    sequential  2q  one point a forward; memory of the largest layer
+    sequential  2q  one point per forward; memory of the largest layer
     outer       2   P-RGE's outer loop: the q plus points, then the q minus points
     inner       q   P-RGE's inner loop: both signs of a query
     both        1   all 2q points in one forward
 
-One-sided queries share theta itself in place of the minus points: q + 1 forwards in sequence; it stands alone in
-`outer`, and with the first query in `inner`.
+For one-sided queries theta itself replaces the minus points: q + 1 forwards in `sequential`; theta has a forward of its
+own in `outer`, and shares the first query's in `inner`.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def evaluate(
     points: Sequence[Point],
     mode: Mode,
 ) -> list[float]:
-    """f at each point, in the order of `points`; which points share a forward does not change them (beyond rounding).
+    """Return f at each point, in the order of `points`. The grouping into forwards changes it by rounding only.
 
-    Raises ValueError for a batched mode over a space that one forward can hold only one point of.
+    Raises ValueError for a batched mode over a space that holds only one point per forward.
     """
     if mode.batched and not space.batched:
         raise ValueError(f"mode {mode.value!r} needs a space that holds several points; use mode 'sequential'")
@@ -65,17 +65,17 @@ def evaluate(
 
 @contextmanager
 def _stacked(module: nn.Module, space: InstalledSpace, noise: Perturbation, points: Sequence[Point]) -> Iterator[None]:
-    """P copies of each trainable tensor, [P, *shape]: small, as a batched space is."""
+    """Hold P copies of each trainable tensor, [P, *shape], in the space: small, because a batched space is small."""
     batched = cast(_Batched, space)
     values: dict[str, Tensor] = {}
     for name, param in batched.params.items():
         stacked = param.detach().expand(len(points), *param.shape).clone()
-        if isinstance(noise, Partial):  # a direction costs less to draw twice than to keep
+        if isinstance(noise, Partial):  # drawing a direction twice costs less than storing it
             for i, point in enumerate(points):
                 combine(noise, [(point.key, point.scale)], name, stacked[i], out=stacked[i])
             values[name] = stacked
             continue
-        directions: dict[object, Tensor] = {}  # a query's direction serves both of its signs
+        directions: dict[object, Tensor] = {}  # both signs of a query use the same direction
         for i, point in enumerate(points):
             if point.scale == 0:
                 continue

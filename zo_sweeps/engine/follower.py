@@ -1,4 +1,4 @@
-"""A peer's side of a shared step: theta follows the leader's log, and f is evaluated where the leader asks."""
+"""The follower's side of a shared step: apply the leader's log to theta, and evaluate f at the requested points."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from zo_sweeps.methods.space import InstalledSpace
 
 
 class Follower:
-    """Answers the questions of a `Team` (peers.py).
+    """A process that answers the questions of a `Team` (peers.py).
 
     Args:
-        space: on its base values: the first question brings the whole log.
+        space: at its base values: the first question brings the whole log.
         objective: step number -> f of its minibatch.
     """
 
@@ -34,14 +34,14 @@ class Follower:
         self._method, self._model, self._space, self._seed = method.bind(space.params), model, space, seed
         self._objective, self._rates = objective, rates
         self._state = method.update.init(space.params)
-        self._step = 0  # that theta stands before; 0: nothing was begun
+        self._step = 0  # the next step; 0: none has begun
         self._begin()
 
     def answer(self, question: bytes) -> bytes:
-        """The losses at the points asked for, after the steps that came with them. Raises ValueError for others."""
+        """Apply the question's steps, then return the losses at its points. Raises ValueError for other steps."""
         done, log, chosen = unpack(question)
         if done != self._step - 1:
-            raise ValueError(f"steps {done + 1}... were sent where step {self._step} is next")
+            raise ValueError(f"the leader sent steps from {done + 1} on, but the next step here is {self._step}")
         for coefs in log:
             self._state = replay(
                 self._method,
@@ -59,7 +59,7 @@ class Follower:
         return pack_losses(losses_at(self._method, self._model.module, self._space, f, at))
 
     def _begin(self) -> None:
-        """The next step: the space changes where it does in `train`."""
+        """Begin the next step: the space changes at the same steps as in `train`."""
         self._step += 1
         if self._space.changes_at(self._step):
             self._space.begin(self._step)

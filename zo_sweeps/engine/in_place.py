@@ -1,6 +1,6 @@
-"""f evaluated in theta itself: perturb, restore, and keep account of how far rounding drives theta away.
+"""Evaluation of f in theta itself: perturb, restore, and record how far rounding makes theta drift.
 
-The option `evaluation.restore=in_place`, MeZO's own way; the default (see evaluate.py) never writes to theta.
+This is the option `evaluation.restore=in_place`, as in MeZO; the default (see evaluate.py) never writes to theta.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from zo_sweeps.methods.perturbation import Perturbation
 from zo_sweeps.methods.points import NoiseKey, Point
 from zo_sweeps.methods.update import Params
 
-PROBE = 1024  # elements of a parameter that the drift is measured at
+PROBE = 1024  # elements per parameter at which the drift is measured
 
 
 class InPlace:
-    """Stands theta at one point after the other by theta <- theta + delta * z, and back at the end.
+    """Evaluation that moves theta to each point in turn, theta <- theta + delta * z, and restores it at the end.
 
-    A two-sided query costs three passes over the parameters (delta = eps, -2 eps, eps) and one forward a point. delta *
-    z is rounded before it is added, as in MeZO's code. What the passes of a step leave in theta, because additions
-    round, is a part of the run: `replay` repeats the passes, without the forwards, and has the same bits.
+    A two-sided query costs three passes over the parameters (delta = eps, -2 eps, eps) and one forward per point. delta
+    * z is rounded before it is added, as in MeZO's code. The rounding error that a step's passes leave in theta is part
+    of the run: `replay` repeats the passes, without the forwards, and is bit-identical.
 
     `drift`: max over elements of |sum over steps of (theta after the passes - theta before)|, at up to PROBE evenly
     spaced elements of each parameter. Memory: one parameter's noise, and the probes.
@@ -35,24 +35,25 @@ class InPlace:
 
     @property
     def drift(self) -> float:
+        """The largest drift of any probed element so far; see the class."""
         return max((total.abs().max().item() for total in self._drifted.values()), default=0.0)
 
     def losses(self, objective: Objective, params: Params, noise: Perturbation, points: Sequence[Point]) -> list[float]:
-        """f at each point, in order."""
+        """Return f at each point, in order."""
         losses: list[float] = []
-        with closing(self._visits(params, noise, points)) as visits:  # closed, and theta put back, when f raises
+        with closing(self._visits(params, noise, points)) as visits:  # closing restores theta if f raises
             for _ in visits:
                 with torch.inference_mode():
                     losses += objective(1).tolist()
         return losses
 
     def walk(self, params: Params, noise: Perturbation, points: Sequence[Point]) -> None:
-        """The passes alone: leaves in theta what evaluating f at the points would."""
+        """Run the passes without the forwards: theta ends up as if f had been evaluated at the points."""
         for _ in self._visits(params, noise, points):
             pass
 
     def _visits(self, params: Params, noise: Perturbation, points: Sequence[Point]) -> Generator[None, None, None]:
-        """Yields once at each point."""
+        """Move theta to each point in turn; yield once at each."""
         before = {name: _probe(param) for name, param in params.items()}
         key, scale = points[0].key, 0.0
         try:
@@ -67,14 +68,14 @@ class InPlace:
             _shift(params, noise, key, -scale)
         for name, param in params.items():
             moved = _probe(param) - before[name]
-            past = self._drifted.get(name)
-            # A space that changed its parameters on the way has others to be measured from now on.
-            self._drifted[name] = moved if past is None or past.shape != moved.shape else past + moved
+            previous = self._drifted.get(name)
+            # If the space has changed its parameters meanwhile, measure the new ones from here on.
+            self._drifted[name] = moved if previous is None or previous.shape != moved.shape else previous + moved
 
 
 @torch.no_grad()
 def _shift(params: Params, noise: Perturbation, key: NoiseKey, delta: float) -> None:
-    """theta <- theta + delta * z(key)."""
+    """Set theta <- theta + delta * z(key)."""
     if delta:
         for name, param in params.items():
             z = noise.sample(key, name, param.shape, param.device)

@@ -1,17 +1,17 @@
-"""Maximal linear-feedback shift registers, and PeZO's array of them: integers at any clock, without running up to it.
+"""Maximal linear-feedback shift registers, and PeZO's array of them: random access to the integers of any clock.
 
 A register of b bits holds a state s (bit i, from 1, is s >> (i - 1) & 1), which is also its output. One clock:
 
     f = xor of the bits TAPS[b] of s;    s <- (2 s + f) mod 2^b                                       (Fibonacci form)
 
-The taps are the exponents of a primitive polynomial, so that a state that is not zero runs through all P = 2^b - 1 of
-them: the state at clock c is cycle[(phase + c) mod P], and a register is its phase. An array of n registers gives n
-integers a clock, rotated: at clock c the register in place i is (i + c) mod n, so that the one in first place has gone
-to the end. The array repeats after lcm(n, P) clocks.
+The taps are the exponents of a primitive polynomial, so that a non-zero state passes through all P = 2^b - 1 non-zero
+states: the state at clock c is cycle[(phase + c) mod P], and a register is its phase. An array of n registers gives n
+integers per clock, rotated: at clock c position i holds register (i + c) mod n, so that each clock moves the first
+register to the end. The array repeats after lcm(n, P) clocks.
 
-The paper says neither the polynomials nor the seeds. Here the phases of a seed are distinct for n <= P, and each is
-used equally often (up to one) otherwise. Neighbouring outputs of a register share b - 1 bits, as they do in hardware
-that clocks once a number.
+The paper specifies neither the polynomials nor the seeds. Here the phases of a seed are distinct for n <= P; otherwise
+each is used equally often (up to one). Neighbouring outputs of a register share b - 1 bits, as in hardware that clocks
+once per number.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ TAPS: dict[int, tuple[int, ...]] = {
     15: (15, 14),
     16: (16, 15, 13, 4),
 }
-SEED_STEP = -2  # the noise address of what is drawn once a run: no training step has it
+SEED_STEP = -2  # noise address of the values drawn once per run; no training step uses it
 
 
 @lru_cache
 def cycle(bits: int) -> Tensor:
-    """All states in order, from state 1 on, [2^b - 1] int32. Computed once, 2^b - 1 clocks."""
+    """Return all states in order, starting at state 1, [2^b - 1] int32. Cost: 2^b - 1 clocks, once."""
     mask = sum(1 << (tap - 1) for tap in TAPS[bits])
     states, state = [], 1
     for _ in range((1 << bits) - 1):
@@ -57,20 +57,20 @@ def cycle(bits: int) -> Tensor:
 
 @lru_cache(maxsize=8)
 def phases(seed: int, registers: int, bits: int) -> Tensor:
-    """Where each register stands in the cycle at clock 0, [n] int64: a shuffle of the cycle, repeated if n > P."""
+    """Return each register's position in the cycle at clock 0, [n] int64: a shuffle of the cycle, repeated if n > P."""
     words = noise.integers(NoiseKey(seed, SEED_STEP, 0), "lfsr", (1 << bits) - 1)
     shuffled = torch.argsort(words, stable=True)
     return shuffled[torch.arange(registers) % len(shuffled)]
 
 
 def read(values: Tensor, windows: Tensor, clock: int, clocks: int) -> Tensor:
-    """What registers give at clocks clock, clock + 1, ..., [clocks, m].
+    """Return the registers' outputs at clocks clock, clock + 1, ..., [clocks, m].
 
     Args:
-        values: [2 P], what cycle[j mod P] stands for (the state itself, or what it is mapped to).
-        windows: [n, m] int32, the phases of the m registers that clock c reads, by c mod n: `rotations` for the array.
+        values: [2 P], the value of cycle[j mod P] (the state itself, or its image under a map).
+        windows: [n, m] int32, phases of the m registers read at clock c, by c mod n: `rotations` for the array.
 
-    Cost: a copy, an addition and a look-up a number.
+    Cost per number: a copy, an addition and a look-up.
     """
     n, period = windows.shape[0], len(values) // 2
     step = torch.arange(clocks, dtype=torch.int32, device=values.device)
@@ -80,5 +80,5 @@ def read(values: Tensor, windows: Tensor, clock: int, clocks: int) -> Tensor:
 
 
 def rotations(phases: Tensor) -> Tensor:
-    """[n, n] int32: row c holds the phases in the order in which clock c (mod n) reads them."""
+    """Return [n, n] int32: row c holds the phases in the order in which clock c (mod n) reads them."""
     return phases.repeat(2)[:-1].unfold(0, len(phases), 1).int().contiguous()

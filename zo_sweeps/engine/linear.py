@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 def check(layer: nn.Module, name: str) -> None:
-    """Assert that a layer is a projection: a Linear, or a Conv1D, which is told by its attribute `nf`."""
+    """Assert that a layer is a projection: a Linear, or a Conv1D, recognized by its attribute `nf`."""
     known = isinstance(layer, nn.Linear) or isinstance(getattr(layer, "nf", None), int)
     assert known, f"{name} is a {type(layer).__name__}, not a Linear"
 

@@ -1,4 +1,4 @@
-"""What f is: from the answer tokens' log-probabilities to one loss a point.
+"""The losses: from the answer tokens' log-probabilities to one loss per point.
 
 Shapes: P points, K answer tokens, C candidates, B examples (see batch.py).
 """
@@ -18,9 +18,9 @@ Loss = Callable[[Tensor, Batch], Tensor]
 
 
 def token_logprobs(model: LanguageModel, batch: Batch, copies: int = 1) -> Tensor:
-    """log p(answer token | what stands before it) over the full vocabulary, [P, K] fp32, for P = `copies` row groups.
+    """Return log p(answer token | prefix) over the full vocabulary, [P, K] fp32, for P = `copies` row groups.
 
-    Cost: one forward of P*N rows; the head on P*U places only, never on all N*T.
+    Cost: one forward of P*N rows; the head at P*U places only, never at all P*N*T.
     """
     ids, mask, positions = batch.input_ids, batch.attention_mask, batch.positions
     if copies > 1:
@@ -35,7 +35,7 @@ def token_logprobs(model: LanguageModel, batch: Batch, copies: int = 1) -> Tenso
 
 
 def candidate_scores(logprobs: Tensor, batch: Batch) -> Tensor:
-    """Mean log-probability of each candidate's answer tokens, [P, B, slots]; absent slots are -inf."""
+    """Return the mean log-probability of each candidate's answer tokens, [P, B, slots]; empty slots are -inf."""
     P = logprobs.shape[0]
     sums = logprobs.new_zeros(P, len(batch.candidate_length)).index_add(1, batch.token_candidate, logprobs)
     scores = logprobs.new_full((P, batch.examples * batch.slots), float("-inf"))
@@ -44,7 +44,7 @@ def candidate_scores(logprobs: Tensor, batch: Batch) -> Tensor:
 
 
 def tokens(logprobs: Tensor, batch: Batch) -> Tensor:
-    """-mean over all gold answer tokens of the batch of log p, [P]. P-RGE: loss over the entire vocabulary."""
+    """Return -mean of log p over all gold answer tokens of the batch, [P]. P-RGE: loss over the entire vocabulary."""
     owner = batch.candidate_slot[batch.token_candidate]
     gold_slot = torch.arange(batch.examples, device=owner.device) * batch.slots + batch.gold
     is_gold = torch.isin(owner, gold_slot)
@@ -52,29 +52,29 @@ def tokens(logprobs: Tensor, batch: Batch) -> Tensor:
 
 
 def label_words(logprobs: Tensor, batch: Batch) -> Tensor:
-    """Cross-entropy over the label words' logits at the mask, mean over examples, [P]. MeZO's RoBERTa part (LM-BFF).
+    """Return the cross-entropy over the label words at the mask, mean over examples, [P]. MeZO's RoBERTa part (LM-BFF).
 
-    It is `candidates` of one token each: the normaliser over the vocabulary is the same for all and cancels.
+    This equals `candidates` with one token each: the normaliser over the vocabulary is common to all and cancels.
     """
     return candidates(logprobs, batch)
 
 
 def accuracy(logprobs: Tensor, batch: Batch) -> Tensor:
-    """1 - the share of examples whose gold candidate has the highest mean log-probability, [P].
+    """Return 1 - the share of examples whose gold candidate has the highest mean log-probability, [P].
 
-    Not differentiable: a ZO objective only (MeZO, section 3.3). Of equals the first candidate counts.
+    Not differentiable: a ZO objective only (MeZO, section 3.3). Ties go to the first candidate.
     """
     right = candidate_scores(logprobs, batch).argmax(dim=2) == batch.gold
     return 1 - right.float().mean(dim=1)
 
 
 def negative_score(scores: Sequence[float]) -> Tensor:
-    """-mean of the scores (F1) of generated answers, [1]: MeZO's objective for SQuAD. Not differentiable."""
+    """Return -mean of the generated answers' F1 scores, [1]: MeZO's objective for SQuAD. Not differentiable."""
     return torch.tensor([-sum(scores) / len(scores)])
 
 
 def candidates(logprobs: Tensor, batch: Batch) -> Tensor:
-    """Cross-entropy over an example's candidates, scored by mean log-probability, mean over examples, [P]. MeZO."""
+    """Return the cross-entropy over candidates scored by mean log-probability, mean over examples, [P]. MeZO."""
     scores = candidate_scores(logprobs, batch)
     P = scores.shape[0]
     gold = batch.gold.expand(P, -1).reshape(-1)

@@ -1,15 +1,16 @@
-"""Which k entries of the weights a sparse space moves: sensitive, random, or outliers.
+"""Masks: the k entries of the weights that a sparse space trains (sensitive, random, or outliers).
 
-A mask is a sorted list of flat indices for each layer, and a function of weights, batches and an address: the same mask
-is found again, up to the rounding of gradients between kinds of device.
+A mask is a sorted list of flat indices for each layer, and a function of weights, batches and an address: it is
+reproducible, up to the rounding of gradients between kinds of device.
 
 The paper (Guo et al., 2024, "Zeroth-Order Fine-Tuning of LLMs with Extreme Sparsity") leaves two choices open:
 
-- `scope`. `per_layer` (default): k = density * (entries of the layer) largest of each layer, as its figures sort the
-  parameters "for each linear layer". `global`: k = density * (entries of all layers) largest of all together, as its
-  definition 3 (argmax over all d). The denominator is the target layers' entries: no embeddings, head, biases, norms.
+- `scope`. `per_layer` (default): the k = density * (entries of the layer) largest of each layer, as in its figures,
+  which sort the parameters "for each linear layer". `global`: the k = density * (entries of all layers) largest of all,
+  as in its definition 3 (argmax over all d). The denominator is the target layers' entries: no embeddings, head,
+  biases, norms.
 - `score`. `fisher` (default): mean of the squared gradients of single examples, the empirical Fisher of its workflow.
-  `mean_gradient`: square of the mean gradient, as its figures. With one example both are its definition 3.
+  `mean_gradient`: square of the mean gradient, as in its figures. With one example both equal its definition 3.
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ from zo_sweeps.engine import noise
 from zo_sweeps.methods.points import NoiseKey
 from zo_sweeps.methods.space import share
 
-Masks = dict[str, Tensor]  # layer -> [k] int64 flat indices into its weight, rising
+Masks = dict[str, Tensor]  # layer -> [k] int64 flat indices into its weight, ascending
 Scope = Literal["per_layer", "global"]
 Score = Literal["fisher", "mean_gradient"]
 
 
 def top(scores: Mapping[str, Tensor], density: float, scope: Scope = "per_layer") -> Masks:
-    """The entries with the largest scores; of equal ones the first.
+    """Return the entries with the largest scores; ties go to the first.
 
     Args:
         scores: layer -> score of each entry.
-        density: share of the entries that are taken, at least one a layer (per_layer) or in all (global).
+        density: share of entries to take, at least one per layer (per_layer) or in total (global).
 
-    Layers of which none is taken are left out. Cost: a selection over d entries, memory of a layer's copy.
+    Layers without a chosen entry are left out. Cost: a selection over d entries; memory: a copy of one layer.
     """
     if not 0 < density <= 1:
         raise ValueError(f"density must be above 0 and at most 1, not {density}")
@@ -60,14 +61,14 @@ def top(scores: Mapping[str, Tensor], density: float, scope: Scope = "per_layer"
 
 
 def outliers(weights: Mapping[str, Tensor], density: float, scope: Scope = "per_layer") -> Masks:
-    """The entries of largest magnitude."""
+    """Return the entries of largest magnitude."""
     return top({name: weight.detach().abs() for name, weight in weights.items()}, density, scope)
 
 
 def random(weights: Mapping[str, Tensor], density: float, key: NoiseKey) -> Masks:
-    """density * numel entries of each layer, drawn without replacement: those with the smallest addressed integers.
+    """Draw density * numel entries of each layer without replacement: the entries with the smallest addressed integers.
 
-    The same entries on every device. Cost: one integer for every entry of the weights.
+    The same entries on every device. Cost: one integer per entry of the weights.
     """
     masks = {}
     for name, weight in weights.items():
@@ -79,20 +80,20 @@ def random(weights: Mapping[str, Tensor], density: float, key: NoiseKey) -> Mask
 def squared_gradients(
     weights: Mapping[str, nn.Parameter], losses: Iterable[Callable[[], Tensor]], score: Score = "fisher"
 ) -> dict[str, Tensor]:
-    """The score of every entry of `weights`, fp32; see the module's text.
+    """Return the score of every entry of `weights`, fp32; see the module's docstring.
 
     Args:
-        losses: one for each example: runs the forward, returns a scalar.
+        losses: one function per example, which runs the forward and returns a scalar.
 
-    Raises ArithmeticError when a gradient is not finite. Cost: a forward and a backward for each example; memory:
-    4 bytes an entry, the activations of one example, the gradient of one layer at a time.
+    Raises ArithmeticError if a gradient is not finite. Cost: a forward and a backward per example; memory: 4 bytes per
+    entry, the activations of one example, the gradient of one layer at a time.
     """
     if score not in ("fisher", "mean_gradient"):
         raise ValueError(f"score must be fisher or mean_gradient, not {score!r}")
     total = {name: torch.zeros_like(weight, dtype=torch.float32) for name, weight in weights.items()}
-    # fp16 gradients of a mean loss underflow; a power of two scales them without rounding and changes no order.
+    # fp16 gradients of a mean loss underflow; scaling by a power of two neither rounds nor reorders them.
     scale = 1024.0 if any(weight.dtype == torch.float16 for weight in weights.values()) else 1.0
-    asked = {name: weight.requires_grad for name, weight in weights.items()}
+    required = {name: weight.requires_grad for name, weight in weights.items()}
     handles = []
 
     def taker(name: str) -> Callable[[Tensor], None]:
@@ -107,7 +108,7 @@ def squared_gradients(
         for name, weight in weights.items():
             weight.requires_grad_(True)
             handles.append(weight.register_post_accumulate_grad_hook(taker(name)))
-        # plain attention: the fused ones add up gradients in no fixed order on a GPU, and a mask must be found again
+        # Unfused attention: on a GPU fused kernels sum gradients in no fixed order, and masks must be reproducible.
         with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
             for loss in losses:
                 (loss() * scale).backward()
@@ -115,7 +116,7 @@ def squared_gradients(
         for handle in handles:
             handle.remove()
         for name, weight in weights.items():
-            weight.requires_grad_(asked[name])
+            weight.requires_grad_(required[name])
     for name, value in total.items():
         if not math.isfinite(float(value.sum())):
             raise ArithmeticError(f"the gradient of {name} is not finite; the sensitive entries cannot be found")
@@ -131,12 +132,12 @@ def sensitive(
     scope: Scope = "per_layer",
     score: Score = "fisher",
 ) -> Masks:
-    """The entries with the largest squared gradients (definition 3): `top` of `squared_gradients`."""
+    """Return the entries with the largest squared gradients (definition 3): `top` of `squared_gradients`."""
     return top(squared_gradients(weights, losses, score), density, scope)
 
 
 def _first_largest(values: Tensor, k: int) -> Tensor:
-    """Indices of the k largest, rising; of equal values at the edge the first ones."""
+    """Return the indices of the k largest values, ascending; ties go to the first."""
     edge = torch.topk(values, k).values[-1]
     above = (values > edge).nonzero().flatten()
     at = (values == edge).nonzero().flatten()[: k - len(above)]

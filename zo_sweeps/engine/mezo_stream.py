@@ -1,4 +1,4 @@
-"""The stream of noise of MeZO's released code, as tensors; the perturbation is `perturbations/mezo_compat.py`."""
+"""The noise stream of MeZO's released code, as tensors; the perturbation is `perturbations/mezo_compat.py`."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from zo_sweeps.methods.points import Layout, NoiseKey
 
 
 class Stream:
-    """z of a direction, drawn a parameter at a time in the space's order; see `MezoCompat`."""
+    """A generator that draws z one parameter at a time, in the space's order; see `MezoCompat`."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
-        self._at: tuple[NoiseKey, int, torch.device] | None = None  # what the generator would draw next
+        self._at: tuple[NoiseKey, int, torch.device] | None = None  # the generator's next draw
         self._generator = torch.Generator()
 
     def draw(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:
-        """Return one parameter's part of z(key). Out of order it costs the parameters before it too."""
+        """Return one parameter's part of z(key). Out of order, the preceding parameters are drawn too."""
         names = list(self._layout.shapes)
         index = names.index(name)
         start = index
@@ -39,5 +39,5 @@ def _seed(seed: int, number: int) -> int:
 
 @lru_cache(maxsize=16)
 def _seeds(seed: int, block: int) -> np.ndarray:
-    """The draws 4096 * block ... of the stream."""
+    """Return the draws 4096 * block ... 4096 * (block + 1) - 1 of the stream."""
     return np.random.RandomState(seed).randint(1_000_000_000, size=4096 * (block + 1))[4096 * block :]

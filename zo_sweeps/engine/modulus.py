@@ -1,10 +1,9 @@
-"""PeZO's adaptive modulus scaling: uniform numbers at a Gaussian vector's expected length (eqs. 3 to 5).
+"""PeZO's adaptive modulus scaling: scale uniform numbers to a Gaussian vector's expected length (eqs. 3 to 5).
 
     scaled u = s u,   s = E||g||_2 / ||u||_2,   E||g||_2 = sqrt(2) Gamma((m + 1) / 2) / Gamma(m / 2)
 
-with g ~ N(0, I_m). Which vector u, and so which length m, is a choice of the member that uses this: the paper has the
-dimension of the perturbation in eq. 3, the pool where it speaks of the pool, and the number of generators where it
-speaks of its table.
+with g ~ N(0, I_m). The calling member chooses the vector u, and with it the length m: the paper uses the dimension of
+the perturbation in eq. 3, the pool's size for the pool, and the number of generators for the table of factors.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from torch import Tensor
 
 
 def expected_norm(m: int) -> float:
-    """E||g||_2 of g ~ N(0, I_m), m >= 1; relative error below 1e-11.
+    """Return E||g||_2 of g ~ N(0, I_m), m >= 1; relative error below 1e-11.
 
     Eq. 5, exp(log 2 / 2 + lgamma((m + 1) / 2) - lgamma(m / 2)); from m = 10^4 on, where the difference of two large
     logarithms would lose its digits, sqrt(m - 1/2 + 1/(8 m)) (its error is 1/(32 m^3)).
@@ -27,10 +26,10 @@ def expected_norm(m: int) -> float:
 
 
 def round_factor(factor: Tensor, rounding: str) -> Tensor:
-    """The factors (> 0) as they are stored: as they are, or the nearest power of two, so that scaling is a shift.
+    """Return the factors (> 0) unchanged, or as the nearest power of two, so that scaling is a shift.
 
-    `linear` takes the power at the least |factor - 2^e| (the boundary is 1.5 * 2^e), `log` at the least
-    |log2 factor - e| (sqrt(2) * 2^e); the paper says "nearest" only. The upper of equals.
+    `linear` minimizes |factor - 2^e| (the boundary is 1.5 * 2^e), `log` minimizes |log2 factor - e| (the boundary is
+    sqrt(2) * 2^e); the paper only says "nearest". Ties go to the larger power.
     """
     if rounding == "none":
         return factor

@@ -1,6 +1,6 @@
 """Addressed noise: z is a pure function of (seed, step, query, parameter name, element index).
 
-A tensor's elements, in order, form groups of 2 * LANES: the first half of group g takes word 0 of the counters
+A tensor's elements, in order, form groups of 2 * LANES: the first half of group g uses word 0 of the counters
 j = LANES * g + lane, the second half word 1. All integers are modulo 2^32 and >> is the logical shift:
 
     x = j xor k0;  x = (x xor x>>16) * M1;  x = x xor k1;  x = (x xor x>>15) * M2;  x = x xor x>>16      (word 0)
@@ -8,20 +8,20 @@ j = LANES * g + lane, the second half word 1. All integers are modulo 2^32 and >
 
 (k0, k1) are the two halves of BLAKE2b("seed/step/query/name"). A word w becomes the uniform u = ((w>>9) + 1/2) / 2^23,
 which fp32 holds exactly and which is never 0 or 1. The two words of a counter, as signed integers, become two Gaussians
-by Box and Muller (|x| / 2^31 and y / 2^31 are first rounded to fp32):
+by the Box-Muller transform (|x| / 2^31 and y / 2^31 are first rounded to fp32):
 
     r = sqrt(-2 ln(|x or 1| / 2^31));  t = y / 2^31;  z_0 = r sin(pi t / 2);  z_1 = sign(x) r cos(pi t / 2)
 
-ln, sin and cos are the polynomials in `_pairs`, of fp32 additions and multiplications, each rounded by itself (no fused
-multiply-add). With the square root these are IEEE operations, so that z has the same bits on every device, compiled or
+ln, sin and cos are the polynomials in `_pairs`: fp32 additions and multiplications, each rounded separately (no fused
+multiply-add). These and the square root are IEEE operations, so that z is bit-identical on every device, compiled or
 not. It differs from the exact map by at most 2e-6 (1 + |z|). The largest |z| is 6.6.
 
 A sum of directions is rounded in this order: s = c_0 z_0;  s = s + c_i z_i;  out = base + s.
 
-Only multiplication, xor, and, and floor division by powers of two are needed for the words, which is what an exported
-program may use. Cost: 18 integer and about 50 float operations a pair. On a CPU with a C compiler `combine` runs
-kernels/gaussian.c, several times faster than the torch expression and with the same bits (checked when it is loaded).
-On CUDA it runs kernels/triton.py, checked in the same way at the first use on a device, where triton is installed.
+The words need only multiplication, xor, and, and floor division by powers of two, the operations that an exported
+program may use. Cost: 18 integer and about 50 float operations per pair. On a CPU with a C compiler `combine` runs
+kernels/gaussian.c, several times faster than the torch expression and bit-identical (checked when it is loaded). On
+CUDA, where triton is installed, it runs kernels/triton.py, checked in the same way on first use on a device.
 """
 
 from __future__ import annotations
@@ -40,46 +40,46 @@ from zo_sweeps.methods.points import NoiseKey
 
 M1, M2, M3 = 0x7FEB352D, 0x846CA68B, 0x9E3779B1
 LANES = 512
-BLOCK = 1 << 7  # groups a block of the torch expression: its int32 and fp32 temporaries stay in the cores' L2 caches
-ROOT_HALF, EXPONENT = 0x3F3504F3, 31 << 23  # the bits of sqrt(1/2), and what 2^31 adds to a float's
+BLOCK = 1 << 7  # groups per block of the torch expression: its int32 and fp32 temporaries stay in the cores' L2 caches
+ROOT_HALF, EXPONENT = 0x3F3504F3, 31 << 23  # the bits of sqrt(1/2); the factor 2^31 in the exponent's bits
 LOG = (-0.23792209, 0.3733571, -0.4099266, 0.49819487, -0.66629016, 1.0000223, -2.000002)  # -2 ln(1 + f) / f, in f
 SIN = (-0.004333095, 0.07943434, -0.64589286, 1.570791)  # sin(pi t / 2) / t, in t^2
 COS = (0.00085819064, -0.020810628, 0.25365075, -1.2336982, 0.99999994)  # cos(pi t / 2), in t^2
 TWO_LN2 = 1.3862944
 
 Terms = Sequence[tuple[NoiseKey, float]]
-# out, base, start, words, scales: what `_expression` computes, however it is done.
+# (out, base, start, words, scales): any implementation of `_expression`.
 Run = Callable[[Tensor, Tensor | None, int, Sequence[tuple[int, int]], Sequence[float]], None]
 HALVES = (torch.bfloat16, torch.float16)
 log = logging.getLogger(__name__)
 
 
 def _signed(word: int) -> int:
-    """The int32 with the same bits as the unsigned 32-bit `word`."""
+    """Return the int32 with the same bits as the unsigned 32-bit `word`."""
     return word - (1 << 32) if word >= 1 << 31 else word
 
 
 @lru_cache(maxsize=65536)
 def words_of(key: NoiseKey, name: str) -> tuple[int, int]:
-    """(k0, k1): the 64-bit address of a parameter's direction, as two int32."""
+    """Return (k0, k1), the 64-bit address of a parameter's direction, as two int32."""
     digest = hashlib.blake2b(f"{key.seed}/{key.step}/{key.query}/{name}".encode(), digest_size=8).digest()
     return _signed(int.from_bytes(digest[:4], "little")), _signed(int.from_bytes(digest[4:], "little"))
 
 
 @lru_cache(maxsize=256)
 def _constant(value: float, dtype: torch.dtype = torch.int32) -> Tensor:
-    """A number as torch takes it fastest: in place of a Python number, which every operation would convert again."""
+    """Return a number as a 0-d tensor: faster than a Python number, which every operation would convert again."""
     return torch.tensor(value, dtype=dtype)
 
 
 def _mix(x: Tensor, shift: int, spare: Tensor) -> None:
-    """x = x xor x >> shift."""
+    """Set x = x xor x >> shift."""
     torch.bitwise_right_shift(x, _constant(shift), out=spare)
     x ^= spare.bitwise_and_(_constant((1 << (32 - shift)) - 1))
 
 
 def _hash(x: Tensor, k0: int, k1: int, spare: Tensor) -> tuple[Tensor, Tensor]:
-    """Both words of each counter (int32). The first takes the place of the counters."""
+    """Return both words of each counter (int32). The first overwrites the counters."""
     x ^= k0
     _mix(x, 16, spare)
     x *= _constant(_signed(M1))
@@ -94,22 +94,22 @@ def _hash(x: Tensor, k0: int, k1: int, spare: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def integers(key: NoiseKey, name: str, count: int, device: torch.device | str = "cpu") -> Tensor:
-    """The raw words of elements 0..count-1, [count] int32."""
+    """Return the raw words of elements 0..count-1, [count] int32."""
     groups = -(-count // (2 * LANES))
     counter = torch.arange(groups * LANES, dtype=torch.int32, device=device)
-    found = _hash(counter, *words_of(key, name), torch.empty_like(counter))
-    words = torch.stack([word.view(-1, LANES) for word in found], dim=1)
+    halves = _hash(counter, *words_of(key, name), torch.empty_like(counter))
+    words = torch.stack([half.view(-1, LANES) for half in halves], dim=1)
     return words.flatten()[:count]
 
 
 def uniform(key: NoiseKey, name: str, shape: torch.Size, device: torch.device | str = "cpu") -> Tensor:
-    """U(0, 1), `shape`, fp32."""
+    """Return U(0, 1) numbers of `shape`, fp32."""
     words = integers(key, name, shape.numel(), device)
     return words.bitwise_right_shift_(9).bitwise_and_(0x7FFFFF).float().add_(0.5).mul_(2.0**-23).view(shape)
 
 
 def _polynomial(coefficients: Sequence[float], x: Tensor, out: Tensor) -> Tensor:
-    """Horner's rule, highest coefficient first, every operation rounded."""
+    """Evaluate a polynomial by Horner's rule, highest coefficient first, every operation rounded."""
     first, *rest, last = (_constant(c, torch.float32) for c in coefficients)
     torch.mul(x, first, out=out)
     for c in rest:
@@ -118,12 +118,12 @@ def _polynomial(coefficients: Sequence[float], x: Tensor, out: Tensor) -> Tensor
 
 
 def _sqrt(w: Tensor, out: Tensor) -> Tensor:
-    """The correctly rounded square root, which on a CPU torch's own misses in 0.6 % of cases."""
+    """Compute the correctly rounded square root; torch's own on a CPU is off in 0.6 % of cases."""
     return torch.sqrt(w, out=out) if w.is_cuda else out.copy_(w.double().sqrt_())
 
 
 def _pairs(counter: Tensor, k0: int, k1: int, spare: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each counter (int32) r, and what it multiplies for either Gaussian. Overwrites both arguments."""
+    """Return, for each counter (int32), r and its factors for both Gaussians. Overwrites `counter` and `spare`."""
     bits = spare[0].view(torch.int32)
     x, y = _hash(counter, k0, k1, bits)
     f, exponent, r, t = spare[0], spare[1], spare[2], spare[3]
@@ -146,7 +146,7 @@ def _pairs(counter: Tensor, k0: int, k1: int, spare: Tensor) -> tuple[Tensor, Te
 def _expression(
     out: Tensor, base: Tensor | None, start: int, words: Sequence[tuple[int, int]], scales: Sequence[float]
 ) -> None:
-    """What `native.combine` computes, in torch operations, on any device; all arguments flat."""
+    """Compute `native.combine` in torch operations, on any device; all arguments flat."""
     group, stop = 2 * LANES, start + out.numel()
     last = -(-stop // group)
     block = min(BLOCK if out.device.type == "cpu" else last, last - start // group)
@@ -184,14 +184,14 @@ def _rounded(
     words: Sequence[tuple[int, int]],
     scales: Sequence[float],
 ) -> None:
-    """`run`, which knows fp32 only, for `out` and `base` of any dtype: summed in fp32 and rounded once."""
+    """Apply `run`, which supports fp32 only, to `out` and `base` of any dtype: sum in fp32 and round once."""
     total = torch.empty(out.shape, device=out.device)
     run(total, None, start, words, scales)
     out.copy_(total if base is None else total.add_(base))
 
 
 def _same_bits(run: Run, device: torch.device, dtype: torch.dtype, add: bool) -> bool:
-    """Whether `run` on `device` gives the bits of the torch expression on the CPU; `add`: to a base."""
+    """Tell whether `run` on `device` is bit-identical to the torch expression on the CPU; `add`: with a base."""
     words, scales, base = [(-5, 17), (1 << 30, -(1 << 30))], [0.3, -1.7], torch.linspace(-1, 1, 5 * LANES, dtype=dtype)
     ours, theirs = torch.empty_like(base), torch.empty_like(base, device=device)
     _rounded(_expression, ours, base if add else None, 3 * LANES + 1, words, scales)
@@ -201,7 +201,7 @@ def _same_bits(run: Run, device: torch.device, dtype: torch.dtype, add: bool) ->
 
 @lru_cache(maxsize=1)
 def _native() -> ctypes.CDLL | None:
-    """The compiled map, if it could be built and gives the bits of the torch expression."""
+    """Return the compiled map if it can be built and is bit-identical to the torch expression, else None."""
     code = native.library()
     if code is None:
         return None
@@ -211,21 +211,21 @@ def _native() -> ctypes.CDLL | None:
 
 @cache
 def _triton(device: torch.device, dtype: torch.dtype, add: bool) -> Run | None:
-    """The CUDA kernel for `out` (and a base) of `dtype`, if it runs there with the bits of the torch expression."""
+    """Return the CUDA kernel for `out` (and a base) of `dtype` if it runs and is bit-identical to the expression."""
     try:
         from zo_sweeps.engine.kernels import triton
 
         if _same_bits(triton.combine, device, dtype, add):
             return triton.combine
-        why = "its bits are not those of the torch expression"
-    except Exception as error:  # no triton, no compiler for its launcher, an old device: it can raise anything
+        why = "its bits differ from the torch expression's"
+    except Exception as error:  # no triton, no compiler for its launcher, an old device: anything can be raised
         why = f"{type(error).__name__}: {error}"
-    log.debug("triton is not used for %s on %s: %s", dtype, device, why)
+    log.debug("%s on %s falls back from triton to torch operations: %s", dtype, device, why)
     return None
 
 
 def _runner(out: Tensor, base: Tensor | None) -> Run:
-    """The fastest there is for these tensors."""
+    """Return the fastest implementation for these tensors."""
     same_dtype = base is None or base.dtype == out.dtype
     if out.is_cuda and same_dtype and out.dtype in (torch.float32, *HALVES):
         kernel = _triton(out.device, out.dtype, base is not None)
@@ -246,14 +246,15 @@ def combine(
     out: Tensor | None = None,
     start: int = 0,
 ) -> Tensor:
-    """base + sum_i c_i z(key_i) for the terms (key_i, c_i): summed in fp32, rounded once to the dtype of `out`.
+    """Return base + sum_i c_i z(key_i) for the terms (key_i, c_i): summed in fp32, rounded once to the dtype of `out`.
 
     Args:
-        name, shape: the parameter; with `start`, `shape` is that of the elements start, start + 1, ... wanted.
-        base: of that many elements; nothing is added without it.
-        out: contiguous; may be `base` itself. New when not given: of the dtype of `base`, fp32 without one.
+        name: the parameter.
+        shape, start: shape of the result, which holds the parameter's elements start, start + 1, ....
+        base: tensor of as many elements; defaults to zero.
+        out: contiguous; may be `base` itself. Defaults to a new tensor of the dtype of `base`, or fp32.
 
-    Cost: one pass over `shape`, whatever the number of terms; the directions themselves are never stored.
+    Cost: one pass over `shape`, whatever the number of terms; the directions are never stored.
     """
     if out is None:
         out = torch.empty(shape, device=device, dtype=torch.float32 if base is None else base.dtype)
@@ -264,18 +265,18 @@ def combine(
 
 
 def is_compiled() -> bool:
-    """Whether `combine` runs the compiled map on this machine's CPU."""
+    """Tell whether `combine` runs the compiled map on this machine's CPU."""
     return _native() is not None
 
 
 def expression(out: Tensor, key: NoiseKey, name: str) -> Tensor:
-    """Fills `out` with z(key) by the torch expression, whatever is compiled: the oracle of `combine`."""
+    """Fill `out` with z(key) by the torch expression, never by compiled code: the oracle of `combine`."""
     _expression(out.view(-1), None, 0, [words_of(key, name)], [1.0])
     return out
 
 
 def gaussian(key: NoiseKey, name: str, shape: torch.Size, device: torch.device | str = "cpu") -> Tensor:
-    """N(0, 1), `shape`, fp32; see the module's text for the map."""
+    """Return N(0, 1) numbers of `shape`, fp32; see the module's docstring for the map."""
     return combine([(key, 1.0)], name, shape, device)
 
 
@@ -289,6 +290,6 @@ def signs(key: NoiseKey, name: str, shape: torch.Size, device: torch.device | st
 
 @lru_cache
 def _signs_of_bytes(device: torch.device) -> Tensor:
-    """[256, 8]: the signs of a byte's bits, lowest bit first."""
+    """Return [256, 8], the signs of a byte's bits, lowest bit first."""
     byte, bit = torch.arange(256, device=device).unsqueeze(1), torch.arange(8, device=device)
     return ((byte >> bit & 1) * 2 - 1).float()

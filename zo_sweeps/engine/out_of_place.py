@@ -1,7 +1,7 @@
-"""A model at theta + scale * z that never holds more of it than a few million values. theta is only read.
+"""A model at theta + scale * z, with at most a few million perturbed values in memory at a time. theta is only read.
 
-A Linear makes its weight some rows at a time and multiplies by them while they are in cache; an Embedding makes the
-rows that it looks up; any other module has its own parameters exchanged while it computes.
+A Linear computes its weight a few rows at a time and multiplies by them while they are in cache; an Embedding computes
+the rows that it looks up; in any other module the parameters are swapped while it computes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from zo_sweeps.methods.perturbation import Perturbation
 from zo_sweeps.methods.points import Point
 from zo_sweeps.methods.space import InstalledSpace
 
-CHUNK = {"cpu": 1 << 20}  # values made at a time: 4 MB, which the L2 caches hold; elsewhere kernels want more
+CHUNK = {"cpu": 1 << 20}  # values per chunk: 4 MB, which fit the L2 caches; other devices need larger kernels
 CHUNK_ELSEWHERE = 1 << 26
 
 
@@ -29,7 +29,7 @@ CHUNK_ELSEWHERE = 1 << 26
 def out_of_place(
     module: nn.Module, space: InstalledSpace, noise: Perturbation, points: Sequence[Point]
 ) -> Iterator[None]:
-    """`module` computes at the point; before and after, it is what it was. Parameters used twice are made twice."""
+    """Make `module` compute at the one point within the block. A parameter that is used twice is computed twice."""
     (point,) = points
     if point.scale == 0:
         yield
@@ -37,7 +37,7 @@ def out_of_place(
     names = {id(param): name for name, param in space.params.items()}
 
     def at(param: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
-        """Rows start..stop-1 of a parameter (all of it, without them) at the point."""
+        """Return rows start..stop-1 of a parameter at the point; without `stop`, the whole parameter."""
         name = names.get(id(param))
         if name is None:
             return param[start:stop] if stop is not None else param
@@ -63,10 +63,10 @@ def out_of_place(
 
 
 def _in_parts(layer: nn.Module) -> Callable[..., Tensor] | None:
-    """How a module computes from a few rows of its weight at a time; None: it needs all of it at once."""
+    """Return the module's forward that uses a few rows of its weight at a time; None: it needs the whole weight."""
     if type(layer) is nn.Linear:
         return _linear
-    # Elsewhere than on a CPU, launching the kernels of each row would cost more than making the whole table.
+    # On a GPU, launching kernels for each row would cost more than computing the whole table.
     if type(layer) is nn.Embedding and layer.max_norm is None and layer.weight.device.type == "cpu":
         return _embedding
     return None
@@ -78,7 +78,7 @@ def _embedding(layer: nn.Embedding, at: Callable[..., Tensor], ids: Tensor) -> T
 
 
 def _linear(layer: nn.Linear, at: Callable[..., Tensor], x: Tensor) -> Tensor:
-    """x W^T + b, some rows of W (outputs) at a time."""
+    """Return x W^T + b, computed a few rows of W (outputs) at a time."""
     weight = layer.weight
     bias = None if layer.bias is None else at(layer.bias)
     rows = max(1, CHUNK.get(weight.device.type, CHUNK_ELSEWHERE) // layer.in_features)

@@ -1,28 +1,29 @@
-"""Several short texts in one row of a batch, so that little of it is padding."""
+"""Packing: several short texts in one row of a batch, to reduce padding."""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
 
-# Attention costs the square of a row: at this length it is still small beside the linear layers of any model.
+# Attention is quadratic in the row length; at this length it is still cheap compared with any model's linear layers.
 CAPACITY = 256
-SAVING = 1 / 8  # of the padded tokens; for less, attention without a mask is worth more
+SAVING = 1 / 8  # share of padded tokens; below it, attention without a mask is faster
 
 
 def padded_to(length: int, multiple_of: int) -> int:
+    """Round a length up to a multiple."""
     return -(-length // multiple_of) * multiple_of
 
 
 def pack(lengths: Sequence[int], multiple_of: int) -> list[list[int]]:
-    """The texts (by index) that share each row, in the order in which they stand in it; [[0], [1], ...] to save little.
+    """Return the texts (by index) of each row, in order; one text per row if packing would save too little.
 
-    As few rows as hold all texts, filled evenly: texts are taken from the longest on, each into the emptiest row. A row
-    holds at most `CAPACITY` tokens, or the longest text. Deterministic: the lengths alone decide.
+    Uses as few rows as hold all texts, filled evenly: longest text first, each into the emptiest row. A row holds at
+    most `CAPACITY` tokens, or the longest text. Deterministic: depends on the lengths only.
 
     Args:
         lengths: tokens of each text.
-        multiple_of: rows are padded to the next multiple of it.
+        multiple_of: row lengths are rounded up to a multiple of it.
     """
     apart = [[text] for text in range(len(lengths))]
     capacity = max(CAPACITY, *lengths)
@@ -35,7 +36,7 @@ def pack(lengths: Sequence[int], multiple_of: int) -> list[list[int]]:
 
 
 def _filled(lengths: Sequence[int], count: int) -> tuple[list[list[int]], int]:
-    """`count` rows of texts, and the tokens of the fullest."""
+    """Fill `count` rows; return their texts, and the number of tokens in the fullest row."""
     rows: list[list[int]] = [[] for _ in range(count)]
     used = [(0, row) for row in range(count)]
     for text in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):

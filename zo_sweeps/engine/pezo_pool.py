@@ -15,26 +15,26 @@ from zo_sweeps.methods.points import NoiseKey
 
 @lru_cache(maxsize=8)
 def pool(seed: int, k: int) -> Tensor:
-    """N = 2^k - 1 numbers of U(-1, 1), [N] fp32 on the CPU."""
+    """Return N = 2^k - 1 numbers of U(-1, 1), [N] fp32 on the CPU."""
     return noise.uniform(NoiseKey(seed, SEED_STEP, 0), "pool", torch.Size([(1 << k) - 1])).mul_(2.0).sub_(1.0)
 
 
 @lru_cache(maxsize=8)
 def energy(seed: int, k: int) -> tuple[float, ...]:
-    """Sums of the squares of the pool's first 0, 1, ..., 2 N numbers, the pool twice over."""
+    """Return the sums of squares of the first 0, 1, ..., 2 N numbers of the pool repeated twice."""
     squares = pool(seed, k).double().square().repeat(2)
     return 0.0, *squares.cumsum(0).tolist()
 
 
 @lru_cache(maxsize=8)
 def scaled(seed: int, k: int, norm: float, m: int, rounding: str, device: torch.device) -> Tensor:
-    """The pool times E||g_m|| / norm, as it is stored."""
+    """Return the pool times the (rounded) factor E||g_m|| / norm."""
     factor = torch.tensor(expected_norm(m) / norm, dtype=torch.float64)
     return (pool(seed, k) * round_factor(factor, rounding).float()).to(device)
 
 
 def cyclic(period: Tensor, start: int, count: int) -> Tensor:
-    """period[(start + j) mod N] for j = 0 .. count - 1."""
+    """Return period[(start + j) mod N] for j = 0 .. count - 1."""
     N = len(period)
     out = torch.empty(count, device=period.device)
     whole = count // N * N

@@ -16,19 +16,20 @@ BLOCK = 1 << 16  # numbers read at once: the indices and values stay in a core's
 
 @lru_cache(maxsize=8)
 def values(bits: int, center: bool, device: torch.device) -> Tensor:
-    """What each state of the cycle stands for, twice over, [2 P] fp32, exact."""
+    """Return the number that each state of the cycle maps to, repeated twice, [2 P] fp32, exact."""
     half = 1 << (bits - 1)
     return ((lfsr.cycle(bits) - (half if center else 0)).float() / half).repeat(2).to(device)
 
 
 @lru_cache(maxsize=8)
 def windows(seed: int, n: int, bits: int, device: torch.device) -> Tensor:
+    """Return the phases in reading order for each clock mod n; see `lfsr.rotations`."""
     return lfsr.rotations(lfsr.phases(seed, n, bits)).to(device)
 
 
 @lru_cache(maxsize=8)
 def squared_norms(seed: int, n: int, bits: int, center: bool) -> Tensor:
-    """||u||^2 of the n numbers of clock c = 0 .. P-1, [P] fp64; rotation does not change it."""
+    """Return ||u||^2 of the n numbers at clocks c = 0 .. P-1, [P] fp64; invariant under rotation."""
     squares = values(bits, center, CPU).double().square()[: (1 << bits) - 1]
     total = torch.zeros_like(squares)
     for phase in lfsr.phases(seed, n, bits).tolist():
@@ -40,18 +41,18 @@ def squared_norms(seed: int, n: int, bits: int, center: bool) -> Tensor:
 def block_factors(
     seed: int, n: int, bits: int, center: bool, address: str, rounding: str, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """([2 P] the factors by what is looked at, [n, 1] the phase of the register that clock c mod n looks at)."""
+    """Return ([2 P] factors by address, [n, 1] phase of the register that supplies the address at clock c mod n)."""
     phases = lfsr.phases(seed, n, bits)
     factors = round_factor(expected_norm(n) / squared_norms(seed, n, bits, center).sqrt(), rounding).float()
-    # Stored under register 0's output at that clock, which is number phase_0 + c of the cycle.
+    # The address is register 0's output at clock c, which is element phase_0 + c of the cycle.
     table = factors.roll(int(phases[0])).repeat(2)
-    looked_at = phases if address == "pointer" else phases[:1].expand(n)
-    return table.to(device), looked_at.int().unsqueeze(1).contiguous().to(device)
+    address_phases = phases if address == "pointer" else phases[:1].expand(n)
+    return table.to(device), address_phases.int().unsqueeze(1).contiguous().to(device)
 
 
 @lru_cache(maxsize=64)
 def direction_factor(seed: int, n: int, bits: int, center: bool, rounding: str, d: int, clock: int) -> float:
-    """E||g_d|| over the norm of the d numbers from `clock` on."""
+    """Return E||g_d|| over the norm of the d numbers from `clock` on, rounded."""
     squares, P = squared_norms(seed, n, bits, center), (1 << bits) - 1
     start, full = clock % P, d // n
     total = full // P * squares.sum() + squares.repeat(2)[start : start + full % P].sum()

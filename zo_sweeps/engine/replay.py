@@ -1,9 +1,9 @@
-"""A run is its log of scalars: the weights of any step from the base weights and the logged coefficients.
+"""A run is its log of scalars: base weights and logged coefficients give the weights at any step.
 
     theta_t = theta_0 - sum_{s <= t} lr_s * u(ghat_s),   ghat_s from (seed, s, coefficients of s)
 
-The same updates run in the same order on the same numbers, so that the result has the same bits as the run's, on the
-same kind of device. Cost: q noise passes over the space a step, no forward.
+Replay applies the same updates in the same order to the same numbers, so its result is bit-identical to the run's on
+the same kind of device. Cost: q noise passes over the space per step, no forwards.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def replay(
     state: State | None = None,
     first: int = 1,
 ) -> State:
-    """Applies the updates of steps first, first+1, ... to `params` in place; `coefs[i]` is the log of step first+i."""
+    """Apply the updates of steps first, first+1, ... to `params` in place; `coefs[i]` is the log of step first+i."""
     method = method.bind(params)
     state = method.update.init(params) if state is None else state
     for number, logged in enumerate(coefs, start=first):
@@ -40,16 +40,16 @@ def replay(
 def revert(
     method: Method, params: Params, coefs: Sequence[Sequence[float]], rates: Rates, *, seed: int, last: int
 ) -> None:
-    """Walks back from theta_last to theta_{last - n}, in place; `coefs` is the log of the last n steps.
+    """Walk back from theta_last to theta_{last - n}, in place; `coefs` is the log of the last n steps.
 
         theta_{s-1} = theta_s + lr_s * u(ghat_s)
 
-    For updates without state and without weight decay (sgd, sign, conservative), evaluated out of place: of the others
-    the log alone does not say what was there before. Adding back does not undo the rounding: in fp32 a step there and
+    Works for updates without state and without weight decay (sgd, sign, conservative), evaluated out of place: for all
+    others the log does not determine the previous weights. Adding back does not undo rounding: in fp32 a step forth and
     back leaves at most 2^-23 * max|theta| in an element, n steps at most n times that (measured over 12 steps: 1.8e-7
-    of weights up to 1). A replay from the base weights has no such error. Cost: q noise passes a step.
+    for weights up to 1). A replay from the base weights has no such error. Cost: q noise passes per step.
 
-    Raises ValueError for a method that cannot be walked back, or for a log longer than the run.
+    Raises ValueError for a method that cannot be walked back, and for a log longer than the run.
     """
     update = method.update
     stateful, decaying = bool(update.init(params)), bool(getattr(update, "weight_decay", 0.0))
@@ -66,9 +66,9 @@ def revert(
 def rebuild(
     method: Method, space: InstalledSpace, coefs: Sequence[Sequence[float]], rates: Rates, *, seed: int
 ) -> State:
-    """`replay` from step 1 onto an installed space, which changes on the way where it did in the run.
+    """Replay from step 1 onto an installed space, which changes at the same steps as in the run.
 
-    Where the parameters become others (a mask that is found again), the update's state starts anew.
+    Where the set of parameters changes (a sparse mask is recomputed), the update's state is reset.
     """
     first = 1
     for step in range(1, len(coefs) + 1):

@@ -13,9 +13,9 @@ from zo_sweeps.engine.types import LanguageModel
 
 
 class Scored(NamedTuple):
-    """A split's mean loss, and of every example the best candidate and all candidates' scores.
+    """A split's mean loss, and for every example the index of the best candidate and all candidates' scores.
 
-    A candidate's score is the mean log-probability of its answer tokens; of equal ones the first is the best.
+    A candidate's score is the mean log-probability of its answer tokens; ties go to the first.
     """
 
     loss: float
@@ -36,8 +36,8 @@ def score(
 ) -> Scored:
     """Score the examples.
 
-    They are taken in order of length, so that little is padded; the mean weighs examples equally. With `gold_only` the
-    right answers alone are forwarded: every example then has one score, and its choice is 0.
+    Examples are sorted by length to reduce padding; the mean weighs them equally. With `gold_only` only the right
+    answers are forwarded: every example then has one score, and its choice is 0.
     """
 
     def rows(i: int) -> int:

@@ -1,4 +1,4 @@
-"""How concentrated the gradient is: the share of its square that the largest entries hold, and that a mask holds."""
+"""Concentration of the gradient: the share of the squared gradient in the largest entries, and in a mask."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from torch import Tensor, nn
 from zo_sweeps.engine.masks import Masks, squared_gradients
 
 DENSITIES = (1e-4, 1e-3, 1e-2)  # the fractions of the paper's Figure 8
-SHARES = tuple(10 ** (k / 4) for k in range(-20, 1))  # 1e-5 to 1: where the curve is taken
+SHARES = tuple(10 ** (k / 4) for k in range(-20, 1))  # 1e-5 to 1: the abscissas of the curve
 
 
 @dataclass(frozen=True)
 class Concentration:
-    """The cumulative normalized squared gradient, over the layers.
+    """The cumulative normalized squared gradient over the layers.
 
     Args:
-        shares: of a layer's entries, rising.
-        mean, std: over the layers, of the share of the layer's squared gradient that these entries hold.
-        layers: how many have a gradient at all.
+        shares: shares of a layer's entries, ascending.
+        mean, std: over the layers, of the share of the layer's squared gradient in these entries.
+        layers: number of layers with a non-zero gradient.
     """
 
     shares: tuple[float, ...]
@@ -31,10 +31,10 @@ class Concentration:
 
 
 def concentration(scores: Mapping[str, Tensor], shares: Sequence[float] = SHARES) -> Concentration:
-    """Sum of the k largest scores of a layer over the sum of all, k = share * entries (at least one).
+    """Return the sum of a layer's k largest scores over the sum of all, with k = share * entries (at least one).
 
-    A layer whose gradient is 0 has no such share and is left out. Source: Guo et al., 2024, Figures 2 and 7. Cost: a
-    sort of every layer, in fp64 two copies of one.
+    Layers with zero gradient are left out. Source: Guo et al., 2024, Figures 2 and 7. Cost: a sort of every layer;
+    memory: two fp64 copies of one layer.
     """
     curves = []
     for value in scores.values():
@@ -48,7 +48,7 @@ def concentration(scores: Mapping[str, Tensor], shares: Sequence[float] = SHARES
 
 
 def covered(scores: Mapping[str, Tensor], mask: Masks) -> float:
-    """Mean over the layers of the share of the squared gradient at the mask's entries; see `concentration`.
+    """Return the mean over the layers of the share of the squared gradient at the mask's entries; see `concentration`.
 
     Source: Guo et al., 2024, Figures 3 and 8.
     """
@@ -64,9 +64,9 @@ def covered(scores: Mapping[str, Tensor], mask: Masks) -> float:
 def gradient_of_mean(
     module: nn.Module, weights: Mapping[str, nn.Parameter], losses: Iterable[Callable[[], Tensor]]
 ) -> dict[str, Tensor]:
-    """[grad F(w)]_i^2 of every entry of `weights`, F the mean of `losses`, up to one factor; `module` holds them.
+    """Return [grad F(w)]_i^2 for every entry of `weights`, up to a common factor; F is the mean of `losses`.
 
-    Leaves no gradient behind, whatever else of the module is being trained. Cost: see `masks.squared_gradients`.
+    `module` holds the weights. No other parameter of it receives a gradient. Cost: see `masks.squared_gradients`.
     """
     chosen = {id(weight) for weight in weights.values()}
     others = [param for param in module.parameters() if param.requires_grad and id(param) not in chosen]

@@ -1,11 +1,11 @@
 """One ZO step. Read this page first.
 
-    points   = estimator.points(seed, step)             where f is wanted          (ask)
-    losses   = evaluate(objective, ..., points, mode)   f there; the only forwards
+    points   = estimator.points(seed, step)             where to evaluate f        (ask)
+    losses   = evaluate(objective, ..., points, mode)   f at each; the only forwards
     estimate = estimator.combine(points, losses)        a few scalars              (tell)
     state    = update.apply(params, estimate, ...)      theta moves
 
-The estimate's coefficients are all that a step leaves behind: `replay` makes the weights of any step from them.
+The estimate's coefficients are the only record of a step: `replay` reconstructs the weights at any step from them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import nn
 from zo_sweeps.engine.direction import Along
 from zo_sweeps.engine.evaluate import Objective, evaluate
 from zo_sweeps.engine.in_place import InPlace
-from zo_sweeps.engine.types import Choosing, DivergedError, Peers
+from zo_sweeps.engine.types import DivergedError, LineSearchUpdate, Peers
 from zo_sweeps.methods.estimator import Estimator
 from zo_sweeps.methods.evaluation import Mode
 from zo_sweeps.methods.perturbation import Perturbation
@@ -31,14 +31,14 @@ from zo_sweeps.methods.update import Params, State, Update
 
 @dataclass(frozen=True)
 class Method:
-    """A named method (mezo, prge, ...) as the choice on each axis."""
+    """A named method (mezo, prge, ...): one member of each axis."""
 
     estimator: Estimator
     perturbation: Perturbation
     update: Update
     mode: Mode = Mode.SEQUENTIAL
-    in_place: InPlace | None = None  # f is evaluated in theta itself; None: never written to
-    d: int = 0  # parameters of the space that it is bound to
+    in_place: InPlace | None = None  # evaluates f in theta itself; None: theta is never written to
+    d: int = 0  # number of parameters in the space that it is bound to
 
     @property
     def evaluations(self) -> int:
@@ -46,9 +46,9 @@ class Method:
         return self.estimator.evaluations(self.d) + self.update.evaluations
 
     def bind(self, params: Params) -> Method:
-        """The method over these parameters: members that need the whole vector's layout are given it.
+        """Return the method bound to these parameters: members that need the layout of the whole vector receive it.
 
-        `train` and `replay` do this; who calls `step` alone does it once before. Binding again changes nothing.
+        `train` and `replay` do this; callers of `step` must do so once first. Idempotent.
         """
         shapes = {name: param.shape for name, param in params.items()}
         d = sum(shape.numel() for shape in shapes.values())
@@ -69,15 +69,15 @@ def step(
     lr: float,
     peers: Peers | None = None,
 ) -> tuple[Estimate, State]:
-    """One step of theta; returns the estimate (for the log) and the update's new state.
+    """Take one step of theta; return the estimate (for the log) and the update's new state.
 
     Args:
-        objective: P -> [P] losses of the step's minibatch at the points that the space then holds.
-        seed, step: address of the step's directions.
+        objective: P -> [P] losses of the step's minibatch at the P points that the space holds.
+        seed, step: noise address of the step's directions.
         lr: learning rate of this step.
-        peers: the others that evaluate f at some of the points, if there are any.
+        peers: the processes that share the step's points; None: this process evaluates all of them.
 
-    Raises DivergedError when a loss is not finite; theta is then still that of the step before.
+    Raises DivergedError if a loss is not finite; theta then still has its value from the previous step.
     """
     points: Sequence[Point] = method.estimator.points(seed, step)
     f = partial(losses_at, method, module, space, objective)
@@ -91,12 +91,12 @@ def step(
             query = point.key.query
             raise DivergedError(f"non-finite loss at step {step}, seed {seed}, query {query}: losses [{shown}]")
     estimate = method.estimator.combine(points, losses)
-    if isinstance(method.update, Choosing):
+    if isinstance(method.update, LineSearchUpdate):
         line = Along(estimate, method.perturbation)
 
         def along(scales: Sequence[float]) -> list[float]:
-            places = [Point(points[0].key, scale) for scale in scales]
-            return evaluate(objective, module, space, line, places, method.mode)
+            candidates = [Point(points[0].key, scale) for scale in scales]
+            return evaluate(objective, module, space, line, candidates, method.mode)
 
         estimate = method.update.choose(estimate, lr, along)
     return estimate, method.update.apply(space.params, estimate, method.perturbation, state, lr)
@@ -105,7 +105,7 @@ def step(
 def losses_at(
     method: Method, module: nn.Module, space: InstalledSpace, objective: Objective, points: Sequence[Point]
 ) -> list[float]:
-    """f at each of a step's points."""
+    """Return f at each of a step's points."""
     if method.in_place is not None:
         return method.in_place.losses(objective, space.params, method.perturbation, points)
     return evaluate(objective, module, space, method.perturbation, points, method.mode)

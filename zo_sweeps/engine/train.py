@@ -1,4 +1,4 @@
-"""A run: steps, evaluation points, and what is told of them. Yields events; keeps no files and prints nothing."""
+"""A training run: steps and evaluations, yielded as events. Writes no files and prints nothing."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from zo_sweeps.methods.space import InstalledSpace
 
 @dataclass(frozen=True)
 class StepDone:
+    """The event after each step."""
+
     step: int
     loss: float  # mean over the step's points
     coefs: tuple[float, ...]  # empty for first-order steps
@@ -46,6 +48,8 @@ class Scores:
 
 @dataclass(frozen=True)
 class Evaluated:
+    """The event after each evaluation on the dev split."""
+
     step: int
     loss: float
     metric: float
@@ -54,7 +58,7 @@ class Evaluated:
 
 
 def evaluation_points(steps: int, every: int) -> list[int]:
-    """Multiples of `every`, and the last step."""
+    """Return the steps after which to evaluate: the multiples of `every`, and the last step."""
     return sorted({*range(every, steps + 1, every), steps}) if steps else []
 
 
@@ -75,23 +79,23 @@ def train(
     objective: Callable[[int, int], Tensor] | None = None,
     peers: Peers | None = None,
 ) -> Iterator[StepDone | Evaluated]:
-    """Runs steps len(log)+1 .. steps, after replaying `log` onto the space's base values.
+    """Run steps len(log)+1 .. steps, after replaying `log` onto the space's base values.
 
     Args:
         batches: step number -> its minibatch, on the model's device.
         evaluate_dev: scores theta on the dev split.
-        log: coefficients of the steps already run.
-        evaluated: steps whose evaluation is already known; they are not evaluated again.
-        objective: (step number, P) -> [P], in place of `loss` of the step's batch: for what is not a function of answer
-            tokens' log-probabilities, as the F1 of generated text.
-        peers: those that share the steps' points, if there are any.
+        log: coefficients of the completed steps.
+        evaluated: steps already evaluated; they are skipped.
+        objective: (step number, P) -> [P]; replaces `loss` of the step's batch where f is not a function of the answer
+            tokens' log-probabilities (the F1 of generated text).
+        peers: the processes that share the steps' points; None: this process evaluates all of them.
 
-    Raises DivergedError at the first loss that is not finite, ValueError for peers and in-place evaluation, where theta
-    depends on who was at which points.
+    Raises DivergedError at the first non-finite loss, and ValueError for peers with in-place evaluation, because theta
+    would depend on which process evaluated which points.
     """
     if peers is not None:
         if method.in_place is not None:
-            raise ValueError("peers share points that are evaluated out of place")
+            raise ValueError("peers need out-of-place evaluation: set evaluation.restore=exact")
         for coefs in log:
             peers.tell(coefs)
     state = rebuild(method, space, log, rates, seed=seed)
@@ -119,7 +123,7 @@ def train(
 
 
 def of_batch(model: LanguageModel, batch: Batch, loss: Loss) -> Objective:
-    """f: `loss` of the batch, for as many row groups as it is asked for."""
+    """Return f: number of row groups P -> `loss` of the batch in each, [P]."""
 
     def f(points: int) -> Tensor:
         return loss(token_logprobs(model, batch, copies=points), batch)
@@ -128,7 +132,7 @@ def of_batch(model: LanguageModel, batch: Batch, loss: Loss) -> Objective:
 
 
 def evaluated_at(number: int, evaluate_dev: Callable[[], Scores], seed: int) -> Evaluated:
-    """The dev scores after a step. Raises DivergedError when they are not finite."""
+    """Score theta on the dev split after a step. Raises DivergedError if a score is not finite."""
     began = time.perf_counter()
     dev = evaluate_dev()
     if not (math.isfinite(dev.loss) and math.isfinite(dev.metric)):

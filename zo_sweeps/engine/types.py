@@ -1,7 +1,7 @@
-"""The data that flows through one ZO step, and the protocols of the axes.
+"""The protocols between the parts of one ZO step.
 
-A gradient estimate is data: a short tuple of (noise key, coefficient), never a tensor. The tensors are drawn again from
-the keys wherever they are needed.
+A gradient estimate is data: a short tuple of (noise key, coefficient), never a tensor. The tensors are
+regenerated from the keys wherever they are needed.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ Evaluate = Callable[[Sequence[Point]], list[float]]  # points -> f at each
 
 
 class DivergedError(ArithmeticError):
-    """A loss was not finite. Raised before the update, so that the weights are those of the last good step."""
+    """A non-finite loss. Raised before the update, so that the weights keep their values from the last good step."""
 
 
 class LanguageModel(Protocol):
-    """What the engine needs of a model: the hidden states of a right-padded batch, and the head on chosen rows."""
+    """The part of a model that the engine calls: hidden states of a right-padded batch, and the head on chosen rows."""
 
     @property
     def module(self) -> nn.Module: ...
 
     def hidden(self, input_ids: Tensor, attention_mask: Tensor, positions: Tensor | None) -> Tensor:
-        """[N, T] token ids, mask, and positions where rows hold several texts -> [N, T, D] last hidden states."""
+        """Return last hidden states [N, T, D] of [N, T] token ids, mask, and positions if rows hold several texts."""
         ...
 
     def head(self, hidden: Tensor) -> Tensor:
-        """[K, D] -> [K, V] logits."""
+        """Return the logits [K, V] of hidden states [K, D]."""
         ...
 
 
 @runtime_checkable
 class Partial(Protocol):
-    """A perturbation that makes sums of directions, and any part of a parameter's, without storing a direction."""
+    """A perturbation that sums directions, over all or part of a parameter, without storing any of them."""
 
     def combine(
         self,
@@ -51,29 +51,31 @@ class Partial(Protocol):
         out: Tensor | None = None,
         start: int = 0,
     ) -> Tensor:
-        """base + sum_i c_i z(key_i), fp32, of the elements start, start + 1, ... of the parameter `name`."""
+        """Return base + sum_i c_i z(key_i), fp32, for the elements start, start + 1, ... of the parameter `name`."""
         ...
 
 
 @runtime_checkable
-class Choosing(Protocol):
-    """An update that looks at f along ghat before it moves, and scales the estimate (and its log) by what it finds."""
+class LineSearchUpdate(Protocol):
+    """An update that evaluates f along ghat before stepping, and scales the estimate (and its log) by its decision."""
 
     @property
     def evaluations(self) -> int:
-        """Points that it looks at, a step."""
+        """Points per step at which it evaluates f."""
         ...
 
-    def choose(self, estimate: Estimate, lr: float, along: Callable[[Sequence[float]], list[float]]) -> Estimate: ...
+    def choose(self, estimate: Estimate, lr: float, along: Callable[[Sequence[float]], list[float]]) -> Estimate:
+        """Return the scaled estimate; `along` returns f(theta + scale * ghat) for each scale."""
+        ...
 
 
 class Peers(Protocol):
-    """Those that a step's points are shared with; see peers.py."""
+    """The processes that share a step's points; see peers.py."""
 
     def losses(self, points: Sequence[Point], f: Evaluate) -> tuple[Sequence[Point], list[float]]:
-        """The points whose losses came, in order, and the losses; some of them by f, which evaluates here."""
+        """Return the points that were evaluated, in order, and their losses; `f` evaluates this process's share."""
         ...
 
     def tell(self, coefs: Sequence[float]) -> None:
-        """The next line of the log, from step 1 on."""
+        """Append one step's coefficients to the log, starting at step 1."""
         ...

@@ -1,4 +1,4 @@
-"""FO rows: backpropagation through the same space, batches and loss."""
+"""First-order baselines: backpropagation through the same space, batches and loss."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def train(
     eval_every: int,
     seed: int,
 ) -> Iterator[StepDone | Evaluated]:
-    """Train the space's parameters, which must be fp32, with the optimizer of `update` on gradients of backpropagation.
+    """Train the space's parameters, which must be fp32, with the optimizer of `update` on backpropagated gradients.
 
-    Weight decay is decoupled and falls on parameters of two or more dimensions, as in the ZO updates.
+    Weight decay is decoupled and applies to parameters of two or more dimensions, as in the ZO updates.
 
     P-RGE's Table 8 names Adam, batch 8, 1,000 iterations; its system figures and the released code use SGD. Cost:
-    forward and backward a step; gradients, and for adam two moments, for each trainable value. Raises DivergedError as
-    `engine.train` does: before the update, at the first loss that is not finite.
+    a forward and a backward per step; memory: a gradient, and for adam two moments, per trainable value. Raises
+    DivergedError as `engine.train` does: before the update, at the first non-finite loss.
     """
     due = set(evaluation_points(steps, eval_every))
     params = list(space.params.values())

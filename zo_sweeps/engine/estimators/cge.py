@@ -1,4 +1,4 @@
-"""CGE: the gradient, one coordinate after the other. The reference for small d."""
+"""CGE: the gradient, one coordinate at a time. The reference for small d."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from zo_sweeps.methods.estimator import Estimator
 class CGE(Estimator):
     """ghat = sum_j g_j e_j with g_j = (f(theta + eps e_j) - f(theta - eps e_j)) / (2 eps), j = 0 .. d-1.
 
-    It needs the perturbation `coordinate`, whose query j is sqrt(d) e_j: over d parameters this is RGE with q = d and a
-    scale of eps / sqrt(d), which is what `bind` returns. (The logged coefficients are those of sqrt(d) e_j.)
+    Needs the perturbation `coordinate`, whose query j is sqrt(d) e_j: over d parameters this equals RGE with q = d and
+    scale eps / sqrt(d), which `bind` returns. (The logged coefficients refer to sqrt(d) e_j.)
 
     Args:
-        eps: how far a coordinate is moved.
+        eps: step along a coordinate.
 
     No variance; exact on a quadratic. Cost: 2d forwards of the batch and d passes over the space per step, d logged
     numbers: for spaces of a few hundred parameters. Source: Liu et al., A primer on zeroth-order optimization in signal
@@ -28,7 +28,7 @@ class CGE(Estimator):
 
     coordinates: ClassVar[bool] = True
 
-    eps: float = option(1e-3, "how far a coordinate is moved", above=0)
+    eps: float = option(1e-3, "step along a coordinate", above=0)
 
     def directions(self, d: int) -> int:
         return d

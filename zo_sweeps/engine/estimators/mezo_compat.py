@@ -1,4 +1,4 @@
-"""The two-sided estimate with MeZO's rounding, for runs that must have the bits of its released code."""
+"""The two-sided estimate with MeZO's rounding, for runs that must be bit-identical to its released code."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from zo_sweeps.methods.points import Estimate, Point
 
 @dataclass(frozen=True)
 class MezoCompat(RGE):
-    """RGE with projected_grad = (f(theta + eps z) - f(theta - eps z)) / (2 eps) computed in fp32, as tensors are.
+    """RGE with projected_grad = (f(theta + eps z) - f(theta - eps z)) / (2 eps) computed in fp32.
 
-    MeZO's code divides fp32 tensors; RGE divides in double precision, which is nearer to the quotient and differs from
-    it in the last bits. Use RGE for anything but comparing with MeZO.
+    MeZO's code divides fp32 tensors; RGE divides in double precision, which is more accurate and differs in the last
+    bits. Use RGE for everything but comparisons with MeZO.
     """
 
     def combine(self, points: Sequence[Point], losses: Sequence[float]) -> Estimate:

@@ -20,7 +20,7 @@ class RGE(Estimator):
         eps: perturbation scale.
 
     Cost: 2q forwards of the batch. Source: MeZO Algorithm 1 (q = 1) and 2; P-RGE eq. 1, with the seed and gradient
-    lists emptied once a step (the paper's Algorithm 2 prints that inside the query loop, which would keep only the
+    lists cleared once per step (the paper's Algorithm 2 prints this inside the query loop, which would keep only the
     last query).
     """
 
@@ -48,7 +48,7 @@ class RGE(Estimator):
         return Estimate.mean(seed, step, coefs, nan)
 
     def _estimate(self, first: Sequence[Point], coefs: Sequence[float], loss: float) -> Estimate:
-        """Make the estimate; `first` holds the first point of each of the queries that `coefs` are of."""
+        """Build the estimate; `first` holds the first point of each query, in the order of `coefs`."""
         by_query = {point.key.query: g for point, g in zip(first, coefs, strict=True)}
         key = first[0].key
         return Estimate.mean(key.seed, key.step, [by_query.get(query, nan) for query in range(self.q)], loss)

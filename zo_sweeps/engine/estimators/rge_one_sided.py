@@ -19,7 +19,7 @@ class RGEOneSided(Estimator):
         q: query budget, directions per step. All of them see the same minibatch and share f(theta).
         eps: perturbation scale.
 
-    Exact on a linear f; otherwise g_i is off by eps/2 z_i^T H z_i + O(eps^2), which the two sides of a pair cancel.
+    Exact on a linear f; otherwise g_i has a bias of eps/2 z_i^T H z_i + O(eps^2), which cancels in a two-sided pair.
 
     Cost: q + 1 forwards of the batch, against 2q. Source: Nesterov and Spokoiny, Random gradient-free minimization of
     convex functions, 2017.

@@ -1,12 +1,12 @@
-/* Sums of addressed Gaussian directions: the map that noise.py specifies, with the same bits as its torch expression.
+/* Sums of addressed Gaussian directions: the map specified in noise.py, bit-identical to its torch expression.
 
-   Only IEEE additions, multiplications and square roots, each rounded by itself: compile with -ffp-contract=off and
-   without -ffast-math. The loops over lanes are what a compiler turns into vector instructions. */
+   Only IEEE additions, multiplications and square roots, each rounded separately: compile with -ffp-contract=off and
+   without -ffast-math. Compilers vectorize the loops over lanes. */
 
 #include <stdint.h>
 #include <string.h>
 
-#define LANES 512 /* counters a group; a group is 2 * LANES elements */
+#define LANES 512 /* counters per group; a group is 2 * LANES elements */
 
 static inline float as_float(uint32_t bits) {
     float value;

@@ -1,8 +1,8 @@
-"""gaussian.c, built with the machine's C compiler when there is one, and run on as many threads as torch uses.
+"""gaussian.c, built with the machine's C compiler if there is one, and run on as many threads as torch uses.
 
-A build takes half a second, once a process, at the first use; the shared object is loaded from a private folder that is
-removed at once. Nothing is kept between processes, so nothing can be stale. Without a compiler there is no library, and
-the torch expression in noise.py, which has the same bits, does the work.
+A build takes half a second, once per process, on first use; the shared object is loaded from a private folder, which is
+removed at once. Nothing is kept between processes, so nothing can be stale. Without a compiler noise.py falls back to
+its torch expression, which is bit-identical.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ import torch
 from torch import Tensor
 
 SOURCE = Path(__file__).with_name("gaussian.c")
-GROUP = 1024  # elements: threads share a tensor at its groups
+GROUP = 1024  # elements: a tensor is split between threads at multiples of it
 FLAGS = ("-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
-# The first that compiles counts. The widest vectors have to be asked for.
+# The first set that compiles is used. Compilers use the widest vectors only on request.
 TUNING = (("-march=native", "-mprefer-vector-width=512"), ("-march=native",), ("-mcpu=native",), ())
-PER_THREAD = 1 << 17  # elements: below, handing work to a thread costs more than the work
+PER_THREAD = 1 << 17  # elements: with fewer, starting a thread costs more than it saves
 
 
 @lru_cache(maxsize=1)
 def library() -> ctypes.CDLL | None:
-    """The built code; None where there is no C compiler or it fails."""
+    """Build and load the code; return None if there is no C compiler or it fails."""
     compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
     if compiler is None:
         return None
@@ -63,14 +63,14 @@ def combine(
     words: Sequence[tuple[int, int]],
     scales: Sequence[float],
 ) -> None:
-    """out = base + sum_k scales[k] * z_k at elements start, start+1, ...; contiguous fp32 on the CPU."""
+    """Set out = base + sum_k scales[k] * z_k at elements start, start+1, ...; contiguous fp32 on the CPU."""
     count, terms = out.numel(), len(words)
     keys = (ctypes.c_uint32 * (2 * terms))(*(word & 0xFFFFFFFF for pair in words for word in pair))
     factors = (ctypes.c_float * terms)(*scales)
     to, source = out.data_ptr(), None if base is None else base.data_ptr()
 
     def part(first: int, last: int) -> None:
-        """Elements first..last-1 of `out`."""
+        """Compute elements first..last-1 of `out`."""
         at = None if source is None else source + 4 * first
         code.zo_combine(to + 4 * first, at, start + first, last - first, terms, keys, factors)
 

@@ -1,13 +1,12 @@
 # mypy: disable-error-code="import-not-found,import-untyped,no-untyped-def,untyped-decorator"
-"""gaussian.c for CUDA, in Triton: the same map, a group of 1024 elements a program, any number of terms in one pass.
+"""gaussian.c for CUDA, in Triton: the same map, one group of 1024 elements per program, any number of terms per pass.
 
-Multiplications and additions are compiled as they stand (`enable_fp_fusion=False`: neither LLVM nor ptxas contracts
-them to fused multiply-adds), and `sqrt_rn` is the correctly rounded root, so that the bits are those of the torch
-expression in noise.py. noise.py imports this module at the first use of a CUDA tensor and falls back to the expression
-where triton is missing or gives other bits. It comes with torch's CUDA builds; nothing else needs it.
+Multiplications and additions are compiled as written (`enable_fp_fusion=False`: neither LLVM nor ptxas contracts them
+to fused multiply-adds), and `sqrt_rn` is the correctly rounded root, so that the result is bit-identical to the torch
+expression in noise.py. noise.py imports this module on first use of a CUDA tensor and falls back to the expression if
+triton is missing or gives different bits. Triton comes with torch's CUDA builds; nothing else needs it.
 
-Cost: one read of `base` (if given), one write of `out`; and one small copy of the terms to the device, which the host
-does not wait for.
+Cost: one read of `base` (if given), one write of `out`, and one small asynchronous copy of the terms to the device.
 """
 
 from collections.abc import Sequence
@@ -17,13 +16,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-LANES = tl.constexpr(512)  # counters a group; a group is 2 * LANES elements
+LANES = tl.constexpr(512)  # counters per group; a group is 2 * LANES elements
 OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
 
 
 @triton.jit
 def _member(table, term, terms, counter):
-    """c z of each counter for one term: the first and the second member."""
+    """Return c z of one term for each counter: the first and the second member of the pair."""
     k0 = tl.load(table + term).to(tl.uint32, bitcast=True)
     k1 = tl.load(table + terms + term).to(tl.uint32, bitcast=True)
     scale = tl.load(table + 2 * terms + term).to(tl.float32, bitcast=True)
@@ -63,7 +62,7 @@ def _store(out, base, total, at, count, HAS_BASE: tl.constexpr):
     tl.store(out + at, total.to(out.dtype.element_ty), mask=wanted)
 
 
-# Without variants for particular numbers, what noise.py checks on a small block is what runs.
+# No specialization on argument values: noise.py checks the very code that runs, on a small block.
 @triton.jit(do_not_specialize=["terms", "start", "count"])
 def _combine(out, base, table, terms, start, count, HAS_BASE: tl.constexpr):
     group = start // (2 * LANES) + tl.program_id(0)
@@ -74,7 +73,7 @@ def _combine(out, base, table, terms, start, count, HAS_BASE: tl.constexpr):
         a, b = _member(table, term, terms, counter)
         first += a
         second += b
-    at = group.to(tl.int64) * (2 * LANES) - start + lane  # in `out`, of the first half
+    at = group.to(tl.int64) * (2 * LANES) - start + lane  # index in `out` of the first half
     _store(out, base, first, at, count, HAS_BASE)
     _store(out, base, second, at + LANES, count, HAS_BASE)
 
@@ -82,14 +81,14 @@ def _combine(out, base, table, terms, start, count, HAS_BASE: tl.constexpr):
 def combine(
     out: Tensor, base: Tensor | None, start: int, words: Sequence[tuple[int, int]], scales: Sequence[float]
 ) -> None:
-    """out = base + sum_k scales[k] * z_k at elements start, start+1, ...; contiguous, of any floating dtypes.
+    """Set out = base + sum_k scales[k] * z_k at elements start, start+1, ...; contiguous, of any floating dtypes.
 
-    The sum is made in fp32 and rounded to the dtype of `out` once. `base` may be `out`.
+    Sums in fp32 and rounds once to the dtype of `out`. `base` may be `out`.
     """
     count, terms, lanes = out.numel(), len(words), LANES.value
     if not count:
         return
-    host = torch.empty(3, terms, dtype=torch.int32, pin_memory=out.is_cuda)  # pinned: the host need not wait
+    host = torch.empty(3, terms, dtype=torch.int32, pin_memory=out.is_cuda)  # pinned: the copy is asynchronous
     host[:2] = torch.tensor(words, dtype=torch.int32).T
     host[2].view(torch.float32).copy_(torch.tensor(scales, dtype=torch.float32))
     table = host.to(out.device, non_blocking=True)

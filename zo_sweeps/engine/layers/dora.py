@@ -1,4 +1,4 @@
-"""DoRA: the weight's direction moves by LoRA, its rows' lengths move by themselves."""
+"""DoRA layers: LoRA trains the weight's direction; row magnitudes are trained separately."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from zo_sweeps.methods.points import NoiseKey
 
 
 class DoraLinear(LowRankLinear):
-    """y = b + m / ||W + s B A|| * (x W^T + s (x A^T) B^T), with s = alpha / r and m [out], the norm a row's.
+    """y = b + m / ||W + s B A|| * (x W^T + s (x A^T) B^T), with s = alpha / r, m [out], norm per row.
 
-    The norm is a constant to backpropagation, as in the paper (section 4.3) and in peft. It needs no weight of its own:
+    Backpropagation treats the norm as a constant, as in the paper (section 4.3) and in peft. It is computed without the
+    merged weight:
 
         ||W + s B A||^2 = ||W||^2 + 2 s <B, W A^T> + s^2 <B, B A A^T>     (row by row)
 
-    Cost above LoRA's: P r more rows through W. Memory: [out, r] a point.
+    Cost beyond LoRA's: P r more rows through W. Memory: [out, r] per point.
     """
 
     def __init__(self, base: nn.Module, rank: int, alpha: float, key: NoiseKey, name: str) -> None:
@@ -41,7 +42,7 @@ class DoraLinear(LowRankLinear):
 
     @torch.no_grad()
     def _norm(self, A: Tensor, B: Tensor) -> Tensor:
-        """||W + s B A|| a row, [P, out] fp32."""
+        """Return ||W + s B A|| per row, [P, out] fp32."""
         cross = F.linear(A, dense(self.base)).float().transpose(1, 2)  # W A^T, [P, out, r]
         A, B, s = A.float(), B.float(), self.scaling
         inner = (2 * s * cross + s * s * (B @ (A @ A.transpose(1, 2)))) * B

@@ -1,4 +1,4 @@
-"""All parameters of the model move: FT, MeZO's own setting."""
+"""The full space: all parameters of the model are trained (FT, MeZO's own setting)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from zo_sweeps.methods.space import InstalledSpace
 
 
 class FullModel(InstalledSpace):
-    """d = every parameter, tied ones once, in the model's own dtype. One forward holds one point."""
+    """A model with all its parameters trained: tied ones once, in the model's own dtype. One point per forward."""
 
     batched = False
 
@@ -16,4 +16,4 @@ class FullModel(InstalledSpace):
         self.params = dict(module.named_parameters())
 
     def uninstall(self) -> None:
-        """Nothing was added. The weights have moved: the caller loads the base model again."""
+        """Do nothing: no module was added. The weights have changed, so the caller must reload the base model."""

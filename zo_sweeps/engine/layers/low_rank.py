@@ -1,4 +1,4 @@
-"""What LoRA and LoRA-FA share, and DoRA begins with: a Linear with a low-rank term."""
+"""Low-rank Linear shared by LoRA and LoRA-FA, and extended by DoRA."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from zo_sweeps.methods.points import NoiseKey
 
 
 class LowRankLinear(PointLinear):
-    """y = x W^T + b + (alpha / r) (x A^T) B^T, with W [out, in] frozen, A [r, in], B [out, r]."""
+    """A projection y = x W^T + b + (alpha / r) (x A^T) B^T, W [out, in] frozen, A [r, in], B [out, r]."""
 
     def __init__(self, base: nn.Module, rank: int, alpha: float, train_A: bool, key: NoiseKey, name: str) -> None:
         super().__init__(base)
@@ -23,10 +23,10 @@ class LowRankLinear(PointLinear):
         self.scaling = alpha / rank
         weight = dense(base)
         out, into = weight.shape
-        bound = 1 / math.sqrt(into)  # Kaiming-uniform with a = sqrt(5), as peft and the P-RGE code
+        bound = 1 / math.sqrt(into)  # Kaiming-uniform with a = sqrt(5), as in peft and the P-RGE code
         shape = torch.Size((rank, into))
         A = noise.uniform(key, f"{name}.A", shape, weight.device).mul_(2 * bound).sub_(bound)
-        # What is trained is fp32 whatever the weights are; a frozen A is stored as it is used.
+        # Trained factors are fp32 whatever the weights' dtype; a frozen A is stored in the dtype of its use.
         if train_A:
             self.A = nn.Parameter(A)
         else:

@@ -1,4 +1,4 @@
-"""Prefix tuning: n keys and values a layer that every token attends to."""
+"""Prefix tuning: n keys and values per layer to which every token attends."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from zo_sweeps.methods.space import InstalledSpace
 
 
 class Prefix(InstalledSpace):
-    """A cache of n tokens stands before every text; its keys and values [heads, n, head width], in fp32, move.
+    """A cache of n tokens before every text; its keys and values [heads, n, head width] are trained in fp32.
 
-    The text's positions begin at n, as in peft and in MeZO. Keys are stored as the cache holds them (rotated, where the
-    model rotates). The model is asked through its forward's own `past_key_values`, `attention_mask` and `position_ids`,
-    so that any Hugging Face causal model works; a cache that the caller brings (generation) gets the prefix when empty.
-    With P points, the rows are P equal groups and group p sees the p-th prefix.
+    The text's positions begin at n, as in peft and in MeZO. Keys are stored as the cache holds them (after rotation in
+    models with rotary embeddings). The prefix enters through the forward's own `past_key_values`, `attention_mask` and
+    `position_ids`, so that any Hugging Face causal model works; if the caller passes an empty cache (generation), the
+    prefix is put into it. With P points, the rows are P equal groups and group p sees the p-th prefix.
 
     Args:
-        module: the whole model; its decoder (`get_decoder()`) makes and takes a cache.
+        module: the whole model; its decoder (`get_decoder()`) must return and accept a cache.
         length: n.
         vocabulary: token ids to draw from.
 
@@ -37,13 +37,13 @@ class Prefix(InstalledSpace):
         base: Any = whole.get_decoder()
         self.length = length
         device = next(base.parameters()).device
-        # MeZO's initial values: what random tokens of the vocabulary leave in the cache.
+        # MeZO's initial values: the cache after random tokens of the vocabulary.
         words = noise.integers(NoiseKey(seed, INIT_STEP, 0), "prefix.tokens", length, device).long()
         ids = words.bitwise_and_(0xFFFFFFFF).remainder_(vocabulary)
         with torch.no_grad():
             cache = base(input_ids=ids.unsqueeze(0), use_cache=True).past_key_values
         if cache is None:
-            raise ValueError(f"{type(base).__name__} makes no cache: a prefix needs a causal model")
+            raise ValueError(f"{type(base).__name__} returns no cache; a prefix needs a causal model")
         self._make = type(cache)
         self.params: dict[str, nn.Parameter] = {}
         for i, layer in enumerate(cache.layers):
@@ -54,7 +54,7 @@ class Prefix(InstalledSpace):
         self._handle = base.register_forward_pre_hook(self._enter, with_kwargs=True)
 
     def hold(self, values: Mapping[str, Tensor]) -> None:
-        """Lets the prefix hold P points: `values` maps parameter names to [P, *shape]. Empty: theta itself."""
+        """Hold P points: `values` maps parameter names to [P, *shape]. Empty: theta itself."""
         self._points = values
 
     def uninstall(self) -> None:
@@ -80,7 +80,7 @@ class Prefix(InstalledSpace):
         return args, changed
 
     def _held(self, name: str, rows: int) -> Tensor:
-        """[rows, heads, n, head width] in the model's dtype."""
+        """Return one prefix tensor for every row, [rows, heads, n, head width], in the model's dtype."""
         value = self._points[name] if name in self._points else self.params[name].unsqueeze(0)
         value = value.to(self._dtype)
         return value.unsqueeze(1).expand(-1, rows // value.shape[0], -1, -1, -1).flatten(0, 1)

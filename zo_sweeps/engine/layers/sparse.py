@@ -1,4 +1,4 @@
-"""What the sparse spaces share: k chosen entries of the target weights move, all others stand."""
+"""Layers of the sparse spaces: train k chosen entries of the target weights; freeze the rest."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from zo_sweeps.engine.linear import check, dense, is_transposed
 from zo_sweeps.engine.masks import Masks
 from zo_sweeps.methods.space import InstalledSpace
 
-# PyTorch says once a process that its CSR tensors are in beta; the tests here hold the product against dense weights.
+# PyTorch warns once per process that CSR tensors are in beta; our tests compare the product with dense weights.
 warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta", UserWarning)
 
-Find = Callable[[int], Masks]  # step -> the masks that hold from it on
+Find = Callable[[int], Masks]  # step -> the masks in effect from that step on
 
 
 class _Layer:
-    """One target layer: its mask, what stood there, and the hooks that put the values of the moment there."""
+    """One target layer: its mask, the original values, and the hooks that write the current values."""
 
     def __init__(self, linear: Any, index: Tensor) -> None:
         self.linear, self.index = linear, index
         self.weight: nn.Parameter = linear.weight
-        # values of entries that were ever moved, as they were: rising indices and the weights' own dtype
+        # All entries ever trained, with their original values in the weights' dtype; indices ascending.
         self.touched, self.original = index, self.flat[index].clone()
         self.param = nn.Parameter(self.original.to(torch.float32, copy=True), requires_grad=False)
         self.points: Tensor | None = None  # [P, k]
-        # where rows start, columns, and the order of the entries by row where it is not their own
+        # CSR row starts, columns, and the permutation of the entries into row order (None: already in order).
         self._pattern: tuple[Tensor, Tensor, Tensor | None] | None = None
-        self.beside: Tensor | None = None  # [out, in], sparse: what theta adds to the weights as they stand
+        self.delta: Tensor | None = None  # [out, in], sparse: theta minus the weights, for the sparse matmul
         self.handles = [
             linear.register_forward_pre_hook(self._enter),
             linear.register_forward_hook(self._leave, always_call=True),
@@ -43,10 +43,11 @@ class _Layer:
 
     @torch.no_grad()
     def write(self, values: Tensor) -> None:
+        """Write values into the weight at the chosen entries."""
         self.flat.index_copy_(0, self.index, values.to(self.weight.dtype))
 
     def move(self, index: Tensor) -> None:
-        """Another mask. What leaves it stays in the weight (in its dtype); what stays in it keeps its fp32 value."""
+        """Change the mask. Leaving entries keep their value in the weight's dtype; remaining ones their fp32 value."""
         self.write(self.param.detach())
         new = index[~torch.isin(index, self.touched)]
         order = torch.cat([self.touched, new]).sort()
@@ -62,18 +63,20 @@ class _Layer:
 
     @torch.no_grad()
     def restore(self) -> None:
+        """Remove the hooks and write the original values back."""
         for handle in self.handles:
             handle.remove()
         self.flat.index_copy_(0, self.touched, self.original)
 
     def use_sparse_matmul(self) -> None:
-        self.beside = self._matrix(self.param.detach() - self.flat[self.index].float())
+        """Apply theta as a separate sparse matmul from now on."""
+        self.delta = self._matrix(self.param.detach() - self.flat[self.index].float())
 
     def _enter(self, linear: Any, args: object) -> None:
-        if self.beside is not None:
+        if self.delta is not None:
             return
         values = self.param if self.points is None or len(self.points) > 1 else self.points[0]
-        if values.requires_grad and torch.is_grad_enabled():  # backpropagation to the k values
+        if values.requires_grad and torch.is_grad_enabled():  # backpropagate to the k values
             moved = self.flat.index_copy(0, self.index, values.to(self.weight.dtype))
             linear._parameters["weight"] = moved.view_as(self.weight)
         else:
@@ -81,18 +84,18 @@ class _Layer:
 
     def _leave(self, linear: Any, args: tuple[Tensor, ...], output: Tensor | None) -> Tensor | None:
         linear.weight = self.weight
-        if output is not None and self.beside is not None:
-            self._add_product(output, args[0], self.beside)
+        if output is not None and self.delta is not None:
+            self._add_product(output, args[0], self.delta)
             return output
-        if output is None or self.points is None or len(self.points) == 1:  # None: the product has raised
+        if output is None or self.points is None or len(self.points) == 1:  # None: the forward raised
             return output
         self._add_products(output, args[0], self.points)
         return output
 
     def _add_products(self, y: Tensor, x: Tensor, points: Tensor) -> None:
-        """y_p += x_p S_p^T for each group p of the rows; S_p is what point p adds to the weight that was multiplied.
+        """Add x_p S_p^T to y_p for each group p of the rows; S_p is point p minus the weight already multiplied.
 
-        k multiplications a row, in fp32; over fp32 activations on their own memory, without a copy.
+        Cost: k multiplications per row, in fp32; in place, without a copy, for fp32 activations.
         """
         out, into = dense(self.linear).shape
         added = points - self.flat[self.index].float()
@@ -100,7 +103,7 @@ class _Layer:
             self._add_product(y_p, x_p, self._matrix(values))
 
     def _matrix(self, values: Tensor) -> Tensor:
-        """[out, in], with `values` at the chosen entries."""
+        """Return a sparse [out, in] matrix with `values` at the chosen entries."""
         out, into = dense(self.linear).shape
         if self._pattern is None:
             width = self.weight.shape[1]
@@ -118,7 +121,7 @@ class _Layer:
 
     @staticmethod
     def _add_product(y: Tensor, x: Tensor, S: Tensor) -> None:
-        """y += x S^T, rows flattened."""
+        """Add x S^T to y, rows flattened."""
         y, x = y.view(-1, y.shape[-1]), x.reshape(-1, x.shape[-1])
         if y.dtype == torch.float32:
             y.t().addmm_(S, x.t())
@@ -127,29 +130,29 @@ class _Layer:
 
 
 class Sparse(InstalledSpace):
-    """theta = the k chosen entries, extracted, in fp32 (eqs. 11 and 12: z in R^k); the rest of the weights is frozen.
+    """A space whose theta is the k chosen entries in fp32 (eqs. 11 and 12: z in R^k); the other weights are frozen.
 
-    The weights hold the values of the moment at the chosen entries: before each product the k values of theta, or of
-    the point, are written there (never added, so that nothing drifts), and uninstalling puts back what stood there.
-    A point costs k writes more than a bare forward and no memory. Several points in one forward (the paper's
-    SparseAddMM, eq. 19) share the dense product at theta and add their own sparse one; worth it where reading the
-    weights is what a forward costs, that is for few rows (19 M Llama shape, one CPU thread, density 0.001, two points
-    in one forward against one after the other, CPU time: 0.88 at 64 tokens a point, 1.05 at 256).
+    Before each product the k values of theta, or of the point, are written into the weights (never added, so that
+    nothing drifts); uninstalling restores the original values. Beyond a bare forward a point costs k writes and no
+    memory. Several points in one forward (the paper's SparseAddMM, eq. 19) share the dense product at theta and add
+    their own sparse products; this pays off where reading the weights dominates a forward, that is for few rows (19 M
+    Llama shape, one CPU thread, density 0.001, two points in one forward against one after the other, CPU time: 0.88
+    at 64 tokens per point, 1.05 at 256).
 
     Args:
         masks: layer -> flat indices into its weight (see `engine.masks`).
-        refresh: steps between masks ("dynamic"; 0: static). The first new one is found before step refresh + 1.
-        find: step -> new masks, from the weights as they are then.
+        refresh: steps between masks ("dynamic"; 0: static). The first new mask is computed before step refresh + 1.
+        find: step -> new masks, computed from the current weights.
 
-    Memory: 12 bytes an entry and the originals. With `refresh`, over half-precision weights, an entry that leaves the
-    mask is rounded to the weights' dtype.
+    Memory: 12 bytes per entry, and the original values. With `refresh` over half-precision weights, an entry that
+    leaves the mask is rounded to the weights' dtype.
     """
 
     batched = True
 
     def __init__(self, module: nn.Module, masks: Masks, refresh: int = 0, find: Find | None = None) -> None:
         if refresh and find is None:
-            raise ValueError("a mask that is found again needs `find`")
+            raise ValueError("`refresh` needs `find`, which computes the next mask")
         self._module, self._find, self.refresh = module, find, refresh
         self.layers: dict[str, _Layer] = {}
         self.params: dict[str, nn.Parameter] = {}
@@ -160,7 +163,7 @@ class Sparse(InstalledSpace):
         return {name: layer.index for name, layer in self.layers.items() if len(layer.index)}
 
     def hold(self, values: Mapping[str, Tensor]) -> None:
-        """Lets the layers stand at P points: `values` maps parameter names to [P, k]. Empty: theta itself."""
+        """Hold P points: `values` maps parameter names to [P, k]. Empty: theta itself."""
         for name, layer in self.layers.items():
             layer.points = values.get(f"{name}.weight")
 
@@ -173,15 +176,15 @@ class Sparse(InstalledSpace):
         self._set(self._find(step))
 
     def use_sparse_matmul(self) -> None:
-        """From now on theta is a sparse product beside the weights as they stood (SparseAddMM, eq. 19), not written.
+        """Apply theta from now on as a separate sparse matmul over unchanged weights (SparseAddMM, eq. 19).
 
-        For forwards alone, of one theta.
+        For forwards at one fixed theta only.
         """
         for layer in self.layers.values():
             layer.use_sparse_matmul()
 
     def write(self) -> None:
-        """Puts theta into the weights now, for who reads them without a forward."""
+        """Write theta into the weights, for callers that read them without running a forward."""
         for layer in self.layers.values():
             layer.write(layer.param.detach())
 
@@ -203,5 +206,5 @@ class Sparse(InstalledSpace):
 
 
 def weights(module: nn.Module, layers: Sequence[str]) -> dict[str, nn.Parameter]:
-    """Return the weights that a mask may choose from: layer -> weight."""
+    """Return the weights from which a mask may choose: layer -> weight."""
     return {name: module.get_submodule(name).weight for name in layers}  # type: ignore[misc]

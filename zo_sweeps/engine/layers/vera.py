@@ -1,4 +1,4 @@
-"""VeRA: one pair of random factors, frozen and shared by all layers; two vectors a layer move."""
+"""VeRA layers: one pair of frozen random factors shared by all layers; two vectors per layer are trained."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from zo_sweeps.methods.points import NoiseKey
 
 
 class VeraLinear(PointLinear):
-    """y = x W^T + bias + b * (d * (x A^T)) B^T, with A [r, in], B [out, r] frozen, d [r] and b [out] trained.
+    """A projection y = x W^T + bias + b * (d * (x A^T)) B^T: A [r, in], B [out, r] frozen, d [r], b [out] trained.
 
-    A and B are products that all points share: they are multiplied once a row, whatever P is.
+    All points share the products with A and B: one multiplication per row, whatever P is.
     """
 
     parts = ("d", "b")
@@ -39,7 +39,7 @@ class VeraLinear(PointLinear):
 
 
 class Vera(Wrapped):
-    """VeraLinear in place of each target Linear; layers use the leading part of A [r, in] and B [out, r].
+    """A space with a VeraLinear for each target Linear; layers use the leading part of A [r, in] and B [out, r].
 
     Memory of the frozen pair, in the weights' dtype: r (in + out) values, once.
     """
@@ -51,7 +51,7 @@ class Vera(Wrapped):
         key = NoiseKey(seed, INIT_STEP, 0)
 
         def drawn(name: str, rows: int, columns: int) -> Tensor:
-            bound = math.sqrt(6 / columns)  # Kaiming-uniform for a rectifier, as peft
+            bound = math.sqrt(6 / columns)  # Kaiming-uniform for a rectifier, as in peft
             u = noise.uniform(key, name, torch.Size((rows, columns)), like.device)
             return u.mul_(2 * bound).sub_(bound).to(like.dtype)
 

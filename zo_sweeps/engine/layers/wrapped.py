@@ -1,4 +1,4 @@
-"""What LoRA, LoRA-FA, DoRA and VeRA share: a module in place of each target Linear that can hold several points."""
+"""Base of LoRA, LoRA-FA, DoRA and VeRA: a module in place of each target Linear that can hold several points."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from zo_sweeps.engine import linear
 from zo_sweeps.methods.points import NoiseKey
 from zo_sweeps.methods.space import InstalledSpace
 
-INIT_STEP = -1  # the noise address of initial values: no training step has it
+INIT_STEP = -1  # noise address of initial values; no training step uses it
 
 
 def initial_key(seed: int) -> NoiseKey:
@@ -26,7 +26,7 @@ class PointLinear(nn.Module):
     one forward: the P-RGE loops. Empty: theta itself. W is multiplied once, whatever P is.
     """
 
-    parts: tuple[str, ...] = ()  # the trained ones, by attribute
+    parts: tuple[str, ...] = ()  # attribute names of the trained parts
 
     def __init__(self, base: nn.Module) -> None:
         super().__init__()
@@ -34,13 +34,13 @@ class PointLinear(nn.Module):
         self.points: dict[str, Tensor] = {}
 
     def held(self, part: str) -> Tensor:
-        """[P, *shape] values of a part; P = 1 for theta."""
+        """Return the values of a part, [P, *shape]; P = 1 for theta."""
         value: Tensor = self.points[part] if part in self.points else getattr(self, part).unsqueeze(0)
         return value
 
 
 class Wrapped(InstalledSpace):
-    """`wrap(base, name)` in place of each target Linear; its parts, in fp32, are the parameters that move."""
+    """A space with `wrap(base, name)` in place of each target Linear; the trained parameters are its parts, in fp32."""
 
     batched = True
 
@@ -59,7 +59,7 @@ class Wrapped(InstalledSpace):
             self.params.update({f"{name}.{part}": getattr(layer, part) for part in layer.parts})
 
     def hold(self, values: Mapping[str, Tensor]) -> None:
-        """Lets the layers hold P points: `values` maps parameter names to [P, *shape]. Empty: theta itself."""
+        """Hold P points: `values` maps parameter names to [P, *shape]. Empty: theta itself."""
         for name, layer in self.layers.items():
             layer.points = {part: values[f"{name}.{part}"] for part in layer.parts if f"{name}.{part}" in values}
 

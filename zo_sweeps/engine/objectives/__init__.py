@@ -1,1 +1,1 @@
-"""Objectives: one member per file; the functions that they compute are in `zo_sweeps.engine.losses`."""
+"""Objectives: one member per file; their formulas are in `zo_sweeps.engine.losses`."""

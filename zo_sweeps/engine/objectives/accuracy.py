@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Accuracy(Objective):
-    """f = 1 - the share of examples whose right candidate has the highest score. MeZO, section 3.3."""
+    """The objective f = 1 - the share of examples whose right candidate scores highest. MeZO, section 3.3."""
 
     differentiable: ClassVar[bool] = False
 
     def fits(self, task: Task) -> str:
-        return "" if task.kind.predicts is Of.LABELS else "it counts right labels, and the task predicts none"
+        return "" if task.kind.predicts is Of.LABELS else "it counts correct labels, and the task predicts none"
 
     def loss(self, logprobs: Tensor, batch: Batch) -> Tensor:
         from zo_sweeps.engine import losses

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Candidates(Objective):
     """f = mean over examples of -log softmax(s)[gold], with s_c the mean log p of candidate c's answer tokens. MeZO.
 
-    In a regression the right candidate is the one with the nearest value.
+    In a regression task the gold candidate is the one with the nearest value.
     """
 
     def fits(self, task: Task) -> str:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class F1(Objective):
-    """f = -mean of the SQuAD F1 of the answers generated to a minibatch. MeZO's objective for SQuAD."""
+    """f = -mean SQuAD F1 of the answers generated for a minibatch. MeZO's objective for SQuAD."""
 
     differentiable: ClassVar[bool] = False
     generates: ClassVar[bool] = True

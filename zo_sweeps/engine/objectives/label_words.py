@@ -25,7 +25,7 @@ class LabelWords(Objective):
 
     def fits(self, task: Task) -> str:
         if task.kind.generates or task.kind.own_options:
-            return "the loss 'label_words' is for classification and regression"
+            return "the loss 'label_words' supports classification and regression only"
         return ""
 
     def loss(self, logprobs: Tensor, batch: Batch) -> Tensor:

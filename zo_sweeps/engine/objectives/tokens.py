@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Tokens(Objective):
-    """f = -mean over the batch's right-answer tokens of log p. P-RGE (arXiv:2409.15520)."""
+    """f = -mean of log p over the batch's gold answer tokens. P-RGE (arXiv:2409.15520)."""
 
     gold_only: ClassVar[bool] = True
 

@@ -1,4 +1,4 @@
-"""z = sqrt(d) e_j: one coordinate after the other, for the estimator `cge`."""
+"""z = sqrt(d) e_j: one coordinate at a time, for the estimator `cge`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class Coordinate(Perturbation):
     """z(step, query) = sqrt(d) e_j, j = ((step - 1) q + query) mod d, over the vector of all parameters.
 
-    Not random: z z^T is I in the mean over any d directions in a row, so that q = d directions give the gradient and
-    fewer walk through the coordinates cyclically. Cost: one write over the space per direction.
+    Not random: the mean of z z^T over any d consecutive directions is I, so that q = d directions give the gradient,
+    and fewer pass through the coordinates cyclically. Cost: one write over the space per direction.
     """
 
     coordinates: ClassVar[bool] = True

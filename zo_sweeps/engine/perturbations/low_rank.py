@@ -20,19 +20,19 @@ class LowRank(Perturbation):
 
     Args:
         rank: r.
-        interval: steps for which V stays (LOZO's nu): steps 1 .. nu share it, then nu + 1 .. 2 nu. U is new each step.
-            Each of q queries has its own U and V.
+        interval: steps between draws of V (LOZO's nu): steps 1 .. nu share one V, then nu + 1 .. 2 nu. U is drawn at
+            each step. Each of the q queries has its own U and V.
 
-    E[z z^T] = I over U and V; with V held, the estimate is the gradient times V V^T / r. For one direction and a matrix
-    E||ghat||^2 / ||grad f||^2 = d + 2 + 2 (m + n + 1) / r, d = m n.
+    E[z z^T] = I over U and V; for a fixed V, the expected estimate is the gradient times V V^T / r. For one direction
+    and a matrix E||ghat||^2 / ||grad f||^2 = d + 2 + 2 (m + n + 1) / r, d = m n.
 
-    Cost: (m + n) r Gaussians in place of m n, and one product. Source: Chen et al., Enhancing zeroth-order fine-tuning
+    Cost: (m + n) r Gaussians instead of m n, and one product. Source: Chen et al., Enhancing zeroth-order fine-tuning
     for language models with low-rank structures, Algorithm 1. The paper perturbs by U V^T and divides the estimate by
-    r: its eps is ours / sqrt(r), at the same learning rate.
+    r: its eps equals ours / sqrt(r), at the same learning rate.
     """
 
     rank: int = option(2, "r, the rank of a matrix's direction", least=1)
-    interval: int = option(50, "steps for which V stays", least=1)
+    interval: int = option(50, "steps between draws of V", least=1)
 
     def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:
         import torch

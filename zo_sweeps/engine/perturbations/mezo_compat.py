@@ -1,4 +1,4 @@
-"""MeZO's own stream of noise, for runs that must have the bits of its released code."""
+"""MeZO's own noise stream, for runs that must be bit-identical to its released code."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MezoCompat(Perturbation):
-    """z ~ N(0, I_d), drawn a parameter at a time by `torch.normal` from a generator that a seed of each query starts.
+    """z ~ N(0, I_d), drawn one parameter at a time by `torch.normal` from a generator seeded for each query.
 
-    The seeds are successive `randint(10^9)` of numpy's RandomState(seed): those of MeZO's code after `np.random.seed`.
-    A direction is a stream, so parameters are drawn in the space's order; out of order costs the ones before it too.
-    The bits depend on the device and on torch's generator. Use Gaussian for anything but comparing with MeZO. Source:
-    MeZO, Algorithm 1, as its released code (large models) draws.
+    The seeds are successive `randint(10^9)` of numpy's RandomState(seed), as in MeZO's code after `np.random.seed`. A
+    direction is a stream, so parameters are drawn in the space's order; out of order, the preceding ones are drawn too.
+    The bits depend on the device and on torch's generator. Use Gaussian for everything but comparisons with MeZO.
+    Source: MeZO, Algorithm 1, as drawn by its released code (large models).
     """
 
     stream: Stream | None = bound()

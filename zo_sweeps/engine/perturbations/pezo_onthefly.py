@@ -20,37 +20,37 @@ Rounding = Literal["none", "linear", "log"]
 
 @dataclass(frozen=True)
 class PeZOOnTheFly(Perturbation):
-    """z[c n + i] = s(c) u, with u the number that register (i + C) mod n gives at clock C = C_t + c.
+    """z[c n + i] = s(c) u, with u the output of register (i + C) mod n at clock C = C_t + c.
 
-    n = 2^k - 1 registers of b bits give n numbers a clock, in an order rotated by one each clock (see `engine/lfsr.py`
-    for the integers). Direction t = (step - 1) q + query of a run starts at clock C_t = t ceil(d / n): the numbers that
-    the last clock of a direction has too many are dropped, registers and rotation run on. A direction runs through the
-    parameters in the space's order without a break.
+    n = 2^k - 1 registers of b bits give n numbers per clock, in an order rotated by one each clock (see
+    `engine/lfsr.py` for the integers). Direction t = (step - 1) q + query of a run starts at clock C_t = t ceil(d / n):
+    surplus numbers of a direction's last clock are discarded; registers and rotation continue. A direction covers the
+    parameters contiguously, in the space's order.
 
     Args:
         k: the array has 2^k - 1 registers. The paper's default is 5 ("32").
         bits: b, 2 to 16. The paper finds 8 enough for RoBERTa and 14 for OPT.
-        center: u = (v - 2^(b-1)) / 2^(b-1) of the integer v, zero in the mean over a period; else u = v / 2^(b-1), in
-            (0, 2). The paper gives no map from integers to numbers of both signs.
+        center: u = (v - 2^(b-1)) / 2^(b-1) for the integer v, with zero mean over a period; otherwise u = v / 2^(b-1),
+            in (0, 2). The paper gives no map from integers to signed numbers.
         length: the vector whose modulus is scaled to a Gaussian's (eqs. 3 to 5). `block`: the n numbers of a clock,
             with E||g_n|| "fixed with respect to the number of RNGs" (section 3.2). `perturbation`: all d numbers, one
-            factor a direction (the letter of eq. 3).
-        address: the register whose output addresses the table of factors, which is filled for the first one's output.
-            `fixed`: that one, wherever rotation has put it ("tracks the position of the first RNG"): each clock has its
-            own factor. `pointer`: the one in first place, as Figure 2 can be read; its output then finds another
-            clock's factor. Without effect for length `perturbation`.
-        rounding: factors to the nearest power of two, `linear` or `log` (see `round_factor`), or `none`. The paper
+            factor per direction (the letter of eq. 3).
+        address: the register whose output addresses the table of factors; the table is indexed by the first register's
+            output. `fixed`: the first register, wherever rotation has moved it ("tracks the position of the first
+            RNG"), so that each clock has its own factor. `pointer`: the register in first position, a possible reading
+            of Figure 2; its output then selects another clock's factor. No effect for length `perturbation`.
+        rounding: of factors to the nearest power of two: `linear` or `log` (see `round_factor`), or `none`. The paper
             rounds.
 
-    The numbers are the same bits on every device. Not of independent elements: directions repeat after
-    lcm(n, 2^b - 1) clocks, and rounding takes the modulus off by up to a third (2 in place of 1.73 as a rule). Cost:
-    a copy, an addition, a look-up and a product a number; memory a few 2^b. Raises UserError when a direction takes a
-    whole number of periods, since then all would be the same. Source: PeZO sections 3.1 and 3.2, eqs. 3 to 5.
+    Bit-identical on every device. Elements are not independent: directions repeat after lcm(n, 2^b - 1) clocks, and
+    rounding changes the modulus by up to a third (typically 2 instead of 1.73). Cost per number: a copy, an addition, a
+    look-up and a product; memory: a few 2^b. Raises UserError if a direction takes a whole number of periods, because
+    all directions would then be equal. Source: PeZO sections 3.1 and 3.2, eqs. 3 to 5.
     """
 
     k: int = option(5, "the array has 2^k - 1 registers", least=2, most=10)
     bits: int = option(8, "bits of a register", least=2, most=16)
-    center: bool = option(True, "numbers of both signs, zero in the mean over a period")
+    center: bool = option(True, "signed numbers, with zero mean over a period")
     length: Literal["block", "perturbation"] = option("block", "the vector that is scaled to a Gaussian's modulus")
     address: Literal["fixed", "pointer"] = option("fixed", "the register that addresses the table of factors")
     rounding: Rounding = option("linear", "how the factors are rounded to powers of two")
@@ -63,7 +63,7 @@ class PeZOOnTheFly(Perturbation):
                 f"{layout.d} parameters take a whole number of periods of {n} registers of {self.bits} bits: all "
                 "directions would be the same",
                 where="perturbation pezo_onthefly",
-                fix="another k or bits",
+                fix="choose another k or bits",
             )
         return replace(self, layout=layout)
 
@@ -90,6 +90,6 @@ class PeZOOnTheFly(Perturbation):
                 factor = direction_factor(*array, self.rounding, self.layout.d, start)
                 torch.mul(numbers, factor, out=block)
             else:
-                table, looked_at = block_factors(*array, self.address, self.rounding, device)
-                torch.mul(numbers, lfsr.read(table, looked_at, clock, len(block)), out=block)
+                table, addresses = block_factors(*array, self.address, self.rounding, device)
+                torch.mul(numbers, lfsr.read(table, addresses, clock, len(block)), out=block)
         return out.view(-1)[offset - first * n :][:count].view(shape)

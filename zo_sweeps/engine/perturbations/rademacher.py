@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rademacher(Perturbation):
-    """z_j = 2 bit - 1 with bit j mod 32 (lowest first) of word j // 32: the same signs on every device.
+    """z_j = 2 bit - 1 with bit j mod 32 (lowest first) of word j // 32: bit-identical on every device.
 
-    E[z z^T] = I and ||z||^2 = d exactly, so that E||ghat||^2 / ||grad f||^2 = d for one direction, the least of any
-    distribution with independent elements. Cost: one hashed word for 32 elements, and a table look-up of 8 a byte.
+    E[z z^T] = I and ||z||^2 = d exactly, so that E||ghat||^2 / ||grad f||^2 = d for one direction, the minimum over
+    distributions with independent elements. Cost: one hashed word per 32 elements, and a table look-up per 8 elements.
     Source: Spall, Multivariate stochastic approximation using a simultaneous perturbation gradient approximation,
-    1992; PeZO Table 3 has it as a baseline that fails to train.
+    1992; PeZO Table 3 lists it as a baseline that fails to train.
     """
 
     def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:

@@ -19,11 +19,12 @@ if TYPE_CHECKING:
 class Sphere(Perturbation):
     """z = sqrt(d) g / ||g||_2, g ~ N(0, I_d): the Gaussian direction at its mean length.
 
-    E[z z^T] = I; E||ghat||^2 / ||grad f||^2 = d for one direction, since ||z||^2 = d. The norm is over all parameters,
-    not one by one: each parameter alone would be another distribution.
+    E[z z^T] = I; E||ghat||^2 / ||grad f||^2 = d for one direction, since ||z||^2 = d. The norm is taken over all
+    parameters together: normalizing each parameter separately would be a different distribution.
 
-    Cost: the Gaussian's, and once more for the norm of each direction, which is kept (one number a direction) until the
-    next step. The norm is summed in fp64, so that neither order nor threads show in the fp32 factor.
+    Cost: twice the Gaussian's, the second time for the norm of each direction, which is cached (one number per
+    direction) until the next step. The norm is summed in fp64, so that the fp32 factor depends on neither order nor
+    threads.
     Source: Liu et al., A primer on zeroth-order optimization in signal processing and machine learning, 2020.
     """
 
@@ -43,7 +44,7 @@ class Sphere(Perturbation):
         return noise.gaussian(key, name, shape, device).mul_(self._factor(key, torch.device(device)))
 
     def _factor(self, key: NoiseKey, device: torch.device) -> Tensor:
-        """sqrt(d) / ||g||, a 0-d tensor where it is used: the device is not waited for."""
+        """Return sqrt(d) / ||g|| as a 0-d tensor on the device: no synchronization."""
         import torch
 
         from zo_sweeps.engine import noise

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Uniform(Perturbation):
-    """z_j = 2 u_j - 1, the same bits on every device.
+    """z_j = 2 u_j - 1, bit-identical on every device.
 
-    Not of unit variance: E[z z^T] = I/3, so that the mean estimate is a third of the gradient and eps reaches
-    sqrt(d/3) instead of sqrt(d). PeZO Table 3 prints it as a baseline that fails to train (its range and eps are not
+    The variance is not 1: E[z z^T] = I/3, so that the mean estimate is a third of the gradient and eps reaches
+    sqrt(d/3) instead of sqrt(d). PeZO Table 3 lists it as a baseline that fails to train (its range and eps are not
     given); the same numbers scaled to a Gaussian's modulus are `pezo_pool`.
     """
 

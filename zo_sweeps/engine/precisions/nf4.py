@@ -10,7 +10,7 @@ from zo_sweeps.methods.precision import Precision
 
 @dataclass(frozen=True)
 class NF4(Precision):
-    """Weights as 4-bit normal floats, 0.5 bytes per value and their scales. Planned, not stored by this version."""
+    """Weights as 4-bit normal floats: 0.5 bytes per value, plus scales. Plans only; this version cannot store them."""
 
     bytes_per_value: ClassVar[float] = 0.5
     stored: ClassVar[bool] = False

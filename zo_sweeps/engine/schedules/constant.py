@@ -1,4 +1,4 @@
-"""The same learning rate at every step."""
+"""A constant learning rate."""
 
 from __future__ import annotations
 

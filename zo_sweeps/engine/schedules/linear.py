@@ -1,4 +1,4 @@
-"""A learning rate that falls evenly."""
+"""A linearly decreasing learning rate."""
 
 from __future__ import annotations
 

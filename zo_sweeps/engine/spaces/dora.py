@@ -1,4 +1,4 @@
-"""DoRA: the weight's direction moves by LoRA; row magnitudes are trained separately."""
+"""DoRA: LoRA trains the weight's direction; row magnitudes are trained separately."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class DoRA(Space):
 
     Args:
         rank: r of the factors A [r, in] and B [out, r].
-        alpha: the term is multiplied by alpha / r.
-        targets: which layers.
+        alpha: the low-rank term is multiplied by alpha / r.
+        targets: roles of the layers to adapt.
 
     Source: DoRA (Liu et al., 2024), eq. 5; P-RGE Table 6.
     """

@@ -1,4 +1,4 @@
-"""All parameters of the model move: FT, MeZO's own setting."""
+"""All parameters of the model are trained: FT, MeZO's own setting."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Full(Space):
-    """d = every parameter, tied ones once, in the model's own dtype. One forward holds one point."""
+    """d = every parameter, tied ones once, in the model's own dtype. One point per forward."""
 
     batched: ClassVar[bool] = False
     moves_base: ClassVar[bool] = True

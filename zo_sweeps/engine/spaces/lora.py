@@ -1,4 +1,4 @@
-"""LoRA: both factors move."""
+"""LoRA: both factors are trained."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class LoRA(Space):
 
     Args:
         rank: r of the factors A [r, in] and B [out, r].
-        alpha: the term is multiplied by alpha / r.
-        targets: which layers.
+        alpha: the low-rank term is multiplied by alpha / r.
+        targets: roles of the layers to adapt.
 
     Source: LoRA (Hu et al., 2021), section 4.1.
     """

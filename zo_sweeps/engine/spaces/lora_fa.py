@@ -1,4 +1,4 @@
-"""LoRA-FA: A is drawn once and frozen, B moves. The space of P-RGE."""
+"""LoRA-FA: A is drawn once and frozen, B is trained. The space of P-RGE."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class LoRAFA(Space):
 
     Args:
         rank: r of the factors A [r, in] and B [out, r].
-        alpha: the term is multiplied by alpha / r.
-        targets: which layers.
+        alpha: the low-rank term is multiplied by alpha / r.
+        targets: roles of the layers to adapt.
 
     Source: P-RGE, section 2 and appendix A.4.
     """

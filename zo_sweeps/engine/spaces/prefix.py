@@ -1,4 +1,4 @@
-"""Prefix tuning: n keys and values per layer that every token attends to."""
+"""Prefix tuning: n keys and values per layer to which every token attends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class PrefixTuning(Space):
     """Starts from the keys and values of random tokens of the vocabulary: d = layers * 2 * n * width of the keys.
 
     Args:
-        length: n, positions that are taken from the text.
+        length: n, subtracted from the positions available to the text.
 
     Source: prefix tuning (Li and Liang, 2021) without its reparametrisation; MeZO (n = 5, initial values).
     """

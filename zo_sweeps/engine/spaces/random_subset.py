@@ -1,4 +1,4 @@
-"""Random subset: the control of sensitive parameters."""
+"""Random subset: the control for sensitive parameters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RandomSubset(Space):
-    """density * numel entries of each layer, drawn from the trial's seed; drawn again every `refresh` steps (0: never).
+    """density * numel entries of each layer, drawn from the trial's seed and redrawn every `refresh` steps (0: never).
 
     Source: Guo et al., 2024, section 4.1.
     """

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sensitive(Space):
-    """The entries of a mask that was found by backpropagation; found again every `refresh` steps (0: never).
+    """The entries of a mask found by backpropagation, recomputed every `refresh` steps (0: never).
 
-    Finding takes gradients, so it needs batches and a loss, which a space does not have: `run/gradients.py` finds the
-    masks and gives them to `install` as `found`. The paper leaves open the scope and the score (see engine/masks.py for
-    the arguments for each), and the number and length of the samples. Source: Guo et al., 2024, definitions 3 and 4,
+    The mask needs gradients, hence batches and a loss, which a space does not have: `run/gradients.py` computes the
+    masks and passes them to `install` as `found`. The paper leaves open the scope and the score (engine/masks.py
+    discusses both), and the number and length of the samples. Source: Guo et al., 2024, definitions 3 and 4,
     eqs. 11 and 12.
     """
 
@@ -36,9 +36,11 @@ class Sensitive(Space):
         "task", "gradients of the task's loss, or of the language-model loss on a text"
     )
     text: str = option("text/c4_sample.jsonl", "for source text: JSON lines, under data.dir", identity=False)
-    samples: int = option(128, "examples whose gradients are taken", least=1)
+    samples: int = option(128, "examples whose gradients are used", least=1)
     length: int = option(512, "tokens of a text sample", least=2)
-    refresh: int = option(0, "steps between masks (dynamic in the paper: 100); 0: found once, before training", least=0)
+    refresh: int = option(
+        0, "steps between masks (dynamic in the paper: 100); 0: computed once, before training", least=0
+    )
     targets: tuple[str, ...] = option(("all",), "roles of the layers (q, k, v, o, gate, up, down), or all")
 
     @property
@@ -53,5 +55,5 @@ class Sensitive(Space):
     ) -> InstalledSpace:
         from zo_sweeps.engine.layers.sparse import Sparse
 
-        assert found is not None, "a mask is found before the space is installed"
+        assert found is not None, "compute the mask before installing the space"
         return Sparse(module, found.masks, self.refresh, found.find)

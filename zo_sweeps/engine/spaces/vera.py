@@ -1,4 +1,4 @@
-"""VeRA: one pair of random factors, frozen and shared by all layers; two vectors per layer move."""
+"""VeRA: one pair of random factors, frozen and shared by all layers; two vectors per layer are trained."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class VeRA(Space):
     """d = `d_initial`, b = 0, trained in fp32: r + out values per layer.
 
     Args:
-        rank: r of the frozen factors A [r, in] and B [out, r], of which layers use the leading part.
+        rank: r of the frozen factors A [r, in] and B [out, r], of which each layer uses the leading part.
         d_initial: initial value of the vector d [r].
-        targets: which layers.
+        targets: roles of the layers to adapt.
 
     Source: VeRA (Kopiczko et al., 2024), eq. 2; P-RGE Table 6.
     """

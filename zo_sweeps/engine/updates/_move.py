@@ -1,4 +1,4 @@
-"""What the updates share. Not a member of the axis."""
+"""Helpers shared by the updates. Not a member of the axis."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from zo_sweeps.methods.update import Params
 
 
 def move(param: Tensor, direction: Tensor, lr: float, weight_decay: float) -> None:
-    """param <- param - lr * (direction + weight_decay * param), in place, in the parameter's dtype.
+    """Set param <- param - lr * (direction + weight_decay * param), in place, in the parameter's dtype.
 
-    Decay is decoupled (AdamW's form: it never enters a moment or a sign), and the same for every update. It falls on
-    the parameters that have two or more dimensions, that is on matrices and embeddings; biases, norms, magnitude and
-    scale vectors, and the value vectors of sparse spaces are left alone. (MeZO's code leaves out the names with "bias",
-    "layer_norm" or "layernorm" in them: the same for OPT and RoBERTa, whose only vectors these are.)
+    Decay is decoupled (as in AdamW: it never enters a moment or a sign), and the same for every update. It applies to
+    parameters of two or more dimensions, that is to matrices and embeddings; biases, norms, magnitude and scale
+    vectors, and the value vectors of sparse spaces do not decay. (MeZO's code excludes names that contain "bias",
+    "layer_norm" or "layernorm": equivalent for OPT and RoBERTa, which have no other vectors.)
     """
     if weight_decay and param.dim() >= 2:
         direction = direction.add(param, alpha=weight_decay)
@@ -22,5 +22,5 @@ def move(param: Tensor, direction: Tensor, lr: float, weight_decay: float) -> No
 
 
 def zeros(params: Params) -> dict[str, Tensor]:
-    """A buffer for each parameter, fp32 whatever the parameter is: 4 bytes a trainable value."""
+    """Return an fp32 buffer for each parameter, whatever its dtype: 4 bytes per trainable value."""
     return {name: torch.zeros_like(param, dtype=torch.float32) for name, param in params.items()}

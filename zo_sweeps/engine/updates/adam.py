@@ -23,9 +23,9 @@ class Adam(Update):
         theta <- theta - lr * (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay * theta)
 
     Args:
-        weight_decay: decays the parameters of two or more dimensions; it does not enter m or v.
+        weight_decay: decay of the parameters of two or more dimensions; it does not enter m or v.
 
-    State: {"t": updates done, "m": {name: fp32}, "v": {name: fp32}}, 8 bytes a trainable value. Cost: q noise passes.
+    State: {"t": updates done, "m": {name: fp32}, "v": {name: fp32}}, 8 bytes per trainable value. Cost: q noise passes.
     Source: Kingma and Ba, 2015; on ZO estimates, MeZO (section 3.3) and ZO-Bench (Zhang et al., 2024).
     """
 
@@ -60,7 +60,7 @@ class Adam(Update):
             return {**state, "t": t}
 
     def optimizer(self, groups: Sequence[Mapping[str, Any]]) -> torch.optim.Optimizer:
-        """Return AdamW, which is Adam where nothing is decayed."""
+        """Return AdamW, which equals Adam without weight decay."""
         from torch.optim import AdamW
 
         return AdamW([dict(group) for group in groups], lr=self.lr, betas=(self.beta1, self.beta2), eps=self.eps)

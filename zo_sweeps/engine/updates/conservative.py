@@ -1,4 +1,4 @@
-"""Conservative ZO-SGD: no step that makes the loss of its own minibatch worse."""
+"""Conservative ZO-SGD: never takes a step that increases the loss on its own minibatch."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from zo_sweeps.methods.update import Params, State, Update
 
 @dataclass(frozen=True)
 class Conservative(Update):
-    """theta <- the one of theta - lr ghat, theta, theta + lr ghat with the lowest loss on the step's minibatch.
+    """theta <- whichever of theta - lr ghat, theta, theta + lr ghat has the lowest loss on the step's minibatch.
 
-    Of equals the first in that order is taken. The decision s in {1, 0, -1} multiplies the estimate and its logged
-    coefficients, so that the log holds the step that was taken, and a replay needs no forward. A loss that is not
-    finite after the step is no reason to stop: the step is not taken.
+    Ties go to the first in this order. The decision s in {1, 0, -1} multiplies the estimate and its logged
+    coefficients, so that the log holds the step actually taken, and a replay needs no forwards. A candidate with a
+    non-finite loss is not taken; it does not end the run.
 
-    Cost: three points more a step (one more forward in the batched modes), q noise passes each, and q for the update.
-    No state, and no weight decay: it would move theta where the losses were not looked at. Source: ZO-Bench (Zhang et
-    al., 2024), ZO-SGD-Cons, as its released code decides; there the three losses come from writing theta three times,
-    here theta is written once.
+    Cost: three more points per step (one more forward in the batched modes), q noise passes each, and q for the update.
+    No state, and no weight decay: it would move theta to a point without a measured loss. Source: ZO-Bench (Zhang et
+    al., 2024), ZO-SGD-Cons, with the decision rule of its released code, which writes theta three times for the three
+    losses; here theta is written once.
     """
 
     evaluations: ClassVar[int] = 3
 
     def choose(self, estimate: Estimate, lr: float, along: Callable[[Sequence[float]], list[float]]) -> Estimate:
-        """The estimate times the decision; `along` gives f(theta + scale * ghat) for each scale."""
+        """Return the estimate times the decision; `along` returns f(theta + scale * ghat) for each scale."""
         ahead, here, behind = (loss if loss == loss else float("inf") for loss in along((-lr, 0.0, lr)))
         decision = 1.0 if ahead <= min(here, behind) else 0.0 if here <= behind else -1.0
         terms = tuple((key, decision * weight) for key, weight in estimate.terms)

@@ -1,4 +1,4 @@
-"""ZO-SGD with MeZO's rounding, for runs that must have the bits of its released code."""
+"""ZO-SGD with MeZO's rounding, for runs that must be bit-identical to its released code."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from zo_sweeps.methods.update import Params, State, Update
 class MezoCompat(Update):
     """theta <- theta - lr * (g * z + weight_decay * theta), every product rounded before the next operation.
 
-    SGD's single fused multiply-add is faster and rounds once less. Use SGD for anything but comparing with MeZO.
+    SGD's single fused multiply-add is faster and rounds once less. Use SGD for everything but comparisons with MeZO.
 
     Args:
-        weight_decay: of the parameters whose name has none of "bias", "layer_norm", "layernorm" in it, MeZO's rule.
+        weight_decay: decay of parameters whose names contain none of "bias", "layer_norm", "layernorm" (MeZO's rule).
 
-    With q > 1 one update after the other, each with g / q. No state.
+    With q > 1, one update per query, each with g / q. No state.
     """
 
     weight_decay: float = option(0.0, "by MeZO's rule, on names without bias and layer_norm", least=0)

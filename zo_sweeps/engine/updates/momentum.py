@@ -16,11 +16,12 @@ class Momentum(Update):
     """m <- momentum * m + ghat;  theta <- theta - lr * (m + weight_decay * theta).
 
     Args:
-        momentum: mu of heavy-ball momentum, without dampening: a constant ghat moves theta by lr / (1 - mu) of it.
-        weight_decay: decays the parameters of two or more dimensions; it does not enter m.
+        momentum: mu of heavy-ball momentum, without dampening: under a constant ghat, theta moves by
+            lr / (1 - mu) * ghat per step.
+        weight_decay: decay of the parameters of two or more dimensions; it does not enter m.
 
-    State: {"m": {name: fp32}}, 4 bytes a trainable value. Cost: q noise passes. Source: ZO-SGD-MMT of ZO-Bench (Zhang
-    et al., 2024), with its 0.9.
+    State: {"m": {name: fp32}}, 4 bytes per trainable value. Cost: q noise passes. Source: ZO-SGD-MMT of ZO-Bench
+    (Zhang et al., 2024), with its default 0.9.
     """
 
     state_copies: ClassVar[int] = 1

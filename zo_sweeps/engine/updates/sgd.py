@@ -17,13 +17,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SGD(Update):
-    """theta <- theta - lr * (ghat + weight_decay * theta), with ghat drawn again as it is added.
+    """theta <- theta - lr * (ghat + weight_decay * theta), with ghat regenerated as it is added.
 
     Args:
-        weight_decay: decays every parameter of the space that has two or more dimensions (matrices and embeddings;
-            biases and norms are left alone).
+        weight_decay: decay of the parameters of two or more dimensions (matrices and embeddings; not biases and norms).
 
-    Cost: q noise passes over the space, none of it kept (memory of one parameter in half precision). No state.
+    Cost: q noise passes over the space; memory: one parameter in half precision, else none. No state.
     """
 
     backpropagates: ClassVar[bool] = True

@@ -15,10 +15,10 @@ class Sign(Update):
     """theta <- theta - lr * (sign(ghat) + weight_decay * theta), elementwise, with sign(0) = 0.
 
     Args:
-        weight_decay: decays the parameters of two or more dimensions; it does not enter the sign.
+        weight_decay: decay of the parameters of two or more dimensions; it does not enter the sign.
 
-    The sign is of the mean over the q queries. Every value moves by lr, so lr is that of sign methods: far above
-    ZO-SGD's. Cost: q noise passes. No state. Source: ZO-signSGD (Liu et al., 2019); ZO-Bench.
+    The sign is taken of the mean over the q queries. Every value moves by lr, so a suitable lr is that of sign methods,
+    far larger than ZO-SGD's. Cost: q noise passes. No state. Source: ZO-signSGD (Liu et al., 2019); ZO-Bench.
     """
 
     weight_decay: float = option(0.0, "decoupled, of parameters of two or more dimensions", least=0)
