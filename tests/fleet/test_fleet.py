@@ -232,7 +232,7 @@ def test_a_driver_elsewhere_is_told_that_it_must_be_on_a_node(cluster: Machines,
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: {})  # as on a machine with none of the nodes' addresses
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(cluster.token))
     backend = RayBackend(tmp_path, address=cluster.address, target=TARGET)
-    with pytest.raises(UserError, match=r"this machine is no node of the Ray cluster.*join here first") as caught:
+    with pytest.raises(UserError, match=r"this machine is not a node of the Ray cluster.*join here first") as caught:
         sweep(tmp_path / "s", fakes.trials(tmp_path / "w", 1, needs=Needs("cpu")), backend)
     assert "\n" not in str(caught.value)
 
