@@ -74,4 +74,4 @@ def test_a_folder_without_sweeps_or_with_one_that_runs_is_refused(
     swept(tmp_path)
     assert lock_mirror(tmp_path) is not None
     assert main(["sync", f"state_dir={tmp_path}"]) == 2
-    assert "a sweep is running here, and sends its own results" in capsys.readouterr().err
+    assert "a sweep is running here and sends its own results" in capsys.readouterr().err

@@ -75,7 +75,7 @@ def test_head_start_says_how_to_join_and_status_and_devices_know_the_nodes(clust
     assert "8.0 GiB" in lines(shown)[lines(shown).index(nano) + 1], "the profile's memory, not this machine's"
     again = zo("head", "start", "--state-dir", cluster.state, home=cluster.home)
     assert again.returncode == 2
-    assert re.fullmatch(r"zo_sweeps: a head runs already .*\n", again.stderr)
+    assert re.fullmatch(r"zo_sweeps: a head is already running .*\n", again.stderr)
 
 
 def test_joining_checks_first_a_line_each(cluster: Machines) -> None:
@@ -193,7 +193,7 @@ def test_a_node_that_leaves_hands_its_trial_back_and_the_command_waits_for_that(
     given = row.split()[-1]
     assert given in ("a", "b"), shown[0]
     assert left[0].returncode == 0
-    assert "left: nothing runs here any more" in worker.said
+    assert "left: all trials have stopped" in worker.said
     assert worker.process.wait(10) == 0
     assert worker.raylet() is None
     ledger = [json.loads(line) for line in (tmp_path / "s" / "ledger.jsonl").read_text().splitlines()]
@@ -232,7 +232,7 @@ def test_a_driver_elsewhere_is_told_that_it_must_be_on_a_node(cluster: Machines,
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: {})  # as on a machine with none of the nodes' addresses
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(cluster.token))
     backend = RayBackend(tmp_path, address=cluster.address, target=TARGET)
-    with pytest.raises(UserError, match=r"this machine is no node of the Ray cluster.*join here first") as caught:
+    with pytest.raises(UserError, match=r"this machine is not a node of the Ray cluster.*join here first") as caught:
         sweep(tmp_path / "s", fakes.trials(tmp_path / "w", 1, needs=Needs("cpu")), backend)
     assert "\n" not in str(caught.value)
 

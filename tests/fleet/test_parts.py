@@ -59,7 +59,7 @@ def test_a_range_of_ports_holds_all_that_ray_listens_on() -> None:
     assert all(20000 <= port <= 20040 for port in ports)
     assert {"--num-cpus=2", "--num-gpus=1", f"--memory={8 * GIB}"} <= set(words)
     for bad in ("20000", "20040-20000", "20000-20005", "1-100", "65530-65600"):
-        with pytest.raises(UserError, match="is no range of at least 21 ports in --ports"):
+        with pytest.raises(UserError, match="is not a range of at least 21 ports in --ports"):
             port_range(bad)
 
 

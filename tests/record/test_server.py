@@ -99,7 +99,7 @@ def test_starting_does_not_wait_and_a_server_asked_to_stay_is_ended_by_stop(tmp_
 def test_a_used_port_is_a_users_error_before_anything_starts(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(UserError, match=rf"port {port} cannot be used.*in use; leave the port out"):
+        with pytest.raises(UserError, match=rf"port {port} cannot be used.*in use; omit the port"):
             server.start(tmp_path, port)
     with pytest.raises(UserError, match="port 99999 cannot be used"):
         server.start(tmp_path, 99999)

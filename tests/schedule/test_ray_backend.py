@@ -185,7 +185,7 @@ def test_an_address_where_nobody_answers_is_one_clear_line(tmp_path):
 def test_a_server_that_is_no_ray_head_is_one_clear_line(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as silent:  # connects, and never says a word
         address = f"127.0.0.1:{silent.getsockname()[1]}"
-        with pytest.raises(UserError, match=rf"what listens at {address} does not answer as a Ray head") as caught:
+        with pytest.raises(UserError, match=rf"the server at {address} does not answer like a Ray head") as caught:
             sweep(tmp_path, fakes.trials(tmp_path / "w", 1), RayBackend(tmp_path, address=address, target=TARGET))
     assert "\n" not in str(caught.value)
 

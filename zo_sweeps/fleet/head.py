@@ -1,4 +1,4 @@
-"""`head start | stop | status`: a Ray head and its MLflow server, both kept up by one background process of ours.
+"""`head start | stop | status`: a Ray head and its MLflow server, both kept up by one background process.
 
 state_dir/ray_token   the cluster's token, mode 0600, unless another file is named
 state_dir/head/       head.json (what was started; no secrets), keeper.log, ray.log
@@ -30,19 +30,19 @@ from zo_sweeps.record import server
 from zo_sweeps.schedule.cluster import short_folder, token_environment
 
 START_SECONDS = 300.0  # see BOOT_SECONDS of the keeper
-CHECK_SECONDS = 10.0  # between looks at the MLflow server
+CHECK_SECONDS = 10.0  # between checks of the MLflow server
 
 
 @dataclass(frozen=True)
 class HeadOptions:
-    """What `head start` was asked for.
+    """The options of `head start`.
 
     Args:
-        host: the address that workers and browsers use. Loopback: MLflow asks for no password.
+        host: the address that workers and browsers use. On loopback MLflow asks for no password.
         port, mlflow_port, dashboard_port: of the Ray head, the MLflow server and Ray's dashboard (0: no dashboard).
-        cpus, gpus: that the head lends to trials; None: all.
+        cpus, gpus: CPUs and GPUs that the head lends to trials; None: all.
         ports: "first-last" for everything else Ray listens on; "": any.
-        token_file: instead of one made in the state folder.
+        token_file: the token to use, instead of one made in the state folder.
     """
 
     host: str = "127.0.0.1"
@@ -56,17 +56,17 @@ class HeadOptions:
 
 
 def start(state_dir: Path, options: HeadOptions, say: Callable[[str], None], *, block: bool = False) -> int:
-    """Starts both and says how to join; with `block`, stays in the foreground until SIGTERM or Ctrl-C.
+    """Start the head and MLflow, and print how to join; with `block`, stay in the foreground until SIGTERM or Ctrl-C.
 
-    Raises UserError when one runs already from this folder, a port is taken, or one of the two does not come up.
+    Raises UserError when a head already runs from this folder, a port is taken, or one of the two does not come up.
     """
     folder = _folder(state_dir)
-    if found := running(folder / "head.json"):
-        raise UserError(f"a head runs already (pid {found['pid']}, {found['address']})", fix="zo-sweeps head stop")
+    if head := running(folder / "head.json"):
+        raise UserError(f"a head is already running (pid {head['pid']}, {head['address']})", fix="zo-sweeps head stop")
     token = token_for_head(options.token_file, state_dir)
     for port in filter(None, (options.port, options.dashboard_port)):
         _must_be_free(port)
-    server.start(state_dir, options.mlflow_port, stay=True, host=options.host).close()  # says what is wrong, at once
+    server.start(state_dir, options.mlflow_port, stay=True, host=options.host).close()  # fails here, not in the log
     state = {**asdict(options), "token_file": str(token), "identity": new_identity(folder)}
     state |= {"pid": 0, "started": 0.0, "address": f"{_address(options)}:{options.port}"}
     replace_text(folder / "head.json", json.dumps(state))
@@ -90,7 +90,7 @@ def start(state_dir: Path, options: HeadOptions, say: Callable[[str], None], *, 
 
 
 def keep(state_dir: Path, say: Callable[[str], None]) -> int:
-    """What the background process does: keeps the head and its MLflow server up until it is told to end."""
+    """Keep the head and its MLflow server up until SIGTERM or SIGINT: the background process's main function."""
     folder = _folder(state_dir)
     state = json.loads((folder / "head.json").read_text())
     process = psutil.Process()
@@ -109,13 +109,13 @@ def keep(state_dir: Path, say: Callable[[str], None]) -> int:
         grace=0,
         is_head=True,
     )
-    looked = time.monotonic()
+    checked_at = time.monotonic()
 
     def tick() -> None:
-        nonlocal looked
-        if time.monotonic() - looked > CHECK_SECONDS:
-            looked = time.monotonic()
-            with contextlib.suppress(UserError):  # its port is taken by another for now
+        nonlocal checked_at
+        if time.monotonic() - checked_at > CHECK_SECONDS:
+            checked_at = time.monotonic()
+            with contextlib.suppress(UserError):  # another program holds its port for now
                 server.start(state_dir, options.mlflow_port, stay=True, host=options.host).close()
 
     try:
@@ -126,20 +126,23 @@ def keep(state_dir: Path, say: Callable[[str], None]) -> int:
 
 
 def ray_arguments(options: HeadOptions, temp_dir: Path) -> tuple[str, ...]:
-    """Of `ray start`. The dashboard is on loopback: whoever reaches it with the token can submit jobs."""
-    found = ["--head", f"--port={options.port}", f"--node-ip-address={_address(options)}"]
-    found += [f"--include-dashboard={str(bool(options.dashboard_port)).lower()}", "--dashboard-host=127.0.0.1"]
+    """Return the arguments of `ray start`.
+
+    The dashboard listens on loopback only: anyone who reaches it with the token can submit jobs.
+    """
+    arguments = ["--head", f"--port={options.port}", f"--node-ip-address={_address(options)}"]
+    arguments += [f"--include-dashboard={str(bool(options.dashboard_port)).lower()}", "--dashboard-host=127.0.0.1"]
     if options.dashboard_port:
-        found.append(f"--dashboard-port={options.dashboard_port}")
-    return (*found, *node_arguments(temp_dir, options.cpus, options.gpus, None, options.ports))
+        arguments.append(f"--dashboard-port={options.dashboard_port}")
+    return (*arguments, *node_arguments(temp_dir, options.cpus, options.gpus, None, options.ports))
 
 
 def stop(state_dir: Path) -> bool:
-    """Ends what `start` started from this folder, and nothing else; False when nothing runs."""
+    """Stop the processes that `start` started from this folder, and no others; False when none runs."""
     folder = _folder(state_dir)
-    found = running(folder / "head.json")
-    if found:
-        process = psutil.Process(found["pid"])
+    head = running(folder / "head.json")
+    if head:
+        process = psutil.Process(head["pid"])
         process.send_signal(signal.SIGTERM)
         if not wait_until_gone([process], 40):
             for one in [*process.children(recursive=True), process]:
@@ -147,51 +150,52 @@ def stop(state_dir: Path) -> bool:
                     one.kill()
     ended = server.stop(state_dir)
     (folder / "head.json").unlink(missing_ok=True)
-    return found is not None or ended
+    return head is not None or ended
 
 
 def status(state_dir: Path, say: Callable[[str], None]) -> int:
-    """What runs from this folder; 1 when no head does or it does not answer."""
-    found = running(_folder(state_dir) / "head.json")
-    if not found:
+    """Print the head, nodes and MLflow server of this folder; 1 when no head runs or MLflow does not answer."""
+    state = running(_folder(state_dir) / "head.json")
+    if not state:
         say(f"no head runs from {state_dir}")
         return 1
     from zo_sweeps.schedule.gcs import Head
 
-    head = Head(found["address"], token_environment(checked(Path(found["token_file"]))))
+    head = Head(state["address"], token_environment(checked(Path(state["token_file"]))))
     alive = [node for node in head.nodes() if node["Alive"]]
     versions = head.versions()
-    say(f"head: pid {found['pid']}, {found['address']}, Ray {versions['ray']}, Python {versions['python']}")
+    say(f"head: pid {state['pid']}, {state['address']}, Ray {versions['ray']}, Python {versions['python']}")
     say(f"nodes: {len(alive)} (zo-sweeps devices)")
-    healthy = server.is_healthy(mlflow_uri(found))
-    say(f"MLflow: {mlflow_uri(found)}{'' if healthy else ' does not answer'}")
+    healthy = server.is_healthy(mlflow_uri(state))
+    say(f"MLflow: {mlflow_uri(state)}{'' if healthy else ' does not answer'}")
     return 0 if healthy else 1
 
 
 def announce(state_dir: Path, say: Callable[[str], None]) -> None:
-    """The join command, and where the secrets are."""
-    found = json.loads((_folder(state_dir) / "head.json").read_text())
-    say(f"Ray head: {found['address']}   token: {found['token_file']} (mode 0600)")
-    guarded = not server.is_loopback(found["host"])
-    how = f"user and password: {server.credentials(state_dir)} (mode 0600)" if guarded else "this machine only"
-    say(f"MLflow: {mlflow_uri(found)}   {how}")
-    if found["dashboard_port"]:
-        say(f"Ray dashboard: http://127.0.0.1:{found['dashboard_port']}   this machine only, asks for the token")
+    """Print the join command, and the places of the secrets."""
+    state = json.loads((_folder(state_dir) / "head.json").read_text())
+    say(f"Ray head: {state['address']}   token: {state['token_file']} (mode 0600)")
+    guarded = not server.is_loopback(state["host"])
+    access = f"user and password: {server.credentials(state_dir)} (mode 0600)" if guarded else "this machine only"
+    say(f"MLflow: {mlflow_uri(state)}   {access}")
+    if state["dashboard_port"]:
+        say(f"Ray dashboard: http://127.0.0.1:{state['dashboard_port']}   this machine only, asks for the token")
     say("\non a worker, with a copy of the token file (mode 0600):")
-    say(f"  zo-sweeps worker join {found['address']} --device NAME --token-file ray_token")
+    say(f"  zo-sweeps worker join {state['address']} --device NAME --token-file ray_token")
     say("here, to run a grid on the cluster:")
-    state = "" if str(state_dir) == "zo_runs" else f" state_dir={shlex.quote(str(state_dir))}"
-    say(f"  zo-sweeps +grid=NAME cluster.address={found['address']}{state}")
-    say(f"to end it: zo-sweeps head stop{f' --state-dir {shlex.quote(str(state_dir))}' if state else ''}")
+    is_default = str(state_dir) == "zo_runs"
+    folder = shlex.quote(str(state_dir))
+    say(f"  zo-sweeps +grid=NAME cluster.address={state['address']}{'' if is_default else f' state_dir={folder}'}")
+    say(f"to end it: zo-sweeps head stop{'' if is_default else f' --state-dir {folder}'}")
 
 
-def mlflow_uri(found: Mapping[str, Any]) -> str:
-    """The page of a head's MLflow server."""
-    return f"http://{found['host']}:{found['mlflow_port']}"
+def mlflow_uri(state: Mapping[str, Any]) -> str:
+    """Return the address of a head's MLflow server."""
+    return f"http://{state['host']}:{state['mlflow_port']}"
 
 
 def _wait(state_dir: Path, process: subprocess.Popen[bytes]) -> None:
-    """Until the head knows its own node and MLflow answers."""
+    """Wait until the head lists its own node and MLflow answers."""
     from zo_sweeps.schedule.gcs import Head
 
     folder = _folder(state_dir)
@@ -199,13 +203,13 @@ def _wait(state_dir: Path, process: subprocess.Popen[bytes]) -> None:
     why = "is not ready"
     while time.monotonic() < end:
         if process.poll() is not None:
-            raise UserError(f"the head ended: {last_line(folder / 'keeper.log')}", where=str(folder / "ray.log"))
-        found = running(folder / "head.json")
-        if found:
+            raise UserError(f"the head exited: {last_line(folder / 'keeper.log')}", where=str(folder / "ray.log"))
+        state = running(folder / "head.json")
+        if state:
             try:
-                head = Head(found["address"], token_environment(Path(found["token_file"])))
-                if head.own_node(found["identity"]):
-                    if server.is_healthy(mlflow_uri(found)):
+                head = Head(state["address"], token_environment(Path(state["token_file"])))
+                if head.own_node(state["identity"]):
+                    if server.is_healthy(mlflow_uri(state)):
                         return
                     why = f"has no MLflow: {last_line(state_dir / 'mlflow' / 'server.log')}"
             except UserError as error:
@@ -224,7 +228,7 @@ def _folder(state_dir: Path) -> Path:
 
 
 def _address(options: HeadOptions) -> str:
-    """Where Ray's nodes reach the head. Ray replaces loopback by the machine's own address, and so do we."""
+    """Return the address at which Ray's nodes reach the head: like Ray, use the machine's own address for loopback."""
     if not server.is_loopback(options.host):
         return options.host
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # sends nothing
@@ -243,7 +247,7 @@ def _must_be_free(port: int) -> None:
         except (OSError, OverflowError) as error:
             raise UserError(
                 f"port {port} cannot be used: {getattr(error, 'strerror', error)}",
-                fix="choose others with --port, --mlflow-port, --dashboard-port",
+                fix="choose another with --port, --mlflow-port or --dashboard-port",
             ) from None
 
 

@@ -1,4 +1,4 @@
-"""`devices`: every machine of a cluster, what it is, how it does, and what runs there now."""
+"""`devices`: every machine of a cluster, its hardware, its condition, and the trials that run there now."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from zo_sweeps.fleet.secrets import checked, token_for_joining
 from zo_sweeps.schedule.cluster import ID_LABEL, token_environment
 from zo_sweeps.schedule.gcs import NODE, RUNS, Head
 
-STALE = 30.0  # seconds after which what a driver said of its trials is not believed any more
+STALE = 30.0  # seconds after which a driver's note on its trials is ignored
 
 
 @dataclass
 class Device:
-    """One machine. `facts` is what its reporter last said: `devices.live`, host, versions, time."""
+    """One machine. `facts` is its reporter's last note: `devices.live`, host, versions, time."""
 
     name: str
     device: str
@@ -40,19 +40,19 @@ class Device:
 
 
 def read(head: Head) -> list[Device]:
-    """All that the head knows of: the living first, each machine once, however often it joined."""
+    """Return every machine that the head knows, once each: the head first, then live machines, then dead ones."""
     notes = head.notes(NODE)
-    found: dict[str, Device] = {}
+    devices: dict[str, Device] = {}
     runs: dict[str, list[str]] = {}
-    for said in head.notes(RUNS).values():
-        if time.time() - said["time"] < STALE:
-            for node_id, trials in said["runs"].items():
+    for note in head.notes(RUNS).values():
+        if time.time() - note["time"] < STALE:
+            for node_id, trials in note["runs"].items():
                 runs.setdefault(node_id, []).extend(trials)
     for node in sorted(head.nodes(), key=lambda node: bool(node["Alive"])):
         labels, resources = node["Labels"], node["Resources"]
         identity = labels.get(ID_LABEL, node["NodeID"])
-        facts = notes.pop(identity, None) or (found[identity].facts if identity in found else {})
-        found[identity] = Device(
+        facts = notes.pop(identity, None) or (devices[identity].facts if identity in devices else {})
+        devices[identity] = Device(
             name=labels.get("zo.name") or node["NodeManagerHostname"],
             device=labels.get("zo.device") or ("cuda" if resources.get("GPU") else "cpu"),
             state="leaving" if node["Leaving"] and node["Alive"] else "up" if node["Alive"] else "gone",
@@ -65,11 +65,11 @@ def read(head: Head) -> list[Device]:
             facts=facts,
             runs=tuple(runs.get(node["NodeID"], ())),
         )
-    return sorted(found.values(), key=lambda one: (not one.is_head, one.state == "gone", one.name))
+    return sorted(devices.values(), key=lambda one: (not one.is_head, one.state == "gone", one.name))
 
 
 def connect(address: str | None, token_file: str | None, state_dir: Path, worker_dir: Path) -> Head:
-    """The head at `address`; else the one that was started from `state_dir`, or that this machine has joined.
+    """Connect to the head at `address`; None: the head started from `state_dir`, or else the one this machine joined.
 
     Raises UserError when there is none.
     """
@@ -84,7 +84,7 @@ def connect(address: str | None, token_file: str | None, state_dir: Path, worker
 
 
 def show(devices: list[Device], console: Console, now: float) -> None:
-    """The table."""
+    """Print the table of devices."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for name in ("name", "device", "memory", "lends", "can", "versions", "power", "temp.", "seen", "runs now"):
         table.add_column(name, overflow="fold")
@@ -94,7 +94,7 @@ def show(devices: list[Device], console: Console, now: float) -> None:
 
 
 def row(one: Device, now: float) -> list[str]:
-    """A machine's line; what is not known is a dash."""
+    """Return a machine's row of the table; an unknown value is a dash."""
     facts = one.facts
     versions = facts.get("versions", {})
     words = [f"zo {facts['zo_sweeps']}"] if "zo_sweeps" in facts else []
@@ -121,10 +121,10 @@ def row(one: Device, now: float) -> list[str]:
 
 
 def capabilities(facts: Mapping[str, Any]) -> list[str]:
-    """What a trial may ask for: cuda, nf4 and int8 (bitsandbytes), executorch."""
-    found = ["cuda"] if facts.get("gpus") else []
-    found += ["nf4", "int8"] if facts.get("bitsandbytes") else []
-    return found + (["executorch"] if facts.get("executorch") else [])
+    """Return the capabilities that a trial may need: cuda, nf4 and int8 (bitsandbytes), executorch."""
+    names = ["cuda"] if facts.get("gpus") else []
+    names += ["nf4", "int8"] if facts.get("bitsandbytes") else []
+    return names + (["executorch"] if facts.get("executorch") else [])
 
 
 def _memory(facts: Mapping[str, Any]) -> str:

@@ -1,16 +1,16 @@
-"""Keeps a Ray node up: starts it, watches it, restarts it when it ends, and lets it go without losing its work.
+"""The keeper of a Ray node: start it, watch it, restart it when it ends, and let it leave without losing its work.
 
 Why this restarts a node although systemd, Docker and Kubernetes restart processes: they see one process, the keeper,
 and a node can be lost while every process lives.
-- A head that was restarted does not list the node: its raylet runs on, its reporter is told (exit status GONE), and
-  the node has to join again.
-- `ray start --block` outlives a raylet that left in order, and waits for ever; a raylet that was frozen ends itself
-  when it comes back, and Ray does not start another.
-- The reporter, the node's second process, ends when the head is away; the node need not.
-So the node's end has to be detected here in any case. Starting it again here too takes a loop with a back-off, joins
-within a second or so instead of after the supervisor's delay and all checks of `worker join`, and works where there is
-no supervisor: `worker join` in a terminal, `head start`, a Slurm job. The supervisor's part is the rest: boot, and the
-keeper's own death, with which Ray's processes end too (see `_die_with_parent`).
+- A restarted head does not list the node: the raylet runs on, the reporter exits with status GONE, and the node has to
+  rejoin.
+- `ray start --block` outlives a raylet that left in order, and waits forever; a frozen raylet ends itself when it
+  resumes, and Ray does not start another.
+- The reporter, the node's second process, ends when the head is unreachable; the node need not.
+So the node's end has to be detected here in any case. Restarting it here as well costs one loop with a back-off,
+rejoins within about a second instead of after the supervisor's delay and all checks of `worker join`, and works without
+a supervisor: `worker join` in a terminal, `head start`, a Slurm job. The rest is left to the supervisor: boot, and the
+death of the keeper itself, which ends Ray's processes too (see `_die_with_parent`).
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from zo_sweeps.schedule.ray_actor import TrialActor
 
 TICK = 0.5
 FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0  # seconds before a node is started again: doubled each time
-STEADY = 60.0  # a node that stood so long begins again with the first wait
-HEAD_WAIT = 2.0  # seconds between looks at whether the head is back
+STEADY = 60.0  # uptime in seconds after which the restart back-off resets
+HEAD_WAIT = 2.0  # seconds between checks for the head's return
 UNREGISTER_SECONDS = 5.0
-BOOT_SECONDS = 300.0  # that a raylet may take to appear: a starved machine reads Ray for a minute
+BOOT_SECONDS = 300.0  # time allowed for a raylet to appear: a starved machine takes a minute to import Ray
 ACTOR = f"{ray_private.ACTOR_TITLE}{TrialActor.__name__}"
 _TERMINATE_CHILD = 1  # PR_SET_PDEATHSIG
 
@@ -56,10 +56,10 @@ class NodeSpec:
         identity: its `zo.id`, the same after a restart.
         arguments: of `ray start`, without `--block` and `--labels`.
         labels: of `ray start`, as `node.labels` makes them.
-        temp_dir: Ray's folder, short; old sessions in it are removed.
-        log: where Ray's own output goes.
-        grace: seconds that running trials have to come to a stop when the node is asked to leave.
-        is_head: its head is itself, so there is nobody to wait for.
+        temp_dir: Ray's folder, a short path; old sessions in it are removed.
+        log: the file for Ray's own output.
+        grace: grace period in seconds for running trials to stop when the node is asked to leave.
+        is_head: whether the node is itself the head, with no other to wait for.
     """
 
     address: str
@@ -74,12 +74,12 @@ class NodeSpec:
 
 
 class Keeper:
-    """See `run`.
+    """The loop that keeps one node up; see `run`.
 
     Args:
         spec: the node.
-        say: prints a line for people.
-        tick: called every half a second while the node stands.
+        say: prints a line for the user.
+        tick: called every half a second while the node is up.
     """
 
     def __init__(self, spec: NodeSpec, say: Callable[[str], None], tick: Callable[[], None] = lambda: None) -> None:
@@ -89,14 +89,14 @@ class Keeper:
         self._reporter: subprocess.Popen[bytes] | None = None
 
     def run(self) -> int:
-        """Keeps the node up until SIGTERM or SIGINT, then lets it go; a second one ends it at once. Returns 0."""
+        """Keep the node up until SIGTERM or SIGINT, then let it leave; a second signal ends it at once. Return 0."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._asked)
         wait = FIRST_WAIT
         try:
             while not self._leave:
                 began = time.monotonic()
-                why = self._stand()
+                why = self._live()
                 self._end()
                 if self._leave:
                     break
@@ -117,8 +117,8 @@ class Keeper:
         while not self._leave and time.monotonic() < end:
             time.sleep(0.1)
 
-    def _stand(self) -> str:
-        """One life of the node, to its end; why it ended."""
+    def _live(self) -> str:
+        """Start the node and watch it to its end; return why it ended."""
         if self._spec.is_head:
             ray_private.forget_head(self._spec.temp_dir)
         else:
@@ -150,28 +150,28 @@ class Keeper:
         return "left"
 
     def _wait_for_the_head(self) -> None:
-        """Until something listens there, or one is to leave. To ask is cheap, so that it is done often."""
-        told = False
+        """Wait until the head's port answers or the node is asked to leave; a check is cheap, so it is frequent."""
+        reported = False
         while not self._leave:
             try:
                 return cluster.must_answer(self._spec.address)
             except UserError:
-                if not told:
-                    told = True
+                if not reported:
+                    reported = True
                     self._say(f"the head at {self._spec.address} does not answer; waiting for it")
                 self._pause(HEAD_WAIT)
 
     def _let_go(self, raylet: psutil.Process) -> None:
-        """Waits for the trials that run here to stop at their next step; the raylet ends itself after the last."""
+        """Wait for the trials that run here to stop at their next step; the raylet ends itself after the last."""
         grace = self._spec.grace
         if self._spec.is_head or grace <= 0:
             return
         try:
             cluster.must_answer(self._spec.address)
         except UserError:
-            self._say("left: the head is away, so there is nobody to hand trials back to")
+            self._say("left: the head does not answer, so trials cannot be handed back")
             return
-        self._say(f"leaving: running trials are asked to stop at their next step, for {grace:.0f} s at most")
+        self._say(f"leaving: running trials have {grace:.0f} s to stop at their next step")
         end = time.monotonic() + grace
         if self._reporter:
             self._reporter.kill()
@@ -180,14 +180,14 @@ class Keeper:
         asked: set[psutil.Process] = set()
         while time.monotonic() < end and not self._now:
             if not alive(raylet):
-                self._say("left: nothing runs here any more")
+                self._say("left: all trials have stopped")
                 return
             for actor in set(_actors(raylet)) - asked:  # an idle one ends; a busy one hands its trial back
                 asked.add(actor)
                 with contextlib.suppress(psutil.Error):
                     actor.terminate()
             time.sleep(0.2)
-        self._say("left, with trials that had not stopped: they go on elsewhere from their last scalars")
+        self._say("left before all trials had stopped: the others resume elsewhere from their last scalars")
 
     def _report(self, *leaving: str) -> subprocess.Popen[bytes]:
         known = (self._spec.address, str(self._spec.token), self._spec.identity)
@@ -211,12 +211,12 @@ class Keeper:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # Ctrl-C is for us, who let the trials stop first
+                start_new_session=True,  # Ctrl-C reaches the keeper alone, which lets the trials stop first
                 preexec_fn=_die_with_parent,
             )
 
     def _end(self) -> None:
-        """Ends what this life started: Ray's own processes are the children of `ray start`."""
+        """End the reporter and `ray start` with its children, which are Ray's own processes."""
         mine = []
         for process in (self._reporter, self._ray):
             if process:
@@ -224,7 +224,7 @@ class Keeper:
                     mine += [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
         for one in mine:
             with contextlib.suppress(psutil.Error):
-                if one.name() == ray_private.RAYLET:  # it takes leave of the head, which else waits for it for a while
+                if one.name() == ray_private.RAYLET:  # let it unregister; otherwise the head waits for a timeout
                     one.terminate()
                     wait_until_gone([one], UNREGISTER_SECONDS)
         for one in mine:
@@ -237,31 +237,31 @@ class Keeper:
 
 
 def _actors(raylet: psutil.Process) -> list[psutil.Process]:
-    """The processes that run trials. Ray gives them the names of their class."""
-    found = []
+    """Return the processes that run trials. Ray titles each with the name of its actor class."""
+    actors = []
     with contextlib.suppress(psutil.Error):
         for child in raylet.children():
             with contextlib.suppress(psutil.Error):
-                if "".join(child.cmdline()[:1]).startswith(ACTOR):  # none of one that just ended
-                    found.append(child)
-    return found
+                if "".join(child.cmdline()[:1]).startswith(ACTOR):  # the command line of a zombie is empty
+                    actors.append(child)
+    return actors
 
 
 def _die_with_parent() -> None:
-    """In the child: SIGTERM when we are gone, however we went (Linux)."""
+    """Have the kernel send this child SIGTERM when its parent dies, in whatever way (Linux)."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_TERMINATE_CHILD, signal.SIGTERM)
 
 
 def keep_newest(folder: Path) -> None:
-    """Removes Ray's sessions but the last, whose logs may still be wanted."""
+    """Remove Ray's sessions except the last, whose logs may still be wanted."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for old in sorted(folder.glob("session_2*"))[:-1]:
         shutil.rmtree(old, ignore_errors=True)
 
 
 def last_line(log: Path) -> str:
-    """The last line of Ray's output that says something went wrong, else the last."""
+    """Return the last line of Ray's output that reports an error, else the last line."""
     try:
         lines = [line.strip() for line in log.read_text(errors="replace").splitlines()[-60:] if line.strip()]
     except OSError:

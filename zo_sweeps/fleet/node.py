@@ -1,4 +1,4 @@
-"""What heads and workers have in common: labels, identity, arguments of `ray start`, the file that says one runs."""
+"""Shared by heads and workers: labels, identity, arguments of `ray start`, and the file of a running process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from zo_sweeps import __version__
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.devices.probe import probe
 
-OBJECT_STORE_BYTES = 75 * 2**20  # the least that Ray takes: journals of kilobytes go through it
+OBJECT_STORE_BYTES = 75 * 2**20  # Ray's minimum: only journals of some kilobytes go through it
 FIXED_PORTS = (
     "node-manager-port",
     "object-manager-port",
@@ -30,14 +30,17 @@ FIXED_PORTS = (
 
 
 def sanitised(text: str) -> str:
-    """A label's value as Ray allows it: at most 63 of [A-Za-z0-9._-], alphanumeric at both ends."""
+    """Return `text` as a label value that Ray allows: at most 63 of [A-Za-z0-9._-], alphanumeric at both ends."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text)[:63].strip("._-")
 
 
 def labels(device: str | None, identity: str, name: str = "") -> str:
-    """For `ray start --labels`: zo.device (None: what this host is), zo.id, zo.name, zo.kind, zo.unified, zo.version.
+    """Return the value of `ray start --labels`: zo.device, zo.id, zo.name, zo.kind, zo.unified, zo.version.
 
-    A label is what a node was when it joined; what changes is in the notes of its reporter.
+    Labels are fixed when the node joins; facts that change are in its reporter's notes.
+
+    Args:
+        device: name of a device profile; None: this host's own.
     """
     host = probe()
     values = {
@@ -52,7 +55,7 @@ def labels(device: str | None, identity: str, name: str = "") -> str:
 
 
 def new_identity(folder: Path) -> str:
-    """Who this node is, before and after a restart."""
+    """Return this node's identity, made at its first start and the same after a restart."""
     path = folder / "id"
     if not path.exists():
         path.write_text(secrets.token_hex(6))
@@ -62,42 +65,45 @@ def new_identity(folder: Path) -> str:
 def node_arguments(
     temp_dir: Path, cpus: int | None, gpus: int | None, memory_bytes: int | None, ports: str
 ) -> list[str]:
-    """Of `ray start`, on any node. None: as Ray finds it (which is no GPU on a Jetson).
+    """Return the arguments of `ray start` that every node has.
+
+    Args:
+        cpus, gpus, memory_bytes: None: as Ray detects them (on a Jetson it detects no GPU).
 
     Raises UserError for a bad range of ports.
     """
-    found = [f"--temp-dir={temp_dir}", f"--object-store-memory={OBJECT_STORE_BYTES}", "--disable-usage-stats"]
-    found.append("--include-log-monitor=false")  # 80 MB to send drivers what our drivers do not show
-    given = {"num-cpus": cpus, "num-gpus": gpus, "memory": memory_bytes}
-    found += [f"--{name}={value}" for name, value in given.items() if value is not None]
+    arguments = [f"--temp-dir={temp_dir}", f"--object-store-memory={OBJECT_STORE_BYTES}", "--disable-usage-stats"]
+    arguments.append("--include-log-monitor=false")  # it takes 80 MB to forward logs that our drivers do not show
+    resources = {"num-cpus": cpus, "num-gpus": gpus, "memory": memory_bytes}
+    arguments += [f"--{name}={value}" for name, value in resources.items() if value is not None]
     if not ports:
-        return [*found, "--min-worker-port=0", "--max-worker-port=0"]
+        return [*arguments, "--min-worker-port=0", "--max-worker-port=0"]
     first, last = port_range(ports)
-    found += [f"--{name}={first + i}" for i, name in enumerate(FIXED_PORTS)]
-    return [*found, f"--min-worker-port={first + len(FIXED_PORTS)}", f"--max-worker-port={last}"]
+    arguments += [f"--{name}={first + i}" for i, name in enumerate(FIXED_PORTS)]
+    return [*arguments, f"--min-worker-port={first + len(FIXED_PORTS)}", f"--max-worker-port={last}"]
 
 
 def port_range(text: str) -> tuple[int, int]:
-    """ "10000-10050" as two numbers. Raises UserError unless it has room for a node."""
-    found = re.fullmatch(r"(\d+)-(\d+)", text)
-    first, last = (int(found[1]), int(found[2])) if found else (0, 0)
+    """Parse "10000-10050" into two numbers. Raises UserError unless the range has room for a node."""
+    match = re.fullmatch(r"(\d+)-(\d+)", text)
+    first, last = (int(match[1]), int(match[2])) if match else (0, 0)
     if not 1024 <= first < last <= 65535 or last - first < 20:
-        raise UserError(f"{text!r} is no range of at least 21 ports", where="--ports", fix="as in 10000-10050")
+        raise UserError(f"{text!r} is not a range of at least 21 ports", where="--ports", fix="as in 10000-10050")
     return first, last
 
 
 def running(path: Path) -> Mapping[str, Any] | None:
-    """What the file says (with `pid` and `started`), unless that process is gone or is another one."""
+    """Return the file's contents (with `pid` and `started`); None if that process is gone or its pid was reused."""
     try:
-        found = json.loads(path.read_text())
-        process = psutil.Process(found["pid"])
-        return found if found["pid"] and alive(process) and abs(process.create_time() - found["started"]) < 1 else None
+        state = json.loads(path.read_text())
+        process = psutil.Process(state["pid"])
+        return state if state["pid"] and alive(process) and abs(process.create_time() - state["started"]) < 1 else None
     except (OSError, ValueError, psutil.Error):
         return None
 
 
 def alive(process: psutil.Process) -> bool:
-    """Whether it runs. One that ended may never be collected by its parent, or by a container's first process."""
+    """Return whether the process runs; a zombie does not (its parent, or a container's init, may never reap it)."""
     try:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.Error:
@@ -105,7 +111,7 @@ def alive(process: psutil.Process) -> bool:
 
 
 def wait_until_gone(processes: Sequence[psutil.Process], seconds: float = math.inf) -> bool:
-    """Whether all have ended within `seconds`."""
+    """Wait for the processes to end; return whether all did within `seconds`."""
     end = time.monotonic() + seconds
     while any(map(alive, processes)):
         if time.monotonic() > end:

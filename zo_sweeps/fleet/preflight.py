@@ -1,4 +1,4 @@
-"""Is this machine fit to join a cluster? One line a check, each with what to do about it, before anything starts."""
+"""Checks that this machine is fit to join a cluster, before anything starts: one line per check, each with its fix."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from zo_sweeps.methods.parts import Device
 from zo_sweeps.schedule import cluster
 from zo_sweeps.schedule.gcs import NODE, REACH, REACHED, Head
 
-ANSWER_SECONDS = 10.0  # that the head's reporter, which looks every two seconds, has for trying to reach us
+ANSWER_SECONDS = 10.0  # time allowed for the head's reporter, which looks every two seconds, to try to reach us
 SKEW = 10.0  # seconds that two clocks may differ: logs and MLflow's time axes mix them
 SHM = Path("/dev/shm")  # where Ray keeps its object store
 RAY_BYTES = 700 * 2**20  # a node's own processes (0.4 GB) and one warm worker before its model (0.3 GB)
 
 
 def checks(address: str, token: Path, device: Device, gpus: int, ports: str, folder: Path) -> Iterator[Check]:
-    """All checks, as they are made. `fail`: joining would not work, or results would not be comparable.
+    """Yield each check as it is made. `fail`: joining would not work, or results would not be comparable.
 
     Args:
         address, token: of the head.
@@ -40,7 +40,7 @@ def checks(address: str, token: Path, device: Device, gpus: int, ports: str, fol
         ports: the range that Ray will use here; "": any.
         folder: the worker's state folder.
 
-    Cost: seconds; imports torch, bitsandbytes and executorch where they are.
+    Cost: seconds; imports torch, bitsandbytes and executorch where they are installed.
     """
     try:
         head = Head(address, cluster.token_environment(token))
@@ -70,7 +70,7 @@ def checks(address: str, token: Path, device: Device, gpus: int, ports: str, fol
 
 
 def versions(heads: Mapping[str, str], ours: Mapping[str, str]) -> Iterator[Check]:
-    """Ray wants its own version equal on all nodes, and Python's down to the patch level."""
+    """Check that Ray's version, and Python's down to the patch level, equal the head's, as Ray requires."""
     for name, fix in (
         ("python", f"make the environment with Python {heads['python']} (uv venv --python {heads['python']})"),
         ("ray", f"pip install 'ray[default]=={heads['ray']}'"),
@@ -82,19 +82,21 @@ def versions(heads: Mapping[str, str], ours: Mapping[str, str]) -> Iterator[Chec
 
 
 def same_code(heads: str) -> Check:
-    """Another version of zo_sweeps may compute other numbers."""
+    """Check that the head has the same version of zo_sweeps: another one may compute other numbers."""
     if heads == __version__:
         return Check("zo-sweeps", "ok", f"{__version__}, as the head")
     if not heads:
-        return Check("zo-sweeps", "warn", f"{__version__}; the head does not say its own", "start it with `head start`")
+        return Check(
+            "zo-sweeps", "warn", f"{__version__}; the head does not report its own", "start it with `head start`"
+        )
     fix = f"pip install 'zo-sweeps=={heads}'"
     return Check("zo-sweeps", "fail", f"{__version__} here, {heads} at the head", fix)
 
 
 def clock(now: float, heads: float | None) -> Check:
-    """The head's note is at most some seconds old, so a clock that is right is not behind it, and little before it."""
+    """Check the clock against the head's note, at most seconds old: a correct clock is at most a few seconds ahead."""
     if heads is None:
-        return Check("clock", "warn", "the head does not say its time", "start it with `head start`")
+        return Check("clock", "warn", "the head does not report its time", "start it with `head start`")
     skew = now - heads
     if -SKEW <= skew <= SKEW + 5:
         return Check("clock", "ok", f"within {SKEW:.0f} s of the head's")
@@ -102,7 +104,7 @@ def clock(now: float, heads: float | None) -> Check:
 
 
 def ports_out(node: Mapping[str, Any]) -> Check:
-    """From here to the ports of the head's own node."""
+    """Check that this machine reaches the ports of the head's own node."""
     host = node["NodeManagerAddress"]
     for port in (node["NodeManagerPort"], node["ObjectManagerPort"]):
         try:
@@ -116,23 +118,25 @@ def ports_out(node: Mapping[str, Any]) -> Check:
 
 
 def ports_in(head: Head, address: str, ports: str, *, there: bool) -> Check:
-    """From the head to here: its reporter is asked to try a port that is opened for the purpose."""
+    """Check that the head reaches this machine: open a port and ask the head's reporter to connect to it."""
     if not there:
-        return Check("ports in", "warn", "not tried: nobody at the head can", "start it with `zo-sweeps head start`")
+        return Check("ports in", "warn", "not tried: the head has no reporter", "start it with `zo-sweeps head start`")
     host = own_address(address)
     try:
         server = socket.create_server((host, port_range(ports)[0] if ports else 0))
     except OSError as error:
-        return Check("ports in", "fail", f"cannot listen on {host}: {error.strerror}", "choose others with --ports")
+        return Check(
+            "ports in", "fail", f"cannot listen on {host}: {error.strerror}", "choose another range with --ports"
+        )
     with server:
         port, nonce = server.getsockname()[1], secrets.token_hex(8)
         head.put(REACH + nonce, {"host": host, "port": port})
         end = time.monotonic() + ANSWER_SECONDS
-        while not (found := head.notes(REACHED + nonce)) and time.monotonic() < end:
+        while not (answers := head.notes(REACHED + nonce)) and time.monotonic() < end:
             time.sleep(0.2)
         head.remove(REACHED + nonce)
         head.remove(REACH + nonce)
-    wrong = next(iter(found.values()))["error"] if found else "the head did not try"
+    wrong = next(iter(answers.values()))["error"] if answers else "the head did not try"
     if not wrong:
         return Check("ports in", "ok", f"the head reaches {host}")
     which = f"ports {ports}" if ports else "all ports (or choose --ports FIRST-LAST)"
@@ -140,14 +144,14 @@ def ports_in(head: Head, address: str, ports: str, *, there: bool) -> Check:
 
 
 def own_address(address: str) -> str:
-    """The address of this machine as the head sees it."""
+    """Return the address of this machine as the head sees it."""
     host, _, port = address.rpartition(":")
     with socket.create_connection((host.strip("[]"), int(port)), timeout=5) as connection:
         return str(connection.getsockname()[0])
 
 
 def profile(device: Device) -> Check:
-    """Whether this is the device that it is said to be."""
+    """Check that the hardware is the device that the profile names."""
     host = probe()
     text = f"{device.name}: {device.display}"
     if device.name == host["profile"]:
@@ -160,7 +164,7 @@ def profile(device: Device) -> Check:
 
 
 def memory(device: Device) -> Iterator[Check]:
-    """What is free now, for Ray and for models. Where GPU and CPU share it, there is but one number."""
+    """Check the memory that is free now, for Ray and for models; unified memory is one number for CPU and GPU."""
     ram = psutil.virtual_memory()
     shared = " (shared by CPU and GPU)" if device.unified else ""
     free = ram.available - RAY_BYTES
@@ -171,7 +175,7 @@ def memory(device: Device) -> Iterator[Check]:
 
 
 def shared_memory() -> Check:
-    """Ray's object store lives in /dev/shm; with less room there it falls back to a slow disk."""
+    """Check the room in /dev/shm, where Ray keeps its object store; with too little, Ray falls back to a slow disk."""
     import shutil
 
     free = shutil.disk_usage(SHM).free if SHM.exists() else 0
@@ -181,7 +185,7 @@ def shared_memory() -> Check:
 
 
 def cuda(gpus: int) -> Check:
-    """A node that lends a GPU has to have one that torch can use."""
+    """Check that a node that lends a GPU has one that torch can use."""
     if not gpus:
         return Check("cuda", "ok", "no GPU is lent")
     if has_cuda():

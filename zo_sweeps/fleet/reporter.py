@@ -1,7 +1,7 @@
-"""The small process beside a raylet that tells the head, every two seconds, what its node is and how it does.
+"""The small process that runs with each raylet and reports its node's hardware and condition to the head every 2 s.
 
-A process of its own, because Ray's client ends the process that holds it when the head has been away for a minute.
-On the head it also answers joining machines that ask whether they can be reached from there.
+It is a process of its own because Ray's client ends its process when the head has been unreachable for a minute.
+On the head it also answers joining machines that ask whether the head can reach them.
 
     python -m zo_sweeps.fleet.reporter ADDRESS TOKEN_FILE ID [SECONDS]
 """
@@ -21,15 +21,15 @@ from zo_sweeps.schedule import cluster
 from zo_sweeps.schedule.gcs import NODE, REACH, REACHED, Head
 
 PERIOD = 2.0  # seconds between reports
-UNKNOWN_SECONDS = 20.0  # so long may the head not know the node: then it is another head, and one has to join again
-GONE = 3  # exit status that says so
-SLOW = 5  # what changes is looked at in every so many reports: the power mode takes a process
+UNKNOWN_SECONDS = 20.0  # if the head has not listed this node for this long, it is a new head: rejoin
+GONE = 3  # exit status of a reporter whose node the head does not list
+SLOW = 5  # changing facts are read in every fifth report: the power mode takes a process
 
 
 def main(address: str, token: str, identity: str, leave_within: str = "") -> int:
-    """Reports until it is ended, the head cannot be reached, or it no longer knows the node (exit status GONE).
+    """Report until killed, or until the head is unreachable or no longer lists the node (exit status GONE).
 
-    With `leave_within` (seconds), it first asks the head to let the node go when its trials have stopped.
+    With `leave_within` (seconds), first ask the head to release the node when its trials have stopped.
     """
     try:
         head = Head(address, cluster.token_environment(Path(token)))
@@ -53,13 +53,13 @@ def main(address: str, token: str, identity: str, leave_within: str = "") -> int
             time.sleep(PERIOD)
     except (UserError, OSError) as error:
         print(error, file=sys.stderr)
-    except Exception as error:  # Ray's own: the head is away
+    except Exception as error:  # Ray's own: the head is unreachable
         print(f"{type(error).__name__}: {str(error).splitlines()[:1]}", file=sys.stderr)
     return 1
 
 
 def answer(head: Head) -> None:
-    """Tries the addresses that joining machines listen on, and tells them whether it got through."""
+    """Connect to the addresses that joining machines listen on, and tell each machine whether that worked."""
     asked: dict[str, Any] = head.notes(REACH)
     for nonce, where in asked.items():
         head.remove(REACH + nonce)

@@ -1,6 +1,6 @@
-"""The cluster's token and how processes are told of it: by a file that its owner alone can read, never in an argument.
+"""The cluster's token. Processes get it as a file that only its owner can read, never as an argument.
 
-Whoever has the token can run code on every node: see SECURITY.md.
+Anyone with the token can run code on every node: see SECURITY.md.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.schedule.cluster import TOKEN_FIX, private_token
 
 
-def find_token(given: str | None, state_dir: Path) -> Path | None:
-    """The file with the token: `given`, else as the environment says, else Ray's own; None when there is none.
+def find_token(token_file: str | None, state_dir: Path) -> Path | None:
+    """Return the file with the token, or None when there is none.
 
-    A token in RAY_AUTH_TOKEN is written to `state_dir`, so that it need not stand in the environment of children.
+    The first of: `token_file`, RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH, Ray's own file. A token in RAY_AUTH_TOKEN is
+    written to `state_dir`, so that child processes do not need it in their environment.
     """
-    if given:
-        return checked(Path(given))
+    if token_file:
+        return checked(Path(token_file))
     if text := os.environ.get("RAY_AUTH_TOKEN", "").strip():
         return written(state_dir, text)
     if path := os.environ.get("RAY_AUTH_TOKEN_PATH"):
@@ -27,23 +28,23 @@ def find_token(given: str | None, state_dir: Path) -> Path | None:
     return checked(default) if default.exists() else None
 
 
-def token_for_joining(given: str | None, state_dir: Path) -> Path:
-    """As `find_token`. Raises UserError when there is none."""
-    found = find_token(given, state_dir)
-    if found is None:
+def token_for_joining(token_file: str | None, state_dir: Path) -> Path:
+    """Return the file with the token, as `find_token`. Raises UserError when there is none."""
+    path = find_token(token_file, state_dir)
+    if path is None:
         raise UserError("no token for the cluster", fix=TOKEN_FIX)
-    return found
+    return path
 
 
-def token_for_head(given: str | None, state_dir: Path) -> Path:
-    """The token of a head that is to be started: as for joining, but Ray's own file is left to Ray; made if absent."""
-    named = given or os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
+def token_for_head(token_file: str | None, state_dir: Path) -> Path:
+    """Return the token file for a new head: as for joining, but never Ray's own file; make one if there is none."""
+    named = token_file or os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
     state_dir.mkdir(parents=True, exist_ok=True)
-    return (find_token(given, state_dir) if named else None) or private_token(state_dir).resolve()
+    return (find_token(token_file, state_dir) if named else None) or private_token(state_dir).resolve()
 
 
 def checked(path: Path) -> Path:
-    """The path, absolute. Raises UserError unless the file holds a token that its owner alone can read."""
+    """Return the path, absolute. Raises UserError unless the file holds a token that only its owner can read."""
     path = path.expanduser().absolute()
     try:
         text, mode = path.read_text().strip(), path.stat().st_mode
@@ -57,7 +58,7 @@ def checked(path: Path) -> Path:
 
 
 def written(state_dir: Path, text: str) -> Path:
-    """A file of mode 0600 in `state_dir` with this token."""
+    """Write the token to a file of mode 0600 in `state_dir`; return its path."""
     state_dir.mkdir(parents=True, exist_ok=True)
     path = state_dir / "ray_token"
     path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""`worker install-service`: a systemd unit that joins at boot, joins again after anything, and leaves in order."""
+"""`worker install-service`: a systemd unit that joins at boot, rejoins after any failure, and leaves in order."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ StartLimitIntervalSec=0
 [Service]
 Type=simple
 ExecStart={command}
-# It ends by itself only when it was asked to leave; anything else, a head that is away included, is tried again.
+# The worker exits with success only when it was asked to leave; any failure, an unreachable head included, is retried.
 Restart=on-failure
 RestartSec=10
-# To us alone: the trials are asked to stop at their next step before Ray is ended.
+# Signal the worker alone: it asks the trials to stop at their next step before it ends Ray.
 KillMode=mixed
 TimeoutStopSec={patience:.0f}
 Nice=5
@@ -36,20 +36,20 @@ WantedBy={target}
 
 
 def absolute(arguments: Sequence[str]) -> list[str]:
-    """The arguments with their files as systemd, which starts in /, can find them."""
-    found = []
+    """Return the arguments with absolute paths: systemd starts in /."""
+    words = []
     for i, word in enumerate(arguments):
         flag, equals, value = word.partition("=")
         if equals and flag in FILES:
             word = f"{flag}={Path(value).expanduser().absolute()}"
         elif i and arguments[i - 1] in FILES:
             word = str(Path(word).expanduser().absolute())
-        found.append(word)
-    return found
+        words.append(word)
+    return words
 
 
 def unit(arguments: Sequence[str], address: str, grace: float, *, system: bool) -> str:
-    """The unit's text. The token stands in a file that `arguments` name, never in the unit."""
+    """Return the unit's text. The token is in a file that `arguments` name, never in the unit."""
     command = [sys.executable, "-m", "zo_sweeps", "worker", "join", *arguments]
     return UNIT.format(
         address=address,
@@ -60,7 +60,7 @@ def unit(arguments: Sequence[str], address: str, grace: float, *, system: bool) 
 
 
 def install(text: str, *, system: bool, say: Callable[[str], None]) -> Path:
-    """Writes the unit where systemd looks for it, and says how to start it. Raises UserError when it cannot."""
+    """Write the unit where systemd looks for it, and print how to start it. Raises UserError when it cannot."""
     home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     path = (Path("/etc/systemd/system") if system else home / "systemd" / "user") / NAME
     try:

@@ -1,6 +1,6 @@
-"""`worker join | leave`: this machine as a node of a cluster, for as long as it is wanted.
+"""`worker join | leave`: this machine as a node of a cluster, from joining to leaving.
 
-state_dir/worker/   worker.json (what runs; no secrets), id, ray.log
+state_dir/worker/   worker.json (the running worker; no secrets), id, ray.log
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ GRACE = 120.0
 
 @dataclass(frozen=True)
 class WorkerOptions:
-    """What `worker join` was asked for.
+    """The options of `worker join`.
 
     Args:
         address: "host:port" of the head.
-        token_file: None: as the environment says.
-        cpus, gpus: that the node lends; None: all CPUs, and one GPU on a device that has one.
-        memory_gb: that it lends to trials; None: the profile's, but not more than there is.
-        name: for people; "": the host's.
+        token_file: the cluster's token; None: from the environment (see `secrets.find_token`).
+        cpus, gpus: CPUs and GPUs that the node lends; None: all CPUs, and one GPU on a device that has one.
+        memory_gb: memory that it lends to trials; None: the profile's, capped at the machine's.
+        name: the name to display; "": the host's.
         ports: "first-last"; "": any.
-        grace: seconds that trials have to stop when the node leaves.
+        grace: grace period in seconds for trials to stop when the node leaves.
     """
 
     address: str
@@ -57,23 +57,24 @@ class WorkerOptions:
 
 
 def profile(name: str, config_dirs: Sequence[str]) -> Device:
-    """Return a device profile by name; "auto": this machine's. Raises UserError for an unknown one."""
+    """Return a device profile by name; "auto" is this machine's. Raises UserError for an unknown name."""
     name = probe()["profile"] if name == "auto" else name
     return read(Device, Composer([f"device={name}"], config_dirs).base["device"], "device")
 
 
 def join(state_dir: Path, options: WorkerOptions, device: Device, say: Callable[[str], None]) -> int:
-    """Checks, joins, and stays joined until SIGTERM or Ctrl-C; 1 when a check fails.
+    """Run the checks, join, and stay joined until SIGTERM or Ctrl-C; return 1 when a check fails.
 
     Args:
         device: this machine's profile.
 
-    Raises UserError when a worker runs already from this folder and when there is no token.
+    Raises UserError when a worker already runs from this folder and when there is no token.
     """
     folder = _folder(state_dir)
-    if found := running(folder / "worker.json"):
+    if worker := running(folder / "worker.json"):
         raise UserError(
-            f"a worker runs already (pid {found['pid']}, of {found['address']})", fix="zo-sweeps worker leave"
+            f"a worker is already running (pid {worker['pid']}, joined to {worker['address']})",
+            fix="zo-sweeps worker leave",
         )
     if options.ports:
         port_range(options.ports)
@@ -122,29 +123,29 @@ def _keep(
 
 
 def leave(state_dir: Path, say: Callable[[str], None]) -> int:
-    """Asks this machine's worker to leave, and waits until it has; 1 when there is none."""
-    found = running(_folder(state_dir) / "worker.json")
-    if not found:
+    """Ask this machine's worker to leave, and wait until it has; return 1 when there is none."""
+    worker = running(_folder(state_dir) / "worker.json")
+    if not worker:
         say("no worker runs here")
         return 1
-    process = psutil.Process(found["pid"])
+    process = psutil.Process(worker["pid"])
     with contextlib.suppress(psutil.NoSuchProcess):
         process.send_signal(signal.SIGTERM)
-        say(f"asked pid {found['pid']} to leave; waiting for its trials to stop")
+        say(f"asked pid {worker['pid']} to leave; waiting for its trials to stop")
         wait_until_gone([process])
     say("left")
     return 0
 
 
 def gpus_lent(options: WorkerOptions, device: Device) -> int:
-    """GPUs to lend: said explicitly, as Ray does not find a Jetson's."""
+    """Return the number of GPUs to lend: always explicit, because Ray does not detect a Jetson's."""
     if options.gpus is not None:
         return options.gpus
     return 0 if device.cpu else 1
 
 
 def memory_lent(options: WorkerOptions, device: Device) -> int | None:
-    """Bytes for `ray start --memory`. None: what Ray finds free, for a device without a size of its own."""
+    """Return the bytes for `ray start --memory`; None, for a profile without a size: as much as Ray finds free."""
     if options.memory_gb is not None:
         return int(options.memory_gb * GIB)
     if device.memory_gb is None:

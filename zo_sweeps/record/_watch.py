@@ -1,7 +1,7 @@
-"""Runs a server for as long as somebody holds the lock file, then ends its whole process group.
+"""Run a server while any process holds the lock file, then end its whole process group.
 
-Started by path, as the leader of a new process group; standard library only. The lock is let go by the kernel when its
-holder dies in whatever way, so that no server outlives the sweep that needed it.
+Started by path, as the leader of a new process group; standard library only. The kernel releases the lock when its
+holder dies, in whatever way, so no server outlives the sweep that needed it.
 
     python _watch.py LOCKFILE COMMAND...
 """
@@ -26,7 +26,7 @@ def main() -> None:
         except BlockingIOError:
             time.sleep(0.5)
             continue
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it goes to this process too
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # killpg signals this process too
         os.killpg(0, signal.SIGTERM)
         try:
             server.wait(5)

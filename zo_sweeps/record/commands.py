@@ -15,7 +15,7 @@ from zo_sweeps.core.files import replace_text
 
 @dataclass(frozen=True)
 class Command:
-    """What the user asked for, kept beside the results so that `status` and `table` can find it again."""
+    """A user's command, kept with the results so that `status` and `table` can find it again."""
 
     overrides: tuple[str, ...]
     config_dirs: tuple[str, ...] = ()
@@ -26,37 +26,37 @@ class Command:
 
 
 def latest(state_dir: Path, grid: str = "") -> Command | None:
-    """The command of the sweep (of `grid`) that was started last in `state_dir`."""
-    found = []
+    """Return the command of the sweep (of `grid`) that was started last in `state_dir`; None if there is none."""
+    sweeps = []
     for path in (state_dir / "sweeps").glob("*.json"):
         with contextlib.suppress(ValueError, OSError):
-            data = json.loads(path.read_text())
-            if not grid or data["grid"] == grid:
-                found.append((data["started"], data))
-    if not found:
+            sweep = json.loads(path.read_text())
+            if not grid or sweep["grid"] == grid:
+                sweeps.append((sweep["started"], sweep))
+    if not sweeps:
         return None
-    data = max(found, key=lambda item: item[0])[1]
-    return Command(tuple(data["overrides"]), tuple(data["config_dirs"]))
+    newest = max(sweeps, key=lambda item: item[0])[1]
+    return Command(tuple(newest["overrides"]), tuple(newest["config_dirs"]))
 
 
 def recall(overrides: Sequence[str]) -> Command | None:
-    """The last command of the grid, and in the state folder, that `overrides` name, when they name nothing else.
+    """Return the last command of the grid and state folder that `overrides` name; None if they name anything else.
 
-    So that `table +grid=X` shows what was run last, however small it was tried.
+    So `table +grid=X` shows the last run of X, at whatever scale it was run.
     """
     named = dict(text.split("=", 1) for text in overrides if text.startswith(("+grid=", "state_dir=")))
     if len(named) < len(overrides):
         return None
     folder = named.get("state_dir", "zo_runs")
-    found = latest(Path(folder).expanduser(), named.get("+grid", ""))
-    if found is None:
+    last = latest(Path(folder).expanduser(), named.get("+grid", ""))
+    if last is None:
         return None
-    kept = [text for text in found.overrides if not text.startswith("state_dir=")]
-    return Command((*kept, f"state_dir={folder}"), found.config_dirs)
+    kept = [text for text in last.overrides if not text.startswith("state_dir=")]
+    return Command((*kept, f"state_dir={folder}"), last.config_dirs)
 
 
 def remember(state_dir: Path, sweep_id: str, grid: str, command: Command) -> None:
-    """Stores the command of a sweep, for `recall`."""
+    """Store the command of a sweep, for `recall`."""
     folder = state_dir / "sweeps"
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{sweep_id}.json"

@@ -1,4 +1,4 @@
-"""A journal as curves: what a run measured, by step and by time."""
+"""A journal as curves: a run's measurements by step and by time."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from zo_sweeps.record.journal import evals, last_step
 
 
 def trail(events: Sequence[Event]) -> dict[str, list[tuple[int, float, float]]]:
-    """ "train/loss", "dev/loss", "dev/metric" -> (step, seconds, value), in step order; an absent one is [].
+    """Return the curves: "train/loss", "dev/loss", "dev/metric" -> (step, seconds, value), by ascending step.
 
-    Where gradients were looked at, "gradients/<mask>/<density>" too, from step 0 on.
+    A curve without points is []. A journal with gradient measurements adds "gradients/<mask>/<density>", from step 0.
 
-    seconds: of the steps so far, evaluations and loading not counted. A step's time is its share of its event's; a step
-    that stands in the journal twice counts once, as first written. Cost: one pass.
+    seconds: time of the steps so far, without evaluations and loading. A step's time is an equal share of its event's;
+    a step that the journal holds twice counts once, as first written. Cost: one pass.
     """
     losses: dict[int, tuple[float, float]] = {}
     for event in events:
@@ -28,17 +28,17 @@ def trail(events: Sequence[Event]) -> dict[str, list[tuple[int, float, float]]]:
     dev = sorted(
         (step, event) for (split, step), event in evals(events).items() if split == "dev" and step < len(clock)
     )
-    found = {
+    curves = {
         "train/loss": [(step, clock[step], losses[step][1]) for step in steps],
         "dev/loss": [(step, clock[step], event["loss"]) for step, event in dev],
         "dev/metric": [(step, clock[step], event["metric"]) for step, event in dev],
     }
     for step, event in sorted(gradients(events).items()):
         for name, share in event["covered"].items() if step < len(clock) else ():
-            found.setdefault(f"gradients/{name}", []).append((step, clock[step], share))
-    return found
+            curves.setdefault(f"gradients/{name}", []).append((step, clock[step], share))
+    return curves
 
 
 def gradients(events: Sequence[Event]) -> dict[int, Event]:
-    """Step -> the event `gradients` of it."""
+    """Return each step's `gradients` event, by step."""
     return {event["step"]: event for event in events if event["type"] == "gradients"}

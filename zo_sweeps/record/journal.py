@@ -1,4 +1,4 @@
-"""The journal: one trial's events on local disk, append-only, written before anything else hears of them."""
+"""The journal: one trial's events on local disk, append-only, written before any other room sees them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.jsonl import line_number, read_objects
 from zo_sweeps.core.trial import Event, Outcome
 
-DURABLE = frozenset({"start", "eval", "test", "end"})  # flushed to the disk itself, not only to the kernel
+DURABLE = frozenset({"start", "eval", "test", "end"})  # fsynced: on the disk, not only in the kernel's cache
 _OPEN_FILES = 64
 _TAIL = 1 << 16
 
@@ -21,9 +21,9 @@ _TAIL = 1 << 16
 class Journal:
     """Append-only JSON lines: the events of one trial, in order.
 
-    One `append` is one write; events of a type in `DURABLE` are also fsynced, with everything before them. A last
-    line without its newline (the writer was killed in the middle of it, or the disk was full) is cut off when the
-    journal is next appended to, and never read. One process writes a journal at a time; any number may read it.
+    One `append` is one write; events of a type in `DURABLE` are also fsynced, with everything before them. A torn last
+    line, without its newline (the writer was killed, or the disk was full), is never read, and is truncated at the next
+    append. One process writes a journal at a time; any number may read it.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -35,11 +35,11 @@ class Journal:
         self.extend([event])
 
     def extend(self, events: Iterable[Event]) -> None:
-        """Write the events with one write. Raises UserError if they cannot be written; then none of them is there."""
+        """Append the events in one write. Raises UserError if that fails; then none of them is in the journal."""
         batch = list(events)
         if not batch:
             return
-        # Floats are spelt by their shortest round-trip form, NaN and infinity as such: every one comes back exactly.
+        # Floats are written in their shortest round-trip form, NaN and infinity by name: each is read back exactly.
         lines = "".join(json.dumps(event, separators=(",", ":"), ensure_ascii=False) + "\n" for event in batch)
         try:
             if self._fd < 0:
@@ -51,11 +51,11 @@ class Journal:
             raise UserError(
                 f"cannot write the journal: {error.strerror}",
                 where=str(self.path),
-                fix="what was written before is intact; make room or give access, then run the same command again",
+                fix="earlier events are intact; free disk space or grant write access, then run the same command again",
             ) from error
 
     def events(self) -> list[Event]:
-        """All complete events; [] if there is no journal yet. Raises UserError naming file and line on damage."""
+        """Return all complete events; [] without a journal. Raises UserError naming file and line if it is damaged."""
         return read_events(self.path)[0]
 
     def close(self) -> None:
@@ -83,7 +83,7 @@ class Journal:
         size = os.fstat(self._fd).st_size
         rest = memoryview(data)
         try:
-            while rest:  # a full disk may take a part of it before it says so
+            while rest:  # a full disk may take a part before it reports an error
                 rest = rest[os.write(self._fd, rest) :]
         except OSError:
             try:
@@ -94,7 +94,7 @@ class Journal:
 
 
 def read_events(path: str | os.PathLike[str], offset: int = 0) -> tuple[list[Event], int]:
-    """Complete events from byte `offset` (the start of a line) on, and the offset after the last of them.
+    """Return the complete events from byte `offset` (the start of a line) on, and the offset after the last of them.
 
     Raises UserError naming file and line if a complete line is not an event.
     """
@@ -104,7 +104,7 @@ def read_events(path: str | os.PathLike[str], offset: int = 0) -> tuple[list[Eve
             raise UserError(
                 "unreadable line in a journal",
                 where=f"{path}:{line_number(path, end)}",
-                fix="mend the line, or delete the file to run the trial anew",
+                fix="fix the line, or delete the file to run the trial from scratch",
             )
         events.append(event)
         offset = end
@@ -112,7 +112,7 @@ def read_events(path: str | os.PathLike[str], offset: int = 0) -> tuple[list[Eve
 
 
 def born(path: str | os.PathLike[str]) -> float | None:
-    """Return the time of a journal's first event, by which journals of one trial differ; None without one."""
+    """Return the time of a journal's first event, which tells a trial's journals apart; None without a journal."""
     try:
         with open(path, "rb") as file:
             line = file.readline()
@@ -124,14 +124,14 @@ def born(path: str | os.PathLike[str]) -> float | None:
 
 
 def last_step(events: Sequence[Event]) -> int:
-    """The last step that a resumed attempt need not do again: the end of the contiguous run of steps from 1."""
+    """Return the last step that a resumed attempt can skip: the end of the contiguous run of steps from 1."""
     return len(scalars(events)[1])
 
 
 def scalars(events: Sequence[Event]) -> tuple[list[list[float]], list[float]]:
-    """The scalar log: coefs ([steps][q]) and losses ([steps]), in step order from step 1; a gap ends it.
+    """Return the scalar log: coefs ([steps][q]) and losses ([steps]), by ascending step from step 1; a gap ends it.
 
-    A step that stands in the journal twice counts once, as first written. First-order runs have no coefs: [] a step.
+    A step that the journal holds twice counts once, as first written. First-order runs have no coefs: [] per step.
     """
     by_step: dict[int, tuple[list[float], float]] = {}
     for event in events:
@@ -146,18 +146,18 @@ def scalars(events: Sequence[Event]) -> tuple[list[list[float]], list[float]]:
 
 
 def evals(events: Sequence[Event]) -> dict[tuple[str, int], Event]:
-    """The evaluations by (split, step): "dev" from `eval` events, "test" from the `test` event."""
-    found: dict[tuple[str, int], Event] = {}
+    """Return the evaluations by (split, step): "dev" from `eval` events, "test" from the `test` event."""
+    by_step: dict[tuple[str, int], Event] = {}
     for event in events:
         if event["type"] == "eval":
-            found[event.get("split", "dev"), event["step"]] = event
+            by_step[event.get("split", "dev"), event["step"]] = event
         elif event["type"] == "test":
-            found["test", event["step"]] = event
-    return found
+            by_step["test", event["step"]] = event
+    return by_step
 
 
 def outcome(events: Sequence[Event]) -> Outcome | None:
-    """How the trial ended; None if it has not, or if a later attempt has started since."""
+    """Return the trial's outcome; None if it has not ended, or if another attempt has started since."""
     for event in reversed(events):
         if event["type"] == "end":
             return Outcome.from_json(event["outcome"])
@@ -167,7 +167,7 @@ def outcome(events: Sequence[Event]) -> Outcome | None:
 
 
 def places(events: Sequence[Event]) -> list[tuple[str, str, int]]:
-    """(node, device profile, steps done before) of each attempt that says where it ran, in order."""
+    """Return (node, device profile, steps done before) of each attempt with a recorded node, in order."""
     starts = [event for event in events if event["type"] == "start" and "node" in event]
     return [(event["node"], event["profile"], event.get("resumed_from", 0)) for event in starts]
 
@@ -175,7 +175,7 @@ def places(events: Sequence[Event]) -> list[tuple[str, str, int]]:
 class JournalStore:
     """The journals of all trials below `root`, one file each: journal/<first 2 hex digits>/<trial_id>.jsonl.
 
-    Keeps the most recently used few open. Safe to use from several threads of one process.
+    Keeps the most recently used journals open. Thread-safe within one process.
     """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
@@ -187,20 +187,20 @@ class JournalStore:
         return self.folder / trial_id[:2] / f"{trial_id}.jsonl"
 
     def append(self, trial_id: str, events: Iterable[Event]) -> None:
-        """Write events of a trial, in one write. Raises UserError if the disk does not take them."""
+        """Append events of a trial, in one write. Raises UserError if that fails."""
         with self._lock:
             journal = self._open.pop(trial_id, None) or Journal(self.path(trial_id))
-            self._open[trial_id] = journal  # the most recently used stands last
+            self._open[trial_id] = journal  # the most recently used is last
             if len(self._open) > _OPEN_FILES:
                 self._open.popitem(last=False)[1].close()
             journal.extend(events)
 
     def read(self, trial_id: str) -> list[Event]:
-        """All events of a trial; [] if it never started."""
+        """Return all events of a trial; [] if it never started."""
         return read_events(self.path(trial_id))[0]
 
     def set_aside(self, trial_id: str) -> None:
-        """Start a trial's journal anew; the old file stays beside it, under a name that is not read."""
+        """Rename a trial's journal to a name that is not read, so that the next event starts a new one."""
         with self._lock:
             if trial_id in self._open:
                 self._open.pop(trial_id).close()
@@ -212,7 +212,7 @@ class JournalStore:
                 path.rename(old)
 
     def __iter__(self) -> Iterator[str]:
-        """The ids of all trials that have a journal, in order."""
+        """Iterate over the ids of all trials with a journal, in ascending order."""
         return iter(sorted(path.stem for path in self.folder.glob("??/*.jsonl")))
 
     def close(self) -> None:
@@ -223,7 +223,7 @@ class JournalStore:
 
 
 def _complete_size(fd: int) -> int:
-    """Bytes up to and with the last newline."""
+    """Return the number of bytes up to and including the last newline."""
     end = os.fstat(fd).st_size
     while end > 0:
         start = max(0, end - _TAIL)

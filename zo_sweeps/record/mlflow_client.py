@@ -1,9 +1,9 @@
-"""One sweep on one MLflow server: finds or makes its runs and sends journals to them. Every call may be repeated.
+"""One sweep on one MLflow server: its runs, found or created, and the journals sent to them. Every call is idempotent.
 
 MLflow's SQL stores ignore a metric row that they have (same run, key, value, time and step), a tag or an artifact
-replaces itself, and a run is looked up by its tags before it is made. So a journal can be sent again from its first
-event at any time. What was acknowledged is remembered for speed only: in memory, and for whole journals of trials that
-ended in state_dir/mlflow/sent.jsonl, which may be lost.
+replaces itself, and a run is looked up by its tags before it is created. So a journal can be resent from its first
+event at any time. Acknowledgements are remembered for speed only: in memory, and for complete journals of ended trials
+in state_dir/mlflow/sent.jsonl, which may be lost.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from zo_sweeps.record.sweep_book import SweepInfo
 
 _BATCH = 1000  # metrics, params and tags together, in one request
 _BATCH_PARAMS = 100
-_EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}  # else the page opens on traces and prompts
+_EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}  # otherwise MLflow opens on traces and prompts
 
 
 @dataclass
 class _Sent:
-    """What the server has of one journal.
+    """The server's copy of one journal, as far as it was acknowledged.
 
     Attributes:
-        born: the time of the journal's first event; another journal of the same trial (a forced rerun) has another.
+        born: the time of the journal's first event; the journal of a forced rerun of the same trial has another.
         params: parameters that the run still lacks.
         offset: the byte after the last acknowledged event.
         steps: the highest acknowledged step.
@@ -49,11 +49,11 @@ class _Sent:
 
 
 class SweepRuns:
-    """The parent run of a sweep and its child runs, one per trial. Call `open` first. Not safe in several threads.
+    """The parent run of a sweep and its child runs, one per trial. Call `open` first. Not thread-safe.
 
     `began` is when the sweep was first run (Unix time), `page` the address of its run for a browser ("" before `open`).
 
-    Raises what the MLflow client raises; `is_temporary` tells what to try again.
+    Raises the MLflow client's errors; `is_temporary` tells which to retry.
     """
 
     def __init__(self, uri: str, experiment: str, sweep: SweepInfo, began: float, state_dir: Path) -> None:
@@ -61,18 +61,18 @@ class SweepRuns:
         self._folder = state_dir / "mlflow"
         self._journals = JournalStore(state_dir)
         self._sent: dict[str, _Sent] = {}
-        self._open_runs: set[str] = set()  # child runs that the server shows as RUNNING because of us
+        self._open_runs: set[str] = set()  # child runs that this process set to RUNNING
         self.page = ""
 
     # -- the sweep -----------------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Find or make the experiment and the parent run; close what a killed driver left running."""
+        """Find or create the experiment and the parent run; close the runs that a killed driver left running."""
         _set_environment(self._uri)
         from mlflow import MlflowClient
         from mlflow.tracking._tracking_service import utils
 
-        # MLflow keeps, for the whole process, where it sent a run's artifacts; the server may have another port by now.
+        # MLflow caches a run's artifact location for the whole process; the server may have another port by now.
         utils._artifact_repos_cache.clear()
         self._client = MlflowClient(tracking_uri=self._uri)
         self._provenance = provenance.collect()
@@ -80,14 +80,14 @@ class SweepRuns:
         experiment = self._find_experiment()
         self._experiment = experiment.experiment_id
         self._server = f"{experiment.experiment_id}-{experiment.creation_time}"  # the same at any address
-        told = [event for event, _ in read_objects(self._folder / "sent.jsonl") if event]
-        self._complete = {(e["trial_id"], e["born"], e["bytes"]) for e in told if e.get("server") == self._server}
+        sent = [event for event, _ in read_objects(self._folder / "sent.jsonl") if event]
+        self._complete = {(e["trial_id"], e["born"], e["bytes"]) for e in sent if e.get("server") == self._server}
         self.parent = self._find_parent()
         self._close_orphans()
         self.page = f"{self._uri}/#/experiments/{self._experiment}/runs/{self.parent}?{rows.TRAINING}"
 
     def finish(self, final: Event) -> None:
-        """Put the tables and the sweep's own numbers on the parent run, and end it, as a book's `finish` event says."""
+        """Log a `finish` event of the sweep's book to the parent run (tables and metrics), and end the run."""
         files, ms = final["files"], int(final["time"] * 1000)
         for name, text in files.items():
             self._client.log_text(self.parent, text, name)
@@ -97,7 +97,7 @@ class SweepRuns:
         self._client.set_terminated(self.parent, final["status"], ms)
 
     def abandon(self, parent_too: bool) -> None:
-        """Close the runs that are still shown as running: their driver leaves."""
+        """Close the runs that are still shown as running, because their driver exits."""
         for run_id in list(self._open_runs):
             self._close_lost(run_id)
         if parent_too:
@@ -106,22 +106,22 @@ class SweepRuns:
     def _find_experiment(self) -> Any:
         from mlflow.exceptions import MlflowException
 
-        found = self._client.get_experiment_by_name(self._name)
-        if found is None:
+        experiment = self._client.get_experiment_by_name(self._name)
+        if experiment is None:
             try:
                 self._client.create_experiment(self._name, tags=_EXPERIMENT_TAGS)
             except MlflowException as error:
                 if error.error_code != "RESOURCE_ALREADY_EXISTS":  # another sweep was faster
                     raise
-        elif found.lifecycle_stage != "active":
-            self._client.restore_experiment(found.experiment_id)
-        return found or self._client.get_experiment_by_name(self._name)
+        elif experiment.lifecycle_stage != "active":
+            self._client.restore_experiment(experiment.experiment_id)
+        return experiment or self._client.get_experiment_by_name(self._name)
 
     def _find_parent(self) -> str:
         sweep = self._sweep
-        found = self._search(f"tags.`zo.sweep_id` = '{sweep.sweep_id}' and tags.`zo.kind` = 'sweep'")
-        if found:
-            run_id = found[0].info.run_id
+        runs = self._search(f"tags.`zo.sweep_id` = '{sweep.sweep_id}' and tags.`zo.kind` = 'sweep'")
+        if runs:
+            run_id = runs[0].info.run_id
             self._client.update_run(run_id, status="RUNNING")
         else:
             note = rows.sweep_note(sweep, self._experiment)
@@ -133,9 +133,9 @@ class SweepRuns:
         return str(run_id)
 
     def _close_orphans(self) -> None:
-        """Runs of this state directory that are shown as running, though their driver is gone.
+        """Close the runs of this state directory that are shown as running although their driver is gone.
 
-        One whose trial goes on now is opened again by its next event.
+        If the trial resumes, its next event reopens its run.
         """
         experiments = [e.experiment_id for e in self._client.search_experiments()]
         query = f"attributes.status = 'RUNNING' and tags.`zo.store` = '{self._store}'"
@@ -151,7 +151,7 @@ class SweepRuns:
         self._open_runs.discard(run_id)
 
     def _search(self, query: str, experiments: Sequence[str] = ()) -> list[Any]:
-        """All runs that match, the oldest first."""
+        """Return all runs that match, oldest first."""
         runs: list[Any] = []
         token = None
         where, order = list(experiments) or [self._experiment], ["attributes.start_time"]
@@ -165,9 +165,9 @@ class SweepRuns:
     # -- one trial -----------------------------------------------------------------------------------------------------
 
     def send(self, trial: Trial) -> bool:
-        """Send what the server has not acknowledged of the trial's journal; False if it has everything.
+        """Send the unacknowledged rest of the trial's journal; return False if the server has everything.
 
-        After an error the next call looks for the run again and sends the journal from its first event. Raises
+        After an error the next call looks up the run again and resends the journal from its first event. Raises
         UserError if the journal is damaged. Cost: about seven requests for a short trial.
         """
         try:
@@ -176,7 +176,7 @@ class SweepRuns:
             self._sent.pop(trial.trial_id, None)
             if is_temporary(error) or isinstance(error, UserError):
                 raise
-            return self._send(trial)  # its run may have been deleted: a new one, once
+            return self._send(trial)  # its run may have been deleted: retry once, with a new one
 
     def _send(self, trial: Trial) -> bool:
         path = self._journals.path(trial.trial_id)
@@ -200,9 +200,9 @@ class SweepRuns:
             self._open_runs.add(sent.run_id)
         else:
             self._end(sent.run_id, read_events(path)[0])
-            with Journal(self._folder / "sent.jsonl") as told:
-                what = {"server": self._server, "trial_id": trial.trial_id, "born": began, "bytes": end}
-                told.append({"type": "sent", **what})
+            with Journal(self._folder / "sent.jsonl") as acknowledged:
+                journal = {"server": self._server, "trial_id": trial.trial_id, "born": began, "bytes": end}
+                acknowledged.append({"type": "sent", **journal})
         self._sent[trial.trial_id] = _Sent(
             sent.run_id, began, offset=end, steps=max(sent.steps, rows.last_step_of(events))
         )
@@ -210,11 +210,11 @@ class SweepRuns:
 
     def _find_or_make_run(self, trial: Trial, began: float) -> _Sent:
         params = rows.params(trial.config.to_json())
-        found = self._search(f"tags.`zo.trial_id` = '{trial.trial_id}' and tags.`zo.journal` = '{began!r}'")
-        if found:
-            run_id = str(found[0].info.run_id)
-            # Parameters cannot be changed in MLflow; those outside the identity (a path) may differ by now.
-            params = {key: value for key, value in params.items() if key not in found[0].data.params}
+        runs = self._search(f"tags.`zo.trial_id` = '{trial.trial_id}' and tags.`zo.journal` = '{began!r}'")
+        if runs:
+            run_id = str(runs[0].info.run_id)
+            # MLflow's parameters are immutable; a parameter outside the identity (a path) may differ by now.
+            params = {key: value for key, value in params.items() if key not in runs[0].data.params}
         else:
             tags = {
                 "mlflow.parentRunId": self.parent,
@@ -229,7 +229,7 @@ class SweepRuns:
         return _Sent(run_id, began, params)
 
     def _make_run(self, name: str, began: float, tags: Mapping[str, Any]) -> str:
-        """A run of this sweep with these tags, and those that all of them have."""
+        """Create a run of this sweep with these tags and the sweep's common ones; return its id."""
         common = {
             "zo.sweep_id": self._sweep.sweep_id,
             "zo.store": self._store,
@@ -253,7 +253,7 @@ class SweepRuns:
     def _log(
         self, run_id: str, points: Iterable[rows.MetricPoint], params: Mapping[str, str], tags: Mapping[str, str]
     ) -> None:
-        """The rows, in as few requests as the limits allow; tags last: a state is never ahead of its numbers."""
+        """Log the rows in as few requests as the limits allow, tags last: a state is never ahead of its numbers."""
         from mlflow.entities import Metric, Param, RunTag
 
         metrics = [Metric(*point) for point in points]
@@ -267,7 +267,7 @@ class SweepRuns:
             self._client.log_batch(run_id, batch, some, last)
 
     def _end(self, run_id: str, events: Sequence[Event]) -> None:
-        """End the run of a whole journal, with the scalar log as an artifact."""
+        """End the run of a complete journal, with the scalar log as an artifact."""
         ended = outcome(events)
         assert ended is not None
         self._client.log_text(run_id, rows.scalar_log(events), "scalars.jsonl")
@@ -278,7 +278,7 @@ class SweepRuns:
 
 
 def is_temporary(error: Exception) -> bool:
-    """Whether the same request may succeed later: no server there, or one that has trouble of its own."""
+    """Return whether the same request may succeed later: the server is unreachable or reports its own fault."""
     from mlflow.exceptions import MlflowException
 
     if isinstance(error, MlflowException):
@@ -291,7 +291,7 @@ def is_temporary(error: Exception) -> bool:
 
 
 def reason(error: Exception) -> str:
-    """What an error says, in a few words."""
+    """Return an error's message in a few words."""
     text = str(error)
     for known in ("Connection refused", "timed out", "Name or service not known"):  # deep inside a chain of causes
         if known in text:
@@ -300,7 +300,7 @@ def reason(error: Exception) -> str:
 
 
 def _store_id(folder: Path) -> str:
-    """A name for a state directory, made once: drivers that share a server do not close each other's runs."""
+    """Return a state directory's id, made once, so that drivers that share a server do not close each other's runs."""
     path = folder / "store_id"
     if not path.exists():
         replace_text(path, os.urandom(6).hex())
@@ -315,12 +315,13 @@ def _yaml(config: Mapping[str, Any]) -> str:
 
 
 def _set_environment(uri: str) -> None:
-    """MLflow's client takes these from nowhere else."""
-    os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"  # a blind repeat of "create run" makes two; here we look first
+    """Set the MLflow client's options, which it reads from the environment only."""
+    # Blindly retrying create_run would create duplicates; we look the run up first.
+    os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
     os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    if urlsplit(uri).hostname == "127.0.0.1":  # a proxy does not reach this machine
+    if urlsplit(uri).hostname == "127.0.0.1":  # a proxy cannot reach this machine's loopback
         for name in ("NO_PROXY", "no_proxy"):
             hosts = os.environ.get(name, "").split(",")
             if "127.0.0.1" not in hosts:

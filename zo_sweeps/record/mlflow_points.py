@@ -1,6 +1,6 @@
-"""What a trial's events look like in MLflow: parameters, tags, metric points. Pure functions, no MLflow needed.
+"""A trial's events as MLflow rows: parameters, tags, metric points. Pure functions, without importing MLflow.
 
-The same events always give the same rows: MLflow ignores a row that it already has, so replaying adds nothing.
+The same events always give the same rows, and MLflow ignores a row that it already has, so a resend adds nothing.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from zo_sweeps.core.trial import Event, Outcome, Trial, TrialState
 from zo_sweeps.record.journal import places, scalars
 from zo_sweeps.record.sweep_book import SweepInfo
 
-CURVE_POINTS = 1000  # at most about this many points of a curve, however long the trial
+CURVE_POINTS = 1000  # points per curve, at most about so many, however long the trial
 TRAINING = "workflowType=machine_learning"  # in an address: MLflow's page for runs, not the one for prompts and traces
-MAX_PARAM, MAX_TAG = 6000, 8000  # characters that an MLflow 3 server takes
+MAX_PARAM, MAX_TAG = 6000, 8000  # an MLflow 3 server's limits, in characters
 
 _STATUS = {
     TrialState.PENDING: "SCHEDULED",
@@ -42,17 +42,17 @@ class MetricPoint(NamedTuple):
 
 
 def run_status(state: TrialState) -> str:
-    """MLflow knows five states; the exact one is the tag `zo.state`."""
+    """Return the MLflow status of a state. MLflow has only five; the tag `zo.state` holds the exact state."""
     return _STATUS[state]
 
 
 def params(config: Mapping[str, Any]) -> dict[str, str]:
-    """The resolved config, flattened to dotted names; lists as JSON."""
+    """Return the resolved config flattened to dotted names, with lists as JSON."""
     return {clean_name(key): text[:MAX_PARAM] for key, text in _flat(config, "")}
 
 
 def trial_tags(trial: Trial) -> dict[str, str]:
-    """What a trial is, known before it runs."""
+    """Return a trial's tags that are known before it runs."""
     config = trial.config.to_json()
     tags = {
         "zo.trial_id": trial.trial_id,
@@ -67,7 +67,7 @@ def trial_tags(trial: Trial) -> dict[str, str]:
 
 
 def event_tags(events: Iterable[Event]) -> dict[str, str]:
-    """What became known while it ran: device, versions, state, error."""
+    """Return a trial's tags that its events add: device, versions, state, error."""
     tags: dict[str, Any] = {}
     for event in events:
         if event["type"] == "start":
@@ -84,7 +84,7 @@ def event_tags(events: Iterable[Event]) -> dict[str, str]:
             tags |= {"zo.state": outcome.state.value, **_device_tags(outcome.device)}
             if outcome.error:
                 tags["zo.error"] = outcome.error
-            if dropped := outcome.metrics.get("directions_dropped"):  # the result is not that of one process
+            if dropped := outcome.metrics.get("directions_dropped"):  # the result differs from one process's
                 tags["zo.dropped"] = f"{dropped:.0f} directions of lost or slow workers"
         elif event["type"] == "peers":
             tags["zo.workers"] = ", ".join(event["names"])
@@ -92,7 +92,7 @@ def event_tags(events: Iterable[Event]) -> dict[str, str]:
 
 
 def place_tags(events: Sequence[Event]) -> dict[str, str]:
-    """`zo.node`, and `zo.places` when a trial did not stay there: "nano (jetson-orin-nano), from step 120 desk (cpu)".
+    """Return `zo.node`, and `zo.places` of a trial that moved: "nano (jetson-orin-nano), from step 120 desk (cpu)".
 
     Needs all events of the trial.
     """
@@ -108,7 +108,7 @@ def place_tags(events: Sequence[Event]) -> dict[str, str]:
 
 
 def version_tags(versions: Mapping[str, Any]) -> dict[str, Any]:
-    """`zo.git_commit` and `zo.versions` from what `provenance.collect()` gives, or from a plain {package: version}."""
+    """Return `zo.git_commit` and `zo.versions` of a `provenance.collect()`, or of a plain {package: version}."""
     packages = versions.get("packages", versions)
     commit = versions.get("git_commit")
     return {
@@ -118,41 +118,41 @@ def version_tags(versions: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def clean_tags(tags: Mapping[str, Any]) -> dict[str, str]:
-    """Tags as MLflow takes them: text, cut to its limit, without those that say nothing (None)."""
+    """Return the tags as MLflow takes them: text, cut to its limit, without None values."""
     return {key: str(value)[:MAX_TAG] for key, value in tags.items() if value is not None}
 
 
 def points(trial: Trial, events: Iterable[Event], steps_sent: int = 0) -> list[MetricPoint]:
-    """The metric points of these events; steps up to `steps_sent` are passed over.
+    """Return the metric points of these events; skip steps up to `steps_sent`.
 
-    Curves over steps are thinned to step 1 and every k-th, k = ceil(steps / CURVE_POINTS): a rule that depends on
-    nothing but the trial, so that a replay gives the same points. A point that is not finite is left out.
+    Curves over steps are thinned to step 1 and every k-th, k = ceil(steps / CURVE_POINTS). The rule depends on the
+    trial only, so a resend gives the same points. Points that are not finite are left out.
     """
     stride = max(1, math.ceil(trial.steps / CURVE_POINTS))
-    found: list[MetricPoint] = []
+    metrics: list[MetricPoint] = []
     for event in events:
         time = int(event["time"] * 1000)
         if event["type"] == "steps":
-            found += _curve(event, stride, steps_sent)
+            metrics += _curve(event, stride, steps_sent)
             steps_sent = max(steps_sent, event["first"] + len(event["losses"]) - 1)
         elif event["type"] in ("eval", "test"):
             split = "test" if event["type"] == "test" else event.get("split", "dev")
             named = event.get("metrics") or {_metric(trial): event["metric"]}
-            found += [
+            metrics += [
                 MetricPoint(f"{split}/{clean_name(name)}", value, time, event["step"]) for name, value in named.items()
             ]
-            found.append(MetricPoint(f"{split}/loss", event["loss"], time, event["step"]))
+            metrics.append(MetricPoint(f"{split}/loss", event["loss"], time, event["step"]))
         elif event["type"] == "gradients":
-            found += [
+            metrics += [
                 MetricPoint(f"gradients/{name}", share, time, event["step"]) for name, share in event["covered"].items()
             ]
         elif event["type"] == "end":
-            found += _summary(trial, Outcome.from_json(event["outcome"]), time)
-    return [p for p in found if p.value is not None and math.isfinite(p.value)]
+            metrics += _summary(trial, Outcome.from_json(event["outcome"]), time)
+    return [p for p in metrics if p.value is not None and math.isfinite(p.value)]
 
 
 def scalar_log(events: Sequence[Event]) -> str:
-    """The run itself, as JSON lines: step, loss, coefs. With config.yaml it is enough to rebuild the weights."""
+    """Return the run's scalar log as JSON lines: step, loss, coefs. With config.yaml it rebuilds the weights."""
     lines = (
         json.dumps({"step": step, "loss": loss, "coefs": coefs})
         for step, (coefs, loss) in enumerate(zip(*scalars(events), strict=True), 1)
@@ -161,7 +161,7 @@ def scalar_log(events: Sequence[Event]) -> str:
 
 
 def sweep_note(sweep: SweepInfo, experiment_id: str) -> str:
-    """Markdown that MLflow shows on the sweep's page: the command, and ways to the trials side by side."""
+    """Return the Markdown of the sweep's page in MLflow: the command, and links to the trials' table and curves."""
     query = f"tags.`zo.sweep_id` = '{sweep.sweep_id}' and tags.`zo.kind` = 'trial'"
     # Sorted by name, trials are listed; by date, MLflow's default, they are hidden inside their sweep.
     view = f"#/experiments/{experiment_id}/runs?{TRAINING}&{urlencode({'searchFilter': query})}"
@@ -171,7 +171,7 @@ def sweep_note(sweep: SweepInfo, experiment_id: str) -> str:
 
 
 def last_step_of(events: Iterable[Event]) -> int:
-    """The highest step in these events; 0 if there is none."""
+    """Return the highest step in these events; 0 if there is none."""
     return max((e["first"] + len(e["losses"]) - 1 for e in events if e["type"] == "steps"), default=0)
 
 
@@ -187,7 +187,7 @@ def _curve(event: Event, stride: int, steps_sent: int) -> Iterator[MetricPoint]:
         time = int(event["time"] * 1000 - step_ms * (count - 1 - i))
         yield MetricPoint("train/loss", loss, time, step)
         sizes = [abs(g) for g in coefs[i] if not math.isnan(g)] if i < len(coefs) else []
-        if sizes:  # its size says how steep f is; over q directions, the mean size
+        if sizes:  # the steepness of f: the mean of |projected_grad| over q directions
             yield MetricPoint("train/projected_grad", sum(sizes) / len(sizes), time, step)
         last = step
     if last:
@@ -200,7 +200,7 @@ def _summary(trial: Trial, outcome: Outcome, time: int) -> Iterator[MetricPoint]
     for name, value in outcome.metrics.items():
         split, _, what = name.partition("/")
         if split in ("test", "gradients"):
-            continue  # their own events have said it
+            continue  # already logged by their own events
         if name == "dev/metric" and f"dev/{_metric(trial)}" in outcome.metrics:
             continue  # the same value under its own name
         if split == "dev":  # the curve dev/... ends at the last step; this is the selected one
@@ -212,7 +212,7 @@ def _summary(trial: Trial, outcome: Outcome, time: int) -> Iterator[MetricPoint]
 
 def _metric(trial: Trial) -> str:
     metric = trial.config.to_json().get("task", {}).get("metric", "accuracy")
-    metric = metric[0] if isinstance(metric, (list, tuple)) else metric  # the first is the one selected by
+    metric = metric[0] if isinstance(metric, (list, tuple)) else metric  # selection is by the first
     return clean_name(str(metric.get("name") if isinstance(metric, Mapping) else metric))
 
 
@@ -223,7 +223,7 @@ def _device_tags(device: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def clean_name(text: str) -> str:
-    """A name as MLflow takes it: anything outside letters, digits and `_-. :/` becomes `_`."""
+    """Return a name that MLflow accepts: any character other than letters, digits and `_-. :/` becomes `_`."""
     return re.sub(r"[^\w\-. :/]", "_", text)
 
 

@@ -1,6 +1,6 @@
-"""The MLflow mirror: what people browse. Fed from the journals in the background; it never holds up the sweep.
+"""The MLflow mirror: a browsable copy of the journals, sent in the background; it never blocks the sweep.
 
-The journals are the truth. What the server misses while it is away is sent when it is back, or later by `sync`.
+The journals are the truth. Whatever the server misses while it is unreachable is sent when it is back, or by `sync`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from zo_sweeps.record.sweep_book import SweepBook, SweepInfo
 
 EVERY_SECONDS = 1.0  # a running trial is sent at most this often
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0  # between attempts to reach the server
-MAX_TRIES = 4  # for one trial that a server refuses while it takes others
-_OPEN, _FINISH = "open", "finish"  # the sweep's own beginning and end, among the ids of trials that wait
+MAX_TRIES = 4  # for a trial that the server refuses while it accepts others
+_OPEN, _FINISH = "open", "finish"  # the sweep's own beginning and end, queued among the ids of trials
 
 
 class MlflowMirror:
@@ -29,14 +29,14 @@ class MlflowMirror:
 
     Args:
         uri: tracking server.
-        experiment: name of the MLflow experiment; made if it is missing.
+        experiment: name of the MLflow experiment; created if it is missing.
         sweep: the parent run.
-        state_dir: where the journals are (see JournalStore).
-        say: prints a line for people. That the server is away is said once.
-        patience: grace period, in seconds, before an unreachable server is reported (one that has just been started).
+        state_dir: the folder of the journals (see JournalStore).
+        say: prints a line for the user. An unreachable server is reported once.
+        patience: grace period, in seconds, before an unreachable server is reported (for one that was just started).
 
     No method raises because of the server; a full disk raises UserError, as it does for the journals. `close` ends the
-    thread; what was not sent stays for the next time.
+    thread; anything unsent is sent the next time.
     """
 
     def __init__(
@@ -55,11 +55,11 @@ class MlflowMirror:
         self._runs = SweepRuns(uri, experiment, sweep, self._book.began, self._folder)
         self._speak_after = time.monotonic() + patience
         self._trials: dict[str, Trial] = {}
-        self._waiting: dict[str, float] = {_OPEN: 0.0}  # name -> when it may be sent next (monotonic seconds)
-        self._busy = ""  # what is being sent
+        self._waiting: dict[str, float] = {_OPEN: 0.0}  # name -> earliest time to send it (monotonic seconds)
+        self._busy = ""  # the name being sent
         self._tries: dict[str, int] = {}
         self._hurry = self._closing = self._finished = self._healthy = False
-        self._said = self._refused = False
+        self._reported = self._refused = False
         self._pause, self._paused_until = FIRST_WAIT, 0.0
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._main, name="mlflow-mirror", daemon=True)
@@ -67,18 +67,18 @@ class MlflowMirror:
 
     @property
     def page(self) -> str:
-        """Address of the sweep's page in MLflow, for a browser; "" as long as the server has not answered."""
+        """The address of the sweep's page in MLflow, for a browser; "" until the server has answered."""
         return self._runs.page
 
     def register(self, trial: Trial) -> None:
-        """Make a trial known. What its journal already holds is sent if the server has not got it."""
+        """Register a trial, and queue the events that its journal already holds."""
         self._book.add(trial)
         self._trials[trial.trial_id] = trial
         if self._journals.path(trial.trial_id).exists():
             self._add(trial.trial_id)
 
     def notify(self, trial_id: str) -> None:
-        """The journal of a registered trial has grown. Costs microseconds."""
+        """Queue a registered trial whose journal has grown. Cost: microseconds."""
         self._add(trial_id, EVERY_SECONDS)
 
     def finish(
@@ -88,7 +88,7 @@ class MlflowMirror:
         metrics: Mapping[str, float] | None = None,
         status: str = "FINISHED",
     ) -> None:
-        """End the parent run, after all that waits: `table.md` and further files as artifacts, and its metrics.
+        """End the parent run once the queue is empty, with `table.md` and further files as artifacts, and its metrics.
 
         `status`: FINISHED, FAILED, or KILLED for a sweep that was interrupted.
         """
@@ -96,7 +96,7 @@ class MlflowMirror:
         self._add(_FINISH)
 
     def drain(self, timeout: float) -> int:
-        """Wait until everything is sent, at most `timeout` seconds. Returns how many trials still wait."""
+        """Wait until everything is sent, at most `timeout` seconds; return the number of trials still queued."""
         deadline = time.monotonic() + timeout
         with self._changed:
             self._hurry = True
@@ -110,7 +110,7 @@ class MlflowMirror:
             return len((self._waiting.keys() | {self._busy}) - {"", _OPEN, _FINISH})
 
     def close(self, timeout: float = 5.0) -> None:
-        """End the thread. Runs that are still shown as running are closed as killed, if the server answers."""
+        """End the thread. If the server answers, runs that are still shown as running are closed as killed."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -120,13 +120,13 @@ class MlflowMirror:
     # -- the thread ----------------------------------------------------------------------------------------------------
 
     def _main(self) -> None:
-        while (lock := lock_mirror(self._folder)) is None:  # a sweep of this folder that ended is still sending
+        while (lock := lock_mirror(self._folder)) is None:  # an earlier sweep of this folder is still sending
             if self._closing:
                 return
             time.sleep(0.2)
         while name := self._next():
             self._try(name)
-        if self.page and self._pause == FIRST_WAIT:  # else the next start closes them
+        if self.page and self._pause == FIRST_WAIT:  # otherwise the next start closes them
             with contextlib.suppress(Exception):
                 self._runs.abandon(parent_too=not self._finished)
         os.close(lock)
@@ -189,8 +189,8 @@ class MlflowMirror:
             self._say(f"MLflow does not take {what} ({reason(error)}); its journal is kept, the sweep goes on")
 
     def _tell(self, what: str) -> None:
-        if not self._said:
-            self._said = True
+        if not self._reported:
+            self._reported = True
             kept = f"its results are kept in {self._folder}, and `python -m zo_sweeps sync` sends them"
             self._say(f"{what}; the sweep goes on, {kept} if this does not")
 

@@ -1,4 +1,4 @@
-"""Where a number comes from: code, packages, machine. No environment variables, no secrets."""
+"""The provenance of a number: code, packages, machine. No environment variables, no secrets."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ PACKAGES = (
 
 
 def collect() -> dict[str, Any]:
-    """Provenance of this process as plain JSON.
+    """Return the provenance of this process as plain JSON.
 
-    packages: {python, zo_sweeps, torch, ...: version}, without those that are not installed; git_commit and git_dirty
-    of the checkout that this package runs from (both None if it is an installed copy); hostname, platform, cpu,
-    ram_bytes. Costs two git calls the first time.
+    packages: {python, zo_sweeps, torch, ...: version}, installed ones only; git_commit and git_dirty of the checkout
+    that this package runs from (both None for an installed copy); hostname, platform, cpu, ram_bytes. Cost: two git
+    calls the first time.
     """
     import psutil
 
@@ -61,7 +61,7 @@ def _versions() -> dict[str, str]:
 @functools.cache
 def _git() -> tuple[str | None, bool | None]:
     folder = Path(zo_sweeps.__file__).resolve().parent.parent
-    if not (folder / ".git").exists():  # a wheel inside somebody else's checkout has nothing to do with that commit
+    if not (folder / ".git").exists():  # a wheel inside another project's checkout is unrelated to its commit
         return None, None
     try:
         commit = _run_git(folder, "rev-parse", "HEAD")

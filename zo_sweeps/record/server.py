@@ -1,9 +1,10 @@
-"""A local MLflow server for one state directory: started on demand, shared by its users, gone with the last of them.
+"""A local MLflow server for one state directory: started on demand and reference-counted; it stops with its last user.
 
     state_dir/mlflow/   mlflow.db, artifacts/, server.log, server.json (pid, started, port), users.lock, start.lock
 
-Every user holds a shared lock on users.lock; a watcher process (`_watch.py`) ends the server when nobody does.
-A server that listens beyond loopback asks for a password: `auth.ini`, which the owner alone can read.
+Every process that uses the server holds a shared lock on users.lock; a watcher process (`_watch.py`) ends the server
+when none is held. A server that listens beyond loopback asks for a password, kept in `auth.ini`, which only its owner
+can read.
 """
 
 from __future__ import annotations
@@ -34,21 +35,21 @@ HOST = "127.0.0.1"
 USER = "admin"
 _START_SECONDS = 90.0
 _ENVIRONMENT = {
-    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # else it starts eleven more processes for features not used here
+    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # "true" starts eleven more processes for features not used here
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
 
 
 @dataclass
 class LocalServer:
-    """A server that this process uses. It is given back by `close`, or when the process ends."""
+    """A server that this process uses, until `close` or the process's end."""
 
     uri: str
     folder: Path
     _lock: int = -1
 
     def wait(self, timeout: float = _START_SECONDS) -> None:
-        """Return when the server answers (the first start takes about six seconds). Raises UserError if it does not."""
+        """Wait until the server answers (the first start takes about six seconds). Raises UserError if it does not."""
         deadline = time.monotonic() + timeout
         while not is_healthy(self.uri):
             alive = _read(self.folder) is not None
@@ -59,10 +60,10 @@ class LocalServer:
             time.sleep(0.1)
 
     def close(self) -> None:
-        """Give the server back; the last user ends it."""
+        """Stop using the server; its last user ends it."""
         if self._lock < 0:
             return
-        with contextlib.suppress(BlockingIOError):  # others use it
+        with contextlib.suppress(BlockingIOError):  # other processes use it
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if (server := _read(self.folder)) and not server["stay"]:
                 _kill(self.folder, server["pid"])
@@ -73,14 +74,14 @@ class LocalServer:
 def start(
     state_dir: str | os.PathLike[str], port: int | None = None, *, stay: bool = False, host: str = HOST
 ) -> LocalServer:
-    """Use the server of this state directory, starting it if there is none. Does not wait until it answers.
+    """Use the server of this state directory; start it if there is none. Does not wait until it answers.
 
     Args:
-        port: the port of a server that is to be started; None takes a free one. A running server keeps its own.
-        stay: a server started now outlives its users, until `stop`.
+        port: the port of a new server; None takes a free one. A running server keeps its own.
+        stay: a new server outlives its users, until `stop`.
         host: the address that it listens on. Beyond loopback it asks for a password, and answers to this name only.
 
-    Raises UserError for a used port, a folder that cannot be written, and where the package for passwords is missing.
+    Raises UserError for a port in use, a folder that cannot be written, and a missing package for passwords.
     """
     folder = Path(state_dir).resolve() / "mlflow"
     try:
@@ -92,7 +93,7 @@ def start(
             f"cannot write: {error.strerror}", where=str(folder), fix="choose another folder or give write access"
         ) from error
     try:
-        fcntl.flock(starter, fcntl.LOCK_EX)  # two commands at once start one server
+        fcntl.flock(starter, fcntl.LOCK_EX)  # concurrent commands start only one server
         fcntl.flock(users, fcntl.LOCK_SH)
         server = _read(folder) or _spawn(folder, port, stay, host)
     except BaseException:
@@ -105,7 +106,7 @@ def start(
 
 
 def stop(state_dir: str | os.PathLike[str]) -> bool:
-    """End the server of this state directory whoever uses it; False if none runs."""
+    """End the server of this state directory even if it is in use; return False if none runs."""
     folder = Path(state_dir).resolve() / "mlflow"
     server = _read(folder)
     if server:
@@ -115,7 +116,7 @@ def stop(state_dir: str | os.PathLike[str]) -> bool:
 
 @contextlib.contextmanager
 def local_server(state_dir: str | os.PathLike[str], port: int | None = None) -> Iterator[str]:
-    """The tracking URI of the state directory's server, while it is needed. The server may still be starting."""
+    """Use the state directory's server inside the `with` block; yield its URI. It may still be starting."""
     server = start(state_dir, port)
     try:
         yield server.uri
@@ -124,8 +125,8 @@ def local_server(state_dir: str | os.PathLike[str], port: int | None = None) -> 
 
 
 def is_healthy(uri: str) -> bool:
-    """Whether an MLflow server answers at `uri` within two seconds."""
-    handlers = [urllib.request.ProxyHandler({})] if HOST in uri else []  # a proxy does not reach this machine
+    """Return whether an MLflow server answers at `uri` within two seconds."""
+    handlers = [urllib.request.ProxyHandler({})] if HOST in uri else []  # a proxy cannot reach this machine's loopback
     try:
         with urllib.request.build_opener(*handlers).open(uri.rstrip("/") + "/health", timeout=2) as answer:
             return bool(answer.status == 200)
@@ -134,12 +135,12 @@ def is_healthy(uri: str) -> bool:
 
 
 def credentials(state_dir: str | os.PathLike[str]) -> Path:
-    """The file with user and password of this state directory's server; it exists once a server asked for them."""
+    """Return the file with the user and password of this state directory's server, made when a server first asks."""
     return Path(state_dir).resolve() / "mlflow" / "auth.ini"
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach `host`."""
+    """Return whether only this machine can reach `host`."""
     return host == "localhost" or host.startswith("127.") or host == "::1"
 
 
@@ -167,7 +168,7 @@ def _spawn(folder: Path, port: int | None, stay: bool, host: str) -> dict[str, A
             stderr=log,
             cwd=folder,
             env=environment,
-            start_new_session=True,  # Ctrl-C is for the sweep, which still has runs to close
+            start_new_session=True,  # Ctrl-C reaches the sweep alone, which still has runs to close
         )
     server: dict[str, Any] = {"pid": process.pid, "started": _started(process.pid), "port": port, "stay": stay}
     server |= {"host": host, "guarded": guarded}
@@ -176,7 +177,7 @@ def _spawn(folder: Path, port: int | None, stay: bool, host: str) -> dict[str, A
 
 
 def _passwords(folder: Path) -> Path:
-    """MLflow's own file of settings, with a password made at first use; MLflow ships none."""
+    """Return MLflow's settings file, made with a random password at first use; MLflow ships none."""
     path = folder / "auth.ini"
     if not path.exists():
         settings = configparser.ConfigParser()
@@ -186,7 +187,7 @@ def _passwords(folder: Path) -> Path:
             "admin_username": USER,
             "admin_password": secrets.token_urlsafe(24),
             "authorization_function": "mlflow.server.auth:authenticate_request_basic_auth",
-            "auth_cache_ttl_seconds": "60",  # else every request costs a slow hash of the password
+            "auth_cache_ttl_seconds": "60",  # without a cache every request costs a slow hash of the password
         }
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             settings.write(file)
@@ -194,7 +195,7 @@ def _passwords(folder: Path) -> Path:
 
 
 def _log_in(folder: Path, server: dict[str, Any]) -> None:
-    """MLflow's client takes user and password from the environment; what the user has set there stays."""
+    """Set user and password in the environment, where MLflow's client reads them, unless the user has set them."""
     if server["guarded"] and "MLFLOW_TRACKING_USERNAME" not in os.environ:
         settings = configparser.ConfigParser(interpolation=None)
         settings.read(folder / "auth.ini")
@@ -203,7 +204,7 @@ def _log_in(folder: Path, server: dict[str, Any]) -> None:
 
 
 def _read(folder: Path) -> dict[str, Any] | None:
-    """server.json, unless the process it speaks of is gone (or is another one with the same number)."""
+    """Return the contents of server.json; None if its process is gone or its pid was reused."""
     try:
         server = json.loads((folder / "server.json").read_text())
     except (OSError, ValueError):
@@ -223,7 +224,7 @@ def _started(pid: int) -> float | None:
 
 
 def _kill(folder: Path, group: int) -> None:
-    """End the server's process group: asked for five seconds, then forced."""
+    """End the server's process group: SIGTERM, and SIGKILL after five seconds."""
     import psutil
 
     members = []
@@ -240,13 +241,13 @@ def _kill(folder: Path, group: int) -> None:
 
 def _free_port(port: int | None, host: str = HOST) -> int:
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # else a server stopped a minute ago counts
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a server stopped a minute ago does not count
         try:
             probe.bind((host, port or 0))
         except (OSError, OverflowError) as error:
             raise UserError(
                 f"port {port} cannot be used for the MLflow page: {getattr(error, 'strerror', error)}",
-                fix="leave the port out to take a free one, or end the program that uses it",
+                fix="omit the port to take a free one, or end the program that uses it",
             ) from error
         return int(probe.getsockname()[1])
 

@@ -1,4 +1,4 @@
-"""The book of a sweep: its trials and its final table, kept beside the journals so that all can be sent later."""
+"""The book of a sweep: its trials and its final table, kept with the journals so that everything can be sent later."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class SweepInfo:
     """One sweep: a parent run. The same `sweep_id` is the same run, also after a restart.
 
     Attributes:
-        title: the run's name, for people.
-        command: what the user typed.
+        title: the run's display name.
+        command: the command line as the user typed it.
         tags: further tags of the run.
         config_yaml: the sweep's own resolved configuration, kept as an artifact.
     """
@@ -35,10 +35,10 @@ class SweepInfo:
 
 @dataclass(frozen=True)
 class Contents:
-    """What a book says.
+    """The contents of a book.
 
-    `began`: when the sweep was first run (Unix seconds). `final`: the `finish` event of the last time that it was run,
-    None if that did not come to its end.
+    `began`: when the sweep was first run (Unix seconds). `final`: the `finish` event of its last run; None if that run
+    did not finish.
     """
 
     experiment: str
@@ -49,23 +49,23 @@ class Contents:
 
 
 class SweepBook:
-    """state_dir/mlflow/sweeps/<sweep_id>.jsonl: append-only, written like a journal. Raises UserError as that does."""
+    """The file state_dir/mlflow/sweeps/<sweep_id>.jsonl, append-only. Written as a Journal, with its UserErrors."""
 
     def __init__(self, state_dir: str | os.PathLike[str], experiment: str, sweep: SweepInfo) -> None:
         self._journal = Journal(_folder(state_dir) / f"{sweep.sweep_id}.jsonl")
-        before = self._journal.events()
-        self._known = {event["trial"]["trial_id"] for event in before if event["type"] == "trial"}
+        earlier = self._journal.events()
+        self._known = {event["trial"]["trial_id"] for event in earlier if event["type"] == "trial"}
         opened = self._append({"type": "sweep", "experiment": experiment, "sweep": asdict(sweep)})
-        self.began: float = [*before, opened][0]["time"]
+        self.began: float = [*earlier, opened][0]["time"]
 
     def add(self, trial: Trial) -> None:
-        """Write a trial down, once."""
+        """Record a trial; idempotent."""
         if trial.trial_id not in self._known:
             self._known.add(trial.trial_id)
             self._append({"type": "trial", "trial": trial.to_json()})
 
     def finish(self, files: Mapping[str, str], metrics: Mapping[str, float], status: str) -> Event:
-        """Write down how the sweep ended; returns that event."""
+        """Record the end of the sweep; return the event."""
         return self._append({"type": "finish", "files": dict(files), "metrics": dict(metrics), "status": status})
 
     def close(self) -> None:
@@ -78,7 +78,7 @@ class SweepBook:
 
 
 def books(state_dir: str | os.PathLike[str]) -> Iterator[Contents]:
-    """The sweeps that were run in a state directory."""
+    """Iterate over the books of the sweeps that were run in a state directory, by ascending sweep_id."""
     for path in sorted(_folder(state_dir).glob("*.jsonl")):
         events = Journal(path).events()
         headers = [event for event in events if event["type"] == "sweep"]
@@ -90,18 +90,18 @@ def books(state_dir: str | os.PathLike[str]) -> Iterator[Contents]:
 
 
 def find_trial(state_dir: str | os.PathLike[str], name: str) -> Trial:
-    """Return a trial of any sweep that was run in a state directory, by its id or the start of it.
+    """Return a trial of any sweep that was run in a state directory, by its id or a prefix of it.
 
-    Raises UserError for a name that is not one trial's, with the near match.
+    Raises UserError, with near matches, unless exactly one trial matches.
     """
     known = {trial.trial_id: trial for book in books(state_dir) for trial in book.trials}
-    found = [trial for trial_id, trial in known.items() if trial_id.startswith(name)]
-    if len(found) == 1:
-        return found[0]
+    matches = [trial for trial_id, trial in known.items() if trial_id.startswith(name)]
+    if len(matches) == 1:
+        return matches[0]
     if not known:
         raise UserError("no sweep was ever run here", where=str(state_dir), fix="use state_dir=FOLDER")
-    if found:
-        raise UserError(f"{len(found)} trials begin with {name!r}", where=str(state_dir), fix="give more of the id")
+    if matches:
+        raise UserError(f"{len(matches)} trials begin with {name!r}", where=str(state_dir), fix="give more of the id")
     near = difflib.get_close_matches(name, known, n=5, cutoff=0.0)  # a sweep may have thousands
     raise unknown("trial", name, near, where=str(state_dir))
 

@@ -1,4 +1,4 @@
-"""Sends what a tracking server lacks of a state folder: after a server was away, or to another server."""
+"""`sync`: bring a tracking server up to date with a state folder, after it was unreachable or for another server."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from zo_sweeps.record.sweep_book import Contents, books
 def sync(state_dir: str | os.PathLike[str], uri: str | None = None, say: Callable[[str], None] = print) -> int:
     """Send everything in a state folder's journals that a tracking server lacks; return the number of trials sent.
 
-    Idempotent: what the server has is not sent again, and what is sent twice is stored once.
+    Idempotent: acknowledged journals are not resent, and a row that is sent twice is stored once.
 
     Args:
         state_dir: the state folder; all sweeps that were run there are sent.
-        uri: the tracking server; by default the state folder's own, started for as long as this takes.
-        say: prints a line for people, one per sweep.
+        uri: the tracking server; defaults to the state folder's own, started for as long as this takes.
+        say: prints a line for the user, one per sweep.
 
     Raises UserError if there is nothing to send, a sweep is sending from the folder, the server does not answer, or it
-    does not take everything; what it took stays.
+    refuses some of the rows; the rows that it accepted stay.
     """
     folder = Path(state_dir).resolve()
     sweeps = list(books(folder))
@@ -32,7 +32,7 @@ def sync(state_dir: str | os.PathLike[str], uri: str | None = None, say: Callabl
         raise UserError("no sweep was ever run here", where=str(folder), fix="use state_dir=FOLDER")
     lock = lock_mirror(folder)
     if lock is None:
-        raise UserError("a sweep is running here, and sends its own results", where=str(folder), fix="wait for its end")
+        raise UserError("a sweep is running here and sends its own results", where=str(folder), fix="wait for its end")
     own = None if uri else server.start(folder)
     try:
         if own:
@@ -46,7 +46,7 @@ def sync(state_dir: str | os.PathLike[str], uri: str | None = None, say: Callabl
 
 
 def _send(book: Contents, folder: Path, uri: str, say: Callable[[str], None]) -> int:
-    """Send one sweep. A trial that the server or its journal refuses does not keep the others back."""
+    """Send one sweep. A trial that the server refuses, or whose journal is damaged, does not block the others."""
     runs = SweepRuns(uri, book.experiment, book.sweep, book.began, folder)
     sent, problems = 0, []
     try:

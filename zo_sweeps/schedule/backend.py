@@ -1,4 +1,4 @@
-"""The protocol of a backend, its reports, and how it calls a trial so that no exception of the trial ends it.
+"""The protocol of a backend, its reports, and the guarded call of a trial, whose exceptions never end the backend.
 
 A backend runs the attempts of a sweep; an executor (`zo_sweeps.methods.executor`) is the definition that builds one.
 """
@@ -16,7 +16,7 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import Event, Outcome, RunTrial, Sharing, Sink, Trial, TrialState
 
 RUN_TRIAL = "zo_sweeps.run.run_trial:run_trial"
-FLUSH_SECONDS = 0.5  # how long events may wait in a worker: what a killed driver can lose, and recomputes
+FLUSH_SECONDS = 0.5  # how long events may wait in a worker: a killed driver loses, and recomputes, at most so much
 
 NO_SLOT, COLD, WARM = 0, 1, 2
 
@@ -62,9 +62,9 @@ Deliver = Callable[[Report], None]
 
 
 class Backend(Protocol):
-    """Where attempts run. Used from one thread; `deliver` is called inside `poll` only.
+    """The runner of a sweep's attempts. Used from one thread; `deliver` is called inside `poll` only.
 
-    `grows`: nodes may join later, so that it is worth waiting for one.
+    `grows`: nodes may join later, so a trial that fits nowhere now may wait for one.
     """
 
     grows: bool
@@ -94,7 +94,7 @@ class Backend(Protocol):
         """End every process that `start` or `submit` started."""
 
     def describe(self) -> str:
-        """Return what runs the trials, for "2 trials to run on ..."; call it after `start`."""
+        """Return a description of the backend, for "2 trials to run on ..."; call it after `start`."""
 
 
 def run_guarded(

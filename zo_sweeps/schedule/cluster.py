@@ -1,4 +1,4 @@
-"""What has to be in place before Ray starts: a token, a short folder, its environment, a head that answers."""
+"""The preconditions of starting Ray: a token, a short folder, its environment, a head that answers."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.schedule import ray_private
 
 TOKEN_FIX = (
-    "`zo-sweeps head start` said where the token is: copy that file here (mode 0600) and name it with --token-file "
+    "copy the token file that `zo-sweeps head start` printed to this machine (mode 0600) and name it with --token-file "
     "or RAY_AUTH_TOKEN_PATH"
 )
 NOTES = b"zo"  # the namespace of the head's key-value store in which nodes and drivers leave notes for each other
-RUNS = "runs/"  # + a driver: what it runs where
-ID_LABEL, BEGAN_LABEL = "zo.id", "zo.began"  # a machine's, the same after a restart; when it began (Unix seconds)
+RUNS = "runs/"  # + a driver: the trials that it runs on each node
+ID_LABEL, BEGAN_LABEL = "zo.id", "zo.began"  # a machine's id, the same after a restart; its start time (Unix seconds)
 
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -33,7 +33,7 @@ QUIET = {
 
 
 def private_token(state_dir: Path) -> Path:
-    """The file with the token of our local clusters, readable by its owner only; made at first use."""
+    """Return the file with the token of local clusters, readable by its owner only; made at first use."""
     path = state_dir / "ray_token"
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -48,9 +48,9 @@ def private_token(state_dir: Path) -> Path:
 
 
 def short_folder(state_dir: Path) -> Path:
-    """An empty folder for Ray's sockets and logs: their paths may have 107 bytes, too few for most state folders.
+    """Return an empty folder for Ray's sockets and logs: their paths are limited to 107 bytes, too few in most homes.
 
-    The same one for the same state folder, so that what a killed driver left there is removed by the next.
+    A state folder always gets the same one, so the next driver removes the files that a killed driver left there.
     """
     digest = hashlib.sha256(str(state_dir.resolve()).encode()).hexdigest()[:10]
     folder = Path("/tmp") / f"zo-{os.getuid()}-{digest}"
@@ -63,13 +63,16 @@ def short_folder(state_dir: Path) -> Path:
 
 
 def token_environment(token: Path) -> dict[str, str | None]:
-    """Environment variables of a process that talks to a cluster with the token in this file. None: taken away."""
+    """Return the environment variables of a process that uses the cluster with this token file; None: unset."""
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "RAY_AUTH_TOKEN": None}
 
 
 def joining_environment(state_dir: Path, address: str) -> dict[str, str | None]:
-    """How to authenticate to a standing cluster: as the environment says; else as the head that was started from
-    `state_dir`, if that is the one; else with the user's own token, if there is one."""
+    """Return the environment variables that authenticate to a running cluster.
+
+    The first of: the environment's own; the token of the head that was started from `state_dir`, if its address is
+    `address`; the user's own token, if there is one.
+    """
     if mode := os.environ.get("RAY_AUTH_MODE"):
         return {"RAY_AUTH_MODE": mode}
     if "RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ:
@@ -83,7 +86,7 @@ def joining_environment(state_dir: Path, address: str) -> dict[str, str | None]:
 
 @contextmanager
 def environment(variables: Mapping[str, str | None]) -> Iterator[None]:
-    """Sets environment variables (None: takes one away), and puts back what was there."""
+    """Set environment variables (None: unset) inside the `with` block, and restore them after it."""
     before = {name: os.environ.get(name) for name in variables}
     set_environment(variables)
     try:
@@ -93,7 +96,7 @@ def environment(variables: Mapping[str, str | None]) -> Iterator[None]:
 
 
 def set_environment(variables: Mapping[str, str | None]) -> None:
-    """Sets environment variables; None takes one away."""
+    """Set environment variables; None unsets one."""
     for name, value in variables.items():
         if value is None:
             os.environ.pop(name, None)
@@ -102,7 +105,7 @@ def set_environment(variables: Mapping[str, str | None]) -> None:
 
 
 def must_answer(address: str, timeout: float = 5.0) -> None:
-    """Raises UserError unless something listens at `address` ("host:port")."""
+    """Raise UserError unless something listens at `address` ("host:port")."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         raise UserError(f"{address!r} is not HOST:PORT", where="cluster.address", fix="as in 10.0.0.5:6379")
@@ -112,12 +115,12 @@ def must_answer(address: str, timeout: float = 5.0) -> None:
         raise UserError(
             f"no Ray head answers at {address} ({error.strerror or error})",
             where="cluster.address",
-            fix="check the address and the firewall, or leave cluster.address out for a cluster on this machine",
+            fix="check the address and the firewall, or omit cluster.address to use a cluster on this machine",
         ) from None
 
 
 def await_answer(address: str) -> None:
-    """Return when the head has answered for a while: it listens some seconds before it can be joined."""
+    """Wait until the head has answered five times in a row: it listens some seconds before it can be joined."""
     answered = 0
     while answered < 5:
         time.sleep(1)
@@ -129,10 +132,10 @@ def await_answer(address: str) -> None:
 
 
 def living(nodes: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Those of `ray.nodes()` that are alive, each machine as what it was last.
+    """Return the live nodes of `ray.nodes()`, keeping only the latest node of each machine.
 
-    A machine whose raylet was killed joins again within seconds, but Ray takes 14 to see that the node it was before is
-    dead, and a frozen one 64. A trial that is given to that one is lost; also when the machine has left since.
+    A machine whose raylet was killed rejoins within seconds, but Ray takes 14 s to notice that its previous node is
+    dead, and 64 s for a frozen one. A trial placed on the previous node is lost, even if the machine has left since.
     """
     last: dict[tuple[str, str], Mapping[str, Any]] = {}
     for node in nodes:
@@ -147,8 +150,8 @@ def _began(node: Mapping[str, Any]) -> float:
 
 
 def publish_runs(runs: Mapping[str, list[str]]) -> None:
-    """Tells the head what this driver runs: node id -> labels of trials, for `zo-sweeps devices`. About 1 ms."""
+    """Tell the head which trials this driver runs (node id -> labels), for `zo-sweeps devices`. Cost: about 1 ms."""
     note = {"time": time.time(), "driver": f"pid {os.getpid()} on {socket.gethostname()}", "runs": dict(runs)}
     key = f"{RUNS}{socket.gethostname()}-{os.getpid()}"
-    with contextlib.suppress(Exception):  # Ray's own, of any kind, when the head is going away: not worth a sweep
+    with contextlib.suppress(Exception):  # Ray raises any kind of error while the head shuts down; the sweep goes on
         ray_private.put_note(key, json.dumps(note).encode(), NOTES)

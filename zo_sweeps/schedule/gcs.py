@@ -1,4 +1,4 @@
-"""What a running head can be asked without joining it: versions, nodes, and the notes that nodes leave there."""
+"""Queries to a running head, without joining it: versions, nodes, and the notes that nodes leave there."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from zo_sweeps.schedule import cluster, ray_private
 
 NODE, REACH, REACHED, RUNS = "node/", "reach/", "reached/", cluster.RUNS
 _NAMESPACE = cluster.NOTES
-STARTING_SECONDS = 60.0  # in which a head that answers becomes a node
+STARTING_SECONDS = 60.0  # time allowed for a head that answers to list its own node
 
 
 class Head:
@@ -31,7 +31,7 @@ class Head:
     def __init__(self, address: str, auth: Mapping[str, str | None]) -> None:
         self._address = address
         cluster.must_answer(address)
-        cluster.set_environment({**cluster.QUIET, **auth})  # for good: Ray reads them when it likes
+        cluster.set_environment({**cluster.QUIET, **auth})  # permanently: Ray may read them at any time
         ray_private.forget_token()
         from ray.exceptions import AuthenticationError, RpcError
 
@@ -43,24 +43,24 @@ class Head:
             raise UserError(f"the head at {address} refuses the token", where=where, fix=cluster.TOKEN_FIX) from None
         except RpcError as error:
             raise UserError(
-                f"what listens at {address} does not answer as a Ray head does ({_line(error)})",
+                f"the server at {address} does not answer like a Ray head ({_line(error)})",
                 where="cluster.address",
-                fix="check the address; a head that is very busy may answer later",
+                fix="check the address; retry later if the head is very busy",
             ) from None
 
     def versions(self) -> dict[str, str]:
-        """Its Ray and Python versions."""
-        found = json.loads(self._store.metadata())
-        return {"ray": found.get("ray_version", ""), "python": found.get("python_version", "")}
+        """Return the head's Ray and Python versions."""
+        metadata = json.loads(self._store.metadata())
+        return {"ray": metadata.get("ray_version", ""), "python": metadata.get("python_version", "")}
 
     def nodes(self) -> list[dict[str, Any]]:
-        """As `ray.nodes()`, those that are gone included, with `Leaving` besides. Of a machine one node is `Alive`."""
+        """Return `ray.nodes()`, dead nodes included, with a `Leaving` flag; at most one node per machine is `Alive`."""
         leaving, nodes = self._store.leaving_nodes(), self._store.nodes()
         alive = {node["NodeID"] for node in cluster.living(nodes)}
         return [{**n, "Alive": n["NodeID"] in alive, "Leaving": n["NodeID"] in leaving} for n in nodes]
 
     def must_have_this_machine(self) -> None:
-        """Raises UserError unless one of its nodes is on this machine, as a driver needs one beside it."""
+        """Raise UserError unless one of its nodes is on this machine: a driver needs a local node."""
         import psutil
 
         here = {one.address for addresses in psutil.net_if_addrs().values() for one in addresses}
@@ -68,44 +68,44 @@ class Head:
         while not (nodes := {node["NodeManagerAddress"] for node in self.nodes() if node["Alive"]}):
             if time.monotonic() > deadline:
                 break
-            time.sleep(0.2)  # a head that has just started answers before it is a node itself
+            time.sleep(0.2)  # a head that has just started answers before it lists its own node
         if not nodes & here:
             raise UserError(
-                f"this machine is no node of the Ray cluster at {self._address} (nodes: {', '.join(sorted(nodes))})",
+                f"this machine is not a node of the Ray cluster at {self._address} (nodes: {', '.join(sorted(nodes))})",
                 where="cluster.address",
-                fix=f"start it on one of them, or join here first: zo-sweeps worker join {self._address} --cpus 0",
+                fix=f"run the sweep on one of them, or join here first: zo-sweeps worker join {self._address} --cpus 0",
             )
 
     def own_node(self, identity: str) -> dict[str, Any] | None:
-        """The living node with this `zo.id`."""
-        found = (node for node in self.nodes() if node["Alive"] and node["Labels"].get(cluster.ID_LABEL) == identity)
-        return next(found, None)
+        """Return the live node with this `zo.id`; None if there is none."""
+        nodes = (node for node in self.nodes() if node["Alive"] and node["Labels"].get(cluster.ID_LABEL) == identity)
+        return next(nodes, None)
 
     def drain(self, node_id: str, seconds: float) -> None:
-        """No new work goes to the node, and its raylet ends once it is idle; `seconds` is what it has at most."""
+        """Give the node no new work, and end its raylet once it is idle, after `seconds` at the latest."""
         self._store.drain(node_id, "asked to leave", seconds)
 
     def put(self, key: str, note: Mapping[str, Any]) -> None:
-        """Leaves a note (JSON) at the head; it is gone when the head is."""
+        """Store a note (JSON) at the head, for as long as the head lives."""
         self._store.put(key.encode(), json.dumps(note).encode(), _NAMESPACE)
 
     def notes(self, prefix: str) -> dict[str, dict[str, Any]]:
-        """The notes whose keys begin so, by what follows."""
-        found = {}
+        """Return the notes whose keys begin with `prefix`, by the rest of the key."""
+        notes = {}
         for key in self._store.keys(prefix.encode(), _NAMESPACE):
             text = self._store.get(key, _NAMESPACE)
             if text:
-                found[key.decode()[len(prefix) :]] = json.loads(text)
-        return found
+                notes[key.decode()[len(prefix) :]] = json.loads(text)
+        return notes
 
     def remove(self, key: str) -> None:
-        """Takes a note away."""
+        """Delete a note."""
         self._store.remove(key.encode(), _NAMESPACE)
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what Ray's C++ code prints about a refusal: that is said by our error, in one line."""
+    """Silence Ray's C++ code, which prints about a refused token; our error reports it in one line."""
     sys.stderr.flush()
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)

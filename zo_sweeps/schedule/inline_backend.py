@@ -24,11 +24,11 @@ NODE = "inline"
 
 
 class InlineBackend:
-    """One slot in this process; a trial's followers in processes of their own. See `Backend` for the methods.
+    """One slot in this process; a trial's followers run in processes of their own. See `Backend` for the methods.
 
     Args:
         target: the RunTrial, as "module:function".
-        threads: for torch, here while trials run, and in the followers: the same bits as in a Ray actor.
+        threads: torch's threads, here while trials run and in the followers: the same bits as in a Ray actor.
         workers: processes that share a trial's steps.
     """
 
@@ -50,7 +50,7 @@ class InlineBackend:
         torch.set_num_threads(self._threads)
 
     def refusal(self, trial: Trial) -> str:
-        return ""  # one process on one machine: whether a trial fits there was settled by the plan
+        return ""  # one process on one machine: the plan has checked that the trial fits
 
     def fit(self, trial: Trial) -> int:
         if self._waiting:
@@ -76,7 +76,7 @@ class InlineBackend:
 
     @contextmanager
     def _sharing(self, trial: Trial, journal: list[Event]) -> Iterator[Sharing | None]:
-        """The trial's followers, for as long as it runs."""
+        """Start the trial's followers, and end them with it."""
         count = self._workers.of_trial(trial) - 1
         if not count:
             yield None
@@ -107,7 +107,7 @@ class InlineBackend:
 class _Stream:
     """A sink that delivers twice a second.
 
-    What `deliver` raises (a full disk) is no fault of the trial: it stops it, and is raised by `close`.
+    An error of `deliver` (a full disk) is not the trial's fault: it stops the trial and is raised by `close`.
     """
 
     def __init__(self, trial_id: str, attempt: int, deliver: Deliver) -> None:

@@ -1,8 +1,8 @@
 """The ledger: an append-only JSONL of trial states on the driver, the truth for resume.
 
-One line a transition: time, trial_id, state, and where they say something attempt, node, error, sweep_id, outcome
-(without its traceback, which stands in the trial's journal), reset, blameless. Lines are flushed before the next trial
-starts and synced to disk when they end an attempt. About 0.5 kB a finished trial.
+One line per transition: time, trial_id, state, and if not empty attempt, node, error, sweep_id, outcome (without its
+traceback, which is in the trial's journal), reset, blameless. Lines are flushed before the next trial starts, and
+fsynced when they end an attempt. About 0.5 kB per finished trial.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ FILE, LOCK = "ledger.jsonl", "lock"
 
 @dataclass
 class Standing:
-    """What the ledger says of every trial, by trial_id.
+    """The trials' states and counts according to the ledger, by trial_id.
 
     Attributes:
-        states: the last state. RUNNING means running now, or left behind by a killed driver (`Ledger` mends that).
+        states: the last state. RUNNING means running now, or left behind by a killed driver (`Ledger` fixes that).
         attempts: attempts started, ever.
-        failures, losses: attempts that ended FAILED and LOST since the last `reset`, but for those handed back.
+        failures, losses: attempts that ended FAILED and LOST since the last `reset`; handed-back ones do not count.
         outcomes: the outcome of the last attempt that ended.
         nodes: the host of the last attempt.
         first, last: the times (Unix seconds) of the trial's first and last lines.
@@ -46,7 +46,7 @@ class Standing:
     last: dict[str, float] = field(default_factory=dict)
 
     def apply(self, entry: dict[str, Any]) -> None:
-        """One line of the ledger, in file order."""
+        """Apply one line of the ledger; call in file order."""
         trial_id, state = entry["trial_id"], TrialState(entry["state"])
         self.states[trial_id] = state
         if "time" in entry:
@@ -55,8 +55,8 @@ class Standing:
         if entry.get("node"):
             self.nodes[trial_id] = entry["node"]
         if entry.get("reset"):
-            for of in (self.failures, self.losses, self.outcomes):
-                of.pop(trial_id, None)
+            for by_trial in (self.failures, self.losses, self.outcomes):
+                by_trial.pop(trial_id, None)
         if "attempt" in entry:
             self.attempts[trial_id] = max(entry["attempt"], self.attempts.get(trial_id, 0))
         if state is TrialState.FAILED:
@@ -70,7 +70,7 @@ class Standing:
 
 
 def read_standing(state_dir: Path) -> Standing:
-    """The ledger of `state_dir` as it is now, without the lock: for `status` and `table`. Empty when there is none."""
+    """Read the ledger of `state_dir` without taking the lock, for `status` and `table`. Empty if there is none."""
     standing = Standing()
     for entry, _ in _entries(state_dir / FILE):
         standing.apply(entry)
@@ -78,7 +78,7 @@ def read_standing(state_dir: Path) -> Standing:
 
 
 def driver_of(state_dir: Path) -> str:
-    """Who holds the lock of `state_dir` ("pid 123 on host"); "" when nobody does."""
+    """Return the process that holds the lock of `state_dir` ("pid 123 on host"); "" if the lock is free."""
     try:
         with open(state_dir / LOCK) as file:
             try:
@@ -94,7 +94,7 @@ class Ledger(Standing):
     """The ledger, open for writing by one driver at a time.
 
     Args:
-        state_dir: made if absent.
+        state_dir: created if missing.
         sweep_id: written to every line.
 
     Raises UserError when another driver holds the folder, or when it cannot be written.
@@ -124,7 +124,7 @@ class Ledger(Standing):
             self._size = end
         os.ftruncate(self._file, self._size)  # a line torn by a kill or a full disk
         for trial_id, state in self.states.items():
-            if state is TrialState.RUNNING:  # its driver is dead: interrupted, not failed
+            if state is TrialState.RUNNING:  # its driver is dead: the trial was interrupted, it did not fail
                 self.states[trial_id] = TrialState.PENDING
 
     def write(
@@ -139,13 +139,13 @@ class Ledger(Standing):
         reset: bool = False,
         blameless: bool = False,
     ) -> None:
-        """Appends a transition; on return it survives a kill of this process, and of the machine if it ends an attempt.
+        """Append a transition. It then survives a kill of this process, and a power cut too if it ends an attempt.
 
         Args:
-            reset: a rerun was asked for: the bounds on retries count from here, and an earlier outcome is void.
+            reset: the user asked for a rerun: retries are counted from here, and an earlier outcome is void.
             blameless: the trial was handed back: not counted in `losses`.
 
-        Raises UserError when the disk does not take it; the line is then not in the ledger.
+        Raises UserError when it cannot be written; the line is then not in the ledger.
         """
         entry: dict[str, Any] = {"time": round(time.time(), 3), "trial_id": trial_id, "state": state.value}
         optional = {"attempt": attempt, "node": node, "error": error, "sweep_id": self._sweep_id, "reset": reset}
@@ -168,7 +168,7 @@ class Ledger(Standing):
         self.apply(entry)
 
     def close(self) -> None:
-        """Gives the lock back."""
+        """Release the lock."""
         os.close(self._file)
         os.close(self._lock)
 
@@ -180,23 +180,23 @@ class Ledger(Standing):
 
 
 def _entries(path: Path) -> list[tuple[dict[str, Any], int]]:
-    """The whole lines of a ledger, each with the offset of its end; a torn last line is left out."""
+    """Return the complete lines of a ledger, each with the offset of its end; a torn last line is left out."""
     entries: list[tuple[dict[str, Any], int]] = []
-    found = read_objects(path)
-    for entry, end in found:
+    lines = read_objects(path)
+    for entry, end in lines:
         if entry is not None:
             entries.append((entry, end))
-        elif end != found[-1][1]:  # of the last line, which a crash of the machine may leave without its contents
+        elif end != lines[-1][1]:  # a crash of the machine may leave garbage in the last line only
             raise UserError(
                 "a line that is not JSON",
                 where=f"{path}:{line_number(path, end)}",
-                fix="delete that line; the trial it speaks of is run again if no other line ends it",
+                fix="delete that line; its trial is run again unless another line ends it",
             )
     return entries
 
 
 def _take(lock: int) -> bool:
-    """Takes the lock; a reader in `driver_of` holds it for microseconds, hence more than one try."""
+    """Take the lock; return whether it was free. A reader in `driver_of` holds it for microseconds, so retry."""
     for _ in range(5):
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

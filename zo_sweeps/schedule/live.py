@@ -1,4 +1,4 @@
-"""What a running sweep says of itself to other processes: one small file in the state folder, replaced by rename."""
+"""A running sweep's status for other processes: one small file in the state folder, replaced by rename."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EVERY_SECONDS = 1.0
 
 
 class LiveFile:
-    """Writes snapshots to `state_dir`, at most one a second. A disk that does not take them is no reason to stop."""
+    """A file in `state_dir` with the last snapshot, written at most once per second; write errors are ignored."""
 
     def __init__(self, state_dir: Path) -> None:
         self._path = state_dir / FILE
@@ -52,7 +52,7 @@ class LiveFile:
 
 
 def read_live(state_dir: Path) -> dict[str, Any]:
-    """What the driver of `state_dir` wrote last; empty when it wrote nothing. Ask `driver_of` if it still runs."""
+    """Return the last status that a driver of `state_dir` wrote; empty if none. `driver_of` tells if it still runs."""
     try:
         return dict(json.loads((state_dir / FILE).read_text()))
     except (OSError, ValueError):

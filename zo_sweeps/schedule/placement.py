@@ -1,4 +1,4 @@
-"""Which nodes can run a trial, and in words why none can."""
+"""The choice of nodes that can run a trial, and the reason in words when none can."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from zo_sweeps.core.host import gib
 from zo_sweeps.core.trial import Needs
 
-HOSTS = ("cpu", "cuda")  # general-purpose nodes; any other device profile is asked for by its name
+HOSTS = ("cpu", "cuda")  # general-purpose nodes; a trial requests any other device profile by name
 
 
 @dataclass(frozen=True)
@@ -16,10 +16,10 @@ class Node:
     """One machine that runs trials.
 
     Args:
-        node_id: Ray's id of it.
-        name: for people.
+        node_id: Ray's id.
+        name: the name to display.
         device: its device profile: "cpu", "cuda" (has a GPU), or an edge profile ("jetson-orin-nano").
-        cpus, gpus: what it lends.
+        cpus, gpus: CPUs and GPUs that it lends.
         memory_bytes: main memory that it lends (unified memory on an edge device).
     """
 
@@ -32,21 +32,21 @@ class Node:
 
 
 def gpus_needed(needs: Needs, node: Node) -> int:
-    """GPUs a trial takes on `node`: "auto" takes one where there is one, as the trial would use it anyway."""
+    """Return the GPUs that a trial takes on `node`; "auto" takes one if there is one, which it would use anyway."""
     if needs.device == "cpu":
         return 0
     return 1 if needs.device == "cuda" or node.gpus >= 1 else 0
 
 
 def takes_main_memory(needs: Needs, node: Node) -> bool:
-    """Whether `Needs.memory_bytes` comes out of `Node.memory_bytes`; an edge device's GPU shares it."""
+    """Return whether `Needs.memory_bytes` counts against `Node.memory_bytes`, which an edge device's GPU shares."""
     return not gpus_needed(needs, node) or node.device not in HOSTS
 
 
 def refusal(needs: Needs, node: Node, cpus: int = 1) -> str:
-    """Why `node` can never run a trial with these needs on `cpus` CPUs; "" when it can.
+    """Return why `node` can never run a trial with these needs on `cpus` CPUs; "" when it can.
 
-    A GPU's own memory is the plan's business.
+    A GPU's own memory is not checked here; the plan checks it.
     """
     if needs.device == "cuda" and node.gpus < 1:
         return "has no CUDA GPU"
@@ -62,7 +62,7 @@ def refusal(needs: Needs, node: Node, cpus: int = 1) -> str:
 
 
 def reason(needs: Needs, nodes: Sequence[Node], cpus: int = 1) -> str:
-    """Why none of `nodes` can run a trial with these needs; "" when one can."""
+    """Return why none of `nodes` can run a trial with these needs; "" when one can."""
     reasons = [(node.name, refusal(needs, node, cpus)) for node in nodes]  # several nodes of a host share its name
     if any(not text for _, text in reasons):
         return ""
@@ -73,7 +73,7 @@ def reason(needs: Needs, nodes: Sequence[Node], cpus: int = 1) -> str:
 
 
 def preference(needs: Needs, node: Node) -> int:
-    """The lower, the better a node that can run a trial suits it: one that others wait for by its name comes last."""
+    """Return a node's rank for a trial that it can run, the best is 0: nodes that trials request by name rank last."""
     if needs.device != "auto":
         return 0
     return 2 if node.device not in HOSTS else 0 if node.gpus else 1

@@ -1,4 +1,4 @@
-"""A follower of a trial that is a process on this machine, at the other end of a pipe: for the inline backend."""
+"""A follower of a trial as a process on this machine, connected by a pipe: for the inline backend."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ END_SECONDS = 5.0
 
 
 class ProcessPeer:
-    """See `zo_sweeps.engine.peers.Peer`. The process ends with `close`, or with this one.
+    """A `zo_sweeps.engine.peers.Peer` in a process that ends with `close`, or with this process.
 
     Args:
-        target: the RunTrial, as "module:function"; `Following` stands beside it.
-        threads: for torch.
+        target: the RunTrial, as "module:function"; its module also has `Following`.
+        threads: torch's threads in that process.
     """
 
     def __init__(self, target: str, trial: Trial, journal: Sequence[Event], threads: int) -> None:
@@ -38,7 +38,7 @@ class ProcessPeer:
         return self._process.pid
 
     def ask(self, message: bytes) -> None:
-        with contextlib.suppress(OSError):  # said by `answer`
+        with contextlib.suppress(OSError):  # `answer` reports it
             self._pipe.send_bytes(message)
 
     def answer(self, timeout: float) -> bytes | None:
@@ -52,7 +52,7 @@ class ProcessPeer:
 
     def close(self) -> None:
         self._pipe.close()
-        self._process.kill()  # it holds nothing of its own
+        self._process.kill()  # it has no state to save
         self._process.join()
 
 

@@ -1,4 +1,4 @@
-"""What a person sees while a sweep runs: a live view on a terminal, plain lines anywhere else."""
+"""The progress of a sweep on the screen: a live view on a terminal, plain lines anywhere else."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ TROUBLE = (TrialState.DIVERGED, TrialState.OUT_OF_MEMORY, TrialState.FAILED, Tri
 
 
 class ProgressView:
-    """A context manager; give `update` to the sweep as `on_update` and `say` as `say`.
+    """A context manager; pass `update` to the sweep as `on_update` and `say` as `say`.
 
     Args:
-        console: where to; standard output by default. A terminal gets the live view, anything else a line for each
-            trial that ends and a status line at most every STATUS_SECONDS.
+        console: defaults to standard output. A terminal gets the live view, anything else one line per trial that ends
+            and a status line at most every STATUS_SECONDS.
     """
 
     def __init__(self, console: Console | None = None) -> None:
@@ -48,18 +48,18 @@ class ProgressView:
             self._live.stop()
 
     def update(self, snapshot: Snapshot) -> None:
-        """Shows where the sweep stands."""
+        """Show the sweep's progress."""
         self._last = snapshot
         if snapshot.ended:
             trial, outcome = snapshot.ended
-            if self._live is None or outcome.state.is_retryable:  # on a terminal only what went wrong stays in view
+            if self._live is None or outcome.state.is_retryable:  # on a terminal only failures stay in view
                 eta = "" if self._live else f"  ETA {duration(snapshot.eta_seconds)}"
                 self.say(f"[{_terminal(snapshot)}/{snapshot.total}] {ended_line(trial, outcome)}{eta}")
         elif self._live is None and time.monotonic() - self._printed >= STATUS_SECONDS:
             self.say(status_line(snapshot))
 
     def say(self, text: str) -> None:
-        """Prints a line (above the live view)."""
+        """Print a line (above the live view)."""
         self._printed = time.monotonic()
         self._console.print(Text(text), soft_wrap=True)
 
@@ -81,7 +81,7 @@ class ProgressView:
 
 
 def status_line(snapshot: Snapshot) -> str:
-    """Trials done, running and failed, and the time to go."""
+    """Return one line with the trials done, running and failed, and the ETA."""
     counts = snapshot.counts
     parts = [f"{_terminal(snapshot)}/{snapshot.total} trials", f"{len(snapshot.running)} running"]
     parts += [f"{counts[state]} {state.value.lower()}" for state in TROUBLE if state in counts]
@@ -91,7 +91,7 @@ def status_line(snapshot: Snapshot) -> str:
 
 
 def ended_line(trial: Trial, outcome: Outcome) -> str:
-    """One trial's end: state, label, its metric or its error, and how long it took."""
+    """Return one line on a trial's end: state, label, its metrics or error, and its duration."""
     shown: list[str] = [f"{outcome.state.value:<9}", trial.label or trial.trial_id]
     printed = _metric(trial).printed
     measured: dict[str, Callable[[float], str]] = {
@@ -104,17 +104,17 @@ def ended_line(trial: Trial, outcome: Outcome) -> str:
 
 
 def _metric(trial: Trial) -> Metric:
-    """The first metric of the trial's task."""
+    """Return the first metric of the trial's task."""
     return Metrics.read(trial.config.to_json().get("task", {}).get("metric", "accuracy"), "task.metric")[0]
 
 
 def steps(run: Running) -> str:
-    """How far an attempt is: "120/1000"."""
+    """Return an attempt's progress in steps: "120/1000"."""
     return f"{run.step}/{run.trial.steps}" if run.trial.steps else "evaluating"
 
 
 def duration(seconds: float | None) -> str:
-    """A time for people: "8 s", "4 min", "2 h 05 min"; "?" for None."""
+    """Return a human-readable duration: "8 s", "4 min", "2 h 05 min"; "?" for None."""
     if seconds is None:
         return "?"
     if seconds < 90:

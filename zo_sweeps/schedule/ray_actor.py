@@ -1,6 +1,6 @@
-"""The process that runs trials, seen from inside: buffers events until the driver has them. Knows nothing of Ray.
+"""The process that runs trials, from the inside: it buffers events until the driver has them. Independent of Ray.
 
-SIGTERM hands the trial back: it ends as CANCELLED after its step, and the driver is told that the process leaves.
+SIGTERM hands the trial back: the trial ends as CANCELLED after its step, and the driver learns that the process leaves.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from zo_sweeps.schedule.backend import run_guarded
 
 
 class TrialActor:
-    """Runs one attempt at a time in `run`; `drain` and `stop` are called beside it, from other threads.
+    """A runner of one attempt at a time, in `run`; `drain` and `stop` are called meanwhile, from other threads.
 
-    Or follows, with `follow` and `answer`, an attempt that another leads.
+    Or a follower, with `follow` and `answer`, of an attempt that another actor leads.
 
     Args:
         target: the RunTrial, as "module:function".
-        threads: for torch; it reads OMP_NUM_THREADS when it is first imported.
-        place: what to add to `start` events: the node's name and device profile.
+        threads: torch's threads; torch reads OMP_NUM_THREADS when it is first imported.
+        place: the node's name and device profile, added to `start` events.
     """
 
     def __init__(self, target: str, threads: int, place: Mapping[str, str]) -> None:
@@ -43,7 +43,7 @@ class TrialActor:
         self._listen()
 
     def run(self, trial: dict[str, Any], journal: list[Event], attempt: int, sharing: Sharing | None = None) -> None:
-        """One attempt, to its end. Never raises: what goes wrong is in the outcome."""
+        """Run one attempt to its end. Never raises: errors are in the outcome."""
         parsed = Trial.from_json(trial)
         self.leave()
         current = (parsed.trial_id, attempt)
@@ -56,7 +56,7 @@ class TrialActor:
             self._changed.notify_all()
 
     def follow(self, trial: dict[str, Any], journal: list[Event]) -> bytes:
-        """Joins a trial that another actor leads; what its `Team` is to hear first."""
+        """Join a trial that another actor leads; return the first message for its `Team`."""
         self.leave()
         module = importlib.import_module(self._target.partition(":")[0])
         self._following = module.Following(Trial.from_json(trial), journal)
@@ -64,14 +64,14 @@ class TrialActor:
         return ready
 
     def answer(self, question: bytes) -> bytes:
-        """A follower's part of a step."""
+        """Compute a follower's part of a step."""
         if self._following is None:
-            raise RuntimeError("this worker was called away")
-        said: bytes = self._following.answer(question)
-        return said
+            raise RuntimeError("this worker no longer follows the trial")
+        message: bytes = self._following.answer(question)
+        return message
 
     def leave(self) -> None:
-        """Follows no more."""
+        """Stop following."""
         if self._following is not None:
             self._following.leave()
             self._following = None
@@ -85,21 +85,21 @@ class TrialActor:
     def drain(
         self, trial_id: str, attempt: int, cursor: int, wait: float
     ) -> tuple[list[Event], dict[str, Any] | None, bool]:
-        """Events from number `cursor` on, the outcome (with the last of them) once there is one, and if this leaves.
+        """Return events from number `cursor` on, the outcome (with the last events), and whether this process leaves.
 
-        Waits for up to `wait` seconds for the end of the attempt. Events before `cursor` are thereby acknowledged.
+        Waits for the end of the attempt, up to `wait` seconds. The call acknowledges the events before `cursor`.
         """
         wanted = (trial_id, attempt)
         with self._changed:
             self._changed.wait_for(lambda: self._current == wanted and self._outcome is not None, wait)
-            if self._current != wanted:  # `run` has not got here yet
+            if self._current != wanted:  # the call of `run` has not arrived yet
                 return [], None, self._leaving
             del self._events[: cursor - self._first]
             self._first = cursor
             return list(self._events), self._outcome.to_json() if self._outcome else None, self._leaving
 
     def stop(self, trial_id: str, attempt: int) -> None:
-        """Asks the attempt to end as CANCELLED at its next step."""
+        """Ask the attempt to end as CANCELLED at its next step."""
         self._stopped = (trial_id, attempt)
 
     def _listen(self) -> None:

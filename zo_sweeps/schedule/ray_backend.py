@@ -1,8 +1,8 @@
-"""Trials in Ray actors: warm processes that outlive a trial, on this machine or on a standing cluster.
+"""Trials in Ray actors: warm processes that outlive a trial, on this machine or on a running cluster.
 
 Actors and not tasks: an unreachable node fails an actor's call in a minute, a task's in seven. An actor is pinned to a
-node that `placement` chose, so that Ray never holds a trial back in silence. Every running attempt has a call of
-`drain` under way, which its actor answers twice a second: that is its heartbeat.
+node that `placement` chose, so that Ray never silently holds a trial back. Every running attempt has a call of `drain`
+in flight, which its actor answers twice per second: that is its heartbeat.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from zo_sweeps.schedule.ray_slots import Slot, Slots
 from zo_sweeps.schedule.sharing import ALONE, Workers, no_room, of_mask
 
 REFRESH_SECONDS = 1.0  # how long a node that joined may go unnoticed
-SILENT_SECONDS = 20.0  # without a heartbeat; Ray itself takes 64
-LEAVING_SECONDS = 60.0  # a node that handed a trial back is given no other for so long, if it stays
-ANSWER_SECONDS = 2.0  # that a process which works may take to say so
-DEAD_SECONDS = 20.0  # so long Ray may take to see that a node died whose actor is out of reach
+SILENT_SECONDS = 20.0  # without a heartbeat, before an attempt is lost; Ray itself takes 64
+LEAVING_SECONDS = 60.0  # for so long a node that handed a trial back gets no other, if it stays
+ANSWER_SECONDS = 2.0  # time allowed for a healthy process to answer
+DEAD_SECONDS = 20.0  # time that Ray may take to notice the death of a node whose actor is unreachable
 
 
 class RayBackend:
-    """See `Backend` for the methods.
+    """The backend on a Ray cluster; see `Backend` for the methods.
 
     Args:
         state_dir: keeps the token of local clusters.
-        address: "host:port" of a standing cluster; None: one of our own on this machine.
-        cpus_per_trial: CPUs of a slot, and torch threads in it.
+        address: "host:port" of a running cluster; None: a new one on this machine.
+        cpus_per_trial: CPUs per slot, and torch's threads in it.
         slots: trials at a time; None: as many as CPUs (and GPUs) allow.
         target: the RunTrial, as "module:function", importable on every node.
         workers: slots that share a trial's steps.
@@ -67,11 +67,11 @@ class RayBackend:
         self._slots = Slots(target, cpus_per_trial, slots, workers)
         self._refreshed = 0.0
         self._polled = 0.0
-        self._stopping = self._told = False
+        self._stopping = self._stop_sent = False
 
     def start(self, deliver: Deliver, trials: int) -> None:
         self._deliver = deliver
-        self._stopping = self._told = False
+        self._stopping = self._stop_sent = False
         try:
             if self.grows:
                 self._connection.join()
@@ -106,12 +106,12 @@ class RayBackend:
         import ray
 
         began = time.monotonic()
-        if began - self._polled > SILENT_SECONDS / 4:  # it is we who were away
+        if began - self._polled > SILENT_SECONDS / 4:  # this process was suspended; do not blame the actors
             for slot in self._slots:
                 slot.asked = began
         busy = {slot.pending: slot for slot in (*self._slots, *self._slots.silent) if slot.pending is not None}
-        if self._stopping and not self._told:
-            self._told = True
+        if self._stopping and not self._stop_sent:
+            self._stop_sent = True
             for slot in self._slots:
                 if slot.trial:
                     slot.actor.stop.options(concurrency_group="ctl").remote(slot.trial.trial_id, slot.attempt)
@@ -153,7 +153,7 @@ class RayBackend:
         self._connection.publish(runs)
 
     def _sharing(self, slot: Slot, journal: list[Event]) -> Sharing | None:
-        """Calls a trial's followers together."""
+        """Make the trial's followers join it."""
         if not slot.followers:
             return None
         assert slot.trial
@@ -163,14 +163,14 @@ class RayBackend:
         return Sharing(peers, names, self._workers.on_lost == "drop", self._workers.patience)
 
     def _release(self, slot: Slot) -> None:
-        """Gives a trial's followers back; those that do not answer at once are ended."""
+        """Release a trial's followers; drop the ones that do not answer at once."""
         import ray
 
         followers, slot.followers = slot.followers, []
         calls = {}
         for follower in followers:
             follower.trial = None
-            follower.actor.leave.remote()  # after what it still computes
+            follower.actor.leave.remote()  # runs after its current computation
             calls[follower.actor.stop.options(concurrency_group="ctl").remote("", 0)] = follower
         ready, _ = ray.wait(list(calls), num_returns=len(calls), timeout=ANSWER_SECONDS) if calls else ([], [])
         for call in ready:
@@ -179,10 +179,10 @@ class RayBackend:
                 del calls[call]
         for call, follower in calls.items():
             self._slots.drop(follower)
-            if call not in ready and follower.node != slot.node:  # its whole node may be away
+            if call not in ready and follower.node != slot.node:  # its whole node may be unreachable
                 self._slots.avoid(follower.node, DEAD_SECONDS)
 
-    # --- what the actors say
+    # --- reports of the actors
 
     def _drain(self, slot: Slot) -> None:
         assert slot.trial
@@ -207,7 +207,7 @@ class RayBackend:
                     self._slots.avoid(slot.node, DEAD_SECONDS)
                 self._deliver(Lost(trial_id, slot.attempt, why, slot.node.name))
             return
-        if slot in self._slots.silent:  # back, too late
+        if slot in self._slots.silent:  # it answered, but too late
             self._slots.drop(slot)
             return
         slot.heard = True
@@ -240,5 +240,5 @@ class RayBackend:
 
 
 def _cpu_count() -> int:
-    """CPUs that this process may use, which is what counts in a container."""
+    """Return the number of CPUs that this process may use, which in a container is fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""Ray, seen from its driver: a cluster of our own on this machine or a standing one, its nodes, its silence."""
+"""The driver's connection to Ray: a new cluster on this machine or a running one, its nodes, its loss."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from zo_sweeps.schedule.gcs import Head
 from zo_sweeps.schedule.placement import Node
 
 DEVICE_LABEL, NAME_LABEL = "zo.device", "zo.name"
-OBJECT_STORE_BYTES = 100 * 2**20  # we pass journals of kilobytes; the default would take 30 % of the memory
+OBJECT_STORE_BYTES = 100 * 2**20  # only journals of kilobytes go through it; the default takes 30 % of the memory
 NODE_LOST = "its node is gone or out of reach"
-UNREACHABLE_SECONDS = 15.0  # without a head Ray ends this process after 60
+UNREACHABLE_SECONDS = 15.0  # Ray ends this process after 60 s without a head
 
 
 class Connection:
-    """This process's place in a Ray cluster: of our own, or the one at `address` ("host:port").
+    """This process's connection to a Ray cluster: a new local one, or the one at `address` ("host:port").
 
     Args:
         state_dir: keeps the token of local clusters.
@@ -36,7 +36,7 @@ class Connection:
         self._unreachable_since: float | None = None
 
     def start_local(self, cpus: int) -> None:
-        """Raises UserError when Ray does not start."""
+        """Start a cluster on this machine. Raises UserError when Ray does not start."""
         token = cluster.private_token(self._state_dir)
         folder = cluster.short_folder(self._state_dir)
         self._opened.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -50,15 +50,15 @@ class Connection:
                 object_store_memory=OBJECT_STORE_BYTES,
                 _temp_dir=str(folder),
             )
-        except Exception as error:  # Ray's own, of any kind; a process that was starved or a full disk, mostly
+        except Exception as error:  # Ray raises any kind of error, mostly for a starved process or a full disk
             raise UserError(
                 f"Ray did not start on this machine ({_line(error)})",
-                fix="on a busy machine the same command may do; executor=inline needs no Ray; free space in /tmp and "
-                "/dev/shm is what Ray needs most",
+                fix="free space in /tmp and /dev/shm; on a busy machine, run the same command again; or use "
+                "executor=inline, which needs no Ray",
             ) from error
 
     def join(self) -> None:
-        """Raises UserError when `address` cannot be joined."""
+        """Join the cluster at `address`. Raises UserError when that fails."""
         assert self.address
         auth = cluster.joining_environment(self._state_dir, self.address)
         self._opened.enter_context(cluster.environment({**cluster.QUIET, **auth}))
@@ -71,11 +71,11 @@ class Connection:
             raise UserError(
                 f"cannot join the Ray cluster at {self.address} ({_line(error)})",
                 where="cluster.address",
-                fix="this machine must be a node of it, and RAY_AUTH_TOKEN_PATH name the file with the head's token",
+                fix="run `zo-sweeps worker join` here first, and set RAY_AUTH_TOKEN_PATH to the head's token file",
             ) from error
 
     def nodes(self) -> list[Node]:
-        """The nodes that take trials: alive, and not asked to leave.
+        """Return the nodes that take trials: alive, and not asked to leave.
 
         Raises HeadLostError; returns [] while the head cannot be reached.
         """
@@ -88,7 +88,7 @@ class Connection:
         return [_node(description) for description in alive if description["NodeID"] not in leaving]
 
     def publish(self, runs: Mapping[str, list[str]]) -> None:
-        """Tells a standing cluster what this driver runs: node id -> labels of trials."""
+        """Tell a running cluster which trials this driver runs: node id -> labels."""
         if self.address and self._unreachable_since is None:
             cluster.publish_runs(runs)
 
@@ -106,7 +106,7 @@ class Connection:
         ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
 
     def _head_answers(self, address: str) -> bool:
-        """Asked before Ray is, which aborts the process when it finds another head there than it joined."""
+        """Return whether the head answers. Ask before Ray, which aborts the process if it meets a different head."""
         host, _, port = address.rpartition(":")
         try:
             socket.create_connection((host.strip("[]"), int(port)), 2.0).close()
@@ -114,7 +114,7 @@ class Connection:
             since = self._unreachable_since = self._unreachable_since or time.monotonic()
             if isinstance(error, ConnectionRefusedError) or time.monotonic() - since > UNREACHABLE_SECONDS:
                 raise HeadLostError(
-                    f"the Ray head at {address} is gone", fix="start it again; the same command goes on from there"
+                    f"the Ray head at {address} is gone", fix="start it again; the same command resumes the sweep"
                 ) from None
             return False
         self._unreachable_since = None
@@ -122,7 +122,7 @@ class Connection:
 
 
 def why_lost(error: Exception) -> str:
-    """One line on the death of an actor, without its ids."""
+    """Return one line on the death of an actor, without its ids."""
     kind = type(error).__name__
     if kind == "OutOfMemoryError" or "low on memory" in str(error):
         return "its process was killed because the node ran low on memory"
@@ -136,7 +136,7 @@ def _line(error: Exception) -> str:
 
 
 def _node(description: dict[str, Any]) -> Node:
-    """One entry of `ray.nodes()` in our terms."""
+    """Convert one entry of `ray.nodes()` to a Node."""
     resources, labels = description["Resources"], description.get("Labels", {})
     gpus = resources.get("GPU", 0.0)
     return Node(

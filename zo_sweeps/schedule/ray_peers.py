@@ -1,4 +1,4 @@
-"""A follower of a trial that is an actor of Ray, as the trial's leader sees it in another actor."""
+"""A follower of a trial as a Ray actor: the handle that the leader holds in another actor."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from zo_sweeps.schedule.ray_cluster import why_lost
 
 
 class RayPeer:
-    """See `zo_sweeps.engine.peers.Peer`.
+    """A `zo_sweeps.engine.peers.Peer` in a Ray actor.
 
     Args:
-        actor: a TrialActor that was told to `follow`.
+        actor: a TrialActor on which `follow` was called.
         joined: the reference of that call: its result is the first answer.
-        name: of its node.
+        name: the name of its node.
     """
 
     def __init__(self, actor: Any, joined: Any, name: str) -> None:
@@ -31,10 +31,10 @@ class RayPeer:
         if not ready:
             return None
         try:
-            said: bytes = ray.get(self._pending)
+            message: bytes = ray.get(self._pending)
         except ray.exceptions.RayTaskError as error:
             line = str(error).strip().splitlines()[-1]
             raise PeerLostError(f"the worker on {self._name} failed: {line}") from error
         except ray.exceptions.RayError as error:
             raise PeerLostError(f"the worker on {self._name} is lost: {why_lost(error)}") from error
-        return said
+        return message

@@ -31,18 +31,18 @@ def forget_token() -> None:
 
 
 def forget_head(temp_dir: Path) -> None:
-    """Remove the note of the head that this folder's node joined last: Ray starts no head where it finds one."""
+    """Remove the note of the head that this folder's node joined last: with it, Ray refuses to start a head."""
     (temp_dir / _CURRENT).unlink(missing_ok=True)
 
 
 def leaving_nodes() -> set[str]:
-    """Return ids of the nodes that were asked to leave. Needs a connected driver; `ray.nodes()` does not say it."""
+    """Return ids of the nodes that were asked to leave. Needs a connected driver; `ray.nodes()` omits this."""
     state: Any = importlib.import_module("ray._private.state")
     return set(state.state.get_draining_nodes())
 
 
 def put_note(key: str, note: bytes, namespace: bytes) -> None:
-    """Store a note at the head that a connected driver has. The public interface has no key-value store."""
+    """Store a note at the head of this connected driver. The public interface has no key-value store."""
     store: Any = importlib.import_module("ray.experimental.internal_kv")
     store._internal_kv_put(key.encode(), note, overwrite=True, namespace=namespace)
 
@@ -86,7 +86,7 @@ class ControlStore:
         return self.get(b"CLUSTER_METADATA", b"cluster") or b"{}"
 
     def nodes(self) -> list[dict[str, Any]]:
-        """Return what `ray.nodes()` would."""
+        """Return the nodes as `ray.nodes()` does."""
         return list(self._state.node_table())
 
     def leaving_nodes(self) -> set[str]:

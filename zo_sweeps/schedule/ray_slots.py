@@ -1,4 +1,4 @@
-"""The actors that run trials: which one takes a trial, where a new one goes, and which make way for it."""
+"""The actors that run trials: the choice of one for a trial, of the node of a new one, and of idle ones to end."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ class Slot:
     attempt: int = 0
     cursor: int = 0  # events received and delivered
     pending: Any = None  # the reference of the outstanding `drain`
-    asked: float = 0.0  # when that was called (monotonic)
+    asked: float = 0.0  # time of that call (monotonic)
     heard: bool = False  # it has answered once; a new one may still be starting
-    memory_bytes: int = 0  # what it holds: its trial's, or still its last one's
-    followers: list[Slot] = field(default_factory=list)  # those that share its trial's steps, with no `pending`
+    memory_bytes: int = 0  # memory that it holds: its trial's, or, when idle, its last trial's
+    followers: list[Slot] = field(default_factory=list)  # slots that share its trial's steps, with no `pending`
 
 
 class Slots:
-    """The slots of one backend, and the nodes that they are on. Iterates over those that are not given up.
+    """The slots of one backend, and their nodes. Iteration skips slots that are given up.
 
     Args:
         target: the RunTrial, as "module:function", importable on every node.
-        cpus: CPUs of a slot.
+        cpus: CPUs per slot.
         limit: slots at a time; None: as many as CPUs (and GPUs) allow.
         workers: slots that share a trial's steps.
     """
@@ -44,26 +44,28 @@ class Slots:
     def __init__(self, target: str, cpus: int, limit: int | None, workers: Workers) -> None:
         self._target, self._cpus, self._limit, self._workers = target, cpus, limit, workers
         self.nodes: list[Node] = []
-        self.silent: list[Slot] = []  # given up; their nodes take no trial until Ray or they themselves speak
+        self.silent: list[
+            Slot
+        ] = []  # given up; their nodes take no trial until the actor answers or Ray reports it dead
         self._slots: list[Slot] = []
-        self._avoided: dict[str, float] = {}  # nodes that leave, or seem dead: node_id -> until when (monotonic)
+        self._avoided: dict[str, float] = {}  # nodes that leave, or seem dead: node_id -> end of the ban (monotonic)
 
     def __iter__(self) -> Iterator[Slot]:
         return iter(self._slots)
 
     def see(self, nodes: list[Node]) -> None:
-        """The nodes are these now. Idle slots on others are forgotten, unless the head said nothing."""
+        """Replace the nodes, and forget idle slots on other nodes; an empty list (the head is silent) forgets none."""
         self.nodes, now = nodes, time.monotonic()
         self._avoided = {node_id: until for node_id, until in self._avoided.items() if until > now}
         if alive := {node.node_id for node in nodes}:
             self._slots = [slot for slot in self._slots if slot.trial or slot.node.node_id in alive]
 
     def avoid(self, node: Node, seconds: float) -> None:
-        """Gives the node no trial for so long."""
+        """Place no trial on the node for so many seconds."""
         self._avoided[node.node_id] = time.monotonic() + seconds
 
     def take(self, trial: Trial, attempt: int, kind: str | None) -> Slot:
-        """A slot for the trial, old or new."""
+        """Take a slot for the trial, an idle one or a new one."""
         slot, node = self.choose(trial, kind)
         if slot is None:
             assert node is not None, "submit without a fit"
@@ -74,26 +76,26 @@ class Slots:
         return slot
 
     def give_up(self, slot: Slot) -> None:
-        """It has been silent for too long; it stays in `silent` until it speaks or Ray says that it is dead."""
+        """Move a slot without a heartbeat to `silent`, where it stays until it answers or Ray reports it dead."""
         self._slots.remove(slot)
         self.silent.append(slot)
 
     def drop(self, slot: Slot) -> None:
-        """Ends an actor."""
+        """End an actor."""
         import ray
 
         (self._slots if slot in self._slots else self.silent).remove(slot)
-        ray.kill(slot.actor)  # also when it seemed dead: one that is only out of reach must not go on
+        ray.kill(slot.actor)  # even if it seems dead: an actor that is only unreachable must not go on
 
     def clear(self) -> None:
-        """Forgets all; Ray ends the actors with their driver."""
+        """Forget all slots; Ray ends the actors with their driver."""
         self._slots.clear()
         self.silent.clear()
 
     def kind(self, trial: Trial) -> str | None:
-        """The device profile of which all of a trial's workers find a slot now; "" for none, None: any does.
+        """Return a device profile with free slots for all of a trial's workers; "" if none has, None: no restriction.
 
-        Of one kind, because on another the losses are rounded in another way.
+        All workers of a trial share one profile, because losses round differently on another.
         """
         count = self._workers.of_trial(trial)
         if count == 1:
@@ -104,9 +106,9 @@ class Slots:
         return ""
 
     def choose(self, trial: Trial, kind: str | None = None) -> tuple[Slot | None, Node | None]:
-        """The slot to use, idle and warm if possible; (None, node): a new one there; (None, None): wait.
+        """Return the idle slot to use, warm if possible; (None, node): make one on the node; (None, None): wait.
 
-        `kind`: on nodes of that device profile only.
+        `kind`: only nodes of that device profile.
         """
         nodes = [node for node in self.nodes if not refusal(trial.needs, node, self._cpus)]
         nodes = [node for node in nodes if kind is None or node.device == kind]
@@ -122,7 +124,7 @@ class Slots:
         return None, next((node for node in nodes if self._room(node, homes[node.node_id], busy)), None)
 
     def _has_room(self, trial: Trial, kind: str, count: int) -> bool:
-        """Takes and gives back `count` slots, those that would be new only in name."""
+        """Return whether `count` slots are free: take them, with placeholders for new ones, and give them back."""
         before, taken = self._slots, []
         self._slots = list(before)
         try:
@@ -148,7 +150,7 @@ class Slots:
         return sum(map(_main_memory, there)) + trial.needs.memory_bytes <= node.memory_bytes
 
     def _room(self, node: Node, gpus: int, slots: Sequence[Slot]) -> bool:
-        """Whether one more actor goes on `node` beside `slots`."""
+        """Return whether one more actor fits on `node` in addition to `slots`."""
         here = [slot for slot in slots if slot.node.node_id == node.node_id]
         return (
             (not self._limit or len(slots) < self._limit)
@@ -178,7 +180,7 @@ class Slots:
         return slot
 
     def _free_memory(self, slot: Slot) -> None:
-        """Ends idle actors beside `slot` until what is held there is no more than the node lends."""
+        """End idle actors on the node of `slot` until the memory held there is no more than the node lends."""
         here = [other for other in self._slots if other.node.node_id == slot.node.node_id]
         idle = [other for other in here if other.trial is None]
         while idle and sum(map(_main_memory, here)) > slot.node.memory_bytes:
@@ -187,5 +189,5 @@ class Slots:
 
 
 def _main_memory(slot: Slot) -> int:
-    """What an actor holds of its node's main memory: with a GPU of its own, next to nothing."""
+    """Return the main memory that an actor holds on its node: with a GPU of its own, next to none."""
     return 0 if slot.gpus and slot.node.device in HOSTS else slot.memory_bytes

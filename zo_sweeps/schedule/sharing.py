@@ -1,4 +1,4 @@
-"""Trials whose steps several processes share (`executor.workers`): which do, and what cannot be."""
+"""Trials whose steps several processes share (`executor.workers`): the options, and the checks against a plan."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Workers:
         return cls(executor.workers, executor.on_lost_worker, executor.worker_patience)
 
     def of_trial(self, trial: Trial) -> int:
-        """Return the processes of a trial: only zeroth-order steps are shared."""
+        """Return the number of a trial's processes: only zeroth-order steps are shared."""
         return self.count if trial.shared_steps else 1
 
     def check(self, trials: Iterable[Trial]) -> None:
-        """Raise UserError when a trial's steps cannot be shared among so many, or not in this way."""
+        """Raise UserError when a trial's steps cannot be shared among that many processes, or with these options."""
         for trial in trials if self.count > 1 else ():
             if trial.shared_steps:
                 self._check(trial, trial.shared_steps)
@@ -65,7 +65,7 @@ ALONE = Workers()
 
 
 def no_room(trial: Trial, count: int, nodes: Sequence[Node], cpus: int, limit: int | None) -> str:
-    """Why `count` processes of a trial never find room on nodes of one kind; "" when they do."""
+    """Return why `count` processes of a trial never fit on nodes of one device profile; "" when they do."""
     room: dict[str, int] = {}
     for node in nodes:
         if not refusal(trial.needs, node, cpus):
@@ -77,5 +77,5 @@ def no_room(trial: Trial, count: int, nodes: Sequence[Node], cpus: int, limit: i
 
 
 def of_mask(journal: Sequence[Event]) -> list[Event]:
-    """What of a journal a follower needs: the rest reaches it with the leader's first question."""
+    """Return the events of a journal that a follower needs: the rest reaches it with the leader's first question."""
     return [event for event in journal if event["type"] == "mask"]

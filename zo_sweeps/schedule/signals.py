@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM of a driver: ours while a sweep runs, afterwards what was there before."""
+"""SIGINT and SIGTERM of a driver: handlers for the time of a sweep, and the earlier ones restored after it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ STOPS = (signal.SIGINT, signal.SIGTERM)
 
 
 def on_stop(function: Callable[[], None]) -> None:
-    """Calls `function` on SIGINT and SIGTERM; does nothing in a thread, which gets no signals."""
+    """Call `function` on SIGINT and SIGTERM; in a thread, which gets no signals, do nothing."""
 
     def handle(number: int, frame: Any) -> None:
         function()
@@ -24,7 +24,7 @@ def on_stop(function: Callable[[], None]) -> None:
 
 @contextmanager
 def signals_restored() -> Iterator[None]:
-    """Puts the handlers of SIGINT and SIGTERM back: ours, and those that Ray sets when it starts."""
+    """Restore the handlers of SIGINT and SIGTERM after the `with` block, replacing ours and the ones that Ray sets."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,4 @@
-"""What a sweep says about itself: while it runs (Snapshot) and when it is over (Summary)."""
+"""The status of a sweep: while it runs (Snapshot) and when it is over (Summary)."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ class Running:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Where the sweep stands, for displays. Costs are in the unit of `Trial.cost`.
+    """The progress of a sweep, for displays. Costs are in the unit of `Trial.cost`.
 
     Attributes:
         total: trials in the sweep.
-        counts: trials by state, those of earlier runs of the command included.
+        counts: trials by state, including results of earlier runs of the command.
         cost_total, cost_done: over all trials; done counts the steps of unfinished trials too.
-        cost_this_run, seconds: what this run has worked off, and in what time: the rate for the ETA.
+        cost_this_run, seconds: cost done by this run, and its time: the rate for the ETA.
         running: the attempts in flight.
         waiting: reason -> number of trials that no node can take now.
-        ended: the trial whose end brought this snapshot about, if one did.
+        ended: the trial whose end caused this snapshot, if any.
     """
 
     total: int
@@ -52,9 +52,10 @@ class Snapshot:
 
     @property
     def eta_seconds(self) -> float | None:
-        """Seconds to go at the rate of this run; None before there is a rate.
+        """Seconds to go at this run's rate; None while it is unknown.
 
-        The first trials load models and have few steps: their rate is no rate before it is 2 % of the work or is old.
+        The first trials load models and have few steps, so there is no ETA until 2 % of the remaining work is done or
+        10 minutes have passed.
         """
         left = self.cost_total - self.cost_done
         if self.cost_this_run <= 0 or (self.cost_this_run < 0.02 * left and self.seconds < SETTLED_SECONDS):
@@ -64,14 +65,14 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a call of `Sweep.run` did.
+    """The result of a call of `Sweep.run`.
 
     Attributes:
         counts: the trials of the sweep by state, now.
         already_done: trials with a result before it began.
-        ran: trials it brought to a terminal state (results found in a journal only included).
-        interrupted: Ctrl-C or SIGTERM ended it.
-        stopped: why it gave up before the end, if it did.
+        ran: trials it brought to a terminal state (including results that only a journal held).
+        interrupted: whether Ctrl-C or SIGTERM ended it.
+        stopped: why it gave up before the end; "" if it did not.
         waiting: reason -> number of trials that no node can take.
     """
 

@@ -1,8 +1,8 @@
 """The loop of a sweep: pending -> running -> terminal, with bounded retries, resume and a clean stop.
 
 The driver owns the truth. Workers stream events; the driver appends them to the trial's journal, then writes the
-ledger, then starts the next trial. A driver killed at any moment loses at most the events still in the workers, which
-the resumed attempt computes again from the last scalars, with the same result.
+ledger, then starts the next trial. A driver killed at any moment loses at most the events still in the workers; the
+resumed attempt recomputes them from the last scalars, with the same result.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from zo_sweeps.schedule.signals import on_stop, signals_restored
 from zo_sweeps.schedule.snapshot import Running, Snapshot, Summary
 
 POLL_SECONDS = 0.5
-WAITS_SECONDS = 1.0  # why trials wait is looked at so often
-SAME_ERRORS = 5  # so many different trials with one and the same error, and no result: the sweep is at fault
+WAITS_SECONDS = 1.0  # interval between checks of why trials wait
+SAME_ERRORS = 5  # if so many different trials fail with the same error, and none has a result, the sweep is at fault
 
 
 class Store(Protocol):
-    """Where journals are kept; `zo_sweeps.record.journal.JournalStore` is one."""
+    """A store of journals; `zo_sweeps.record.journal.JournalStore` is one."""
 
     def read(self, trial_id: str) -> list[Event]: ...
     def append(self, trial_id: str, events: list[Event]) -> None: ...
@@ -39,19 +39,19 @@ class Store(Protocol):
 
 
 class Sweep:
-    """Runs every trial that has no result yet, each once.
+    """A run of every trial that has no result yet, each once.
 
     Args:
-        trials: in plan order; a trial_id that occurs again is ignored.
+        trials: in plan order; a repeated trial_id is ignored.
         backend: started here if there is anything to run, and always shut down.
         store, ledger: see Store and Ledger; both outlive the sweep.
         rerun: lower-case names of states ("failed", "lost", "diverged", "out_of_memory", "succeeded") and trial_ids to
-            run again. A trial without a result goes on from its journal; one with a result, or named by its trial_id,
-            starts from nothing, its old journal set aside.
+            run again. A trial without a result resumes from its journal; one with a result, or named by its trial_id,
+            starts from scratch, with its old journal set aside.
         retries_failed, retries_lost: further attempts after an error, and after a lost process or node.
-        on_update: gets a Snapshot twice a second and whenever a trial ends.
+        on_update: gets a Snapshot twice per second and whenever a trial ends.
         on_events: gets the trial_id after events were appended to its journal.
-        say: prints a line for people.
+        say: prints a line for the user.
 
     Raises UserError on an unknown name in `rerun`.
     """
@@ -82,9 +82,9 @@ class Sweep:
         self._queue = ReadyQueue(kind=attrgetter("memory_key"))
         self._waiting: dict[str, int] = {}
         self._waits_at = 0.0
-        self._told_waits: set[str] = set()
+        self._reported_waits: set[str] = set()
         self._running: dict[str, Running] = {}
-        self._interrupted = self._told = False
+        self._interrupted = self._announced = False
         self._stopped = ""
         self._ran = 0
         self._failed_lines: dict[str, str] | None = {}  # None once anything had a result
@@ -94,9 +94,9 @@ class Sweep:
         self._started = time.monotonic()
 
     def run(self) -> Summary:
-        """Until every trial is terminal, none can be placed or can hope for a node, or someone stops it.
+        """Run until every trial is terminal, or no trial left can get a node, or the user stops it.
 
-        Raises HeadLostError when the cluster goes away under it.
+        Raises HeadLostError when the cluster's head is lost.
         """
         self._fill_queue()
         already_done = sum(n for state, n in self._counts.items() if state.is_result)
@@ -120,7 +120,7 @@ class Sweep:
             ended = state.is_result or self._spent(trial_id)
             by_id, by_state = trial_id in self._rerun, state.value.lower() in self._rerun
             if by_id or by_state:
-                # In this order: a kill between the two leaves the old result, never a mixture.
+                # In this order, because a kill between the two then leaves the old result, never a mixture.
                 self._ledger.write(trial_id, TrialState.PENDING, reset=True)
                 if by_id or state.is_result:
                     self._store.set_aside(trial_id)
@@ -132,7 +132,7 @@ class Sweep:
             self._queue.put(trial)
 
     def _spent(self, trial_id: str) -> bool:
-        """Whether the bounds on attempts are used up."""
+        """Return whether the trial's retries are used up."""
         failures, losses = self._ledger.failures.get(trial_id, 0), self._ledger.losses.get(trial_id, 0)
         return failures > self._retries_failed or losses > self._retries_lost
 
@@ -151,23 +151,23 @@ class Sweep:
             self._backend.poll(POLL_SECONDS)
 
     def _waits(self) -> dict[str, int]:
-        """Reason -> number of ready trials that no node can take."""
-        found: Counter[str] = Counter()
+        """Return reason -> number of ready trials that no node can take."""
+        waits: Counter[str] = Counter()
         for trial, n in self._queue.heads():
             if reason := self._backend.refusal(self._memory.corrected(trial)):
-                found[reason] += n
-        return dict(found)
+                waits[reason] += n
+        return dict(waits)
 
     def _tell_waits(self) -> None:
         if time.monotonic() - self._waits_at < WAITS_SECONDS:
             return
         self._waiting, self._waits_at = self._waits(), time.monotonic()
         if not self._backend.grows:
-            return  # said at the end
+            return  # reported at the end
         for reason, n in self._waiting.items():
             kind = reason.partition(":")[0]
-            if kind not in self._told_waits:
-                self._told_waits.add(kind)
+            if kind not in self._reported_waits:
+                self._reported_waits.add(kind)
                 self._say(f"{n} trial{'s wait' if n > 1 else ' waits'} for a node to join: {reason}")
 
     def _launch(self, trial: Trial) -> None:
@@ -176,13 +176,13 @@ class Sweep:
         run = self._running[trial_id] = Running(trial, attempt, "", 0, 0, time.monotonic())
         try:
             journal = self._store.read(trial_id)
-        except UserError as error:  # a damaged journal is this trial's trouble, not the sweep's
+        except UserError as error:  # a damaged journal fails this trial, not the sweep
             self._end(run, Outcome(trial_id, TrialState.FAILED, error=str(error)), final=True)
             return
-        found = recorded_outcome(journal)
-        if found is not None and found.state.is_result:  # its driver was killed between journal and ledger
+        recorded = recorded_outcome(journal)
+        if recorded is not None and recorded.state.is_result:  # its driver was killed between journal and ledger
             run.attempt -= 1
-            self._end(run, found)
+            self._end(run, recorded)
             return
         run.resumed_from = run.step = last_step(journal)
         self._cost_done += self._part(run, run.resumed_from)
@@ -193,7 +193,7 @@ class Sweep:
     def _receive(self, report: Report) -> None:
         run = self._running.get(report.trial_id)
         if run is None or run.attempt != report.attempt:
-            return  # late: the attempt was given up before, and its trial may run, or have ended, elsewhere
+            return  # late: the attempt was given up, and its trial may run, or have ended, elsewhere
         if isinstance(report, Progress):
             self._store.append(report.trial_id, report.events)
             for event in report.events:
@@ -203,7 +203,7 @@ class Sweep:
             self._update()
         elif isinstance(report, Finished):
             outcome = report.outcome
-            if outcome.state is TrialState.CANCELLED and not self._interrupted:  # its node was asked to stop, not we
+            if outcome.state is TrialState.CANCELLED and not self._interrupted:  # its node was stopped, not this sweep
                 outcome = Outcome(outcome.trial_id, TrialState.LOST, error="cancelled where it ran")
             self._end(run, outcome)
         else:
@@ -211,7 +211,7 @@ class Sweep:
             self._end(run, lost, blameless=report.blameless)
 
     def _end(self, run: Running, outcome: Outcome, *, final: bool = False, blameless: bool = False) -> None:
-        """Books the end of an attempt: ledger, counts, and either the next attempt or the end of the trial."""
+        """Record the end of an attempt: ledger, counts, and either the next attempt or the end of the trial."""
         trial, state = run.trial, outcome.state
         trial_id = trial.trial_id
         before = self._ledger.states.get(trial_id, TrialState.PENDING)
@@ -238,24 +238,24 @@ class Sweep:
             self._cost_this_run += trial.cost - self._part(run, run.resumed_from)
             self._ran += 1
         if again:
-            self._queue.put(trial, first=state is TrialState.LOST)  # one that failed goes behind those that may not
-        elif state is TrialState.LOST:  # nobody was left to say so in the journal
+            self._queue.put(trial, first=state is TrialState.LOST)  # a failed one goes behind trials that may succeed
+        elif state is TrialState.LOST:  # no process was left to write this to the journal
             self._store.append(trial_id, [{"type": "end", "time": time.time(), "outcome": outcome.to_json()}])
             self._on_events(trial_id)
         self._look_for_one_cause(trial_id, outcome, again)
         self._update(None if resumable else (trial, outcome))
 
     def _interrupt(self) -> None:
-        """From a signal handler: the first time asks the trials to stop at their next step, the second ends it."""
+        """Handle a signal: the first asks the trials to stop at their next step, the second ends the sweep at once."""
         if self._interrupted:
             raise KeyboardInterrupt
-        self._interrupted = True  # said by `_update`: printing is not safe in here
+        self._interrupted = True  # `_update` reports it: printing is not safe in a signal handler
         self._backend.cancel_all()
 
     def _look_for_one_cause(self, trial_id: str, outcome: Outcome, again: bool) -> None:
-        """Stops launching when the first SAME_ERRORS different trials all failed in the same way.
+        """Stop launching when the first SAME_ERRORS different trials all failed in the same way.
 
-        Attempts count for FAILED, only the last one for LOST: one node that dies takes several trials with it.
+        Every FAILED attempt counts, but of LOST ones only a trial's last: one dying node takes several trials with it.
         """
         if outcome.state.is_result:
             self._failed_lines = None
@@ -279,12 +279,12 @@ class Sweep:
 
     def _update(self, ended: tuple[Trial, Outcome] | None = None) -> None:
         running = tuple(self._running.values())
-        if self._interrupted and not self._told:
-            self._told = True
+        if self._interrupted and not self._announced:
+            self._announced = True
             trials = f"{len(running)} running trial{'s' * (len(running) != 1)}"
             self._say(
-                f"stopping after the current step of {trials}; the same command goes on from there "
-                "(Ctrl-C once more: stop at once)"
+                f"stopping after the current step of {trials}; the same command resumes from there "
+                "(Ctrl-C again: stop at once)"
             )
         now = sum(self._part(run, run.step) - self._part(run, run.resumed_from) for run in running)
         self._on_update(

@@ -1,4 +1,4 @@
-"""What of a plan can run here: this host's devices and memory, as far as the sweep runs on this host alone."""
+"""The trials of a plan that can run here, by this host's devices and memory, if the sweep runs on this host alone."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from zo_sweeps.schedule.sharing import Workers
 def for_this_host(plan: Plan) -> Plan:
     """Return the plan without the trials that this host can never run, each with the reason.
 
-    With a cluster to join, all trials stay: its nodes are asked once it is joined. Memory that finished trials were
-    measured to need replaces the estimates. Raises UserError for an option of the executor that is out of its range.
+    With a cluster to join, all trials stay: its nodes are known only after joining. The measured memory of finished
+    trials replaces the estimates. Raises UserError for an executor option that is out of range.
     """
     options = executor(plan.config)
     Workers.of(options).check(plan.trials)

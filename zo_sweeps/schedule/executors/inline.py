@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Inline(Executor):
-    """This process, one trial after the other: for debugging, profiling and tests. It joins no cluster."""
+    """This process, one trial at a time: for debugging, profiling and tests. It joins no cluster."""
 
     def build(self, state_dir: Path, address: str | None) -> InlineBackend:
         from zo_sweeps.schedule.inline_backend import InlineBackend

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Ray(Executor):
-    """Ray actors: one warm process per slot, on a cluster of its own on this machine or at `cluster.address`."""
+    """Ray actors: one warm process per slot, on a new cluster on this machine or on the one at `cluster.address`."""
 
     def build(self, state_dir: Path, address: str | None) -> RayBackend:
         from zo_sweeps.schedule.ray_backend import RayBackend
