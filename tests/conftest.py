@@ -1,8 +1,9 @@
-"""What tests of several areas share: where the repository and the folder of real data are."""
+"""What tests of several areas share: the repository, the folder of real data, and what a marker promises."""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,20 +12,21 @@ import pytest
 from zo_sweeps.methods import registry
 
 REPO = Path(__file__).resolve().parents[1]
+TIERS = ("unit", "multiprocess", "e2e")
+STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}  # audit events of the interpreter
+COMPILED_ONCE = "gaussian.c"  # the noise kernel: built at its first use in a process, in whichever test that is
 
-
-def shared_folder() -> Path | None:
-    folder = Path(os.environ.get("ZO_SHARED") or REPO.parent / "shared")
-    return folder.resolve() if folder.is_dir() else None
+running: list[str] = []  # the unit test that runs now
 
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """The folder with `data` and `models`; a test that needs it is skipped without it."""
-    folder = shared_folder()
-    if folder is None:
-        pytest.skip("no folder of real data: set ZO_SHARED or put it beside the repository as ../shared")
-    return folder
+    """The folder with `data`, `models` and `reference`; a test that needs it is skipped without it."""
+    folder = os.environ.get("ZO_SHARED")
+    if not folder:
+        pytest.skip("needs a folder of data and models: set ZO_SHARED (see CONTRIBUTING.md)")
+    assert Path(folder).is_dir(), f"ZO_SHARED={folder} is no folder"
+    return Path(folder).resolve()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -42,3 +44,33 @@ def _folders_of_one_test() -> Iterator[None]:
         registry._folders[:] = before
         registry.names.cache_clear()
         registry._load.cache_clear()
+
+
+def tier(item: pytest.Item) -> list[str]:
+    return [name for name in TIERS if item.get_closest_marker(name)]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Refuse a test that says nothing, or two things, about how it runs: `-m unit` would leave it out, or take it."""
+    unclear = sorted({item.nodeid.partition("[")[0] for item in items if len(tier(item)) != 1})
+    if unclear:
+        raise pytest.UsageError(f"one marker of {', '.join(TIERS)} for each of: {', '.join(unclear)}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    running[:] = [item.nodeid] if tier(item) == ["unit"] else []
+    try:
+        return (yield)
+    finally:
+        running.clear()
+
+
+def _refuse_processes(event: str, arguments: tuple[object, ...]) -> None:
+    """Fail the unit test that starts a process. An audit hook cannot be taken away: it looks at `running`."""
+    if event in STARTS and running and not any(COMPILED_ONCE in str(part) for part in arguments):
+        what = f"{event} {arguments[:2]}"
+        pytest.fail(f"a unit test starts no process ({what}): mark it `multiprocess`, or `e2e` for a whole command")
+
+
+sys.addaudithook(_refuse_processes)

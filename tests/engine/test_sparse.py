@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
 from pathlib import Path
 
 import pytest
@@ -204,29 +202,6 @@ def test_a_broken_mask_file_is_found_again(tmp_path: Path) -> None:
     assert found["a"].tolist() == [1, 2]
 
 
-def _ask(folder: str, log: str) -> None:
-    def find() -> masks.Masks:
-        with open(log, "a") as file:
-            file.write(f"{os.getpid()}\n")
-        return {"a": torch.arange(1000)}
-
-    found, _ = mask_store.get({"k": 1}, find, Path(folder))
-    assert len(found["a"]) == 1000
-
-
-@pytest.mark.multiprocess
-def test_processes_that_ask_at_once_find_the_mask_once(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("fork")
-    log = tmp_path / "log"
-    processes = [context.Process(target=_ask, args=(str(tmp_path / "store"), str(log))) for _ in range(4)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(60)
-    assert [process.exitcode for process in processes] == [0] * 4
-    assert len(log.read_text().splitlines()) == 1
-
-
 def test_a_store_that_cannot_be_written_says_what_to_set(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="set ZO_SWEEPS_CACHE"):
@@ -252,15 +227,14 @@ def test_weights_are_put_back_when_a_forward_raises() -> None:
 
 
 @pytest.mark.realdata
-def test_a_mask_found_on_c4_holds_much_of_a_tasks_gradient() -> None:
+def test_a_mask_found_on_c4_holds_much_of_a_tasks_gradient(shared: Path) -> None:
     """Guo et al., Figure 5 and assumption 4: c >> k / d, also when the mask is found on text and used on a task."""
     from zo_sweeps.models.load import load
     from zo_sweeps.run.gradients import text_samples
 
-    shared = Path(os.environ.get("ZO_SHARED") or Path(__file__).parents[2].parent / "shared")
     rows = shared / "data" / "sst2_sent" / "train.jsonl"
     if not rows.is_file() or not (shared / "data" / "text" / "c4_sample.jsonl").is_file():
-        pytest.skip(f"no C4 sample and SST-2 under {shared}; set ZO_SHARED")
+        pytest.skip(f"no C4 sample and SST-2 under {shared} (ZO_SHARED)")
     model = load({"source": "demo", "path": None}, torch.float32, "cpu")
     part = {"text": "text/c4_sample.jsonl", "samples": 12, "length": 96}
     weights = {n: m.weight for n, m in model.target_modules(("q", "k", "v", "o", "gate", "up", "down")).items()}

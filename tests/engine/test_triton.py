@@ -41,13 +41,13 @@ def run(*arguments: str, **variables: str) -> str:
     return done.stdout
 
 
-@pytest.mark.unit
+@pytest.mark.multiprocess
 @needs_triton
 def test_interpreted_it_has_the_bits_of_the_expression() -> None:
     assert run("-m", "tests.engine.interpreted", TRITON_INTERPRET="1").split("\n") == ["done", ""]
 
 
-@pytest.mark.unit
+@pytest.mark.multiprocess
 @needs_triton
 @pytest.mark.parametrize(("dtype", "stored"), [("*fp32", ""), ("*bf16", "cvt.rn.bf16"), ("*fp16", "cvt.rn.f16")])
 def test_compiled_for_a_gpu_it_rounds_every_operation_by_itself_and_to_nearest(dtype: str, stored: str) -> None:
@@ -96,6 +96,7 @@ def test_sums_of_any_dtype_are_made_in_fp32_and_rounded_once(
         assert torch.equal(base, expected)
 
 
+@pytest.mark.unit
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 class TestOnAGpu:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -12,16 +11,14 @@ from tests.models.common import local
 from zo_sweeps.models.identity import status
 from zo_sweeps.models.load import load
 
-pytestmark = pytest.mark.realdata
-
-SHARED = Path(os.environ.get("ZO_SHARED") or Path(__file__).parents[3] / "shared")
+pytestmark = [pytest.mark.unit, pytest.mark.realdata]
 
 
 @pytest.mark.parametrize(("name", "parameters"), [("imdb-llama-6m", 5_868_800), ("stories260K", 260_032)])
-def test_a_trained_checkpoint_is_what_it_says_and_writes_english(name, parameters):
-    folder = SHARED / "models" / name
+def test_a_trained_checkpoint_is_what_it_says_and_writes_english(name: str, parameters: int, shared: Path) -> None:
+    folder = shared / "models" / name
     if not folder.is_dir():
-        pytest.skip(f"no {folder}")
+        pytest.skip(f"no {folder} (ZO_SHARED)")
     model = local(folder)
     assert status(model).parameters == parameters
     loaded = load(model, torch.float32, "cpu")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from .examples import spec
 
 pytestmark = pytest.mark.unit
 
-SHARED = Path(os.environ.get("ZO_SHARED", Path(__file__).resolve().parents[3] / "shared"))
 # Of the metrics that trial.Outcome names.
 METRICS = {"test/metric", "dev/loss", "train_seconds", "seconds_per_step", "peak_memory_bytes", "weights_bytes"}
 METRICS |= {"flops_per_step", "seconds_per_token"}
@@ -45,9 +43,9 @@ def test_every_published_table_loads_whole(reference: str) -> None:
 
 @pytest.mark.realdata
 @pytest.mark.parametrize("reference", references())
-def test_every_published_number_is_that_of_the_reference(reference: str) -> None:
+def test_every_published_number_is_that_of_the_reference(reference: str, shared: Path) -> None:
     paper, _, name = reference.partition("/")
-    path = SHARED / "reference" / "tables" / f"{paper}.yaml"
+    path = shared / "reference" / "tables" / f"{paper}.yaml"
     if not path.is_file():
         pytest.skip(f"no transcription at {path}")
     tables = {table["id"]: table for table in yaml.safe_load(path.read_text(encoding="utf-8"))["tables"]}
@@ -68,8 +66,8 @@ def test_every_published_number_is_that_of_the_reference(reference: str) -> None
 
 @pytest.mark.realdata
 @pytest.mark.parametrize("paper", names("paper"))
-def test_every_table_and_figure_of_the_reference_is_listed(paper: str) -> None:
-    path = SHARED / "reference" / "tables" / f"{paper}.yaml"
+def test_every_table_and_figure_of_the_reference_is_listed(paper: str, shared: Path) -> None:
+    path = shared / "reference" / "tables" / f"{paper}.yaml"
     if not path.is_file():
         pytest.skip(f"no transcription at {path}")
     original, ours = yaml.safe_load(path.read_text(encoding="utf-8")), read("paper", paper)
@@ -89,9 +87,9 @@ def searched(values: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.realdata
-def test_every_table_of_numbers_of_a_paper_is_there() -> None:
+def test_every_table_of_numbers_of_a_paper_is_there(shared: Path) -> None:
     for paper in names("paper"):
-        path = SHARED / "reference" / "tables" / f"{paper}.yaml"
+        path = shared / "reference" / "tables" / f"{paper}.yaml"
         if not path.is_file():
             pytest.skip(f"no transcription at {path}")
         tables = yaml.safe_load(path.read_text(encoding="utf-8"))["tables"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +24,6 @@ def cases() -> list[tuple[str, str]]:
 
 def load_task(name: str) -> dict[str, Any]:
     return yaml.safe_load(TASK_FILES[name].read_text(encoding="utf-8"))
-
-
-def shared_folder() -> Path | None:
-    folder = Path(os.environ.get("ZO_SHARED") or REPO.parent / "shared")
-    return folder if folder.is_dir() else None
 
 
 def typed(task: dict[str, Any]) -> Task:

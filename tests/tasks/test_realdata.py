@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.tasks.common import TASK_FILES, cases, load_task, shared_folder, spec_of, typed
+from tests.tasks.common import TASK_FILES, cases, load_task, spec_of, typed
 from zo_sweeps.methods.parts import Split
 from zo_sweeps.tasks import MASK, check, encode, load_splits, read_split, render
 
-pytestmark = pytest.mark.realdata
+pytestmark = [pytest.mark.unit, pytest.mark.realdata]
 
-SHARED = shared_folder()
 PAPER = Split(train=1000, dev=500, test=1000, seed=0)
 
 
 @pytest.fixture(scope="module", params=["imdb-llama-6m", "stories260K"])
-def real_tokenizer(request: pytest.FixtureRequest) -> Any:
-    if SHARED is None or not (SHARED / "models" / request.param).is_dir():
-        pytest.skip(f"no shared/models/{request.param} beside the repository (or set ZO_SHARED)")
+def real_tokenizer(request: pytest.FixtureRequest, shared: Path) -> Any:
+    folder = shared / "models" / request.param
+    if not folder.is_dir():
+        pytest.skip(f"no {folder} (ZO_SHARED)")
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(SHARED / "models" / request.param)
+    return AutoTokenizer.from_pretrained(folder)
 
 
 @pytest.mark.parametrize(("name", "dialect"), cases())
-def test_real_rows_encode(name: str, dialect: str, real_tokenizer: Any) -> None:
-    if SHARED is None:
-        pytest.skip("no shared/data beside the repository (or set ZO_SHARED)")
-    task, data_dir = load_task(name), str(SHARED / "data")
+def test_real_rows_encode(name: str, dialect: str, real_tokenizer: Any, shared: Path) -> None:
+    task, data_dir = load_task(name), str(shared / "data")
     spec = spec_of(task, dialect)
     status = check(spec, typed(task), data_dir)
     if not status.available:
@@ -56,10 +55,8 @@ def test_real_rows_encode(name: str, dialect: str, real_tokenizer: Any) -> None:
 
 
 @pytest.mark.parametrize("name", TASK_FILES)
-def test_real_splits_have_the_protocol_s_sizes(name: str) -> None:
-    if SHARED is None:
-        pytest.skip("no shared/data beside the repository (or set ZO_SHARED)")
-    task, data_dir = load_task(name), str(SHARED / "data")
+def test_real_splits_have_the_protocol_s_sizes(name: str, shared: Path) -> None:
+    task, data_dir = load_task(name), str(shared / "data")
     spec = spec_of(task, next(iter(task["dialects"])))
     status = check(spec, typed(task), data_dir)
     if not status.available:
