@@ -14,8 +14,6 @@ from tests.papers.test_grids import TRIALS
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.plan.build import build
 
-pytestmark = pytest.mark.unit
-
 TEXT = (Path(__file__).parents[2] / "docs" / "SMOKE.md").read_text(encoding="utf-8")
 LINES = dict(re.findall(r"^(\w+)\|(.*)$", TEXT[TEXT.index("<<'GRIDS'") : TEXT.index("\nGRIDS\n")], re.MULTILINE))
 NAMES = {**dict(re.findall(r'^([A-Z_]+)="(.*)"$', TEXT, re.MULTILINE)), "MODEL": "model=demo"}
@@ -26,10 +24,12 @@ def given(grid: str) -> list[str]:
     return re.sub(r"\$(\w+)", lambda name: NAMES[name[1]], LINES[grid]).split()
 
 
+@pytest.mark.unit
 def test_the_loop_is_over_all_grids() -> None:
     assert set(LINES) == set(TRIALS)
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("grid", LINES)
 def test_a_line_of_the_loop_plans_its_grid(grid: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

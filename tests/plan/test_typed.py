@@ -196,15 +196,33 @@ def near(line: str, key: str, meant: str, where: object) -> None:
 
 FILES = [  # file, its content (a change of PRESET for a method), the overrides that use it, the key, the key meant
     ("method/mine.yaml", {"space": {"ranks": 4}}, ["method=mine"], "space.ranks", "space.rank"),
-    ("method/mine.yaml", {"estimator": {"q": 4, "epsilon": 1e-2}}, ["method=mine"], "estimator.epsilon", "estimator.eps"),
+    (
+        "method/mine.yaml",
+        {"estimator": {"q": 4, "epsilon": 1e-2}},
+        ["method=mine"],
+        "estimator.epsilon",
+        "estimator.eps",
+    ),
     ("method/mine.yaml", {"train": {"stepz": 4}}, ["method=mine"], "train.stepz", "train.steps"),
     ("method/mine.yaml", {"tran": {"steps": 4}}, ["method=mine"], "tran", "train"),
     ("method/mine.yaml", {"evaluation": {"mod": "both"}}, ["method=mine"], "evaluation.mod", "evaluation.mode"),
-    ("model/mine.yaml", {"name": "mine", "source": "demo", "familly": "llama"}, ["model=mine"], "model.familly", "model.family"),
-    ("device/mine.yaml", {"name": "mine", "kind": "cpu", "memory": 4}, ["device=mine"], "device.memory", "device.memory_gb"),
+    (
+        "model/mine.yaml",
+        {"name": "mine", "source": "demo", "familly": "llama"},
+        ["model=mine"],
+        "model.familly",
+        "model.family",
+    ),
+    (
+        "device/mine.yaml",
+        {"name": "mine", "kind": "cpu", "memory": 4},
+        ["device=mine"],
+        "device.memory",
+        "device.memory_gb",
+    ),
     ("estimator/mine.yaml", {"name": "rge", "epss": 0.1}, ["estimator=mine"], "estimator.epss", "estimator.eps"),
     ("update/mine.yaml", {"name": "adam", "beta_1": 0.1}, ["update=mine"], "update.beta_1", "update.beta1"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("file", "content", "overrides", "key", "meant"), FILES, ids=lambda value: str(value)[:40])
@@ -361,5 +379,5 @@ def test_a_trial_that_came_as_json_is_the_same_trial(tmp_path: Path) -> None:
     again = TrialConfig.read(json.loads(json.dumps(config.to_json())))
     assert again == config
     assert again.trial_id() == config.trial_id()
-    with pytest.raises(UserError, match="unknown key 'train.stepz'"):
+    with pytest.raises(UserError, match=r"unknown key 'train\.stepz'"):
         TrialConfig.read({**config.to_json(), "train": {"stepz": 3}})
