@@ -1,140 +1,266 @@
-"""What makes two trials the same trial: everything that changes the result, and nothing else."""
+"""What makes two trials the same trial: everything that changes the result, and nothing else.
+
+The fields are found by walking the definitions: an option that is added tomorrow is checked tomorrow, and counts unless
+it is marked `identity=False`.
+"""
 
 from __future__ import annotations
 
-import copy
 import json
 import random
 import shutil
+from collections.abc import Iterator
+from dataclasses import MISSING, Field, is_dataclass, replace
+from enum import Enum
+from functools import cache
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 import pytest
 
-from tests.plan.common import changed, named, planned
+from tests.plan.common import changed, configs, named, planned
 from zo_sweeps.core.fingerprint import canonical_json, fingerprint
+from zo_sweeps.methods import registry
+from zo_sweeps.methods.definition import Definition, hints, options
+from zo_sweeps.methods.metric import Metrics
+from zo_sweeps.methods.parts import Method
+from zo_sweeps.methods.task import Hub
+from zo_sweeps.methods.trial_config import EVERY, TrialConfig
 from zo_sweeps.models.identity import DEMO
-from zo_sweeps.plan.build import identity
 
 pytestmark = pytest.mark.unit
 
-
-def config_of(block: str, *overrides: str) -> dict[str, Any]:
-    plan = named("quickstart", *overrides)
-    trial = next(plan.every[c.trial_id] for c in plan.cells if c.block == block)
-    assert fingerprint(identity(trial.config)) == trial.trial_id
-    return copy.deepcopy(dict(trial.config))
+TYPES = hints(TrialConfig)
+AXES = [name for name, kind in TYPES.items() if isinstance(kind, type) and issubclass(kind, Definition)]
+WITHIN = {"objective": "loss", "metric": "metric", "task_kind": "kind", "schedule": "schedule"}  # axis -> its field
+PLAIN = [name for name, kind in TYPES.items() if is_dataclass(kind) and name not in (*AXES, "method", "task")]
 
 
-def put(config: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
-    config = copy.deepcopy(config)
-    *parents, leaf = path.split(".")
-    node = config
-    for key in parents:
-        node = node[key]
-    node[leaf] = value
-    return config
+@cache
+def example(kind: str = "zo") -> TrialConfig:
+    """A trial of the demo grid as it was planned, of a method of this kind."""
+    planned_kinds = {config.method.kind.name: config for config in configs(named("quickstart"))}
+    if kind in planned_kinds:
+        return planned_kinds[kind]
+    text = {"text": "Once"} if kind == "generate" else {}
+    return replace(planned_kinds["zo"], method=Method.read({"name": "other", "kind": kind, **text}))
 
 
-# Every key of a ZO trial's configuration, with another value for it.
-CHANGES: dict[str, Any] = {
-    "model.fingerprint": "local:other",
-    "task.fingerprint": "sha256:other",
-    "task.fields": ["text"],
-    "task.label_field": "answer",
-    "task.metric": "f1",
-    "task.dialects.mezo.template": "{{ sentence }} All in all it was",
-    "task.dialects.mezo.loss": "tokens",
-    "precision.name": "bf16",
-    "estimator.name": "other",
-    "estimator.q": 2,
-    "estimator.eps": 3e-3,
-    "perturbation.name": "rademacher",
-    "space.name": "lora",
-    "space.rank": 8,
-    "space.alpha": 32.0,
-    "space.targets": ["q"],
-    "update.name": "other",
-    "update.lr": 0.7,
-    "update.schedule": "linear",
-    "update.weight_decay": 0.1,
-    "evaluation.mode": "outer",
-    "train.steps": 151,
-    "train.batch": 3,
-    "train.eval_every": 49,
-    "train.max_length": 77,
-    "split.train": 10,
-    "split.dev": 11,
-    "split.test": 12,
-    "split.seed": 13,
-    "seed": 14,
-    "device.name": "jetson-orin-nano",
-}
-SAME: dict[str, Any] = {
-    "model.name": "mine",
-    "model.display": "Mine",
-    "model.path": "/elsewhere",
-    "model.source": "local",
-    "task.name": "renamed",
-    "task.display": "Renamed",
-    "task.local": "elsewhere",
-    "task.dialects.prge.template": "another dialect than the one in use",
-    "method.name": "under_another_name",
-    "data.dir": "/elsewhere",
-    "device.memory_gb": 8,
-    "train.effective_batch": 99,
-}
+def other(kind: Any, value: Any) -> Any:
+    """A value of the type, in any range, that is not `value`."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return other(next(one for one in arguments if one is not NoneType), value)
+    if origin is Literal:
+        return next(one for one in arguments if one != value)
+    if origin is tuple:
+        return (*value, other(arguments[0], value[0] if value else None))
+    if isinstance(origin, type):  # a mapping
+        return {**value, "another": next(iter(value.values()), 1)}
+    if kind is Any or (issubclass(kind, str) and not issubclass(kind, Enum)):
+        return f"{value}_other"
+    if kind is bool:
+        return not value
+    if kind is int:
+        return (value or 0) + 1
+    if kind is float:
+        return (value or 1.0) / 2
+    if issubclass(kind, Enum):
+        return next(one for one in kind if one is not value)
+    if issubclass(kind, Definition):
+        return made(registry.member(kind.axis, next(n for n in registry.names(kind.axis) if n != value.name)))
+    if kind is Metrics:
+        return Metrics([made(one) for name, one in registry.members("metric").items() if name != value[0].name][:1])
+    if kind is Hub:
+        return made(Hub)
+    raise AssertionError(f"no other value of a {kind}: add one to this function")
 
 
-@pytest.mark.parametrize("key", CHANGES)
-def test_what_changes_the_result_changes_the_id(key: str) -> None:
-    config = config_of("zo_lora_fa_q1")
-    assert fingerprint(identity(put(config, key, CHANGES[key]))) != fingerprint(identity(config))
+def made(kind: Any) -> Any:
+    """A part or member with its defaults, and text for what has none."""
+    return kind(**{f.name: "x" for f in options(kind) if f.default is MISSING and f.default_factory is MISSING})
 
 
-@pytest.mark.parametrize("key", SAME)
-def test_names_and_places_do_not(key: str) -> None:
-    config = config_of("zo_lora_fa_q1")
-    assert fingerprint(identity(put(config, key, SAME[key]))) == fingerprint(identity(config))
+def varied(part: Any) -> Iterator[tuple[str, bool, Any]]:
+    """(field, whether it counts, the part with that field changed) for each field that can be set."""
+    kind: Any = type(part)
+    for f in options(part):
+        value, most = getattr(part, f.name), f.metadata.get("most")
+        after = f.metadata["least"] if most is not None and value == most else other(hints(kind)[f.name], value)
+        yield f.name, counts(f), replace(part, **{f.name: after})
 
 
-def test_a_first_order_trial_has_no_estimator_and_a_zero_shot_one_no_optimiser() -> None:
-    fo, zero = config_of("fo_lora_fa"), config_of("zero_shot")
-    for key in ("estimator.q", "estimator.eps", "evaluation.mode", "perturbation.name"):
-        assert fingerprint(identity(put(fo, key, CHANGES[key]))) == fingerprint(identity(fo))
-    for key in ("estimator.q", "update.lr", "space.name", "seed", "train.batch", "train.eval_every"):
-        assert fingerprint(identity(put(zero, key, CHANGES[key]))) == fingerprint(identity(zero))
-    for key in ("task.dialects.mezo.template", "split.test", "precision.name", "model.fingerprint"):
-        assert fingerprint(identity(put(zero, key, CHANGES[key]))) != fingerprint(identity(zero))
+def counts(f: Field[Any]) -> bool:
+    return bool(f.metadata.get("identity", True))
+
+
+def changes(before: TrialConfig, after: TrialConfig) -> bool:
+    return before.trial_id() != after.trial_id()
+
+
+# --- every field
+
+
+def test_the_parts_of_a_trial_are_all_walked_here() -> None:
+    assert {*PLAIN, *AXES, "method", "task", "seed", "members"} == {*TYPES}
+    assert {*AXES, *WITHIN, "kind", "executor"} == {*registry.PACKAGES}, "no trial is made of an executor"
+
+
+@pytest.mark.parametrize("name", [name for name in PLAIN if name not in ("device", "prompt")])
+def test_a_field_of_a_part_counts_unless_it_is_marked_otherwise(name: str) -> None:
+    config = example()
+    for field, identified, part in varied(getattr(config, name)):
+        assert changes(config, replace(config, **{name: part})) == identified, f"{name}.{field}"
+
+
+def test_the_wording_that_is_chosen_counts() -> None:
+    config = example()
+    assert [f.name for f in options(config.prompt)] == ["name"]
+    ids = {replace(config, prompt=replace(config.prompt, name=name)).trial_id() for name in config.task.dialects}
+    assert len(ids) == len(config.task.dialects)
+
+
+def test_a_device_counts_by_its_name_and_only_where_one_is_pinned() -> None:
+    free = example()
+    assert free.device.any
+    pinned = replace(free, device=replace(free.device, kind="cuda"))
+    assert changes(free, pinned)
+    for config in (free, pinned):
+        for field, _, device in varied(config.device):
+            if field != "kind":
+                counted = config is pinned and field == "name"
+                assert changes(config, replace(config, device=device)) == counted, field
+
+
+def test_rows_per_class_take_the_place_of_the_sizes_of_train_and_dev() -> None:
+    config = example()
+    few = replace(config, split=replace(config.split, shots=8))
+    for field, _, split in varied(few.split):
+        assert changes(few, replace(few, split=split)) == (field not in ("train", "dev")), field
+
+
+def test_a_seed_counts_and_where_members_were_found_does_not() -> None:
+    config = example()
+    for f in options(config):
+        if f.name in ("seed", "members"):
+            after = replace(config, **{f.name: other(TYPES[f.name], getattr(config, f.name))})
+            assert changes(config, after) == counts(f) == (f.name == "seed")
+
+
+@pytest.mark.parametrize(("axis", "name"), [(axis, name) for axis in AXES for name in registry.names(axis)])
+def test_every_option_of_every_member_counts_unless_it_is_marked_otherwise(axis: str, name: str) -> None:
+    config = replace(example(), **{axis: made(registry.member(axis, name))})
+    for field, identified, member in varied(getattr(config, axis)):
+        assert changes(config, replace(config, **{axis: member})) == identified, f"{axis}.{field} of {name}"
+
+
+@pytest.mark.parametrize("name", registry.names("kind"))
+def test_every_option_of_a_kind_counts_and_the_methods_name_does_not(name: str) -> None:
+    config = example(name)
+    assert not changes(config, replace(config, method=replace(config.method, name="under_another_name")))
+    for field, identified, kind in varied(config.method.kind):
+        assert changes(config, replace(config, method=replace(config.method, kind=kind))) == identified, field
+
+
+def test_a_field_of_a_task_counts_unless_it_is_marked_otherwise_and_of_its_wordings_only_the_one_in_use() -> None:
+    config = example()
+    for field, identified, task in varied(config.task):
+        if field != "dialects":
+            assert changes(config, replace(config, task=task)) == identified, field
+    assert len(config.task.dialects) > 1
+    for dialect, wording in config.task.dialects.items():
+        for field, identified, reworded in varied(wording):
+            task = replace(config.task, dialects={**config.task.dialects, dialect: reworded})
+            used = dialect == config.prompt.name
+            assert changes(config, replace(config, task=task)) == (identified and used), f"{dialect}.{field}"
 
 
 def test_of_a_data_set_on_the_hub_the_parts_that_are_used_count() -> None:
-    hub = {"path": "org/set", "name": None, "train": "train", "test": "validation"}
-    config = put(put(config_of("zo_lora_fa_q1"), "task.fingerprint", "hf:org/set"), "task.hub", hub)
-    other = put(config, "task.hub", {**hub, "test": "test"})
-    assert fingerprint(identity(config)) != fingerprint(identity(other))
+    task = replace(example().task, hub=made(Hub), fingerprint="hf:org/set")
+    config = replace(example(), task=task)
+    for field, identified, hub in varied(task.hub):
+        assert changes(config, replace(config, task=replace(task, hub=hub))) == identified, field
+
+
+@pytest.mark.parametrize("axis", WITHIN)
+def test_every_option_of_a_member_within_a_part_counts_unless_it_is_marked_otherwise(axis: str) -> None:
+    for member in registry.members(axis).values():
+        for field, identified, after in varied(made(member)):
+            before = with_member(example(), axis, made(member))
+            assert changes(before, with_member(example(), axis, after)) == identified, f"{field} of {member.name}"
+
+
+@pytest.mark.parametrize("axis", [*AXES, *WITHIN])
+def test_another_member_of_an_axis_is_another_trial(axis: str) -> None:
+    ids = {with_member(example(), axis, made(member)).trial_id() for member in registry.members(axis).values()}
+    assert len(ids) == len(registry.names(axis)) > 1
+
+
+def with_member(config: TrialConfig, axis: str, value: Any) -> TrialConfig:
+    """The trial with this member of an axis, wherever members of that axis belong."""
+    if axis in AXES:
+        return replace(config, **{axis: value})
+    if axis == "schedule":
+        return replace(config, update=replace(config.update, schedule=value))
+    if axis == "objective":
+        wording = replace(config.task.wording(config.prompt.name), loss=value)
+        dialects = {**config.task.dialects, config.prompt.name: wording}
+        return replace(config, task=replace(config.task, dialects=dialects))
+    placed: Any = Metrics([value]) if axis == "metric" else value
+    return replace(config, task=replace(config.task, **{WITHIN[axis]: placed}))
+
+
+# --- what a kind of trial uses
+
+
+@pytest.mark.parametrize("name", registry.names("kind"))
+def test_a_part_counts_only_where_the_kind_of_trial_uses_it(name: str) -> None:
+    config = example(name)
+    used = (*EVERY, *config.method.kind.parts)
+    for part in {*TYPES} - {*EVERY, "members"}:
+        value = getattr(config, part)
+        if part in (*AXES, "seed"):
+            after = other(TYPES[part], value)
+        else:
+            after = next(varying for field, counted, varying in varied(value) if counted and field != "max_length")
+        assert changes(config, replace(config, **{part: after})) == (part in used), part
+
+
+def test_a_first_order_trial_has_no_estimator_and_a_zero_shot_one_no_optimizer_and_no_seed() -> None:
+    fo, zero = example("fo"), example("zero_shot")
+    assert not {"estimator", "perturbation", "evaluation"} & {*fo.identity()}
+    assert not {"estimator", "update", "space", "seed", "train"} & {*zero.identity()}
+    assert changes(zero, replace(zero, train=replace(zero.train, max_length=77))), "tokens of a prompt"
+
+
+def test_a_zero_shot_cell_of_every_seed_and_rate_is_one_trial() -> None:
+    plan = named("quickstart", "grid.seeds=[0,1,2]", "update.lr=0.1,0.2")
+    cells = [cell for cell in plan.cells if cell.block == "zero_shot"]
+    assert (len(cells), len({cell.trial_id for cell in cells})) == (6, 1)
+
+
+# --- the fingerprint
 
 
 def test_two_configurations_share_an_id_only_if_their_identities_are_equal() -> None:
     rng = random.Random(5)
-    base = config_of("zo_lora_fa_q1")
-    pool = {**CHANGES, **SAME}
+    base = example()
+    parts = {name: [part for _, _, part in varied(getattr(base, name))] for name in ("estimator", "train", "split")}
     seen: dict[str, str] = {}
-    for _ in range(600):
-        config = copy.deepcopy(base)
-        for key in rng.sample(sorted(pool), rng.randint(0, 4)):
-            config = put(config, key, pool[key])
-        config["update"]["lr"] = rng.choice([1e-3, 0.001, 1e-2])
-        identified = canonical_json(identity(config))
-        assert seen.setdefault(fingerprint(identity(config)), identified) == identified
-    assert len(seen) > 100
+    for _ in range(300):
+        drawn = {name: rng.choice(parts[name]) for name in rng.sample(sorted(parts), rng.randint(0, 3))}
+        config = replace(base, **drawn)
+        identified = canonical_json(config.identity())
+        assert seen.setdefault(config.trial_id(), identified) == identified
+    assert len(seen) > 50
 
 
 def test_the_order_of_keys_and_the_spelling_of_numbers_do_not_matter() -> None:
-    config = config_of("zo_lora_fa_q1")
-    shuffled = json.loads(json.dumps(config, sort_keys=True))
-    shuffled["space"]["alpha"] = int(config["space"]["alpha"])
-    assert fingerprint(identity(shuffled)) == fingerprint(identity(config))
+    config = example()
+    shuffled = json.loads(json.dumps(config.to_json(), sort_keys=True))
+    shuffled["space"]["alpha"] = int(shuffled["space"]["alpha"])
+    assert TrialConfig.read(shuffled).trial_id() == config.trial_id() == fingerprint(config.identity())
 
 
 def test_a_model_copied_elsewhere_is_the_same_model_and_a_changed_one_is_not(tmp_path: Path) -> None:

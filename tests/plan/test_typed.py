@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.plan.common import changed, configs, planned, problem, write_grid
+from tests.plan.common import changed, configs, of, planned, problem, write_grid
 from zo_sweeps.cli.main import main
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.engine.estimators.rge_one_sided import RGEOneSided
@@ -115,8 +115,9 @@ def test_a_file_of_an_axis_is_its_member_under_another_name(tmp_path: Path) -> N
 def test_a_file_of_a_users_own_member_need_not_repeat_its_name(tmp_path: Path) -> None:
     write(tmp_path, "estimator/forward.py", ONE_SIDED)
     write(tmp_path, "estimator/forward.yaml", {"q": 8})
-    estimator = the_one(block(tmp_path, {"method": "mine_too", "estimator": "forward"}, "method=mezo")).estimator
-    assert (estimator.name, estimator.budget) == ("forward", 8 if False else estimator.budget)
+    write(tmp_path, "method/mine.yaml", {**PRESET, "defaults": [{"override /estimator": "forward"}]})
+    estimator = the_one(block(tmp_path, {"method": "mine"})).estimator
+    assert (estimator.name, estimator.budget) == ("forward", 8)
 
 
 # --- facts come from the member, not from a list of names
@@ -154,7 +155,7 @@ def test_a_new_update_is_used_without_a_list_and_planned_with_the_memory_of_its_
         next(iter(block(tmp_path, {"method": "mezo", "update": {"name": name, "lr": 0.1}}).every.values()))
         for name in ("sgd", "heavy")
     )
-    arch = status(TrialConfig.of(light.config).model).arch
+    arch = status(of(light).model).arch
     assert arch
     assert heavy.needs.memory_bytes - light.needs.memory_bytes == 2 * 4 * arch.parameters
 
@@ -194,42 +195,24 @@ def near(line: str, key: str, meant: str, where: object) -> None:
     assert f" in {where}" in line
 
 
-FILES = [  # file, its content (a change of PRESET for a method), the overrides that use it, the key, the key meant
-    ("method/mine.yaml", {"space": {"ranks": 4}}, ["method=mine"], "space.ranks", "space.rank"),
-    (
-        "method/mine.yaml",
-        {"estimator": {"q": 4, "epsilon": 1e-2}},
-        ["method=mine"],
-        "estimator.epsilon",
-        "estimator.eps",
-    ),
-    ("method/mine.yaml", {"train": {"stepz": 4}}, ["method=mine"], "train.stepz", "train.steps"),
-    ("method/mine.yaml", {"tran": {"steps": 4}}, ["method=mine"], "tran", "train"),
-    ("method/mine.yaml", {"evaluation": {"mod": "both"}}, ["method=mine"], "evaluation.mod", "evaluation.mode"),
-    (
-        "model/mine.yaml",
-        {"name": "mine", "source": "demo", "familly": "llama"},
-        ["model=mine"],
-        "model.familly",
-        "model.family",
-    ),
-    (
-        "device/mine.yaml",
-        {"name": "mine", "kind": "cpu", "memory": 4},
-        ["device=mine"],
-        "device.memory",
-        "device.memory_gb",
-    ),
-    ("estimator/mine.yaml", {"name": "rge", "epss": 0.1}, ["estimator=mine"], "estimator.epss", "estimator.eps"),
-    ("update/mine.yaml", {"name": "adam", "beta_1": 0.1}, ["update=mine"], "update.beta_1", "update.beta1"),
+FILES = [  # file, its content (a change of PRESET for a method), the key, the key meant; the file is used by its name
+    ("method/mine.yaml", {"space": {"ranks": 4}}, "space.ranks", "space.rank"),
+    ("method/mine.yaml", {"estimator": {"q": 4, "epsilon": 1e-2}}, "estimator.epsilon", "estimator.eps"),
+    ("method/mine.yaml", {"train": {"stepz": 4}}, "train.stepz", "train.steps"),
+    ("method/mine.yaml", {"tran": {"steps": 4}}, "tran", "train"),
+    ("method/mine.yaml", {"evaluation": {"mod": "both"}}, "evaluation.mod", "evaluation.mode"),
+    ("method/mine.yaml", {"method": {"name": "mine", "kind": "zo", "knd": 1}}, "method.knd", "method.kind"),
+    ("model/mine.yaml", {"name": "mine", "source": "demo", "familly": "llama"}, "model.familly", "model.family"),
+    ("device/mine.yaml", {"name": "mine", "kind": "cpu", "memory": 4}, "device.memory", "device.memory_gb"),
+    ("estimator/mine.yaml", {"name": "rge", "epss": 0.1}, "estimator.epss", "estimator.eps"),
+    ("update/mine.yaml", {"name": "adam", "beta_1": 0.1}, "update.beta_1", "update.beta1"),
 ]
 
 
-@pytest.mark.parametrize(("file", "content", "overrides", "key", "meant"), FILES, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(("file", "content", "key", "meant"), FILES, ids=lambda value: str(value)[:40])
 def test_a_misspelt_key_of_a_file_is_refused_with_the_file_and_the_near_match(
     file: str,
     content: dict[str, Any],
-    overrides: list[str],
     key: str,
     meant: str,
     tmp_path: Path,
@@ -238,7 +221,7 @@ def test_a_misspelt_key_of_a_file_is_refused_with_the_file_and_the_near_match(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write(tmp_path, file, {**PRESET, **content} if file.startswith("method/") else content)
-    near(refused(capsys, tmp_path, *overrides), key, meant, tmp_path / file)
+    near(refused(capsys, tmp_path, f"{file.partition('/')[0]}=mine"), key, meant, tmp_path / file)
 
 
 def test_a_misspelt_key_of_a_task_is_refused_with_its_file(
@@ -317,12 +300,8 @@ def test_a_misspelt_key_of_a_grid_is_refused_with_the_grid_and_the_block(
     monkeypatch.chdir(tmp_path)
     write_grid(tmp_path, with_typo(place, part, key))
     line = refused(capsys, tmp_path, "+grid=tiny")
-    near(
-        line,
-        f"{part}.{key}",
-        meant,
-        "grid tiny" if part == "space" and place in ("columns", "grid_fixed") else "grid tiny, block zo",
-    )
+    of_grid = part == "space" and place in ("columns", "grid_fixed")  # no block alone is wrong
+    near(line, f"{part}.{key}", meant, "grid tiny" if of_grid else "grid tiny, block zo")
 
 
 def test_a_misspelt_part_of_a_grid_is_refused_with_its_file(
@@ -345,10 +324,8 @@ def test_an_option_that_a_grid_gives_to_every_block_is_passed_over_by_a_member_w
     grid = changed()
     grid["fixed"]["space"] = {"rank": 4}
     grid["blocks"]["full"] = {"fixed": {"method": "mezo", "update": {"lr": 0.1}}}
-    ranks = {
-        trial.block: getattr(TrialConfig.of(trial.config).space, "rank", None)
-        for trial in planned(tmp_path, grid).every.values()
-    }
+    plan = planned(tmp_path, grid)
+    ranks = {trial.block: getattr(of(trial).space, "rank", None) for trial in plan.every.values()}
     assert ranks == {"zo": 4, "full": None}
 
 
