@@ -14,6 +14,7 @@ from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import TrialState
 from zo_sweeps.methods import registry
+from zo_sweeps.methods.space import Space
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.build import Plan, build
 from zo_sweeps.run import cache as loaded
@@ -24,7 +25,7 @@ METHODS = ("dora", "vera", "mezo_lora", "prefix", "sensitive", "sensitive_task",
 SMALL = {"targets": ["q", "v"], "density": 0.01, "samples": 3, "length": 24}
 
 
-class Events(list):
+class Events(list[Any]):
     def emit(self, event: Any) -> None:
         self.append(json.loads(json.dumps(event)))
 
@@ -158,12 +159,13 @@ def test_the_text_is_in_the_trials_identity_by_content(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_is_said_when_the_grid_is_planned(tmp_path: Path) -> None:
-    with pytest.raises(UserError) as raised:
-        plan(tmp_path, ["sensitive", "outliers"], scope="model", refresh=-1, score="gradient")
-    text = str(raised.value)
-    assert "unknown scope 'model'" in text
-    assert "space.refresh of sensitive must be at least 0, not -1" in text
-    assert "unknown score 'gradient'" in text
+    for wrong, message in (
+        ({"scope": "model"}, "unknown scope 'model'"),
+        ({"refresh": -1}, "space.refresh of sensitive must be at least 0, not -1"),
+        ({"score": "gradient"}, "unknown score 'gradient'"),
+    ):
+        with pytest.raises(UserError, match=message):
+            plan(tmp_path, ["sensitive", "outliers"], **wrong)
     missing = plan(tmp_path, ["sensitive", "outliers"], text="nowhere.jsonl").missing
     assert list(missing.values()) == ["no text at nowhere.jsonl (space.text, under data.dir)"]
 
@@ -174,4 +176,6 @@ def test_the_plan_knows_which_spaces_hold_several_points() -> None:
 
     spaces = registry.members("space")
     assert set(MEMBERS) == set(spaces)
-    assert {name: install(name, tiny_model()).batched for name in MEMBERS} == {n: s.batched for n, s in spaces.items()}
+    for name, space in spaces.items():
+        assert issubclass(space, Space)
+        assert install(name, tiny_model()).batched == space.batched, name

@@ -14,7 +14,7 @@ import torch
 
 from tests.conftest import REPO
 from tests.worker.common import make, measured, run
-from zo_sweeps.core.trial import Event, Outcome, Trial, TrialState
+from zo_sweeps.core.trial import Event, Outcome, Stored, Trial, TrialState
 from zo_sweeps.engine.updates.sgd import SGD
 from zo_sweeps.run import recorder
 
@@ -28,6 +28,13 @@ RUNS = {
     "zo lora_fa, linear schedule, weight decay": [*LORA_ZO, "update.schedule=linear", "update.weight_decay=0.1"],
     "fo lora_fa": ["method=fo_lora_fa", "update.lr=1e-3", "train.steps=4"],
     "fo full": ["method=fo_full", "update.lr=1e-4", "train.steps=4"],
+}
+
+
+TOLD = {  # what of an event does not depend on when and where it happened
+    "steps": ("first", "losses", "coefs", "tokens"),
+    "eval": ("step", "split", "loss", "metric", "metrics"),
+    "test": ("step", "loss", "metric", "metrics"),
 }
 
 
@@ -67,6 +74,21 @@ def test_a_run_resumed_at_any_event_equals_the_undisturbed_one(name: str, undist
     for cut in range(len(journal)):
         again = measured(*run(trial, journal[:cut], attempt=2))
         assert again == expected, f"resumed after {cut} events: {[event['type'] for event in journal[:cut]]}"
+
+
+@pytest.mark.parametrize("name", ["zo lora_fa, linear schedule, weight decay", "fo lora_fa"])
+def test_a_trial_that_comes_as_json_goes_on_to_the_same_journal(name: str, undisturbed: Any) -> None:
+    """As on another node: the configuration is read from the trial's JSON, and so is the journal so far."""
+    trial, outcome, journal = undisturbed(name)
+    stored = Trial.from_json(json.loads(json.dumps(trial.to_json())))
+    assert isinstance(stored.config, Stored)
+    cut = next(i for i, event in enumerate(journal) if event["type"] == "eval") + 2
+    resumed, whole = run(stored, json.loads(json.dumps(journal[:cut])), attempt=2)
+    assert measured(resumed, whole) == measured(outcome, journal)
+    (start,) = (event for event in whole[cut:] if event["type"] == "start")
+    assert start["resumed_from"] == (3 if trial.config.method.kind.resumes else 0)
+    told = [{key: event[key] for key in ("type", *TOLD[event["type"]])} for event in whole if event["type"] in TOLD]
+    assert told == [{key: e[key] for key in ("type", *TOLD[e["type"]])} for e in journal if e["type"] in TOLD]
 
 
 def test_a_whole_journal_is_not_run_again(undisturbed: Any) -> None:
