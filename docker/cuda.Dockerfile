@@ -1,6 +1,6 @@
 # zo_sweeps for CUDA GPUs.    docker build --file docker/cuda.Dockerfile --tag zo-sweeps:cuda .
 # torch's wheels bring CUDA's libraries; the host gives the driver: docker run --gpus all (NVIDIA container toolkit).
-# All nodes of a Ray cluster need one Python, to the patch level: with Jetsons among them, --build-arg PYTHON=3.10.12.
+# All nodes of a Ray cluster need the same Python, to the patch level: with Jetsons, --build-arg PYTHON=3.10.12.
 ARG PYTHON=3.11.13
 FROM python:${PYTHON}-slim-bookworm
 
@@ -18,7 +18,7 @@ COPY conf ./conf
 COPY zo_sweeps ./zo_sweeps
 RUN pip install --no-cache-dir --constraint constraints.txt ".[quant]"
 
-# The user's id is that of the host's files that are mounted as secrets.
+# The user's id must own the host's files that are mounted as secrets.
 ARG UID=1000
 RUN useradd --create-home --uid "${UID}" zo && install --directory --owner=zo --mode=700 /srv/zo
 USER ${UID}

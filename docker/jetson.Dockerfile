@@ -12,7 +12,7 @@ RUN apt-get update \
 WORKDIR /opt/zo-sweeps
 COPY constraints.txt ./
 ARG TORCH_INDEX=https://pypi.jetson-ai-lab.io/jp6/cu126
-# The index has torch versions of its own, so everything is pinned but torch.
+# The index has its own versions of torch, so everything except torch is pinned.
 RUN python3 -m venv /opt/venv \
  && grep -v '^torch==' constraints.txt > jetson.txt \
  && /opt/venv/bin/pip install --no-cache-dir --upgrade 'pip>=25.1' \

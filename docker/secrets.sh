@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes the secrets of compose.yaml in a folder (default: docker/secrets), once, each readable by you only:
-#   ray_token            who has it can run code on every node
+# Make the secrets of compose.yaml in a folder (default: docker/secrets), once, each readable by you only:
+#   ray_token            anyone with it can run code on every node
 #   mlflow_auth.ini      the server's settings, with the password of its user "admin"
 #   mlflow_server_key    signs the server's cookies
 #   mlflow_credentials   the same user and password, as MLflow's client reads them

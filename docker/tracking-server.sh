@@ -1,5 +1,5 @@
 #!/bin/sh
-# Starts the MLflow server. Its arguments are further names that it may be called by: HOST:PORT, separated by commas.
+# Start the MLflow server. Its arguments are further host names that it answers to: HOST:PORT, separated by commas.
 # MLflow takes the key that signs its cookies from the environment only; here it comes from a file.
 set -eu
 : "${MLFLOW_AUTH_CONFIG_PATH:?}"

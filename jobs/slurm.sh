@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# A sweep on Slurm: a Ray head on the job's first node, a worker on each other one, the driver beside the head.
+# A sweep on Slurm: a Ray head on the job's first node, a worker on each other node, the driver on the head's node.
 #   sbatch jobs/slurm.sh +grid=llama2_superglue state_dir=/shared/zo data.dir=/shared/data
-# Submit it again after a time limit: the state folder, which every node must see, says what is missing.
-# ZO_DEVICE (default cuda) names the nodes' profile of conf/device, RAY_PORT the port of the head where not every one is open.
+# After a time limit, submit it again: it resumes from the state folder, which all nodes must share.
+# ZO_DEVICE (default cuda) names the nodes' profile of conf/device; RAY_PORT sets the head's port, if not every port is open.
 # zo-sweeps must be on PATH, at one version, on every node.
 #SBATCH --job-name=zo-sweeps
 #SBATCH --nodes=2
@@ -22,10 +22,10 @@ gpus=${gpus##*:} # "a100:4" -> 4
 port=${RAY_PORT:-$((20000 + SLURM_JOB_ID % 10000))}
 mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 
-# The token is a file of this job's, for its owner only, on the shared file system. It is in no argument and in no log.
+# The token is this job's own file on the shared file system, readable by its owner only. It is in no argument and no log.
 token=$(mktemp "$PWD/.ray-token-$SLURM_JOB_ID-XXXXXX")
 head='' workers=()
-leave() { # the workers first: each hands its trials back to a head that is still there
+leave() { # the workers first: each hands its trials back while the head still runs
   trap - EXIT TERM INT
   for step in "${workers[@]}"; do kill -TERM "$step" 2>/dev/null || true; done
   for step in "${workers[@]}"; do wait "$step" || true; done
@@ -47,7 +47,7 @@ on "${nodes[0]}" ray start --head --block --port="$port" --include-dashboard=fal
   --temp-dir="/tmp/zo-$SLURM_JOB_ID" --num-cpus="$cpus" --num-gpus="$gpus" --labels="zo.device=$device" &
 head=$!
 until (exec 3<>"/dev/tcp/${nodes[0]}/$port") 2>/dev/null; do
-  kill -0 "$head" # else the head has ended: its output says why
+  kill -0 "$head" # fails if the head has exited: see its output
   sleep 1
 done
 for node in "${nodes[@]:1}"; do
@@ -55,7 +55,7 @@ for node in "${nodes[@]:1}"; do
   workers+=($!)
 done
 
-# In the background, so that this shell hears Slurm's TERM at once and hands it on: the driver then stops cleanly.
+# In the background, so that this shell gets Slurm's TERM at once and forwards it: the driver then stops cleanly.
 python -m zo_sweeps "$@" "cluster.address=${nodes[0]}:$port" &
 driver=$!
 trap 'kill -TERM "$driver" 2>/dev/null; wait "$driver" || true; exit 143' TERM

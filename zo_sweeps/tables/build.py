@@ -1,4 +1,4 @@
-"""records x layout x published numbers -> typed cells. Every state a cell can be in is told apart."""
+"""records x layout x published numbers -> typed cells, each with one of the distinct states of a cell."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from zo_sweeps.tables.ranks import mean_ranks
 from zo_sweeps.tables.records import MISSING, NOT_RUN, Flag, Measure, Record, TableSpec
 from zo_sweeps.tables.select import HyperparameterSetting, edges, select, settings
 
-AVERAGE, RANK = "average", "rank"  # keys of the columns that the spec may ask for
+AVERAGE, RANK = "average", "rank"  # keys of the optional columns
 RANK_DIGITS = 2
 
 BEST_SO_FAR = "best so far: not every trial of this cell's search has a result yet"
@@ -30,10 +30,10 @@ BOTH_FAILURES = "some settings diverged, the others ran out of memory"
 
 
 def build(spec: TableSpec, records: Iterable[Record], published: Published | None = None) -> Table:
-    """The table of `spec` from `records`; those of rows and columns that it does not show are left out.
+    """Build the table of `spec` from `records`; records of rows and columns that it does not show are left out.
 
     The result does not depend on the order of the records. Raises UserError when the published table does not fit
-    the layout (so that `build(spec, [], published)` checks a grid before anything runs).
+    the layout, so `build(spec, [], published)` checks a grid before anything runs.
     """
     if published is not None:
         _check(spec, published)
@@ -81,7 +81,7 @@ def _published_value(spec: TableSpec, published: Published | None, block: str, c
 def _cell(
     spec: TableSpec, measure: Measure, records: list[Record], published: float | None
 ) -> tuple[TableCell, list[str]]:
-    """The cell of these records, and the texts of its footnotes."""
+    """Return the cell of these records, and the texts of its footnotes."""
     candidates = settings(records)
     selected = select(candidates, spec.rule)
     finished = sum(record.is_result for record in records)
@@ -137,7 +137,7 @@ def _without_value(state: CellState, records: list[Record], published: float | N
 
 
 def _empty(candidates: list[HyperparameterSetting], spec: TableSpec) -> tuple[CellState, list[str]]:
-    """Why there is no value."""
+    """Return the state of a cell without a value, and the texts of its footnotes."""
     records = [record for setting in candidates for record in setting.records]
     states = {record.state for record in records}
     if not records:
@@ -152,7 +152,7 @@ def _empty(candidates: list[HyperparameterSetting], spec: TableSpec) -> tuple[Ce
         return CellState.IN_PROGRESS, [NO_SETTING]
     if any(setting.has_succeeded and _lacks(setting, spec.rule.metric) for setting in candidates):
         return CellState.UNMEASURED, [f"no {spec.rule.metric} to select a setting by"]
-    # What is left diverged (a success with a non-finite dev metric has), or ran out of memory, in at least one seed.
+    # Every other setting diverged (as a success with a non-finite dev metric did) or ran out of memory in some seed.
     out = [any(r.state == TrialState.OUT_OF_MEMORY.value for r in setting.records) for setting in candidates]
     if all(out):
         return CellState.OUT_OF_MEMORY, []
@@ -164,7 +164,7 @@ def _lacks(setting: HyperparameterSetting, metric: str) -> bool:
 
 
 def _average(spec: TableSpec, drafts: list[tuple[TableCell, list[str]]]) -> tuple[TableCell, list[str]]:
-    """Mean of the row's cells when every one has a value, and of its published numbers when every one has one."""
+    """Average the row's cells if all have a value, and its published numbers if no cell lacks one."""
     cells = [cell for cell, _ in drafts]
     if spec.measures:
         return TableCell(CellState.NOT_PLANNED), [NO_MEAN]
@@ -191,9 +191,9 @@ def _average(spec: TableSpec, drafts: list[tuple[TableCell, list[str]]]) -> tupl
 def _ranks(
     spec: TableSpec, drafts: Mapping[tuple[str, str], tuple[TableCell, list[str]]], published: Published | None
 ) -> dict[str, tuple[TableCell, list[str]]]:
-    """Mean over the columns of every row's dense rank by the printed (rounded) means, beside the paper's own.
+    """Compute each row's mean over the columns of its dense rank by the printed (rounded) means, and the paper's own.
 
-    The ranks are among the rows with a value in every column; a row with a hole has none.
+    Only rows with a value in every column are ranked.
     """
     columns = []
     for key, _ in spec.columns:
@@ -203,7 +203,7 @@ def _ranks(
         columns.append({b: sign * round(mean, measure.digits) for b, mean in means.items() if mean is not None})
     ranks = mean_ranks(columns, "higher")
     among = [] if len(ranks) in (0, len(spec.rows)) else [RANK_AMONG.format(len(ranks))]
-    found = {}
+    ranked = {}
     for block, _ in spec.rows:
         cells = [drafts[block, key][0] for key, _ in spec.columns]
         finished, planned = sum(cell.finished for cell in cells), sum(cell.planned for cell in cells)
@@ -213,8 +213,8 @@ def _ranks(
         else:
             state = CellState.IN_PROGRESS if 0 < finished < planned else CellState.NOT_RUN
         cell = TableCell(state, mean=ranks.get(block), published=number, finished=finished, planned=planned)
-        found[block] = replace(cell, digits=RANK_DIGITS), among if block in ranks else []
-    return found
+        ranked[block] = replace(cell, digits=RANK_DIGITS), among if block in ranks else []
+    return ranked
 
 
 def _with_footnotes(
@@ -223,7 +223,7 @@ def _with_footnotes(
     columns: tuple[tuple[str, str], ...],
     drafts: Mapping[tuple[str, str], tuple[TableCell, list[str]]],
 ) -> Table:
-    """Numbers the footnotes in reading order: column labels, then row by row."""
+    """Number the footnotes in reading order: column labels, then row by row."""
     flags = [*spec.flags, *_published_flags(spec, published, columns)]
     footnotes: list[str] = []
 
@@ -248,7 +248,7 @@ def _with_footnotes(
 
 
 def _published_flags(spec: TableSpec, published: Published | None, columns: tuple[tuple[str, str], ...]) -> list[Flag]:
-    """The paper's flags, with its row and column names turned into our keys."""
+    """Return the paper's flags with its row and column names replaced by our keys."""
     if published is None:
         return []
     names = {key: spec.published_columns.get(key) or published.column(label) for key, label in columns}

@@ -1,4 +1,4 @@
-"""The typed cells of a table. A cell carries its value, its spread, its state and the runs it came from."""
+"""The typed cells of a table. A cell holds its value, its spread, its state and the runs behind it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from zo_sweeps.tables.records import TableSpec
 
 class CellState(str, Enum):
     DONE = "DONE"
-    PARTIAL = "PARTIAL"  # a value, while the search goes on
+    PARTIAL = "PARTIAL"  # a value, but the search is not finished
     IN_PROGRESS = "IN_PROGRESS"  # started, no value yet
     NOT_RUN = "NOT_RUN"
     NOT_PLANNED = "NOT_PLANNED"
@@ -26,18 +26,18 @@ class CellState(str, Enum):
 
 @dataclass(frozen=True)
 class TableCell:
-    """One cell, in printed units (percent, minutes, GiB), with the runs it came from.
+    """One cell, in printed units (percent, minutes, GiB), with the runs behind it.
 
     Args:
         mean, std, n: over the seeds of the selected setting; `std` is the sample standard deviation (ddof=1).
-        beside: mean of the second measure, where the layout has one.
+        beside: mean of the second measure, if the layout has one.
         difference: mean − published; None in a column of ranks.
-        digits: decimals, where they are not the measure's (a mean rank).
-        values: seed -> value of the runs averaged; a run that serves several seeds stands under each.
+        digits: decimals, if not the measure's (a mean rank).
+        values: seed -> value of the averaged runs; a run that serves several seeds is listed under each.
         finished, planned: trials with a result, and all trials of the search.
         marks: indices into `Table.footnotes`.
-        edges: axis -> "smallest" or "largest", where the selected value ends its searched range.
-        trial_ids, run_ids: of the runs averaged; of all trials of the cell when there is no value.
+        edges: axis -> "smallest" or "largest", if the selected value is at that end of its searched range.
+        trial_ids, run_ids: of the averaged runs; of all trials of the cell if it has no value.
     """
 
     state: CellState
@@ -60,7 +60,7 @@ class TableCell:
 
 @dataclass(frozen=True)
 class Table:
-    """Typed cells and what is printed around them. `marks` are footnotes on row or column labels, by key."""
+    """Typed cells with labels and footnotes. `row_marks` and `column_marks` are the footnotes of labels, by key."""
 
     spec: TableSpec
     published: Published | None

@@ -1,4 +1,4 @@
-"""A table as CSV in long form: one line a cell, full precision, with the runs behind it."""
+"""A table as CSV in long form: one line per cell, full precision, with the runs behind it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ HEADER = (
 
 
 def to_csv(table: Table) -> str:
-    """Numbers in the printed unit; `selected` is JSON; ids are separated by spaces; absent values are empty."""
+    """Render the table as CSV: numbers in the printed unit, `selected` as JSON, ids separated by spaces, None as ""."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(HEADER)

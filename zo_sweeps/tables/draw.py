@@ -1,4 +1,4 @@
-"""Figures as PNG and SVG, with matplotlib: imported when something is drawn, and never with a window."""
+"""Figures as PNG and SVG by matplotlib, which is imported at the first drawing and never opens a window."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Drawing
 
-# Okabe and Ito's colours (told apart by colour-blind readers), then the same with another marker and line style.
+# Okabe and Ito's colours, which colour-blind readers can distinguish; then the same with other markers and line styles.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
 MARKERS, STYLES = "os^Dv", ("-", "--", "-.", ":")
 ACROSS = 3  # panels in a row
 STYLE: dict[Any, Any] = {
-    "text.parse_math": False,  # a dollar or an underscore in a label is one
+    "text.parse_math": False,  # print a dollar or an underscore in a label as it is
     "font.size": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
     "grid.color": "#e6e6e6",
     "axes.axisbelow": True,
-    "svg.fonttype": "none",  # letters stay letters
-    "svg.hashsalt": "zo_sweeps",  # the same figure is the same file
+    "svg.fonttype": "none",  # text, not outlines of letters
+    "svg.hashsalt": "zo_sweeps",  # the same figure gives the same file
 }
 FORMATS = ("png", "svg")
 
 
 def render(figure: Figure, form: str) -> bytes:
-    """The figure as a file of `form`: "png" or "svg"."""
+    """Return the figure as a file of format `form`: "png" or "svg"."""
     out = io.BytesIO()
     with drawing(figure) as drawn:
         metadata: dict[str, Any] = {} if form == "png" else dict.fromkeys(("Date", "Creator", "Format", "Type"))
@@ -44,14 +44,14 @@ def render(figure: Figure, form: str) -> bytes:
 
 
 def inline_svg(figure: Figure) -> str:
-    """The figure as an <svg> element for a page: without prolog and namespace addresses."""
+    """Return the figure as an <svg> element for a page, without prolog and namespace addresses."""
     text = render(figure, "svg").decode()
     return re.sub(r'\sxmlns(?::\w+)?="[^"]*"', "", text[text.index("<svg") :]).strip()
 
 
 @contextmanager
 def drawing(figure: Figure) -> Iterator[Drawing]:
-    """The drawn figure. Raises UserError where matplotlib is not installed."""
+    """Yield the drawn figure. Raises UserError if matplotlib is not installed."""
     try:
         from matplotlib import rc_context
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -145,11 +145,11 @@ def _look(series: Series) -> tuple[str, str, str]:
 
 
 def _legend(drawn: Drawing, figure: Figure) -> None:
-    """One legend for all panels, below them."""
-    found: dict[str, Any] = {}
+    """Draw one legend for all panels, below them."""
+    handles: dict[str, Any] = {}
     for axes in drawn.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            found.setdefault(label, handle)
-    if len(found) > 1 or any(series.is_published for panel in figure.panels for series in panel.series):
-        columns = min(len(found), 3)
-        drawn.legend(list(found.values()), list(found), loc="outside lower center", ncols=columns, frameon=False)
+            handles.setdefault(label, handle)
+    if len(handles) > 1 or any(series.is_published for panel in figure.panels for series in panel.series):
+        columns = min(len(handles), 3)
+        drawn.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=columns, frameon=False)

@@ -14,14 +14,14 @@ from zo_sweeps.tables.select import select, settings
 
 KINDS = ("line", "bar", "curve", "cumulative")
 COLUMN = "column"
-CURVES: Mapping[str, tuple[str, float]] = {  # what a curve can show: label, one printed unit
+CURVES: Mapping[str, tuple[str, float]] = {  # y of a curve -> its label, and one printed unit in recorded units
     "dev/loss": ("dev loss", 1.0),
-    "dev/metric": ("dev metric (%)", 0.01),  # where the layout has no measure of it
+    "dev/metric": ("dev metric (%)", 0.01),  # if the layout has no measure of it
     "train/loss": ("training loss", 1.0),
 }
-GRADIENTS = "gradients/"  # of a curve: <mask>/<density>, the share of the squared gradient that a mask holds
+GRADIENTS = "gradients/"  # prefix of a curve <mask>/<density>: the mask's share of the squared gradient
 CURVE_X = {"step": "steps", "seconds": "seconds in steps (evaluation not counted)"}
-WINDOWS = 40  # points of a curve of training losses: each is the mean over a window of steps
+WINDOWS = 40  # points per curve of training losses: each is the mean over a window of steps
 PUBLISHED_KEYS = ("series", "panel", "x", "y")
 
 Cumulative = Mapping[int, Mapping[str, Sequence[float]]]  # of one run: step -> shares, mean, std over the layers
@@ -36,14 +36,14 @@ class FigureSpec:
     Args:
         kind: "line" or "bar" (a point is a finished setting), "curve" (a line is a run over time), "cumulative" (the
             cumulative squared gradient of a run, by share of the parameters).
-        x: COLUMN or a key of a trial; of curves "step" or "seconds".
-        y: of curves, a name in CURVES. Other kinds show `measure`.
-        measures: column key -> what is shown of it, where that is not `measure` (of a curve of dev/metric too).
-        curves: of curves, (y, label) of several, GRADIENTS too, in place of `y`.
-        at: of "cumulative", after which parts of training: the first measurement from there on.
+        x: COLUMN or a key of a trial; for kind "curve", "step" or "seconds".
+        y: a name in CURVES, for kind "curve". Other kinds show `measure`.
+        measures: column key -> its measure, if not `measure` (also for curves of dev/metric).
+        curves: (y, label) of several curves, GRADIENTS included; replaces `y`.
+        at: for kind "cumulative", fractions of the training: each shows the first measurement from there on.
         panels: COLUMN, a key of a trial, or "" for one panel.
         series, columns: (key, label) in order.
-        published: points {series, panel, x, y} in printed units; `series` is a block, `panel` may be left out.
+        published: points {series, panel, x, y} in printed units; `series` is a block, `panel` is optional.
     """
 
     name: str
@@ -93,12 +93,12 @@ class FigureSpec:
 
 @dataclass(frozen=True)
 class Series:
-    """One line, or the bars of one colour. x is a number, or an index into `Figure.ticks` where there are some.
+    """One line, or the bars of one colour. x is a number, or an index into `Figure.ticks` if it has any.
 
     Args:
-        std: sample standard deviation over seeds, None where there is one seed.
-        color: index of its block, shared between ours and the published ones.
-        style: index of its line style among those of one colour.
+        std: sample standard deviation over seeds, None for a single seed.
+        color: index of its block, shared by our series and the published one.
+        style: index of its line style among series of one colour.
     """
 
     label: str
@@ -119,7 +119,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Figure:
-    """What is drawn. `ticks` are the categories of the x axis; () where x is a number."""
+    """A figure's contents, ready to draw. `ticks` are the categories of the x axis; () for a numeric x."""
 
     name: str
     title: str
@@ -133,10 +133,10 @@ class Figure:
 
 
 def points(spec: FigureSpec, records: Iterable[Record], lookup: Lookup) -> Figure:
-    """A line or bar figure: at every x the setting selected on dev among those with that x, mean ± std over seeds.
+    """Build a line or bar figure: at every x the setting with that x that is best on dev, mean ± std over seeds.
 
     Args:
-        lookup: (record, key) -> the trial's value of a key such as "estimator.q", None where it has none.
+        lookup: (record, key) -> the trial's value of a key such as "estimator.q", None if it has none.
     """
     assert spec.measure is not None
     order, mine = _named(spec), [record for record in records if record.block in dict(spec.series)]
@@ -146,16 +146,16 @@ def points(spec: FigureSpec, records: Iterable[Record], lookup: Lookup) -> Figur
     panels, empty = [], []
     for key, title in _panels(spec, mine, lookup):
         here = [record for record in mine if not spec.panels or _value(record, spec.panels, lookup) == key]
-        found = []
+        drawn = []
         for block, label in spec.series:
             series = _points(spec, [record for record in here if record.block == block], lookup, place)
             if series.x:
-                found.append(Series(label, order[block], series.x, series.y, series.std, series.n))
+                drawn.append(Series(label, order[block], series.x, series.y, series.std, series.n))
             else:
                 empty.append(f"{label} ({title})" if title else label)
-        if title and not found:
+        if title and not drawn:
             empty = [*(name for name in empty if not name.endswith(f"({title})")), title]
-        panels.append(Panel(title, (*found, *_published(spec, key, place, order))))
+        panels.append(Panel(title, (*drawn, *_published(spec, key, place, order))))
     measure, labels = spec.measure, dict(spec.columns)
     positive = [x for x in place.values() if x > 0]
     return Figure(
@@ -172,9 +172,12 @@ def points(spec: FigureSpec, records: Iterable[Record], lookup: Lookup) -> Figur
 
 
 def curves(spec: FigureSpec, records: Iterable[Record], lookup: Lookup, trail: Callable[[str], Trail]) -> Figure:
-    """Convergence of the selected setting of every block: mean over its seeds with a band of one std.
+    """Build a figure of the convergence of every block's selected setting: mean over its seeds, band of one std.
 
-    Where the seeds differ in seconds, a point stands at their mean time. Args: `trail` reads a run, by trial id.
+    Against seconds, a point is drawn at the seeds' mean time.
+
+    Args:
+        trail: reads a run's curves, by trial id.
     """
     order, mine = _named(spec), [record for record in records if record.block in dict(spec.series)]
     label, unit_size = CURVES.get(spec.ys[0][0], ("share of the squared gradient", 1.0))
@@ -183,7 +186,7 @@ def curves(spec: FigureSpec, records: Iterable[Record], lookup: Lookup, trail: C
     panels, empty, windows = [], [], set()
     for key, title in _panels(spec, mine, lookup):
         here = [record for record in mine if not spec.panels or _value(record, spec.panels, lookup) == key]
-        found = []
+        drawn = []
         for block, name in spec.series:
             selected = select(settings([record for record in here if record.block == block]), spec.rule)
             trails = [trail(record.trial_id) for record in selected.records] if selected else []
@@ -197,12 +200,12 @@ def curves(spec: FigureSpec, records: Iterable[Record], lookup: Lookup, trail: C
                 x, y, std = _mean_run(runs, spec.x == "seconds", own.unit_size if own else unit_size)
                 if x:
                     color, style = _place(spec, curve) if of_curve else (order[block], 0)
-                    found.append(Series(_both(spec, name, of_curve), color, x, y, std, len(runs), style=style))
+                    drawn.append(Series(_both(spec, name, of_curve), color, x, y, std, len(runs), style=style))
             if selected is None and any(record.block == block for record in here):
                 empty.append(f"{name} ({title})" if title else name)
-        if title and not found:
+        if title and not drawn:
             empty = [*(name for name in empty if not name.endswith(f"({title})")), title]
-        panels.append(Panel(title, (*found, *_published(spec, key, None, order))))
+        panels.append(Panel(title, (*drawn, *_published(spec, key, None, order))))
     notes = _notes(spec, panels, empty, "bands")
     if max(windows, default=1) > 1:
         notes = (*notes, f"Training losses are means over windows of {' or '.join(map(str, sorted(windows)))} steps.")
@@ -212,16 +215,19 @@ def curves(spec: FigureSpec, records: Iterable[Record], lookup: Lookup, trail: C
 def cumulative(
     spec: FigureSpec, records: Iterable[Record], lookup: Lookup, read: Callable[[str], Cumulative]
 ) -> Figure:
-    """The cumulative normalized squared gradient of the selected setting of every block, by share of the parameters.
+    """Build a figure of the cumulative normalized squared gradient of every block's selected setting.
 
-    Mean over the layers (and seeds), with a band of one standard deviation over the layers. A panel without a
-    measurement is empty. Args: `read` gives a run's, by trial id.
+    x is the share of the parameters. Mean over the layers (and seeds), with a band of one standard deviation over the
+    layers. A panel without a measurement is empty.
+
+    Args:
+        read: reads a run's cumulative gradient, by trial id.
     """
     mine = [record for record in records if record.block in dict(spec.series)]
     panels, empty = [], []
     for key, title in _panels(spec, mine, lookup):
         here = [record for record in mine if not spec.panels or _value(record, spec.panels, lookup) == key]
-        found: list[Series] = []
+        drawn: list[Series] = []
         for block, name in spec.series:
             selected = select(settings([record for record in here if record.block == block]), spec.rule)
             runs = [read(record.trial_id) for record in selected.records] if selected else []
@@ -231,10 +237,10 @@ def cumulative(
                 parts = [run[step] for run in runs]
                 mean, std = (tuple(map(fmean, zip(*(p[k] for p in parts), strict=True))) for k in ("mean", "std"))
                 label = _both(spec, name, f"step {step}")
-                found.append(Series(label, len(found), tuple(parts[0]["shares"]), mean, std, len(runs)))
+                drawn.append(Series(label, len(drawn), tuple(parts[0]["shares"]), mean, std, len(runs)))
             if not steps and any(record.block == block for record in here):
                 empty.append(f"{name} ({title})" if title else name)
-        panels.append(Panel(title, tuple(found)))
+        panels.append(Panel(title, tuple(drawn)))
     notes = [f"No finished run yet: {', '.join(empty)}."] if empty else []
     notes += ["Mean over the linear layers; bands: ± one standard deviation over them.", *spec.footnotes]
     y = "cumulative share of the squared gradient"
@@ -244,12 +250,12 @@ def cumulative(
 
 
 def _both(spec: FigureSpec, block: str, part: str) -> str:
-    """A series' label: its block's where there are several, and its part's where it has one."""
+    """Return a series' label: its block's, if there are several blocks, and its part's, if it has one."""
     return ", ".join(text for text in (block if len(spec.series) > 1 or not part else "", part) if text)
 
 
 def _place(spec: FigureSpec, curve: str) -> tuple[int, int]:
-    """(colour, line style) of one of several curves: the same last part (density) or the same rest (mask) are alike."""
+    """Return (colour, line style) of one of several curves: one colour per density, one line style per mask."""
     heads, tails = ([name.rpartition("/")[i] for name, _ in spec.curves] for i in (0, 2))
     return list(dict.fromkeys(tails)).index(curve.rpartition("/")[2]), list(dict.fromkeys(heads)).index(
         curve.rpartition("/")[0]
@@ -271,14 +277,14 @@ def _value(record: Record, key: str, lookup: Lookup) -> Any:
 
 
 def _values(key: str, records: list[Record], spec: FigureSpec, lookup: Lookup, further: Iterable[Any]) -> list[Any]:
-    """The values of a key: the columns in their order, numbers by size, anything else as it comes."""
+    """Return the distinct values of a key: columns in the grid's order, numbers ascending, others in trial order."""
     if key == COLUMN:
         return [name for name, _ in spec.columns]
-    found = [_value(record, key, lookup) for record in sorted(records, key=lambda record: record.order)]
-    given = [value for value in dict.fromkeys([*found, *further]) if value is not None]
-    if records and not given:
+    ours = [_value(record, key, lookup) for record in sorted(records, key=lambda record: record.order)]
+    values = [value for value in dict.fromkeys([*ours, *further]) if value is not None]
+    if records and not values:
         raise UserError(f"no trial has a {key!r}", where=f"figure {spec.name!r}", fix="name an axis, e.g. estimator.q")
-    return sorted(given) if all(map(_is_number, given)) else given
+    return sorted(values) if all(map(_is_number, values)) else values
 
 
 def _panels(spec: FigureSpec, records: list[Record], lookup: Lookup) -> list[tuple[Any, str]]:
@@ -308,14 +314,14 @@ def _points(spec: FigureSpec, records: list[Record], lookup: Lookup, place: Mapp
 def _published(
     spec: FigureSpec, panel: Any, place: Mapping[Any, float] | None, order: Mapping[str, int]
 ) -> tuple[Series, ...]:
-    found = []
+    series = []
     for block, label in spec.series:
         mine = [p for p in spec.published if p["series"] == block and p.get("panel", panel) == panel]
         if mine:
             x = tuple(float(p["x"]) if place is None else place[p["x"]] for p in mine)
             y = tuple(float(p["y"]) for p in mine)
-            found.append(Series(f"{label}, published", order[block], x, y, (None,) * len(x), 0, True))
-    return tuple(found)
+            series.append(Series(f"{label}, published", order[block], x, y, (None,) * len(x), 0, True))
+    return tuple(series)
 
 
 def _windowed(run: Sequence[tuple[int, float, float]], size: int) -> list[tuple[int, float, float]]:
@@ -326,7 +332,7 @@ def _windowed(run: Sequence[tuple[int, float, float]], size: int) -> list[tuple[
 def _mean_run(
     runs: Sequence[Sequence[tuple[int, float, float]]], by_time: bool, unit_size: float
 ) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float | None, ...]]:
-    """(x, mean, std) at the steps that every run has."""
+    """Return (x, mean, std) at the steps that all runs have."""
     by_step = [{step: (seconds, value / unit_size) for step, seconds, value in run} for run in runs]
     steps = sorted(set.intersection(*map(set, by_step))) if by_step else []
     at = [[run[step] for run in by_step] for step in steps]

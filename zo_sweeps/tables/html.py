@@ -1,6 +1,6 @@
 """A table as HTML: a fragment, and self-contained pages (no script, no font, no address).
 
-The templates are the *.html.j2 files of this folder; they escape everything but other templates' output.
+The templates are the *.html.j2 files of this folder; they escape everything except other templates' output.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ def render(template: str, folder: Path | None = None, **values: Any) -> str:
     """Return a template with its values filled in.
 
     Args:
-        template: name of a file in this folder, or in `folder`, whose templates may use those of this one.
-        values: by the names that the template uses. Texts are escaped, except where the template says `safe`.
+        template: name of a file in this folder, or in `folder`, whose templates may include this folder's.
+        values: by the names that the template uses. Texts are escaped, unless the template marks them `safe`.
     """
     return _environment(folder).get_template(template).render(values).strip() + "\n"
 
 
 def page(title: str, parts: Iterable[str]) -> str:
-    """Return a whole document of `parts` (HTML)."""
+    """Return a complete document of `parts` (HTML)."""
     return render("page.html.j2", title=title, parts=list(parts))
 
 
@@ -61,14 +61,14 @@ def to_html(table: Table) -> str:
 
 
 def differences_html(table: Table) -> str:
-    """Return the paired differences of the table's rows (row minus column) with intervals; "" where nothing pairs."""
+    """Return the paired differences of the table's rows (row minus column) with intervals; "" without any pair."""
     by_pair = {(each.row, each.other): each for each in differences(table)}
     if not by_pair:
         return ""
     labels = dict(table.rows)
     keys = [key for key, _ in table.rows if any(key in pair for pair in by_pair)]
     rows = []
-    for i, row in enumerate(keys[:-1]):  # a dash above the diagonal where nothing pairs, nothing below it
+    for i, row in enumerate(keys[:-1]):  # above the diagonal, a dash for rows without a pair; below it, nothing
         cells = [by_pair.get((row, other), "–" if j > i else "") for j, other in enumerate(keys[1:], 1)]
         rows.append((labels[row], cells))
     return render(

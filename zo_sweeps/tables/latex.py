@@ -1,4 +1,4 @@
-"""A table as LaTeX: booktabs and graphicx, nothing else. The published numbers stand in a line below ours."""
+"""A table as LaTeX, with booktabs and graphicx only. The published numbers are printed in a line below ours."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _ESCAPES = {
 
 
 def to_latex(table: Table) -> str:
-    """One `table` environment, for a document that loads booktabs and graphicx."""
+    """Render the table as one `table` environment, for a document that loads booktabs and graphicx."""
     lines = [
         r"\begin{table}[htbp]",
         r"\centering",
@@ -67,12 +67,12 @@ def to_latex(table: Table) -> str:
 
 
 def escape(text: str) -> str:
-    """`text` with the characters that LaTeX reads as commands, or does not know, written out."""
+    """Escape the characters that LaTeX reads as commands or does not know."""
     return "".join(_ESCAPES.get(character, character) for character in text)
 
 
 def _tabular(grid: Grid) -> list[str]:
-    """Shrunk to the width of the text where it is wider."""
+    """Render a grid, shrunk to the text's width if it is wider."""
     return [
         r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
         rf"\begin{{tabular}}{{l{'r' * (len(grid.header) - 1)}}}",
@@ -90,7 +90,7 @@ def _line(texts: tuple[Text, ...]) -> str:
 
 
 def _lines(row: tuple[Text, ...]) -> list[str]:
-    """The row, and below it, in smaller type, what belongs to its cells."""
+    """Render the row, and below it, in smaller type, the further lines of its cells."""
     below = [
         " & ".join(rf"\footnotesize {escape(text)}" if text else "" for text in texts) + r" \\"
         for texts in zip_longest(*(text.below for text in row), fillvalue="")

@@ -1,4 +1,4 @@
-"""A table as GitHub-flavoured Markdown whose raw text is aligned, too."""
+"""A table as GitHub-flavoured Markdown, aligned in its raw text too."""
 
 from __future__ import annotations
 

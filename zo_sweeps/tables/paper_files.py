@@ -1,4 +1,4 @@
-"""Reading the YAML files of conf/paper and conf/table by name."""
+"""The YAML files of conf/paper and conf/table, read by name."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ OWN = (_PACKAGE / "conf", _PACKAGE.parent / "conf")  # in an installed wheel; in
 
 
 def names(group: str, folders: Sequence[Path] | None = None) -> list[str]:
-    """What there is in conf/<group>, by file name without .yaml."""
+    """Return the names of the files in conf/<group>, without .yaml, in ascending order."""
     return sorted({path.stem for folder in folders or OWN for path in (folder / group).glob("*.yaml")})
 
 
 def read(group: str, name: str, folders: Sequence[Path] | None = None) -> dict[str, Any]:
-    """The mapping in conf/<group>/<name>.yaml, from the first folder that has it. Not to be changed: it is cached."""
+    """Return the mapping in conf/<group>/<name>.yaml, from the first folder that has it. Cached: do not modify it."""
     for folder in folders or OWN:
         path = folder / group / f"{name}.yaml"
         if path.is_file():

@@ -1,4 +1,4 @@
-"""Published numbers: the tables of the papers, one YAML a paper in conf/paper, as data."""
+"""Published numbers: the tables of the papers as data, one YAML per paper in conf/paper."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Published:
     Args:
         reference: "prge/table2".
         paper: name and identifier, for the line below our table.
-        rows: row name -> column -> number (or, in a table of hyper-parameters, any value), None where not printed.
-        std: the printed standard deviations, row name -> column -> number, where there are any.
-        conditions: what the paper states about how the numbers were obtained.
-        flags: what a reader must know about rows or columns (by their published names) before comparing.
+        rows: row name -> column -> number (any value in a table of hyper-parameters); None: not printed.
+        std: row name -> column -> standard deviation, of the rows with printed ones.
+        conditions: the conditions of measurement that the paper states.
+        flags: warnings about rows or columns (by their published names) that a comparison must heed.
     """
 
     reference: str
@@ -46,15 +46,15 @@ class Published:
         return f"{self.paper}, Table {self.reference.rpartition('/table')[2].partition('_')[0]}"
 
     def column(self, label: str) -> str | None:
-        """The published column with this label, upper and lower case apart (WiC, WIC); None if there is none."""
+        """Return the published column with this label, matched case-insensitively (WiC, WIC); None if there is none."""
         return next((name for name in self.columns if name.casefold() == label.casefold()), None)
 
 
 def load(reference: str, folders: Sequence[Path] | None = None) -> Published:
-    """The published table "<paper>/<table>", e.g. "prge/table2". Raises UserError when there is none or it is broken.
+    """Load the published table "<paper>/<table>", e.g. "prge/table2". Raises UserError if it is missing or broken.
 
     Args:
-        folders: searched in order for paper/<paper>.yaml; the package's own conf by default.
+        folders: searched in order for paper/<paper>.yaml; defaults to the package's own conf.
     """
     paper, slash, table = reference.partition("/")
     if not slash:

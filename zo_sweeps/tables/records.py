@@ -1,4 +1,4 @@
-"""What goes into a table, as plain data: records of trials, the measure a cell shows, and the layout of the table."""
+"""The inputs of a table as plain data: records of trials, the measure that a cell shows, and the table's layout."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.core.trial import TrialState
 
 NOT_RUN = "NOT_RUN"  # planned, never started
-MISSING = "MISSING"  # cannot run here: its data or model is not there; `Record.note` says which
+MISSING = "MISSING"  # cannot run here: its data or model is missing; `Record.note` names it
 
 STATES = (*(state.value for state in TrialState), NOT_RUN, MISSING)
 
 
 @dataclass(frozen=True)
 class Record:
-    """One planned trial as a table sees it, whether or not it has been run.
+    """One planned trial as a row of input to a table, run or not.
 
     Args:
-        block, column: the cell it belongs to (a row of the grid and, usually, a task).
-        seed: trials that differ only in it are averaged.
+        block, column: its cell (a row of the grid and, usually, a task).
+        seed: trials that differ only in the seed are averaged.
         hyperparameters: the values of the block's searched axes, e.g. {"update.lr": 1e-4, "estimator.q": 4}.
         state: a TrialState value, "NOT_RUN" or "MISSING".
-        metrics: under the names of `trial.Outcome`, in fractions, seconds and bytes.
-        note: one line on why there is no result; printed as a footnote when `state` is "MISSING".
-        order: position in the grid; the first of equally good settings is selected.
-        also: further seeds that this very trial serves, when nothing in it is random (zero-shot).
+        metrics: by the names of `trial.Outcome`, in fractions, seconds and bytes.
+        note: one line on why there is no result; printed as a footnote if `state` is "MISSING".
+        order: position in the grid; in the selection, ties go to the first.
+        also: further seeds that this same trial serves because nothing in it is random (zero-shot).
     """
 
     trial_id: str
@@ -55,16 +55,16 @@ class Record:
 
 @dataclass(frozen=True)
 class Measure:
-    """What a cell shows: (metrics[metric] - metrics[minus]) / unit_size, with `digits` decimals and `unit`.
+    """The value of a cell: (metrics[metric] - metrics[minus]) / unit_size, with `digits` decimals and `unit`.
 
     Args:
         metric: name in `Record.metrics`, e.g. "test/metric".
-        minus: another metric, taken off it (peak memory less the weights); "" for none.
+        minus: another metric to subtract (the weights from the peak memory); "" for none.
         unit_size: one printed unit in recorded units: 0.01 for percent of a fraction, 60 for minutes of seconds.
         better: "higher" or "lower".
-        definition: one line printed below the table: what exactly was measured.
-        beside: a second measure printed in brackets in the same cell (seconds a step beside minutes).
-        name: what people call it, where `metric` does not say it ("Pearson correlation", of test/metric).
+        definition: one line printed below the table: the exact definition of the measurement.
+        beside: a second measure printed in brackets in the same cell (seconds per step after minutes).
+        name: the measure's usual name, if `metric` does not tell ("Pearson correlation", for test/metric).
     """
 
     metric: str
@@ -84,9 +84,9 @@ class Measure:
             raise UserError(f"unit_size must be above 0, not {self.unit_size}", where=f"measure of {self.metric}")
 
     def value(self, metrics: Mapping[str, float]) -> float:
-        """(metrics[metric] - metrics[minus]) / unit_size; nan where one is absent."""
-        taken = metrics.get(self.minus, math.nan) if self.minus else 0.0
-        return (metrics.get(self.metric, math.nan) - taken) / self.unit_size
+        """Return (metrics[metric] - metrics[minus]) / unit_size; NaN if one of the two is missing."""
+        subtrahend = metrics.get(self.minus, math.nan) if self.minus else 0.0
+        return (metrics.get(self.metric, math.nan) - subtrahend) / self.unit_size
 
     @classmethod
     def from_mapping(cls, data: Mapping[str, Any], where: str = "measure") -> Measure:
@@ -99,10 +99,10 @@ class Measure:
 def described(
     measure: Measure, measures: Mapping[str, Measure], columns: Sequence[tuple[str, str]], title: str = ""
 ) -> str:
-    """Return what stands in brackets behind a title: "%", or "%; Pearson correlation: STS-B" where columns differ.
+    """Return the text in brackets after a title: "%", or "%; Pearson correlation: STS-B" if the columns differ.
 
     Args:
-        measure: of the columns that `measures` does not name. A name that the title says already is not repeated.
+        measure: of the columns that `measures` does not name. A name that is part of the title is not repeated.
         columns: (key, label).
     """
     parts: dict[str, list[str]] = {}
@@ -116,7 +116,7 @@ def described(
 
 @dataclass(frozen=True)
 class Rule:
-    """Which setting of a search is reported: the one with the best mean of `metric` (on dev) over its seeds."""
+    """The rule that selects the reported setting of a search: the best mean of `metric` (on dev) over its seeds."""
 
     metric: str = "dev/loss"
     mode: str = "min"
@@ -130,7 +130,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Flag:
-    """A footnote on rows (blocks), columns, or the cells where both are named."""
+    """A footnote on rows (blocks), on columns, or, if both are named, on their cells."""
 
     note: str
     rows: tuple[str, ...] = ()
@@ -151,12 +151,12 @@ class TableSpec:
     """The layout of one table.
 
     Args:
-        name: short, for labels and file names.
-        measures: column key -> what its cells show, where that is not `measure`.
-        rows, columns: (key, label) in printed order; the keys are those of `Record.block` and `Record.column`.
+        name: a short name, for labels and file names.
+        measures: column key -> the measure of its cells, if not `measure`.
+        rows, columns: (key, label) in printed order; the keys are values of `Record.block` and `Record.column`.
         published: reference to a paper's table, "prge/table2"; "" for none.
-        published_rows, published_columns: block or column key -> its name in the published table. A column that is
-            not named here is looked up by its label; a block that is not named here has no published numbers.
+        published_rows, published_columns: block or column key -> its name in the published table. An unnamed column is
+            looked up by its label; an unnamed block has no published numbers.
         footnotes: lines printed below; caveats: the same, for conditions that differ from the paper's.
         average: whether to add a column with the mean over the columns.
         rank: whether to add a column with the mean over the columns of the row's rank; equal values share a rank.
@@ -180,7 +180,7 @@ class TableSpec:
     measures: Mapping[str, Measure] = field(default_factory=dict)
 
     def of(self, column: str) -> Measure:
-        """Return what the cells of a column show."""
+        """Return the measure of a column's cells."""
         return self.measures.get(column, self.measure)
 
     def __post_init__(self) -> None:
@@ -200,10 +200,10 @@ class TableSpec:
 
     @classmethod
     def from_mapping(cls, data: Mapping[str, Any], where: str = "table") -> TableSpec:
-        """The spec that a plain mapping (from YAML) describes.
+        """Make the spec from a plain mapping (from YAML).
 
         `rows` and `columns` are mappings key: label or lists of [key, label]; `measure`, `rule`, each of `flags` and of
-        `measures` are mappings of their own fields. Raises UserError, naming the key, on unknown or absent ones.
+        `measures` are mappings of their own fields. Raises UserError, naming the key, on an unknown or missing key.
         """
         values = _known(cls, data, where)
         values["measure"] = Measure.from_mapping(values["measure"], f"{where}.measure")

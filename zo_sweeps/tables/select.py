@@ -16,7 +16,7 @@ from zo_sweeps.tables.records import Record, Rule
 
 @dataclass(frozen=True)
 class HyperparameterSetting:
-    """One point of the search: its records, one a seed, in the order of the seeds."""
+    """One point of the search: its records, one per seed, by ascending seed."""
 
     hyperparameters: Mapping[str, Any]
     records: tuple[Record, ...]
@@ -30,16 +30,16 @@ class HyperparameterSetting:
         return all(record.state == TrialState.SUCCEEDED.value for record in self.records)
 
     def mean(self, metric: str) -> float | None:
-        """Mean of `metric` over the seeds; None where a seed lacks it or it is not finite."""
+        """Return the mean of `metric` over the seeds; None if a seed lacks it or has a non-finite value."""
         values = [record.metrics.get(metric, math.nan) for record in self.records]
         return fmean(values) if all(math.isfinite(value) for value in values) else None
 
 
 def settings(records: Iterable[Record]) -> list[HyperparameterSetting]:
-    """The settings among the records of one cell, in grid order, whatever the order of the records.
+    """Group the records of one cell into settings, in grid order, whatever the order of the records.
 
-    Grid order is that of the smallest `Record.order`, then that of the hyper-parameters themselves. Raises ValueError
-    when a setting has two records of one seed: averaging them would fake a smaller spread.
+    Grid order is ascending by the smallest `Record.order`, then by the hyper-parameters themselves. Raises ValueError
+    if a setting has two records of one seed: averaging them would fake a smaller spread.
     """
     groups: dict[str, list[Record]] = {}
     for record in records:
@@ -62,10 +62,10 @@ def _sortable(record: Record) -> list[tuple[str, bool, float, str]]:
 
 
 def select(candidates: list[HyperparameterSetting], rule: Rule) -> HyperparameterSetting | None:
-    """argmin (or argmax) over the settings of the mean dev metric over seeds; the first in grid order among equals.
+    """Return the argmin (or argmax) over the settings of the mean dev metric over seeds; ties go to the first.
 
-    Only a setting all of whose seeds have succeeded, with a finite dev metric, is a candidate. A cell without a
-    search (one setting) needs no dev metric. None when there is no candidate.
+    "First" is in grid order. Only a setting all of whose seeds have succeeded, with a finite dev metric, is a
+    candidate. A cell without a search (one setting) needs no dev metric. None if there is no candidate.
     """
     finished = [setting for setting in candidates if setting.has_succeeded]
     if len(candidates) == 1 and finished:
@@ -80,17 +80,17 @@ def select(candidates: list[HyperparameterSetting], rule: Rule) -> Hyperparamete
 
 
 def edges(selected: HyperparameterSetting, candidates: list[HyperparameterSetting]) -> dict[str, str]:
-    """Axis -> "smallest" or "largest", for the numeric axes on which the selected value ends the searched range."""
-    found: dict[str, str] = {}
+    """Return axis -> "smallest" or "largest", for numeric axes with the selected value at an end of the range."""
+    ends: dict[str, str] = {}
     for axis, value in selected.hyperparameters.items():
         values: list[Any] = [setting.hyperparameters.get(axis) for setting in candidates]
         if not all(_is_number(item) for item in values) or len(set(values)) < 2:
             continue
         if value == min(values):
-            found[axis] = "smallest"
+            ends[axis] = "smallest"
         elif value == max(values):
-            found[axis] = "largest"
-    return found
+            ends[axis] = "largest"
+    return ends
 
 
 def _is_number(value: object) -> bool:

@@ -19,8 +19,8 @@ class Difference:
 
     Args:
         row, other: keys of the rows.
-        n, columns: number of pairs, and of columns that they come from.
-        low, high: ends of the confidence interval of the mean; None with a single pair, or where all pairs are equal.
+        n, columns: the number of pairs, and of the columns that they come from.
+        low, high: ends of the confidence interval of the mean; None for a single pair, or if all pairs are equal.
     """
 
     row: str
@@ -37,10 +37,10 @@ class Difference:
 
 
 def interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float] | None:
-    """mean ± t s / sqrt(n) of `values`, s with ddof=1; None where s says nothing (one value, or equal ones)."""
+    """Return mean ± t s / sqrt(n) of `values`, s with ddof=1; None if s is undefined or 0 (one value, equal values)."""
     if len(values) < 2 or max(values) - min(values) <= 1e-9 * max(map(abs, values)):
         return None
-    from scipy.special import stdtrit  # the quantile of Student's t; half a second that most tables do not need
+    from scipy.special import stdtrit  # the quantile of Student's t; the import takes 0.5 s, and most tables need none
 
     mean = fmean(values)
     half = float(stdtrit(len(values) - 1, (1 + confidence) / 2)) * stdev(values) / math.sqrt(len(values))
@@ -48,13 +48,13 @@ def interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[f
 
 
 def differences(table: Table) -> list[Difference]:
-    """Every row against every later one: paired over the seeds and columns in which both have a value.
+    """Compare every row with every later one, paired over the seeds and columns in which both have a value.
 
     A run that serves several seeds (zero-shot) is paired with each of them. Rows without a common pair are left out,
     and so are columns with a metric of their own, in another unit.
     Cost: rows^2 · columns · seeds.
     """
-    found = []
+    results = []
     for (row, _), (other, _) in combinations(table.rows, 2):
         pairs, columns = [], 0
         for key, _ in table.columns:
@@ -66,5 +66,5 @@ def differences(table: Table) -> list[Difference]:
             pairs += [one[seed] - two[seed] for seed in common]
         if pairs:
             low, high = interval(pairs) or (None, None)
-            found.append(Difference(row, other, fmean(pairs), len(pairs), columns, low, high))
-    return found
+            results.append(Difference(row, other, fmean(pairs), len(pairs), columns, low, high))
+    return results

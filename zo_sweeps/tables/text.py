@@ -13,10 +13,10 @@ Cells = list[list[str]]  # a line of the table: each of its cells is a list of p
 
 
 def to_text(table: Table, width: int = 100) -> str:
-    """Aligned, without boxes, at most `width` wide where a single column fits in it.
+    """Render the table aligned, without boxes, at most `width` wide if a single column fits in it.
 
-    The first of these that fits: published numbers in brackets; below ours; the same with rows and columns exchanged.
-    Failing all, the columns are cut into groups, one below the other.
+    The first layout that fits: published numbers in brackets; below ours; the same, transposed. If none fits, the
+    columns are split into groups, one below the other.
     """
     parts = [_wrap(heading(table), width), _fit(main_grid(table), width)]
     lines = [*(_wrap(f"[{note.marks[0]}] {note.text}", width) for note in footnotes(table))]

@@ -1,4 +1,4 @@
-"""What every rendering prints: texts of cells, headings and notes in plain Unicode. Renderers only escape and align."""
+"""The texts that all renderers print: cells, headings and notes in plain Unicode. Renderers only escape and align."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ARROWS = {"smallest": "↓", "largest": "↑"}
 
 @dataclass(frozen=True)
 class Text:
-    """A text, its footnote marks ("a", "b", …), and what stands in brackets behind it or in lines below it."""
+    """A text, its footnote marks ("a", "b", …), and further texts, printed in brackets or in lines below it."""
 
     text: str
     marks: tuple[str, ...] = ()
@@ -48,18 +48,18 @@ class Grid:
 
 
 def letters(marks: Iterable[int]) -> tuple[str, ...]:
-    """0 -> a, …, 25 -> z, 26 -> aa, …"""
+    """Return footnote marks as letters: 0 -> a, …, 25 -> z, 26 -> aa, …"""
     return tuple((chr(97 + mark // 26 - 1) if mark > 25 else "") + chr(97 + mark % 26) for mark in marks)
 
 
 def signed(number: float, digits: int) -> str:
-    """+1.0, −1.0 (a minus sign, not a hyphen), and 0.0 for what rounds to zero."""
+    """Return +1.0, −1.0 (with a minus sign, not a hyphen), and 0.0 for a number that rounds to zero."""
     text = f"{number:+.{digits}f}"
     return text[1:] if float(text) == 0 else text.replace("-", "−")
 
 
 def plain(value: Any) -> str:
-    """A hyper-parameter as people write it: 1e-7, 0.0001, 4, both."""
+    """Return a hyper-parameter as papers print it: 1e-7, 0.0001, 4, both."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return str(value)
     mantissa, exponent, power = f"{value:g}".partition("e")
@@ -67,7 +67,7 @@ def plain(value: Any) -> str:
 
 
 def value_text(cell: TableCell, table: Table, column: str = "") -> str:
-    """`91.2 ± 0.4`, with n where it differs between cells, and k/m while the search goes on."""
+    """Return `91.2 ± 0.4`, with n if it differs between cells, and k/m until the search is finished."""
     measure = table.spec.of(column)
     if cell.state is CellState.IN_PROGRESS:
         return f"{cell.finished}/{cell.planned}"
@@ -84,7 +84,7 @@ def value_text(cell: TableCell, table: Table, column: str = "") -> str:
 
 
 def below_texts(cell: TableCell, table: Table, column: str = "") -> tuple[str, ...]:
-    """`pub. 92.2, −1.0` (published value, and the difference where we have a value) and the second measure, if any."""
+    """Return `pub. 92.2, −1.0` (published value, and the difference if we have a value), then any second measure."""
     measure, texts = table.spec.of(column), []
     if cell.published is not None:
         difference = "" if cell.difference is None else f", {signed(cell.difference, measure.digits)}"
@@ -105,7 +105,7 @@ def main_grid(table: Table) -> Grid:
 
 
 def selected_grid(table: Table) -> Grid | None:
-    """The selected hyper-parameters, "0.0005 · 4 · 4" under a row label that names the axes; None without a search."""
+    """Return the selected hyper-parameters: "0.0005 · 4 · 4", the axes in the row's label; None without a search."""
     columns = [(key, label) for key, label in table.columns if any(table.cells[b, key].selected for b, _ in table.rows)]
     rows = []
     for block, label in table.rows:
@@ -125,7 +125,7 @@ def _selected(cell: TableCell, axes: list[str]) -> str:
 
 
 def _short(axes: list[str]) -> list[str]:
-    """update.lr -> lr, unless two axes end alike."""
+    """Shorten update.lr to lr, unless two axes end in the same word."""
     tails = [axis.rpartition(".")[2] for axis in axes]
     return [tail if tails.count(tail) == 1 else axis for tail, axis in zip(tails, axes, strict=True)]
 
@@ -142,7 +142,7 @@ def footnotes(table: Table) -> list[Text]:
 
 
 def notes(table: Table) -> list[str]:
-    """The unmarked lines below the table, caveats first: they say whether it may be compared at all."""
+    """Return the unmarked lines below the table, caveats first: they decide whether it may be compared at all."""
     spec, lines = table.spec, list(table.spec.caveats)
     lines.append(_spread(table))
     if any(cell.selected for cell in table.cells.values()):
@@ -172,7 +172,7 @@ def _spread(table: Table) -> str:
 
 
 def _sizes(table: Table) -> set[int]:
-    """The numbers of seeds behind the cells that have a spread."""
+    """Return the numbers of seeds of the cells with a spread."""
     return {cell.n for cell in table.cells.values() if cell.std is not None}
 
 
