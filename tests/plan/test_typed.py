@@ -120,6 +120,13 @@ def test_a_file_of_a_users_own_member_need_not_repeat_its_name(tmp_path: Path) -
     assert (estimator.name, estimator.budget) == ("forward", 8)
 
 
+def test_an_option_of_a_member_within_a_part_is_given_by_its_dotted_key(tmp_path: Path) -> None:
+    fixed = {"method": "mezo", "update": {"lr": 0.1, "schedule": {"name": "linear"}}}
+    assert the_one(block(tmp_path, fixed)).update.schedule.name == "linear"
+    again = the_one(block(tmp_path, {"method": "mezo"}, "update.lr=0.1", "update.schedule.name=linear"))
+    assert again.update.schedule.name == "linear"
+
+
 # --- facts come from the member, not from a list of names
 
 
@@ -259,6 +266,10 @@ def test_a_misspelt_key_of_the_command_line_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     near(refused(capsys, tmp_path, "method=prge", override), key, meant, "the command line")
+
+
+def test_a_precision_left_to_the_model_hides_no_misspelt_key(tmp_path: Path) -> None:
+    assert "unknown key 'precision.nme' in the command line" in problem(tmp_path, changed(), "precision.nme=fp32")
 
 
 def with_typo(place: str, part: str, key: str) -> dict[str, Any]:

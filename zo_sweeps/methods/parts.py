@@ -9,7 +9,7 @@ from typing import Any, Literal
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.methods.definition import NOWHERE, Checked, Locate, option, options, write
 from zo_sweeps.methods.kind import Kind
-from zo_sweeps.methods.registry import member
+from zo_sweeps.methods.registry import member, names
 
 
 @dataclass(frozen=True)
@@ -69,11 +69,13 @@ class Method:
         if not isinstance(data, Mapping):
             raise UserError(f"{path}={data!r} is not a mapping", where=locate(path))
         given = {key: value for key, value in data.items() if key not in ("name", "kind")}
-        chosen = member("kind", str(data.get("kind")), where=locate(f"{path}.kind"))
-        known = ["name", "kind", *(f.name for f in options(chosen))]
+        chosen = str(data.get("kind"))
+        if chosen not in names("kind"):
+            raise unknown("kind", chosen, names("kind"), where=locate(f"{path}.kind"))
+        known = ["name", "kind", *(f.name for f in options(member("kind", chosen)))]
         for key in {*given} - {*known}:
             raise unknown("key", f"{path}.{key}", [f"{path}.{name}" for name in known], where=locate(f"{path}.{key}"))
-        kind = Kind.read({**given, "name": chosen.name}, path, locate)
+        kind = Kind.read({**given, "name": chosen}, path, locate)
         assert isinstance(kind, Kind)
         return cls(str(data.get("name", "")), kind=kind)
 

@@ -35,7 +35,7 @@ class Options:
             return True
         name = config[axis]["name"]
         known = [f.name for f in options(registry.member(axis, name, where=setting.where))]
-        if option in known:
+        if option.partition(".")[0] in known:  # update.schedule.name is of the option `schedule`
             self._taken.add(path)
             return True
         if path in setting.own:
@@ -81,7 +81,7 @@ def resolve(composer: Composer, setting: Setting, options: Options) -> TrialConf
     if not kind.trains:
         tree["train"]["steps"] = 0
     if tree["precision"]["name"] == "auto":
-        tree["precision"] = {"name": tree["model"]["precision"]}
+        tree["precision"] = {**tree["precision"], "name": tree["model"]["precision"]}
     tree["members"] = [str(folder) for folder in registry.folders()]
     return _with_batch(TrialConfig.read(tree, where))
 
