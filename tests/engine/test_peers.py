@@ -322,7 +322,7 @@ def test_what_cannot_be_shared_is_refused() -> None:
     with pytest.raises(ValueError, match="a part of every direction"):
         Team([], Mode.OUTER, drop=True)
     in_place = Method(RGE(2), Gaussian(), SGD(), in_place=InPlace())
-    with pytest.raises(ValueError, match="out of place"):
+    with pytest.raises(ValueError, match="out-of-place"):
         run(in_place, "full", Team([], Mode.SEQUENTIAL))
 
 

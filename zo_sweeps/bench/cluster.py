@@ -1,4 +1,4 @@
-"""The cluster: what scheduling costs, how soon a lost trial runs elsewhere, how a sweep of 10,000 trials starts."""
+"""Cluster benchmarks: scheduling overhead, time to recover a lost trial, start-up of a sweep of 10,000 trials."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from zo_sweeps.schedule.snapshot import Snapshot
 from zo_sweeps.schedule.sweep import Sweep
 
 MANY = 10_000
-WARM_UP = 20  # trials: processes are still starting
+WARM_UP = 20  # trials not timed, while processes start
 GRID: dict[str, Any] = {  # MANY trials of the demo model
     "name": "many",
     "fixed": {"model": "demo", "prompt": "mezo", "method": "prge", "estimator": {"q": 2}},
@@ -47,7 +47,7 @@ GRID: dict[str, Any] = {  # MANY trials of the demo model
 
 
 def rows(rounds: int) -> Iterator[Row]:
-    """`rounds` is not used: a part takes minutes."""
+    """Measure all parts. `rounds` is ignored: each part takes minutes."""
     with tempfile.TemporaryDirectory() as folder:
         yield overhead(Path(folder) / "overhead")
         yield from losses(Path(folder))
@@ -56,6 +56,7 @@ def rows(rounds: int) -> Iterator[Row]:
 
 
 def overhead(folder: Path, count: int = 300) -> Row:
+    """Measure milliseconds per trial of trials that compute nothing."""
     ends: list[float] = []
     _sweep(folder, list(trials(count)), RayBackend(folder, slots=2, target=TARGET), _on_end(ends))
     milliseconds = (ends[-1] - ends[WARM_UP]) / (count - WARM_UP - 1) * 1000
@@ -63,6 +64,7 @@ def overhead(folder: Path, count: int = 300) -> Row:
 
 
 def losses(folder: Path) -> Iterator[Row]:
+    """Measure the time until the trial of a killed or frozen node runs on another node."""
     goals: dict[str, tuple[Callable[[Raylet], None], float, float, str]] = {
         "killed": (Raylet.kill, 15, 5, "a connection that breaks"),
         "frozen": (Raylet.freeze, 30, 25, "20 s without a heartbeat"),
@@ -74,7 +76,7 @@ def losses(folder: Path) -> Iterator[Row]:
 
 
 def _loss(folder: Path, nodes: Cluster, blow: Callable[[Raylet], None]) -> float:
-    """Seconds from the blow to the second attempt's first event, in another process that is started for it."""
+    """Return the seconds from the failure to the first event of the second attempt, in a newly started process."""
     victims = [nodes.add("one"), nodes.add("two")]
     (trial,) = trials(1, steps=100_000, pause=0.05)
     began: list[float] = []
@@ -97,7 +99,7 @@ def _loss(folder: Path, nodes: Cluster, blow: Callable[[Raylet], None]) -> float
 
 
 def many(folder: Path) -> Iterator[Row]:
-    """Start a sweep of MANY trials as a user does; then ask for its status and table when all have ended."""
+    """Start a sweep of MANY trials as a user does; then time `status` and `table` with all trials ended."""
     conf, state = folder / "conf", folder / "state"
     (conf / "grid").mkdir(parents=True)
     (conf / "grid" / "many.yaml").write_text("# @package grid\n" + yaml.safe_dump(GRID))
@@ -124,7 +126,7 @@ def many(folder: Path) -> Iterator[Row]:
 
 
 def _finish_all(state: Path, overrides: list[str], conf: Path) -> None:
-    """Ends every trial of the sweep in its ledger, as if it had run."""
+    """Mark every trial of the sweep as succeeded in its ledger."""
     with Ledger(state) as ledger:
         for number, trial_id in enumerate(build(Composer(overrides, [str(conf)])).every):
             value = number % 97 / 97
@@ -133,7 +135,7 @@ def _finish_all(state: Path, overrides: list[str], conf: Path) -> None:
 
 
 def points(folder: Path, count: int = 32, steps: int = 1000) -> Row:
-    """Journals of `count` finished trials of `steps` steps each, sent to a server of our own."""
+    """Measure the upload of the journals of `count` finished trials of `steps` steps each to a local server."""
     store, known = JournalStore(folder), list(trials(count, steps=steps))
     total = 0
     for trial in known:
@@ -154,14 +156,14 @@ def points(folder: Path, count: int = 32, steps: int = 1000) -> Row:
 
 
 def _journal(trial: Trial) -> list[Event]:
-    found: list[Event] = [{"type": "start", "time": 1.0, "attempt": 1, "resumed_from": 0}]
+    events: list[Event] = [{"type": "start", "time": 1.0, "attempt": 1, "resumed_from": 0}]
     for first in range(1, trial.steps + 1, 100):
         part = range(first, first + 100)
         losses, coefs = [1.0 / step for step in part], [[1.0] for _ in part]
         event = {"type": "steps", "first": first, "losses": losses, "coefs": coefs, "seconds": 1.0, "tokens": 1}
-        found.append({**event, "time": 1.0 + first})
+        events.append({**event, "time": 1.0 + first})
     outcome = Outcome(trial.trial_id, TrialState.SUCCEEDED, {"wall_seconds": 1.0}, steps_done=trial.steps)
-    return [*found, {"type": "end", "time": 2.0 + trial.steps, "outcome": outcome.to_json()}]
+    return [*events, {"type": "end", "time": 2.0 + trial.steps, "outcome": outcome.to_json()}]
 
 
 def _sweep(

@@ -1,4 +1,4 @@
-"""A GPU: the perturbation pass against the memory's bandwidth, and a whole step of a model of 7 billion parameters."""
+"""GPU benchmarks: the perturbation pass against memory bandwidth, and a whole step of a 7-billion-parameter model."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ TOKENS = 64
 
 
 def rows(rounds: int) -> Iterator[Row]:
-    """Raises UserError where there is no GPU."""
+    """Measure all GPU rows. Raises UserError without a GPU."""
     if not torch.cuda.is_available():
-        raise UserError("torch sees no CUDA GPU here, so there is nothing to measure", where="bench gpu")
+        raise UserError("torch sees no CUDA GPU here", where="bench gpu", fix="run it on a GPU node")
     device = torch.device("cuda")
     for dtype in (torch.float16, torch.float32):
         yield perturbation(device, dtype, ELEMENTS, rounds)
@@ -34,7 +34,7 @@ def rows(rounds: int) -> Iterator[Row]:
 
 
 def perturbation(device: torch.device, dtype: torch.dtype, elements: int, rounds: int) -> Row:
-    """theta + eps z into other memory, against a copy of theta to there: both read and write every element once."""
+    """Time theta + eps z, written to another tensor, against a copy: both read and write every element once."""
     theta = torch.randn(elements, device=device).to(dtype)
     out, key = torch.empty_like(theta), NoiseKey(0, 1, 0)
     functions = {
@@ -50,7 +50,7 @@ def perturbation(device: torch.device, dtype: torch.dtype, elements: int, rounds
 
 
 def step(model: LanguageModel, data: list[Example], what: str, rounds: int) -> Row:
-    """A full-parameter MeZO step (q=1) against two forwards and two passes that read and write every weight."""
+    """Time a full-parameter MeZO step (q=1) against two forwards and two passes that read and write every weight."""
     steps = Steps(model, FullModel(model.module), data)
     device = steps.device
 
@@ -73,7 +73,7 @@ def step(model: LanguageModel, data: list[Example], what: str, rounds: int) -> R
 
 
 def _awaited(function: Callable[[], Any], device: torch.device) -> Callable[[], None]:
-    """The function with all that it started on the device."""
+    """Return the function followed by a device synchronization."""
 
     def run() -> None:
         function()

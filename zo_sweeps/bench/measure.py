@@ -1,4 +1,4 @@
-"""How times are taken here: everything compared runs in one process, in turn, and the minimum of the rounds counts."""
+"""Timing: compared functions run interleaved in one process, and the minimum over the rounds is reported."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: `ratio` beside what it must reach, what is aimed at, and what limits it.
+    """One row of the table: a ratio with its required value, its target and its limit.
 
     Args:
-        unit: "x" for how many times faster than the other (more is better), "of" for how many times its cost (less is
-            better); no ratios: "MiB", "s", "ms" (less is better), "/s" for a rate (more is better).
-        detail: the numbers that the ratio is of.
+        ratio: the measured value.
+        unit: "x" for a speed-up (more is better), "of" for a relative cost (less is better); absolute values: "MiB",
+            "s", "ms" (less is better), "/s" for a rate (more is better).
+        must: the required value.
+        aim: the target.
+        limit: the bound on the value, or its cause.
+        detail: the measurements behind the ratio.
     """
 
     name: str
@@ -30,13 +34,14 @@ class Row:
 
     @property
     def reached(self) -> bool:
+        """Whether the ratio meets `must`."""
         return self.ratio >= self.must if self.unit in ("x", "/s") else self.ratio <= self.must
 
 
 def interleaved(functions: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """Seconds a call of each function: the minimum over `rounds` rounds, in each of which every function runs once.
+    """Return the seconds per call of each function: the minimum over `rounds` rounds that run every function once.
 
-    One round more, not counted, goes first. A load on the machine that comes and goes then meets all alike.
+    One warm-up round is discarded. Interleaving spreads transient load evenly.
     """
     best = dict.fromkeys(functions, float("inf"))
     for number in range(rounds + 1):
@@ -49,7 +54,7 @@ def interleaved(functions: Mapping[str, Callable[[], Any]], rounds: int) -> dict
 
 
 def host() -> dict[str, Any]:
-    """What the numbers were measured on."""
+    """Describe the host of the measurements."""
     import torch
 
     from zo_sweeps.core.host import processor

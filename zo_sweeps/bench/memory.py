@@ -1,4 +1,4 @@
-"""Memory: how far a step's peak stands above that of inference of the same batch."""
+"""Memory benchmark: the peak of a step beyond the peak of inference on the same batch."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ MIB = 1 << 20
 
 
 def rows(rounds: int) -> Iterator[Row]:
+    """Measure the full space with q = 1 and q = 4."""
     model = llama_58m()
     data = examples([64] * 16, 2)
     space = FullModel(model.module)
@@ -32,12 +33,12 @@ def rows(rounds: int) -> Iterator[Row]:
 
 
 def _peak(function: Callable[[], object], rounds: int) -> float:
-    """MiB above what the process holds, the smallest of the rounds (the first fills caches)."""
-    found = []
+    """Return the peak in MiB beyond the baseline, the minimum over the rounds after one warm-up."""
+    peaks = []
     for _ in range(rounds + 1):
         meter = MemoryMeter("cpu")
         meter.start()
         function()
         meter.stop()
-        found.append(meter.above_baseline / MIB)
-    return min(found[1:])
+        peaks.append(meter.above_baseline / MIB)
+    return min(peaks[1:])

@@ -1,4 +1,4 @@
-"""The loop that is compared against: MeZO as its released code runs it. The product does not use it."""
+"""The reference loop: MeZO as in its released code. Used by the benchmark only."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from zo_sweeps.models.causal import LanguageModel
 
 
 def loss(model: LanguageModel, examples: Sequence[Example]) -> float:
-    """Cross-entropy over the candidates (of the answer token, where there is one), from one sequence a candidate.
+    """Return the cross-entropy over the candidates (of the answer token if there is one), one sequence per candidate.
 
-    Logits and log-softmax at all positions, as MeZO computes them.
+    Logits and log-softmax at all positions, as in MeZO.
     """
     rows = [candidate.ids[:-1] for example in examples for candidate in example.candidates]
     answers = torch.tensor([candidate.ids[-1] for example in examples for candidate in example.candidates])
@@ -29,7 +29,7 @@ def loss(model: LanguageModel, examples: Sequence[Example]) -> float:
 
 @torch.inference_mode()
 def step(model: LanguageModel, examples: Sequence[Example], seed: int, eps: float = 1e-3, lr: float = 1e-6) -> float:
-    """One step of MeZO's Algorithm 1: four passes over the parameters, each drawing all of z again."""
+    """Take one step of MeZO's Algorithm 1: four passes over the parameters, each drawing all of z again."""
 
     def perturb(scale: float) -> None:
         torch.manual_seed(seed)

@@ -1,4 +1,4 @@
-"""Noise: nanoseconds an element against `normal_`."""
+"""Noise benchmark: nanoseconds per element against `normal_`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ ELEMENTS = 1 << 22
 
 
 def rows(rounds: int) -> Iterator[Row]:
+    """Measure the torch expression and the compiled map, on one thread and on all."""
     out, key = torch.empty(ELEMENTS), NoiseKey(0, 1, 0)
     here = torch.get_num_threads()
     seconds: dict[str, float] = {}

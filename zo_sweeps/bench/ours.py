@@ -1,4 +1,4 @@
-"""A step of the engine as a function without arguments, for a batch and a space."""
+"""The engine's steps as functions to time, for a batch and a space."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from zo_sweeps.models.causal import LanguageModel
 
 
 def with_lora_fa(model: LanguageModel, rank: int, alpha: float) -> InstalledSpace:
-    """LoRA-FA on q, k, v and o of every layer."""
+    """Install LoRA-FA on q, k, v and o of every layer."""
     space = LoRAFA(rank=rank, alpha=alpha, targets=tuple("qkvo"))
     return space.install(model.module, list(model.target_modules(space.targets)), 0)
 
 
 @dataclass(frozen=True)
 class Steps:
-    """`one()` is the next step of a run over one batch, collated each time as a run does; `forward(P)` its f alone."""
+    """Steps of a run over one batch, collated at each step as in a run."""
 
     model: LanguageModel
     space: InstalledSpace
@@ -48,12 +48,14 @@ class Steps:
         return next(self.model.module.parameters()).device
 
     def forward(self, copies: int) -> Tensor:
+        """Return f at `copies` points: the forward of a step alone."""
         gold_only = len(self.examples[0].candidates) == 1
         batch = collate(self.examples, 0, gold_only=gold_only).to(self.device)
         loss = losses.tokens if gold_only else losses.candidates
         return loss(losses.token_logprobs(self.model, batch, copies=copies), batch)
 
     def one(self) -> Callable[[], None]:
+        """Return a function whose every call takes the next step."""
         numbers, method = count(1), self.method
 
         def run() -> None:

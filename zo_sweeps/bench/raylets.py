@@ -1,4 +1,4 @@
-"""A Ray cluster of real raylets on this machine, each a process tree that can be killed, frozen and started again."""
+"""A Ray cluster of real raylets on this machine, each a process tree that can be killed, frozen and restarted."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from zo_sweeps.core.host import GIB
 from zo_sweeps.schedule import ray_private
 from zo_sweeps.schedule.cluster import private_token
 
-BOOT_SECONDS = 300.0  # on a machine with other things to do, Ray may take more than a minute to be imported
+BOOT_SECONDS = 300.0  # on a busy machine, importing Ray can take more than a minute
 SOURCES = Path(zo_sweeps.__file__).resolve().parents[1]
 
 
 def wait_for(condition: Callable[[], object], seconds: float = 90.0, what: str = "") -> None:
-    """Returns when `condition()` is true. Raises AssertionError after `seconds`."""
+    """Wait until `condition()` is true. Raises AssertionError after `seconds`."""
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, f"waited in vain: {what}"
+        assert time.monotonic() < deadline, f"timed out after {seconds:g} s: {what}"
         time.sleep(0.05)
 
 
 class Raylet:
-    """`ray start --block`, and all that it starts. Ray knows it by `name` and `device`."""
+    """`ray start --block` and its child processes, with the labels `name` and `device` in Ray."""
 
     def __init__(self, folder: Path, environment: dict[str, str], name: str, device: str, arguments: list[str]) -> None:
         self.name, self._log = name, folder / f"{name}.log"
@@ -50,7 +50,7 @@ class Raylet:
             )
 
     def wait(self) -> bool:
-        """Until it has joined; False if it ended instead."""
+        """Wait until the node has joined; return False if it exited instead."""
 
         def over() -> bool:
             return "Ray runtime started" in self._log.read_text() or self.process.poll() is not None
@@ -63,6 +63,7 @@ class Raylet:
         return self.process.poll() is None
 
     def send(self, number: int) -> None:
+        """Send a signal to every process of the tree."""
         for process in self._tree():
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(number)
@@ -72,7 +73,7 @@ class Raylet:
         self.process.wait()
 
     def end(self) -> None:
-        """Told to leave: Ray knows at once that it is gone, not after its 14 seconds for one that was killed."""
+        """Leave the cluster gracefully: Ray notices at once, not after 14 seconds as for a killed node."""
         self.thaw()
         for process in self._tree():
             with contextlib.suppress(psutil.Error):
@@ -82,20 +83,20 @@ class Raylet:
         self.kill()
 
     def freeze(self) -> None:
-        """As when the network is gone: its connections stay open, and silent."""
+        """Stop all processes, as in a network failure: connections stay open but silent."""
         self.send(signal.SIGSTOP)
 
     def thaw(self) -> None:
         self.send(signal.SIGCONT)
 
     def actors(self) -> list[int]:
-        """The processes that run trials."""
-        found = []
+        """Return the ids of the processes that run trials."""
+        pids = []
         for process in self._tree():
             with contextlib.suppress(psutil.NoSuchProcess):
                 if "TrialActor" in " ".join(process.cmdline()):
-                    found.append(process.pid)
-        return found
+                    pids.append(process.pid)
+        return pids
 
     def _tree(self) -> list[psutil.Process]:
         try:
@@ -106,7 +107,7 @@ class Raylet:
 
 
 class Cluster:
-    """A head that runs no trials, and the nodes that were added. Join `address` with the variables of `token`."""
+    """A head that runs no trials, and added nodes. To join `address`, set the environment variables in `token`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -127,13 +128,13 @@ class Cluster:
         self.head = self._start("head", "cpu", where)
 
     def add(self, name: str, device: str = "cpu", *, cpus: int = 1, gib: float = 8, **variables: str) -> Raylet:
-        """A node of so many CPUs and so much memory, with further environment variables."""
+        """Add a node with the given CPUs and memory, and further environment variables."""
         where = [f"--address={self.address}", f"--num-cpus={cpus}", f"--memory={int(gib * GIB)}"]
         self.nodes.append(self._start(name, device, where, **variables))
         return self.nodes[-1]
 
     def _start(self, name: str, device: str, arguments: list[str], **variables: str) -> Raylet:
-        """Started, and joined; Ray gives up after 30 seconds, which a busy machine may need: then once more."""
+        """Start a node and wait until it has joined; retry twice, because Ray gives up after 30 s on a busy machine."""
         for _ in range(3):
             node = Raylet(self.folder, {**self.environment, **variables}, name, device, arguments)
             if node.wait():
@@ -149,9 +150,9 @@ class Cluster:
 
 @contextlib.contextmanager
 def cluster() -> Iterator[Cluster]:
-    """In a short folder: Ray's sockets have 107 bytes for their paths."""
-    made = Cluster(Path(tempfile.mkdtemp(prefix="zn", dir="/tmp")))
+    """Start a cluster in a folder with a short name, because Ray's socket paths are limited to 107 bytes."""
+    started = Cluster(Path(tempfile.mkdtemp(prefix="zn", dir="/tmp")))
     try:
-        yield made
+        yield started
     finally:
-        made.close()
+        started.close()

@@ -1,4 +1,4 @@
-"""Replay: 1,000 LoRA-FA steps from their log, against running them."""
+"""Replay benchmark: 1,000 LoRA-FA steps from their log, against running them."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ STEPS, Q = 1000, 4
 
 
 def rows(rounds: int) -> Iterator[Row]:
+    """Measure a replay against one step times the number of steps."""
     model = llama_58m()
     space = with_lora_fa(model, 16, 16)
     steps = Steps(model, space, examples([64] * 2, 2), q=Q, mode=Mode.BOTH, lr=1e-6)

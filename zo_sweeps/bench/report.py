@@ -16,7 +16,7 @@ PARTS = (*ENGINE, "gpu", "cluster")
 
 
 def run(part: str, rounds: int) -> list[Row]:
-    """The rows of a part, or of all parts of the engine. Raises UserError for an unknown part."""
+    """Measure one part, or all parts of the engine; return the rows. Raises UserError for an unknown part."""
     if part != "all" and part not in PARTS:
         raise unknown("benchmark", part, ["all", *PARTS])
     chosen = ENGINE if part == "all" else (part,)
@@ -24,7 +24,7 @@ def run(part: str, rounds: int) -> list[Row]:
 
 
 def text(rows: Sequence[Row]) -> str:
-    """One line a row: the ratio, what it must reach, the aim, and the limit."""
+    """Format one line per row: the ratio, its required value, the target, and the limit."""
     lines = []
     for row in rows:
         unit = {"x": "x", "of": "x"}.get(row.unit, f" {row.unit}")
@@ -34,7 +34,7 @@ def text(rows: Sequence[Row]) -> str:
 
 
 def write(rows: Sequence[Row], path: Path) -> None:
-    """The rows with the host they were measured on. Raises UserError when the file cannot be written."""
+    """Write the rows and their host as JSON. Raises UserError if the file cannot be written."""
     content = {"host": host(), "rows": [{**asdict(row), "reached": row.reached} for row in rows]}
     try:
         path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

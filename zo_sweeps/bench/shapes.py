@@ -1,4 +1,4 @@
-"""The model and the data that are measured: random weights, random tokens."""
+"""The benchmark's models and data: random weights, random tokens."""
 
 from __future__ import annotations
 
@@ -39,28 +39,32 @@ LLAMA_2_7B = {  # 6.74 G parameters
 
 @dataclass(frozen=True)
 class Candidate:
+    """One candidate of an example; see `engine.batch.Candidate`."""
+
     ids: tuple[int, ...]
     answer_length: int = 1
 
 
 @dataclass(frozen=True)
 class Example:
+    """One example; see `engine.batch.Example`."""
+
     candidates: tuple[Candidate, ...]
     gold: int
 
 
 def llama_58m() -> LanguageModel:
-    """The Llama of LLAMA_58M, fp32, on the CPU."""
+    """Load the Llama of LLAMA_58M, fp32, on the CPU."""
     return load(Model(source="random", arch=LLAMA_58M), torch.float32, torch.device("cpu"))
 
 
 def demo() -> LanguageModel:
-    """The demo model, fp32, on the CPU."""
+    """Load the demo model, fp32, on the CPU."""
     return load(Model(), torch.float32, torch.device("cpu"))
 
 
 def examples(lengths: Sequence[int], options: int, vocabulary: int = VOCABULARY) -> list[Example]:
-    """Prompts of so many tokens each, with `options` answers of one token."""
+    """Return one example per prompt length in tokens, each with `options` answers of one token."""
     draw = random.Random(0)
 
     def token() -> int:

@@ -1,4 +1,4 @@
-"""Steps: full space against the plain MeZO loop, LoRA-FA against bare forwards of the same texts."""
+"""Step benchmarks: full space against the plain MeZO loop, LoRA-FA against bare forwards of the same texts."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from zo_sweeps.methods.evaluation import Mode
 from zo_sweeps.models.causal import LanguageModel
 
 TOKENS = 64
-SENTENCES = (18, 27, 36, 53)  # tokens of four prompts of SST-2, with the spread that a batch of it has
+SENTENCES = (18, 27, 36, 53)  # tokens of four SST-2 prompts, with the spread of a typical batch
 
 
 def rows(rounds: int) -> Iterator[Row]:
+    """Measure all rows."""
     model = llama_58m()
     yield _full(model, 1, 1, (2.5, 5.0), rounds)
     yield _full(model, 16, 2, (3.0, 4.5), rounds)
@@ -69,7 +70,7 @@ def _lora_fa(model: LanguageModel, rounds: int, q: int = 4, batch: int = 2, rank
 
 
 def _sentences(rounds: int, q: int = 4, rank: int = 16) -> Row:
-    """The demo model on sentences: against a forward of its rows as a plain loop has them, padded to the longest."""
+    """Time the demo model on sentences against a plain loop's forward of its rows, padded to the longest."""
     bare, adapted = demo(), demo()
     texts = examples(SENTENCES, 2, bare.arch.vocabulary)
     ours = Steps(adapted, with_lora_fa(adapted, rank, 2 * rank), texts, q=q, mode=Mode.BOTH, lr=1e-4)

@@ -1,4 +1,4 @@
-"""Trials for the cluster's benchmark: they step, sleep and report, and compute nothing."""
+"""Trials for the cluster benchmark, which step, sleep and report, but compute nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TARGET = "zo_sweeps.bench.trials:run_trial"
 
 
 def trials(count: int, *, steps: int = 1, pause: float = 0.0) -> Iterator[Trial]:
-    """`count` trials of `steps` steps of `pause` seconds, all of one base model."""
+    """Yield `count` trials of `steps` steps of `pause` seconds, all of one base model."""
     for number in range(count):
         config = Stored({"pause": pause})
         label = f"trial {number}"
@@ -20,7 +20,7 @@ def trials(count: int, *, steps: int = 1, pause: float = 0.0) -> Iterator[Trial]
 
 
 def run_trial(trial: Trial, sink: Sink, journal: list[Event], attempt: int, should_stop: Callable[[], bool]) -> Outcome:
-    """See `zo_sweeps.core.trial.RunTrial`."""
+    """Run a trial; see `zo_sweeps.core.trial.RunTrial`."""
 
     def emit(kind: str, **fields: object) -> None:
         sink.emit({"type": kind, "time": time.time(), **fields})

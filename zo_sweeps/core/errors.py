@@ -7,13 +7,13 @@ from collections.abc import Iterable
 
 
 class UserError(Exception):
-    """Something the user can mend. The CLI prints `str(error)` as one line and exits with status 2.
+    """An error that the user can fix. The CLI prints `str(error)` as one line and exits with status 2.
 
     Args:
-        what: what is wrong, e.g. "unknown task 'sst3'".
-        where: the file, key or line it was found at.
-        choices: what could have stood there; a close match is suggested first.
-        fix: the command or edit that most likely mends it.
+        what: the problem, e.g. "unknown task 'sst3'".
+        where: the file, key or line in question.
+        choices: the valid values.
+        fix: the command or edit that most likely fixes it.
     """
 
     def __init__(self, what: str, *, where: str = "", choices: Iterable[str] = (), fix: str = "") -> None:
@@ -40,7 +40,7 @@ def _rebuild(kind: type[UserError], what: str, where: str, choices: tuple[str, .
 
 
 def unknown(kind: str, name: object, choices: Iterable[str], *, where: str = "") -> UserError:
-    """An unknown name, with the close match (if there is one) as the likely fix."""
+    """Return the error for an unknown name, with the closest match (if there is one) as the likely fix."""
     options = sorted(choices)
     close = difflib.get_close_matches(str(name), options, n=1)
     fix = f"did you mean {close[0]!r}?" if close else ""

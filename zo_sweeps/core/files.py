@@ -12,8 +12,8 @@ from pathlib import Path
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`, and rename it to `path` when the block ends without an error.
 
-    The temporary name contains the process id, so that two processes that write the same file do not mix; it never
-    ends as `path` does. After an error it is removed and `path` is as it was.
+    The temporary name contains the process id, so that concurrent writers of one file do not collide; its suffix
+    never equals that of `path`. After an error it is removed and `path` is unchanged.
     """
     temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
@@ -25,6 +25,6 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Replace the contents of `path` by `text` (UTF-8). Raises OSError if the disk does not take it."""
+    """Replace the contents of `path` with `text` (UTF-8). Raises OSError if it cannot be written."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")

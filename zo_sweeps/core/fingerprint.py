@@ -1,4 +1,4 @@
-"""Canonical JSON and the hash of it: what makes a trial the same trial, in any process and on any machine."""
+"""Canonical JSON and its hash: a trial's identity, the same in every process and on every machine."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Mapping
 
 
 def canonical(value: object, where: str = "$") -> object:
-    """`value` reduced to what JSON can hold with one spelling each.
+    """Return `value` as JSON types, with one spelling for each value.
 
-    Integral floats become integers (1.0 and 1 are the same hyper-parameter), mappings are ordered by key, tuples
-    become lists. Raises TypeError, naming the place, on anything without an identity that is stable across processes
-    (callables, sets, objects) and ValueError on non-finite numbers.
+    Integral floats become integers (1.0 and 1 are the same hyper-parameter), mappings are sorted by key, tuples
+    become lists. Raises TypeError, with the path, for values whose identity is not stable across processes
+    (callables, sets, objects) and ValueError for non-finite numbers.
     """
-    if value is None or type(value) in (str, int, bool):  # nearly all there is
+    if value is None or type(value) in (str, int, bool):  # the common case first
         return value
     if isinstance(value, str):
         return value
@@ -39,10 +39,10 @@ def canonical(value: object, where: str = "$") -> object:
 
 
 def canonical_json(value: object) -> str:
-    """The one spelling of `value` as JSON: sorted keys, no spaces, shortest round-trip floats, UTF-8."""
+    """Return the only spelling of `value` as JSON: sorted keys, no spaces, shortest round-trip floats, UTF-8."""
     return json.dumps(canonical(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 def fingerprint(value: object, length: int = 16) -> str:
-    """First `length` hex digits of the SHA-256 of `canonical_json(value)`."""
+    """Return the first `length` hex digits of the SHA-256 of `canonical_json(value)`."""
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()[:length]

@@ -1,4 +1,4 @@
-"""Names and sizes of this machine, as people write them."""
+"""Human-readable names and sizes of this machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def gib(size: float, of: float | None = None) -> str:
 
 
 def processor() -> str:
-    """Return the processor's model name, as the kernel gives it; else what Python knows of it."""
+    """Return the processor's model name from the kernel; falls back to Python's `platform`."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Reading JSON lines that another process may be appending to, or was killed while appending to."""
+"""Reading of JSON lines files to which another process may be appending, or was when it was killed."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 def read_objects(path: str | os.PathLike[str], offset: int = 0) -> list[tuple[dict[str, Any] | None, int]]:
     """Return (object, byte offset of its end) for every complete line from byte `offset` on; [] without a file.
 
-    A last line without its newline is torn and left out. A complete line that is not a JSON object gives None: whether
-    that is an error is for the caller to say (see `line_number`).
+    A last line without a newline is torn and left out. A complete line that is not a JSON object gives None: the caller
+    decides whether that is an error (see `line_number`).
     """
     try:
         with open(path, "rb") as file:
@@ -19,15 +19,15 @@ def read_objects(path: str | os.PathLike[str], offset: int = 0) -> list[tuple[di
             data = file.read()
     except (FileNotFoundError, NotADirectoryError):
         return []
-    found: list[tuple[dict[str, Any] | None, int]] = []
+    objects: list[tuple[dict[str, Any] | None, int]] = []
     for line in data.split(b"\n")[:-1]:
         offset += len(line) + 1
         try:
             value = json.loads(line.decode("utf-8", "surrogatepass"))
         except ValueError:  # covers bad JSON and bad UTF-8
             value = None
-        found.append((value if isinstance(value, dict) else None, offset))
-    return found
+        objects.append((value if isinstance(value, dict) else None, offset))
+    return objects
 
 
 def line_number(path: str | os.PathLike[str], end: int) -> int:

@@ -4,20 +4,20 @@ Events are JSON objects; a trial's journal is the list of them, in order. Every 
 seconds). The types:
 
     start   attempt, device (mapping), versions (mapping), resumed_from (step)
-    steps   first (1-based number of the first step in it), losses ([steps], mean of the points' losses),
+    steps   first (1-based number of the event's first step), losses ([steps], mean of the points' losses),
             coefs ([steps][q], the projected gradients, NaN where a direction was dropped: together with the seed they
             *are* the run), seconds (of these steps), tokens
     eval    step, split ("dev"), loss, metric (the task's first), metrics (mapping name -> value), seconds
     test    step (the selected one), loss, metric, metrics
-    mask    fingerprint, entries (of the sparse mask that was found before training)
+    mask    fingerprint, entries (of the sparse mask computed before training)
     gradients  step, shares, mean, std, layers (the cumulative normalized squared gradient: see engine.sensitivity),
-            covered (mapping "task_dynamic/0.001" -> the share of it that this mask of this density holds)
-    generate  tokens (a round), seconds (of each round)
-    peers   names (where the followers run that share its steps, those that are ready)
+            covered (mapping "task_dynamic/0.001" -> the share of it in this mask at this density)
+    generate  tokens (per round), seconds (of each round)
+    peers   names (where the followers that share its steps run; only the ready ones)
     peer_lost   reason
     end     outcome (Outcome.to_json())
 
-A resumed attempt goes on after the last step in the journal, so that a step stands in a journal once.
+A resumed attempt continues after the last step in the journal, so that a journal holds each step once.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ Event = Mapping[str, Any]
 
 
 class TrialState(str, Enum):
+    """The state of a trial in its sweep."""
+
     PENDING = "PENDING"
     RUNNING = "RUNNING"
     SUCCEEDED = "SUCCEEDED"
@@ -42,18 +44,18 @@ class TrialState(str, Enum):
 
     @property
     def is_result(self) -> bool:
-        """A result is recorded, shown in the table as such, and never run again unless asked for."""
+        """Whether the state is a result: recorded, shown in the table as such, and rerun on request only."""
         return self in (TrialState.SUCCEEDED, TrialState.DIVERGED, TrialState.OUT_OF_MEMORY)
 
     @property
     def is_retryable(self) -> bool:
-        """An error or a lost process: run again from the last scalars, a bounded number of times."""
+        """Whether to retry from the last scalars, a bounded number of times: an error or a lost process."""
         return self in (TrialState.FAILED, TrialState.LOST)
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What a trial asks of the place where it runs."""
+    """A trial's requirements on the place where it runs."""
 
     device: str = "auto"  # a device profile (cpu, cuda, jetson-orin-nano, ...) or "auto": any that fits
     memory_bytes: int = 0  # estimated peak
@@ -67,7 +69,7 @@ class Config(Protocol):
 
 @dataclass(frozen=True)
 class Stored:
-    """A configuration as it comes from a file or another process: JSON, not read yet."""
+    """A configuration from a file or another process: JSON, not parsed yet."""
 
     data: Mapping[str, Any]
 
@@ -80,10 +82,10 @@ class SharedSteps:
     """How the processes that share a trial's steps can divide its points; see `zo_sweeps.engine.peers`.
 
     Args:
-        directions: queries per step, of which a process evaluates whole ones; 0: as many as there are parameters.
-        forwards: forwards per step where these do not grow with the queries (the modes outer and both), else None.
+        directions: queries per step; a process evaluates whole queries; 0: as many as there are parameters.
+        forwards: forwards per step if independent of the number of queries (the modes outer and both), else None.
         mode: how points share forwards, for messages.
-        one_process: why every point must be evaluated in one process; "" where it need not.
+        one_process: the reason why one process must evaluate all points; "" if there is none.
     """
 
     directions: int
@@ -98,15 +100,15 @@ class Trial:
 
     Args:
         trial_id: fingerprint of everything in `config` that changes the result.
-        config: the resolved configuration. Holds more than the identity does (paths, display names).
-        needs: where it can run.
+        config: the resolved configuration, including fields outside the identity (paths, display names).
+        needs: requirements on the place where it runs.
         warm_key: trials with the same key can share a loaded base model.
         cost: estimated work, in forwarded tokens; for the ETA.
         steps: optimization steps (0 for zero-shot).
         memory_key: trials with the same key need the same memory.
-        shared_steps: how its steps can be shared among processes; None: they cannot.
-        label: for people: "ZO-LoRA-FA (q=1) · SST-2 · lr 0.0001 · seed 0".
-        grid, block, task: names of the first cell that asked for it, for people and tags.
+        shared_steps: how processes can share its steps; None: they cannot.
+        label: human-readable: "ZO-LoRA-FA (q=1) · SST-2 · lr 0.0001 · seed 0".
+        grid, block, task: names of the first cell that requested it, for display and tags.
     """
 
     trial_id: str
@@ -129,7 +131,7 @@ class Trial:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Trial:
-        """Read a trial; keys of other versions are passed over, so that old journals stay readable."""
+        """Read a trial; keys of other versions are ignored, so that old journals stay readable."""
         known = {name: value for name, value in data.items() if name in cls.__dataclass_fields__}
         shared = None if data.get("shared_steps") is None else SharedSteps(**data["shared_steps"])
         read = {"config": Stored(data["config"]), "needs": Needs(**data["needs"]), "shared_steps": shared}
@@ -138,18 +140,18 @@ class Trial:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How an attempt at a trial ended, and what it measured.
+    """The end of an attempt at a trial, and its measurements.
 
     `metrics` holds plain floats under these names (absent when not measured): `dev/metric`, `dev/loss`, `test/metric`,
     `test/loss` (the task's first metric, at the selected step; a share is a fraction of 1), `dev/<name>` and
     `test/<name>` of each of its metrics; `seconds_per_step` (median over steps),
     `train_seconds` (steps only), `wall_seconds`, `tokens_per_second` (forwarded tokens in steps), `peak_memory_bytes`,
     `weights_bytes`, `trainable_parameters`; `drift` (of in-place perturbation: the largest |theta - theta restored|);
-    `flops_per_step` (floating-point operations of the first step's matrix products, where they are counted);
+    `flops_per_step` (floating-point operations of the first step's matrix products, if counted);
     `seconds_per_token` (median over rounds of generation); `gradients/...` (the last `covered`, by name).
-    Of a trial whose steps were shared: `workers` (processes at its start, the
-    leader among them), `exchanged_bytes_per_step` (questions and answers of all followers), `peers_lost`,
-    `directions_redone` (by others, as their peer was lost or slow), `directions_dropped` (in all attempts).
+    If steps were shared: `workers` (processes at its start, the
+    leader included), `exchanged_bytes_per_step` (questions and answers of all followers), `peers_lost`,
+    `directions_redone` (by other processes, because a peer was lost or slow), `directions_dropped` (in all attempts).
     """
 
     trial_id: str
@@ -170,7 +172,7 @@ class Outcome:
 
 
 class Sink(Protocol):
-    """Where a running trial sends its events."""
+    """The receiver of a running trial's events."""
 
     def emit(self, event: Event) -> None: ...
 
@@ -181,9 +183,9 @@ class Sharing:
 
     Args:
         peers: the followers, as `engine.peers.Peer`s.
-        names: where each runs, for people.
-        drop: the directions of a lost follower are dropped from the step; otherwise the others evaluate them.
-        patience: seconds that one may take longer than the leader.
+        names: where each runs, for display.
+        drop: whether a lost follower's directions are dropped from the step; if not, the others evaluate them.
+        patience: seconds that a follower may take longer than the leader.
     """
 
     peers: Sequence[Any]
@@ -196,11 +198,11 @@ class RunTrial(Protocol):
     """The signature of `run.run_trial.run_trial`, the one function that every executor calls.
 
     Args:
-        trial: what to run.
+        trial: the trial to run.
         sink: receives the events, `start` first, `end` last.
-        journal: the events of earlier attempts; the run goes on where they end.
+        journal: the events of earlier attempts; the run resumes at their end.
         attempt: 1 for the first.
-        should_stop: asked between steps; when true the trial ends as CANCELLED, resumable.
+        should_stop: called between steps; if it returns true, the trial ends as CANCELLED and can be resumed.
         sharing: the processes sharing its steps; omitted when there are none.
     """
 

@@ -1,4 +1,4 @@
-"""Is this host fit to run a sweep? One line a check, each with what to do about it."""
+"""Checks whether this host can run a sweep: one line per check, with the fix."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OLDEST_CLOCK = 1_735_689_600  # 2025-01-01: boards without a clock battery start
 
 @dataclass(frozen=True)
 class Check:
-    """One finding. `fail`: sweeps will not run; `warn`: some will not."""
+    """The result of one check. `fail`: no sweep will run; `warn`: some will not."""
 
     name: str
     status: Status
@@ -41,14 +41,14 @@ class Check:
 
 
 def checks(state_dir: str | Path = "zo_runs") -> list[Check]:
-    """All checks of this host, in the order in which to mend them. Writes (and removes) one file in `state_dir`.
+    """Run all checks of this host, in the order in which to fix them. Writes (and removes) one file in `state_dir`.
 
     Cost: a few seconds (imports torch; at most 3 s for the hub).
     """
     folder = Path(state_dir).expanduser().absolute()
-    found = [_python(), *_packages(), imports("torch", "fail"), imports("bitsandbytes", "warn"), *_host()]
-    found += [disk(folder), _writable(folder), _loopback(), _hub_cache(), _hub(), _demo(), _clock(time.time())]
-    return found
+    results = [_python(), *_packages(), imports("torch", "fail"), imports("bitsandbytes", "warn"), *_host()]
+    results += [disk(folder), _writable(folder), _loopback(), _hub_cache(), _hub(), _demo(), _clock(time.time())]
+    return results
 
 
 def _python() -> Check:
@@ -58,7 +58,7 @@ def _python() -> Check:
 
 
 def _packages() -> Iterator[Check]:
-    """Installed versions of what the package itself declares."""
+    """Check the installed versions of the package's declared dependencies."""
     from packaging.requirements import Requirement
 
     try:
@@ -83,8 +83,8 @@ def _packages() -> Iterator[Check]:
 
 
 def imports(module: str, otherwise: Status) -> Check:
-    """Whether a module can be imported; `otherwise` when it cannot."""
-    logging.disable(logging.WARNING)  # libraries chat about optional parts when imported
+    """Check that a module can be imported; the status is `otherwise` if it cannot."""
+    logging.disable(logging.WARNING)  # libraries log messages about optional parts on import
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -111,7 +111,7 @@ def _host() -> Iterator[Check]:
 
 
 def disk(folder: Path) -> Check:
-    """Free space where `folder` is, or will be."""
+    """Check the free disk space where `folder` is, or will be."""
     place = next(parent for parent in (folder, *folder.parents) if parent.exists())
     free = shutil.disk_usage(place).free
     status: Status = "ok" if free >= 5 * GIB else "warn" if free >= GIB / 2 else "fail"
@@ -128,7 +128,7 @@ def _writable(folder: Path) -> Check:
     except OSError as error:
         return Check("state_dir", "fail", f"{folder}: {error.strerror}", "state_dir=FOLDER with one you can write to")
     finally:
-        for path in new:  # leave nothing behind that was not there
+        for path in new:  # remove the folders created by this check
             try:
                 path.rmdir()
             except OSError:

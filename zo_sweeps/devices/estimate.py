@@ -22,37 +22,37 @@ def peak_memory(
     state_copies: int = 0,
     answer_tokens: int = 1,
 ) -> int:
-    """Peak bytes of a trial above those of an empty process with torch imported (RUNTIME_BYTES more in all).
+    """Estimate the peak bytes of a trial beyond an empty process with torch imported (RUNTIME_BYTES).
 
     With W = P * value_bytes, b = value_bytes, N = batch * points rows of T tokens, and points =
-    1, q, 2, 2q in a forward for the modes sequential, outer, inner, both:
+    1, q, 2, 2q per forward for the modes sequential, outer, inner, both:
 
         zero_shot   W + F
         zo          W + F + S,   PEFT: S = 4 * trainable * (2 + state_copies + points)  (state, copies, one z)
-                                 full: S = 4 * state_copies * trainable + largest * (8 + b) (one layer made anew)
+                                 full: S = 4 * state_copies * trainable + largest * (8 + b) (one layer computed anew)
         fo          PEFT: W + 4 * trainable * (2 + state_copies) + B;  full: 4 * P * (2 + state_copies) + B, b = 4
-        F = 1.5 N T b * (2D + max(2Q + 4K + D, 3I))  (one layer's tensors; 1.5: what an allocator holds besides)
+        F = 1.5 N T b * (2D + max(2Q + 4K + D, 3I))  (one layer's tensors; 1.5: allocator overhead)
             + N * answer_tokens * vocab * (b + 8)  (logits, and their log-probabilities in fp32)
         B = N T (L b (6D + 2Q + 4K + 4I) + 8D L)  (kept for the backward pass: the norms' inputs in fp32)
             + 2 N answer_tokens vocab (b + 8)
 
     where D = hidden size, I = feed-forward size, Q, K = widths of queries and keys, L = layers, largest = the largest
-    matrix's elements. Attention is SDPA without a mask: it makes no T x T matrix. The cache of generated answers is not
-    in it. Meant to be within a factor of 2 of what is measured, either way.
+    matrix's elements. Attention is SDPA without a mask: no T x T matrix is formed. The cache of generated answers is
+    not included. Intended to be within a factor of 2 of the measured peak, either way.
 
     Estimate over measured peak (a 56 M Llama on a CPU, T = 128; fp32, bf16): zero-shot of 64 rows 0.71 in fp32; LoRA-FA
-    with 4 points of 4 rows in a forward 0.84, 0.83; full space, 4 rows 0.99, 0.95; FO-Adam full 0.81 in fp32;
-    backpropagation through frozen weights, 16 rows, 1.07, 0.97. On a GPU it was not measured.
+    with 4 points of 4 rows per forward 0.84, 0.83; full space, 4 rows 0.99, 0.95; FO-Adam full 0.81 in fp32;
+    backpropagation through frozen weights, 16 rows, 1.07, 0.97. Not measured on a GPU.
 
     Args:
         value_bytes: bytes per stored frozen parameter.
         trains: whether parameters move; backpropagates: by gradients.
-        moves_base: the model's own weights are what moves (full), and not a small fp32 state beside them.
-        points: points in one forward.
-        batch: sequences of one point in a forward (for a loss over candidates: examples times distinct rows).
-        tokens: length to which they are padded.
-        trainable: parameters that move.
-        state_copies: fp32 copies of them that the update keeps.
+        moves_base: whether the model's own weights are trained (full), rather than a small additional fp32 state.
+        points: points per forward.
+        batch: sequences per point in a forward (for a loss over candidates: examples times distinct rows).
+        tokens: padded length of a sequence.
+        trainable: number of trained parameters.
+        state_copies: fp32 copies of them in the update's state.
         answer_tokens: positions per row whose logits are needed.
     """
     width, inner, layers, vocabulary = arch.width, arch.inner, arch.layers, arch.vocabulary
@@ -76,10 +76,10 @@ def peak_memory(
 
 
 def finding_memory(arch: Arch, value_bytes: float, tokens: int, answer_tokens: int, entries: int) -> int:
-    """Peak bytes of finding a sensitive mask: what backpropagation of one sample keeps, and fp32 scores.
+    """Estimate the peak bytes of computing a sensitive mask: backpropagation of one sample, and fp32 scores.
 
-    `peak_memory` of FO without trainable parameters, 4 bytes for each of the `entries` that the mask may choose from,
-    and 2 L H T^2 b of attention (which makes T x T matrices here, to be deterministic). Estimated, not measured.
+    The sum of `peak_memory` of FO without trainable parameters, 4 bytes for each of the `entries` that the mask may
+    choose from, and 2 L H T^2 b of attention (which forms T x T matrices here, to be deterministic). Not measured.
     """
     backward = peak_memory(
         arch, value_bytes, trains=True, backpropagates=True, tokens=tokens, answer_tokens=answer_tokens

@@ -1,4 +1,4 @@
-"""Peak memory of a trial, measured in a way that is named beside the number."""
+"""Peak memory of a trial, with the definition of the measurement."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ PERIOD = 0.02  # seconds
 
 
 class MemoryMeter:
-    """Peak memory between `start()` and `stop()`.
+    """A meter of peak memory between `start()` and `stop()`.
 
-    cuda: the allocator's peak. cpu: the process's peak resident memory, from the kernel where it lets us reset it
-    (Linux), sampled otherwise. Jetson, where GPU and CPU share the memory: the sum of both peaks, an upper bound, as
-    they need not be at the same moment.
+    cuda: the allocator's peak. cpu: the process's peak resident memory, from the kernel if it can be reset (Linux),
+    otherwise sampled. Jetson, where GPU and CPU share memory: the sum of both peaks, an upper bound, because they need
+    not coincide.
 
     Args:
         device: a torch device or its name.
 
     Attributes:
-        definition: what the number is, in one line, for the records.
+        definition: the definition of the number, in one line, for the records.
         baseline: bytes at the start, by the same definition.
-        above_baseline: how far the peak stood above it (0 or more), known after `stop()`.
+        above_baseline: the peak minus the baseline (0 or more), set by `stop()`.
     """
 
     def __init__(self, device: Any) -> None:
@@ -46,7 +46,7 @@ class MemoryMeter:
         self.baseline = self.above_baseline = 0
 
     def start(self) -> None:
-        """Gives freed memory back to the system, so that an earlier trial's does not count, and resets the peaks."""
+        """Return freed memory to the system, so that an earlier trial's does not count, and reset the peaks."""
         gc.collect()
         self.baseline = self._host.start() if self._host else 0
         if self._cuda:
@@ -56,7 +56,7 @@ class MemoryMeter:
             self.baseline += torch.cuda.memory_allocated(self._cuda)
 
     def stop(self) -> int:
-        """Peak bytes since `start()`. May be called more than once; the peak goes on."""
+        """Return the peak bytes since `start()`. Can be called repeatedly; measuring continues."""
         peak = self._host.read() if self._host else 0
         if self._cuda:
             import torch
@@ -98,7 +98,7 @@ class _HostPeak:
 
 
 class _Sampler(threading.Thread):
-    """Reads the resident memory every 20 ms; shorter peaks can be missed."""
+    """A thread that reads the resident memory every 20 ms; shorter peaks can be missed."""
 
     def __init__(self, process: psutil.Process) -> None:
         super().__init__(name="memory-meter", daemon=True)
@@ -116,7 +116,7 @@ class _Sampler(threading.Thread):
 
 
 def _reset_high_water() -> bool:
-    """Sets the kernel's peak of this process back to what it holds now (proc(5), clear_refs 5). False: not possible."""
+    """Reset the kernel's peak to the process's current size (proc(5), clear_refs 5); return whether it worked."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
         return _high_water() > 0
@@ -132,7 +132,7 @@ def _high_water() -> int:
 
 
 def _trim() -> None:
-    """Asks glibc to return freed memory to the system; elsewhere there is no such call and nothing happens."""
+    """Ask glibc to return freed memory to the system; do nothing where this call does not exist."""
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:

@@ -1,4 +1,4 @@
-"""What this host is and has: processor, memory, GPU, the libraries for it. Cheap; torch is imported only for a GPU."""
+"""A description of this host: processor, memory, GPU, libraries. Cheap; torch is imported only if there is a GPU."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ JETSONS = {  # part of the board's name -> device profile
 
 
 def probe() -> dict[str, Any]:
-    """This host as plain JSON.
+    """Describe this host as plain JSON.
 
-    `kind` (cpu, cuda or jetson), `profile` (the device profile that it is), `name`, `cores`, `memory_bytes` (of the
-    place where models go: RAM, or the GPU's own), `memory_free_bytes`, `ram_bytes`, `ram_free_bytes`, `unified` (GPU
+    `kind` (cpu, cuda or jetson), `profile` (its device profile), `name`, `cores`, `memory_bytes` (of the memory that
+    holds models: RAM, or the GPU's own), `memory_free_bytes`, `ram_bytes`, `ram_free_bytes`, `unified` (GPU
     and CPU share the RAM), `gpus` (names), `versions`, `bitsandbytes`, `executorch` (installed). Cost:
     milliseconds; with a GPU, importing torch.
     """
@@ -56,12 +56,12 @@ def probe() -> dict[str, Any]:
 
 
 def has_cuda() -> bool:
-    """Whether torch can use a CUDA GPU here. Does not import torch on a host without an NVIDIA device."""
+    """Tell whether torch can use a CUDA GPU here. Does not import torch on a host without an NVIDIA device."""
     return bool(_gpu())
 
 
 def board() -> str:
-    """The board's name, "" when there is none to read (any PC or server)."""
+    """Return the board's name, "" if there is none to read (any PC or server)."""
     try:
         return BOARD.read_text(encoding="utf-8", errors="replace").strip("\0\n ")
     except OSError:
@@ -69,12 +69,12 @@ def board() -> str:
 
 
 def jetson_profile(name: str) -> str:
-    """The device profile of an NVIDIA board's name, "" for anything else."""
+    """Return the device profile for an NVIDIA board's name, "" for anything else."""
     return next((profile for part, profile in JETSONS.items() if part in name), "")
 
 
 def _gpu() -> dict[str, Any]:
-    """Names, and the memory of the first, of the CUDA GPUs that torch sees; empty when there are none."""
+    """Return the names of the CUDA GPUs that torch sees, and the first one's memory; {} if there are none."""
     if platform.system() == "Linux" and not any(os.path.exists(node) for node in GPU_NODES):
         return {}
     import torch

@@ -30,7 +30,7 @@ class PeZOPool(Perturbation):
             stored (the paper's section 3.2 for pre-generation). `perturbation`: u_t, d numbers, scaled for each
             direction (the letter of eq. 3).
         rounding: `none`, or s to the nearest power of two (`linear`, `log`: see `round_factor`). The paper rounds the
-            factors of the on-the-fly table, and does not say so for the pool. Rounded, the modulus is 1.15 times this.
+            factors of the on-the-fly table, and does not say so for the pool. Rounding multiplies the modulus by 1.15.
 
     Bit-identical on every device. Elements are not independent: parameters N positions apart always move alike, all
     directions lie in N dimensions, and there are N / gcd(N, d) of them; E[z z^T] is near I only over pools, and only
