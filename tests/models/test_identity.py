@@ -21,8 +21,6 @@ from zo_sweeps.models.families import describe
 from zo_sweeps.models.identity import DEMO, fingerprint_model, status
 from zo_sweeps.models.load import load
 
-pytestmark = pytest.mark.unit
-
 
 def local(path):
     return {"source": "local", "path": str(path)}
@@ -260,6 +258,7 @@ print(repr(status(model).why))
 """
 
 
+@pytest.mark.multiprocess
 def test_a_model_is_downloaded_without_pickled_weights_or_code(checkpoint, tmp_path):
     folder, commit, asked = checkpoint(), "a" * 40, []
     (folder / "pytorch_model.bin").write_bytes(b"pickle")

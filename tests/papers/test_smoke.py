@@ -14,8 +14,6 @@ from tests.papers.test_grids import TRIALS
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.plan.build import build
 
-pytestmark = pytest.mark.unit
-
 TEXT = (Path(__file__).parents[2] / "docs" / "SMOKE.md").read_text(encoding="utf-8")
 LINES = dict(re.findall(r"^(\w+)\|(.*)$", TEXT[TEXT.index("<<'GRIDS'") : TEXT.index("\nGRIDS\n")], re.MULTILINE))
 NAMES = {**dict(re.findall(r'^([A-Z_]+)="(.*)"$', TEXT, re.MULTILINE)), "MODEL": "model=demo"}
