@@ -18,7 +18,7 @@ run: $(VENV)/.installed ## set up, then `python -m zo_sweeps $(ARGS)`: the quick
 	@$(PY) -m zo_sweeps $(ARGS)
 
 test: $(VENV)/.installed-dev ## set up, then the test suite in JOBS processes (`pytest $(ARGS)`)
-	@$(PY) -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+	@$(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: $(VENV)/.installed-dev ## formatting, lint, types
 	@$(VENV)/bin/ruff format --check .

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from zo_sweeps.config.composer import Composer
 from zo_sweeps.methods import registry
+
+# One thread a process, before torch is imported: the models are tiny, and the threads of processes that are tested side
+# by side spend most of their time waiting for each other (a third of the time on two busy cores).
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 REPO = Path(__file__).resolve().parents[1]
 TIERS = ("unit", "multiprocess", "e2e")
@@ -35,6 +42,26 @@ def _no_hub() -> None:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _composed_once() -> Iterator[None]:
+    """The packaged files are composed once for all grids, and not once a grid: most of the time of a small plan.
+
+    A composer that reads a folder with more than grids (members, methods, tasks of a test's own) composes for itself.
+    """
+    composed: dict[Any, Any] = {}
+    cached = Composer._cached
+
+    def once(self: Composer, choices: tuple[tuple[str, str], ...]) -> dict[str, Any]:
+        further = {path.name for folder in self.folders[1:] for path in folder.iterdir()}
+        if further <= {"grid"} and not self._extra:
+            self._composed = composed
+        return cached(self, choices)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Composer, "_cached", once)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _folders_of_one_test() -> Iterator[None]:
     """Members in the folders of a test (--config-dir) are not found by the next one."""
@@ -50,11 +77,19 @@ def tier(item: pytest.Item) -> list[str]:
     return [name for name in TIERS if item.get_closest_marker(name)]
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Refuse a test that says nothing, or two things, about how it runs: `-m unit` would leave it out, or take it."""
-    unclear = sorted({item.nodeid.partition("[")[0] for item in items if len(tier(item)) != 1})
-    if unclear:
-        raise pytest.UsageError(f"one marker of {', '.join(TIERS)} for each of: {', '.join(unclear)}")
+    """Mark as `unit` what has no other marker, refuse two, and put files of slow tests first.
+
+    What is left for the end are short files, which several workers finish at the same time.
+    """
+    for item in items:
+        if not tier(item):
+            item.add_marker("unit")
+    if unclear := sorted({item.nodeid.partition("[")[0] for item in items if len(tier(item)) > 1}):
+        raise pytest.UsageError(f"one marker of {', '.join(TIERS)}, not several: {', '.join(unclear)}")
+    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: -slow[item.path])
 
 
 @pytest.hookimpl(wrapper=True)

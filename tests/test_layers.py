@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.unit
-
 PACKAGE = Path(__file__).resolve().parents[1] / "zo_sweeps"
 NAME = PACKAGE.name
 # Lower floors first. Rooms of one floor do not import each other.
@@ -157,6 +155,7 @@ def test_the_vocabulary_is_standard_library() -> None:
             assert {name.split(".")[0] for name, _ in imported(file)} <= STANDARD_LIBRARY | {NAME} | types
 
 
+@pytest.mark.multiprocess
 @pytest.mark.parametrize("module", LIGHT)
 def test_importing_a_light_module_loads_nothing_heavy(module: str) -> None:
     code = f"import sys, {module}; print(' '.join(sorted({{name.split('.')[0] for name in sys.modules}})))"

@@ -13,8 +13,6 @@ from tests.cli.common import zo
 from tests.plan.common import changed, write_grid
 from zo_sweeps.cli.main import COMMANDS, main
 
-pytestmark = pytest.mark.unit
-
 HERE = "<tmp>"  # stands for the test's folder
 BAD = [
     # what the user types, and what the line must say
@@ -139,6 +137,7 @@ def test_a_port_that_is_used(place: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "cannot be used" in line
 
 
+@pytest.mark.multiprocess
 def test_the_process_ends_with_the_same_line_and_status(place: Path) -> None:
     done = zo("+grid=quikstart", cwd=place)
     assert (done.returncode, done.stdout) == (2, "")
@@ -160,6 +159,7 @@ def test_every_command_has_a_help_page(command: str, capsys: pytest.CaptureFixtu
     assert command in of_their_own or all(other in text for other in COMMANDS)
 
 
+@pytest.mark.multiprocess
 def test_the_version_makes_no_folder(place: Path) -> None:
     before = sorted(place.iterdir())
     done = zo("--version", cwd=place)
@@ -213,6 +213,7 @@ def test_a_grid_file_that_is_not_yaml(place: Path, capsys: pytest.CaptureFixture
     assert "not valid YAML" in refused(capsys, "+grid=broken", "--config-dir", str(place / "conf"))
 
 
+@pytest.mark.multiprocess
 def test_a_closed_pipe_is_not_an_error(place: Path) -> None:
     import subprocess
     import sys

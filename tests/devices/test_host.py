@@ -16,8 +16,6 @@ import yaml
 from zo_sweeps.devices import doctor, probe
 from zo_sweeps.devices.doctor import checks
 
-pytestmark = pytest.mark.unit
-
 CONF = Path(__file__).parents[2] / "conf" / "device"
 PROFILES = {path.stem: yaml.safe_load(path.read_text()) for path in CONF.glob("*.yaml")}
 
@@ -33,6 +31,7 @@ def test_a_probe_is_plain_json_and_true():
     assert host["versions"]["torch"]
 
 
+@pytest.mark.multiprocess
 @pytest.mark.skipif(any(os.path.exists(node) for node in probe.GPU_NODES), reason="this host has a GPU to ask torch of")
 def test_a_host_without_a_gpu_is_probed_without_torch():
     code = (

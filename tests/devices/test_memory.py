@@ -18,8 +18,6 @@ from zo_sweeps.devices.memory import MemoryMeter
 from zo_sweeps.methods.evaluation import Mode
 from zo_sweeps.models.families import describe
 
-pytestmark = pytest.mark.unit
-
 MIB = 2**20
 
 
@@ -139,6 +137,7 @@ print(json.dumps([meter.above_baseline, sum(p.numel() for p in model.module.para
 """
 
 
+@pytest.mark.multiprocess
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "batch", "settings"),

@@ -226,7 +226,7 @@ print(json.dumps([zo_sweeps.__file__, sorted(set(trials["state"])), sorted(set(t
     assert len(ran) > 5
 
 
-@pytest.mark.unit
+@pytest.mark.multiprocess
 def test_a_loop_of_ones_own_is_run_and_replayed(tmp_path: Path) -> None:
     """The README's own assertion is that the replay has the same bits."""
     (loop,) = code(section("A loop of your own"), "python")

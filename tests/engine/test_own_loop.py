@@ -14,8 +14,6 @@ import zo_sweeps.engine.train  # before the names below: importing a submodule m
 from zo_sweeps import engine
 from zo_sweeps.engine import RGE, SGD, Adam, Full, Gaussian, LoRAFA, Method, Mode, replay, step
 
-pytestmark = pytest.mark.unit
-
 
 def regressor() -> nn.Module:
     with torch.random.fork_rng():
@@ -74,6 +72,7 @@ def test_the_functions_keep_their_names_and_unknown_ones_are_refused() -> None:
         getattr(engine, "stepp")  # noqa: B009
 
 
+@pytest.mark.multiprocess
 def test_the_names_are_loaded_when_used() -> None:
     code = """\
 import sys, zo_sweeps.engine, zo_sweeps.engine.estimators.rge

@@ -20,8 +20,6 @@ from zo_sweeps.fleet.node import FIXED_PORTS, labels, node_arguments, port_range
 from zo_sweeps.fleet.worker import GIB, WorkerOptions, gpus_lent, memory_lent, profile
 from zo_sweeps.schedule.cluster import living
 
-pytestmark = pytest.mark.unit
-
 
 def test_labels_are_such_as_ray_takes() -> None:
     from ray._private.label_utils import parse_node_labels_string, validate_node_labels
@@ -185,6 +183,7 @@ def test_what_is_not_known_of_a_device_is_a_dash_and_unified_memory_is_one_numbe
     assert row(Device("n", "cuda", "up", facts=discrete), 0.0)[2] == "3.0 of 8.0 GiB\nfree; GPU 24.0 GiB"
 
 
+@pytest.mark.multiprocess
 def test_the_unit_joins_with_a_token_by_its_path_and_systemd_accepts_it(tmp_path: Path, capsys) -> None:
     token = tmp_path / "ray_token"
     token.write_text("s3cret" * 10)

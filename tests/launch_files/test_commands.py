@@ -18,8 +18,6 @@ from tests.conftest import REPO
 from tests.launch_files.common import DOCKER, DOCKERFILES, FILES, JOBS, SCRIPTS, UNITS, commands, compose
 from zo_sweeps.config.composer import Composer, conf_dir
 
-pytestmark = pytest.mark.unit
-
 OURS = [(path, command) for path in FILES for command in commands(path)]
 PAPERS = sorted(path.stem for path in (REPO / "conf" / "paper").glob("*.yaml"))
 
@@ -62,6 +60,7 @@ def test_a_papers_script_runs_every_grid_of_the_paper_and_is_five_lines(paper: s
     assert len(text.splitlines()) <= 5
 
 
+@pytest.mark.multiprocess
 def test_a_papers_script_goes_on_after_a_failed_grid_and_says_so_at_the_end(tmp_path: Path) -> None:
     """With a `python` that fails on one grid: the others are run, with the caller's overrides."""
     python = tmp_path / "python"
@@ -78,6 +77,7 @@ def test_a_papers_script_goes_on_after_a_failed_grid_and_says_so_at_the_end(tmp_
     )
 
 
+@pytest.mark.multiprocess
 @pytest.mark.parametrize("path", SCRIPTS, ids=name)
 def test_a_script_is_executable_and_its_shell_reads_it(path: Path) -> None:
     assert path.stat().st_mode & 0o111 == 0o111
@@ -85,6 +85,7 @@ def test_a_script_is_executable_and_its_shell_reads_it(path: Path) -> None:
     subprocess.run([shell, "-n", path], check=True, timeout=60)
 
 
+@pytest.mark.multiprocess
 @pytest.mark.parametrize("path", SCRIPTS, ids=name)
 def test_shellcheck_has_nothing_to_say(path: Path) -> None:
     tool = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
@@ -94,6 +95,7 @@ def test_shellcheck_has_nothing_to_say(path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
+@pytest.mark.multiprocess
 @pytest.mark.parametrize("given", [["jobs/submit.sh"], ["jobs/submit.sh", "http://127.0.0.1:1"], ["jobs/slurm.sh"]])
 def test_a_script_without_what_it_needs_says_so_and_starts_nothing(given: list[str]) -> None:
     done = subprocess.run(given, cwd=REPO, env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, timeout=60)
@@ -101,6 +103,7 @@ def test_a_script_without_what_it_needs_says_so_and_starts_nothing(given: list[s
     assert re.search("usage|token|sbatch", done.stderr)
 
 
+@pytest.mark.multiprocess
 def test_secrets_are_made_once_for_their_owner_only_and_are_not_printed(tmp_path: Path) -> None:
     folder = tmp_path / "secrets"
     done = subprocess.run([DOCKER / "secrets.sh", folder], check=True, capture_output=True, text=True, timeout=60)

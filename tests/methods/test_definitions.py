@@ -18,7 +18,6 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.methods.definition import Definition, convert, hints, identity, option, options, read, write
 from zo_sweeps.methods.schedule import Schedule
 
-pytestmark = pytest.mark.unit
 MEMBERS = [pytest.param(axis, name, id=f"{axis} {name}") for axis, name in contract.every()]
 EVERY_OPTION = [(axis, name, f) for axis, name in contract.every() for f in options(contract.kind(axis, name))]
 OPTIONS = [pytest.param(axis, name, f, id=f"{axis} {name} {f.name}") for axis, name, f in EVERY_OPTION]
@@ -192,6 +191,7 @@ def test_what_bind_sets_is_no_option(axis: str, name: str) -> None:
         )
 
 
+@pytest.mark.multiprocess
 def test_planning_with_members_loads_no_torch() -> None:
     code = f"""
 import sys

@@ -24,8 +24,6 @@ from zo_sweeps.models.families import describe
 from zo_sweeps.models.identity import DEMO, fingerprint_model, status
 from zo_sweeps.models.load import load
 
-pytestmark = pytest.mark.unit
-
 
 @pytest.fixture
 def copy(tmp_path):
@@ -255,6 +253,7 @@ print(repr(status(model).why))
 """
 
 
+@pytest.mark.multiprocess
 def test_a_model_is_downloaded_without_pickled_weights_or_code(checkpoint, tmp_path):
     folder, commit, asked = checkpoint(), "a" * 40, []
     (folder / "pytorch_model.bin").write_bytes(b"pickle")

@@ -15,8 +15,6 @@ from zo_sweeps.engine.spaces.lora_fa import LoRAFA
 from zo_sweeps.methods.precision import Precision
 from zo_sweeps.models.families import describe
 
-pytestmark = pytest.mark.unit
-
 PUBLISHED = {  # parameters as the models' own pages count them
     "llama2_7b": 6_738_415_616,
     "tinyllama_1b": 1_100_048_384,
@@ -94,6 +92,7 @@ def test_bytes_follow_the_precision():
         Precision.read("fp8")
 
 
+@pytest.mark.multiprocess
 def test_sizes_and_status_need_neither_torch_nor_transformers():
     code = (
         "import sys; from zo_sweeps.engine.spaces.lora import LoRA; from zo_sweeps.methods.parts import Model;"

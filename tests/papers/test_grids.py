@@ -22,8 +22,6 @@ from zo_sweeps.schedule.ledger import Standing
 from zo_sweeps.tables import Table, to_html, to_latex
 from zo_sweeps.tables.published import load
 
-pytestmark = pytest.mark.unit
-
 TRIALS = {
     "bytebots_table1": 7,
     "llama2_superglue": 288,
@@ -268,6 +266,7 @@ def test_every_table_of_a_grid_is_whole_html_and_latex_before_anything_was_run(g
         assert plain.count("{") == plain.count("}")
 
 
+@pytest.mark.multiprocess
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no pdflatex here (apt: texlive-latex-recommended)")
 def test_the_tables_of_all_grids_compile_in_one_latex_document(tmp_path: Path) -> None:
     every = [table for grid in TRIALS for table in tables(grid)]

@@ -16,8 +16,6 @@ from tests.plan.common import changed, configs, named, of, planned, problem, wri
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.plan.build import build
 
-pytestmark = pytest.mark.unit
-
 GRIDS = sorted(path.stem for path in (REPO / "conf" / "grid").glob("*.yaml"))
 COUNTS = {  # grid -> trials, table entries (a zero-shot trial serves every seed)
     "quickstart": (11, 12),
@@ -70,6 +68,7 @@ def test_the_rows_of_prge_table_2_have_the_search_grid_of_its_table_8() -> None:
             assert (train.steps, train.batch) == (1000, 8)
 
 
+@pytest.mark.multiprocess
 def test_a_plan_is_the_same_in_another_process() -> None:
     code = "from tests.plan.common import named; print(' '.join(named('quickstart').every))"
     runs = [

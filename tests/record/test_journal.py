@@ -21,8 +21,6 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import TrialState
 from zo_sweeps.record.journal import Journal, JournalStore, evals, last_step, outcome, read_events, scalars
 
-pytestmark = pytest.mark.unit
-
 
 def step(number: int, loss: float = 0.5, coefs: list[float] | None = None) -> dict:
     return {"type": "steps", "time": 1.0, "first": number, "losses": [loss], "coefs": [coefs or [1.0]], "seconds": 1.0}
@@ -130,6 +128,7 @@ while True:
 """
 
 
+@pytest.mark.multiprocess
 def test_a_writer_killed_at_random_moments_leaves_a_journal_without_a_gap(tmp_path: Path) -> None:
     path, moments, count = tmp_path / "t.jsonl", random.Random(7), 0
     for _ in range(5):
@@ -169,6 +168,7 @@ store.append("ab01", [{**event, "n": written + 1}])
 """
 
 
+@pytest.mark.multiprocess
 def test_a_write_that_is_cut_short_raises_and_leaves_whole_events_only(tmp_path: Path) -> None:
     ran = subprocess.run([sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True, check=True)
     first, second = ran.stdout.splitlines()
@@ -179,6 +179,7 @@ def test_a_write_that_is_cut_short_raises_and_leaves_whole_events_only(tmp_path:
     assert numbers == list(range(1, written + 2))  # and the one after there was room again
 
 
+@pytest.mark.multiprocess
 def test_a_full_disk_raises_and_keeps_what_was_written(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()

@@ -15,8 +15,6 @@ from zo_sweeps.schedule.ledger import read_standing
 
 from .common import composed, fill, outcome
 
-pytestmark = pytest.mark.unit
-
 
 def test_the_frame_has_a_line_a_trial_that_says_what_the_ledger_says(tmp_path: Path) -> None:
     _, plan = composed(tmp_path)
@@ -63,6 +61,7 @@ def test_a_wrong_name_is_one_clear_line() -> None:
         zo_sweeps.results("quikstart")
 
 
+@pytest.mark.multiprocess
 def test_importing_the_package_loads_neither_pandas_nor_torch() -> None:
     code = (
         "import sys, zo_sweeps; zo_sweeps.results; print(*({'pandas', 'torch', 'hydra', 'numpy'} & set(sys.modules)))"

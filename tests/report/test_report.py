@@ -25,7 +25,6 @@ from zo_sweeps.schedule.ledger import read_standing
 
 from .common import GRID, composed, fill
 
-pytestmark = pytest.mark.unit
 COMMAND = "python -m zo_sweeps +grid=tiny state_dir=state"
 
 
@@ -140,6 +139,7 @@ def test_a_trail_counts_seconds_of_steps_once_across_a_resumption() -> None:
     assert trail([]) == {"train/loss": [], "dev/loss": [], "dev/metric": []}
 
 
+@pytest.mark.multiprocess
 def test_the_commands_write_figures_reports_and_html_tables(folder: Path, swept: tuple[Composer, Plan]) -> None:
     state = f"state_dir={folder / 'state'}"
     given = ["+grid=tiny", state, "--config-dir", folder / "conf"]

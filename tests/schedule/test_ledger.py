@@ -10,8 +10,6 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import Outcome, TrialState
 from zo_sweeps.schedule.ledger import Ledger, driver_of, read_standing
 
-pytestmark = pytest.mark.unit
-
 DONE = Outcome(
     "a", TrialState.SUCCEEDED, {"dev/metric": 0.1 + 0.2, "dev/loss": 1e-9}, 7, 9, {"kind": "cpu"}, traceback="T"
 )
@@ -87,6 +85,7 @@ def test_a_damaged_line_in_the_middle_names_file_and_line(tmp_path):
         Ledger(tmp_path)
 
 
+@pytest.mark.multiprocess
 def test_a_second_driver_is_refused_and_told_the_pid_of_the_first(tmp_path):
     program = """
 import pathlib, sys, time
@@ -115,6 +114,7 @@ def test_an_unwritable_folder_is_one_clear_line(tmp_path):
         Ledger(tmp_path / "file" / "state")
 
 
+@pytest.mark.multiprocess
 def test_a_full_disk_leaves_a_ledger_without_the_line(tmp_path):
     program = """
 import pathlib, resource, signal, sys

@@ -22,7 +22,6 @@ from zo_sweeps.schedule.inline_backend import InlineBackend
 from zo_sweeps.schedule.ledger import Ledger, read_standing
 from zo_sweeps.schedule.sweep import Sweep
 
-pytestmark = pytest.mark.unit
 REPOSITORY = Path(__file__).parents[2]
 
 
@@ -199,6 +198,7 @@ def test_a_full_disk_ends_the_sweep_as_such_and_not_as_a_failed_trial(tmp_path):
     assert not read_standing(tmp_path).failures
 
 
+@pytest.mark.multiprocess
 def test_a_disk_that_is_full_stops_the_sweep_and_with_room_the_same_command_ends_it(tmp_path, undisturbed):
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -306,6 +306,7 @@ def wait_for(condition, seconds: float = 30.0) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.multiprocess
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_at_the_next_step_and_the_same_command_goes_on_from_it(tmp_path, number, undisturbed):
     plan = fakes.trials(tmp_path / "w", 4, pause=0.05, steps=12)
@@ -325,6 +326,7 @@ def test_a_signal_stops_at_the_next_step_and_the_same_command_goes_on_from_it(tm
     assert results(tmp_path) == undisturbed(plan)
 
 
+@pytest.mark.multiprocess
 def test_a_second_signal_ends_it_at_once(tmp_path):
     plan = fakes.trials(tmp_path / "w", 1, pause=30, steps=2)
     driver = start_driver(tmp_path, "inline", plan)
@@ -336,6 +338,7 @@ def test_a_second_signal_ends_it_at_once(tmp_path):
     assert sweep(tmp_path, fakes.trials(tmp_path / "w", 1)).counts == {TrialState.SUCCEEDED: 1}
 
 
+@pytest.mark.multiprocess
 def test_a_driver_killed_at_random_moments_repeats_no_finished_trial_and_ends_with_the_same_outcomes(
     tmp_path, undisturbed
 ):
@@ -357,6 +360,7 @@ def test_a_driver_killed_at_random_moments_repeats_no_finished_trial_and_ends_wi
     assert results(tmp_path) == undisturbed(plan)
 
 
+@pytest.mark.multiprocess
 def test_the_loop_imports_without_the_heavy_libraries():
     program = (
         "import sys, zo_sweeps.schedule.sweep, zo_sweeps.schedule.progress, zo_sweeps.schedule.ray_backend;"

@@ -20,8 +20,6 @@ from zo_sweeps.tables.latex import escape
 
 from .examples import LR, PUBLISHED, Q, measure, record, shuffled, small, spec
 
-pytestmark = pytest.mark.unit
-
 GOLDEN = Path(__file__).parent / "golden"
 FORMATS: dict[str, Callable[[Table], str]] = {
     "md": to_markdown,
@@ -98,6 +96,7 @@ def document(*tables: str) -> str:
     return "\n".join([r"\documentclass[10pt]{article}", packages, r"\begin{document}", *tables, r"\end{document}", ""])
 
 
+@pytest.mark.multiprocess
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no pdflatex here (apt: texlive-latex-recommended)")
 def test_the_latex_document_compiles_and_fits_the_page(table: Table, tmp_path: Path) -> None:
     layout, records = small()
@@ -138,6 +137,7 @@ def test_hyperparameters_are_printed_as_people_write_them() -> None:
     assert "1e-7↓ · 1 · both" in to_text(build(spec(), records), 100)
 
 
+@pytest.mark.multiprocess
 def test_the_tables_import_in_a_moment_and_without_heavy_packages() -> None:
     code = (
         "import sys, zo_sweeps.tables;"

@@ -23,8 +23,6 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.methods.parts import Split
 from zo_sweeps.tasks import TaskSpec, check, load_splits, read_split, render
 
-pytestmark = pytest.mark.unit
-
 
 @pytest.fixture
 def legacy_state() -> Iterator[None]:
@@ -289,6 +287,7 @@ class TestCheck:
         status = check(spec, typed(task), None)
         assert (status.available, status.fingerprint) == (True, "hf:aps/super_glue/wsc.fixed")
 
+    @pytest.mark.multiprocess
     def test_an_unreachable_hub_is_asked_once_and_said_in_one_line(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

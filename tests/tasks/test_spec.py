@@ -17,8 +17,6 @@ from zo_sweeps.methods.definition import read, write
 from zo_sweeps.methods.task import Task
 from zo_sweeps.tasks import render
 
-pytestmark = pytest.mark.unit
-
 
 def changed(**changes: Any) -> dict[str, Any]:
     task = copy.deepcopy(load_task("sst2"))
@@ -170,6 +168,7 @@ def test_a_row_with_a_bad_label_is_refused() -> None:
         render(spec, {"sentence": "fine", "label": -1})
 
 
+@pytest.mark.multiprocess
 def test_importing_tasks_loads_no_heavy_library() -> None:
     heavy = ("torch", "numpy", "datasets", "transformers")
     code = f"import sys, zo_sweeps.tasks; print([name for name in {heavy} if name in sys.modules])"

@@ -18,8 +18,6 @@ from zo_sweeps.core.trial import Event, Outcome, Stored, Trial, TrialState
 from zo_sweeps.engine.updates.sgd import SGD
 from zo_sweeps.run import recorder
 
-pytestmark = pytest.mark.unit
-
 LORA_ZO = ["method=prge", "estimator.q=2", "update.lr=0.05", "train.steps=5"]
 RUNS = {
     "zo full": ["method=mezo", "update.lr=1e-4", "train.steps=5"],
@@ -170,6 +168,7 @@ def test_a_loss_that_is_not_finite_is_recorded_as_divergence_with_step_and_seed(
     assert json.loads(json.dumps(journal[-1])) == journal[-1]
 
 
+@pytest.mark.multiprocess
 def test_a_trial_after_one_that_moved_the_weights_is_as_in_a_fresh_process(undisturbed: Any) -> None:
     lora, full = make(*RUNS["zo lora_fa"], "seed=5"), make(*RUNS["zo full"])
     run(full)
