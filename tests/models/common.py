@@ -38,7 +38,8 @@ TINY: dict[str, dict[str, Any]] = {
 
 
 def model_yaml(name: str) -> dict[str, Any]:
-    return yaml.safe_load((CONF / f"{name}.yaml").read_text())
+    model: dict[str, Any] = yaml.safe_load((CONF / f"{name}.yaml").read_text())
+    return model
 
 
 def make(name: str = "", **keys: Any) -> Model:
