@@ -21,7 +21,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 REPO = Path(__file__).resolve().parents[1]
 TIERS = ("unit", "multiprocess", "e2e")
 STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}  # audit events of the interpreter
-COMPILED_ONCE = "gaussian.c"  # the noise kernel: built at its first use in a process, in whichever test that is
+ONCE = ("gaussian.c", "uname")  # the noise kernel's compiler and the standard library's `platform`: once a process, in
+# whichever test is the first to need them
 
 running: list[str] = []  # the unit test that runs now
 
@@ -103,7 +104,8 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 def _refuse_processes(event: str, arguments: tuple[object, ...]) -> None:
     """Fail the unit test that starts a process. An audit hook cannot be taken away: it looks at `running`."""
-    if event in STARTS and running and not any(COMPILED_ONCE in str(part) for part in arguments):
+    words = arguments[1] if len(arguments) > 1 and isinstance(arguments[1], (list, tuple)) else ()
+    if event in STARTS and running and not any(Path(str(word)).name in ONCE for word in words):
         what = f"{event} {arguments[:2]}"
         pytest.fail(f"a unit test starts no process ({what}): mark it `multiprocess`, or `e2e` for a whole command")
 

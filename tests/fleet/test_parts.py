@@ -135,6 +135,7 @@ def test_temperature_is_the_hottest_zone_that_is_on(tmp_path: Path) -> None:
     assert temperature(tmp_path) == 61.25
 
 
+@pytest.mark.multiprocess
 def test_power_mode_and_release_are_read_as_a_jetson_writes_them(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert power_mode(tmp_path / "status") == ""

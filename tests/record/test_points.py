@@ -14,8 +14,6 @@ from zo_sweeps.core.trial import TrialState
 from zo_sweeps.record import mlflow_points as rows
 from zo_sweeps.record.provenance import collect
 
-pytestmark = pytest.mark.unit
-
 
 def curve(points: list[rows.MetricPoint], key: str) -> dict[int, float]:
     found = [(p.step, p.value) for p in points if p.key == key]
@@ -164,6 +162,7 @@ def test_the_scalar_log_holds_the_run_exactly() -> None:
     assert [line["coefs"] for line in lines] == original["coefs"]
 
 
+@pytest.mark.multiprocess
 def test_provenance_names_code_packages_and_machine_and_nothing_of_the_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
