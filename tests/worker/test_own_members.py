@@ -6,10 +6,12 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.conftest import REPO
 from tests.worker.common import SMALL, measured, run
@@ -81,13 +83,21 @@ OWN = ["perturbation=flipped", "perturbation.stretch=0.5", "update=clipped", "up
 METRICS = "task.metric=[accuracy,{name:misses,weight:2.0}]"
 ELSEWHERE = """
 import json, sys, torch
-torch.set_num_threads(int(sys.argv[1]))
+torch.set_num_threads(1)
 from tests.worker.common import measured, run
 from zo_sweeps.core.trial import Trial
 outcome, journal = run(Trial.from_json(json.load(sys.stdin)))
 found = measured(outcome, journal) if outcome.steps_done else {}
 print(json.dumps([outcome.state.value, outcome.error, outcome.traceback, found.get("scores"), found.get("log")]))
 """
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture
@@ -109,10 +119,8 @@ def planned(folder: Path, *overrides: str) -> Trial:
 
 def elsewhere(trial: Trial) -> list[Any]:
     """The trial run in a process of its own: (state, error, traceback, scores, log)."""
-    import torch
-
     done = subprocess.run(
-        [sys.executable, "-c", ELSEWHERE, str(torch.get_num_threads())],
+        [sys.executable, "-c", ELSEWHERE],
         cwd=REPO,
         input=json.dumps(trial.to_json()),
         capture_output=True,
