@@ -7,11 +7,9 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from zo_sweeps.config.composer import Composer
 from zo_sweeps.methods import registry
 
 # One thread a process, before torch is imported: the models are tiny, and the threads of processes that are tested side
@@ -41,26 +39,6 @@ def shared() -> Path:
 def _no_hub() -> None:
     """No test asks the Hugging Face hub: a plan would wait seconds for it where there is no network."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _composed_once() -> Iterator[None]:
-    """The packaged files are composed once for all grids, and not once a grid: most of the time of a small plan.
-
-    A composer that reads a folder with more than grids (members, methods, tasks of a test's own) composes for itself.
-    """
-    composed: dict[Any, Any] = {}
-    cached = Composer._cached
-
-    def once(self: Composer, choices: tuple[tuple[str, str], ...]) -> dict[str, Any]:
-        further = {path.name for folder in self.folders[1:] for path in folder.iterdir()}
-        if further <= {"grid"} and not self._extra:
-            self._composed = composed
-        return cached(self, choices)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Composer, "_cached", once)
-        yield
 
 
 @pytest.fixture(autouse=True)

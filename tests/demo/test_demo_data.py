@@ -72,6 +72,6 @@ def test_the_checkpoint_loads_and_has_the_size_that_its_card_states() -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     assert sum(p.numel() for p in model.parameters()) == 5_868_800
     assert "5,868,800" in (folder / "README.md").read_text(encoding="utf-8")
-    assert len(tokenizer) == model.arch.vocabulary == 4096
+    assert len(tokenizer) == model.config.vocab_size == 4096
     assert (tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id) == (0, 1, 2)
     assert [len(tokenizer(word, add_special_tokens=False).input_ids) for word in (" terrible", " great")] == [1, 1]

@@ -48,6 +48,17 @@ class Forced:
     values: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class _Compositions:
+    """What choices of group options compose to, and the options that were chosen then."""
+
+    composed: dict[tuple[tuple[str, str], ...], dict[str, Any]] = field(default_factory=dict)
+    chosen: dict[tuple[tuple[str, str], ...], dict[str, str]] = field(default_factory=dict)
+
+
+_PACKAGED = _Compositions()  # of the packaged files alone: the same for every composer of the process
+
+
 class Composer:
     """Composes configurations from the packaged files, the user's folders and the command line.
 
@@ -83,8 +94,9 @@ class Composer:
         for path, values in self.forced.values.items():
             for value in values if path.split(".")[0] not in OPEN else ():
                 self.check_value(path, value, "the command line")
-        self._composed: dict[tuple[tuple[str, str], ...], dict[str, Any]] = {}
-        self._chosen_by: dict[tuple[tuple[str, str], ...], dict[str, str]] = {}  # of each composition: group -> option
+        further = {path.name for folder in self.folders[1:] for path in folder.iterdir()}
+        compositions = _PACKAGED if further <= {"grid"} else _Compositions()
+        self._composed, self._chosen_by = compositions.composed, compositions.chosen
         self.grid_name = next((t.split("=", 1)[1] for t in self._given if t.startswith("+grid=")), "")
 
     @property
