@@ -19,8 +19,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 REPO = Path(__file__).resolve().parents[1]
 TIERS = ("unit", "multiprocess", "e2e")
 STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}  # audit events of the interpreter
-ONCE = ("gaussian.c", "uname")  # the noise kernel's compiler and the standard library's `platform`: once a process, in
-# whichever test is the first to need them
+# The noise kernel's compiler, the standard library's `platform`, and git for a trial's provenance: once per process, in
+# whichever test is the first to need them.
+ONCE = ("gaussian.c", "uname", "git")
 
 running: list[str] = []  # the unit test that runs now
 

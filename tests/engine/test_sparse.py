@@ -229,13 +229,14 @@ def test_weights_are_put_back_when_a_forward_raises() -> None:
 @pytest.mark.realdata
 def test_a_mask_found_on_c4_holds_much_of_a_tasks_gradient(shared: Path) -> None:
     """Guo et al., Figure 5 and assumption 4: c >> k / d, also when the mask is found on text and used on a task."""
+    from zo_sweeps.methods.parts import Model
     from zo_sweeps.models.load import load
     from zo_sweeps.run.gradients import text_samples
 
     rows = shared / "data" / "sst2_sent" / "train.jsonl"
     if not rows.is_file() or not (shared / "data" / "text" / "c4_sample.jsonl").is_file():
         pytest.skip(f"no C4 sample and SST-2 under {shared} (ZO_SHARED)")
-    model = load({"source": "demo", "path": None}, torch.float32, "cpu")
+    model = load(Model(), torch.float32, "cpu")
     part = {"text": "text/c4_sample.jsonl", "samples": 12, "length": 96}
     weights = {n: m.weight for n, m in model.target_modules(("q", "k", "v", "o", "gate", "up", "down")).items()}
 

@@ -13,6 +13,7 @@ from tests.models.test_families import FAMILIES
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import TrialState
+from zo_sweeps.methods.parts import Model
 from zo_sweeps.models.load import load
 from zo_sweeps.plan.build import Plan, build
 from zo_sweeps.run.run_trial import run_trial
@@ -27,7 +28,7 @@ class Events(list[Any]):
 
 def plan(folder: Path, family: str, *overrides: str, prompt: str = "mezo") -> Plan:
     """Plan two steps of one method on a saved checkpoint of the family."""
-    model = load({"source": "random", "arch": FAMILIES[family]}, torch.float32, "cpu")
+    model = load(Model(source="random", arch=FAMILIES[family]), torch.float32, "cpu")
     model.module.save_pretrained(folder / "model")
     model.tokenizer.save_pretrained(folder / "model")
     grid = {
@@ -69,7 +70,7 @@ def test_a_checkpoint_of_any_family_is_planned_and_run(family: str, overrides: l
 
 def test_a_target_that_the_model_lacks_is_one_line_at_the_plan(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"unknown target 'q' in space.targets; choose from: all, .*qkv") as caught:
-        plan(tmp_path, "gpt2", "method=prge")
+        plan(tmp_path, "gpt2", "method=prge", "space.targets=[q]")
     assert "\n" not in str(caught.value)
 
 

@@ -21,8 +21,6 @@ from zo_sweeps.core.trial import Stored, Trial, TrialState
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.build import build
 
-pytestmark = pytest.mark.unit
-
 MEMBERS = {
     "perturbation/flipped.py": '''
 from dataclasses import dataclass
@@ -132,6 +130,7 @@ def elsewhere(trial: Trial) -> list[Any]:
     return found
 
 
+@pytest.mark.multiprocess
 def test_a_perturbation_an_update_and_a_metric_of_the_user_s_run_from_the_trial_s_json_alone(folder: Path) -> None:
     trial = planned(folder, *OWN, METRICS)
     config = TrialConfig.of(trial.config)
@@ -146,6 +145,7 @@ def test_a_perturbation_an_update_and_a_metric_of_the_user_s_run_from_the_trial_
     assert len({trial.trial_id, *(other.trial_id for other in options)}) == 3
 
 
+@pytest.mark.multiprocess
 def test_a_folder_that_is_missing_is_one_line_with_its_name(folder: Path) -> None:
     trial = planned(folder, *OWN)
     shutil.rmtree(folder)
@@ -156,6 +156,7 @@ def test_a_folder_that_is_missing_is_one_line_with_its_name(folder: Path) -> Non
     assert "\n" not in error
 
 
+@pytest.mark.multiprocess
 def test_a_missing_folder_without_members_of_the_trial_stops_nothing(folder: Path) -> None:
     trial = planned(folder)
     assert TrialConfig.of(trial.config).members == (str(folder),)

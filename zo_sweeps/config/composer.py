@@ -77,6 +77,9 @@ class Composer:
                 raise UserError(f"no such folder: {folder}", where="--config-dir")
         searched = [url for text in overrides if text.startswith(SEARCH) for url in _searchpath(text)]
         self._search = [*(f"file://{Path(folder).resolve()}" for folder in config_dirs), *searched]
+        further = {path.name for folder in self.folders[1:] for path in folder.iterdir()}
+        compositions = _PACKAGED if further <= {"grid"} else _Compositions()
+        self._composed, self._chosen_by = compositions.composed, compositions.chosen
         registry.use_folders(self.folders[1:])
         self._register()
         self._given = [text for text in overrides if not text.startswith(SEARCH)]
@@ -94,9 +97,6 @@ class Composer:
         for path, values in self.forced.values.items():
             for value in values if path.split(".")[0] not in OPEN else ():
                 self.check_value(path, value, "the command line")
-        further = {path.name for folder in self.folders[1:] for path in folder.iterdir()}
-        compositions = _PACKAGED if further <= {"grid"} else _Compositions()
-        self._composed, self._chosen_by = compositions.composed, compositions.chosen
         self.grid_name = next((t.split("=", 1)[1] for t in self._given if t.startswith("+grid=")), "")
 
     @property
