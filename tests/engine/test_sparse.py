@@ -237,7 +237,6 @@ def test_a_mask_found_on_c4_holds_much_of_a_tasks_gradient(shared: Path) -> None
     if not rows.is_file() or not (shared / "data" / "text" / "c4_sample.jsonl").is_file():
         pytest.skip(f"no C4 sample and SST-2 under {shared} (ZO_SHARED)")
     model = load(Model(), torch.float32, "cpu")
-    part = {"text": "text/c4_sample.jsonl", "samples": 12, "length": 96}
     weights = {n: m.weight for n, m in model.target_modules(("q", "k", "v", "o", "gate", "up", "down")).items()}
 
     def gradients(examples):
@@ -248,7 +247,7 @@ def test_a_mask_found_on_c4_holds_much_of_a_tasks_gradient(shared: Path) -> None
 
         return masks.squared_gradients(weights, each())
 
-    found = masks.top(gradients(text_samples(part, str(shared / "data"), model)), 0.01)
+    found = masks.top(gradients(text_samples("text/c4_sample.jsonl", 12, 96, str(shared / "data"), model)), 0.01)
     task = []
     for line in rows.read_text().splitlines()[:12]:
         row = json.loads(line)

@@ -65,7 +65,7 @@ def test_a_checkpoint_of_any_family_is_planned_and_run(family: str, overrides: l
     outcome = run_trial(trial, events, [], 1, lambda: False)
     assert outcome.state is TrialState.SUCCEEDED, outcome.error + outcome.traceback
     assert outcome.steps_done == 2
-    assert trial.config["model"]["fingerprint"].startswith("local:")
+    assert trial.config.model.fingerprint.startswith("local:")
 
 
 def test_a_target_that_the_model_lacks_is_one_line_at_the_plan(tmp_path: Path) -> None:
