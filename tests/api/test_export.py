@@ -49,7 +49,8 @@ def test_the_rebuilt_weights_score_on_dev_what_the_run_recorded(swept: Swept, bl
     torch.set_num_threads(1)  # as in the run
     try:
         with rebuilt(swept.id(block), swept.state) as (bench, _):
-            assert bench.score_dev() == (line["dev/loss"], line["dev/metric"])
+            scores = bench.score_dev()
+        assert (scores.loss, scores.metric) == (line["dev/loss"], line["dev/metric"])
     finally:
         torch.set_num_threads(threads)
     events = JournalStore(swept.state).read(swept.id(block))
