@@ -38,16 +38,12 @@ class InlineBackend:
         self._target, self._threads, self._workers = target, threads, workers
         self._waiting: tuple[Trial, list[Event], int] | None = None
         self._warm_key: str | None = None
-        self._threads_before = 0  # not started
+        self.threads_before = 0  # of torch in this process, to be restored; 0: as it is
         self._stopping = False
 
     def start(self, deliver: Deliver, trials: int) -> None:
-        import torch
-
         self._deliver = deliver
         self._stopping = False
-        self._threads_before = torch.get_num_threads()
-        torch.set_num_threads(self._threads)
 
     def refusal(self, trial: Trial) -> str:
         return ""  # one process on one machine: the plan has checked that the trial fits
@@ -95,10 +91,10 @@ class InlineBackend:
 
     def shutdown(self) -> None:
         self._waiting = None
-        if self._threads_before:
+        if self.threads_before:
             import torch
 
-            torch.set_num_threads(self._threads_before)
+            torch.set_num_threads(self.threads_before)
 
     def describe(self) -> str:
         return "this process, one at a time"
