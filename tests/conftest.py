@@ -45,12 +45,8 @@ def _no_hub() -> None:
 @pytest.fixture(autouse=True)
 def _folders_of_one_test() -> Iterator[None]:
     """Members in the folders of a test (--config-dir) are not found by the next one."""
-    before = registry.folders()
-    yield
-    if registry.folders() != before:
-        registry._folders[:] = before
-        registry.names.cache_clear()
-        registry._load.cache_clear()
+    with registry.using_folders(registry.folders()):
+        yield
 
 
 def tier(item: pytest.Item) -> list[str]:

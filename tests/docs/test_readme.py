@@ -118,11 +118,8 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     for split, lines in (("train", 48), ("validation", 16), ("test", 16)):
         rows = [{**json.loads(given[0]), "label": n % 2, "text": f"what a day {n}"} for n in range(lines)]
         (data / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    before = registry.folders()
-    yield folder
-    registry._folders[:] = before  # the plans made here have looked into my_conf
-    registry.names.cache_clear()
-    registry._load.cache_clear()
+    with registry.using_folders(()):  # the plans made here look into my_conf
+        yield folder
 
 
 @pytest.mark.unit

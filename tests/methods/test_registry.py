@@ -34,7 +34,7 @@ class Halving(Schedule):
 @pytest.fixture(autouse=True)
 def _clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The registry as it was: its folders, what it has found, and the modules that it loaded."""
-    monkeypatch.setattr(registry, "_folders", [])
+    monkeypatch.setattr(registry, "_folders", ())
     monkeypatch.setattr(sys, "path", list(sys.path))
     modules = set(sys.modules)
     forget()
@@ -47,7 +47,7 @@ def _clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def forget() -> None:
     importlib.invalidate_caches()
-    for cached in (registry.names, registry._load, registry._offered):
+    for cached in (registry._names, registry._load, registry._run, registry._offered):
         cached.cache_clear()
 
 
@@ -97,10 +97,28 @@ def test_a_python_file_in_a_users_folder_is_a_member(tmp_path: Path) -> None:
     assert registry.folders() == (tmp_path.resolve(),)
 
 
-def test_a_folder_named_later_is_looked_in_too(tmp_path: Path) -> None:
+def test_a_folder_is_looked_in_until_others_are_named(tmp_path: Path) -> None:
     assert "halving" not in registry.names("schedule")
     own(tmp_path, MEMBER)
     assert "halving" in registry.names("schedule")
+    first = registry.member("schedule", "halving")
+    with registry.using_folders([]):
+        assert "halving" not in registry.names("schedule")
+        refused()
+    assert registry.member("schedule", "halving") is first, "a file is run once"
+
+
+def test_folders_that_are_used_in_turn_may_hold_the_same_name(tmp_path: Path) -> None:
+    made = {}
+    for folder, factor in ((tmp_path / "a", "0.5"), (tmp_path / "b", "0.25")):
+        folder.mkdir()
+        own(folder, MEMBER.replace("0.5", factor))
+        made[folder] = registry.member("schedule", "halving")
+    for folder, factor in ((tmp_path / "a", 0.5), (tmp_path / "b", 0.25)):
+        with registry.using_folders([folder]):
+            schedule = Schedule.read({"name": "halving", "every": 1})
+            assert type(schedule) is made[folder]
+            assert schedule.over(1.0, 3)(2) == factor
 
 
 def test_an_entry_point_of_an_installed_package_is_a_member(tmp_path: Path) -> None:

@@ -7,12 +7,14 @@ Shipped members are modules of the axis's package. An installed package offers m
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib import import_module, metadata, util
 from pathlib import Path
 
 from zo_sweeps.core.errors import UserError, unknown
+from zo_sweeps.core.fingerprint import fingerprint
 from zo_sweeps.methods.definition import Definition, public_classes
 
 PACKAGES = {
@@ -28,29 +30,40 @@ PACKAGES = {
     "task_kind": "zo_sweeps.tasks.kinds",
     "executor": "zo_sweeps.schedule.executors",
 }
-_folders: list[Path] = []
+_folders: tuple[Path, ...] = ()
 
 
 def use_folders(folders: Iterable[str | Path]) -> None:
-    """Look for members in these folders too, for the rest of the process. Their Python files are run when asked for."""
-    for folder in folders:
-        resolved = Path(folder).resolve()
-        if resolved not in _folders:
-            _folders.append(resolved)
-            names.cache_clear()
-            _load.cache_clear()
+    """From now on, look for the user's own members in these folders only. Their files are run when asked for."""
+    global _folders
+    _folders = tuple(dict.fromkeys(Path(folder).resolve() for folder in folders))
+
+
+@contextmanager
+def using_folders(folders: Iterable[str | Path]) -> Iterator[None]:
+    """Look for the user's own members in these folders, until the block ends."""
+    before = _folders
+    use_folders(folders)
+    try:
+        yield
+    finally:
+        use_folders(before)
 
 
 def folders() -> tuple[Path, ...]:
     """Return the folders of `use_folders`."""
-    return tuple(_folders)
+    return _folders
+
+
+def names(axis: str) -> tuple[str, ...]:
+    """Return the names of the axis's members, sorted."""
+    return _names(axis, _folders)
 
 
 @cache
-def names(axis: str) -> tuple[str, ...]:
-    """Return the names of the axis's members, sorted."""
+def _names(axis: str, folders: tuple[Path, ...]) -> tuple[str, ...]:
     shipped = {path.stem for path in _package_folder(axis).glob("*.py") if not path.name.startswith("_")}
-    own = {path.stem for folder in _folders for path in (folder / axis).glob("*.py") if not path.name.startswith("_")}
+    own = {path.stem for folder in folders for path in (folder / axis).glob("*.py") if not path.name.startswith("_")}
     return tuple(sorted(shipped | own | set(_offered(axis))))
 
 
@@ -58,7 +71,7 @@ def member(axis: str, name: str, *, where: str = "") -> type[Definition]:
     """Return the class of a member. Raises UserError with the choices for a name that is none's."""
     if name not in names(axis):
         raise unknown(axis, name, names(axis), where=where)
-    return _load(axis, name)
+    return _load(axis, name, _folders)
 
 
 def members(axis: str) -> dict[str, type[Definition]]:
@@ -67,10 +80,10 @@ def members(axis: str) -> dict[str, type[Definition]]:
 
 
 @cache
-def _load(axis: str, name: str) -> type[Definition]:
+def _load(axis: str, name: str, folders: tuple[Path, ...]) -> type[Definition]:
     """Return the class of a member that exists. Raises UserError for one that is there twice or cannot be used."""
     shipped = (_package_folder(axis) / f"{name}.py").is_file()
-    files = [path for folder in _folders if (path := folder / axis / f"{name}.py").is_file()]
+    files = [path for folder in folders if (path := folder / axis / f"{name}.py").is_file()]
     point = _offered(axis).get(name)
     places = [*([_place(point)] if point else []), *map(str, files)]
     if shipped + len(places) > 1:
@@ -121,9 +134,10 @@ def _broken(error: Exception, place: str) -> UserError:
     return UserError(f"cannot load it ({said})", where=place)
 
 
+@cache
 def _run(file: Path, axis: str, name: str) -> str:
-    """Load a Python file of the user's as a module; return the module's name."""
-    module = f"zo_sweeps_own.{axis}.{name}"
+    """Load a Python file of the user's as a module of its own; return the module's name."""
+    module = f"zo_sweeps_own.{fingerprint(str(file))}.{axis}.{name}"
     spec = util.spec_from_file_location(module, file)
     assert spec is not None
     assert spec.loader is not None

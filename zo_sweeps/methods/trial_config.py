@@ -66,9 +66,9 @@ class TrialConfig:
             return config
         data = config.to_json()
         folders: Sequence[str] = data.get("members", ())
-        registry.use_folders(folders)
         try:
-            return cls.read(data)
+            with registry.using_folders(folders):
+                return cls.read(data)
         except UserError as error:
             absent = next((folder for folder in folders if not Path(folder).is_dir()), None)
             if absent is None:
