@@ -21,13 +21,13 @@ TARGET = "tests.schedule.fakes:run_trial"
 def sweep(state: Path, trials: list[Trial], backend: Backend | None = None, **options) -> Summary:
     store = JournalStore(state)
     with Ledger(state) as ledger:
-        return Sweep(trials, backend or InlineBackend(TARGET), store, ledger, **options).run()
+        return Sweep(trials, backend or InlineBackend(TARGET, threads=0), store, ledger, **options).run()
 
 
 if __name__ == "__main__":
     state = Path(sys.argv[1])
     where = {"slots": 2} if sys.argv[2] == "ray" else {"address": sys.argv[2]}
-    backend = InlineBackend(TARGET) if sys.argv[2] == "inline" else RayBackend(state, target=TARGET, **where)
+    backend = InlineBackend(TARGET, threads=0) if sys.argv[2] == "inline" else RayBackend(state, target=TARGET, **where)
     plan = [Trial.from_json(entry) for entry in json.loads(Path(sys.argv[3]).read_text())]
     print("ready", flush=True)
     summary = sweep(state, plan, backend, say=lambda line: print(line, flush=True))

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from zo_sweeps.config.composer import Composer, executor
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.methods import registry
 from zo_sweeps.methods.registry import member, names
 from zo_sweeps.schedule.inline_backend import InlineBackend
 from zo_sweeps.schedule.ray_backend import RayBackend
@@ -72,14 +69,9 @@ def test_a_wrong_option_in_a_file_is_refused_with_the_file(folder: Path) -> None
 
 
 def test_each_executor_builds_its_backend_with_its_options(tmp_path: Path) -> None:
-    threads = torch.get_num_threads()
-    try:
-        inline = member("executor", "inline")(cpus_per_trial=1, workers=3).build(tmp_path, None)
-        assert isinstance(inline, InlineBackend)
-        assert (inline._threads, inline._workers, inline.grows) == (1, Workers(3), False)
-        assert torch.get_num_threads() == 1
-    finally:
-        torch.set_num_threads(threads)
+    inline = member("executor", "inline")(cpus_per_trial=1, workers=3).build(tmp_path, None)
+    assert isinstance(inline, InlineBackend)
+    assert (inline._threads, inline._workers, inline.grows) == (1, Workers(3), False)
     ray = member("executor", "ray")(cpus_per_trial=2, slots=4, workers=3, on_lost_worker="drop", worker_patience=9.0)
     built = ray.build(tmp_path, "10.0.0.5:6379")
     assert isinstance(built, RayBackend)
@@ -87,15 +79,6 @@ def test_each_executor_builds_its_backend_with_its_options(tmp_path: Path) -> No
     assert not ray.build(tmp_path, None).grows
 
 
-@pytest.fixture
-def _registry_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(registry, "_folders", [])
-    registry.names.cache_clear()
-    yield
-    registry.names.cache_clear()
-
-
-@pytest.mark.usefixtures("_registry_as_it_was")
 def test_an_executor_of_ones_own_is_one_python_file(folder: Path) -> None:
     (folder / "executor" / "batch.py").write_text(
         "from dataclasses import dataclass\n"

@@ -194,7 +194,7 @@ def test_a_full_disk_ends_the_sweep_as_such_and_not_as_a_failed_trial(tmp_path):
             raise UserError("cannot write the journal: no space left on device")
 
     with Ledger(tmp_path) as ledger, pytest.raises(UserError, match="no space left"):
-        Sweep(fakes.trials(tmp_path / "w", 3), InlineBackend(TARGET), Full(tmp_path), ledger).run()
+        Sweep(fakes.trials(tmp_path / "w", 3), InlineBackend(TARGET, threads=0), Full(tmp_path), ledger).run()
     assert not read_standing(tmp_path).failures
 
 

@@ -28,7 +28,8 @@ class InlineBackend:
 
     Args:
         target: the RunTrial, as "module:function".
-        threads: torch's threads, here while trials run and in the followers: the same bits as in a Ray actor.
+        threads: torch's threads while a trial runs, here and in the followers: the same bits as in a Ray actor.
+            0, without followers: as many as there are, and torch is not imported.
         workers: processes that share a trial's steps.
     """
 
@@ -38,7 +39,6 @@ class InlineBackend:
         self._target, self._threads, self._workers = target, threads, workers
         self._waiting: tuple[Trial, list[Event], int] | None = None
         self._warm_key: str | None = None
-        self.threads_before = 0  # of torch in this process, to be restored; 0: as it is
         self._stopping = False
 
     def start(self, deliver: Deliver, trials: int) -> None:
@@ -64,7 +64,7 @@ class InlineBackend:
         trial, journal, attempt = self._waiting
         sink = _Stream(trial.trial_id, attempt, self._deliver)
         stop = lambda: self._stopping or sink.broken
-        with self._sharing(trial, journal) as sharing:
+        with _torch_threads(self._threads), self._sharing(trial, journal) as sharing:
             outcome = run_guarded(self._target, trial, sink, journal, attempt, stop, sharing)
         self._waiting = None
         sink.close()
@@ -91,13 +91,25 @@ class InlineBackend:
 
     def shutdown(self) -> None:
         self._waiting = None
-        if self.threads_before:
-            import torch
-
-            torch.set_num_threads(self.threads_before)
 
     def describe(self) -> str:
         return "this process, one at a time"
+
+
+@contextmanager
+def _torch_threads(count: int) -> Iterator[None]:
+    """Give torch this many threads until the block ends; 0: leave it alone."""
+    if not count:
+        yield
+        return
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class _Stream:

@@ -17,12 +17,7 @@ class Inline(Executor):
     """This process, one trial at a time: for debugging, profiling and tests. It joins no cluster."""
 
     def build(self, state_dir: Path, address: str | None) -> InlineBackend:
-        import torch
-
         from zo_sweeps.schedule.inline_backend import InlineBackend
         from zo_sweeps.schedule.sharing import Workers
 
-        backend = InlineBackend(threads=self.cpus_per_trial, workers=Workers.of(self))
-        backend.threads_before = torch.get_num_threads()
-        torch.set_num_threads(self.cpus_per_trial)  # as in a Ray actor: the same bits either way
-        return backend
+        return InlineBackend(threads=self.cpus_per_trial, workers=Workers.of(self))
