@@ -78,7 +78,8 @@ class Composer:
         searched = [url for text in overrides if text.startswith(SEARCH) for url in _searchpath(text)]
         self._search = [*(f"file://{Path(folder).resolve()}" for folder in config_dirs), *searched]
         further = {path.name for folder in self.folders[1:] for path in folder.iterdir()}
-        compositions = _PACKAGED if further <= {"grid"} else _Compositions()
+        local = len(self.folders) == 1 + len(self._search)  # an address elsewhere may hold anything
+        compositions = _PACKAGED if local and further <= {"grid"} else _Compositions()
         self._composed, self._chosen_by = compositions.composed, compositions.chosen
         registry.use_folders(self.folders[1:])
         self._register()

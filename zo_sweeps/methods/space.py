@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from zo_sweeps.core.errors import UserError
 from zo_sweeps.methods.arch import Arch
-from zo_sweeps.methods.definition import Definition
+from zo_sweeps.methods.definition import Definition, option
 
 if TYPE_CHECKING:
     from torch import nn
@@ -78,9 +79,6 @@ class AdapterFormat:
     prefix: bool = False
 
 
-LOW_RANK = {"A": "lora_A.weight", "B": "lora_B.weight"}
-
-
 @dataclass(frozen=True)
 class Space(Definition):
     """The d parameters that move. `install` puts it into a model; until then it is options and facts."""
@@ -100,7 +98,7 @@ class Space(Definition):
     @property
     def layers(self) -> tuple[str, ...]:
         """Roles of the layers that it changes; () where it changes no single layers."""
-        return getattr(self, "targets", ())
+        return ()
 
     @property
     def positions(self) -> int:
@@ -115,7 +113,7 @@ class Space(Definition):
     @property
     def renewed_every(self) -> int:
         """Steps after which its parameters become others; 0: never."""
-        return int(getattr(self, "refresh", 0))
+        return 0
 
     def trainable(self, arch: Arch) -> int:
         """Count d, from the model's shape alone."""
@@ -132,3 +130,30 @@ class Space(Definition):
             found: what was found by backpropagation, where `needs_gradients`.
         """
         raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class LayerSpace(Space):
+    """A space that changes target layers. Raises UserError for one that names none."""
+
+    targets: tuple[str, ...] = option(
+        ("all",), "roles of the layers (q, k, v, o, gate, up, down), or all", kw_only=True
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.targets:
+            raise UserError(f"space {self.name!r} names no layers", fix="set space.targets")
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        return self.targets
+
+
+@dataclass(frozen=True)
+class SparseSpace(LayerSpace):
+    """A space of chosen entries of the target weights."""
+
+    sparse: ClassVar[bool] = True
+
+    density: float = option(1e-3, "share of the target layers' entries", least=1e-9, most=1)

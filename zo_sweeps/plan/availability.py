@@ -13,6 +13,7 @@ from zo_sweeps.devices.estimate import RUNTIME_BYTES, finding_memory, peak_memor
 from zo_sweeps.methods import registry
 from zo_sweeps.methods.definition import write
 from zo_sweeps.methods.evaluation import Restore
+from zo_sweeps.methods.precision import Precision
 from zo_sweeps.methods.trial_config import TrialConfig
 
 if TYPE_CHECKING:
@@ -63,7 +64,8 @@ class Places:
         reasons = [status.why for status in (model, data) if not status.available]
         reasons += [missing_text] if missing_text else []
         if not config.precision.stored:
-            stored = [name for name, one in registry.members("precision").items() if one.stored]  # type: ignore[attr-defined]
+            members = registry.members("precision").items()
+            stored = [name for name, one in members if issubclass(one, Precision) and one.stored]
             reasons.append(f"weights cannot be stored as {config.precision.name} yet ({', '.join(stored)} can)")
         tokens = float(config.train.max_length)
         if data.row_bytes:

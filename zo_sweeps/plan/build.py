@@ -180,20 +180,12 @@ def _cost(config: TrialConfig, needs: Availability) -> float:
 
 def memory_key(config: TrialConfig) -> str:
     """Return a key that trials share that need the same memory: seed and learning rate may differ, sizes may not."""
-    update = replace(config.update, lr=0.0)
-    estimator = (config.estimator.name, config.estimator.budget)
-    parts = (
-        config.method,
-        config.space,
-        config.evaluation,
-        config.perturbation,
-        config.precision,
-        config.prompt,
-        update,
-    )
-    sizes = (config.train.batch, config.train.max_length, config.train.objective, config.device.name)
-    found = [config.model.fingerprint, config.task.fingerprint, config.task.name]
-    return fingerprint([*map(identity, [*parts, update]), list(estimator), list(sizes), found])
+    parts = [config.method, config.space, config.evaluation, config.perturbation, config.precision, config.prompt]
+    parts.append(replace(config.update, lr=0.0))
+    estimator = [config.estimator.name, config.estimator.budget]
+    sizes = [config.train.batch, config.train.max_length, config.train.objective, config.device.name]
+    contents = [config.model.fingerprint, config.task.fingerprint, config.task.name]
+    return fingerprint([*map(identity, parts), estimator, sizes, contents])
 
 
 def _shared_steps(config: TrialConfig) -> SharedSteps | None:

@@ -6,9 +6,11 @@ from collections.abc import Iterator
 
 from zo_sweeps.core.errors import unknown
 from zo_sweeps.methods import registry
+from zo_sweeps.methods.estimator import Estimator
 from zo_sweeps.methods.evaluation import Mode, Restore
 from zo_sweeps.methods.kind import Kind
 from zo_sweeps.methods.objective import OWN, Objective
+from zo_sweeps.methods.perturbation import Perturbation
 from zo_sweeps.methods.space import Space
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.methods.update import Update
@@ -23,9 +25,8 @@ def _estimation(config: TrialConfig) -> Iterator[str]:
     """The parts of a zeroth-order step."""
     if not config.method.kind.estimates:
         return
-    mode, space, estimator, perturbation = (
-        config.evaluation.mode, config.space, config.estimator, config.perturbation,
-    )  # fmt: skip
+    mode, space = config.evaluation.mode, config.space
+    estimator, perturbation = config.estimator, config.perturbation
     if config.train.batch is None:
         effective = config.train.effective_batch
         yield f"effective batch {effective} is not a multiple of q={estimator.budget}; set train.batch"
@@ -35,8 +36,13 @@ def _estimation(config: TrialConfig) -> Iterator[str]:
             "evaluation.mode=sequential"
         )
     if estimator.coordinates != perturbation.coordinates:
-        pairs = (("estimator", "=cge"), ("perturbation", "=coordinate"))
-        yield f"{' and '.join(axis + name for axis, name in pairs)} go together, not with others"
+        needy, other = (estimator, perturbation) if estimator.coordinates else (perturbation, estimator)
+        partners = [
+            name
+            for name, one in registry.members(other.axis).items()
+            if issubclass(one, (Estimator, Perturbation)) and one.coordinates
+        ]
+        yield f"{needy.axis}={needy.name} goes with {other.axis}={' or '.join(partners)} only, not {other.name}"
     elif estimator.coordinates and mode.batched:
         yield (
             f"estimator={estimator.name} has two points per parameter: evaluation.mode must be sequential, not "
@@ -99,8 +105,6 @@ def _training(config: TrialConfig) -> Iterator[str]:
         yield f"update {update.name!r} does not go with method kind {kind.name!r}; use {' or '.join(updates)}"
     if config.train.steps < 1:
         yield f"train.steps must be at least 1, not {config.train.steps}"
-    if getattr(space, "targets", ("all",)) == ():
-        yield f"space {space.name!r} names no layers; set space.targets"
     if kind.backpropagates and space.renewed_every:
         yield "space.refresh must be 0 in backpropagation: its optimizer holds the entries it began with"
     if config.device.cpu and kind.backpropagates and not config.precision.backpropagates_on_cpu:

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from zo_sweeps.methods.precision import Precision
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass(frozen=True)
 class BF16(Precision):
     """Weights stored and multiplied in bfloat16: 2 bytes per value."""
 
+    torch_name: ClassVar[str] = "bfloat16"
     bytes_per_value: ClassVar[float] = 2
-
-    @property
-    def dtype(self) -> torch.dtype:
-        import torch
-
-        return torch.bfloat16

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from zo_sweeps.methods.precision import Precision
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass(frozen=True)
 class FP32(Precision):
     """Weights stored and multiplied in float32: 4 bytes per value."""
 
+    torch_name: ClassVar[str] = "float32"
     bytes_per_value: ClassVar[float] = 4
-
-    @property
-    def dtype(self) -> torch.dtype:
-        import torch
-
-        return torch.float32

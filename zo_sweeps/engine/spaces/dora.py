@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from zo_sweeps.engine.spaces._low_rank import FACTORS, LowRank
 from zo_sweeps.methods.arch import Arch
-from zo_sweeps.methods.definition import option
-from zo_sweeps.methods.space import LOW_RANK, AdapterFormat, Found, InstalledSpace, Space
+from zo_sweeps.methods.space import AdapterFormat, Found, InstalledSpace
 
 if TYPE_CHECKING:
     from torch import nn
 
 
 @dataclass(frozen=True)
-class DoRA(Space):
+class DoRA(LowRank):
     """A ~ Kaiming-uniform, B = 0, m = ||W||, all trained in fp32: d = r (in + out) + out per layer.
 
     Args:
@@ -26,14 +26,10 @@ class DoRA(Space):
     Source: DoRA (Liu et al., 2024), eq. 5; P-RGE Table 6.
     """
 
-    adapter: ClassVar[AdapterFormat | None] = AdapterFormat("LORA", {**LOW_RANK, "m": "lora_magnitude_vector"})
-
-    rank: int = option(16, "r of the factors", least=1)
-    alpha: float = option(16.0, "the low-rank term is multiplied by alpha / r")
-    targets: tuple[str, ...] = option(("all",), "roles of the layers (q, k, v, o, gate, up, down), or all")
+    adapter: ClassVar[AdapterFormat | None] = AdapterFormat("LORA", {**FACTORS, "m": "lora_magnitude_vector"})
 
     def adapter_options(self) -> dict[str, Any]:
-        return {"r": self.rank, "lora_alpha": self.alpha, "lora_dropout": 0.0, "use_dora": True}
+        return {**super().adapter_options(), "use_dora": True}
 
     def trainable(self, arch: Arch) -> int:
         return self.rank * (arch.inputs(self.targets) + arch.outputs(self.targets)) + arch.outputs(self.targets)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING
 
+from zo_sweeps.engine.spaces._low_rank import LowRank
 from zo_sweeps.methods.arch import Arch
-from zo_sweeps.methods.definition import option
-from zo_sweeps.methods.space import LOW_RANK, AdapterFormat, Found, InstalledSpace, Space
+from zo_sweeps.methods.space import Found, InstalledSpace
 
 if TYPE_CHECKING:
     from torch import nn
 
 
 @dataclass(frozen=True)
-class LoRA(Space):
+class LoRA(LowRank):
     """A ~ Kaiming-uniform, B = 0, both trained in fp32: d = r (in + out) per layer.
 
     Args:
@@ -25,15 +25,6 @@ class LoRA(Space):
 
     Source: LoRA (Hu et al., 2021), section 4.1.
     """
-
-    adapter: ClassVar[AdapterFormat | None] = AdapterFormat("LORA", LOW_RANK)
-
-    rank: int = option(16, "r of the factors", least=1)
-    alpha: float = option(16.0, "the low-rank term is multiplied by alpha / r")
-    targets: tuple[str, ...] = option(("all",), "roles of the layers (q, k, v, o, gate, up, down), or all")
-
-    def adapter_options(self) -> dict[str, Any]:
-        return {"r": self.rank, "lora_alpha": self.alpha, "lora_dropout": 0.0, "use_dora": False}
 
     def trainable(self, arch: Arch) -> int:
         return self.rank * (arch.inputs(self.targets) + arch.outputs(self.targets))

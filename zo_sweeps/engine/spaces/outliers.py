@@ -4,28 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 from zo_sweeps.methods.arch import Arch
 from zo_sweeps.methods.definition import option
-from zo_sweeps.methods.space import Found, InstalledSpace, Space, chosen
+from zo_sweeps.methods.space import Found, InstalledSpace, SparseSpace, chosen
 
 if TYPE_CHECKING:
     from torch import nn
 
 
 @dataclass(frozen=True)
-class Outliers(Space):
+class Outliers(SparseSpace):
     """The density * numel largest |w|, chosen once, before training.
 
     Source: Guo et al., 2024, section 4.1.
     """
 
-    sparse: ClassVar[bool] = True
-
-    density: float = option(1e-3, "share of the target layers' entries", least=1e-9, most=1)
     scope: Literal["per_layer", "global"] = option("per_layer", "largest of each layer, or of all together")
-    targets: tuple[str, ...] = option(("all",), "roles of the layers (q, k, v, o, gate, up, down), or all")
 
     def trainable(self, arch: Arch) -> int:
         return chosen(arch, self.targets, self.density, self.scope)

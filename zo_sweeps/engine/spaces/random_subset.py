@@ -4,28 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from zo_sweeps.methods.arch import Arch
 from zo_sweeps.methods.definition import option
-from zo_sweeps.methods.space import Found, InstalledSpace, Space, chosen
+from zo_sweeps.methods.space import Found, InstalledSpace, SparseSpace, chosen
 
 if TYPE_CHECKING:
     from torch import nn
 
 
 @dataclass(frozen=True)
-class RandomSubset(Space):
+class RandomSubset(SparseSpace):
     """density * numel entries of each layer, drawn from the trial's seed and redrawn every `refresh` steps (0: never).
 
     Source: Guo et al., 2024, section 4.1.
     """
 
-    sparse: ClassVar[bool] = True
-
-    density: float = option(1e-3, "share of the target layers' entries", least=1e-9, most=1)
     refresh: int = option(0, "steps between masks; 0: one for the whole run", least=0)
-    targets: tuple[str, ...] = option(("all",), "roles of the layers (q, k, v, o, gate, up, down), or all")
+
+    @property
+    def renewed_every(self) -> int:
+        return self.refresh
 
     def trainable(self, arch: Arch) -> int:
         return chosen(arch, self.targets, self.density)

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from zo_sweeps.methods.arch import Arch
 from zo_sweeps.methods.definition import option
-from zo_sweeps.methods.space import Found, InstalledSpace, Space, chosen
+from zo_sweeps.methods.space import Found, InstalledSpace, SparseSpace, chosen
 
 if TYPE_CHECKING:
     from torch import nn
 
 
 @dataclass(frozen=True)
-class Sensitive(Space):
+class Sensitive(SparseSpace):
     """The entries of a mask found by backpropagation, recomputed every `refresh` steps (0: never).
 
     The mask needs gradients, hence batches and a loss, which a space does not have: `run/gradients.py` computes the
@@ -25,9 +25,7 @@ class Sensitive(Space):
     """
 
     needs_gradients: ClassVar[bool] = True
-    sparse: ClassVar[bool] = True
 
-    density: float = option(1e-3, "share of the target layers' entries", least=1e-9, most=1)
     scope: Literal["per_layer", "global"] = option("per_layer", "largest of each layer, or of all together")
     score: Literal["fisher", "mean_gradient"] = option(
         "fisher", "fisher: mean of squared gradients of single examples; mean_gradient: square of their mean"
@@ -41,11 +39,14 @@ class Sensitive(Space):
     refresh: int = option(
         0, "steps between masks (dynamic in the paper: 100); 0: computed once, before training", least=0
     )
-    targets: tuple[str, ...] = option(("all",), "roles of the layers (q, k, v, o, gate, up, down), or all")
 
     @property
     def of_text(self) -> str:
         return self.text if self.source == "text" else ""
+
+    @property
+    def renewed_every(self) -> int:
+        return self.refresh
 
     def trainable(self, arch: Arch) -> int:
         return chosen(arch, self.targets, self.density, self.scope)

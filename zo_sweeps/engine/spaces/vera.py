@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from zo_sweeps.methods.arch import Arch
 from zo_sweeps.methods.definition import option
-from zo_sweeps.methods.space import AdapterFormat, Found, InstalledSpace, Space
+from zo_sweeps.methods.space import AdapterFormat, Found, InstalledSpace, LayerSpace
 
 if TYPE_CHECKING:
     from torch import nn
 
 
 @dataclass(frozen=True)
-class VeRA(Space):
+class VeRA(LayerSpace):
     """d = `d_initial`, b = 0, trained in fp32: r + out values per layer.
 
     Args:
@@ -32,7 +32,6 @@ class VeRA(Space):
 
     rank: int = option(1024, "r of the shared factors", least=1)
     d_initial: float = option(0.1, "initial value of the vector d")
-    targets: tuple[str, ...] = option(("all",), "roles of the layers (q, k, v, o, gate, up, down), or all")
 
     def adapter_options(self) -> dict[str, Any]:
         drawn = {"d_initial": self.d_initial, "save_projection": True, "projection_prng_key": 0}

@@ -6,26 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from zo_sweeps.methods.metric import Metric, Of, same_length
+from zo_sweeps.tasks.metrics._correlation import Correlation
 
 
 @dataclass(frozen=True)
-class Spearman(Metric):
-    """Spearman correlation of predicted and right numbers; 0 where either list is constant, as it is then undefined.
-
-    Computed by scipy. GLUE's second metric for STS-B.
-    """
+class Spearman(Correlation):
+    """Spearman correlation, computed by scipy. GLUE's second metric for STS-B."""
 
     display: ClassVar[str] = "Spearman correlation"
-    of: ClassVar[Of] = Of.SCORES
-    unit: ClassVar[str] = ""
-    unit_size: ClassVar[float] = 1.0
-    digits: ClassVar[int] = 3
 
-    def compute(self, predictions: Sequence[float], references: Sequence[float]) -> float:
+    def statistic(self, predictions: Sequence[float], references: Sequence[float]) -> float:
         from scipy.stats import spearmanr
 
-        same_length(predictions, references)
-        if len(set(predictions)) == 1 or len(set(references)) == 1:
-            return 0.0
         return float(spearmanr(predictions, references).statistic)
