@@ -27,12 +27,12 @@ class Executor(Definition):
     )
     on_lost_worker: Literal["redo", "drop"] = option(
         "redo",
-        "a lost worker's directions: redo: others evaluate them; drop: the step goes on without them, and is tagged",
+        "a lost peer's directions: redo: others evaluate them; drop: the step goes on without them, and is tagged",
         kw_only=True,
     )
     worker_patience: float = option(
         60.0,
-        "seconds by which a worker may be later than its trial's first one before it counts as lost",
+        "seconds by which a peer may be later than the trial's first process before it counts as lost",
         above=0,
         kw_only=True,
     )
