@@ -30,9 +30,9 @@ def head(given: Sequence[str]) -> int:
     text = "address that nodes and browsers use; beyond loopback, MLflow asks for a password; default: 127.0.0.1"
     parser.add_argument("--host", default=default.host, help=text)
     parser.add_argument("--port", type=int, default=default.port, help="port of the Ray head; default: 6379")
-    parser.add_argument("--mlflow-port", type=int, default=default.mlflow_port, help="default: 5000")
+    parser.add_argument("--mlflow-port", type=int, default=default.mlflow_port, help="port of MLflow; default: 5000")
     parser.add_argument(
-        "--dashboard-port", type=int, default=default.dashboard_port, help="default: 8265; 0: no dashboard"
+        "--dashboard-port", type=int, default=default.dashboard_port, help="of Ray's dashboard; default: 8265; 0: none"
     )
     _lending(parser)
     parser.add_argument("--block", action="store_true", help="stay in the foreground (systemd, containers)")
