@@ -79,8 +79,8 @@ class Workbench:
             if self.config.method.kind.backpropagates:
                 self.model.module.float()
         layers = list(self.model.target_modules(space.layers)) if space.layers else []
-        found = self._found(layers) if space.needs_gradients else None
-        return space.install(self.model.module, layers, self.config.seed, found)
+        mask = self._mask(layers) if space.needs_gradients else None
+        return space.install(self.model.module, layers, self.config.seed, mask)
 
     def agreed(self, space: InstalledSpace) -> bytes:
         """Return what leader and followers must agree on, beyond the configuration."""
@@ -145,10 +145,10 @@ class Workbench:
         texts = self.model.generate([list(e.prompt_ids) for e in examples], spec.max_new_tokens, stop_ids)
         return texts if stop_ids is None else [cut(text, spec.stop) for text in texts]
 
-    def _found(self, layers: Sequence[str]) -> Found:
+    def _mask(self, layers: Sequence[str]) -> Found:
         """Return the mask of the trial, and how to find others. A log goes on only over the mask that it began with."""
         recorder = self.recorder
-        found, mark = sensitive_mask(self.config, self.model, layers, self.splits.train, self.evaluated)
+        mask, mark = sensitive_mask(self.config, self.model, layers, self.splits.train, self.evaluated)
         if recorder.mask not in ("", mark):
             raise UserError(
                 f"the mask found here ({mark}) is not the one this trial began with ({recorder.mask})",
@@ -156,8 +156,8 @@ class Workbench:
             )
         if not recorder.mask:
             recorder.mask = mark
-            recorder.emit("mask", fingerprint=mark, entries=sum(map(len, found.masks.values())))
-        return found
+            recorder.emit("mask", fingerprint=mark, entries=sum(map(len, mask.masks.values())))
+        return mask
 
 
 def _objective(name: str, own: Objective) -> Objective:
