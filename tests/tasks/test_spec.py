@@ -71,7 +71,7 @@ def test_an_unknown_dialect_lists_the_dialects_of_the_task() -> None:
         (changed(metric=[]), r"task.metric names no metric"),
         (
             changed(metric="pearson"),
-            r"'pearson' does not fit: .* from scores, and a classification task predicts labels",
+            r"'pearson' does not fit: .* from scores, but a classification task predicts labels",
         ),
         (changed(kind="regresion"), r"unknown task_kind 'regresion'.*did you mean 'regression'"),
         (changed(labels=[0, 1, 2]), r"2 options and 3 labels"),
@@ -90,7 +90,7 @@ def test_a_malformed_task_is_named_with_its_mistake(task: dict[str, Any], messag
         ({"template": "{{ sentence"}, r"bad template: .*task 'sst2', dialect 'mezo'"),
         ({"template": "{{ sentence | shout }}"}, r"bad template: No filter named 'shout'"),
         ({"options": [True, False]}, r"True is not text.*put it in quotes"),
-        ({"options": ["Yes"]}, r"1 options and 1 labels: two or more are needed"),
+        ({"options": ["Yes"]}, r"1 options and 1 labels: a task needs two or more options"),
         ({"loss": "hinge"}, r"unknown objective 'hinge'.*candidates, f1, label_words, tokens"),
     ],
 )
@@ -124,7 +124,7 @@ def test_templates_cannot_reach_into_python() -> None:
             r"the template has no {{ mask }} in task 'sst2', dialect 'mezo_medium'",
         ),
         ({"loss": "candidates"}, r"unknown field 'mask' in the template"),
-        ({"each": "sentence"}, r"'each' names a field of a multiple_choice task with one option"),
+        ({"each": "sentence"}, r"'each' must name a field of a multiple_choice task"),
     ],
 )
 def test_a_malformed_masked_dialect_is_named_with_its_mistake(wording: dict[str, Any], message: str) -> None:
