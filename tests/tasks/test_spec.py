@@ -136,7 +136,7 @@ def test_a_malformed_masked_dialect_is_named_with_its_mistake(wording: dict[str,
 
 def test_a_text_that_has_the_mask_s_name_in_it_is_refused() -> None:
     spec = spec_of(load_task("sst2"), "mezo_medium")
-    with pytest.raises(UserError, match=r"the text has \[mask\] in it 2 times"):
+    with pytest.raises(UserError, match=r"the text contains \[mask\] 2 times, not once"):
         render(spec, {"sentence": "a [mask] of a film", "label": 0})
 
 
