@@ -104,7 +104,7 @@ def test_a_malformed_dialect_is_named_with_its_mistake(wording: dict[str, Any], 
 def test_a_generation_task_needs_a_length() -> None:
     task = copy.deepcopy(load_task("squad"))
     del task["max_new_tokens"]
-    with pytest.raises(UserError, match=r"generation task has one option.*max_new_tokens"):
+    with pytest.raises(UserError, match=r"generation task needs one option.*max_new_tokens"):
         spec_of(task, "mezo")
 
 
