@@ -11,7 +11,7 @@ from zo_sweeps.methods.points import Point
 
 
 class Mode(str, Enum):
-    """Which points share a forward. Forwards per step for q two-sided queries: 2q, 2, q and 1, in this order.
+    """The points that share a forward. Forwards per step for q two-sided queries: 2q, 2, q and 1, in this order.
 
     sequential: one point per forward. outer: P-RGE's outer loop, all plus points, then all minus points. inner: P-RGE's
     inner loop, both signs of one query. both: all points.
@@ -63,7 +63,7 @@ class Restore(str, Enum):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How a trial evaluates f at the points of a step."""
+    """The evaluation of f at the points of a step."""
 
     mode: Mode = option(Mode.SEQUENTIAL, "which points share a forward: sequential, outer, inner or both")
     restore: Restore = option(

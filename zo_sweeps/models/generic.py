@@ -115,8 +115,8 @@ def _read(module: Any, kind: str, masked: bool) -> Arch:
     shapes = _shapes(layers[0])
     for i, layer in enumerate(layers):
         if _shapes(layer) != shapes:
-            odd = sorted(set(_shapes(layer).items()) ^ set(shapes.items()))[0][0]
-            raise UserError(f"its layers differ: {odd} of layer {i} is not that of layer 0")
+            different = sorted(set(_shapes(layer).items()) ^ set(shapes.items()))[0][0]
+            raise UserError(f"its layers differ: {different} of layer {i} is not that of layer 0")
     _only_linear(layers[0], blocks)
     projections = _roles(shapes)
     linears = {role: shapes[path] for role, path in projections.items()}
@@ -309,8 +309,8 @@ def _run(module: Any, blocks: str, projections: Mapping[str, str]) -> _Seen:
     seen = {path: rows[f"{blocks}.0.{path}"] for path in projections.values()}
     if unused := [path for path in seen if not seen[path]]:
         raise UserError(f"its forward reads {unused[0]} without calling it, so it cannot be replaced")
-    odd = [path for path in seen if seen[path] != {15}]
-    no_points = f"{odd[0]} multiplies more than the rows of the batch (relative positions)" if odd else ""
+    extra = [path for path in seen if seen[path] != {15}]
+    no_points = f"{extra[0]} multiplies more than the rows of the batch (relative positions)" if extra else ""
     return _Seen(result.get("past_key_values"), no_points, no_full)
 
 
