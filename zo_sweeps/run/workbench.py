@@ -80,8 +80,8 @@ class Workbench:
             if self.config.method.kind.backpropagates:
                 self.model.module.float()
         layers = list(self.model.target_modules(space.layers)) if space.layers else []
-        found = self._mask(layers) if space.needs_gradients else None
-        return space.install(self.model.module, layers, self.config.seed, found)
+        mask = self._mask(layers) if space.needs_gradients else None
+        return space.install(self.model.module, layers, self.config.seed, mask)
 
     def agreed(self, space: InstalledSpace) -> bytes:
         """Return a fingerprint of everything that leader and followers must agree on, beyond the configuration."""
@@ -149,7 +149,7 @@ class Workbench:
     def _mask(self, layers: Sequence[str]) -> Found:
         """Return the first mask and the function that computes later ones. A log continues only over its own mask."""
         recorder = self.recorder
-        found, mark = sensitive_mask(self.config, self.model, layers, self.splits.train, self.evaluated)
+        mask, mark = sensitive_mask(self.config, self.model, layers, self.splits.train, self.evaluated)
         if recorder.mask not in ("", mark):
             raise UserError(
                 f"the mask computed here ({mark}) differs from the one that this trial began with ({recorder.mask})",
@@ -157,8 +157,8 @@ class Workbench:
             )
         if not recorder.mask:
             recorder.mask = mark
-            recorder.emit("mask", fingerprint=mark, entries=sum(map(len, found.masks.values())))
-        return found
+            recorder.emit("mask", fingerprint=mark, entries=sum(map(len, mask.masks.values())))
+        return mask
 
 
 def _objective(name: str, own: Objective) -> Objective:
