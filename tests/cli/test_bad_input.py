@@ -73,6 +73,9 @@ BAD = [
     (["status", "feedbeef"], ["unknown trial 'feedbeef'"]),
     (["ui", "--port", "many"], ["--port", "many"]),
     (["ui"], ["no results in"]),
+    (["bench", "nois"], ["unknown benchmark 'nois'", "did you mean 'noise'?"]),
+    (["bench", "--rounds", "0"], ["--rounds must be at least 1, not 0"]),
+    (["bench", "--rounds", "many"], ["--rounds", "many"]),
 ]
 
 
