@@ -318,8 +318,8 @@ def test_a_block_that_is_left_out_leaves_the_tables_and_figures_and_the_table_sa
     (table,) = readout.tables(plan, composer, Standing())
     assert [key for key, _ in table.spec.rows] == ["zo"]
     assert "left out: other" in plan.caveats
-    assert set(plan.grid["figures"]) == {"both", "every"}
-    assert plan.grid["figures"]["both"]["published"] == points[1:]
+    assert set(plan.grid.figures) == {"both", "every"}
+    assert plan.grid.figures["both"].published == points[1:]
 
 
 @pytest.mark.parametrize("part", ["tables", "figures"])

@@ -144,7 +144,9 @@ def run(given: Sequence[str]) -> int:
         view.say(f"{error}. Waiting for it (Ctrl-C ends this)")
     from zo_sweeps.schedule.cluster import await_answer
 
-    await_answer(planned.config["cluster"]["address"])
+    address = planned.config.cluster.address
+    assert address  # only the head of a cluster that was joined can be lost
+    await_answer(address)
     launch.again(command)
 
 
@@ -253,7 +255,7 @@ def compare(given: Sequence[str]) -> int:
     from zo_sweeps.config.composer import Composer
     from zo_sweeps.results.compare import compare
 
-    folder = Path(Composer(options.overrides, options.config_dir).base["state_dir"]).expanduser()
+    folder = Composer(options.overrides, options.config_dir).run.folder
     compare(folder, words, Console(highlight=False))
     return 0
 
@@ -267,7 +269,7 @@ def papers(given: Sequence[str]) -> int:
     from zo_sweeps.config.composer import Composer
 
     composer = Composer(options.overrides, options.config_dir)
-    show.papers(Path(composer.base["state_dir"]).expanduser(), composer.folders, Console(highlight=False))
+    show.papers(composer.run.folder, composer.folders, Console(highlight=False))
     return 0
 
 
@@ -279,7 +281,7 @@ def ui(given: Sequence[str]) -> int:
     from zo_sweeps.cli import show
     from zo_sweeps.config.composer import Composer
 
-    show.ui(Path(Composer(options.overrides, options.config_dir).base["state_dir"]).expanduser(), options.port)
+    show.ui(Composer(options.overrides, options.config_dir).run.folder, options.port)
     return 0
 
 
@@ -289,8 +291,8 @@ def sync(given: Sequence[str]) -> int:
     from zo_sweeps.config.composer import Composer
     from zo_sweeps.record.sync import sync
 
-    base = Composer(options.overrides, options.config_dir).base
-    sync(Path(base["state_dir"]).expanduser(), base["tracking"]["uri"])
+    config = Composer(options.overrides, options.config_dir).run
+    sync(config.folder, config.tracking.uri)
     return 0
 
 
@@ -306,7 +308,7 @@ def export(given: Sequence[str]) -> int:
     from zo_sweeps.config.composer import Composer
     from zo_sweeps.results.export import save_adapter
 
-    state_dir = Composer(options.overrides, options.config_dir).base["state_dir"]
+    state_dir = Composer(options.overrides, options.config_dir).run.state_dir
     print(save_adapter(words[0], options.out, state_dir, merge=options.merge))
     return 0
 
@@ -319,7 +321,7 @@ def doctor(given: Sequence[str]) -> int:
     from zo_sweeps.cli import show
     from zo_sweeps.config.composer import Composer
 
-    return show.doctor(Composer(options.overrides, options.config_dir).base["state_dir"], Console(highlight=False))
+    return show.doctor(Composer(options.overrides, options.config_dir).run.state_dir, Console(highlight=False))
 
 
 def bench(given: Sequence[str]) -> int:
