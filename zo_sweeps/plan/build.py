@@ -123,7 +123,8 @@ def build(composer: Composer) -> Plan:
                         missing[trial_id] = needs.why
                 cells.append(Cell(name, column, config.seed, dict(setting.searched), trial_id))
         except UserError as error:
-            _note(problems, str(error), name)
+            for one in error.errors:
+                _note(problems, str(one), name)
     found = [
         f"{text} (block{'s' * (len(where) > 1)} {', '.join(where)})" if where else text
         for text, where in problems.items()
