@@ -235,7 +235,7 @@ class Checked:
     @classmethod
     def outside(cls, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         """Yield (option, message) for each value that is out of its option's range."""
-        for f in _ranged(cls):
+        for f in _ranged(cls):  # type: ignore[arg-type]
             if f.name in values and (limits := _limits(f, values[f.name])):
                 yield f.name, f"{cls._called(f.name)} must be {limits}, not {values[f.name]}"
 
