@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-# These rooms are loaded here, empty as they are, so that the functions below keep their names: importing a submodule
-# for the first time writes it over an attribute of the package.
+# The first import of a submodule binds it as an attribute of the package. These three, whose __init__ files are empty,
+# are imported before the functions of the same names are defined, so that the functions keep them.
 import zo_sweeps.plan
 import zo_sweeps.results
 import zo_sweeps.run  # noqa: F401
@@ -23,18 +23,18 @@ __version__ = "0.1.0"
 __all__ = ["plan", "results", "run", "save_adapter", "weights"]
 
 
-# What a function needs is imported when it is called: the engine runs alone on machines without Ray, Hydra or MLflow.
+# Every function imports its dependencies when called: the engine alone runs on machines without Ray, Hydra or MLflow.
 def plan(
     grid: str = "quickstart",
     overrides: Sequence[str] = (),
     state_dir: str | Path | None = None,
     config_dirs: Sequence[str | Path] = (),
 ) -> Plan:
-    """Return what a grid comes to on this host; launches nothing. See `zo_sweeps.plan.build.Plan`.
+    """Return the plan of a grid for this host; launch nothing. See `zo_sweeps.plan.build.Plan`.
 
     Args:
         overrides: as on the command line, `["scale=smoke", "update.lr=1e-3"]`.
-        state_dir: where it is run; defaults to the command line's.
+        state_dir: the sweep's state folder; defaults to the command line's.
         config_dirs: folders with grids, tasks and members of your own, as --config-dir.
 
     Raises UserError as the command line does.
@@ -55,14 +55,14 @@ def run(
     *,
     quiet: bool = True,
 ) -> DataFrame:
-    """Run what has no result yet, and return the grid's trials as `results` does. Failed trials are rows.
+    """Run the trials that have no result yet, and return all trials of the grid as `results` does, failed ones too.
 
     Args:
         overrides, state_dir, config_dirs: as for `plan`.
-        quiet: print nothing; otherwise what the command prints.
+        quiet: print nothing; if false, print what the command line prints.
 
-    Raises UserError for bad input and when nothing can run here; HeadLostError, a UserError, when the cluster's head
-    goes away (the same call, in a new process, goes on); KeyboardInterrupt after a clean stop.
+    Raises UserError for bad input, or if nothing can run here; HeadLostError, a UserError, if the cluster's head goes
+    away (the same call in a new process resumes the sweep); KeyboardInterrupt after a clean stop.
     """
     from zo_sweeps.plan.build import build
     from zo_sweeps.results import dataframe, session
@@ -90,7 +90,7 @@ def results(
     state_dir: str | Path | None = None,
     config_dirs: Sequence[str | Path] = (),
 ) -> DataFrame:
-    """Return the trials of a grid, as far as they have been run; see `zo_sweeps.results.dataframe.results`."""
+    """Return the trials of a grid with their results so far; see `zo_sweeps.results.dataframe.results`."""
     from zo_sweeps.results import dataframe
 
     return dataframe.results(grid, overrides, state_dir, config_dirs)

@@ -130,7 +130,7 @@ def test_a_trial_that_is_not_finished_says_how_far_it_is(swept: Swept, tmp_path:
 
 
 def test_a_prefix_cannot_be_merged(swept: Swept, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="'prefix' stand before the text and not in the weights"):
+    with pytest.raises(UserError, match="'prefix' cannot be merged: its trained values precede the text"):
         zo_sweeps.save_adapter(swept.id("prefix"), tmp_path / "model", swept.state, merge=True)
     assert not list(tmp_path.iterdir())
 

@@ -113,7 +113,7 @@ def test_the_command_waits_for_the_head_and_begins_anew_in_another_process(
         main([*given, "--rerun", "failed"])
     assert list(again.value.args) == [sys.executable, "-m", "zo_sweeps", *given]
     assert waited == ["10.0.0.5:6379"]
-    assert "the head is gone. Waiting for it (Ctrl-C ends this)" in capsys.readouterr().out
+    assert "the head is gone. Waiting for it to return (Ctrl-C to stop)" in capsys.readouterr().out
 
 
 def test_ctrl_c_stops_a_sweep_cleanly_and_is_raised(

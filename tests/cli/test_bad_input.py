@@ -43,9 +43,9 @@ BAD = [
     (["executor=slurm"], ["unknown executor 'slurm'"]),
     (["executor=inline,ray"], ["several values for executor"]),
     (["scale=tiny"], ["unknown scale 'tiny'"]),
-    (["--multirun", "task=sst2,rte"], ["--multirun is not used", "task=sst2,rte"]),
-    (["-m"], ["--multirun is not used"]),
-    (["hydra.mode=MULTIRUN"], ["--multirun is not used"]),
+    (["--multirun", "task=sst2,rte"], ["--multirun is not supported", "task=sst2,rte"]),
+    (["-m"], ["--multirun is not supported"]),
+    (["hydra.mode=MULTIRUN"], ["--multirun is not supported"]),
     (["model=local"], ["has no path", "model.path=FOLDER"]),
     (["model=local", f"model.path={HERE}/empty"], ["not a model", "config.json"]),
     (["model=local", f"model.path={HERE}/nowhere"], ["no such folder", "nowhere"]),
@@ -73,6 +73,9 @@ BAD = [
     (["status", "feedbeef"], ["unknown trial 'feedbeef'"]),
     (["ui", "--port", "many"], ["--port", "many"]),
     (["ui"], ["no results in"]),
+    (["bench", "nois"], ["unknown benchmark 'nois'", "did you mean 'noise'?"]),
+    (["bench", "--rounds", "0"], ["--rounds must be at least 1, not 0"]),
+    (["bench", "--rounds", "many"], ["--rounds", "many"]),
 ]
 
 

@@ -45,14 +45,14 @@ def definition(name: str, **changed: Any) -> Space:
 
 
 def install(name: str, model: TinyModel, seed: int = 0, layers: Sequence[str] = LINEAR, **changed: Any):
-    space, found = definition(name, **changed), None
+    space, mask = definition(name, **changed), None
     if space.needs_gradients:
 
         def find(step: int) -> masks.Masks:
             return masks.sensitive(weights_of(model, layers), example_losses(model), space.density, space.scope)
 
-        found = Found(find(0), find)
-    return space.install(model.module, targets(model, tuple(layers)), seed, found)
+        mask = Found(find(0), find)
+    return space.install(model.module, targets(model, tuple(layers)), seed, mask)
 
 
 def nudge(space, scale: float = 0.1, seed: int = 5) -> None:

@@ -148,12 +148,12 @@ def test_a_name_that_is_none_is_refused_with_the_near_match(tmp_path: Path) -> N
 
 def test_a_file_with_two_public_classes_is_refused_in_a_line_that_names_it(tmp_path: Path) -> None:
     file = own(tmp_path, MEMBER + "\n\n@dataclass(frozen=True)\nclass Other(Schedule):\n    pass\n")
-    assert refused() == f"it must define one public schedule class, and it has Halving, Other in {file}"
+    assert refused() == f"it must define exactly one public schedule class, but defines Halving, Other in {file}"
 
 
 def test_a_file_without_a_class_is_refused_in_a_line_that_names_it(tmp_path: Path) -> None:
     file = own(tmp_path, "x = 1\n")
-    assert refused() == f"it must define one public schedule class, and it has none in {file}"
+    assert refused() == f"it must define exactly one public schedule class, but defines none in {file}"
 
 
 def test_a_private_base_in_the_same_file_does_not_count(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_a_class_of_another_axis_is_refused(tmp_path: Path) -> None:
 
 def test_a_class_that_is_no_dataclass_is_refused_since_its_options_would_be_none(tmp_path: Path) -> None:
     file = own(tmp_path, MEMBER.replace("@dataclass(frozen=True)\n", ""))
-    assert refused() == f"Halving is no dataclass in {file}; put @dataclass(frozen=True) above it"
+    assert refused() == f"Halving is not a dataclass in {file}; put @dataclass(frozen=True) above it"
 
 
 def test_a_syntax_error_is_one_line_with_its_place(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_an_entry_point_to_a_shipped_member_does_not_rename_it(tmp_path: Path) -
 def test_a_member_with_anothers_name_is_refused_and_not_passed_over(tmp_path: Path) -> None:
     """The other would run under a file that says otherwise."""
     file = own(tmp_path, MEMBER, name="linear")
-    assert refused("linear") == f"the schedule 'linear' is there already in {file}; give it another name"
+    assert refused("linear") == f"the schedule 'linear' already exists in {file}; give it another name"
     package(tmp_path, MEMBER)
     file = own(tmp_path, MEMBER)
-    assert refused() == f"the schedule 'halving' is there already in {file}; give it another name"
+    assert refused() == f"the schedule 'halving' already exists in {file}; give it another name"

@@ -100,9 +100,9 @@ def test_half_a_download(checkpoint):
     (folder / "model.safetensors").write_bytes(weights[:-1])
     refused(folder, rf"has {len(weights) - 1} bytes where its header says {len(weights)}")
     (folder / "model.safetensors").write_bytes(weights[:100])
-    refused(folder, "not a whole safetensors file")
+    refused(folder, "not a complete safetensors file")
     (folder / "model.safetensors").write_bytes(b"")
-    refused(folder, "not a whole safetensors file")
+    refused(folder, "not a complete safetensors file")
 
 
 def test_a_file_of_something_else(checkpoint):

@@ -419,12 +419,12 @@ def test_a_saved_checkpoint_is_a_model_to_plan_with_and_loads(name: str, tmp_pat
 
 NOT_SERVED = [
     ({"model_type": "mamba", "vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2}, "carry a state from token"),
-    ({"model_type": "t5"}, "no causal and no masked language model"),
+    ({"model_type": "t5"}, "neither a causal nor a masked language model"),
     ({"model_type": "bart", "d_model": 32, "encoder_layers": 1, "decoder_layers": 1}, "an encoder and a decoder"),
     ({"model_type": "mixtral", **GROUPED, "num_local_experts": 4}, "mixtures of experts keep all experts in one"),
     ({"model_type": "albert", **SIZES, "embedding_size": 16}, "its 2 layers share the weights of 1"),
     ({"model_type": "gemma3"}, "it reads more than text"),
-    ({"model_type": "gpt2", "n_embd": 30, "n_head": 4}, "no 'gpt2' model has such a configuration"),
+    ({"model_type": "gpt2", "n_embd": 30, "n_head": 4}, "invalid configuration of a 'gpt2' model"),
     ({"model_type": "qwen22"}, "unknown model family 'qwen22' in model.arch; did you mean 'qwen2'"),
     ({"hidden_size": 3}, "names no model_type"),
 ]

@@ -104,7 +104,7 @@ def test_dropped_directions_leave_the_curve_to_those_that_came_and_are_tagged() 
     assert "zo.dropped" not in rows.event_tags([end])
     end = {**end, "outcome": {**end["outcome"], "metrics": {"directions_dropped": 4.0}}}
     tags = rows.event_tags([{"type": "peers", "time": 1.0, "names": ["desk", "nano"]}, end])
-    assert tags["zo.dropped"] == "4 directions of lost or slow workers"
+    assert tags["zo.dropped"] == "4 directions of lost or slow peers"
     assert tags["zo.workers"] == "desk, nano"
 
 

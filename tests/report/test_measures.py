@@ -134,7 +134,7 @@ def test_figures_label_their_axes_by_the_metric(tmp_path: Path) -> None:
 def test_a_rule_that_selects_the_worst_value_of_a_metric_is_refused(tmp_path: Path) -> None:
     select = {"metric": "dev/metric", "mode": "max"}
     composer, plan = planned(tmp_path, ["demo_remarks"], "task.metric=perplexity", select=select)
-    with pytest.raises(UserError, match=r"highest dev/metric, and perplexity is better when lower.*mode=min"):
+    with pytest.raises(UserError, match=r"highest dev/metric, but perplexity is better when lower.*mode=min"):
         tables(plan, composer, Standing())
     composer, plan = planned(tmp_path, ["demo_remarks"], select=select)
     assert tables(plan, composer, Standing())

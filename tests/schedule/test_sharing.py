@@ -119,7 +119,7 @@ def test_a_killed_process_changes_nothing_when_its_directions_are_done_again(alo
     assert measured(found, journal) == expected
     assert (found.metrics["peers_lost"], found.metrics["directions_redone"]) == (1, 1)
     (lost,) = [event for event in journal if event["type"] == "peer_lost"]
-    assert lost["reason"] == "a worker's process ended (exit code -9)"
+    assert lost["reason"] == "a peer's process ended (exit code -9)"
 
 
 def test_dropped_directions_stand_in_the_log_and_its_replay_gives_the_same_result(alone: Any) -> None:
@@ -182,7 +182,7 @@ def test_ray_actors_share_a_trial_and_one_of_them_is_killed(tmp_path: Path) -> N
         (
             ["method=prge", "estimator.q=2", "evaluation.mode=inner"],
             Workers(3),
-            "more workers than the 2 directions of a step",
+            "more processes than the 2 directions of a step",
         ),
         (["method=prge", "estimator.q=4", "evaluation.mode=outer"], Workers(3), "2 forwards that a step has"),
         (["method=prge", "estimator.q=4", "evaluation.mode=both"], Workers(2), "1 forward that a step has"),
@@ -212,7 +212,7 @@ def test_a_command_with_too_many_workers_says_so_before_anything_starts(tmp_path
     command = [sys.executable, "-m", "zo_sweeps", "+grid=quickstart", "executor.workers=64", f"state_dir={tmp_path}"]
     done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode != 0
-    assert "more workers than the" in done.stderr
+    assert "more processes than the" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
     assert not (tmp_path / "journal").exists()
 

@@ -386,7 +386,7 @@ class TestShots:
         task = load_task("drop")
         row = {"passage": "p", "question": "q", "answers_spans": {"spans": ["a"]}}
         write_jsonl(tmp_path / "drop", train=[row], validation=[row], test=[row])
-        with pytest.raises(UserError, match=r"split.shots takes rows by label, and those of task 'drop' have none"):
+        with pytest.raises(UserError, match=r"split.shots draws rows by label, but the rows of task 'drop' have none"):
             load_splits(spec_of(task, "mezo"), typed(task), str(tmp_path), Split(shots=1, train=1, dev=1, seed=0))
 
 

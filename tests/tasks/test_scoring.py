@@ -147,9 +147,9 @@ def test_scores_that_are_not_finite_give_metrics_that_are_not() -> None:
 @pytest.mark.parametrize(
     ("task", "metric", "message"),
     [
-        ("squad", "f1", "metric 'f1' does not fit: it is computed from labels, and a generation task predicts texts"),
+        ("squad", "f1", "metric 'f1' does not fit: it is computed from labels, but a generation task predicts texts"),
         ("sst2", "squad_f1", "'squad_f1' does not fit: it is computed from texts"),
-        ("cb", "f1", "'f1' does not fit: it is of two labels; use f1_macro"),
+        ("cb", "f1", "'f1' does not fit: it needs exactly two labels; use f1_macro"),
         ("copa", "matthews", "'matthews' does not fit: it needs the same labels in every row"),
     ],
 )

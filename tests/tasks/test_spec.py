@@ -71,7 +71,7 @@ def test_an_unknown_dialect_lists_the_dialects_of_the_task() -> None:
         (changed(metric=[]), r"task.metric names no metric"),
         (
             changed(metric="pearson"),
-            r"'pearson' does not fit: .* from scores, and a classification task predicts labels",
+            r"'pearson' does not fit: .* from scores, but a classification task predicts labels",
         ),
         (changed(kind="regresion"), r"unknown task_kind 'regresion'.*did you mean 'regression'"),
         (changed(labels=[0, 1, 2]), r"2 options and 3 labels"),
@@ -90,7 +90,7 @@ def test_a_malformed_task_is_named_with_its_mistake(task: dict[str, Any], messag
         ({"template": "{{ sentence"}, r"bad template: .*task 'sst2', dialect 'mezo'"),
         ({"template": "{{ sentence | shout }}"}, r"bad template: No filter named 'shout'"),
         ({"options": [True, False]}, r"True is not text.*put it in quotes"),
-        ({"options": ["Yes"]}, r"1 options and 1 labels: two or more are needed"),
+        ({"options": ["Yes"]}, r"1 options and 1 labels: a task needs two or more options"),
         ({"loss": "hinge"}, r"unknown objective 'hinge'.*candidates, f1, label_words, tokens"),
     ],
 )
@@ -104,7 +104,7 @@ def test_a_malformed_dialect_is_named_with_its_mistake(wording: dict[str, Any], 
 def test_a_generation_task_needs_a_length() -> None:
     task = copy.deepcopy(load_task("squad"))
     del task["max_new_tokens"]
-    with pytest.raises(UserError, match=r"generation task has one option.*max_new_tokens"):
+    with pytest.raises(UserError, match=r"generation task needs one option.*max_new_tokens"):
         spec_of(task, "mezo")
 
 
@@ -124,7 +124,7 @@ def test_templates_cannot_reach_into_python() -> None:
             r"the template has no {{ mask }} in task 'sst2', dialect 'mezo_medium'",
         ),
         ({"loss": "candidates"}, r"unknown field 'mask' in the template"),
-        ({"each": "sentence"}, r"'each' names a field of a multiple_choice task with one option"),
+        ({"each": "sentence"}, r"'each' must name a field of a multiple_choice task"),
     ],
 )
 def test_a_malformed_masked_dialect_is_named_with_its_mistake(wording: dict[str, Any], message: str) -> None:
@@ -136,7 +136,7 @@ def test_a_malformed_masked_dialect_is_named_with_its_mistake(wording: dict[str,
 
 def test_a_text_that_has_the_mask_s_name_in_it_is_refused() -> None:
     spec = spec_of(load_task("sst2"), "mezo_medium")
-    with pytest.raises(UserError, match=r"the text has \[mask\] in it 2 times"):
+    with pytest.raises(UserError, match=r"the text contains \[mask\] 2 times, not once"):
         render(spec, {"sentence": "a [mask] of a film", "label": 0})
 
 

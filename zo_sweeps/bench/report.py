@@ -16,9 +16,14 @@ PARTS = (*ENGINE, "gpu", "cluster")
 
 
 def run(part: str, rounds: int) -> list[Row]:
-    """Measure one part, or all parts of the engine; return the rows. Raises UserError for an unknown part."""
+    """Measure one part, or all parts of the engine; return the rows.
+
+    Raises UserError for an unknown part, and for fewer than one round.
+    """
     if part != "all" and part not in PARTS:
         raise unknown("benchmark", part, ["all", *PARTS])
+    if rounds < 1:
+        raise UserError(f"--rounds must be at least 1, not {rounds}")
     chosen = ENGINE if part == "all" else (part,)
     return [row for name in chosen for row in import_module(f"zo_sweeps.bench.{name}").rows(rounds)]
 

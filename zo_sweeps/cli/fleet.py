@@ -1,4 +1,4 @@
-"""The command line of machines: head, worker, devices. Reads it and calls one function."""
+"""The commands about machines: head, worker, devices. Each parses its arguments and calls one function."""
 
 from __future__ import annotations
 
@@ -18,18 +18,22 @@ def _say(text: str) -> None:
 
 
 def head(given: Sequence[str]) -> int:
-    """Start, stop or look at a Ray head with its MLflow server: head start|stop|status."""
+    """Start, stop or inspect a Ray head with its MLflow server: head start|stop|status."""
     from zo_sweeps.fleet import head as heads
 
     parser = _parser("head", head.__doc__)
     parser.add_argument("action", choices=("start", "stop", "status"))
-    parser.add_argument("--state-dir", type=Path, default=Path("zo_runs"), metavar="FOLDER", help="default: zo_runs")
+    parser.add_argument(
+        "--state-dir", type=Path, default=Path("zo_runs"), metavar="FOLDER", help="state folder; default: zo_runs"
+    )
     default = heads.HeadOptions()
-    text = "the address that others use; beyond loopback MLflow asks for a password (default: 127.0.0.1)"
+    text = "address that nodes and browsers use; beyond loopback, MLflow asks for a password; default: 127.0.0.1"
     parser.add_argument("--host", default=default.host, help=text)
-    parser.add_argument("--port", type=int, default=default.port, help="of the Ray head; default 6379")
-    parser.add_argument("--mlflow-port", type=int, default=default.mlflow_port, help="default 5000")
-    parser.add_argument("--dashboard-port", type=int, default=default.dashboard_port, help="default 8265; 0: none")
+    parser.add_argument("--port", type=int, default=default.port, help="port of the Ray head; default: 6379")
+    parser.add_argument("--mlflow-port", type=int, default=default.mlflow_port, help="port of MLflow; default: 5000")
+    parser.add_argument(
+        "--dashboard-port", type=int, default=default.dashboard_port, help="of Ray's dashboard; default: 8265; 0: none"
+    )
     _lending(parser)
     parser.add_argument("--block", action="store_true", help="stay in the foreground (systemd, containers)")
     options = parser.parse_args(list(given))
@@ -44,32 +48,42 @@ def head(given: Sequence[str]) -> int:
 
 
 def _lending(parser: Parser) -> None:
-    """What `head start` and `worker join` have in common."""
-    parser.add_argument("--token-file", metavar="FILE", help="mode 0600; else RAY_AUTH_TOKEN_PATH or RAY_AUTH_TOKEN")
-    parser.add_argument("--cpus", type=int, metavar="N", help="to lend to trials; default all")
-    parser.add_argument("--gpus", type=int, metavar="N", help="to lend; on a worker the default is the device's")
-    parser.add_argument("--ports", default="", metavar="FIRST-LAST", help="all that Ray listens on here; default any")
+    """Add the options that `head start` and `worker join` share."""
+    text = "the cluster's token, mode 0600; default: RAY_AUTH_TOKEN, then RAY_AUTH_TOKEN_PATH"
+    parser.add_argument("--token-file", metavar="FILE", help=text)
+    parser.add_argument("--cpus", type=int, metavar="N", help="CPUs to lend to trials; default: all")
+    text = "GPUs to lend to trials; default: all (head), one if the device has one (node)"
+    parser.add_argument("--gpus", type=int, metavar="N", help=text)
+    parser.add_argument(
+        "--ports", default="", metavar="FIRST-LAST", help="ports for Ray to listen on here; default: any"
+    )
 
 
 def worker(given: Sequence[str]) -> int:
-    """Join this machine to a cluster and stay joined, or leave: worker join|leave|install-service."""
+    """Join this machine to a cluster as a node and stay joined, or leave: worker join|leave|install-service."""
     from zo_sweeps.fleet import service
     from zo_sweeps.fleet import worker as workers
 
     parser = _parser("worker", worker.__doc__)
     parser.add_argument("action", choices=("join", "leave", "install-service"))
-    parser.add_argument("address", nargs="?", metavar="HOST:PORT", help="of the head (join, install-service)")
-    parser.add_argument(
-        "--device", default="auto", metavar="NAME", help="device profile; default: what this machine is"
-    )
+    parser.add_argument("address", nargs="?", metavar="HOST:PORT", help="address of the head (join, install-service)")
+    parser.add_argument("--device", default="auto", metavar="NAME", help="device profile; default: detected")
     _lending(parser)
-    parser.add_argument("--memory", type=float, metavar="GB", dest="memory_gb", help="to lend; default the profile's")
-    parser.add_argument("--name", default="", help="default: the host's name")
-    text = "that trials have to stop when the node leaves; default 120"
+    parser.add_argument(
+        "--memory", type=float, metavar="GB", dest="memory_gb", help="memory to lend to trials; default: the profile's"
+    )
+    parser.add_argument("--name", default="", help="name of the node; default: the host's")
+    text = "grace period for trials to stop when the node leaves; default: 120"
     parser.add_argument("--grace", type=float, default=workers.GRACE, metavar="SECONDS", help=text)
-    parser.add_argument("--state-dir", type=Path, default=workers.HOME, metavar="FOLDER", help="default: ~/.zo_sweeps")
-    parser.add_argument("--config-dir", action="append", default=[], metavar="FOLDER", help="with profiles of your own")
-    parser.add_argument("--print", action="store_true", dest="only_print", help="install-service: print the unit only")
+    parser.add_argument(
+        "--state-dir", type=Path, default=workers.HOME, metavar="FOLDER", help="state folder; default: ~/.zo_sweeps"
+    )
+    parser.add_argument(
+        "--config-dir", action="append", default=[], metavar="FOLDER", help="folder with device profiles of your own"
+    )
+    parser.add_argument(
+        "--print", action="store_true", dest="only_print", help="install-service: print the unit, install nothing"
+    )
     parser.add_argument("--user", action="store_true", help="install-service: for this user instead of the system")
     options = parser.parse_args(list(given))
     if options.action == "leave":
@@ -92,12 +106,16 @@ def worker(given: Sequence[str]) -> int:
 
 
 def devices(given: Sequence[str]) -> int:
-    """List the machines of a cluster: kind, memory, capabilities, versions, temperature, what runs there now."""
+    """List the nodes of a cluster: device, memory, capabilities, versions, temperature, running trials."""
     parser = _parser("devices", devices.__doc__)
     text = "cluster.address=HOST:PORT; default: the head started from state_dir=FOLDER, else the one joined here"
     parser.add_argument("overrides", nargs="*", metavar="key=value", help=text)
-    parser.add_argument("--config-dir", action="append", default=[], metavar="FOLDER", help="with groups of your own")
-    parser.add_argument("--token-file", metavar="FILE", help="default: of the head found here, else the environment's")
+    parser.add_argument(
+        "--config-dir", action="append", default=[], metavar="FOLDER", help="folder with configuration of your own"
+    )
+    parser.add_argument(
+        "--token-file", metavar="FILE", help="default: the token of the cluster found here, then the environment's"
+    )
     options = parser.parse_intermixed_args(list(given))
     import time
 

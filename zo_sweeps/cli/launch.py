@@ -1,4 +1,4 @@
-"""What `run` prints, and how the command starts anew in another process when the cluster's head was away."""
+"""The output of `run`, and the restart of the command in a new process after the cluster's head was away."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from zo_sweeps.results.session import Progress, Result, View
 from zo_sweeps.schedule.progress import ProgressView, duration
 from zo_sweeps.tables import to_text
 
-EXIT = {"FINISHED": 0, "FAILED": 1, "KILLED": 130}  # how a sweep ended -> the exit status
+EXIT = {"FINISHED": 0, "FAILED": 1, "KILLED": 130}  # MLflow status of the sweep -> exit status
 
 
 class Terminal(View):
-    """Prints a sweep: a live view or plain lines while it runs, then its tables and what to do next."""
+    """A view that prints: live or in plain lines while trials run, then the tables and the next command to run."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -64,7 +64,7 @@ def _next(plan: Plan, result: Result) -> str:
 
 
 def again(command: Command) -> NoReturn:
-    """Begin a command anew, in another process image: Ray joins one cluster per process."""
+    """Restart a command in place of this process: Ray allows one cluster per process."""
     flags = [part for folder in command.config_dirs for part in ("--config-dir", folder)]
-    # Without --rerun: that was done when the sweep began.
+    # Without --rerun, which took effect when the sweep began: it would rerun those trials once more.
     os.execv(sys.executable, [sys.executable, "-m", "zo_sweeps", *command.overrides, *flags])

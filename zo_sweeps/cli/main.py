@@ -1,4 +1,4 @@
-"""The command line: reads it, calls one function, turns errors into one line. No logic."""
+"""The command line: parses it, calls one function, prints an error as one line. No logic."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 DEFAULT_GRID = "quickstart"
 EXAMPLES = """\
 overrides (Hydra's grammar, before or after the flags):
-  +grid=NAME            which grid; without one, the quickstart
-  task=sst2,rte         restricts or replaces an axis, or sets what the grid fixes
+  +grid=NAME            the grid; default: quickstart
+  task=sst2,rte         restricts or replaces an axis, or overrides a value that the grid fixes
   model=local model.path=FOLDER data.dir=FOLDER scale=smoke|short|paper update.lr=1e-3 grid.seeds=[0,1,2]
-  executor=inline       in this process; cluster.address=HOST:PORT joins a Ray cluster; state_dir=FOLDER
+  executor=inline       runs in this process; cluster.address=HOST:PORT joins a Ray cluster; state_dir=FOLDER
 
 examples:
   python -m zo_sweeps
@@ -46,7 +46,11 @@ def _parser(command: str) -> argparse.ArgumentParser:
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="Hydra overrides, see below")
     parser.add_argument(
-        "--config-dir", action="append", default=[], metavar="FOLDER", help="a folder with grids of your own"
+        "--config-dir",
+        action="append",
+        default=[],
+        metavar="FOLDER",
+        help="folder with grids, tasks and members of your own",
     )
     parser.add_argument("--version", action="version", version=f"zo_sweeps {__version__}")
     parser.add_argument("-m", "--multirun", action="store_true", help=argparse.SUPPRESS)
@@ -54,7 +58,7 @@ def _parser(command: str) -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command; returns the exit status: 0, 1 (trials failed), 2 (bad input), 130 (interrupted)."""
+    """Run a command; return the exit status: 0, 1 (trials failed), 2 (bad input), 130 (interrupted)."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     command = given.pop(0) if given and given[0] in COMMANDS else "run"
     try:
@@ -80,47 +84,47 @@ def _parse(parser: argparse.ArgumentParser, given: Sequence[str]) -> argparse.Na
     options = parser.parse_intermixed_args(list(given))
     if options.multirun or any(text.startswith("hydra.mode=") for text in options.overrides):
         raise UserError(
-            "--multirun is not used: a grid already is the whole sweep, and Hydra's multirun cannot resume one",
+            "--multirun is not supported: a grid already is the whole sweep, and Hydra's multirun cannot resume one",
             fix="give an axis several values instead, e.g. task=sst2,rte or grid.seeds=[0,1,2]",
         )
     return options
 
 
-def _words(options: argparse.Namespace) -> list[str]:
-    """Takes what is no override (trial ids) out of the overrides."""
-    words = [text for text in options.overrides if "=" not in text and not text.startswith("~")]
-    options.overrides = [text for text in options.overrides if text not in words]
-    return words
+def _trial_ids(options: argparse.Namespace) -> list[str]:
+    """Remove positional trial ids from the overrides; return them."""
+    trial_ids = [text for text in options.overrides if "=" not in text and not text.startswith("~")]
+    options.overrides = [text for text in options.overrides if text not in trial_ids]
+    return trial_ids
 
 
 def _compose(options: argparse.Namespace, *, recall: bool) -> tuple[Composer, Command]:
-    """The composed configuration. With `recall`, a command that names at most a grid means the last sweep of it."""
+    """Compose the configuration. With `recall`, a command that names at most a grid means the last sweep of it."""
     from zo_sweeps.config.composer import Composer
     from zo_sweeps.record.commands import Command
     from zo_sweeps.record.commands import recall as last
 
     overrides = list(options.overrides)
-    found = last(overrides) if recall else None
-    if found is not None:
+    recalled = last(overrides) if recall else None
+    if recalled is not None:
         asked = [text for text in overrides if text.startswith("+grid=")] or [f"+grid={DEFAULT_GRID}"]
-        if list(found.overrides[:-1]) != asked:
-            print(f"# of the last sweep: {found}", file=sys.stderr)
-        overrides = list(found.overrides)
-        options.config_dir = [*found.config_dirs, *options.config_dir]
+        if list(recalled.overrides[:-1]) != asked:
+            print(f"# the last sweep: {recalled}", file=sys.stderr)
+        overrides = list(recalled.overrides)
+        options.config_dir = [*recalled.config_dirs, *options.config_dir]
     elif not any(text.startswith(("+grid=", "grid=")) for text in overrides):
         overrides.insert(0, f"+grid={DEFAULT_GRID}")
     return Composer(overrides, options.config_dir), Command(tuple(overrides), tuple(options.config_dir))
 
 
 def run(given: Sequence[str]) -> int:
-    """Run a grid: plan it, run what has no result yet, print its tables. The default command."""
+    """Run a grid: plan it, run the trials that have no result yet, print its tables. The default command."""
     parser = _parser("run")
     parser.add_argument(
         "--rerun",
         action="append",
         default=[],
         metavar="failed|diverged|TRIAL_ID|...",
-        help="run trials again that ended so, or one by its id",
+        help="rerun trials that ended in this state, or one trial by its id",
     )
     options = _parse(parser, given)
     from rich.console import Console
@@ -135,13 +139,13 @@ def run(given: Sequence[str]) -> int:
     console = Console(highlight=False)
     planned = for_this_host(build(composer))
     must_have_work(planned)
-    session.must_know(options.rerun, planned)
+    session.check_rerun(options.rerun, planned)
     show.summary(planned, console)
     view = launch.Terminal(console)
     try:
         return launch.EXIT[session.run(planned, composer, command, view, rerun=options.rerun).status]
     except HeadLostError as error:
-        view.say(f"{error}. Waiting for it (Ctrl-C ends this)")
+        view.say(f"{error}. Waiting for it to return (Ctrl-C to stop)")
     from zo_sweeps.schedule.cluster import await_answer
 
     address = planned.config.cluster.address
@@ -151,7 +155,7 @@ def run(given: Sequence[str]) -> int:
 
 
 def plan(given: Sequence[str]) -> int:
-    """Say what a grid comes to, what is missing here, and what it needs. Launches nothing."""
+    """Show a grid's trials, their work and memory, and what is missing here. Launches nothing."""
     parser = _parser("plan")
     parser.add_argument("--trials", action="store_true", help="list every trial")
     options = _parse(parser, given)
@@ -168,12 +172,12 @@ def plan(given: Sequence[str]) -> int:
 
 
 def status(given: Sequence[str]) -> int:
-    """Show where a sweep stands; with a trial's id, all that is known of that trial."""
+    """Show the progress of a sweep; with a trial's id, everything about that trial."""
     parser = _parser("status")
     parser.add_argument("--failed", action="store_true", help="list the trials that failed, with their errors")
-    parser.add_argument("--watch", action="store_true", help="follow a sweep that runs in another terminal, to its end")
+    parser.add_argument("--watch", action="store_true", help="follow a running sweep to its end")
     options = _parse(parser, given)
-    words = _words(options)
+    trial_ids = _trial_ids(options)
     from rich.console import Console
 
     from zo_sweeps.cli import show
@@ -182,8 +186,8 @@ def status(given: Sequence[str]) -> int:
 
     composer, _ = _compose(options, recall=True)
     console = Console(highlight=False)
-    if words:
-        show.trial(build(composer), words[0], console)
+    if trial_ids:
+        show.trial(build(composer), trial_ids[0], console)
     else:
         follow = watch if options.watch else show.status
         follow(build(composer), console, failed=options.failed)
@@ -191,13 +195,13 @@ def status(given: Sequence[str]) -> int:
 
 
 def table(given: Sequence[str]) -> int:
-    """Print a grid's tables from what has been run."""
+    """Print a grid's tables, from the results so far."""
     parser = _parser("table")
     parser.add_argument("--format", default="text", metavar="text|md|latex|csv|html", help="default: text")
     parser.add_argument(
-        "--table", action="append", default=[], metavar="NAME", help="one of the grid's tables; default all"
+        "--table", action="append", default=[], metavar="NAME", help="one of the grid's tables; default: all"
     )
-    parser.add_argument("--output", metavar="FILE", help="write there instead of to standard output")
+    parser.add_argument("--output", metavar="FILE", help="write to FILE instead of standard output")
     options = _parse(parser, given)
     from zo_sweeps.cli import show
     from zo_sweeps.plan.build import build
@@ -212,10 +216,10 @@ def table(given: Sequence[str]) -> int:
 
 
 def figure(given: Sequence[str]) -> int:
-    """Draw a grid's figures (PNG, SVG) from what has been run; convergence curves where it has none."""
+    """Draw a grid's figures (PNG, SVG), from the results so far; convergence curves if it defines none."""
     parser = _parser("figure")
     parser.add_argument(
-        "--figure", action="append", default=[], metavar="NAME", help="one of the grid's figures; default all"
+        "--figure", action="append", default=[], metavar="NAME", help="one of the grid's figures; default: all"
     )
     parser.add_argument("--output", default="", metavar="FILE.png|.svg", help="default: both, in the state folder")
     options = _parse(parser, given)
@@ -247,16 +251,16 @@ def report(given: Sequence[str]) -> int:
 def compare(given: Sequence[str]) -> int:
     """Show two trials side by side, by their ids: configurations, measurements, curves."""
     options = _parse(_parser("compare"), given)
-    words = _words(options)
-    if len(words) != 2:
-        raise UserError(f"{len(words)} trials to compare", fix="give two ids, as `plan --trials` lists them")
+    trial_ids = _trial_ids(options)
+    if len(trial_ids) != 2:
+        raise UserError(f"{len(trial_ids)} trials to compare", fix="give two ids, as `plan --trials` lists them")
     from rich.console import Console
 
     from zo_sweeps.config.composer import Composer
     from zo_sweeps.results.compare import compare
 
     folder = Composer(options.overrides, options.config_dir).run.folder
-    compare(folder, words, Console(highlight=False))
+    compare(folder, trial_ids, Console(highlight=False))
     return 0
 
 
@@ -276,7 +280,7 @@ def papers(given: Sequence[str]) -> int:
 def ui(given: Sequence[str]) -> int:
     """Serve the MLflow page of a state folder on loopback until Ctrl-C."""
     parser = _parser("ui")
-    parser.add_argument("--port", type=int, default=None, help="default: a free one")
+    parser.add_argument("--port", type=int, default=None, help="default: a free port")
     options = _parse(parser, given)
     from zo_sweeps.cli import show
     from zo_sweeps.config.composer import Composer
@@ -286,7 +290,7 @@ def ui(given: Sequence[str]) -> int:
 
 
 def sync(given: Sequence[str]) -> int:
-    """Send a state folder's results to a tracking server: what it lacks. tracking.uri=… names another server."""
+    """Send the results of a state folder that a tracking server lacks; tracking.uri=URI names another server."""
     options = _parse(_parser("sync"), given)
     from zo_sweeps.config.composer import Composer
     from zo_sweeps.record.sync import sync
@@ -300,16 +304,18 @@ def export(given: Sequence[str]) -> int:
     """Write a zeroth-order trial's weights: an adapter in PEFT format, or with --merge a whole Hugging Face model."""
     parser = _parser("export")
     parser.add_argument("--out", required=True, metavar="DIR", help="a new or empty folder")
-    parser.add_argument("--merge", action="store_true", help="write the whole model, the trained values in its weights")
+    parser.add_argument(
+        "--merge", action="store_true", help="write the whole model, with the trained values merged into its weights"
+    )
     options = _parse(parser, given)
-    words = _words(options)
-    if len(words) != 1:
-        raise UserError(f"{len(words)} trials to export", fix="give one id, as `plan --trials` lists them")
+    trial_ids = _trial_ids(options)
+    if len(trial_ids) != 1:
+        raise UserError(f"{len(trial_ids)} trials to export", fix="give one id, as `plan --trials` lists them")
     from zo_sweeps.config.composer import Composer
     from zo_sweeps.results.export import save_adapter
 
     state_dir = Composer(options.overrides, options.config_dir).run.state_dir
-    print(save_adapter(words[0], options.out, state_dir, merge=options.merge))
+    print(save_adapter(trial_ids[0], options.out, state_dir, merge=options.merge))
     return 0
 
 
@@ -325,11 +331,11 @@ def doctor(given: Sequence[str]) -> int:
 
 
 def bench(given: Sequence[str]) -> int:
-    """Measure the engine here against plain MeZO (noise, step, memory, replay or all), its GPU, or the cluster."""
-    parser = argparse.ArgumentParser(prog="python -m zo_sweeps bench", description=bench.__doc__)
+    """Benchmark the engine here against plain MeZO (noise, step, memory, replay or all), on the GPU, or the cluster."""
+    parser = Parser(prog="python -m zo_sweeps bench", description=bench.__doc__)
     parser.add_argument("part", nargs="?", default="all", metavar="noise|step|memory|replay|all|gpu|cluster")
-    parser.add_argument("--rounds", type=int, default=5, help="each thing runs so often, in turn; the minimum counts")
-    parser.add_argument("--json", metavar="FILE", help="write the numbers, with this machine's name, there as well")
+    parser.add_argument("--rounds", type=int, default=5, help="repetitions per measurement; the minimum is reported")
+    parser.add_argument("--json", metavar="FILE", help="also write the numbers, with this machine's name, to FILE")
     options = parser.parse_args(list(given))
     from zo_sweeps.bench import report
 

@@ -1,4 +1,4 @@
-"""A parser of command lines whose errors are errors for users."""
+"""An argument parser whose errors are UserErrors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from zo_sweeps.core.errors import UserError
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises UserError where argparse prints its usage and exits."""
+    """An ArgumentParser that raises UserError where argparse would print its usage and exit."""
 
     def error(self, message: str) -> NoReturn:
         raise UserError(message, fix=f"see {self.prog} --help")

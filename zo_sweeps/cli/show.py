@@ -1,4 +1,4 @@
-"""What the commands print: plans, standings, tables, checks. Reads; changes nothing."""
+"""The output of the commands: plans, progress, tables, figures, checks. Never changes a sweep."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _say(console: Console, text: str) -> None:
 
 
 def summary(planned: Plan, console: Console) -> None:
-    """Two lines before a sweep starts: how much, and what cannot run here."""
+    """Print the size of a sweep before it starts, and the trials that cannot run here."""
     _say(console, f"{planned.name}: {len(planned.trials)} trials for {len(planned.cells)} table entries")
     _missing(planned, console)
     for caveat in planned.caveats:
@@ -71,7 +71,7 @@ def _missing(planned: Plan, console: Console) -> None:
 
 
 def plan(planned: Plan, console: Console, *, trials: bool) -> None:
-    """The grid's blocks with their trials, work and memory; what is missing; how long it may take."""
+    """Print the grid's blocks with their trials, work and memory; the missing trials; a time estimate."""
     _, standing = _standing(planned)
     _say(console, f"grid {planned.name}: {planned.grid.title}")
     every = planned.every
@@ -116,14 +116,16 @@ def plan(planned: Plan, console: Console, *, trials: bool) -> None:
 
 
 def _time_estimate(planned: Plan, standing: Standing) -> str:
-    """From the speed of this plan's finished trials; nothing is guessed before there is one."""
+    """Return an estimate from the speed of the plan's finished trials; no guess before there is one."""
     done = [t for t in planned.trials if (o := standing.outcomes.get(t.trial_id)) and "wall_seconds" in o.metrics]
     seconds = sum(standing.outcomes[t.trial_id].metrics["wall_seconds"] for t in done)
     if not seconds:
-        return "time: not known before a trial of this plan has run here (try scale=smoke)"
+        return "time: unknown until a trial of this plan has finished here (try scale=smoke)"
     left = [t for t in planned.trials if not standing.states.get(t.trial_id, TrialState.PENDING).is_result]
     rate = sum(t.cost for t in done) / seconds
-    return f"time: about {duration(sum(t.cost for t in left) / rate)} of one worker for the {len(left)} trials left"
+    return (
+        f"time: about {duration(sum(t.cost for t in left) / rate)} for the {len(left)} trials left, run one at a time"
+    )
 
 
 def _tokens(count: float) -> str:
@@ -134,7 +136,7 @@ def _tokens(count: float) -> str:
 
 
 def status(planned: Plan, console: Console, *, failed: bool) -> None:
-    """Counts by row and state, who is running it, and what went wrong."""
+    """Print counts by row and state, the process that runs the sweep, and the failures."""
     folder, standing = _standing(planned)
     running = driver_of(folder)
     _say(console, f"{planned.name} in {folder}: {f'running ({running})' if running else 'not running'}")
@@ -160,11 +162,14 @@ def status(planned: Plan, console: Console, *, failed: bool) -> None:
         outcome = standing.outcomes.get(trial_id)
         _say(console, f"{trial_id}  {planned.every[trial_id].label}: {outcome.error if outcome else 'lost'}")
     if bad and not failed:
-        _say(console, f"{len(bad)} failed: `python -m zo_sweeps status --failed`, then one by its id for the traceback")
+        _say(
+            console,
+            f"{len(bad)} failed: `python -m zo_sweeps status --failed` lists them, `status ID` shows one's traceback",
+        )
 
 
 def _live(folder: Path, console: Console) -> None:
-    """What runs where, what waits and why, and the time to go, as the driver said it last."""
+    """Print what runs where, what waits and why, and the time to go, as last written by the driver."""
     live = read_live(folder)
     if not live:
         return
@@ -182,20 +187,20 @@ def _live(folder: Path, console: Console) -> None:
 
 
 def trial(planned: Plan, trial_id: str, console: Console) -> None:
-    """One trial: its configuration, state, measurements, curve and traceback."""
-    found = [i for i in planned.every if i.startswith(trial_id)]
-    if len(found) != 1:
+    """Print one trial: its state, attempts, evaluations, metrics, traceback and configuration."""
+    matching = [i for i in planned.every if i.startswith(trial_id)]
+    if len(matching) != 1:
         raise unknown("trial", trial_id, list(planned.every)[:5], where=f"grid {planned.name}")
     from zo_sweeps.record.journal import JournalStore, evals, last_step, outcome, places
 
     folder, standing = _standing(planned)
-    it = planned.every[found[0]]
-    events = JournalStore(folder).read(it.trial_id) if folder.is_dir() else []
-    _say(console, f"{it.trial_id}  {it.label}")
+    chosen = planned.every[matching[0]]
+    events = JournalStore(folder).read(chosen.trial_id) if folder.is_dir() else []
+    _say(console, f"{chosen.trial_id}  {chosen.label}")
     _say(
         console,
-        f"state {standing.states.get(it.trial_id, TrialState.PENDING).value.lower()}, "
-        f"attempts {standing.attempts.get(it.trial_id, 0)}, step {last_step(events)}/{it.steps}",
+        f"state {standing.states.get(chosen.trial_id, TrialState.PENDING).value.lower()}, "
+        f"attempts {standing.attempts.get(chosen.trial_id, 0)}, step {last_step(events)}/{chosen.steps}",
     )
     for number, (node, profile, step) in enumerate(places(events), 1):
         _say(console, f"  attempt {number} on {node} ({profile}), from step {step}")
@@ -207,11 +212,11 @@ def trial(planned: Plan, trial_id: str, console: Console) -> None:
             _say(console, f"  {name} = {value:.6g}")
         if ended.error:
             _say(console, f"{ended.error}\n{ended.traceback}")
-    _say(console, json.dumps(it.config.to_json(), indent=1, sort_keys=True, ensure_ascii=False))
+    _say(console, json.dumps(chosen.config.to_json(), indent=1, sort_keys=True, ensure_ascii=False))
 
 
 def tables(planned: Plan, composer: Composer, form: str, only: Sequence[str]) -> str:
-    """The grid's tables in one of FORMATS."""
+    """Return the grid's tables in one of FORMATS."""
     if form not in FORMATS:
         raise unknown("format", form, FORMATS, where="--format")
     _, standing = _standing(planned)
@@ -222,7 +227,7 @@ def tables(planned: Plan, composer: Composer, form: str, only: Sequence[str]) ->
 
 
 def figures(planned: Plan, composer: Composer, only: Sequence[str], output: str, console: Console) -> None:
-    """Draws the grid's figures as PNG and SVG into the state folder, or one of them to `output`; says where."""
+    """Draw the grid's figures as PNG and SVG into the state folder, or one of them to `output`; print the paths."""
     from zo_sweeps.results import figures as charts
     from zo_sweeps.tables.draw import FORMATS as DRAWN
     from zo_sweeps.tables.draw import render
@@ -231,39 +236,39 @@ def figures(planned: Plan, composer: Composer, only: Sequence[str], output: str,
     suffix = Path(output).suffix.lstrip(".") if output else ""
     if output and suffix not in DRAWN:
         raise unknown("kind of file", suffix, DRAWN, where=f"--output {output}")
-    found = charts.figures(planned, composer, standing, folder, only)
-    if output and len(found) > 1:
-        raise UserError(f"{len(found)} figures for one file", where="--output", fix="choose one with --figure NAME")
-    for figure in found:
+    drawn = charts.figures(planned, composer, standing, folder, only)
+    if output and len(drawn) > 1:
+        raise UserError(f"{len(drawn)} figures for one file", where="--output", fix="choose one with --figure NAME")
+    for figure in drawn:
         for note in figure.notes:
             _say(console, f"{figure.name}: {note}")
         for form in [suffix] if output else DRAWN:
-            path = Path(output) if output else _own(folder / "figures") / f"{figure.name}.{form}"
+            path = Path(output) if output else _created(folder / "figures") / f"{figure.name}.{form}"
             write(path, render(figure, form))
             _say(console, str(path))
 
 
 def report(planned: Plan, composer: Composer, command: str, output: str, console: Console) -> None:
-    """Writes the page on the grid into the state folder, or to `output`; says where."""
+    """Write the report of the grid into the state folder, or to `output`; print the path."""
     from zo_sweeps.results import report as pages
 
     folder, standing = _standing(planned)
-    path = Path(output) if output else _own(folder) / f"{planned.name}.html"
+    path = Path(output) if output else _created(folder) / f"{planned.name}.html"
     write(path, pages.html(planned, composer, standing, folder, command).encode())
     _say(console, str(path))
 
 
-def _own(folder: Path) -> Path:
-    """A folder of ours (below the state folder), made if absent."""
+def _created(folder: Path) -> Path:
+    """Return a folder below the state folder, created if absent."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"cannot make {folder}: {error.strerror}", fix="name a file with --output") from None
+        raise UserError(f"cannot create {folder}: {error.strerror}", fix="name a file with --output") from None
     return folder
 
 
 def write(path: Path, data: bytes) -> None:
-    """Raises UserError where the file cannot be written."""
+    """Write a file that `--output` names or implies. Raises UserError if it cannot be written."""
     try:
         path.write_bytes(data)
     except OSError as error:
@@ -271,28 +276,28 @@ def write(path: Path, data: bytes) -> None:
 
 
 def papers(folder: Path, folders: Sequence[Path], console: Console) -> None:
-    """Every table and figure of the papers: its grid, its state in `folder`, the largest deviation."""
+    """Print every table and figure of the papers: its grid, its state in `folder`, the largest deviation."""
     from zo_sweeps.results.papers import items, standings
 
-    found = items(folders)
-    states = standings(found, folder)
-    for display in dict.fromkeys(item.display for item in found):
+    every = items(folders)
+    states = standings(every, folder)
+    for display in dict.fromkeys(item.display for item in every):
         table = Rows(box=None, pad_edge=False, header_style="bold", title=display, title_justify="left")
-        for name in ("item", "grid", "state here", "largest deviation", "what"):
+        for name in ("item", "grid", "state here", "largest deviation", "caption"):
             table.add_column(name, no_wrap=name == "item", overflow="fold")
-        for item in (item for item in found if item.display == display):
+        for item in (item for item in every if item.display == display):
             its = states[item.reference]
             notes = f" [{'; '.join(its.notes)}]" if its.notes else ""
             grid = ", ".join(item.grids) if item.grids else f"no grid: {item.why}"
             state = its.state + notes if item.grids else "–"
             table.add_row(*(Text(part) for part in (item.name, grid, state, its.deviation, item.caption)))
         console.print(table)
-    behind = sum(bool(item.grids) for item in found)
-    _say(console, f"{len(found)} tables, figures and others, {behind} with a grid; run one with +grid=NAME")
+    with_grid = sum(bool(item.grids) for item in every)
+    _say(console, f"{len(every)} tables, figures and others, {with_grid} with a grid; run one with +grid=NAME")
 
 
 def ui(folder: Path, port: int | None) -> None:
-    """Serves the MLflow page of `folder` until Ctrl-C."""
+    """Serve the MLflow page of `folder` until Ctrl-C."""
     if not folder.is_dir():
         raise UserError(f"no results in {folder}", fix="run a sweep first, or use state_dir=FOLDER")
     from zo_sweeps.record.mlflow_points import TRAINING
@@ -300,18 +305,18 @@ def ui(folder: Path, port: int | None) -> None:
 
     with contextlib.closing(start(folder, port)) as server:
         server.wait()
-        print(f"MLflow: {server.uri}/#/experiments?{TRAINING}   (Ctrl-C ends it)", flush=True)
+        print(f"MLflow: {server.uri}/#/experiments?{TRAINING}   (Ctrl-C to stop)", flush=True)
         with contextlib.suppress(KeyboardInterrupt):
             while True:
                 time.sleep(3600)
 
 
 def doctor(folder: str, console: Console) -> int:
-    """One line a check; 1 if one failed."""
+    """Print one line per check; return 1 if a check failed, otherwise 0."""
     from zo_sweeps.devices.doctor import checks
 
-    found = checks(folder)
-    for check in found:
+    results = checks(folder)
+    for check in results:
         fix = f"; {check.fix}" if check.fix and check.status != "ok" else ""
         _say(console, f"{check.status:4}  {check.name}: {check.detail}{fix}")
-    return 1 if any(check.status == "fail" for check in found) else 0
+    return 1 if any(check.status == "fail" for check in results) else 0

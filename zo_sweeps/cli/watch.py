@@ -1,4 +1,4 @@
-"""`status --watch`: a sweep that runs in another process, followed to its end."""
+"""`status --watch`: follows a sweep that runs in another process, to its end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WATCH_SECONDS = 2.0
 
 
 def watch(planned: Plan, console: Console, *, failed: bool) -> None:
-    """`status` again and again while the sweep runs, in place on a terminal; once more when it is over."""
+    """Print `status` repeatedly while the sweep runs, in place on a terminal; once more after its end."""
     folder = planned.config.folder
     with Live(console=console, auto_refresh=False, transient=True) as live:
         while driver_of(folder):

@@ -149,8 +149,8 @@ class Outcome:
     `weights_bytes`, `trainable_parameters`; `drift` (of in-place perturbation: the largest |theta - theta restored|);
     `flops_per_step` (floating-point operations of the first step's matrix products, if counted);
     `seconds_per_token` (median over rounds of generation); `gradients/...` (the last `covered`, by name).
-    If steps were shared: `workers` (processes at its start, the
-    leader included), `exchanged_bytes_per_step` (questions and answers of all followers), `peers_lost`,
+    If steps were shared: `workers` (processes at its start, the leader included), `exchanged_bytes_per_step` (questions
+    and answers of all followers), `peers_lost`,
     `directions_redone` (by other processes, because a peer was lost or slow), `directions_dropped` (in all attempts).
     """
 

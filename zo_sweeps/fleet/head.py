@@ -38,7 +38,7 @@ class HeadOptions:
     """The options of `head start`.
 
     Args:
-        host: the address that workers and browsers use. On loopback MLflow asks for no password.
+        host: the address that nodes and browsers use. On loopback MLflow asks for no password.
         port, mlflow_port, dashboard_port: of the Ray head, the MLflow server and Ray's dashboard (0: no dashboard).
         cpus, gpus: CPUs and GPUs that the head lends to trials; None: all.
         ports: "first-last" for everything else Ray listens on; "": any.
@@ -180,7 +180,7 @@ def announce(state_dir: Path, say: Callable[[str], None]) -> None:
     say(f"MLflow: {mlflow_uri(state)}   {access}")
     if state["dashboard_port"]:
         say(f"Ray dashboard: http://127.0.0.1:{state['dashboard_port']}   this machine only, asks for the token")
-    say("\non a worker, with a copy of the token file (mode 0600):")
+    say("\non each node, with a copy of the token file (mode 0600):")
     say(f"  zo-sweeps worker join {state['address']} --device NAME --token-file ray_token")
     say("here, to run a grid on the cluster:")
     is_default = str(state_dir) == "zo_runs"

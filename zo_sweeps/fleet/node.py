@@ -1,4 +1,4 @@
-"""Shared by heads and workers: labels, identity, arguments of `ray start`, and the file of a running process."""
+"""Shared by the head and joining nodes: labels, identity, arguments of `ray start`, the file of a running process."""
 
 from __future__ import annotations
 

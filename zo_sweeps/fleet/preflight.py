@@ -27,7 +27,7 @@ from zo_sweeps.schedule.gcs import NODE, REACH, REACHED, Head
 ANSWER_SECONDS = 10.0  # time allowed for the head's reporter, which looks every two seconds, to try to reach us
 SKEW = 10.0  # seconds that two clocks may differ: logs and MLflow's time axes mix them
 SHM = Path("/dev/shm")  # where Ray keeps its object store
-RAY_BYTES = 700 * 2**20  # a node's own processes (0.4 GB) and one warm worker before its model (0.3 GB)
+RAY_BYTES = 700 * 2**20  # a node's own processes (0.4 GB) and one trial's process before its model (0.3 GB)
 
 
 def checks(address: str, token: Path, device: Device, gpus: int, ports: str, folder: Path) -> Iterator[Check]:
@@ -38,7 +38,7 @@ def checks(address: str, token: Path, device: Device, gpus: int, ports: str, fol
         device: this machine's profile.
         gpus: that the node will lend.
         ports: the range that Ray will use here; "": any.
-        folder: the worker's state folder.
+        folder: the node's state folder.
 
     Cost: seconds; imports torch, bitsandbytes and executorch where they are installed.
     """

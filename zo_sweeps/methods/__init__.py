@@ -1,1 +1,1 @@
-"""What a trial is made of: one typed definition a member of every axis. Standard library only."""
+"""The definitions a trial is made of: one typed dataclass per member of every axis. Standard library only."""

@@ -1,4 +1,4 @@
-"""A definition: the options of one part of a trial, with their types, ranges and help, and how they are read.
+"""Definitions: the options of one part of a trial, with types, ranges and help, and their conversion from and to JSON.
 
 The command line, grids, presets, `trial_id`, `--help` and the reference pages all take a part's options from here.
 """
@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 from zo_sweeps.core.errors import UserError, together, unknown
 
 T = TypeVar("T")
-Locate = Callable[[str], str]  # a dotted key -> the file or flag that gave it, for error messages
+Locate = Callable[[str], str]  # dotted key -> the file or flag that set it, for error messages
 NOWHERE: Locate = lambda key: ""
 
 
@@ -34,11 +34,11 @@ def option(
     """Declare a field of a definition.
 
     Args:
-        default: its default value, or a function that makes one (a `dict`); leave out for a required option.
+        default: the default value, or a factory of it (such as `dict`); omitted for a required option.
         help: one line, with the unit.
         least, most, above: the range of a number: at least, at most, strictly above.
-        identity: whether a change of it changes a trial's result, and with it the trial_id.
-        kw_only: not given by position.
+        identity: whether its value affects a trial's result, and therefore counts towards the trial_id.
+        kw_only: whether it is a keyword-only argument.
     """
     metadata = {"help": help, "least": least, "most": most, "above": above, "identity": identity, "option": True}
     if callable(default):
@@ -47,7 +47,7 @@ def option(
 
 
 def bound() -> Any:
-    """Declare a field that `bind` sets: not an option, not read, not written, not part of the identity."""
+    """Declare a field that `bind` sets: not an option, never read or written, not part of the identity."""
     return field(default=None, metadata={"option": False}, repr=False, kw_only=True)
 
 
@@ -58,7 +58,7 @@ def options(cls: Any) -> Iterator[Field[Any]]:
 
 @cache
 def hints(cls: Any) -> Mapping[str, Any]:
-    """Return the resolved types of a dataclass's options, each in the module that declares it."""
+    """Return the types of a dataclass's options, each resolved in the module that declares it."""
     types: dict[str, Any] = {}
     wanted = {f.name for f in options(cls)}
     for base in reversed(cls.__mro__):
@@ -73,13 +73,14 @@ def hints(cls: Any) -> Mapping[str, Any]:
 
 
 def read(cls: type[T], data: Mapping[str, Any], path: str = "", locate: Locate = NOWHERE) -> T:
-    """Make a `cls` (a dataclass) of a mapping.
+    """Build the dataclass `cls` from a mapping.
 
     Args:
         path: dotted key of the mapping itself, for messages.
-        locate: dotted key -> where it was given, for messages.
+        locate: dotted key -> the file or flag that set it, for messages.
 
-    Raises UserError listing every unknown key (with the near match), wrong type and value out of its range.
+    Raises UserError listing every unknown key (with the closest match), missing required option, wrong type and value
+    out of range.
     """
     known = {f.name: f for f in options(cls)}
     strange = [_join(path, key) for key in data if key not in known]
@@ -103,7 +104,7 @@ def read(cls: type[T], data: Mapping[str, Any], path: str = "", locate: Locate =
 
 
 def write(value: Any) -> Any:
-    """Reduce a definition, or what its fields hold, to JSON: the inverse of `read`."""
+    """Convert a definition, or the value of one of its fields, to plain JSON types: the inverse of `read`."""
     if isinstance(value, Enum):
         return value.value
     if hasattr(value, "to_json"):
@@ -118,7 +119,7 @@ def write(value: Any) -> Any:
 
 
 def identity(value: Any) -> Any:
-    """Reduce a value to what changes a trial's result: `write` without the fields that are marked otherwise."""
+    """Convert a value as `write` does, without the fields that do not affect a trial's result (`identity=False`)."""
     if isinstance(value, Enum):
         return value.value
     if hasattr(value, "to_identity"):
@@ -139,7 +140,10 @@ def _identity_fields(value: Any) -> dict[str, Any]:
 
 
 def convert(kind: Any, value: Any, path: str, locate: Locate = NOWHERE) -> Any:
-    """Return `value` as the type `kind`. Raises UserError when it is not one."""
+    """Convert `value` to the type `kind`.
+
+    Raises UserError for a value of another type, an unknown choice, or a number that is not finite.
+    """
     origin = get_origin(kind)
     if kind is Any:
         return value
@@ -168,7 +172,7 @@ def convert(kind: Any, value: Any, path: str, locate: Locate = NOWHERE) -> Any:
         one = get_args(kind)[1]
         return {str(key): convert(one, item, _join(path, str(key)), locate) for key, item in value.items()}
     if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-        if not abs(value) <= sys.float_info.max:  # a huge integer is none either
+        if not abs(value) <= sys.float_info.max:  # true also for NaN and for integers beyond the range of float
             raise UserError(f"{path}={value!r} is not a finite number", where=locate(path))
         return float(value)
     if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
@@ -194,7 +198,7 @@ def _ranged(cls: Any) -> tuple[Field[Any], ...]:
 
 
 def _limits(f: Field[Any], value: Any) -> str:
-    """Return the range of an option where `value` is out of it, else ""."""
+    """Describe the range of an option if `value` lies outside it; return "" otherwise."""
     least, most, above = (f.metadata.get(key) for key in ("least", "most", "above"))
     if value is None or isinstance(value, (str, bool)):
         return ""
@@ -223,9 +227,9 @@ def _join(path: str, key: str) -> str:
 
 @dataclass(frozen=True)
 class Checked:
-    """A dataclass whose numbers are held to the ranges that its options declare.
+    """A dataclass that checks its numbers against the ranges that its options declare.
 
-    Raises UserError where one is made with a number out of its range.
+    Raises UserError when constructed with a number out of range.
     """
 
     def __post_init__(self) -> None:
@@ -248,8 +252,8 @@ class Checked:
 class Definition(Checked):
     """One member of an axis, as a frozen dataclass whose fields are its options.
 
-    A member's file has one public class, named in `name` by the file's stem; it imports torch inside the functions that
-    compute, so that planning with it costs nothing.
+    A member's file has one public class, whose `name` is the file's stem. It imports torch only inside the functions
+    that compute, so that planning does not pay for the import.
     """
 
     axis: ClassVar[str] = ""
@@ -268,25 +272,25 @@ class Definition(Checked):
         """
         from zo_sweeps.methods.registry import member, names
 
-        given = {"name": data} if isinstance(data, str) else data
-        if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
+        entry = {"name": data} if isinstance(data, str) else data
+        if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
             raise UserError(f"{path or cls.axis} names no {cls.axis}", where=locate(path), fix=f"write {cls.axis}=NAME")
-        if given["name"] not in names(cls.axis):
-            raise unknown(cls.axis, given["name"], names(cls.axis), where=locate(path))
-        kind = member(cls.axis, given["name"])
-        values = {key: value for key, value in given.items() if key != "name"}
+        if entry["name"] not in names(cls.axis):
+            raise unknown(cls.axis, entry["name"], names(cls.axis), where=locate(path))
+        kind = member(cls.axis, entry["name"])
+        values = {key: value for key, value in entry.items() if key != "name"}
         return read(kind, values, path or cls.axis, locate)
 
     def to_json(self) -> dict[str, Any]:
-        """Return {name: ..., options}, which `read` takes."""
+        """Return {name: ..., options}, as `read` accepts."""
         return {"name": self.name, **{f.name: write(getattr(self, f.name)) for f in options(self)}}
 
     @classmethod
     def defaults(cls) -> dict[str, Any]:
-        """Return {name: ..., options} with every option that has a default at it."""
-        made = {f.name: f.default if f.default is not MISSING else None for f in options(cls)}
-        made |= {f.name: f.default_factory() for f in options(cls) if f.default_factory is not MISSING}
-        return {"name": cls.name, **write(made)}
+        """Return {name: ..., options} with every option at its default; None for one that has none."""
+        values = {f.name: f.default if f.default is not MISSING else None for f in options(cls)}
+        values |= {f.name: f.default_factory() for f in options(cls) if f.default_factory is not MISSING}
+        return {"name": cls.name, **write(values)}
 
     @classmethod
     def _called(cls, option: str) -> str:
@@ -294,7 +298,7 @@ class Definition(Checked):
 
 
 def public_classes(module: str) -> list[type[Definition]]:
-    """Return the public members that a loaded module defines."""
+    """Return the public members that a loaded module itself defines; imported ones do not count."""
     return [
         item
         for name, item in vars(sys.modules[module]).items()

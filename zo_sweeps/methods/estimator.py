@@ -1,4 +1,4 @@
-"""The axis `estimator`: at which points f is evaluated, and what gradient the losses make."""
+"""The axis `estimator`: the points at which f is evaluated, and the gradient estimate from their losses."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from zo_sweeps.methods.points import Estimate, Point
 
 @dataclass(frozen=True)
 class Estimator(Definition):
-    """Ask, then tell: which points a step needs, and what gradient their losses make."""
+    """A gradient estimator: `points` declares a step's points, `combine` turns their losses into ghat."""
 
     axis: ClassVar[str] = "estimator"
-    coordinates: ClassVar[bool] = False  # goes through the coordinates one by one, as its perturbation must
+    coordinates: ClassVar[bool] = False  # runs through the coordinates; its perturbation must do so too
 
     @property
     def budget(self) -> int:
@@ -31,7 +31,7 @@ class Estimator(Definition):
         raise NotImplementedError
 
     def bind(self, d: int) -> Estimator:
-        """Return the estimator for a space of d parameters; itself, where d does not matter."""
+        """Return the estimator for a space of d parameters; itself, if d does not matter."""
         return self
 
     def points(self, seed: int, step: int) -> tuple[Point, ...]:
@@ -43,5 +43,5 @@ class Estimator(Definition):
         raise NotImplementedError
 
     def from_log(self, seed: int, step: int, coefs: Sequence[float]) -> Estimate:
-        """Return the estimate of a step that was already run, from its logged coefficients alone."""
+        """Return a past step's estimate from its logged coefficients. Raises ValueError if their number is wrong."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""How f is evaluated at a step's points: which of them share a forward, and whether theta is written to."""
+"""How f is evaluated at a step's points: which points share a forward, and whether theta is modified."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from zo_sweeps.methods.points import Point
 
 
 class Mode(str, Enum):
-    """Which points share a forward; forwards per step for q two-sided queries are 2q, 2, q, 1.
+    """The points that share a forward. Forwards per step for q two-sided queries: 2q, 2, q and 1, in this order.
 
-    sequential: one point per forward. outer: P-RGE's outer loop, the plus points, then the minus points. inner: P-RGE's
-    inner loop, both signs of a query. both: all points.
+    sequential: one point per forward. outer: P-RGE's outer loop, all plus points, then all minus points. inner: P-RGE's
+    inner loop, both signs of one query. both: all points.
     """
 
     SEQUENTIAL = "sequential"
@@ -34,7 +34,7 @@ class Mode(str, Enum):
 
     @property
     def forwards(self) -> int | None:
-        """Forwards per step where they do not grow with q, else None."""
+        """Forwards per step if they do not depend on q, else None."""
         return {Mode.OUTER: 2, Mode.BOTH: 1}.get(self)
 
     def points_per_forward(self, q: int) -> int:
@@ -42,7 +42,7 @@ class Mode(str, Enum):
         return {Mode.SEQUENTIAL: 1, Mode.OUTER: q, Mode.INNER: 2, Mode.BOTH: 2 * q}[self]
 
     def groups(self, points: Sequence[Point]) -> list[list[int]]:
-        """Return the points, by index, that share a forward."""
+        """Return the indices of the points in each forward."""
         if self is Mode.SEQUENTIAL:
             return [[i] for i in range(len(points))]
         if self is Mode.BOTH:
@@ -55,7 +55,7 @@ class Mode(str, Enum):
 
 
 class Restore(str, Enum):
-    """exact: theta is never written to. in_place: perturbed and restored, as MeZO does; its drift is recorded."""
+    """Handling of theta. exact: never modified. in_place: perturbed and restored, as in MeZO; its drift is recorded."""
 
     EXACT = "exact"
     IN_PLACE = "in_place"
@@ -63,5 +63,9 @@ class Restore(str, Enum):
 
 @dataclass(frozen=True)
 class Evaluation:
+    """The evaluation of f at the points of a step."""
+
     mode: Mode = option(Mode.SEQUENTIAL, "which points share a forward: sequential, outer, inner or both")
-    restore: Restore = option(Restore.EXACT, "exact, or in_place: theta perturbed and restored, its drift recorded")
+    restore: Restore = option(
+        Restore.EXACT, "exact: theta is never modified; in_place: perturbed and restored, drift recorded"
+    )

@@ -1,4 +1,4 @@
-"""The axis `executor`: where attempts at trials run, how many at a time, and how often one is repeated."""
+"""The axis `executor`: where attempts at trials run, how many run at a time, and how often they are retried."""
 
 from __future__ import annotations
 
@@ -11,39 +11,39 @@ from zo_sweeps.methods.definition import Definition, option
 
 @dataclass(frozen=True)
 class Executor(Definition):
-    """Where attempts run. It belongs to the run: a trial's configuration and its trial_id know nothing of it."""
+    """A place where attempts run. It belongs to the run, not to a trial's configuration or trial_id."""
 
     axis: ClassVar[str] = "executor"
 
-    cpus_per_trial: int = option(1, "CPUs of each process of a trial, and its torch threads", least=1, kw_only=True)
-    slots: int | None = option(
-        None, "processes at a time; null: as many as the CPUs (GPUs) allow", least=1, kw_only=True
+    cpus_per_trial: int = option(
+        1, "CPUs per process of a trial, and its number of torch threads", least=1, kw_only=True
     )
+    slots: int | None = option(None, "processes at a time; null: as many as CPUs and GPUs allow", least=1, kw_only=True)
     workers: int = option(
         1,
-        "processes that share the q directions of a zeroth-order trial's steps: the same result",
+        "processes that share the q directions of a zeroth-order trial's steps; the result is the same",
         least=1,
         kw_only=True,
     )
     on_lost_worker: Literal["redo", "drop"] = option(
         "redo",
-        "a lost worker's directions: redo: others evaluate them; drop: the step goes on without them, and is tagged",
+        "directions of a lost peer. redo: others evaluate them; drop: the step continues without them and is tagged",
         kw_only=True,
     )
     worker_patience: float = option(
         60.0,
-        "seconds by which a worker may be later than its trial's first one before it counts as lost",
+        "seconds that a trial's first process, done with its own share, waits before a peer counts as lost",
         above=0,
         kw_only=True,
     )
-    retries_failed: int = option(1, "further attempts after an error", least=0, kw_only=True)
-    retries_lost: int = option(3, "further attempts after a lost process or node", least=0, kw_only=True)
+    retries_failed: int = option(1, "retries after an error", least=0, kw_only=True)
+    retries_lost: int = option(3, "retries after a lost process or node", least=0, kw_only=True)
 
     def build(self, state_dir: Path, address: str | None) -> Any:
-        """Return the `zo_sweeps.schedule.backend.Backend` that runs the attempts; nothing is started yet.
+        """Return the `zo_sweeps.schedule.backend.Backend` that runs the attempts, without starting it.
 
         Args:
             state_dir: the sweep's folder.
-            address: "host:port" of a standing cluster to join; None: this machine alone.
+            address: "host:port" of a running cluster to join; None: this machine alone.
         """
         raise NotImplementedError

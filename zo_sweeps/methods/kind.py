@@ -1,4 +1,4 @@
-"""The axis `kind`: what a trial does with its method: evaluate, train, generate."""
+"""The axis `kind`: the kinds of trial, such as scoring, training and timed generation."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from zo_sweeps.methods.definition import Definition
 
 @dataclass(frozen=True)
 class Kind(Definition):
-    """What a trial does. Its options stand in the configuration's part `method`, beside the method's name."""
+    """A kind of trial. Its options are keys of the configuration's part `method`, next to the method's name."""
 
     axis: ClassVar[str] = "kind"
-    runner: ClassVar[str] = ""  # module:class, found when a trial begins; see zo_sweeps/run
+    runner: ClassVar[str] = ""  # module:class, imported when a trial begins; see zo_sweeps/run
     trains: ClassVar[bool] = False
-    estimates: ClassVar[bool] = False  # by zeroth-order estimates: estimator, perturbation and evaluation are used
+    estimates: ClassVar[bool] = False  # trains by zeroth-order estimates: uses estimator, perturbation and evaluation
     backpropagates: ClassVar[bool] = False
-    causal_only: ClassVar[str] = ""  # what it is called where a masked model cannot do it
+    causal_only: ClassVar[str] = ""  # its name in messages, if a masked model cannot do it
     generates: ClassVar[bool] = False
-    resumes: ClassVar[bool] = False  # a further attempt goes on after the last step that was recorded
-    parts: ClassVar[tuple[str, ...]] = ()  # parts of the configuration that it uses, beyond those that every kind uses
+    resumes: ClassVar[bool] = False  # a further attempt continues after the last recorded step
+    parts: ClassVar[tuple[str, ...]] = ()  # parts of the configuration that it uses, besides those used by every kind
 
     @property
     def generated(self) -> int:
-        """Tokens that it generates in a round."""
+        """Tokens generated per round."""
         return 0
 
     @property
     def prompt(self) -> str:
-        """The text that it continues."""
+        """The text to continue."""
         return ""
 
     @property

@@ -13,14 +13,14 @@ from zo_sweeps.methods.definition import NOWHERE, Definition, Locate
 if TYPE_CHECKING:
     from zo_sweeps.methods.task import Task
 
-RESERVED = ("loss", "metric")  # dev/loss and dev/metric have a meaning of their own
+RESERVED = ("loss", "metric")  # dev/loss and dev/metric are names of curves already
 
 
 class Of(str, Enum):
-    """What a metric is computed from: predictions, and the references that they are compared with.
+    """The inputs of a metric: its predictions; the references that they are compared with.
 
-    labels: indices of options; the right ones. texts: generated answers; lists of accepted answers.
-    scores: real numbers; real numbers. losses: -log p of every right answer, in nats; their numbers of tokens.
+    labels: indices of options; indices of the right options. texts: generated answers; lists of accepted answers.
+    scores: real numbers; the right numbers. losses: -log p of every right answer, in nats; its number of tokens.
     """
 
     LABELS = "labels"
@@ -33,8 +33,8 @@ class Of(str, Enum):
 class Metric(Definition):
     """A score of predictions against references.
 
-    Its value is stored as computed (a share, a correlation, ...) and printed in `unit_size`s: a share of 0.912 is
-    91.2 %.
+    Its value is stored as computed (a share, a correlation, ...) and printed as a multiple of `unit_size`: a share of
+    0.912 as 91.2 %.
     """
 
     axis: ClassVar[str] = "metric"
@@ -42,22 +42,22 @@ class Metric(Definition):
     of: ClassVar[Of] = Of.LABELS
     classes: ClassVar[bool] = False  # label i must mean the same in every row
     unit: ClassVar[str] = "%"
-    unit_size: ClassVar[float] = 0.01  # of one printed unit
+    unit_size: ClassVar[float] = 0.01  # value of one printed unit
     digits: ClassVar[int] = 1
     better: ClassVar[Literal["higher", "lower"]] = "higher"
 
     def fits(self, task: Task) -> str:
-        """Return why it cannot be computed of the task's predictions; "" where it can."""
+        """Return why it cannot be computed from the task's predictions; "" if it can."""
         if self.of not in (task.kind.predicts, Of.LOSSES):
             return (
-                f"it is computed from {self.of.value}, and a {task.kind.name} task predicts {task.kind.predicts.value}"
+                f"it is computed from {self.of.value}, but a {task.kind.name} task predicts {task.kind.predicts.value}"
             )
         if self.classes and task.kind.own_options:
-            return f"it needs the same labels in every row, and a {task.kind.name} task has options of each row's own"
+            return f"it needs the same labels in every row, but those of a {task.kind.name} task differ from row to row"
         return ""
 
     def compute(self, predictions: Sequence[Any], references: Sequence[Any]) -> float:
-        """Return the score; see `Of` for what is given. Raises ValueError for lists of unlike lengths or empty ones."""
+        """Return the score of lists as `Of` describes them. Raises ValueError if they differ in length or are empty."""
         raise NotImplementedError
 
     def printed(self, value: float) -> str:
@@ -65,26 +65,28 @@ class Metric(Definition):
         return f"{value / self.unit_size:.{self.digits}f}"
 
     def to_json(self) -> Any:
-        """Return the name alone where there are no options, as it is written."""
+        """Return the bare name if there are no options, as in YAML."""
         whole = super().to_json()
         return whole if len(whole) > 1 else self.name
 
 
 class Metrics(tuple[Metric, ...]):
-    """The metrics of a task: all are recorded, and the first selects and is shown unless another is asked for."""
+    """The metrics of a task. All are recorded; the first selects the step and is shown, unless another is requested."""
 
     @classmethod
     def read(cls, value: Any, path: str = "", locate: Locate = NOWHERE) -> Metrics:
         """Return the metrics that a name, a mapping {name: ..., options} or a list of them describes.
 
-        Raises UserError for an unknown metric or option, for a metric named twice, and for none.
+        Raises UserError for an unknown metric or option, a reserved name, a metric named twice, or an empty list.
         """
         metrics: list[Metric] = []
         for one in value if isinstance(value, (list, tuple)) else [value]:
             metric = Metric.read(one, path, locate)
             assert isinstance(metric, Metric)
             if metric.name in RESERVED:
-                raise UserError(f"a metric cannot be called {metric.name!r}", where=locate(path) or path)
+                raise UserError(
+                    f"a metric cannot be called {metric.name!r}: that name is reserved", where=locate(path) or path
+                )
             if metric.name in [other.name for other in metrics]:
                 raise UserError(f"the metric {metric.name!r} is named twice", where=locate(path) or path)
             metrics.append(metric)
@@ -93,18 +95,18 @@ class Metrics(tuple[Metric, ...]):
         return cls(metrics)
 
     def to_json(self) -> Any:
-        """Return what `read` takes: the one metric, or the list."""
+        """Return the single metric, or the list of several, as `read` accepts."""
         written = [metric.to_json() for metric in self]
         return written[0] if len(written) == 1 else written
 
 
 def as_mapping(metric: Metric) -> Mapping[str, Any]:
-    """Return what a table needs to know of a metric, under the names of `zo_sweeps.tables.records.Measure`."""
+    """Return a metric's facts for tables, under the field names of `zo_sweeps.tables.records.Measure`."""
     facts = ("unit", "unit_size", "digits", "better")
     return {"name": metric.display or metric.name, **{fact: getattr(metric, fact) for fact in facts}}
 
 
 def same_length(predictions: Sequence[Any], references: Sequence[Any]) -> None:
-    """Raise ValueError where the lists differ in length or are empty."""
+    """Raise ValueError if the lists differ in length or are empty."""
     if len(predictions) != len(references) or not references:
         raise ValueError(f"{len(predictions)} predictions for {len(references)} references")

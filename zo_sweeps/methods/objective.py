@@ -1,4 +1,4 @@
-"""The axis `objective`: the function f of a batch that training lowers."""
+"""The axis `objective`: the function f of a batch that training minimizes."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ if TYPE_CHECKING:
 
     from zo_sweeps.methods.task import Task
 
-OWN = "loss"  # the name in train.objective of the objective that the task's wording is trained with
+OWN = "loss"  # value of train.objective that stands for the dialect's own loss
 
 
 @dataclass(frozen=True)
 class Objective(Definition):
-    """f of a batch at P points: of the answer tokens' log-probabilities, or of generated answers."""
+    """The function f of a batch at P points, from the answer tokens' log-probabilities or from generated answers."""
 
     axis: ClassVar[str] = "objective"
     differentiable: ClassVar[bool] = True  # backpropagation can train it
-    generates: ClassVar[bool] = False  # f is `of_texts`: answers are generated, at one point per forward
+    generates: ClassVar[bool] = False  # f is `of_texts`, of answers generated at one point at a time
     masked: ClassVar[bool] = False  # reads label words at a mask: for masked models and prompts with a mask
-    gold_only: ClassVar[bool] = False  # only the right answers are forwarded
+    gold_only: ClassVar[bool] = False  # runs the forward on right answers only
 
     def fits(self, task: Task) -> str:
-        """Return why it cannot be computed for the task; "" where it can."""
+        """Return why it cannot be computed for the task; "" if it can."""
         return ""
 
     def loss(self, logprobs: Tensor, batch: Any) -> Tensor:
@@ -43,11 +43,12 @@ class Objective(Definition):
         """Return f of the answers generated at one point, [1].
 
         Args:
-            references: the accepted answers of each.
+            texts: one generated answer per row.
+            references: the accepted answers of each row.
         """
         raise NotImplementedError
 
     def to_json(self) -> Any:
-        """Return the name alone where there are no options, as it is written."""
+        """Return the bare name if there are no options, as in YAML."""
         whole = super().to_json()
         return whole if len(whole) > 1 else self.name

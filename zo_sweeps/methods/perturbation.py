@@ -1,4 +1,4 @@
-"""The axis `perturbation`: how directions z are distributed."""
+"""The axis `perturbation`: the distribution of the directions z."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Perturbation(Definition):
     """A distribution of directions with E[z z^T] = I unless its docstring says otherwise."""
 
     axis: ClassVar[str] = "perturbation"
-    coordinates: ClassVar[bool] = False  # its directions are the coordinates in turn: for an estimator that asks for it
+    coordinates: ClassVar[bool] = False  # z runs through the coordinates; only for estimators with the same flag
 
     def bind(self, layout: Layout) -> Perturbation:
-        """Return the perturbation of that whole vector; itself, where parameters are independent."""
+        """Return the perturbation over the vector of all d parameters; itself, if parameters are independent."""
         return self
 
     def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:

@@ -1,4 +1,4 @@
-"""What flows through one ZO step, as data: noise keys, points, estimates. No tensor among it."""
+"""The data of one ZO step: noise keys, points and estimates. None of it is a tensor."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class NoiseKey(NamedTuple):
-    """Address of one direction z. With a parameter's name and an element's index it names one random number."""
+    """Address of one direction z; with a parameter's name and an element's index, of one random number."""
 
     seed: int
     step: int
@@ -46,13 +46,13 @@ class Layout:
         return sum(shape.numel() for shape in self.shapes.values())
 
     def drawn_before(self, key: NoiseKey) -> int:
-        """Directions that the run draws before this one: steps count from 1, a step's queries from 0."""
+        """Count the directions that the run draws before this one; steps count from 1, a step's queries from 0."""
         return (key.step - 1) * self.q + key.query
 
 
 @dataclass(frozen=True)
 class Point:
-    """A place where f is wanted: theta + scale * z(key). `scale` is +eps or -eps; 0 is theta itself."""
+    """A point at which f is evaluated: theta + scale * z(key). `scale` is +eps or -eps; 0 is theta itself."""
 
     key: NoiseKey
     scale: float
@@ -64,8 +64,8 @@ class Estimate:
 
     Args:
         terms: (key_i, weight_i) for the update; weight_i holds the 1/q of the mean.
-        coefs: what the log keeps, one number per query (projected_grad for RGE); NaN: dropped from the step.
-        loss: for the curve: mean of the points' losses, or f(theta) where it is one of them.
+        coefs: the logged numbers, one per query (projected_grad for RGE); NaN: dropped from the step.
+        loss: the train loss of the step: mean of the points' losses, or f(theta) if theta is one of the points.
     """
 
     terms: tuple[tuple[NoiseKey, float], ...]
@@ -74,6 +74,6 @@ class Estimate:
 
     @classmethod
     def mean(cls, seed: int, step: int, coefs: Sequence[float], loss: float) -> Estimate:
-        """(1/k) sum_i g_i z_i over the k of a step's queries whose g_i is there (is not NaN)."""
-        came = [(NoiseKey(seed, step, query), g) for query, g in enumerate(coefs) if not math.isnan(g)]
-        return cls(tuple((key, g / len(came)) for key, g in came), tuple(coefs), loss)
+        """Return ghat = (1/k) sum_i g_i z_i over the k queries of a step whose coefficient g_i is not NaN."""
+        present = [(NoiseKey(seed, step, query), g) for query, g in enumerate(coefs) if not math.isnan(g)]
+        return cls(tuple((key, g / len(present)) for key, g in present), tuple(coefs), loss)

@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Precision(Definition):
-    """How frozen weights are stored."""
+    """A storage format of frozen weights."""
 
     axis: ClassVar[str] = "precision"
     bytes_per_value: ClassVar[float] = 0.0
-    torch_name: ClassVar[str] = ""  # of the dtype of the weights
-    stored: ClassVar[bool] = True  # whether weights can be stored so by now
+    torch_name: ClassVar[str] = ""  # name in torch of the weights' dtype
+    stored: ClassVar[bool] = True  # False while storing weights this way is not implemented
     backpropagates_on_cpu: ClassVar[bool] = True
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the weights. Raises NotImplementedError for a precision that cannot be stored."""
+        """The dtype of the weights. Raises NotImplementedError for a precision without one."""
         import torch
 
         if not self.torch_name:
@@ -33,5 +33,5 @@ class Precision(Definition):
         return dtype
 
     def bytes(self, values: int) -> int:
-        """Return the bytes of this many stored values."""
+        """Return the bytes that this many stored values take."""
         return int(values * self.bytes_per_value)

@@ -1,7 +1,7 @@
-"""Where the members of each axis are found: shipped, in installed packages, and in the user's own folders.
+"""Lookup of each axis's members: shipped, from installed packages, and from the user's own folders.
 
 Shipped members are modules of the axis's package. An installed package offers members as entry points of the group
-`zo_sweeps.<axis>`. A folder given with --config-dir holds them as `<axis>/<name>.py`.
+`zo_sweeps.<axis>`. In a folder given with --config-dir, `<axis>/<name>.py` is a member.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _folders: tuple[Path, ...] = ()
 
 
 def use_folders(folders: Iterable[str | Path]) -> None:
-    """From now on, look for the user's own members in these folders only. Their files are run when asked for."""
+    """Look for the user's own members in these folders only, from now on. A file runs on its member's first use."""
     global _folders
     _folders = tuple(dict.fromkeys(Path(folder).resolve() for folder in folders))
 
 
 @contextmanager
 def using_folders(folders: Iterable[str | Path]) -> Iterator[None]:
-    """Look for the user's own members in these folders, until the block ends."""
+    """Look for the user's own members in these folders only, within the `with` block."""
     before = _folders
     use_folders(folders)
     try:
@@ -51,7 +51,7 @@ def using_folders(folders: Iterable[str | Path]) -> Iterator[None]:
 
 
 def folders() -> tuple[Path, ...]:
-    """Return the folders of `use_folders`."""
+    """Return the folders set by `use_folders`."""
     return _folders
 
 
@@ -68,26 +68,29 @@ def _names(axis: str, folders: tuple[Path, ...]) -> tuple[str, ...]:
 
 
 def member(axis: str, name: str, *, where: str = "") -> type[Definition]:
-    """Return the class of a member. Raises UserError with the choices for a name that is none's."""
+    """Return the class of a member.
+
+    Raises UserError for an unknown name (with the choices), a name taken twice, or a member that cannot be loaded.
+    """
     if name not in names(axis):
         raise unknown(axis, name, names(axis), where=where)
     return _load(axis, name, _folders)
 
 
 def members(axis: str) -> dict[str, type[Definition]]:
-    """Return every member of an axis by name."""
+    """Return every member of an axis, by name. Raises UserError as `member` does."""
     return {name: member(axis, name) for name in names(axis)}
 
 
 @cache
 def _load(axis: str, name: str, folders: tuple[Path, ...]) -> type[Definition]:
-    """Return the class of a member that exists. Raises UserError for one that is there twice or cannot be used."""
+    """Load a member whose name is known to exist. Raises UserError if several places define it or it cannot be used."""
     shipped = (_package_folder(axis) / f"{name}.py").is_file()
     files = [path for folder in folders if (path := folder / axis / f"{name}.py").is_file()]
     point = _offered(axis).get(name)
     places = [*([_place(point)] if point else []), *map(str, files)]
     if shipped + len(places) > 1:
-        taken = f"the {axis} {name!r} is there already"
+        taken = f"the {axis} {name!r} already exists"
         raise UserError(taken, where=places[-1], fix="give it another name")
     if point:
         return _check(axis, [_loaded(point, axis, name)], places[0])
@@ -98,31 +101,31 @@ def _load(axis: str, name: str, folders: tuple[Path, ...]) -> type[Definition]:
 
 
 def _check(axis: str, classes: list[type[Definition]], place: str) -> type[Definition]:
-    """Return the one class of these that a member must be."""
+    """Return the class in `classes`. Raises UserError unless there is exactly one, a dataclass of the axis."""
     if len(classes) != 1:
-        there = ", ".join(one.__name__ for one in classes) or "none"
-        raise UserError(f"it must define one public {axis} class, and it has {there}", where=place)
+        defined = ", ".join(one.__name__ for one in classes) or "none"
+        raise UserError(f"it must define exactly one public {axis} class, but defines {defined}", where=place)
     (member,) = classes
     if member.axis != axis:
         raise UserError(f"{member.__name__} is a member of the axis {member.axis}, not {axis}", where=place)
-    if "__dataclass_params__" not in vars(member):  # its options would silently be those of its base
+    if "__dataclass_params__" not in vars(member):  # its own options would be ignored silently
         fix = "put @dataclass(frozen=True) above it"
-        raise UserError(f"{member.__name__} is no dataclass", where=place, fix=fix)
+        raise UserError(f"{member.__name__} is not a dataclass", where=place, fix=fix)
     return member
 
 
 def _loaded(point: metadata.EntryPoint, axis: str, name: str) -> type[Definition]:
-    """Load the class that an entry point offers, and call it by the entry point's name."""
+    """Load the class that an entry point offers and set its `name` to the entry point's."""
     try:
-        found = point.load()
+        loaded = point.load()
     except Exception as error:
         raise _broken(error, _place(point)) from error
-    if not (isinstance(found, type) and issubclass(found, Definition)):
+    if not (isinstance(loaded, type) and issubclass(loaded, Definition)):
         raise UserError(f"it must be a class of the axis {axis}", where=_place(point))
-    if found.__module__.startswith("zo_sweeps."):  # it would change the shipped member's name
-        raise UserError(f"{found.__name__} is shipped as {found.name!r}", where=_place(point), fix="use that name")
-    found.name = name
-    return found
+    if loaded.__module__.startswith("zo_sweeps."):  # setting `name` would rename the shipped member
+        raise UserError(f"{loaded.__name__} is shipped as {loaded.name!r}", where=_place(point), fix="use that name")
+    loaded.name = name
+    return loaded
 
 
 def _place(point: metadata.EntryPoint) -> str:
@@ -130,20 +133,20 @@ def _place(point: metadata.EntryPoint) -> str:
 
 
 def _broken(error: Exception, place: str) -> UserError:
-    said = " ".join(f"{type(error).__name__}: {error}".split())
-    return UserError(f"cannot load it ({said})", where=place)
+    reason = " ".join(f"{type(error).__name__}: {error}".split())
+    return UserError(f"cannot load it ({reason})", where=place)
 
 
 @cache
 def _run(file: Path, axis: str, name: str) -> str:
-    """Load a Python file of the user's as a module of its own; return the module's name."""
+    """Run a user's Python file as a module of its own and return its name. Raises UserError if it fails."""
     module = f"zo_sweeps_own.{fingerprint(str(file))}.{axis}.{name}"
     spec = util.spec_from_file_location(module, file)
     assert spec is not None
     assert spec.loader is not None
-    sys.modules[module] = made = util.module_from_spec(spec)
+    sys.modules[module] = loaded = util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(made)
+        spec.loader.exec_module(loaded)
     except Exception as error:
         del sys.modules[module]
         raise _broken(error, str(file)) from error

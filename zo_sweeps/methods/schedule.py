@@ -1,4 +1,4 @@
-"""The axis `schedule`: how the learning rate goes over the steps."""
+"""The axis `schedule`: the learning rate as a function of the step."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 
 from zo_sweeps.methods.definition import Definition
 
-Rates = Callable[[int], float]  # step, from 1 on -> its learning rate
+Rates = Callable[[int], float]  # step, from 1 -> learning rate
 
 
 @dataclass(frozen=True)
 class Schedule(Definition):
-    """The learning rate by step."""
+    """A learning-rate schedule."""
 
     axis: ClassVar[str] = "schedule"
 
@@ -21,16 +21,17 @@ class Schedule(Definition):
         """Return the learning rate of a step.
 
         Args:
-            lr: the highest rate.
-            step: counted from 1. steps: of the whole run.
+            lr: the learning rate of step 1.
+            step: counted from 1.
+            steps: number of steps in the whole run.
         """
         raise NotImplementedError
 
     def over(self, lr: float, steps: int) -> Rates:
-        """Return step -> learning rate for a run of `steps`."""
+        """Return the function step -> learning rate for a run of `steps`."""
         return lambda step: self.rate(lr, step, steps)
 
     def to_json(self) -> Any:
-        """Return the name alone where there are no options, as it is written."""
+        """Return the bare name if there are no options, as in YAML."""
         whole = super().to_json()
         return whole if len(whole) > 1 else self.name

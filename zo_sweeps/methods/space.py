@@ -1,4 +1,4 @@
-"""The axis `space`: which d parameters move."""
+"""The axis `space`: which d parameters are trained."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 def share(entries: int, density: float) -> int:
-    """Return how many of these entries a density means: at least one."""
+    """Return the number of entries that a density selects out of `entries`: at least one."""
     return max(1, round(density * entries))
 
 
 def chosen(arch: Arch, targets: Iterable[str], density: float, scope: str = "per_layer") -> int:
-    """Count the entries that a sparse space moves: its share of each target layer, or of all together (`global`)."""
+    """Count the entries that a sparse space trains: a share of each target layer, or of all together (`global`)."""
     if scope == "global":
         return share(arch.entries(targets), density)
     sizes = [out * into for out, into in (arch.linears[role] for role in arch.roles(targets))]
@@ -28,7 +28,7 @@ def chosen(arch: Arch, targets: Iterable[str], density: float, scope: str = "per
 
 
 class InstalledSpace(Protocol):
-    """The d parameters that move, installed in a model; its definition is `Space`.
+    """The d trained parameters, installed in a model; its definition is a `Space`.
 
     `batched` says whether one forward can hold several points of it (the P-RGE loops).
     """
@@ -37,25 +37,25 @@ class InstalledSpace(Protocol):
     params: dict[str, nn.Parameter]
 
     def changes_at(self, step: int) -> bool:
-        """Whether `begin(step)` changes which parameters there are."""
+        """Tell whether `begin(step)` replaces the parameters."""
         return False
 
     def begin(self, step: int) -> None:
-        """Called before a step at which the space changes: `params` are then others (a mask that is found again)."""
+        """Prepare a step at which the space changes, as when its mask is recomputed: `params` are replaced."""
         return None
 
     def uninstall(self) -> None:
-        """Takes the space's own modules out again, leaving the base model as it was."""
+        """Remove the space's own modules, leaving the base model as it was."""
         ...
 
 
 @dataclass(frozen=True)
 class Found:
-    """A mask that was found before training, and how to find the next one.
+    """A mask computed before training, and the function that computes later ones.
 
     Args:
         masks: layer -> flat indices into its weight.
-        find: step -> the masks that hold from it on, from the weights as they are then.
+        find: step -> the masks from that step on, computed from the weights as they are at the call.
     """
 
     masks: Any
@@ -64,13 +64,13 @@ class Found:
 
 @dataclass(frozen=True)
 class AdapterFormat:
-    """How the peft library stores a space.
+    """The format in which the peft library stores a space.
 
     Args:
         kind: its `peft_type`.
-        parts: a layer's part -> its name in peft's file.
-        shared: a tensor that all layers share, an attribute of the installed space -> its name in peft's file.
-        prefix: the keys and values of a cache, as one tensor.
+        parts: attribute of an installed layer -> its name in peft's file.
+        shared: attribute of the installed space, a tensor that all layers share -> its name in peft's file.
+        prefix: whether the space is keys and values of a cache, stored as one tensor.
     """
 
     kind: str
@@ -81,15 +81,15 @@ class AdapterFormat:
 
 @dataclass(frozen=True)
 class Space(Definition):
-    """The d parameters that move. `install` puts it into a model; until then it is options and facts."""
+    """The d trained parameters, as options and facts; `install` puts them into a model."""
 
     axis: ClassVar[str] = "space"
     batched: ClassVar[bool] = True  # one forward can hold several points (the P-RGE loops)
-    moves_base: ClassVar[bool] = False  # the model's own weights move, and are loaded again after the trial
-    needs_gradients: ClassVar[bool] = False  # its mask is found by backpropagation before training
-    sparse: ClassVar[bool] = False  # chosen entries of the target weights
-    adapter: ClassVar[AdapterFormat | None] = None  # how peft stores it, where peft can
-    takes_positions: ClassVar[bool] = False  # puts tokens before the text: a causal model's cache
+    moves_base: ClassVar[bool] = False  # trains the model's own weights, which are reloaded after the trial
+    needs_gradients: ClassVar[bool] = False  # its mask is computed by backpropagation before training
+    sparse: ClassVar[bool] = False  # trains chosen entries of the target weights
+    adapter: ClassVar[AdapterFormat | None] = None  # peft's format for it, if there is one
+    takes_positions: ClassVar[bool] = False  # takes positions before the text, in a causal model's cache
 
     def adapter_options(self) -> dict[str, Any]:
         """Return its options under peft's names."""
@@ -97,44 +97,42 @@ class Space(Definition):
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """Roles of the layers that it changes; () where it changes no single layers."""
+        """Roles of the layers that it changes; () if it does not work on single layers."""
         return ()
 
     @property
     def positions(self) -> int:
-        """Positions of the text that it takes for itself."""
+        """Positions of the model that it takes, subtracted from those available to the text."""
         return 0
 
     @property
     def of_text(self) -> str:
-        """The text whose gradients choose its mask, under data.dir; "" where it is none."""
+        """The file under data.dir whose gradients choose its mask; "" if no text does."""
         return ""
 
     @property
     def renewed_every(self) -> int:
-        """Steps after which its parameters become others; 0: never."""
+        """Steps between replacements of its parameters; 0: never."""
         return 0
 
     def trainable(self, arch: Arch) -> int:
         """Count d, from the model's shape alone."""
         raise NotImplementedError
 
-    def install(
-        self, module: nn.Module, layers: Sequence[str], seed: int, found: Found | None = None
-    ) -> InstalledSpace:
+    def install(self, module: nn.Module, layers: Sequence[str], seed: int, mask: Found | None = None) -> InstalledSpace:
         """Put the space into a model.
 
         Args:
             layers: qualified names of the target layers.
             seed: address of random initial values.
-            found: what was found by backpropagation, where `needs_gradients`.
+            mask: the mask computed by backpropagation, for a space with `needs_gradients`.
         """
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class LayerSpace(Space):
-    """A space that changes target layers. Raises UserError for one that names none."""
+    """A space that changes target layers. Raises UserError if it names none."""
 
     targets: tuple[str, ...] = option(
         ("all",), "roles of the layers (q, k, v, o, gate, up, down), or all", kw_only=True

@@ -1,4 +1,4 @@
-"""A task: its rows, its wordings (dialects), what is predicted, trained and scored. One YAML per task."""
+"""Tasks: rows, wordings (dialects), predictions, training objective and metrics. One YAML per task."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Template(str):
 
     @classmethod
     def read(cls, value: Any, path: str = "", locate: Locate = NOWHERE) -> str:
-        """Return `value`. Raises UserError for what is no text: YAML reads a bare Yes as true."""
+        """Return `value`. Raises UserError unless it is text: YAML reads a bare Yes as true."""
         if not isinstance(value, str):
             fix = 'put it in quotes, as in ["Yes", "No"]'
             raise UserError(f"{path}: {value!r} is not text", where=locate(path), fix=fix)
@@ -31,12 +31,10 @@ class Dialect(Checked):
 
     loss: Objective = option(help="the objective: candidates, tokens or label_words")
     template: Template = option(
-        help="the prompt, up to the answer; with a mask, all of the text and {{ mask }} in it once"
+        help="the prompt, up to the answer; for a masked model the whole text, with {{ mask }} once"
     )
-    options: tuple[Template, ...] = option(
-        help="the template of each answer; prompt + answer is what a candidate reads"
-    )
-    each: str = option("", "a column with a list: the one template of options makes an answer of every item")
+    options: tuple[Template, ...] = option(help="template of each answer; a candidate is prompt + answer")
+    each: str = option("", "column with a list; the single template of options then makes one answer per item")
 
 
 @dataclass(frozen=True)
@@ -47,8 +45,8 @@ class Hub(Checked):
     name: str | None = option(None, "its configuration", identity=False)
     train: str = option("train", "the split that train and dev are drawn from")
     test: str = option("validation", "the split that test is drawn from")
-    rename: Mapping[str, str] = option(dict, "our column: theirs")
-    unlabelled: int | None = option(None, "rows with this label are left out")
+    rename: Mapping[str, str] = option(dict, "column in zo_sweeps: column in the data set")
+    unlabelled: int | None = option(None, "label of rows to leave out")
 
 
 @dataclass(frozen=True)
@@ -59,34 +57,34 @@ class Task(Checked):
     display: str = option(help="its name in tables, as papers print it", identity=False)
     kind: TaskKind = option(help="classification, multiple_choice, generation or regression")
     metric: Metrics = option(help="the name of a metric, a mapping {name: ..., options}, or a list of them")
-    fields: tuple[str, ...] = option(help="columns that a row must have, beside the label")
-    label_field: str = option(help="the column with the right answer; dots go into nested columns")
-    dialects: Mapping[str, Dialect] = option(help="its wordings; a trial has one", identity=False)
+    fields: tuple[str, ...] = option(help="columns that a row must have, besides the label")
+    label_field: str = option(help="column with the right answer; dots reach into nested columns")
+    dialects: Mapping[str, Dialect] = option(help="its wordings; a trial uses one", identity=False)
     hub: Hub | None = option(None, "the data set on the Hugging Face hub", identity=False)
-    local: str = option("", "its folder below data.dir; defaults to its name", identity=False)
+    local: str = option("", "its folder under data.dir; defaults to its name", identity=False)
     source: Literal["", "packaged"] = option("", "packaged: the rows ship with zo_sweeps", identity=False)
-    labels: tuple[Any, ...] = option((), "the value of label_field that stands for each option; defaults to 0, 1, ...")
-    dev_size: int | None = option(None, "most rows of dev", least=1)
-    stop: str = option("", "generated answers end before it; defaults to a newline")
-    max_new_tokens: int = option(0, "tokens of a generated answer", least=0)
-    fingerprint: str = option("", "of its data; set when a sweep is planned")
+    labels: tuple[Any, ...] = option((), "value of label_field for each option; defaults to 0, 1, ...")
+    dev_size: int | None = option(None, "maximum number of dev rows", least=1)
+    stop: str = option("", "text at which generated answers are cut; defaults to a newline")
+    max_new_tokens: int = option(0, "maximum tokens of a generated answer", least=0)
+    fingerprint: str = option("", "identity of its data; set by the planner")
 
     def wording(self, dialect: str) -> Dialect:
-        """Return one of its dialects. Raises UserError for one that it does not have."""
+        """Return a dialect by name. Raises UserError, with the choices, for one that the task does not have."""
         if dialect not in self.dialects:
             raise unknown("prompt dialect", dialect, self.dialects, where=f"task {self.name!r}")
         return self.dialects[dialect]
 
     def in_dialect(self, dialect: str) -> dict[str, Any]:
-        """Return what of the task, in one wording, changes a result: its data by content where that is known."""
+        """Return the fields that affect a result in one dialect; the data counts by content where that is known."""
         fields = {**identity(self), "dialect": identity(self.wording(dialect))}
         if not self.fingerprint:
             fields["data"] = self.name
-        elif self.fingerprint.startswith("hf:"):  # of a whole data set: which parts of it are used is in `hub`
+        elif self.fingerprint.startswith("hf:"):  # identifies the whole data set; `hub` adds the splits in use
             fields["data"] = identity(self.hub)
         return fields
 
     @property
     def folder(self) -> str:
-        """Name of its local folder."""
+        """Name of its folder under data.dir."""
         return self.local or self.name

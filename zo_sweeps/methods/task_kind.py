@@ -1,4 +1,4 @@
-"""The axis `task_kind`: what a task's rows ask for, and what is predicted of them."""
+"""The axis `task_kind`: how a task's rows are labelled, and the form of the predictions."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from zo_sweeps.methods.metric import Of
 if TYPE_CHECKING:
     from zo_sweeps.methods.task import Dialect, Task
 
-EACH = "'each' names a field of a multiple_choice task with one option"
+EACH = "'each' must name a field of a multiple_choice task, whose dialect has exactly one option"
 
 
 @dataclass(frozen=True)
 class TaskKind(Definition):
-    """How a row's label is read, and what is predicted: the best of its options, unless a kind says otherwise."""
+    """A kind of task: how a row's label is read, and what is predicted (by default the best of its options)."""
 
     axis: ClassVar[str] = "task_kind"
     predicts: ClassVar[Of] = Of.LABELS
@@ -29,28 +29,28 @@ class TaskKind(Definition):
         return self.predicts is Of.TEXTS
 
     def labels(self, task: Task, dialect: Dialect) -> tuple[Any, ...]:
-        """Return the value of the label column that stands for each option; () where none does."""
+        """Return each option's value in the label column; () for kinds without such values."""
         return task.labels or tuple(range(len(dialect.options)))
 
     def wrong(self, task: Task, dialect: Dialect) -> str:
-        """Return what is wrong with a wording for this kind of task; "" when it can be used."""
+        """Return the reason why a dialect does not suit this kind of task; "" if it does."""
         if dialect.each:
             return EACH
         options, labels = len(dialect.options), len(self.labels(task, dialect))
         if options < 2 or labels != options:
-            return f"{options} options and {labels} labels: two or more are needed, one label each"
+            return f"{options} options and {labels} labels: a task needs two or more options, and one label for each"
         return ""
 
     def problem(self, label: Any, labels: Sequence[Any], column: str) -> str:
-        """Return what is wrong with a row's label; "" when it can be used."""
+        """Return the reason why a row's label cannot be used; "" if it can."""
         return "" if label in labels else f"label {label!r} is not one of {', '.join(map(repr, labels))}"
 
     def gold(self, label: Any, labels: Sequence[Any]) -> int:
-        """Return the index of the right option, the one that is trained on."""
+        """Return the index of the right option, which is the one trained on."""
         return labels.index(label)
 
     def references(self, label: Any) -> tuple[str, ...]:
-        """Return the accepted answers of a row; () where options are chosen from."""
+        """Return the accepted answers of a row; () for kinds that choose among options."""
         return ()
 
     def value(self, label: Any) -> float | None:
@@ -58,14 +58,15 @@ class TaskKind(Definition):
         return None
 
     def estimate(self, scores: Sequence[float], labels: Sequence[Any]) -> float:
-        """Return the real number predicted of a row.
+        """Return the real number predicted for a row.
 
         Args:
             scores: mean log-probability of each option's answer tokens.
+            labels: the value of each option, from `labels`.
         """
         raise NotImplementedError
 
     def to_json(self) -> Any:
-        """Return the name alone where there are no options, as it is written."""
+        """Return the bare name if there are no options, as in YAML."""
         whole = super().to_json()
         return whole if len(whole) > 1 else self.name

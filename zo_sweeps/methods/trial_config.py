@@ -1,4 +1,4 @@
-"""A trial's whole configuration, typed: what the planner makes, what a run reads, what a file holds as JSON."""
+"""A trial's whole configuration, typed: made by the planner, stored as JSON, read by a run."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from zo_sweeps.methods.space import Space
 from zo_sweeps.methods.task import Task
 from zo_sweeps.methods.update import Update
 
-NUMERICS = 1  # raised whenever the engine's results change: old results are then not taken for new ones
-EVERY = ("model", "task", "prompt", "precision", "device", "method", "split", "data")  # what every kind of trial uses
+NUMERICS = 1  # raised whenever the engine's results change, so that old results are not taken for new
+EVERY = ("model", "task", "prompt", "precision", "device", "method", "split", "data")  # used by every kind of trial
 
 
 @dataclass(frozen=True)
 class TrialConfig:
-    """Everything that a trial is made of.
+    """A trial's complete configuration.
 
     A field counts towards the `trial_id` unless its definition marks it `identity=False`, or the method's kind does not
-    use the part it stands in.
+    use the part it belongs to.
     """
 
     model: Model
@@ -48,8 +48,8 @@ class TrialConfig:
     gradients: Gradients
     split: Split
     data: Data
-    seed: int = option(0, "of noise, batches, initial values and, unless split.seed is given, the split")
-    members: tuple[str, ...] = option((), "folders with members of the user's own", identity=False)
+    seed: int = option(0, "seed of noise, batches, initial values and, if split.seed is null, the split")
+    members: tuple[str, ...] = option((), "folders with the user's own members", identity=False)
 
     @classmethod
     def read(cls, data: Mapping[str, Any], locate: Locate = NOWHERE) -> TrialConfig:
@@ -58,9 +58,9 @@ class TrialConfig:
 
     @classmethod
     def of(cls, config: Config) -> TrialConfig:
-        """Return a trial's configuration, read if it came from a file or another process.
+        """Return a trial's typed configuration, reading it if it came from a file or another process.
 
-        Raises UserError as `read` does; where a folder of the trial's own members is absent here, it says so.
+        Raises UserError as `read` does; the message names a folder of members that is missing on this machine.
         """
         if isinstance(config, TrialConfig):
             return config
@@ -77,16 +77,16 @@ class TrialConfig:
             raise UserError(what, fix="copy it here, to the same path") from None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the configuration as JSON, which `read` takes."""
+        """Return the configuration as plain JSON, as `read` accepts."""
         whole: dict[str, Any] = {name: write(getattr(self, name)) for name in self.__dataclass_fields__}
         return whole
 
     def identity(self) -> dict[str, Any]:
-        """Return what changes the trial's result, and nothing else."""
+        """Return exactly the settings that affect the trial's result."""
         kind = self.method.kind
         parts = {name: identity(getattr(self, name)) for name in (*EVERY, *kind.parts)}
         parts["task"] = self.task.in_dialect(self.prompt.name)
-        if not kind.trains:  # the only part of `train` that reaches a trial without steps
+        if not kind.trains:  # the only option of `train` that affects a trial without steps
             parts["max_length"] = self.train.max_length
         return {"numerics": NUMERICS, **parts}
 
@@ -96,5 +96,5 @@ class TrialConfig:
 
     @property
     def steps(self) -> int:
-        """Optimization steps; 0 where nothing is trained."""
+        """Optimization steps; 0 for a kind that does not train."""
         return self.train.steps if self.method.kind.trains else 0

@@ -1,4 +1,4 @@
-"""The axis `update`: how theta moves by an estimate."""
+"""The axis `update`: how an estimate moves theta."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ State = dict[str, Any]
 
 
 def _constant() -> Schedule:
-    made = member("schedule", "constant")()
-    assert isinstance(made, Schedule)
-    return made
+    schedule = member("schedule", "constant")()
+    assert isinstance(schedule, Schedule)
+    return schedule
 
 
 @dataclass(frozen=True)
 class Update(Definition):
-    """theta <- theta - lr * (something of ghat). State is explicit and returned.
+    """A rule theta <- theta - lr * u(ghat, state); the state is explicit and returned.
 
-    One that is used on gradients of backpropagation as well has `backpropagates` and `optimizer`.
+    A rule that also serves backpropagated gradients sets `backpropagates` and defines `optimizer`.
     """
 
     axis: ClassVar[str] = "update"
     state_copies: ClassVar[int] = 0  # fp32 copies of the trainable parameters that its state holds
-    evaluations: ClassVar[int] = 0  # points per step at which it evaluates f itself, beyond the estimator's
+    evaluations: ClassVar[int] = 0  # points per step at which it evaluates f itself, besides the estimator's
     zeroth_order: ClassVar[bool] = True
     backpropagates: ClassVar[bool] = False
 
     lr: float = option(1e-6, "learning rate of step 1", least=0, kw_only=True)
-    schedule: Schedule = option(_constant, "how the learning rate goes over the steps", kw_only=True)
+    schedule: Schedule = option(_constant, "learning-rate schedule", kw_only=True)
 
     def rates(self, steps: int) -> Rates:
-        """Return step -> learning rate for a run of `steps`."""
+        """Return the function step -> learning rate for a run of `steps`."""
         return self.schedule.over(self.lr, steps)
 
     def init(self, params: Params) -> State:
@@ -55,9 +55,9 @@ class Update(Definition):
         raise NotImplementedError
 
     def optimizer(self, groups: Sequence[Mapping[str, Any]]) -> torch.optim.Optimizer:
-        """Return torch's optimizer of the same rule, for gradients of backpropagation.
+        """Return the torch optimizer with the same rule, for backpropagated gradients.
 
         Args:
-            groups: torch's parameter groups, with `weight_decay` in them.
+            groups: torch parameter groups, each with its `weight_decay`.
         """
         raise NotImplementedError

@@ -1,7 +1,7 @@
 """Trained spaces on disk, in the format of the peft library: its `PeftModel.from_pretrained` and others load them.
 
-A folder holds adapter_model.safetensors and adapter_config.json. Frozen parts that were drawn (A of LoRA-FA, A and B of
-VeRA) are saved with the trained ones. Prefix: one tensor [n, layers * 2 * heads * width], keys before values.
+A folder holds adapter_model.safetensors and adapter_config.json. Frozen random parts (A of LoRA-FA, A and B of VeRA)
+are saved with the trained ones. Prefix: one tensor [n, layers * 2 * heads * width], keys before values.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def save(
     """Write an installed space; each file appears whole or not at all.
 
     Args:
-        definition: what was installed.
+        definition: the definition of the installed space.
         module: the whole model it is installed in.
-        base: name or path of the base model, for those who load the adapter.
-        revision: of a base model on the hub.
+        base: name or path of the base model, recorded for loading.
+        revision: revision of a base model on the hub.
 
     Raises UserError for a space that peft has no format for (full, sparse).
     """
@@ -51,31 +51,33 @@ def save(
 
 @torch.no_grad()
 def load(space: Any, definition: Space, folder: str | Path) -> None:
-    """Fill an installed space with the values of a folder that `save` or peft wrote.
+    """Fill an installed space with the values of a folder written by `save` or peft.
 
-    Raises UserError when the folder is not an adapter, or one of another kind, shape or set of layers.
+    Raises UserError if the folder is not an adapter, or is one of another kind, shape or set of layers, and for a space
+    that peft has no format for.
     """
     from safetensors.torch import load_file
 
     file = Path(folder) / WEIGHTS
     if not file.is_file():
         raise UserError(f"not an adapter: no {WEIGHTS}", where=str(folder))
-    found = load_file(str(file))
+    stored = load_file(str(file))
     wanted = _tensors(space, definition)
-    if set(found) != set(wanted):
-        odd = sorted(set(found) ^ set(wanted))
+    if set(stored) != set(wanted):
+        unmatched = sorted(set(stored) ^ set(wanted))
         raise UserError(
-            f"the adapter and space {definition.name!r} differ in {len(odd)} tensors ({odd[0]})", where=str(file)
+            f"the adapter and space {definition.name!r} differ in {len(unmatched)} tensors ({unmatched[0]})",
+            where=str(file),
         )
     for name, tensor in wanted.items():
-        if found[name].shape != tensor.shape:
-            have, want = list(found[name].shape), list(tensor.shape)
+        if stored[name].shape != tensor.shape:
+            have, want = list(stored[name].shape), list(tensor.shape)
             raise UserError(f"{name} has shape {have} where the space has {want}", where=str(file))
     if _format(definition).prefix:
-        _unflatten(space, found["prompt_embeddings"])
+        _unflatten(space, stored["prompt_embeddings"])
         return
     for name, tensor in wanted.items():
-        tensor.copy_(found[name])
+        tensor.copy_(stored[name])
 
 
 def _format(definition: Space) -> AdapterFormat:
@@ -86,7 +88,7 @@ def _format(definition: Space) -> AdapterFormat:
 
 
 def _tensors(space: Any, definition: Space) -> dict[str, Tensor]:
-    """Return the space's own tensors (a prefix: a copy of them) by their names in peft's file."""
+    """Return the space's own tensors (for a prefix a copy) by their names in peft's file."""
     form = _format(definition)
     if form.prefix:
         return {"prompt_embeddings": _flatten(space)}
@@ -99,7 +101,7 @@ def _tensors(space: Any, definition: Space) -> dict[str, Tensor]:
 
 
 def _flatten(space: Any) -> Tensor:
-    """{layer.k, layer.v: [heads, n, width]} -> [n, layers * 2 * heads * width]."""
+    """Return a prefix, {layer.k, layer.v: [heads, n, width]}, as one tensor [n, layers * 2 * heads * width]."""
     stacked = torch.stack([param.detach() for param in space.params.values()])  # [layers * 2, heads, n, width]
     return stacked.permute(2, 0, 1, 3).reshape(stacked.shape[2], -1)
 
@@ -113,7 +115,7 @@ def _unflatten(space: Any, flat: Tensor) -> None:
 
 def _config(space: Any, definition: Space, module: nn.Module) -> dict[str, Any]:
     form = _format(definition)
-    # peft has no task type for masked models: without one it wraps the model as it is
+    # peft has no task type for masked models; without a type it wraps any model
     task = None if _is_masked(module) else "CAUSAL_LM"
     config = {"peft_type": form.kind, "task_type": task, "inference_mode": True, **definition.adapter_options()}
     if form.prefix:
@@ -137,7 +139,7 @@ def _is_masked(module: nn.Module) -> bool:
 
 
 def _targets(space: Any, module: nn.Module) -> list[str]:
-    """The layers' last names where these name the same layers, as is usual; else their whole names."""
+    """Return the last parts of the layers' names if no other layer shares them, as is usual; else the full names."""
     chosen = set(space.layers)
     leaves = {layer.rpartition(".")[2] for layer in chosen}
     named = {name for name, _ in module.named_modules() if name.rpartition(".")[2] in leaves}

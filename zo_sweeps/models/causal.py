@@ -23,8 +23,8 @@ class LanguageModel:
 
     Args:
         module: the whole model; qualified parameter names are relative to it.
-        tokenizer: its tokenizer. The token a text starts with is `bos_id`, which need not be the tokenizer's own.
-        commit: the hub commit that the weights are of; "" for weights from elsewhere.
+        tokenizer: its tokenizer. A text starts with the token `bos_id`, which need not be the tokenizer's own.
+        commit: the hub commit of the weights; "" for weights from elsewhere.
     """
 
     def __init__(self, module: Any, tokenizer: Any, commit: str = "") -> None:
@@ -35,52 +35,54 @@ class LanguageModel:
         self.arch = families.describe(config)
         self.bos_id: int | None = tokenizer.get_vocab().get(families.family(config).bos, _front(tokenizer))
         self.eos_id: int | None = tokenizer.eos_token_id
-        # Llama has no padding token: `<unk>`, as in MeZO. No result depends on which: no position attends to padding.
+        # Llama has no padding token; `<unk>` serves, as in MeZO. No result depends on it: nothing attends to padding.
         self.pad_id: int = _first(tokenizer.pad_token_id, tokenizer.unk_token_id, self.eos_id, 0)
         self.max_positions: int = self.arch.positions
-        for name, layer in self.target_modules([ALL]).items():  # the plan counted with `arch`
+        for name, layer in self.target_modules([ALL]).items():  # planning relied on `arch`
             role = next(role for role, path in self.arch.projections.items() if name.endswith(f".{path}"))
-            assert features(layer) == self.arch.linears[role], f"{name} is not as {self.arch.family} describes it"
+            assert features(layer) == self.arch.linears[role], (
+                f"{name} has other features than the family {self.arch.family} describes"
+            )
 
     def hidden(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, positions: Tensor | None = None
     ) -> Tensor:
-        """Last hidden states, [N, T, D], of a right-padded batch; those at padding are meaningless.
+        """Return the last hidden states, [N, T, D], of a right-padded batch; those at padding are meaningless.
 
-        A position attends only to those before it, so padding on the right is never seen by a token, and the mask need
-        not be used: SDPA then takes its causal path, which makes no T x T mask. The mask is only checked (on a GPU
-        without waiting for it: a batch padded on the left fails at the next synchronisation).
+        A position attends only to itself and earlier ones, so no token sees the padding to its right, and the model
+        runs without the mask: SDPA then takes its causal path, which builds no T x T mask. The mask is only checked, on
+        a GPU asynchronously: a batch padded on the left fails at the next synchronisation.
 
         Args:
             input_ids: [N, T].
             attention_mask: [N, T], ones then zeros in every row; None when no row is padded.
-            positions: [N, T], each token's place in its text, where rows hold several texts one after the other; a
-                token then sees its own text only. None: a row is one text.
+            positions: [N, T], each token's position in its text, if rows hold several texts one after the other; a
+                token then attends to its own text only. None: a row is one text.
 
-        Cost: with positions, attention reads a mask of T x T booleans per row; a model that cannot take such a mask
-        (`arch.no_packing`), or whose window is not much longer than the row, reads each text in a row of its own.
+        Cost: with positions, attention reads a mask of T x T booleans per row. A model that cannot use such a mask
+        (`arch.no_packing`), or whose window is shorter than twice the row, runs with each text in a row of its own.
         """
         if attention_mask is not None:
-            falls_only = (attention_mask[:, 1:] <= attention_mask[:, :-1]).all()
-            torch._assert_async(falls_only, "hidden() takes batches padded on the right")
+            right_padded = (attention_mask[:, 1:] <= attention_mask[:, :-1]).all()
+            torch._assert_async(right_padded, "hidden() takes batches padded on the right")
         base: Any = self.module.base_model
-        # A mask of ours replaces the model's own window; twice: a prefix, which the window holds too, may stand before.
+        # A mask of ours replaces the model's own window. Twice the row, since a prefix before it counts in the window.
         narrow = 0 < self.arch.window < 2 * input_ids.shape[1]
         if positions is not None and (narrow or self.arch.no_packing):
             return self._apart(input_ids, attention_mask, positions)
-        seen = None if positions is None else own_text(positions)
+        visible = None if positions is None else own_text(positions)
         states: Tensor = base(
-            input_ids=input_ids, attention_mask=seen, position_ids=positions, use_cache=False
+            input_ids=input_ids, attention_mask=visible, position_ids=positions, use_cache=False
         ).last_hidden_state
         return states
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Logits [K, V] of hidden states [K, D], scaled and capped as the model's own forward does."""
+        """Return the logits [K, V] of hidden states [K, D], scaled and capped as in the model's own forward."""
         return logits_of(self.module, hidden)
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
-        """Where a generated answer ends: at a newline or at the end of the text (MeZO's rule)."""
+        """Ids of the tokens that end a generated answer: newline and end of text (MeZO's rule)."""
         newline = self.tokenizer.encode("\n", add_special_tokens=False)[-1:]
         return tuple(sorted({*newline, *([] if self.eos_id is None else [self.eos_id])}))
 
@@ -91,10 +93,11 @@ class LanguageModel:
         stop_ids: Iterable[int] | None = None,
         batch_size: int = 8,
     ) -> list[str]:
-        """Greedy continuations of `prompts` (token ids, with their BOS), up to a stop token, decoded and stripped.
+        """Continue `prompts` (token ids, with their BOS) greedily up to a stop token; return the new texts, stripped.
 
-        A batch is padded on the left and masked, so that a prompt's text does not depend on its neighbours (up to ties
-        within rounding). Prompts of similar length share a batch. Raises ValueError when a prompt leaves no room.
+        A batch is padded on the left and masked, so that a continuation does not depend on the other prompts (up to
+        ties within rounding). Prompts of similar length share a batch. Raises ValueError if a prompt and its new tokens
+        exceed the model's positions.
         """
         from transformers import GenerationConfig
 
@@ -124,12 +127,15 @@ class LanguageModel:
         return texts
 
     def prompt(self, text: str) -> list[int]:
-        """The token ids of a text, with what a text starts with."""
+        """Return the token ids of a text, after `bos_id` if there is one."""
         ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return [*([] if self.bos_id is None else [self.bos_id]), *ids]
 
     def generate_exactly(self, prompt: Sequence[int], new_tokens: int) -> list[int]:
-        """The greedy continuation of `prompt` (token ids) by exactly `new_tokens` tokens, for timing."""
+        """Return the greedy continuation of `prompt` (token ids) by exactly `new_tokens` tokens, for timing.
+
+        Raises ValueError if they exceed the model's positions.
+        """
         from transformers import GenerationConfig
 
         config = GenerationConfig(
@@ -142,38 +148,38 @@ class LanguageModel:
             eos_token_id=self.eos_id,
         )
         if len(prompt) + new_tokens > self.max_positions:
-            raise ValueError(f"{len(prompt)} and {new_tokens} new tokens exceed {self.max_positions} positions")
+            raise ValueError(f"{len(prompt)} prompt and {new_tokens} new tokens exceed {self.max_positions} positions")
         ids, mask = self._left_padded([prompt])
         module: Any = self.module
         with torch.inference_mode():
             output = module.generate(input_ids=ids, attention_mask=mask, generation_config=config)
-        found: list[int] = output[0, ids.shape[1] :].tolist()
-        return found
+        continuation: list[int] = output[0, ids.shape[1] :].tolist()
+        return continuation
 
     def target_modules(self, targets: Iterable[str]) -> dict[str, nn.Module]:
-        """Return the projections (Linear or Conv1D) that `targets` name in every layer, by qualified name.
+        """Return the projections (Linear or Conv1D) that `targets` name in every layer, by qualified name, in order.
 
-        They stand in the model's order. A target is a role (q, k, v, o, gate, up, down, qkv, gate_up), the model's own
-        name for it (q_proj), or `all`; see `Arch.roles`. Raises UserError with the choices for one that the model does
-        not have, and where none is named.
+        A target is a role (q, k, v, o, gate, up, down, qkv, gate_up), the model's own name for it (q_proj), or `all`;
+        see `Arch.roles`. Raises UserError, with the choices, for a target that the model does not have, or if there are
+        none.
         """
         paths = [self.arch.projections[role] for role in self.arch.roles(targets)]
         if not paths:
             raise UserError("no layer is named", where="space.targets", choices=[ALL, *self.arch.linears])
         names = {f"{self.arch.blocks}.{i}.{path}" for i in range(self.arch.layers) for path in paths}
-        found = {name: layer for name, layer in self.module.named_modules() if name in names}
-        assert len(found) == len(names), f"{sorted(names - set(found))[:1]} is not in the model"
-        return found
+        modules = {name: layer for name, layer in self.module.named_modules() if name in names}
+        assert len(modules) == len(names), f"{sorted(names - set(modules))[:1]} is not in the model"
+        return modules
 
     def _apart(self, input_ids: Tensor, attention_mask: Tensor | None, positions: Tensor) -> Tensor:
         """Return the hidden states [N, T, D] of packed rows, computed with one row per text.
 
-        For models that cannot read several texts in one row. The texts of a row stay next to each other, so that equal
-        groups of rows (the points of a batched space) stay equal groups.
+        For models that cannot read several texts in one row. The texts of a row stay adjacent, so that equal groups of
+        rows (the points of a batched space) stay equal groups.
         """
         starts = positions == 0
         if attention_mask is not None:
-            starts &= attention_mask.bool()  # padding is counted to the text before it, at its first token
+            starts &= attention_mask.bool()  # padding reads the first state of the text before it
         text = starts.flatten().cumsum(0).view_as(positions) - 1
         apart = input_ids.new_full((int(text[-1, -1]) + 1, int(positions.max()) + 1), self.pad_id)
         tokens = starts | (positions > 0)
@@ -194,10 +200,10 @@ class LanguageModel:
 
 
 def own_text(positions: Tensor) -> Tensor:
-    """[N, 1, T, T], true where a token (its row of the matrix) may see another: one of its own text, up to itself.
+    """Return [N, 1, T, T], true where a token (a row of the matrix) may attend: to its own text, up to itself.
 
     Args:
-        positions: [N, T], each token's place in its text; a text begins at 0.
+        positions: [N, T], each token's position in its text; a text begins at 0.
     """
     text = (positions == 0).cumsum(dim=1)
     return (text.unsqueeze(2) == text.unsqueeze(1)).tril().unsqueeze(1)
@@ -208,6 +214,6 @@ def _first(*ids: int | None) -> int:
 
 
 def _front(tokenizer: Any) -> int | None:
-    """Return the id that the tokenizer puts before every text; None when it puts none there."""
+    """Return the id that the tokenizer puts before every text; None if it puts none."""
     first = tokenizer("")["input_ids"][:1]
     return tokenizer.bos_token_id if first == [tokenizer.bos_token_id] else None

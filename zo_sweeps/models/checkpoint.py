@@ -1,4 +1,4 @@
-"""A model's folder on disk: is it one, and how large is it? Reads JSON and safetensors headers, no weights."""
+"""Checkpoints on disk: validity, shape and size, from JSON and safetensors headers, without reading weights."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from zo_sweeps.models import families
 
 TOKENIZER_FILES = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))  # any one of these sets
 INDEX = "model.safetensors.index.json"
-HEADS = {False: ("ForCausalLM", "LMHeadModel"), True: ("ForMaskedLM",)}  # ends of transformers' names, by `Arch.masked`
+HEADS = {False: ("ForCausalLM", "LMHeadModel"), True: ("ForMaskedLM",)}  # class name endings, by `Arch.masked`
 
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """What the files of a checkpoint say. `dtype` is the one that most parameters have, as safetensors spells it."""
+    """Facts of a checkpoint, from its files. `dtype` is that of most parameters, as safetensors spells it."""
 
     config: Mapping[str, Any]  # config.json
     arch: Arch
@@ -33,11 +33,11 @@ class CheckpointInfo:
 
 
 def read_checkpoint_info(path: str | Path) -> CheckpointInfo:
-    """Reads `path`/config.json and the headers of its safetensors files.
+    """Read `path`/config.json and the headers of the folder's safetensors files.
 
-    Raises UserError, in one line, when the folder is not a language model that can be loaded without pickle: no folder,
-    no or broken config.json, not a causal (or masked) LM, an unknown family, no (whole) weights, no tokenizer.
-    Cost: a few kilobytes read a file.
+    Raises UserError, in one line, if the folder is not a language model that can be loaded without pickle: no folder,
+    missing or broken config.json, neither a causal nor a masked LM, an unknown family, missing or incomplete weights,
+    no tokenizer. Cost: a few kilobytes read per file.
     """
     folder = Path(path).expanduser()
     where = str(path)
@@ -65,7 +65,7 @@ def read_checkpoint_info(path: str | Path) -> CheckpointInfo:
 
 
 def read_header(file: Path) -> dict[str, Any]:
-    """Tensor name -> {dtype, shape, data_offsets} of a safetensors file. Raises UserError unless the file is whole."""
+    """Return tensor name -> {dtype, shape, data_offsets} of a safetensors file. Raises UserError for a damaged file."""
     total = file.stat().st_size
     with file.open("rb") as stream:
         start = stream.read(8)
@@ -73,7 +73,7 @@ def read_header(file: Path) -> dict[str, Any]:
         if start.startswith(b"version "):
             raise UserError(f"{file.name} is a Git LFS pointer, not weights", where=str(file), fix="run `git lfs pull`")
         if 8 + length > total:
-            raise UserError(f"{file.name} is not a whole safetensors file", where=str(file), fix="download it again")
+            raise UserError(f"{file.name} is not a complete safetensors file", where=str(file), fix="download it again")
         try:
             header: dict[str, Any] = json.loads(stream.read(length))
         except ValueError:
@@ -101,7 +101,7 @@ def _read_config(folder: Path, where: str) -> dict[str, Any]:
 
 
 def _describe(config: dict[str, Any], where: str) -> Arch:
-    """Return the shape of the model. Raises UserError for one that cannot be served, or that is no language model."""
+    """Return the shape of the model. Raises UserError if it cannot be served or is not a language model."""
     try:
         arch = families.describe(config)
     except UserError as error:
@@ -128,9 +128,9 @@ def _weight_files(folder: Path, where: str) -> tuple[Path, ...]:
         return tuple(folder / name for name in shards)
     if list(folder.glob("*.bin")) or list(folder.glob("*.pt")) or list(folder.glob("*.pth")):
         raise UserError(
-            "the weights are pickled (.bin, .pt), which can run code when opened and is not loaded",
+            "the weights are pickled (.bin, .pt); pickles can run code when opened and are not loaded",
             where=where,
-            fix="convert them once where you trust them: transformers' `AutoModelForCausalLM.from_pretrained(old)"
+            fix="if you trust them, convert them once: transformers' `AutoModelForCausalLM.from_pretrained(old)"
             ".save_pretrained(new)` writes safetensors",
         )
     raise UserError("no weights (model.safetensors)", where=where)

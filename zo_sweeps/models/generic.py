@@ -1,7 +1,7 @@
-"""Any decoder or masked language model of transformers whose projections are Linear layers or transformers' Conv1D.
+"""The family of any decoder or masked language model in transformers whose projections are Linear layers or Conv1D.
 
 The module is built from the configuration on the `meta` device, without weights, and everything is read off it: the
-list of blocks, the projections in a block and their roles. Nothing here knows a model type.
+list of blocks, the projections in a block and their roles. Nothing here depends on the name of a model type.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.methods.arch import Arch
 from zo_sweeps.models.families import MASKED_PACKING, MASKED_PREFIX, Family
 
-UNLIMITED = 2**31 - 1  # positions of a model that counts none
-# last names of attention's projections in transformers -> role; the feed-forward part is told by its shapes
+UNLIMITED = 2**31 - 1  # positions of a model without a limit
+# last part of an attention projection's name in transformers -> role; feed-forward projections go by their shapes
 ATTENTION = {
     **dict.fromkeys(("q_proj", "query", "query_proj", "q_lin", "wq", "q"), "q"),
     **dict.fromkeys(("k_proj", "key", "key_proj", "k_lin", "wk", "k"), "k"),
@@ -33,9 +33,9 @@ ORDER = ("q", "k", "v", "qkv", "o", "gate", "up", "gate_up", "down")
 def describe(config: Mapping[str, Any]) -> Arch:
     """Return the shape of a model that has no family of its own.
 
-    Raises UserError, in one line that says why, for a type that transformers does not have, or a model that is not a
-    stack of like blocks with attention over Linear projections. Cost: torch and transformers are imported; the module
-    is built without weights, once per configuration.
+    Raises UserError, with the reason in one line, for a type that transformers does not have, or a model that is not a
+    stack of like blocks with attention over Linear projections. Cost: importing torch and transformers, and building
+    the module without weights, once per configuration.
     """
     return _described(json.dumps(dict(config), sort_keys=True, default=str))
 
@@ -55,9 +55,9 @@ def _described(text: str) -> Arch:
 
 
 def is_masked(kind: str, config: Mapping[str, Any]) -> bool:
-    """Tell whether a model of a type fills masks. Where transformers has it both ways: unless it `is_decoder`.
+    """Tell whether models of a type fill masks. A type that transformers has in both forms does unless it `is_decoder`.
 
-    Raises UserError for a type that transformers does not have, or not as a language model of either kind.
+    Raises UserError for a type that transformers does not have, or has only as something else than a language model.
     """
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES  # type: ignore[attr-defined]
     from transformers.models.auto.modeling_auto import (
@@ -71,7 +71,7 @@ def is_masked(kind: str, config: Mapping[str, Any]) -> bool:
         raise UserError(f"unknown model family {kind!r}", where="model.arch", fix=fix)
     causal, masked = kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES
     if not causal and not masked:
-        what = "transformers has no causal and no masked language model of this type"
+        what = "transformers has neither a causal nor a masked language model of this type"
         raise UserError(f"model family {kind!r} cannot be served: {what}", where="model.arch")
     return masked and not (causal and config.get("is_decoder"))
 
@@ -89,9 +89,9 @@ def _on_meta(kind: str, config: Mapping[str, Any]) -> Any:
         with torch.device("meta"), torch.random.fork_rng(devices=[]):
             return make.from_config(AutoConfig.for_model(**config)).eval()
     except (StrictDataclassError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
-        raise UserError(f"no {kind!r} model has such a configuration: {_one_line(error)}", where="model.arch") from None
+        raise UserError(f"invalid configuration of a {kind!r} model: {_one_line(error)}", where="model.arch") from None
     except (AssertionError, ImportError, RuntimeError) as error:
-        raise UserError(f"no {kind!r} model can be built: {_one_line(error)}", where="model.arch") from None
+        raise UserError(f"this {kind!r} model cannot be built: {_one_line(error)}", where="model.arch") from None
     finally:
         logging.set_verbosity(level)
 
@@ -101,22 +101,22 @@ def _one_line(error: Exception) -> str:
 
 
 def _read(module: Any, kind: str, masked: bool) -> Arch:
-    """Return the shape of a module. Raises UserError whose `what` is why it cannot be served."""
+    """Return the shape of a module. Raises UserError, the reason in its `what`, if it cannot be served."""
     config = module.config
     if getattr(config, "is_encoder_decoder", False):
-        raise UserError("it has an encoder and a decoder; only decoders and masked models are")
+        raise UserError("it has an encoder and a decoder; only decoders and masked models can be served")
     if getattr(config, "text_config", None) is not None:
         raise UserError("it reads more than text; use the model type of its text part")
     if getattr(module, "_is_stateful", False):
-        raise UserError("its layers carry a state from token to token (as Mamba's do) in place of attention")
+        raise UserError("its layers carry a state from token to token (as Mamba's do) instead of attention")
     blocks, layers = _blocks(module)
     if len(layers) != config.num_hidden_layers:
         raise UserError(f"its {config.num_hidden_layers} layers share the weights of {len(layers)}")
     shapes = _shapes(layers[0])
     for i, layer in enumerate(layers):
         if _shapes(layer) != shapes:
-            odd = sorted(set(_shapes(layer).items()) ^ set(shapes.items()))[0][0]
-            raise UserError(f"its layers differ: {odd} of layer {i} is not that of layer 0")
+            different = sorted(set(_shapes(layer).items()) ^ set(shapes.items()))[0][0]
+            raise UserError(f"its layers differ: {different} of layer {i} is not that of layer 0")
     _only_linear(layers[0], blocks)
     projections = _roles(shapes)
     linears = {role: shapes[path] for role, path in projections.items()}
@@ -149,13 +149,13 @@ def _read(module: Any, kind: str, masked: bool) -> Arch:
 
 
 def _blocks(module: Any) -> tuple[str, Any]:
-    """Return the list that holds most of the parameters, by its qualified name: the layers of the model."""
+    """Return the model's layers, with their qualified name: the module list that holds most of the parameters."""
     from torch import nn
 
-    lists = {name: found for name, found in module.named_modules() if isinstance(found, nn.ModuleList) and len(found)}
+    lists = {name: child for name, child in module.named_modules() if isinstance(child, nn.ModuleList) and len(child)}
     if not lists:
         raise UserError("it has no list of layers")
-    name = max(lists, key=lambda name: sum(p.numel() for p in lists[name].parameters()))  # the outermost of equals
+    name = max(lists, key=lambda name: sum(p.numel() for p in lists[name].parameters()))  # ties go to the outermost
     kinds = sorted({type(layer).__name__ for layer in lists[name]})
     if len(kinds) > 1:
         raise UserError(f"its layers are of several kinds ({', '.join(kinds)})")
@@ -170,7 +170,7 @@ def _shapes(layer: Any) -> dict[str, tuple[int, int]]:
 
 
 def _only_linear(layer: Any, blocks: str) -> None:
-    """Raise UserError when a layer has matrices elsewhere than in projections and embeddings."""
+    """Raise UserError if a layer has matrices outside projections and embeddings."""
     from torch import nn
 
     from zo_sweeps.models.projection import is_projection
@@ -185,11 +185,11 @@ def _only_linear(layer: Any, blocks: str) -> None:
 
 
 def _roles(shapes: Mapping[str, tuple[int, int]]) -> dict[str, str]:
-    """Return role -> name of the projection within a layer, in the order of ORDER, those without a role at the end."""
+    """Return role -> name of the projection within a layer, in the order of ORDER; those without a role come last."""
     named = {path: ATTENTION.get(path.rpartition(".")[2].lower(), "") for path in shapes}
     roles = {role: path for path, role in named.items() if role}
     if len(roles) < sum(map(bool, named.values())) or not ({"q", "k", "v"} <= set(roles) or "qkv" in roles):
-        raise UserError(f"no attention is found in its layers, which have {', '.join(shapes) or 'no projections'}")
+        raise UserError(f"its layers have no attention that is known: {', '.join(shapes) or 'no projections'}")
     attention = {path.partition(".")[0] for path in roles.values()}
     rest = [path for path in shapes if path not in roles.values()]
     outputs = [path for path in rest if path.partition(".")[0] in attention and _is_output(path)]
@@ -212,13 +212,13 @@ def _roles(shapes: Mapping[str, tuple[int, int]]) -> dict[str, str]:
 
 
 def _is_output(path: str) -> bool:
-    """Tell whether the name of one of attention's projections is that of its output: dense, o_proj, out_lin, c_proj."""
+    """Tell whether the name of an attention projection is that of its output: dense, o_proj, out_lin, c_proj."""
     leaf = path.rpartition(".")[2].lower()
     return leaf in ("o", "wo", "dense", "c_proj") or leaf.startswith(("o_", "out"))
 
 
 def _heads(config: Any, linears: Mapping[str, tuple[int, int]]) -> tuple[int, int, int]:
-    """Return (heads, width of one, heads of keys and values), from the projections' features."""
+    """Return (heads, width of a head, heads of keys and values), from the projections' features."""
     heads = int(config.num_attention_heads)
     if "q" in linears:
         head = linears["q"][0] // heads
@@ -228,7 +228,7 @@ def _heads(config: Any, linears: Mapping[str, tuple[int, int]]) -> tuple[int, in
 
 
 def _positions(module: Any) -> int:
-    """Return the tokens that a sequence can hold: those of its position vectors, or what its configuration says."""
+    """Return the most tokens of a sequence, by the model's position embeddings or its configuration."""
     from torch import nn
 
     limit = next(
@@ -241,12 +241,12 @@ def _positions(module: Any) -> int:
     )
     for name, child in module.named_modules():
         if isinstance(child, nn.Embedding) and "position" in name and child.num_embeddings == limit:
-            return limit if child.padding_idx is None else limit - child.padding_idx - 1  # RoBERTa's way to count
+            return limit if child.padding_idx is None else limit - child.padding_idx - 1  # as RoBERTa counts
     return limit
 
 
 def _window(config: Any) -> tuple[int, bool]:
-    """Return (the window that all layers have, 0 for none; whether layers differ in it)."""
+    """Return (the window that all layers share, 0 if there is none; whether layers differ in it)."""
     kinds = set(getattr(config, "layer_types", None) or ())
     window = getattr(config, "sliding_window", None) or 0
     if len(kinds) > 1:
@@ -255,21 +255,22 @@ def _window(config: Any) -> tuple[int, bool]:
 
 
 def _no_packing(module: Any, mixed: bool) -> str:
+    """Return the reason why several texts cannot share a row; "" if they can."""
     accepted = inspect.signature(module.base_model.forward).parameters
     if "position_ids" not in accepted:
-        return "its forward takes no position_ids: a token's place is its place in the row"
+        return "its forward takes no position_ids: a token's position is its position in the row"
     if module.config._attn_implementation != "sdpa":
-        return "its attention is not PyTorch's SDPA, which takes a mask of a row's own texts"
+        return "its attention is not PyTorch's SDPA, which takes a mask that separates a row's texts"
     if getattr(module.config, "alibi", False):
         return "its attention counts distances along the row (ALiBi)"
     if mixed:
-        return "its layers see windows of different lengths, and a packed row has one mask"
+        return "its layers have windows of different lengths, but a packed row has one mask"
     return ""
 
 
 @dataclass(frozen=True)
 class _Seen:
-    """What a forward without weights shows: the cache (None: none was made), and reasons of `Arch`."""
+    """Findings of a forward without weights: the cache (None if it made none), and two reasons for `Arch`."""
 
     cache: Any
     no_points: str
@@ -277,9 +278,9 @@ class _Seen:
 
 
 def _run(module: Any, blocks: str, projections: Mapping[str, str]) -> _Seen:
-    """Run the module without weights, on 3 rows of 5 tokens. It is changed by that.
+    """Run the module without weights, on 3 rows of 5 tokens. Modifies the module.
 
-    Raises UserError when it cannot be run, does not call a projection, or its logits do not follow from its hidden
+    Raises UserError if it cannot be run, does not call a projection, or computes its logits from more than its hidden
     states.
     """
     import torch
@@ -296,7 +297,7 @@ def _run(module: Any, blocks: str, projections: Mapping[str, str]) -> _Seen:
 
     for name in rows:
         module.get_submodule(name).register_forward_pre_hook(hook(name))
-    module.config.pad_token_id = None  # else some look for padding in the tokens, which have no values here
+    module.config.pad_token_id = None  # or some models look for padding among the tokens, which have no values here
     try:
         result = module.base_model(input_ids=torch.zeros(3, 5, dtype=torch.long, device="meta"))
         logits_of(module, result.last_hidden_state)
@@ -304,17 +305,17 @@ def _run(module: Any, blocks: str, projections: Mapping[str, str]) -> _Seen:
         raise UserError(f"it cannot be run without weights ({_one_line(error)[:80]})") from None
     called = {id(param) for name in rows if rows[name] for param in module.get_submodule(name)._parameters.values()}
     idle = [name for name, param in module.named_parameters() if id(param) not in called]
-    no_full = f"{idle[0]} is read without a call of its module" if idle else ""
+    no_full = f"{idle[0]} is read without calling its module" if idle else ""
     seen = {path: rows[f"{blocks}.0.{path}"] for path in projections.values()}
     if unused := [path for path in seen if not seen[path]]:
-        raise UserError(f"its forward reads {unused[0]} without calling it, so that nothing can be put in its place")
-    odd = [path for path in seen if seen[path] != {15}]
-    no_points = f"{odd[0]} multiplies more than the rows of the batch (relative positions)" if odd else ""
+        raise UserError(f"its forward reads {unused[0]} without calling it, so it cannot be replaced")
+    extra = [path for path in seen if seen[path] != {15}]
+    no_points = f"{extra[0]} multiplies more than the rows of the batch (relative positions)" if extra else ""
     return _Seen(result.get("past_key_values"), no_points, no_full)
 
 
 def _no_prefix(cache: Any, kv_heads: int, head: int) -> str:
-    """Return why a prefix cannot be trained: no cache comes out of the forward, or one of another shape."""
+    """Return why a prefix cannot be trained (no cache from the forward, or one of another shape); "" if it can."""
     layers = getattr(cache, "layers", None)
     if not layers:
         return "its forward makes no cache of keys and values"

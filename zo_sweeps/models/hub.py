@@ -1,4 +1,4 @@
-"""Is a Hugging Face hub model here, or can it be fetched? Looks at the cache first, then asks the hub once, briefly."""
+"""Availability of Hugging Face hub models: in the cache, else by a short query to the hub."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ TIMEOUT = 3.0  # seconds: a plan must not wait for a hub that does not answer
 
 
 def cached_folder(repo: str, revision: str) -> Path | None:
-    """The snapshot folder of a model whose config, tokenizer and all weights are in the HF cache; no network."""
+    """Return the snapshot folder of a model that is complete in the HF cache, else None. Uses no network.
+
+    Complete: config, a tokenizer and all weights.
+    """
     if _cached(repo, "model.safetensors", revision) is None:
         index = _cached(repo, INDEX, revision)
         if index is None:
@@ -30,14 +33,14 @@ def cached_folder(repo: str, revision: str) -> Path | None:
 
 
 def unreachable(repo: str, revision: str) -> str:
-    """Why the model cannot be downloaded now, or "" when it can. Cost: at most three short requests, once a process."""
+    """Return why the model cannot be downloaded now; "" if it can. Cost: up to 4 short requests, once per process."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE is set"
     status = _probe(repo, "config.json", revision)
     if status == 200 and 404 == _probe(repo, "model.safetensors", revision) == _probe(repo, INDEX, revision):
-        return "the hub has no safetensors weights of it at this revision (pickled weights are not loaded)"
+        return "the hub has no safetensors weights for it at this revision (pickled weights are not loaded)"
     if status in (401, 403):
         return "the hub refuses access: accept the model's licence on its page and set HF_TOKEN"
     if status == 404:
@@ -50,8 +53,8 @@ def unreachable(repo: str, revision: str) -> str:
 def _cached(repo: str, name: str, revision: str) -> Path | None:
     from huggingface_hub import constants, try_to_load_from_cache
 
-    found = try_to_load_from_cache(repo, name, cache_dir=constants.HF_HUB_CACHE, revision=revision)
-    return Path(found) if isinstance(found, str) else None
+    file = try_to_load_from_cache(repo, name, cache_dir=constants.HF_HUB_CACHE, revision=revision)
+    return Path(file) if isinstance(file, str) else None
 
 
 def _probe(repo: str, name: str, revision: str) -> int:
@@ -64,13 +67,13 @@ def _probe(repo: str, name: str, revision: str) -> int:
 
 @cache
 def _answers(endpoint: str) -> bool:
-    """Asked once a process, so that ten hub models wait for one time-out, not ten."""
+    """Tell whether the hub answers; asked once per process, so that ten hub models wait for one timeout, not ten."""
     return _head(endpoint) != 0
 
 
 @cache
 def _head(url: str) -> int:
-    """HTTP status of a HEAD request, redirects not followed (the hub sends on to where the bytes are); 0: no answer."""
+    """Return the status of a HEAD request, 200 for a redirect (the hub redirects to its storage); 0: no answer."""
     from huggingface_hub import get_token
 
     token = get_token()

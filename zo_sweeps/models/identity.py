@@ -1,4 +1,4 @@
-"""What a model *is* (its fingerprint, the same wherever it lies) and whether it is there. No torch, no transformers."""
+"""A model's identity (its fingerprint, the same wherever it is stored) and availability, for planning."""
 
 from __future__ import annotations
 
@@ -26,24 +26,27 @@ TOKENIZER_PARTS = (
     "vocab.json",
     "merges.txt",
 )
-NOT_IDENTITY = ("_name_or_path", "transformers_version")  # of config.json: where it was saved, and by what
+NOT_IDENTITY = (
+    "_name_or_path",
+    "transformers_version",
+)  # keys of config.json: where it was saved, and by which version
 WHOLE = 256 * 2**20  # files up to this size are hashed whole
-BLOCK, BLOCKS = 64 * 2**10, 64  # of larger ones
+BLOCK, BLOCKS = 64 * 2**10, 64  # larger files: bytes per block, and evenly spaced blocks that are hashed
 
 
 @dataclass(frozen=True)
 class ModelStatus:
-    """What the planner must know of a model; `arch` is None where its configuration is not known here."""
+    """A model's status, for the planner; `arch` is None if its configuration is not known here."""
 
     available: bool
-    why: str  # why not; or, for a model that will be downloaded, that it will
+    why: str  # the reason if it is not available; or a note that it will be downloaded
     fingerprint: str = ""
     parameters: int = 0
     arch: Arch | None = None
 
 
 def folder_of(model: Model) -> Path:
-    """The folder of a `local` or `demo` model. Raises UserError when a local model has no path."""
+    """Return the folder of a `local` or `demo` model. Raises UserError if a local model has no path."""
     if model.source == "demo":
         return DEMO
     if not model.path:
@@ -52,14 +55,14 @@ def folder_of(model: Model) -> Path:
 
 
 def fingerprint_model(model: Model) -> str:
-    """The identity of a model's weights and tokenizer, as a short string that does not depend on where they lie.
+    """Return the identity of a model's weights and tokenizer: a short string, the same wherever they are stored.
 
     local, demo: "local:" + SHA-256 over config.json, the tokenizer's files, and name, size, header and content of each
-    weight file (above 256 MiB: 64 blocks of 64 KiB at even distances). hub: "hf:<id>@<revision>". random: "random:" +
+    weight file (above 256 MiB: 64 evenly spaced blocks of 64 KiB). hub: "hf:<id>@<revision>". random: "random:" +
     hash of `arch`, `seed` and the demo tokenizer that it is used with.
 
-    Raises UserError for an unknown source or a folder that is not a model. Cost: reads at most 256 MiB a weight file,
-    once a process.
+    Raises UserError for an unknown source or a folder that is not a model. Cost: reads at most 256 MiB per weight
+    file, once per process.
     """
     source = model.source
     if source in ("local", "demo"):
@@ -74,10 +77,10 @@ def fingerprint_model(model: Model) -> str:
 
 
 def status(model: Model) -> ModelStatus:
-    """Whether a model can be used here, and its size; never raises a UserError, but says it in `why`.
+    """Return whether a model can be used here, and its size. A UserError is not raised but reported in `why`.
 
     Cost: milliseconds for a cached hub model, a local one that was seen before, or random weights; at most a few
-    seconds once a process for a hub that does not answer.
+    seconds, once per process, for a hub that does not answer.
     """
     try:
         if model.source == "hub":
@@ -97,7 +100,7 @@ def status(model: Model) -> ModelStatus:
 
 
 def demo_tokens(arch: Arch) -> int:
-    """Size of the demo tokenizer; a masked model's has a mask as well."""
+    """Return the size of the demo tokenizer; a masked model's has a mask token as well."""
     vocabulary = json.loads((DEMO / "config.json").read_text())["vocab_size"]
     return int(vocabulary) + arch.masked
 
@@ -115,15 +118,15 @@ def _hub_status(model: Model) -> ModelStatus:
         return ModelStatus(True, f"{repo} will be downloaded", identity, parameters, arch)
     at = "" if revision == "main" else f" --revision {revision}"
     why = (
-        f"{repo} is not in the Hugging Face cache, and {trouble}; choose one: `hf download {repo}{at}` where there is "
-        "a network and share HF_HOME, or model=local model.path=FOLDER, or random weights of the same shape "
-        "(model=random_llama model.arch.…) for time and memory"
+        f"{repo} is not in the Hugging Face cache, and {trouble}; either run `hf download {repo}{at}` where "
+        "there is a network and share HF_HOME, or set model=local model.path=FOLDER, or, for time and memory only, "
+        "use random weights of the same shape (model=random_llama model.arch.…)"
     )
     return ModelStatus(False, why, identity, parameters, arch)
 
 
 def repo_of(model: Model) -> str:
-    """The id of a hub model. Raises UserError when there is none."""
+    """Return the id of a hub model. Raises UserError if it has none."""
     repo = model.path
     if not repo:
         raise UserError("the hub model has no id", where="model.path", fix="add model.path=ORGANISATION/NAME")
@@ -131,12 +134,12 @@ def repo_of(model: Model) -> str:
 
 
 def revision_of(model: Model) -> str:
-    """The revision of a hub model, `main` unless said."""
+    """Return the revision of a hub model; defaults to `main`."""
     return str(model.revision or "main")
 
 
 def _identify(folder: Path) -> tuple[CheckpointInfo, str]:
-    """The checkpoint in a folder and its hash; kept for the process, until a file's size or time changes."""
+    """Return the checkpoint in a folder and its hash, cached in the process until a file's size or time changes."""
     stamps = tuple((f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in _files(folder))
     return _identify_once(folder.resolve(), stamps)
 
@@ -160,7 +163,7 @@ def _identify_once(folder: Path, stamps: object) -> tuple[CheckpointInfo, str]:
 
 
 def _content(file: Path) -> bytes:
-    """SHA-256 of a weight file: of all of it, or of its header and evenly spaced blocks when it is large."""
+    """Return SHA-256 of a weight file: of the whole file, or of header and evenly spaced blocks if it is large."""
     total, digest = file.stat().st_size, hashlib.sha256()
     with file.open("rb") as stream:
         if total <= WHOLE:

@@ -1,4 +1,4 @@
-"""Loads a model: from the hub, a folder, the demo that ships with the package, or random weights of a named shape."""
+"""Loading of models: from the hub, a folder, the demo in the package, or random weights of a given shape."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from zo_sweeps.models.masked import MaskedLanguageModel
 
 
 def load(model: Model, dtype: torch.dtype, device: torch.device | str) -> LanguageModel:
-    """The model of a configuration, its weights frozen, in evaluation mode, stored as `dtype` on `device`.
+    """Load the model of a configuration: weights frozen, in evaluation mode, stored as `dtype` on `device`.
 
-    Safetensors only: no pickle is opened and no code of a model's own is run. Random weights are drawn on the CPU from
-    `seed` (default 0), so that they are the same for every device, and leave the global generator as it was.
+    Safetensors only: no pickle is opened, and no code of the model's own is run. Random weights are drawn on the CPU
+    from `seed`, so that they are the same for every device, and leave the global generator as it was.
 
     Raises UserError for a folder that is not a model, weights that lack tensors of the architecture, a hub model that
-    cannot be had, a family that cannot be served, an unknown source. Cost: one read of the weights.
+    cannot be downloaded, a family that cannot be served, an unknown source. Cost: one read of the weights.
     """
     source = model.source
     with quiet():
@@ -48,16 +48,17 @@ def _wrapped(module: Any, tokenizer: Any, masked: bool, commit: str = "") -> Lan
 
 
 def _class_of(masked: bool) -> Any:
-    """Return transformers' class of a kind of model."""
+    """Return the class in transformers that loads masked or causal models."""
     from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
     return AutoModelForMaskedLM if masked else AutoModelForCausalLM
 
 
 def _from_hub(model: Model) -> Path:
-    """The snapshot's folder, downloaded when it is not in the cache. A network that fails midway raises its own error.
+    """Return the folder of a snapshot, downloading it if it is not in the cache.
 
-    What is cached is used as it is and nobody is asked, so that a sweep's weights do not change when `main` moves.
+    A cached snapshot is used without asking the hub, so that a sweep's weights do not change when `main` moves. Raises
+    UserError if the hub cannot provide the model; a network that fails midway raises an error of its own.
     """
     from huggingface_hub import snapshot_download
 
@@ -96,21 +97,21 @@ def _pretrained(folder: Path, masked: bool, dtype: torch.dtype) -> tuple[Any, An
     return module, tokenizer
 
 
-def _random(given: Mapping[str, Any], arch: Arch, seed: int, dtype: torch.dtype) -> tuple[Any, Any]:
+def _random(options: Mapping[str, Any], arch: Arch, seed: int, dtype: torch.dtype) -> tuple[Any, Any]:
     from transformers import AutoConfig, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(str(DEMO), local_files_only=True)
     ids: dict[str, Any] = {}
     if arch.masked:
         tokenizer.add_special_tokens({"mask_token": "<mask>"})  # the last id
-        ids["pad_token_id"] = tokenizer.pad_token_id  # the positions are counted from it
+        ids["pad_token_id"] = tokenizer.pad_token_id  # RoBERTa counts positions from it
     if arch.vocabulary < len(tokenizer):
         raise UserError(
             f"random weights are used with the demo tokenizer, which has {len(tokenizer)} tokens",
             where="model.arch.vocab_size",
             fix=f"set it to {len(tokenizer)} or more",
         )
-    config = AutoConfig.for_model(**{**given, **ids})
+    config = AutoConfig.for_model(**{**options, **ids})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         module = _class_of(arch.masked).from_config(config, dtype=dtype)
@@ -119,7 +120,7 @@ def _random(given: Mapping[str, Any], arch: Arch, seed: int, dtype: torch.dtype)
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """No progress bars and no warnings of transformers: what can go wrong is checked here and said in one line."""
+    """Silence transformers' progress bars and warnings: problems are checked for here and reported in one line."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

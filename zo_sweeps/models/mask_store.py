@@ -1,7 +1,7 @@
-"""Masks on disk: found once on a machine, by whom they are needed first, and reused by every trial with the same key.
+"""Masks on disk: computed once per machine, by the first trial that needs one, and reused by all with the same key.
 
-<folder>/<key>.safetensors holds a layer's flat indices (int32, rising) under its name; <key>.json beside it holds what
-the mask was found from, its own fingerprint and its size. Both appear by rename, the sidecar last.
+<folder>/<key>.safetensors holds a layer's flat indices (int32, ascending) under its name; the sidecar <key>.json holds
+the settings that the mask was computed from, its fingerprint and its size. Both appear by rename, the sidecar last.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import replace_text, replacing
 from zo_sweeps.core.fingerprint import fingerprint
 
-Masks = dict[str, Tensor]  # layer -> [k] int64 flat indices into its weight, rising
+Masks = dict[str, Tensor]  # layer -> [k] int64 flat indices into its weight, ascending
 
 
 def folder() -> Path:
-    """Where this machine keeps masks: ZO_SWEEPS_CACHE, or zo_sweeps in the user's cache folder."""
+    """Return this machine's folder of masks, under ZO_SWEEPS_CACHE or zo_sweeps in the user's cache folder."""
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(os.environ.get("ZO_SWEEPS_CACHE") or f"{cache}/zo_sweeps").expanduser() / "masks"
 
 
 def mask_fingerprint(masks: Mapping[str, Tensor]) -> str:
-    """SHA-256 (16 hex digits) over the layers' names and indices."""
+    """Return SHA-256 (16 hex digits) over the layers' names and indices."""
     digest = hashlib.sha256()
     for name in sorted(masks):
         digest.update(f"{name} {len(masks[name])}\n".encode() + masks[name].cpu().to(torch.int32).numpy().tobytes())
@@ -40,22 +40,22 @@ def mask_fingerprint(masks: Mapping[str, Tensor]) -> str:
 
 
 def get(key: Mapping[str, Any], find: Callable[[], Masks], where: Path | None = None) -> tuple[Masks, str]:
-    """The mask that was found from `key`, and its fingerprint; `find` is called where there is none yet.
+    """Return the mask of `key`, and its fingerprint; `find` computes it if the store has none.
 
-    Trials that ask at the same time wait for the one that finds it (a lock that ends with its process). A file that is
-    not what its sidecar says is found again.
+    Concurrent trials wait for the one that computes it, by a lock that its process releases even when killed. A file
+    that does not match its sidecar is computed again. Raises UserError if the store cannot be written.
 
     Args:
         key: everything the mask depends on (model, precision, layers, density, scope, score, data), as JSON.
-        find: makes the mask.
-        where: the store; default `folder()`.
+        find: computes the mask.
+        where: the store; defaults to `folder()`.
     """
     store = folder() if where is None else where
     try:
         store.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        fix = "set ZO_SWEEPS_CACHE to a folder that can be written to"
-        raise UserError(f"cannot keep masks ({error.strerror})", where=str(store), fix=fix) from None
+        fix = "set ZO_SWEEPS_CACHE to a writable folder"
+        raise UserError(f"cannot store masks ({error.strerror})", where=str(store), fix=fix) from None
     name = fingerprint(key)
     with _locked(store / f"{name}.lock"):
         masks = _read(store, name)
@@ -74,7 +74,8 @@ def _read(store: Path, name: str) -> Masks | None:
         masks = {layer: index.long() for layer, index in load_file(str(store / f"{name}.safetensors")).items()}
     except (OSError, ValueError, SafetensorError):
         return None
-    return masks if mask_fingerprint(masks) == sidecar["fingerprint"] else None
+    whole = isinstance(sidecar, dict) and sidecar.get("fingerprint") == mask_fingerprint(masks)
+    return masks if whole else None
 
 
 def _write(store: Path, name: str, masks: Masks, key: Mapping[str, Any]) -> None:
@@ -92,4 +93,4 @@ def _write(store: Path, name: str, masks: Masks, key: Mapping[str, Any]) -> None
 def _locked(path: Path) -> Iterator[None]:
     with path.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        yield  # closing the file ends the lock
+        yield  # closing the file releases the lock

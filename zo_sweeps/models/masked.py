@@ -1,5 +1,6 @@
-"""A masked language model (BERT, RoBERTa) as the engine and the tasks see it: what `causal.LanguageModel` is, but the
-answer is a word at the place of a mask.
+"""A masked language model (BERT, RoBERTa) as the engine and the tasks see it.
+
+It has the interface of `causal.LanguageModel`, but its answer is a word at the position of a mask.
 
 Shapes: N rows, T tokens, D hidden width, K chosen positions, V vocabulary.
 """
@@ -18,12 +19,12 @@ from zo_sweeps.models.causal import LanguageModel
 class MaskedLanguageModel(LanguageModel):
     """A Hugging Face masked language model with frozen weights, in evaluation mode, and its tokenizer.
 
-    Raises UserError when the tokenizer has no mask, or pads with another id than the model: RoBERTa counts its
-    positions over what is not padding, from that id on.
+    Raises UserError if the tokenizer has no mask token, or pads with another id than the model: RoBERTa counts its
+    positions over the tokens that are not padding, from that id on.
     """
 
     def __init__(self, module: Any, tokenizer: Any, commit: str = "") -> None:
-        if tokenizer.bos_token_id is None:  # BERT's tokenizers have other names for what begins and ends a text
+        if tokenizer.bos_token_id is None:  # BERT's tokenizers have other names for the ends of a text
             tokenizer.bos_token, tokenizer.eos_token = tokenizer.cls_token, tokenizer.sep_token
         super().__init__(module, tokenizer, commit)
         if tokenizer.mask_token_id is None:
@@ -39,14 +40,14 @@ class MaskedLanguageModel(LanguageModel):
     def hidden(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, positions: Tensor | None = None
     ) -> Tensor:
-        """Last hidden states, [N, T, D]; those at padding are meaningless. Every token attends to every other.
+        """Return the last hidden states, [N, T, D]; those at padding are meaningless. Tokens attend to all others.
 
         Args:
             input_ids: [N, T].
             attention_mask: [N, T], 1 at tokens; None when no row is padded.
-            positions: None: a row is one text.
+            positions: must be None: a row is one text.
         """
-        assert positions is None, "a masked model's texts stand alone in their rows"
+        assert positions is None, "each text of a masked model needs a row of its own"
         base: Any = self.module.base_model
         states: Tensor = base(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
         return states
@@ -58,4 +59,5 @@ class MaskedLanguageModel(LanguageModel):
         stop_ids: Iterable[int] | None = None,
         batch_size: int = 8,
     ) -> list[str]:
+        """Raise UserError: a masked model cannot generate text."""
         raise UserError("a masked model cannot generate text", where="model", fix="use a causal model for this task")

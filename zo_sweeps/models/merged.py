@@ -1,4 +1,4 @@
-"""Trained values inside the weights, and a whole model on disk that transformers loads by itself."""
+"""Merging of trained values into the weights, and saving of the whole model for transformers alone."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from zo_sweeps.models.projection import is_transposed
 
 @torch.no_grad()
 def merge(layer: nn.Module, base: nn.Module) -> None:
-    """Write into the weight of `base` what `layer`, which is linear and wraps it, multiplies by.
+    """Merge `layer`, a linear module that wraps `base`, into the weight of `base`.
 
         W' = layer(I)^T, without the bias
 
-    This takes no formula of the layer's kind. The product is made in fp32 and rounded once, to the dtype of the weight.
+    No formula of the layer's kind is needed. W' is computed in fp32 and rounded once, to the dtype of the weight.
     Cost: a forward of [in, in] through the layer.
     """
     weight: Tensor = base.get_parameter("weight")
@@ -41,7 +41,7 @@ def merge(layer: nn.Module, base: nn.Module) -> None:
 
 
 def save(model: LanguageModel, folder: Path) -> None:
-    """Write a model as `from_pretrained` takes it (safetensors, with its tokenizer); the folder appears whole.
+    """Write a model for `from_pretrained` (safetensors, with its tokenizer); the folder appears whole or not at all.
 
     Args:
         folder: absent or empty.

@@ -1,4 +1,4 @@
-"""What is a projection: a module that multiplies by one weight."""
+"""Projections: modules that multiply by one weight."""
 
 from __future__ import annotations
 

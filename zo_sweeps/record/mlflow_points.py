@@ -85,7 +85,7 @@ def event_tags(events: Iterable[Event]) -> dict[str, str]:
             if outcome.error:
                 tags["zo.error"] = outcome.error
             if dropped := outcome.metrics.get("directions_dropped"):  # the result differs from one process's
-                tags["zo.dropped"] = f"{dropped:.0f} directions of lost or slow workers"
+                tags["zo.dropped"] = f"{dropped:.0f} directions of lost or slow peers"
         elif event["type"] == "peers":
             tags["zo.workers"] = ", ".join(event["names"])
     return clean_tags(tags)

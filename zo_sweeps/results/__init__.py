@@ -1,1 +1,1 @@
-"""What is shown of a sweep: tables, figures, data frame, comparison, report, papers."""
+"""The results of a sweep in every form: tables, figures, data frame, comparison, report, papers, trained weights."""

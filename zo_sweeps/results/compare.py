@@ -1,4 +1,4 @@
-"""Two trials side by side: what differs in their configurations, what they measured, how they went."""
+"""Two trials side by side: the differences of their configurations, their measurements, their curves."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ from zo_sweeps.schedule.ledger import read_standing
 from zo_sweeps.tables.text_cells import plain
 
 BARS = "▁▂▃▄▅▆▇█"
-WIDTH = 40  # letters of a drawn curve
+WIDTH = 40  # characters of a drawn curve
 
 
 def compare(state_dir: Path, names: Sequence[str], console: Console) -> None:
-    """Prints two trials of any sweeps that were run in `state_dir` side by side; named by (the start of) their ids.
+    """Print two trials side by side, of any sweeps in `state_dir`.
 
-    Raises UserError for a name that is not one trial's.
+    Args:
+        names: the ids of the trials, or the start of each.
+
+    Raises UserError if a name does not belong to exactly one trial.
     """
     from zo_sweeps.record.curves import trail
     from zo_sweeps.record.journal import JournalStore
@@ -43,16 +46,16 @@ def compare(state_dir: Path, names: Sequence[str], console: Console) -> None:
         change = f"{both[1] - both[0]:+.4g}" if both[0] is not None and both[1] is not None else ""
         measured.append((name, *("–" if value is None else f"{value:.6g}" for value in both), change))
     _print(console, "measured", measured, "nothing yet")
-    trails = [trail(journals.read(trial.trial_id)) for trial in (one, two)]
+    curves = [trail(journals.read(trial.trial_id)) for trial in (one, two)]
     for name in ("dev/loss", "dev/metric"):
-        runs = [{step: value for step, _, value in found[name]} for found in trails]
+        runs = [{step: value for step, _, value in each[name]} for each in curves]
         lines = [
             (f"step {step}", *(f"{run[step]:.4f}" if step in run else "–" for run in runs), _change(runs, step))
             for step in sorted({*runs[0], *runs[1]})
         ]
         _print(console, name, lines, "not evaluated yet")
-    _say(console, "\ntraining loss, same scale")
-    losses = [[value for _, _, value in found["train/loss"]] for found in trails]
+    _say(console, "\ntraining loss, both on the same scale")
+    losses = [[value for _, _, value in each["train/loss"]] for each in curves]
     low, high = min(map(min, filter(None, losses)), default=0.0), max(map(max, filter(None, losses)), default=0.0)
     for letter, values in zip("AB", losses, strict=True):
         _say(console, f"{letter}  {spark(values, low, high) or 'no steps'}  {len(values)} steps")
@@ -62,14 +65,14 @@ def compare(state_dir: Path, names: Sequence[str], console: Console) -> None:
 
 
 def differences(one: Mapping[str, Any], two: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """(key, value there, value here) of every leaf in which two configurations differ; "–" where one has none."""
+    """Return (key, value in one, value in two) of every leaf that differs; "–" where a configuration lacks it."""
     flat = [_flat(one), _flat(two)]
     keys = dict.fromkeys((*flat[0], *flat[1]))
     return [(k, flat[0].get(k, "–"), flat[1].get(k, "–")) for k in keys if flat[0].get(k, "–") != flat[1].get(k, "–")]
 
 
 def spark(values: Sequence[float], low: float, high: float) -> str:
-    """The means of up to WIDTH equal parts of a curve, as bars between `low` and `high`."""
+    """Return the means of up to WIDTH equal parts of a curve as bars from `low` to `high`; "!" for one outside."""
     parts = min(WIDTH, len(values))
     bounds = [round(i * len(values) / parts) for i in range(parts + 1)] if parts else []
     text = ""

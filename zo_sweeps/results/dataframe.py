@@ -22,20 +22,21 @@ def results(
     state_dir: str | Path | None = None,
     config_dirs: Sequence[str | Path] = (),
 ) -> DataFrame:
-    """Return the grid's trials as far as they have been run, one line for each trial of each cell.
+    """Return the grid's trials with their results so far, one row per trial and cell.
 
     Args:
-        overrides: as on the command line that ran it; without them the trials are those of the last sweep of the grid
-            in that folder, and of the grid as written if there was none.
-        state_dir: where it was run; the default is that of the command line.
+        overrides: as on the command line that ran the grid. Default: those of the grid's last sweep in the state
+            folder; if there was none, the grid as written.
+        state_dir: the sweep's state folder; defaults to the command line's.
+        config_dirs: folders with grids, tasks and members of your own, as --config-dir.
 
     Columns: grid, block, row (its label), task (the column), seed, trial_id, state, node, steps_done, selected_step,
     error, then the searched hyper-parameters and the metrics under their own names (NaN where a trial has none).
     Raises UserError as the command line does. Reads the ledger; runs nothing.
     """
-    given = [f"+grid={grid}", *overrides, *([f"state_dir={state_dir}"] if state_dir is not None else [])]
-    last = recall(given)
-    composer = Composer(last.overrides, last.config_dirs) if last else Composer(given, list(map(str, config_dirs)))
+    words = [f"+grid={grid}", *overrides, *([f"state_dir={state_dir}"] if state_dir is not None else [])]
+    last = recall(words)
+    composer = Composer(last.overrides, last.config_dirs) if last else Composer(words, list(map(str, config_dirs)))
     plan = build(composer)
     return frame(plan, read_standing(plan.config.folder))
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def weights(trial_id: str, state_dir: str | Path = "zo_runs") -> dict[str, Tensor]:
     """Return the trained values of a trial at its selected step, by parameter name, on the CPU.
 
-    See `rebuilt` for what it takes, what it costs and what it raises.
+    See `rebuilt` for the arguments, the cost and the errors.
     """
     with rebuilt(trial_id, state_dir) as (_, space):
         return {name: param.detach().to("cpu", copy=True) for name, param in space.params.items()}
@@ -34,11 +34,11 @@ def save_adapter(trial_id: str, folder: str | Path, state_dir: str | Path = "zo_
     """Write the trained weights of a trial at its selected step; return the folder.
 
     Args:
-        folder: a new or empty one. It gets an adapter in PEFT format.
-        merge: write the whole model in Hugging Face format instead, with the trained values merged into its weights. A
-            space that PEFT has no format for (full, sparse) is always written so.
+        folder: new or empty; receives an adapter in PEFT format.
+        merge: write the whole model in Hugging Face format instead, with the trained values merged into its weights.
+            Always so for a space without a PEFT format (full, sparse).
 
-    Raises UserError for a folder that is not empty or cannot be written to, and a space that has no such form; and as
+    Raises UserError if the folder is not empty or not writable, or the space cannot be saved in this form; and as
     `rebuilt` does.
     """
     from zo_sweeps.models import adapters
@@ -46,8 +46,8 @@ def save_adapter(trial_id: str, folder: str | Path, state_dir: str | Path = "zo_
     config = TrialConfig.of(_finished(trial_id, state_dir)[0].config)
     merge = merge or config.space.adapter is None
     if merge and config.space.takes_positions:
-        what = f"the trained values of space {config.space.name!r} stand before the text and not in the weights"
-        raise UserError(what, where=trial_id, fix="leave merging out: it is saved as an adapter")
+        what = f"space {config.space.name!r} cannot be merged: its trained values precede the text and change no weight"
+        raise UserError(what, where=trial_id, fix="do not merge: save it as an adapter")
     target = _empty(Path(folder).expanduser())
     with rebuilt(trial_id, state_dir) as (bench, space):
         try:
@@ -63,17 +63,17 @@ def save_adapter(trial_id: str, folder: str | Path, state_dir: str | Path = "zo_
 
 @contextmanager
 def rebuilt(trial_id: str, state_dir: str | Path = "zo_runs") -> Iterator[tuple[Workbench, InstalledSpace]]:
-    """Yield the workbench of a trial, and its space with the weights of the selected step: those that were tested.
+    """Yield the workbench of a trial, and its space with the weights of the selected step, which were tested.
 
-    They have the same bits as in the run, on the same kind of device.
+    On the same kind of device they equal the weights of the run bit for bit.
 
     Args:
         trial_id: the id, or the start of it, of a zeroth-order trial that has succeeded.
-        state_dir: where it was run.
+        state_dir: the state folder of its sweep.
 
-    Raises UserError for a trial that is not there, has not succeeded or did not train by zeroth-order estimates, and
-    for a model or data that cannot be had here. Cost: loads the model and the task's rows; then q noise passes over the
-    space per step, no forward. The process keeps the base model, for the next trial of it.
+    Raises UserError if the trial is unknown, has not succeeded or was not trained by zeroth-order estimates, or if its
+    model or data is not available here. Cost: loads the model and the task's rows; then q noise passes over the space
+    per step, no forward. The process keeps the base model for the next trial that uses it.
     """
     from zo_sweeps.engine.replay import rebuild
     from zo_sweeps.run.recorder import Nowhere, Recorder
@@ -95,13 +95,13 @@ def rebuilt(trial_id: str, state_dir: str | Path = "zo_runs") -> Iterator[tuple[
 
 
 def _finished(name: str, state_dir: str | Path) -> tuple[Trial, list[Event], int]:
-    """Return a trial, its journal and its selected step. Raises UserError for one without weights to rebuild."""
+    """Return a trial, its journal and its selected step. Raises UserError if it has no weights to rebuild."""
     folder = Path(state_dir).expanduser()
     trial = find_trial(folder, name)
     kind = TrialConfig.of(trial.config).method.kind
     where = f"trial {trial.trial_id} ({trial.label})"
     if kind.backpropagates:
-        what = "weights trained by backpropagation are not kept: only a zeroth-order run is its log of scalars"
+        what = "weights trained by backpropagation are not kept, and cannot be rebuilt from the journal"
         raise UserError(what, where=where, fix="run a zeroth-order method, whose weights are rebuilt from its journal")
     if not kind.estimates:
         raise UserError("nothing was trained: its weights are the base model's", where=where)
@@ -116,14 +116,14 @@ def _finished(name: str, state_dir: str | Path) -> tuple[Trial, list[Event], int
 
 
 def _save_merged(bench: Workbench, space: InstalledSpace, target: Path) -> None:
-    """Write the whole model, its weights moved by the space."""
+    """Write the whole model, with the trained values merged into its weights."""
     from zo_sweeps.engine.layers.sparse import Sparse
     from zo_sweeps.engine.layers.wrapped import Wrapped
     from zo_sweeps.models import merged
     from zo_sweeps.run import cache
 
     if isinstance(space, Sparse):
-        space.write()  # and taken out again by `uninstall`
+        space.write()  # `uninstall` takes them out again
     elif isinstance(space, Wrapped):
         assert cache.warm is not None
         cache.warm.dirty = True
@@ -131,12 +131,14 @@ def _save_merged(bench: Workbench, space: InstalledSpace, target: Path) -> None:
             merged.merge(layer, layer.base)
         space.uninstall()
     elif not bench.config.space.moves_base:
-        raise UserError(f"space {bench.config.space.name!r} has no form in which it is saved", where="save_adapter")
+        raise UserError(
+            f"space {bench.config.space.name!r} can be saved neither as an adapter nor merged", where="save_adapter"
+        )
     merged.save(bench.model, target)
 
 
 def _base(model: Model, commit: str) -> tuple[str, str]:
-    """Return what a base model is loaded from, and the hub commit; "" for random weights, which no file holds."""
+    """Return the hub repository or folder of a base model, and the hub commit; both "" for random weights."""
     from zo_sweeps.models.identity import folder_of, repo_of
 
     if model.source == "random":

@@ -1,4 +1,4 @@
-"""A plan, the ledger and the journals -> the grid's figures."""
+"""The figures of a grid, from its plan, the ledger and the journals."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from zo_sweeps.tables import Measure, Record, Rule
 from zo_sweeps.tables.figures import Cumulative, Figure, FigureSpec, Trail, cumulative, curves, points
 from zo_sweeps.tables.paper_files import names
 
-# What a grid without figures of its own shows: convergence by step and by time.
+# The figures of a grid that defines none: convergence by step and by time.
 DEFAULTS = {
     "dev_loss": GridFigure(kind="curve", title="Dev loss by step", x="step", y="dev/loss"),
     "dev_metric": GridFigure(kind="curve", title="Dev metric by time", x="seconds", y="dev/metric"),
     "train_loss": GridFigure(kind="curve", title="Training loss by step", x="step", y="train/loss"),
 }
-METRICS = (  # of an outcome, for a y that is no file of conf/table
+METRICS = (  # of an outcome; a figure's y is one of them or a file of conf/table
     "dev/loss",
     "dev/metric",
     "test/loss",
@@ -43,13 +43,16 @@ METRICS = (  # of an outcome, for a y that is no file of conf/table
 )
 
 
-PERCENT = Measure(metric="dev/metric", unit="%", unit_size=0.01)  # of a curve
+PERCENT = Measure(metric="dev/metric", unit="%", unit_size=0.01)  # of a dev/metric curve
 
 
 def figures(
     plan: Plan, composer: Composer, standing: Standing, state_dir: Path, only: Sequence[str] = ()
 ) -> list[Figure]:
-    """The grid's figures, in its order; `only` names some of them. Convergence curves for a grid that has none.
+    """Return the grid's figures, in its order; convergence curves for a grid that defines none.
+
+    Args:
+        only: names of figures; default: all.
 
     Raises UserError for a name that is not one of the grid's figures, or a layout that cannot be drawn.
     """
@@ -64,23 +67,23 @@ def figures(
     journals = JournalStore(state_dir)
 
     @cache
-    def read(trial_id: str) -> Trail:
+    def read_curves(trial_id: str) -> Trail:
         return trail(journals.read(trial_id))
 
     @cache
-    def looked(trial_id: str) -> Cumulative:
+    def read_gradients(trial_id: str) -> Cumulative:
         return gradients(journals.read(trial_id))
 
-    found = []
+    made = []
     for name in only or named:
         spec = _spec(plan, composer, name, named[name])
         if spec.kind == "curve":
-            found.append(curves(spec, records, _lookup(plan), read))
+            made.append(curves(spec, records, _lookup(plan), read_curves))
         elif spec.kind == "cumulative":
-            found.append(cumulative(spec, records, _lookup(plan), looked))
+            made.append(cumulative(spec, records, _lookup(plan), read_gradients))
         else:
-            found.append(points(spec, records, _lookup(plan)))
-    return found
+            made.append(points(spec, records, _lookup(plan)))
+    return made
 
 
 def _spec(plan: Plan, composer: Composer, name: str, layout: GridFigure) -> FigureSpec:
@@ -128,7 +131,7 @@ def _measure(plan: Plan, composer: Composer, y: str, where: str) -> Measure:
 
 
 def _lookup(plan: Plan) -> Any:
-    """(record, key) -> the value in the record's trial of a key such as "estimator.q"; None where it has none."""
+    """Return a function (record, key) -> the trial's value of a key such as "estimator.q", None if it has none."""
 
     def look(record: Record, key: str) -> Any:
         if key in record.hyperparameters:

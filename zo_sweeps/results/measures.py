@@ -1,4 +1,4 @@
-"""What the columns of a grid's tables and figures show: a metric's name, unit and direction come from the tasks."""
+"""The measures of a grid's columns, in tables and figures: a metric's name, unit and direction come from its task."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from zo_sweeps.tables.records import Measure, Rule
 
 
 def column_measures(plan: Plan, layout: str, measure: Measure) -> tuple[Measure, dict[str, Measure]]:
-    """Return (what a table shows, what its columns show that show something else).
+    """Return (the measure of a table, the measures of the columns that differ from it).
 
-    A measure of test/metric or dev/metric is of each column's own metric. Columns whose metric has the unit and the
+    test/metric and dev/metric stand for each column's own metric. Columns whose metric has the unit and the
     direction of the layout (accuracy and F1, in percent) keep the layout's measure.
 
     Args:
-        layout: name of the measure; a metric of that name needs no other.
+        layout: name of the layout; a metric of the same name is not named again.
+        measure: of the layout.
 
-    Raises UserError for a column that mixes metrics of different units.
+    Raises UserError if a column mixes metrics of different units or directions.
     """
     split, _, what = measure.metric.partition("/")
     if split not in ("test", "dev") or what == "loss":
@@ -34,14 +35,14 @@ def column_measures(plan: Plan, layout: str, measure: Measure) -> tuple[Measure,
 
 
 def check_rule(plan: Plan, rule: Rule) -> None:
-    """Raise UserError where the grid's rule selects the worst value of a column's metric."""
+    """Raise UserError if the grid's rule selects the worst value of a column's metric."""
     _, _, what = rule.metric.partition("/")
     for column, metric in _metrics(plan, what).items() if what != "loss" else ():
         if metric is not None and (rule.mode == "max") != (metric.better == "higher"):
             other = "max" if rule.mode == "min" else "min"
             raise UserError(
                 f"column {column!r} is selected by the {'highest' if rule.mode == 'max' else 'lowest'} {rule.metric}, "
-                f"and {metric.display or metric.name} is better when {metric.better}",
+                f"but {metric.display or metric.name} is better when {metric.better}",
                 where=f"grid {plan.name}",
                 fix=f"set grid.select.mode={other}, or select by dev/loss",
             )
@@ -54,22 +55,26 @@ def metric_names(plan: Plan) -> list[str]:
 
 
 def _metrics(plan: Plan, what: str) -> dict[str, Metric | None]:
-    """Column -> the metric of its trials: the task's first, or the one called `what`; None where it has none."""
+    """Return column -> the metric of its trials: the task's first, or the one named `what`; None if it has none."""
     tasks: dict[tuple[str, str, tuple[Metric, ...]], Task] = {}
     for cell in plan.cells:
         task = TrialConfig.of(plan.every[cell.trial_id].config).task
         tasks.setdefault((cell.task, task.name, task.metric), task)
-    found: dict[str, Metric | None] = {}
+    metrics: dict[str, Metric | None] = {}
     for (column, _, _), task in tasks.items():
         every = task.metric
         metric = every[0] if what == "metric" else next((m for m in every if m.name == what), None)
-        known = found.setdefault(column, metric)
+        known = metrics.setdefault(column, metric)
         if metric is not None and known is not None and as_mapping(metric) != as_mapping(known):
             if (metric.unit, metric.better) == (known.unit, known.better):
                 continue
             names = f"{known.display or known.name} and {metric.display or metric.name}"
-            raise UserError(f"column {column!r} mixes {names}", where=f"grid {plan.name}", fix="give each a column")
-    return found
+            raise UserError(
+                f"column {column!r} mixes {names}",
+                where=f"grid {plan.name}",
+                fix="give each metric a column of its own",
+            )
+    return metrics
 
 
 def _of(metric: Metric, measure: Measure, layout: str) -> Measure:

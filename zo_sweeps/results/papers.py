@@ -24,8 +24,8 @@ class Item:
 
     Args:
         paper, name: "prge", "table2": together the reference of a table of numbers.
-        display: "P-RGE", for people.
-        grids: those behind it; none: `why` says why not.
+        display: "P-RGE", the name of the paper for display.
+        grids: the grids that reproduce it; if empty, `why` is the reason.
     """
 
     paper: str
@@ -47,8 +47,8 @@ class ItemProgress:
 
     Args:
         state: "not run", "n of m cells", "complete".
-        deviation: the largest |ours - published| of its cells and which cell it is; "" when nothing can be compared.
-        notes: in what the run differed from the grid as written (its scale, its model).
+        deviation: the largest |ours - published| of its cells, with the cell; "" if nothing can be compared.
+        notes: differences between the run and the grid as written (its scale, its model).
     """
 
     state: str
@@ -57,14 +57,14 @@ class ItemProgress:
 
 
 def items(folders: Sequence[Path] | None = None) -> list[Item]:
-    """Every entry of conf/paper, in the order of the files: tables of numbers, figures, then what holds no numbers."""
-    found = []
+    """Return every entry of conf/paper, in the order of the files: tables of numbers, figures, then all others."""
+    entries = []
     for paper in names("paper", folders):
         data = read("paper", paper, folders)
         for part in ("tables", "figures", "others"):
             for name, entry in (data.get(part) or {}).items():
                 grids = entry.get("grid") or ()
-                found.append(
+                entries.append(
                     Item(
                         paper=paper,
                         name=name,
@@ -75,13 +75,13 @@ def items(folders: Sequence[Path] | None = None) -> list[Item]:
                         why=entry.get("no_grid", ""),
                     )
                 )
-    return found
+    return entries
 
 
 def standings(of: Sequence[Item], state_dir: Path) -> dict[str, ItemProgress]:
-    """Reference -> how far it is in `state_dir`, with each grid as it was last run there (its overrides included).
+    """Return reference -> progress in `state_dir`, with each grid as it was last run there (its overrides included).
 
-    Cost: composes the grids that were run there, once each.
+    Cost: composes each grid that was run there once.
     """
     ran: dict[str, _Ran] = {}
     for grid in dict.fromkeys(grid for item in of for grid in item.grids):
@@ -96,7 +96,7 @@ def standings(of: Sequence[Item], state_dir: Path) -> dict[str, ItemProgress]:
 
 @dataclass(frozen=True)
 class _Ran:
-    """A grid as it was last run. `columns`: how many it has as written, whatever the run left out."""
+    """A grid as it was last run. `columns`: number of columns as written, including those that the run excluded."""
 
     tables: list[Table]
     columns: int

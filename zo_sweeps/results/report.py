@@ -26,25 +26,25 @@ BAD = (TrialState.FAILED, TrialState.LOST, TrialState.DIVERGED, TrialState.OUT_O
 
 
 def html(plan: Plan, composer: Composer, standing: Standing, state_dir: Path, command: str) -> str:
-    """Return the report of `plan` as far as it has been run in `state_dir`; report.html.j2 is its text.
+    """Return the report of a plan with the results so far in `state_dir`; report.html.j2 has its text.
 
     Args:
-        command: what the user types to run it (again).
+        command: the command that runs or resumes the grid.
 
     Raises UserError as the tables and figures do. Cost: reads the journals of the selected trials; draws the figures.
     """
     from zo_sweeps.record.provenance import collect
 
     here = collect()
-    found = readout.tables(plan, composer, standing)
+    tables = readout.tables(plan, composer, standing)
     return render(
         "report.html.j2",
         Path(__file__).parent,
         title=plan.title,
         summary=_summary(plan, standing),
-        tables=[to_html(table) for table in found],
+        tables=[to_html(table) for table in tables],
         **_figures(plan, composer, standing, state_dir),
-        differences=list(filter(None, map(differences_html, found))),
+        differences=list(filter(None, map(differences_html, tables))),
         failures=_failures(plan, standing),
         **_machines(plan, standing),
         **_reproduce(plan, command, here),
@@ -72,7 +72,7 @@ def _summary(plan: Plan, standing: Standing) -> list[str]:
 def _figures(plan: Plan, composer: Composer, standing: Standing, state_dir: Path) -> dict[str, Any]:
     try:
         drawn = [(figure, inline_svg(figure)) for figure in charts.figures(plan, composer, standing, state_dir)]
-    except UserError as error:  # the tables are worth a page without the curves
+    except UserError as error:  # a page of tables alone is worth having
         return {"figures": [], "no_figures": str(error)}
     figures = []
     for figure, svg in drawn:
@@ -127,7 +127,11 @@ def _versions(outcome: Outcome) -> str:
 def _reproduce(plan: Plan, command: str, here: Mapping[str, Any]) -> dict[str, Any]:
     import yaml
 
-    commit = f"{here['git_commit']}{' with changes' if here['git_dirty'] else ''}" if here["git_commit"] else "none"
+    commit = (
+        f"{here['git_commit']}{' with uncommitted changes' if here['git_dirty'] else ''}"
+        if here["git_commit"]
+        else "none"
+    )
     facts = {
         "zo_sweeps": here["packages"]["zo_sweeps"],
         "git commit (when this page was written)": commit,
@@ -151,7 +155,7 @@ def _trials(plan: Plan, standing: Standing) -> list[tuple[str, ...]]:
 
 
 def _provenance(plan: Plan, standing: Standing, here: Mapping[str, Any]) -> list[str]:
-    """Code, when, where."""
+    """Return the parts of the footer: version of the code, dates, hosts."""
     ran = [i for i in plan.every if i in standing.first]
     day = "%Y-%m-%d %H:%M UTC"
     parts = [f"zo_sweeps {here['packages']['zo_sweeps']}"]

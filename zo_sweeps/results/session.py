@@ -1,4 +1,4 @@
-"""A plan -> a finished sweep: state folder, tracking server, executor, tables. Prints nothing; a `View` is told."""
+"""A sweep from its plan to its tables: state folder, tracking server, executor. Prints nothing: a `View` shows it."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ class Result:
     """A sweep that has ended.
 
     Args:
-        tables: of all that has been run, by this run and earlier ones.
-        seconds: that the sweep took. tracking: the MLflow server, or the folder of the state folder's own.
+        tables: the grid's tables, with the results of this run and earlier ones.
+        seconds: wall-clock of the sweep.
+        tracking: address of the MLflow server; for the state folder's own, its folder.
     """
 
     tables: Sequence[Table]
@@ -47,7 +48,7 @@ class Result:
 
     @property
     def status(self) -> str:
-        """How it ended, in MLflow's words."""
+        """The sweep's end as an MLflow run status: FINISHED, FAILED or KILLED."""
         summary = self.summary
         if summary.interrupted:
             return "KILLED"
@@ -56,46 +57,46 @@ class Result:
 
 
 class Progress(Protocol):
-    """What is shown while trials run."""
+    """The display while trials run."""
 
     def update(self, snapshot: Snapshot) -> None:
-        """Show where the sweep is."""
+        """Show the progress of the sweep."""
 
     def say(self, text: str) -> None:
         """Show a line."""
 
 
 class View:
-    """What people see of a sweep. This one shows nothing; the command line has one that prints."""
+    """The display of a sweep. This base class shows nothing; the command line's prints."""
 
     def say(self, text: str) -> None:
         """Show a line."""
 
     def progress(self) -> contextlib.AbstractContextManager[Progress]:
-        """Return what is shown from the first trial to the last."""
+        """Return the display from the first trial to the last."""
         return contextlib.nullcontext(self)
 
     def update(self, snapshot: Snapshot) -> None:
-        """Show where the sweep is."""
+        """Show the progress of the sweep."""
 
     def result(self, plan: Plan, result: Result) -> None:
-        """Show how the sweep ended. MLflow is still taking the last of it."""
+        """Show the result, before the final upload to MLflow."""
 
 
 def compose(
     grid: str, overrides: Sequence[str], state_dir: str | Path | None, config_dirs: Sequence[str | Path]
 ) -> tuple[Composer, Command]:
-    """Compose a grid as the command line does, and return the command that does the same.
+    """Compose a grid as the command line does; return the composer and the equivalent command.
 
     Raises UserError for anything unknown, misplaced or of the wrong type.
     """
-    given = [f"+grid={grid}", *overrides, *([f"state_dir={state_dir}"] if state_dir is not None else [])]
-    command = Command(tuple(given), tuple(map(str, config_dirs)))
+    words = [f"+grid={grid}", *overrides, *([f"state_dir={state_dir}"] if state_dir is not None else [])]
+    command = Command(tuple(words), tuple(map(str, config_dirs)))
     return Composer(command.overrides, command.config_dirs), command
 
 
-def must_know(rerun: Sequence[str], plan: Plan) -> None:
-    """Raise UserError unless each name in `rerun` is a state that can be run again or a trial of the plan."""
+def check_rerun(rerun: Sequence[str], plan: Plan) -> None:
+    """Raise UserError unless each name in `rerun` is a state that can be rerun, or a trial of the plan."""
     states = [state.value.lower() for state in TrialState if state.is_result or state.is_retryable]
     for name in rerun:
         if name not in states and name not in plan.every:
@@ -103,15 +104,15 @@ def must_know(rerun: Sequence[str], plan: Plan) -> None:
 
 
 def run(plan: Plan, composer: Composer, command: Command, view: View, *, rerun: Sequence[str] = ()) -> Result:
-    """Run what has no result yet, and give MLflow the tables.
+    """Run the trials that have no result yet, and send the tables to MLflow.
 
     Args:
-        plan: what can run here; see `schedule.this_host`.
-        command: what `recall` finds again.
-        rerun: states and trial_ids to run again; see `Sweep`.
+        plan: of the trials that can run here; see `schedule.this_host.for_this_host`.
+        command: stored in the state folder, for `recall`.
+        rerun: states and trial_ids to rerun; see `Sweep`.
 
-    Raises UserError for a state folder that cannot be used or an executor that cannot be had, and HeadLostError when
-    the cluster's head goes away: another process can then go on.
+    Raises UserError if the state folder is not writable or the executor not available, and HeadLostError if the
+    cluster's head goes away: another process can then resume the sweep.
     """
     from zo_sweeps.record.journal import JournalStore
 
@@ -149,12 +150,12 @@ def run(plan: Plan, composer: Composer, command: Command, view: View, *, rerun: 
 
 
 def _sweep_id(plan: Plan) -> str:
-    """Return an id that is the same for the same command, so that a resumed sweep continues the run that it began."""
+    """Return an id that depends on the grid and its trials only, so that a resumed sweep continues its MLflow run."""
     return fingerprint([plan.name, sorted(plan.every)])
 
 
 def _state_folder(plan: Plan) -> Path:
-    """Return the state folder, made if absent. Raises UserError when it cannot be written to."""
+    """Return the state folder, created if absent. Raises UserError if it is not writable."""
     folder = plan.config.folder
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -172,7 +173,7 @@ def _state_folder(plan: Plan) -> Path:
 def _mirror(
     plan: Plan, composer: Composer, state_dir: Path, command: Command, view: View
 ) -> Iterator[tuple[MlflowMirror, str]]:
-    """Yield the MLflow side of a sweep and where its page is: the state folder's own server unless one is named."""
+    """Yield the MLflow mirror of a sweep and its location: the state folder's own server unless another is named."""
     import yaml
 
     from zo_sweeps.record import server
@@ -203,7 +204,7 @@ def _mirror(
 def _page(
     plan: Plan, composer: Composer, ledger: Ledger, state_dir: Path, command: Command, view: View
 ) -> Mapping[str, str]:
-    """Return the report, as a file for MLflow; none, and a line that says why, where it cannot be written."""
+    """Return the report as a file for MLflow; if it cannot be made, say why and return no file."""
     try:
         return {"report.html": report.html(plan, composer, ledger, state_dir, str(command))}
     except UserError as error:

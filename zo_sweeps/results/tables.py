@@ -1,4 +1,4 @@
-"""A plan and what the ledger says of its trials -> records and the grid's tables."""
+"""The records and tables of a grid, from its plan and the ledger."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from zo_sweeps.tables.records import MISSING, NOT_RUN, Measure, Rule
 
 
 def records(plan: Plan, standing: Standing) -> list[Record]:
-    """One record for each trial of each cell. A trial that serves several seeds of a cell (zero-shot) counts once."""
-    found: dict[tuple[str, str, str], Record] = {}
+    """Return one record per trial and cell. A trial that serves several seeds of a cell (zero-shot) counts once."""
+    by_cell: dict[tuple[str, str, str], Record] = {}
     for order, cell in enumerate(plan.cells):
         key = (cell.block, cell.task, cell.trial_id)
-        if key in found:
-            known = found[key]
-            found[key] = replace(known, also=(*known.also, cell.seed))
+        if key in by_cell:
+            known = by_cell[key]
+            by_cell[key] = replace(known, also=(*known.also, cell.seed))
             continue
         state: str = standing.states.get(cell.trial_id, TrialState.PENDING).value
         outcome = standing.outcomes.get(cell.trial_id)
         note = outcome.error if outcome else ""
         if state == TrialState.PENDING.value:
             state, note = (MISSING, plan.missing[cell.trial_id]) if cell.trial_id in plan.missing else (NOT_RUN, "")
-        found[key] = Record(
+        by_cell[key] = Record(
             trial_id=cell.trial_id,
             block=cell.block,
             column=cell.task,
@@ -41,30 +41,33 @@ def records(plan: Plan, standing: Standing) -> list[Record]:
             note=note,
             order=order,
         )
-    return list(found.values())
+    return list(by_cell.values())
 
 
 def tables(plan: Plan, composer: Composer, standing: Standing, only: Sequence[str] = ()) -> list[Table]:
-    """The grid's tables, in its order; `only` names some of them.
+    """Return the grid's tables, in its order.
 
-    Raises UserError for a name that is not one of the grid's tables, or a layout that does not fit what it cites.
+    Args:
+        only: names of tables; default: all.
+
+    Raises UserError for a name that is not one of the grid's tables, or a layout that does not fit the published table.
     """
     named = plan.grid.tables
     for name in only:
         if name not in named:
             raise unknown("table", name, named, where=f"grid {plan.name}")
     rows = records(plan, standing)
-    measured = {
+    memory = {
         str(outcome.device["memory_definition"])
         for trial_id, outcome in standing.outcomes.items()
         if trial_id in plan.every and "memory_definition" in outcome.device
     }
-    found = []
+    built = []
     for name in only or named:
-        spec = _spec(plan, composer, name, sorted(measured))
+        spec = _spec(plan, composer, name, sorted(memory))
         mine = [row for row in rows if row.block in dict(spec.rows)]
-        found.append(build(spec, mine, load(spec.published, composer.folders) if spec.published else None))
-    return found
+        built.append(build(spec, mine, load(spec.published, composer.folders) if spec.published else None))
+    return built
 
 
 def _spec(plan: Plan, composer: Composer, name: str, memory: Sequence[str]) -> TableSpec:

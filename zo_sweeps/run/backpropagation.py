@@ -14,14 +14,14 @@ from zo_sweeps.run.runner import Runner
 
 
 class Backpropagation(Runner):
-    """Begins again from step 1 after an interruption; keeps a copy of the best weights so far."""
+    """A first-order trial: restarts from step 1 after an interruption, and keeps a copy of the best weights so far."""
 
     def run(self) -> None:
         space = self.bench.install()
         self.recorder.measured["trainable_parameters"] = float(sum(p.numel() for p in space.params.values()))
         try:
             best = self._train(space)
-            self.stop_memory()  # of steps and dev evaluations
+            self.stop_memory()  # the peak over steps and dev evaluations, without the test
             with torch.no_grad():
                 for name, param in space.params.items():
                     param.copy_(best[name])
@@ -59,7 +59,7 @@ class Backpropagation(Runner):
         return best
 
     def _record(self, gradients: Gradients, step: int) -> None:
-        """Measure the squared gradients after a step, and report them unless an earlier attempt has."""
+        """Measure the squared gradients after a step, and report them unless an earlier attempt did."""
         recorder = self.recorder
         try:
             measured = gradients.measure()

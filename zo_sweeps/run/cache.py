@@ -1,4 +1,4 @@
-"""What a process keeps between trials: the base model it last loaded, and the encoded examples of its last tasks."""
+"""The cache of a process, kept between trials: the last base model, and the encoded examples of the last few tasks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from zo_sweeps.tasks.spec import TaskSpec
 
 @dataclass
 class Warm:
-    """The base model this process holds. Trials that move its weights leave it `dirty`."""
+    """The cached base model; `dirty` once a trial has moved its weights."""
 
     key: str
     model: LanguageModel
@@ -33,7 +33,9 @@ class Warm:
 
 
 @dataclass(frozen=True)
-class Splits:
+class EncodedSplits:
+    """A task's splits as tokens."""
+
     spec: TaskSpec
     train: list[Example]
     dev: list[Example]
@@ -41,31 +43,31 @@ class Splits:
 
 
 warm: Warm | None = None
-_encoded: dict[str, Splits] = {}
+_encoded: dict[str, EncodedSplits] = {}  # the oldest is dropped first
 
 
 def torch_device(profile: Device) -> str:
-    """Return the torch device of a device profile: the profile of a board with a GPU is that GPU."""
+    """Return the torch device of a device profile: the GPU where it has one. `auto` falls back to the CPU."""
     if profile.cpu:
         return "cpu"
     if torch.cuda.is_available():
         return "cuda"
     if not profile.any:
-        raise UserError(f"the trial asks for {profile.name}, and torch sees no CUDA device here")
+        raise UserError(f"device {profile.name} needs CUDA, and torch sees no CUDA device here")
     return "cpu"
 
 
 def base_model(config: TrialConfig, warm_key: str, device: torch.device) -> LanguageModel:
-    """Return the base model: kept between trials of one `warm_key` that do not move its weights."""
+    """Return the base model: the cached one if it has this `warm_key` and its weights have not been moved."""
     global warm
     if warm is None or warm.key != warm_key or warm.dirty:
-        warm = None  # freed before the next one is loaded
+        warm = None  # free it before the next one is loaded
         warm = Warm(warm_key, load(config.model, config.precision.dtype, device))
     return warm.model
 
 
-def examples(config: TrialConfig, model: LanguageModel) -> Splits:
-    """Return the trial's splits, encoded; kept between trials of the same task."""
+def examples(config: TrialConfig, model: LanguageModel) -> EncodedSplits:
+    """Return the trial's splits, encoded or from the cache."""
     length = min(config.train.max_length, model.max_positions - config.space.positions)
     shown = config.method.kind.shown
     parts = [write(part) for part in (config.task, config.prompt, config.split, config.data, config.model)]
@@ -89,6 +91,6 @@ def examples(config: TrialConfig, model: LanguageModel) -> Splits:
 
         if len(_encoded) >= 4:
             _encoded.pop(next(iter(_encoded)))
-        named = {split: encoded(split, getattr(splits, split)) for split in ("train", "dev", "test")}
-        _encoded[key] = Splits(spec, **named)
+        by_split = {split: encoded(split, getattr(splits, split)) for split in ("train", "dev", "test")}
+        _encoded[key] = EncodedSplits(spec, **by_split)
     return _encoded[key]

@@ -1,4 +1,4 @@
-"""Generation, timed."""
+"""Timed generation: the seconds per token."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GENERATION_ROUNDS = 3  # timed, after one warm-up
 
 
 class Generation(Runner):
-    """Times the continuation of a text, with the sparse delta merged into the weights, or as a separate product."""
+    """A timed continuation of a text, with the sparse delta merged into the weights or as a separate sparse product."""
 
     def run(self) -> None:
         kind, space, seconds = self.config.method.kind, self.bench.install(), []

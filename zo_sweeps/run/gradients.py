@@ -1,4 +1,4 @@
-"""Gradients of samples: the mask of a trial over sensitive parameters, and how concentrated gradients are."""
+"""Gradients over samples: the mask of a trial on sensitive parameters, and the concentration of its gradients."""
 
 from __future__ import annotations
 
@@ -28,20 +28,21 @@ from zo_sweeps.tasks.encode import Candidate, Example
 def sensitive_mask(
     config: TrialConfig, model: LanguageModel, layers: Sequence[str], examples: Sequence[Example], objective: Objective
 ) -> tuple[Found, str]:
-    """Return (the first mask and how to find others, its fingerprint).
+    """Return (the first mask and the function that computes later ones, its fingerprint).
 
     Args:
-        config: the trial's, over a `Sensitive` space; `model` must hold the base weights.
+        config: the trial's; its space is `Sensitive`.
+        model: must hold the base weights.
         layers: qualified names of the target layers.
-        examples, objective: the training split, and f; for source `task`.
+        examples, objective: the training split and f, used if the source is `task`.
 
-    Cost: nothing where the store has the mask; else a forward and a backward for each sample.
+    Cost: none if the store has the mask; otherwise one forward and one backward per sample.
     """
     space = config.space
     assert isinstance(space, Sensitive)
     key: dict[str, Any] = {name: getattr(space, name) for name in ("density", "scope", "score", "source", "samples")}
     key |= {"model": config.model.fingerprint, "precision": config.precision.name, "layers": list(layers)}
-    key["device"] = next(model.module.parameters()).device.type  # gradients are rounded otherwise on another kind
+    key["device"] = next(model.module.parameters()).device.type  # gradients round differently on another kind
     if space.of_text:
         samples = text_samples(space.text, space.samples, space.length, config.data.dir, model)
         objective = Tokens()
@@ -60,15 +61,15 @@ def sensitive_mask(
 
 
 class Gradients:
-    """The squared gradients of a trial's task while its weights move: [grad F(w)]_i^2 of every linear layer.
+    """The squared gradients of a trial's task during training: [grad F(w)]_i^2 of every linear layer.
 
     Args:
-        config: the trial's; its part `gradients` says on how many samples.
-        examples, objective: the training split, and f.
+        config: the trial's; its part `gradients` sets the number of samples.
+        examples, objective: the training split and f.
 
-    The masks whose share is told are the entries with the largest: `task_dynamic`, of the moment; `task_static` and
-    `text_static`, of the task's and of the text's gradients at the first call. Source: Guo et al., 2024, Figures 2, 3,
-    7 and 8. Memory: 4 bytes an entry of the linear layers, and the masks.
+    Reported are the shares of three masks, each the largest entries of one squared gradient: `task_dynamic`, of the
+    task's at this call; `task_static` and `text_static`, of the task's and the text's at the first call. Source: Guo et
+    al., 2024, Figures 2, 3, 7 and 8. Memory: 4 bytes per entry of the linear layers, plus the masks.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class Gradients:
         self._static: dict[str, masks.Masks] = {}
 
     def measure(self) -> dict[str, Any]:
-        """Return the fields of an event `gradients`. Raises ArithmeticError when they are not finite."""
+        """Return the fields of a `gradients` event. Raises ArithmeticError if a gradient is not finite."""
         scores = self._scores(self._examples, self._objective)
         if not self._static:
             part, folder = self._config.gradients, self._config.data.dir
@@ -116,29 +117,29 @@ def _weights(model: LanguageModel, modules: Sequence[str]) -> dict[str, Any]:
 
 
 def text_samples(text: str, samples: int, length: int, folder: str | None, model: LanguageModel) -> list[Example]:
-    """Return the first documents of two tokens or more, cut to `length`, each its own answer.
+    """Return the first `samples` documents of two tokens or more, truncated; all tokens but the first are the answer.
 
     Args:
         text: the file, below `folder` unless its path is absolute.
-        length: tokens.
+        length: tokens per document, at most.
 
-    Raises UserError when the file is not JSON lines with a `text`, or has too few.
+    Raises UserError if the file is not JSON lines with a `text`, or has too few such documents.
     """
     file = Path(folder or ".").expanduser() / text
     length = min(length, model.max_positions)
     bos = () if model.bos_id is None else (model.bos_id,)
-    found: list[Example] = []
+    documents: list[Example] = []
     try:
         with file.open(encoding="utf-8") as lines:
             for line in lines:
                 ids = model.tokenizer(json.loads(line)["text"], add_special_tokens=False)["input_ids"]
                 ids = (*bos, *ids)[:length]
                 if len(ids) > 1:
-                    found.append(Example((Candidate(ids, len(ids) - 1),), 0, (), (), ""))
-                if len(found) == samples:
-                    return found
+                    documents.append(Example((Candidate(ids, len(ids) - 1),), 0, (), (), ""))
+                if len(documents) == samples:
+                    return documents
     except OSError as error:
         raise UserError(f"cannot read the text {file} ({error.strerror})", where="text") from None
     except (ValueError, KeyError, TypeError):
         raise UserError(f"{file} is not JSON lines with a key 'text'", where="text") from None
-    raise UserError(f"{file} has {len(found)} samples", where="samples", fix=f"use {len(found)}")
+    raise UserError(f"{file} has only {len(documents)} samples", where="samples", fix=f"use {len(documents)}")

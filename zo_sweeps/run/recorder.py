@@ -1,4 +1,4 @@
-"""What is known of a trial: the journal of earlier attempts comes in, events go out, the outcome is made of both."""
+"""The record of a trial: reads the journal of earlier attempts, sends events, and makes the outcome from both."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from zo_sweeps.core.trial import Event, Outcome, Sink, Trial, TrialState
 from zo_sweeps.engine.train import Evaluated, Scores, StepDone
 from zo_sweeps.record.journal import evals, scalars
 
-FLUSH_SECONDS = 0.5  # steps are reported in groups: what a killed process loses is computed again
+FLUSH_SECONDS = 0.5  # steps are reported in groups; a killed process loses its last group, which is recomputed
 
 
 class Nowhere:
-    """A sink for those who read a trial and add nothing to it."""
+    """A sink for readers of a trial: drops every event."""
 
     def emit(self, event: Event) -> None:
         """Drop the event."""
 
 
 class Recorder:
-    """Holds what is known so far, so that success, divergence and failure can all report it.
+    """The log and the measurements so far, so that success, divergence and failure can all report them.
 
     Attributes:
         coefs, losses: the log of scalars, steps already in the journal first.
@@ -33,7 +33,8 @@ class Recorder:
         mask: fingerprint of the sparse mask that the trial began with; "" before there is one.
         seen: steps whose gradients are already recorded.
         selected: the step whose weights are tested.
-        device: what this machine is, for the outcome.
+        selection: the dev value that selects the step, and -1 if higher is better, otherwise 1.
+        device: description of this machine, for the outcome.
     """
 
     def __init__(self, trial: Trial, sink: Sink, journal: Sequence[Event]) -> None:
@@ -47,7 +48,7 @@ class Recorder:
         self.measured: dict[str, float] = {}
         self.device: Mapping[str, Any] = {}
         self.selected = 0
-        self.better = ("loss", 1)  # what selects the step; -1 where high values are better
+        self.selection = ("loss", 1)
         self._seconds = [event["seconds"] for event in journal if event["type"] == "steps"]
         self._tokens = sum(event["tokens"] for event in journal if event["type"] == "steps")
         self._step_seconds: list[float] = []
@@ -56,7 +57,7 @@ class Recorder:
 
     @property
     def steps_run(self) -> int:
-        """Steps of this attempt."""
+        """Number of steps run in this attempt."""
         return len(self._step_seconds)
 
     def emit(self, kind: str, **fields: Any) -> Event:
@@ -66,7 +67,7 @@ class Recorder:
         return event
 
     def take(self, event: StepDone | Evaluated) -> None:
-        """Keep an event and report it, unless an earlier attempt has (a first-order run starts again from step 1)."""
+        """Keep and report an event, unless an earlier attempt did (a first-order run restarts from step 1)."""
         if isinstance(event, StepDone):
             if event.step > self.reported:
                 self.coefs.append(list(event.coefs))
@@ -88,7 +89,7 @@ class Recorder:
             )
 
     def take_test(self, step: int, scores: Scores) -> None:
-        """Keep and report the scores on test."""
+        """Keep and report the test scores."""
         self.test = self.emit("test", step=step, loss=scores.loss, metric=scores.metric, metrics=dict(scores.metrics))
 
     def flush(self) -> None:
@@ -112,11 +113,11 @@ class Recorder:
 
     def best(self) -> int:
         """Return the selected step: lowest dev loss, or best dev metric (`train.select`); ties go to the first."""
-        by, sign = self.better
+        by, sign = self.selection
         return min(self.evaluations, key=lambda step: (sign * self.evaluations[step][by], step))
 
     def outcome(self, state: TrialState, *, error: str = "", trace: str = "") -> Outcome:
-        """Return how the attempt ended, and what it measured."""
+        """Return the outcome of the attempt, with its metrics."""
         metrics = dict(self.measured)
         done = len(self.losses)
         if done:

@@ -33,8 +33,8 @@ def run_trial(
 ) -> Outcome:
     """Run `trial` from where `journal` ends, sending events to `sink`; see `zo_sweeps.core.trial.RunTrial`.
 
-    Divergence and lack of memory are outcomes; so is an error, with its traceback. Nothing is raised but
-    KeyboardInterrupt and SystemExit.
+    Divergence, lack of memory and errors are outcomes, errors with their traceback. Raises only KeyboardInterrupt and
+    SystemExit.
     """
     began = time.perf_counter()
     recorder = Recorder(trial, sink, journal)
@@ -70,7 +70,7 @@ def _execute(
         resumed_from=recorder.reported if config.method.kind.resumes else 0,
     )
     bench.load()
-    recorder.better = bench.select()
+    recorder.selection = bench.selection()
     meter.start()
     parameters = bench.model.module.parameters()
     recorder.measured["weights_bytes"] = float(sum(p.numel() * p.element_size() for p in parameters))
@@ -78,12 +78,15 @@ def _execute(
 
 
 class Following:
-    """A trial that another process leads, joined: holds its model and its space until `leave`.
+    """A follower of a trial that another process leads; holds the model and the space until `leave`.
 
     Args:
-        journal: as for `run_trial`; its mask must be the one that is found here.
+        journal: as for `run_trial`; its mask must equal the one computed here.
 
-    Raises what `run_trial` has as the error of its outcome.
+    Attributes:
+        ready: the first message to the leader, a fingerprint that both must share.
+
+    Raises the errors that `run_trial` turns into outcomes.
     """
 
     def __init__(self, trial: Trial, journal: Sequence[Event]) -> None:
@@ -101,6 +104,7 @@ class Following:
         return self._follower.answer(question)
 
     def leave(self) -> None:
+        """Restore the model, so that the next trial can use it."""
         self._space.uninstall()
 
 

@@ -1,4 +1,4 @@
-"""What runs a kind of trial: the runners' common part."""
+"""The base class of the runners, one per kind of trial."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from zo_sweeps.run.workbench import Workbench
 
 
 class StoppedError(Exception):
-    """The executor asked for a stop; what was done is in the journal."""
+    """The executor asked for a stop; the steps so far are in the journal."""
 
 
 class Runner:
-    """Runs a trial of one kind on its workbench; subclasses say how.
+    """A trial of one kind on its workbench; subclasses define `run`.
 
     Args:
-        meter: started; `stop` gives the peak.
-        should_stop: asked between steps.
-        sharing: the processes that share the steps, where there are any.
+        meter: already started.
+        should_stop: called between steps.
+        sharing: the peers that share the steps; None if there are none.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Runner:
         self.meter, self.should_stop, self.sharing = meter, should_stop, sharing
 
     def run(self) -> None:
-        """Run the trial to its end. Raises StoppedError, DivergedError, and what goes wrong."""
+        """Run the trial to its end. Raises StoppedError, DivergedError, or any other error on the way."""
         raise NotImplementedError
 
     def report_test(self, step: int) -> None:
@@ -48,17 +48,17 @@ class Runner:
             recorder.take_test(step, test)
 
     def stop_memory(self) -> None:
-        """Keep the peak memory up to here."""
+        """Record the peak memory so far."""
         self.recorder.measured["peak_memory_bytes"] = float(self.meter.stop())
 
     def stop_if_asked(self, event: StepDone | Evaluated) -> None:
-        """Raise StoppedError where a stop is asked for, unless only the test is left."""
+        """Raise StoppedError if a stop was requested, unless only the test is left."""
         if self.should_stop() and not (isinstance(event, StepDone) and event.step == self.config.train.steps):
             self.recorder.flush()
             raise StoppedError
 
     def counted(self, events: Iterator[StepDone | Evaluated]) -> Iterator[StepDone | Evaluated]:
-        """Pass the events on; count the first step's operations, whose time is then not a step's."""
+        """Yield the events; count the first step's operations if asked to, which slows that step down."""
         if not self.config.train.flops:
             yield from events
             return
@@ -75,5 +75,5 @@ def runner_of(kind: Kind) -> type[Runner]:
     """Return the class that runs a kind of trial."""
     module, _, name = kind.runner.partition(":")
     runner: type[Runner] = getattr(import_module(module), name)
-    assert issubclass(runner, Runner), f"{kind.runner} is no runner"
+    assert issubclass(runner, Runner), f"{kind.runner} is not a Runner"
     return runner

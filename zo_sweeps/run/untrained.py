@@ -1,4 +1,4 @@
-"""Zero-shot and in-context learning: the model as it is."""
+"""Zero-shot and in-context learning: the base model without training."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from zo_sweeps.run.runner import Runner
 
 
 class Untrained(Runner):
-    """Scores dev and test with the base weights."""
+    """A trial without steps: dev and test are scored with the base weights."""
 
     def run(self) -> None:
         if 0 not in self.recorder.evaluations:

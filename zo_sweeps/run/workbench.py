@@ -1,4 +1,4 @@
-"""What a trial is worked on with: its model, splits, space, method, batches, and how a split is scored."""
+"""The parts of one trial: its model, splits, space, method and batches, and the scoring of a split."""
 
 from __future__ import annotations
 
@@ -30,15 +30,16 @@ from zo_sweeps.tasks.scoring import Answers, cut, evaluate
 
 
 class Workbench:
-    """The parts of one trial, made from its configuration.
+    """The parts of one trial, built from its configuration.
 
     Args:
         recorder: keeps the fingerprint of the mask that the trial began with.
 
     Attributes:
-        model: the base model, once `load` was called.
-        splits: the encoded rows; absent for kinds without rows.
-        objective: f of training steps. evaluated: the dialect's own, which dev and test losses are of.
+        model: the base model, after `load`.
+        splits: the encoded rows, after `load`; absent for kinds without rows.
+        objective: f of the training steps.
+        evaluated: the dialect's own objective, which dev and test losses use.
     """
 
     def __init__(self, config: TrialConfig, warm_key: str, recorder: Recorder) -> None:
@@ -46,7 +47,7 @@ class Workbench:
         self.device = torch.device(cache.torch_device(config.device))
 
     def load(self) -> None:
-        """Load the model, and the rows where the kind has any."""
+        """Load the model, and the rows if the kind has any."""
         self.model = cache.base_model(self.config, self.warm_key, self.device)
         if self.config.method.kind.generates:
             return
@@ -55,19 +56,19 @@ class Workbench:
         self.objective = _objective(self.config.train.objective, self.evaluated)
 
     def method(self) -> Method:
-        """Return the members of the trial's axes as the engine's method."""
+        """Return the engine's method, composed of the members that the trial names."""
         config = self.config
         in_place = InPlace() if config.evaluation.restore is Restore.IN_PLACE else None
         return Method(config.estimator, config.perturbation, config.update, config.evaluation.mode, in_place)
 
     def rates(self) -> Rates:
-        """Return step -> learning rate."""
+        """Return the learning rate of every step."""
         return self.config.update.rates(self.config.train.steps)
 
     def install(self) -> InstalledSpace:
-        """Install the trial's space on the base weights, in fp32 where these are trained by backpropagation.
+        """Install the trial's space on the base weights, in fp32 if they are trained by backpropagation.
 
-        Raises UserError for a space that finds no layer, or another mask than the one that the trial began with.
+        Raises UserError if the space finds no layer, or the mask differs from the one that the trial began with.
         """
         assert cache.warm is not None
         if cache.warm.dirty:
@@ -79,11 +80,11 @@ class Workbench:
             if self.config.method.kind.backpropagates:
                 self.model.module.float()
         layers = list(self.model.target_modules(space.layers)) if space.layers else []
-        found = self._found(layers) if space.needs_gradients else None
-        return space.install(self.model.module, layers, self.config.seed, found)
+        mask = self._mask(layers) if space.needs_gradients else None
+        return space.install(self.model.module, layers, self.config.seed, mask)
 
     def agreed(self, space: InstalledSpace) -> bytes:
-        """Return what leader and followers must agree on, beyond the configuration."""
+        """Return a fingerprint of everything that leader and followers must agree on, beyond the configuration."""
         shapes = [[name, list(param.shape)] for name, param in space.params.items()]
         return fingerprint([self.recorder.mask, shapes]).encode()
 
@@ -105,13 +106,13 @@ class Workbench:
         return of_batch(self.model, self.batch(step), self.objective.loss)
 
     def of_texts(self, step: int, points: int) -> torch.Tensor:
-        """Return the objective of the answers generated to the step's examples, [1]."""
+        """Return the objective of the answers generated for the step's examples, [1]."""
         examples = self.examples_of(step)
         return self.objective.of_texts(self._generated(examples), [example.references for example in examples])
 
     @torch.inference_mode()
     def score(self, examples: Sequence[Example]) -> Scores:
-        """Score rows with the weights as they are."""
+        """Score examples with the current weights."""
         spec = self.splits.spec
         generates = spec.kind.generates
         loss, choices, scores = score(
@@ -121,21 +122,21 @@ class Workbench:
         metrics = evaluate(spec, examples, Answers(choices, scores, texts))
         return Scores(loss, metrics[spec.metrics[0].name], metrics)
 
-    def select(self) -> tuple[str, int]:
-        """Return what selects the step (loss or metric), and 1 where low values are better, -1 where high ones are."""
+    def selection(self) -> tuple[str, int]:
+        """Return the dev value that selects the step (loss or metric), and -1 if higher is better, otherwise 1."""
         if self.config.train.select == "loss" or self.config.method.kind.generates:
             return "loss", 1
         return "metric", -1 if self.splits.spec.metrics[0].better == "higher" else 1
 
     def score_dev(self) -> Scores:
-        """Score dev."""
+        """Score the dev split."""
         return self.score(self.splits.dev)
 
     def _generated(self, examples: Sequence[Example]) -> list[str]:
-        """Generate the answers to `examples`, up to the task's stop.
+        """Generate an answer for each example, up to the task's stop.
 
-        A task without a stop of its own ends them at a newline (MeZO's rule). Another stop is looked for in the decoded
-        text; generation itself ends early only where that stop is one token.
+        The stop defaults to a newline (MeZO's rule). Any other stop is searched for in the decoded text; generation
+        itself ends early only if that stop is a single token.
         """
         spec, tokenizer, stop_ids = self.splits.spec, self.model.tokenizer, None
         if spec.stop not in ("", "\n"):
@@ -145,23 +146,23 @@ class Workbench:
         texts = self.model.generate([list(e.prompt_ids) for e in examples], spec.max_new_tokens, stop_ids)
         return texts if stop_ids is None else [cut(text, spec.stop) for text in texts]
 
-    def _found(self, layers: Sequence[str]) -> Found:
-        """Return the mask of the trial, and how to find others. A log goes on only over the mask that it began with."""
+    def _mask(self, layers: Sequence[str]) -> Found:
+        """Return the first mask and the function that computes later ones. A log continues only over its own mask."""
         recorder = self.recorder
-        found, mark = sensitive_mask(self.config, self.model, layers, self.splits.train, self.evaluated)
+        mask, mark = sensitive_mask(self.config, self.model, layers, self.splits.train, self.evaluated)
         if recorder.mask not in ("", mark):
             raise UserError(
-                f"the mask found here ({mark}) is not the one this trial began with ({recorder.mask})",
-                fix="run the trial again from its first step, or give this machine the other's mask store",
+                f"the mask computed here ({mark}) differs from the one that this trial began with ({recorder.mask})",
+                fix="rerun the trial from its first step, or copy the mask store of the machine where it began",
             )
         if not recorder.mask:
             recorder.mask = mark
-            recorder.emit("mask", fingerprint=mark, entries=sum(map(len, found.masks.values())))
-        return found
+            recorder.emit("mask", fingerprint=mark, entries=sum(map(len, mask.masks.values())))
+        return mask
 
 
 def _objective(name: str, own: Objective) -> Objective:
-    """Return the objective that `train.objective` names: "loss" is the dialect's own."""
+    """Return the objective that `train.objective` names; "loss" stands for the dialect's own."""
     if name == OWN:
         return own
     made = member("objective", name)()

@@ -13,7 +13,7 @@ from zo_sweeps.run.runner import Runner
 
 
 class ZerothOrderRunner(Runner):
-    """A run is its log of scalars: earlier attempts are replayed, and so are the weights that are tested."""
+    """A zeroth-order trial. Earlier attempts and the weights of an earlier selected step are replayed from its log."""
 
     def run(self) -> None:
         bench, recorder, team = self.bench, self.recorder, None
@@ -25,7 +25,7 @@ class ZerothOrderRunner(Runner):
             for event in events:
                 recorder.take(event)
                 self.stop_if_asked(event)
-            self.stop_memory()  # of steps and dev evaluations
+            self.stop_memory()  # the peak over steps and dev evaluations, without the test
             if method.in_place is not None:
                 recorder.measured["drift"] = method.in_place.drift
             best = recorder.best()
@@ -70,7 +70,7 @@ class ZerothOrderRunner(Runner):
         )
 
     def _gather(self, space: InstalledSpace) -> Team | None:
-        """Return the processes that share the steps, once they are ready."""
+        """Return the peers that share the steps, once they are ready; None if the trial has none."""
         if self.sharing is None:
             return None
 

@@ -16,7 +16,9 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import Event, Outcome, RunTrial, Sharing, Sink, Trial, TrialState
 
 RUN_TRIAL = "zo_sweeps.run.run_trial:run_trial"
-FLUSH_SECONDS = 0.5  # how long events may wait in a worker: a killed driver loses, and recomputes, at most so much
+FLUSH_SECONDS = (
+    0.5  # how long events may wait in a trial's process: a killed driver loses, and recomputes, at most those
+)
 
 NO_SLOT, COLD, WARM = 0, 1, 2
 

@@ -48,7 +48,7 @@ class ProcessPeer:
             return self._pipe.recv_bytes() if self._pipe.poll(timeout) else None
         except (EOFError, OSError):
             self._process.join(END_SECONDS)
-            raise PeerLostError(f"a worker's process ended (exit code {self._process.exitcode})") from None
+            raise PeerLostError(f"a peer's process ended (exit code {self._process.exitcode})") from None
 
     def close(self) -> None:
         self._pipe.close()

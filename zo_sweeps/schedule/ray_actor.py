@@ -66,7 +66,7 @@ class TrialActor:
     def answer(self, question: bytes) -> bytes:
         """Compute a follower's part of a step."""
         if self._following is None:
-            raise RuntimeError("this worker no longer follows the trial")
+            raise RuntimeError("this process no longer follows the trial")
         message: bytes = self._following.answer(question)
         return message
 

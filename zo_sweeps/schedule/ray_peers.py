@@ -34,7 +34,7 @@ class RayPeer:
             message: bytes = ray.get(self._pending)
         except ray.exceptions.RayTaskError as error:
             line = str(error).strip().splitlines()[-1]
-            raise PeerLostError(f"the worker on {self._name} failed: {line}") from error
+            raise PeerLostError(f"the peer on {self._name} failed: {line}") from error
         except ray.exceptions.RayError as error:
-            raise PeerLostError(f"the worker on {self._name} is lost: {why_lost(error)}") from error
+            raise PeerLostError(f"the peer on {self._name} is lost: {why_lost(error)}") from error
         return message

@@ -51,10 +51,10 @@ class Workers:
             what = f"{most} direction{'s' * (most > 1)} of a step"
             fix = f"executor.workers={most} or less, or estimator.q={self.count} or more"
         if self.count > most:
-            raise UserError(f"more workers than the {what}: {trial.label or trial.trial_id}", where=where, fix=fix)
+            raise UserError(f"more processes than the {what}: {trial.label or trial.trial_id}", where=where, fix=fix)
         if shared.forwards and self.on_lost == "drop":
             raise UserError(
-                f"with evaluation.mode={shared.mode} a worker holds one sign of every direction, so that none can be "
+                f"with evaluation.mode={shared.mode} a process holds one sign of every direction, so that none can be "
                 "dropped",
                 where="executor.on_lost_worker",
                 fix="evaluation.mode=inner, or executor.on_lost_worker=redo",

@@ -1,7 +1,7 @@
 """The loop of a sweep: pending -> running -> terminal, with bounded retries, resume and a clean stop.
 
-The driver owns the truth. Workers stream events; the driver appends them to the trial's journal, then writes the
-ledger, then starts the next trial. A driver killed at any moment loses at most the events still in the workers; the
+The driver owns the truth. Trials stream events; the driver appends them to the trial's journal, then writes the
+ledger, then starts the next trial. A driver killed at any moment loses at most the events still in their processes; the
 resumed attempt recomputes them from the last scalars, with the same result.
 """
 

@@ -1,7 +1,7 @@
-"""Rows of a task: where they come from, which of them are used, and whether they are here at all.
+"""The rows of a task: their source, whether they are available, and the draw of a trial's splits.
 
-Three sources, the first that applies: packaged with zo_sweeps (`source: packaged` in the task), a folder
-`<data.dir>/<local>` with train.jsonl, validation.jsonl and test.jsonl, the Hugging Face hub.
+There are three sources, tried in this order: packaged with zo_sweeps (`source: packaged` in the task), a folder
+`<data.dir>/<local>` with train.jsonl, validation.jsonl and test.jsonl, and the Hugging Face hub.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from zo_sweeps.tasks import files, hub
 from zo_sweeps.tasks.spec import TaskSpec
 
 Row = dict[str, Any]
-SHOTS_TEST_SEED = 42  # of the test rows of MeZO's k-shot runs, whatever the run's own seed
+SHOTS_TEST_SEED = 42  # draws the test rows of MeZO's k-shot runs, whatever the run's own seed
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,13 @@ class Splits:
 
 @dataclass(frozen=True)
 class DataStatus:
-    """Whether a task's data is at hand.
+    """The availability of a task's data.
 
     Args:
-        available: it can be loaded here.
-        why: where it is, or why it cannot be had; one line.
-        fingerprint: "sha256:..." of the files' bytes, or "hf:path/name"; "" when not available.
-        sizes: rows a file; empty for the hub.
+        available: whether it can be loaded here.
+        why: where it is, or why it cannot be loaded; one line.
+        fingerprint: "sha256:..." of the files' bytes, or "hf:path/name"; "" if not available.
+        sizes: rows per file; empty for the hub.
         row_bytes: mean bytes of a row in the files, for estimates; 0 for the hub.
     """
 
@@ -51,10 +51,10 @@ class DataStatus:
 
 
 def check(spec: TaskSpec, task: Task, data_dir: str | None) -> DataStatus:
-    """Is the data of `task` here, and which data is it? Downloads nothing.
+    """Return whether the data of `task` is available here, and its fingerprint. Downloads nothing.
 
-    Raises UserError naming file and line when a local row is malformed, lacks a field or has a bad label. Cost: one
-    read of the files a process (remembered while they do not change); for the hub at most 3 s.
+    Raises UserError, with file and line, for a local row that is malformed, lacks a field or has a bad label. Cost: one
+    read of the files per process (cached while they do not change); for the hub at most 3 s.
     """
     folder = _folder(task, data_dir)
     if folder is None:
@@ -80,29 +80,29 @@ def check(spec: TaskSpec, task: Task, data_dir: str | None) -> DataStatus:
 
 
 def read_split(spec: TaskSpec, task: Task, data_dir: str | None, split: str) -> list[Row]:
-    """Every row of "train", "validation" or "test".
+    """Return every row of "train", "validation" or "test".
 
-    On the hub, whose test labels are hidden, "validation" and "test" are both the task's test split (MeZO). Raises
-    UserError when a row does not fit, or when the split is not there.
+    On the hub, whose test labels are hidden, "validation" and "test" are both the task's test split, as in MeZO. Raises
+    UserError if a row does not fit the task or the split cannot be read.
     """
     size, get = _open(spec, task, data_dir, split)
     return [get(i) for i in range(size)]
 
 
 def load_splits(spec: TaskSpec, task: Task, data_dir: str | None, split: Split) -> Splits:
-    """The rows of a trial: `split.train`, `split.dev` and `split.test` of them, drawn with `split.seed`.
+    """Draw the rows of a trial: `split.train`, `split.dev` and `split.test` of them, with `split.seed`.
 
-    Hub (MeZO's released sampling): permutation pi of the train split by numpy's legacy generator, its first train + dev
-    indices are drawn and dev = the LAST dev of those; test = the first `test` of a permutation of the validation split
-    by a fresh generator with the same seed. Where train + dev exceeds the split, dev keeps its size and train is the
-    rest: WSC, with 554 rows and dev 500, trains on 54. Local: train, validation and test are files of their own, each
-    permuted by that rule. A task's `dev_size` bounds dev (100 for COPA and CB in MeZO).
+    Hub (MeZO's released sampling): numpy's legacy generator permutes the train split; of its first train + dev indices
+    the LAST dev are dev, the others train. test = the first `test` of a permutation of the validation split by a fresh
+    generator with the same seed. If train + dev exceeds the split, dev keeps its size and train gets the rest: WSC,
+    with 554 rows and dev 500, trains on 54. Local: train, validation and test are separate files, each permuted by that
+    rule. A task's `dev_size` bounds dev (100 for COPA and CB in MeZO).
 
     With `split.shots` = k the rows are class-balanced, by LM-BFF's rule: after the permutation, the first k of each
-    label are train and the next k dev (local: the first k of validation), both kept in the order of the labels; a label
-    with fewer rows gives what it has. Test is then the same for every seed: permuted with SHOTS_TEST_SEED.
+    label are train and the next k dev (local: the first k of validation), both in the order of the labels; a label with
+    fewer rows contributes all of them. Test is then the same for every seed: permuted with SHOTS_TEST_SEED.
 
-    Raises UserError when the data is not there, a row does not fit, or no row is left to train on.
+    Raises UserError if the data is missing, a row does not fit the task, or no row is left to train on.
     """
     if split.shots:
         return _shots(spec, task, data_dir, split)
@@ -126,7 +126,7 @@ def load_splits(spec: TaskSpec, task: Task, data_dir: str | None, split: Split) 
 
 def _shots(spec: TaskSpec, task: Task, data_dir: str | None, split: Split) -> Splits:
     if not spec.labels:
-        raise UserError(f"split.shots takes rows by label, and those of task {spec.name!r} have none", where="split")
+        raise UserError(f"split.shots draws rows by label, but the rows of task {spec.name!r} have none", where="split")
     assert split.shots is not None
     shots, seed = split.shots, split.seed or 0
     is_hub = _folder(task, data_dir) is None
@@ -146,21 +146,23 @@ def _shots(spec: TaskSpec, task: Task, data_dir: str | None, split: Split) -> Sp
     test_size, get_test = _open(spec, task, data_dir, "test")
     if not dev:
         raise UserError(
-            f"no label of task {spec.name!r} has more than {shots} rows to take dev from", where="split.shots"
+            f"no label of task {spec.name!r} has more than {shots} rows, which leaves none for dev",
+            where="split.shots",
+            fix="lower it",
         )
     chosen = permutation(test_size, SHOTS_TEST_SEED)[: split.test]
     return Splits(train, dev, [get_test(i) for i in chosen])
 
 
 def permutation(size: int, seed: int) -> list[int]:
-    """numpy's legacy (RandomState) permutation of range(size), the one that the published splits were drawn with."""
+    """Return numpy's legacy (RandomState) permutation of range(size), with which the published splits were drawn."""
     import numpy as np
 
     return [int(i) for i in np.random.RandomState(seed).permutation(size)]
 
 
 def _open(spec: TaskSpec, task: Task, data_dir: str | None, split: str) -> tuple[int, Callable[[int], Row]]:
-    """Size of a split, and its i-th row, checked; rows of the hub are only read when asked for."""
+    """Return the size of a split and a function index -> checked row; rows of the hub are read on demand."""
     folder = _folder(task, data_dir)
     if folder is not None:
         rows = files.read(files.path_of(folder, split), spec)
@@ -183,7 +185,7 @@ def _open(spec: TaskSpec, task: Task, data_dir: str | None, split: str) -> tuple
 
 
 def _folder(task: Task, data_dir: str | None) -> Path | None:
-    """The local folder that the task is read from; None for the hub. A given data.dir never falls back to the hub."""
+    """Return the local folder that the task is read from; None for the hub. With data.dir set, it is never the hub."""
     if task.source == "packaged":
         return Path(__file__).parent / task.folder
     return Path(data_dir).expanduser() / task.folder if data_dir else None

@@ -14,20 +14,21 @@ SEPARATOR = "\n\n"
 
 
 def demonstration(spec: TaskSpec, row: Mapping[str, Any]) -> str:
-    """A solved example as text: prompt and right answer."""
+    """Return a solved example as text: prompt and right answer. Raises UserError if the row does not fit the task."""
     prompt = render(spec, row)
     return (prompt.text + prompt.options[prompt.gold]).strip()
 
 
 class Demonstrator:
-    """Encodes rows with k demonstrations of the train split before them, or as many as fit.
+    """An encoder of rows with k demonstrations from the train split before them, or as many as fit.
 
     Every row has a random set of its own, addressed by (seed, split, the row's index): it does not depend on which
-    other rows are encoded. Where k do not fit in `max_length`, the first are left out, whole. (MeZO's code draws by
+    other rows are encoded. If k do not fit in `max_length`, the first ones are dropped whole. (MeZO's code draws with
     numpy's generator, and cuts the first one in the middle.)
 
     Args:
         solved: the train split's demonstrations.
+        k: demonstrations per row; at most all of `solved`.
         tokenizer, max_length, bos: as for `encode`.
     """
 
@@ -46,13 +47,14 @@ class Demonstrator:
         self.tokenizer, self.max_length, self.bos = tokenizer, max_length, bos
 
     def encode(self, row: Mapping[str, Any], split: str, index: int) -> Example:
+        """Encode the row at `index` of `split` after its demonstrations. Raises UserError as `encode` does."""
         chosen = random.Random(f"icl/{self.seed}/{split}/{index}").sample(self.solved, self.k)
         while chosen:
             before = "".join(text + SEPARATOR for text in chosen)
             over = length(self.spec, row, self.tokenizer, bos=self.bos, before=before) - self.max_length
             if over <= 0:
                 return encode(self.spec, row, self.tokenizer, self.max_length, bos=self.bos, before=before)
-            while chosen and over > 0:  # an estimate on the high side, so that none is left out that would have fitted
+            while chosen and over > 0:  # overestimates the tokens saved, so that none is dropped that fits
                 piece = chosen.pop(0) + SEPARATOR
                 over -= int(1.1 * len(self.tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"])) + 1
         return encode(self.spec, row, self.tokenizer, self.max_length, bos=self.bos)

@@ -13,9 +13,9 @@ from zo_sweeps.tasks.spec import TaskSpec
 
 @dataclass(frozen=True)
 class Candidate:
-    """One sequence. Its last `answer_length` ids are the answer, the only ones that carry loss and score.
+    """One sequence. Its last `answer_length` ids are the answer, the only ones that count for loss and score.
 
-    For a masked model the answer is one label word, read at `mask_at`, the mask's place in the ids before it.
+    For a masked model the answer is one label word, predicted at `mask_at`, the mask's index in `ids`.
     """
 
     ids: tuple[int, ...]
@@ -28,12 +28,12 @@ class Example:
     """An encoded row.
 
     Args:
-        candidates: one sequence an option; for generation one, with the answer trained on.
+        candidates: one sequence per option; for generation a single one, with the answer trained on.
         gold: index of the right candidate, the one trained on.
         references: accepted answers (generation only).
-        prompt_ids: the prompt alone, what generation starts from.
+        prompt_ids: the prompt alone, from which generation starts.
         text: the prompt as text.
-        golds: every right candidate, where there are several (ReCoRD).
+        golds: indices of all right candidates; several in ReCoRD.
         value: the right number (regression only).
     """
 
@@ -49,23 +49,23 @@ class Example:
 def encode(
     spec: TaskSpec, row: Mapping[str, Any], tokenizer: Any, max_length: int, *, bos: int | None = None, before: str = ""
 ) -> Example:
-    """Token ids of the prompt with each of its options.
+    """Encode the prompt of a row with each of its options.
 
-    Spaces (newlines are kept) are stripped off both ends of the prompt and of prompt + option, each is tokenised by
-    itself, and answer_length = tokens(prompt + option) - tokens(prompt). So "... Yes or No? " + "Yes" is scored on the
-    one token " Yes", which is how the P-RGE wording, with its space before the answer, gets one clean token; where a
-    byte-pair merge crosses the border the count is off by the merged token, as in MeZO. Too long sequences lose
-    tokens on the LEFT, never the leading BOS; generation keeps `max_new_tokens` of `max_length` free.
+    Spaces are stripped from both ends of the prompt and of prompt + option (trailing newlines are kept), each is
+    tokenised by itself, and answer_length = tokens(prompt + option) - tokens(prompt). So "... Yes or No? " + "Yes" is
+    scored on the one token " Yes", which is how the P-RGE wording, with its space before the answer, gets one clean
+    token; where a byte-pair merge crosses the border, the count is off by the merged token, as in MeZO. Sequences that
+    are too long lose tokens on the LEFT, never the leading BOS; generation keeps `max_new_tokens` of `max_length` free.
 
     Args:
         tokenizer: any Hugging Face tokenizer; only its text-to-ids call is used.
-        max_length: tokens in a sequence, BOS included.
-        bos: id to put in front in place of the tokenizer's own (OPT is trained and used with 0, though its tokenizer
+        max_length: maximum tokens of a sequence, BOS included.
+        bos: id put in front instead of the tokenizer's own (OPT is trained and used with 0, though its tokenizer
             says 2); None leaves it to the tokenizer, which may add none.
         before: text in front of the prompt (demonstrations); answers are counted without it.
 
     Raises:
-        UserError: an option adds no token, or `max_length` leaves no room.
+        UserError: the row does not fit the task, an option adds no token, or `max_length` leaves no room.
     """
     prompt = render(spec, row)
     front = _front(tokenizer) if bos is None else (bos,)
@@ -87,7 +87,7 @@ def encode(
         if before:
             ids = _ids(tokenizer, (before + (prompt.text + option).strip(" ")).lstrip())
         kept = (*front, *ids[-room:])
-        # The first id of a sequence has nothing before it to be predicted from.
+        # The first id of a sequence cannot be predicted: nothing precedes it.
         candidates.append(Candidate(kept, min(answer_length, len(kept) - 1)))
     if before:
         prompt_ids = _ids(tokenizer, (before + prompt.text.strip(" ")).lstrip())
@@ -103,7 +103,7 @@ def encode(
 
 
 def length(spec: TaskSpec, row: Mapping[str, Any], tokenizer: Any, *, bos: int | None = None, before: str = "") -> int:
-    """The `max_length` that `encode` needs to cut nothing off `before`, the prompt and the longest option."""
+    """Return the `max_length` that lets `encode` keep all of `before`, the prompt and the longest option."""
     prompt = render(spec, row)
     texts = [(before + (prompt.text + option).strip(" ")).lstrip() for option in prompt.options]
     if spec.max_new_tokens:
@@ -113,11 +113,11 @@ def length(spec: TaskSpec, row: Mapping[str, Any], tokenizer: Any, *, bos: int |
 
 
 def _ids(tokenizer: Any, text: str) -> tuple[int, ...]:
-    # verbose=False: sequences beyond the model's length are cut by us, the tokenizer need not warn
+    # verbose=False: no warning about sequences beyond the model's length, which are cut here
     return tuple(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
 def _front(tokenizer: Any) -> tuple[int, ...]:
-    """What the tokenizer puts before every text: its BOS, or nothing."""
+    """Return the ids that the tokenizer puts before every text: its BOS, or none."""
     first = tuple(tokenizer("")["input_ids"])[:1]
     return first if first and first[0] == tokenizer.bos_token_id else ()

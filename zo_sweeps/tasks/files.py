@@ -20,7 +20,7 @@ def path_of(folder: Path, split: str) -> Path:
 
 
 def read(path: Path, spec: TaskSpec) -> list[dict[str, Any]]:
-    """The rows of a file. Raises UserError naming file and line when one does not fit the task."""
+    """Return the rows of a file. Raises UserError, with file and line, for a row that does not fit the task."""
     try:
         return list(_rows(path.read_bytes(), path, spec))
     except OSError as error:
@@ -28,7 +28,7 @@ def read(path: Path, spec: TaskSpec) -> list[dict[str, Any]]:
 
 
 def scan(path: Path, spec: TaskSpec) -> tuple[str, int]:
-    """SHA-256 (hex) of a file's bytes and its number of rows; remembered until the file changes. Errors as `read`."""
+    """Return SHA-256 (hex) of a file's bytes and its number of rows, cached until it changes. Raises as `read` does."""
     stat = path.stat()
     return _scan(path, stat.st_mtime_ns, stat.st_size, spec)
 
@@ -40,8 +40,8 @@ def _scan(path: Path, mtime_ns: int, size: int, spec: TaskSpec) -> tuple[str, in
 
 
 def _rows(data: bytes, path: Path, spec: TaskSpec) -> Iterator[dict[str, Any]]:
-    # Split at b"\n" only: str.splitlines would also cut at the odd separators that occur inside texts.
-    found = 0
+    # Split at b"\n" only: str.splitlines would also split at rarer separators, which occur inside texts.
+    rows = 0
     for number, line in enumerate(data.split(b"\n"), start=1):
         if not line.strip():
             continue
@@ -55,7 +55,7 @@ def _rows(data: bytes, path: Path, spec: TaskSpec) -> Iterator[dict[str, Any]]:
         problem = spec.problem(row)
         if problem:
             raise UserError(problem, where=where, fix=f"the row has: {', '.join(sorted(row))}")
-        found += 1
+        rows += 1
         yield row
-    if not found:
+    if not rows:
         raise UserError("no rows", where=str(path))

@@ -1,4 +1,4 @@
-"""Tasks from the Hugging Face hub: is a data set at hand, and its rows. `datasets` is imported only to load."""
+"""Data sets of the Hugging Face hub: availability and rows. `datasets` is imported only to load them."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ _TIMEOUT = 3.0  # seconds
 
 
 def label(hub: Hub) -> str:
-    """hf:path/name, or hf:path when the data set has one configuration."""
+    """Return hf:path/name, or hf:path for a data set with one configuration."""
     return "hf:" + "/".join(filter(None, (hub.path, hub.name)))
 
 
 def unreachable(hub: Hub) -> str:
-    """Why the data set cannot be loaded here, or "" when it can. Cost: at most 3 s, once a process."""
+    """Return the reason why the data set cannot be loaded here; "" if it can. Cost: at most 3 s, once per process."""
     if Path(hub.path).is_dir() or _is_cached(hub):
         return ""
     if _is_offline():
-        return f"{label(hub)} is not in the datasets cache ({_cache()}) and HF_HUB_OFFLINE is set"
+        offline = "HF_DATASETS_OFFLINE or HF_HUB_OFFLINE is set"
+        return f"{label(hub)} is not in the datasets cache ({_cache()}) and {offline}"
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
     if not _reaches(endpoint):
         return f"{label(hub)} is not in the datasets cache ({_cache()}) and {endpoint} cannot be reached"
@@ -34,9 +35,9 @@ def unreachable(hub: Hub) -> str:
 
 
 def load(hub: Hub, split: str, label_field: str) -> Any:
-    """The `datasets.Dataset` of a split, without the rows whose label is `hub.unlabelled` (SNLI has some of -1).
+    """Return the `datasets.Dataset` of a split, without the rows whose label is `hub.unlabelled` (-1 in SNLI).
 
-    Raises UserError when it cannot be had.
+    Raises UserError if it cannot be loaded.
     """
     import datasets
 
@@ -47,13 +48,13 @@ def load(hub: Hub, split: str, label_field: str) -> Any:
             return dataset.select(keep)
         return dataset
     except Exception as error:  # datasets, huggingface_hub and httpx each raise their own
-        cause = error.__cause__ or error  # the outer one often says no more than "an error occurred"
+        cause = error.__cause__ or error  # the outer error often says only "an error occurred"
         reason = str(cause).partition("\n")[0]
         raise UserError(f"cannot load {label(hub)}, split {split!r} ({type(cause).__name__}: {reason})") from error
 
 
 def row(hub: Hub, dataset: Any, index: int) -> dict[str, Any]:
-    """One row, with the columns of `hub.rename` ({ours: theirs}) under our names."""
+    """Return one row, its columns renamed by `hub.rename` ({ours: theirs})."""
     data = dict(dataset[index])
     for ours, theirs in hub.rename.items():
         if theirs in data:
@@ -72,7 +73,7 @@ def _cache() -> Path:
 
 
 def _is_cached(hub: Hub) -> bool:
-    # The prepared copy is what `datasets` falls back to without a network; files of the hub cache alone do not do.
+    # Without a network, `datasets` falls back to its prepared copy; files in the hub cache are not enough.
     # <cache>/<namespace>___<snake_case name>/<configuration>/<version>/<hash>/dataset_info.json
     *namespace, name = hub.path.split("/")
     name = re.sub(r"([A-Z]+)([A-Z][a-z])", r"\1_\2", name)
@@ -93,6 +94,6 @@ def _reaches(endpoint: str) -> bool:
         except (OSError, ValueError):
             pass
 
-    # In a thread, because looking up a name has no time limit of its own.
+    # In a thread, because DNS look-ups have no timeout of their own.
     threading.Thread(target=ask, daemon=True).start()
     return answered.wait(_TIMEOUT)

@@ -12,14 +12,14 @@ from zo_sweeps.tasks.spec import MASK, TaskSpec
 
 
 def encode_masked(spec: TaskSpec, row: Mapping[str, Any], tokenizer: Any, max_length: int) -> Example:
-    """<bos> left <mask> right <eos>, with one candidate a label word: they share the row, and differ in the word.
+    """Encode a row as <bos> left <mask> right <eos>; its candidates, one per label word, differ in the word only.
 
-    The text on either side of the mask is tokenised by itself, without the spaces that stand before the mask. A label
-    word is tokenised with a space before it, and must be one token. Of a text that is too long, what is nearest to the
-    mask is kept: each side has half of the room, and what the other does not need. (LM-BFF cuts its end, and the first
-    sentence to a limit of the task's.)
+    The text on either side of the mask is tokenised by itself, without the spaces before the mask. A label word is
+    tokenised with a space before it, and must be one token. A text that is too long keeps the part nearest to the mask:
+    each side gets half of the room, and what the other does not need. (LM-BFF cuts the end, and the first sentence to a
+    limit set by the task.)
 
-    Raises UserError when a label word is not one token, or `max_length` leaves no room.
+    Raises UserError if the row does not fit the task, a label word is not one token, or `max_length` leaves no room.
     """
     prompt = render(spec, row)
     left_text, right_text = prompt.text.split(MASK)
@@ -40,7 +40,7 @@ def _word(spec: TaskSpec, tokenizer: Any, word: str) -> int:
     ids = _ids(tokenizer, f" {word.strip()}")
     if len(ids) != 1:
         raise UserError(
-            f"the label word {word!r} is {len(ids)} tokens of this model's",
+            f"the label word {word!r} is {len(ids)} tokens for this model, not one",
             where=f"task {spec.name!r} ({spec.dialect})",
         )
     return ids[0]

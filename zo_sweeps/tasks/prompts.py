@@ -17,9 +17,9 @@ from zo_sweeps.tasks.spec import MASK, TaskSpec
 class Prompt:
     """The text of one example: candidate i reads `text + options[i]`, and `options[gold]` is right.
 
-    `golds` are all right options (ReCoRD has several; `gold` is the one trained on). `references` holds every accepted
-    answer of a generation task and is empty otherwise; `value` is the right number of a regression. For a masked
-    objective the text has MASK in it once, and candidate i reads `text` with `options[i]` in its place.
+    `golds` are the indices of all right options (ReCoRD has several; `gold` is the one trained on). `references` holds
+    every accepted answer of a generation task and is empty otherwise; `value` is the right number of a regression. For
+    a masked objective the text contains MASK once, and candidate i reads `text` with `options[i]` in its place.
     """
 
     text: str
@@ -31,7 +31,7 @@ class Prompt:
 
 
 def render(spec: TaskSpec, row: Mapping[str, Any]) -> Prompt:
-    """The prompt of `row` in the words of `spec`. Raises UserError when the row does not fit the task."""
+    """Render the prompt of `row` in the wording of `spec`. Raises UserError if the row does not fit the task."""
     problem = spec.problem(row)
     if problem:
         raise UserError(problem, where=f"a row of task {spec.name!r}")
@@ -43,10 +43,12 @@ def render(spec: TaskSpec, row: Mapping[str, Any]) -> Prompt:
         where = f"task {spec.name!r}, dialect {spec.dialect!r}"
         raise UserError(f"the template does not fit a row ({error})", where=where) from error
     if masked and text.count(MASK) != 1:
-        raise UserError(f"the text has {MASK} in it {text.count(MASK)} times", where=f"a row of task {spec.name!r}")
+        raise UserError(
+            f"the text contains {MASK} {text.count(MASK)} times, not once", where=f"a row of task {spec.name!r}"
+        )
     return Prompt(text, options, spec.gold(row), spec.references(row), spec.golds(row), spec.value(row))
 
 
 def _items(spec: TaskSpec, row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The rows that the option templates are filled with: one, or with `each` one an item."""
+    """Return the rows that fill the option templates: one, or with `each` one per item."""
     return [{**row, "item": item} for item in row[spec.each]] if spec.each else [row]

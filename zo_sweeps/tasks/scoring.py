@@ -1,4 +1,4 @@
-"""A model's answers to the rows of a split -> the task's metrics, by name."""
+"""Scoring: a model's answers to the rows of a split -> the task's metrics, by name."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from zo_sweeps.tasks.spec import TaskSpec
 
 @dataclass(frozen=True)
 class Answers:
-    """What a model says to each row, in the rows' order.
+    """A model's answers, in the order of the rows.
 
     Args:
-        choices: the best candidate of each.
-        scores: mean log-probability per answer token of each one's candidates (of the right one alone, where the task
+        choices: index of each row's best candidate.
+        scores: mean log-probability per answer token of each row's candidates (of the right one alone, if the task
             generates).
         texts: generated answers, cut at the task's stop; () for the other kinds.
     """
@@ -31,8 +31,8 @@ class Answers:
 def evaluate(spec: TaskSpec, examples: Sequence[Example], answers: Answers) -> dict[str, float]:
     """Return the value of each of the task's metrics, the first one first.
 
-    All are NaN where a score is: the weights have diverged, and no library need be asked. Cost: where a metric is
-    scikit-learn's or scipy's, a second to import it, once per process.
+    All are NaN if a score is: the weights have diverged, and no metric is computed. Cost: a second, once per process,
+    to import scikit-learn or scipy for the metrics that need it.
     """
     if any(math.isnan(score) for scores in answers.scores for score in scores):
         return {metric.name: math.nan for metric in spec.metrics}
@@ -40,7 +40,7 @@ def evaluate(spec: TaskSpec, examples: Sequence[Example], answers: Answers) -> d
 
 
 def _compared(of: Of, spec: TaskSpec, examples: Sequence[Example], answers: Answers) -> tuple[list[Any], list[Any]]:
-    """(predictions, references) that a metric of this sort compares."""
+    """Return the (predictions, references) that a metric of this sort compares."""
     if of is Of.TEXTS:
         return list(answers.texts), [example.references for example in examples]
     if of is Of.SCORES:
@@ -51,11 +51,11 @@ def _compared(of: Of, spec: TaskSpec, examples: Sequence[Example], answers: Answ
         tokens = [example.candidates[example.gold].answer_length for example in examples]
         scored = zip(answers.scores, right, tokens, strict=True)
         return [-scores[gold] * count for scores, gold, count in scored], tokens
-    # of several right candidates any counts
+    # any of several right candidates counts
     golds = [p if p in example.golds else example.gold for p, example in zip(answers.choices, examples, strict=True)]
     return list(answers.choices), golds
 
 
 def cut(text: str, stop: str) -> str:
-    """Return a generated answer up to the task's stop, without spaces at its ends; the whole of it without a stop."""
+    """Return a generated answer up to the task's stop, stripped; unchanged if there is no stop."""
     return text.partition(stop)[0].strip() if stop else text

@@ -1,4 +1,4 @@
-"""A task in one of its dialects: what encodes, checks and scores its rows."""
+"""A task in one dialect, as the code that encodes, checks and scores its rows needs it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from zo_sweeps.methods.task import Dialect, Task
 from zo_sweeps.methods.task_kind import TaskKind
 from zo_sweeps.tasks import templates
 
-MASK = "[mask]"  # what `{{ mask }}` of a template becomes: the place where a masked model writes the label word
+MASK = "[mask]"  # replaces `{{ mask }}` in a template, where a masked model predicts the label word
 
 
 @dataclass(frozen=True)
@@ -21,21 +21,21 @@ class TaskSpec:
     """A task in one dialect, hashable; made by `of`.
 
     Args:
-        name: for the command line.
-        kind: what its rows ask for.
-        metrics: its scores; the first is the one selected and shown by default.
-        dialect: whose wording.
+        name: its name on the command line.
+        kind: how its rows are labelled, and what is predicted.
+        metrics: its scores; the first selects the step and is shown, by default.
+        dialect: name of the wording.
         objective: the dialect's own loss.
-        template: the prompt, up to the answer; for a masked objective all of the text, with `{{ mask }}` in it once.
+        template: the prompt, up to the answer; for a masked objective the whole text, with `{{ mask }}` once.
         options: template of each answer; the text of a candidate is prompt + option. Generation has one: the answer
-            trained on. For a masked objective each is one word, without the space that goes before it.
-        each: a column with a list (ReCoRD's entities): the one template of `options` makes an option of every item,
-            as `item`, and the column of the label lists the items that are right.
-        fields: columns that a row must have, beside the label.
-        label_field: column with the gold (dots go into nested columns); for generation, with the list of accepted
-            answers.
-        labels: the value of `label_field` that stands for each option; () where none does.
-        stop, max_new_tokens: where generation ends.
+            trained on. For a masked objective each is one word, without the space before it.
+        each: column with a list (ReCoRD's entities); the single template of `options` makes one option of each
+            `item`, and the label column lists the right items.
+        fields: columns that a row must have, besides the label.
+        label_field: column with the right answer (dots reach into nested columns); for generation, with the list of
+            accepted answers.
+        labels: the value of `label_field` for each option; () for kinds without such values.
+        stop, max_new_tokens: the text and the number of tokens that end generation.
     """
 
     name: str
@@ -54,7 +54,7 @@ class TaskSpec:
 
     @classmethod
     def of(cls, task: Task, dialect: str) -> TaskSpec:
-        """Return `task` in `dialect`. Raises UserError when it is not well formed."""
+        """Return `task` in `dialect`. Raises UserError if the two do not make a well-formed task."""
         wording = task.wording(dialect)
         spec = cls(
             name=task.name,
@@ -87,7 +87,7 @@ class TaskSpec:
             if reason:
                 raise UserError(reason, where=where)
         if self.objective.generates:
-            fix = "train it with train.objective, and give the dialect another loss"
+            fix = "select it with train.objective, and give the dialect another loss"
             raise UserError(
                 f"the loss {self.objective.name!r} cannot be evaluated without generating", where=where, fix=fix
             )
@@ -95,11 +95,11 @@ class TaskSpec:
         for source in (self.template, *self.options):
             known = {*self.columns, *({"mask"} if masked else ()), *({"item"} if self.each else ())}
             try:
-                strangers = templates.names_in(source) - known
+                undefined = templates.names_in(source) - known
             except ValueError as error:
                 raise UserError(f"bad template: {error}", where=where) from error
-            if strangers:
-                raise unknown("field", min(strangers), self.columns, where=f"the template of {where}")
+            if undefined:
+                raise unknown("field", min(undefined), self.columns, where=f"the template of {where}")
         if masked and "mask" not in templates.names_in(self.template):
             raise UserError("the template has no {{ mask }}", where=where)
 
@@ -109,7 +109,7 @@ class TaskSpec:
         return tuple(dict.fromkeys((*self.fields, self.label_field.partition(".")[0])))
 
     def problem(self, row: Mapping[str, Any]) -> str:
-        """What is wrong with a row, or "" when it can be used."""
+        """Return the reason why a row cannot be used; "" if it can."""
         for column in self.columns:
             if column not in row:
                 return f"missing field {column!r}"
@@ -129,28 +129,28 @@ class TaskSpec:
             return f"{self.each!r} is not a list of two or more options"
         if not _is_list(label) or not label:
             return f"{self.label_field!r} is not a list of one or more answers"
-        strangers = [answer for answer in label if answer not in items]
-        return f"the answer {strangers[0]!r} is not among {self.each!r}" if strangers else ""
+        absent = [answer for answer in label if answer not in items]
+        return f"the answer {absent[0]!r} is not among {self.each!r}" if absent else ""
 
     def gold(self, row: Mapping[str, Any]) -> int:
-        """Index of the right option, the first of several. The row must have no `problem`."""
+        """Return the index of the right option, the first of several. The row must have no `problem`."""
         if self.each:
             return list(row[self.each]).index(self._label(row)[0])
         return self.kind.gold(self._label(row), self.labels)
 
     def golds(self, row: Mapping[str, Any]) -> tuple[int, ...]:
-        """Indices of every right option: of ReCoRD's several, any counts. The row must have no `problem`."""
+        """Return the indices of all right options, any of which counts (ReCoRD). The row must have no `problem`."""
         if not self.each:
             return (self.gold(row),)
         answers = self._label(row)
         return tuple(i for i, item in enumerate(row[self.each]) if item in answers)
 
     def references(self, row: Mapping[str, Any]) -> tuple[str, ...]:
-        """Accepted answers of a generation row; empty for the other kinds."""
+        """Return the accepted answers of a generation row; () for the other kinds."""
         return self.kind.references(self._label(row))
 
     def value(self, row: Mapping[str, Any]) -> float | None:
-        """The right number of a regression row; None for the other kinds."""
+        """Return the right number of a regression row; None for the other kinds."""
         return self.kind.value(self._label(row))
 
     def _label(self, row: Mapping[str, Any]) -> Any:

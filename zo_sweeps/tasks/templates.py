@@ -1,6 +1,6 @@
-"""The template language of the task YAMLs: Jinja, sandboxed, with an unknown name an error and no text altered.
+"""The template language of the task YAMLs: sandboxed Jinja; unknown names are errors, and text stays as written.
 
-Filters beside Jinja's own: `upper_first` (first letter to upper case, the rest as it is) and `lower_first_word`
+Filters besides Jinja's own: `upper_first` (first letter to upper case, the rest unchanged) and `lower_first_word`
 (first word to lower case unless it is "I").
 """
 
@@ -23,7 +23,7 @@ def _lower_first_word(text: str) -> str:
     return text if first == "I" else first.lower() + space + rest
 
 
-# Task files may come from anybody, hence the sandbox. Jinja drops a final newline unless told otherwise, and most
+# Task files may come from anyone, hence the sandbox. Jinja drops a final newline unless told otherwise, and most
 # prompts end in one.
 _ENV = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)
 _ENV.filters.update(upper_first=_upper_first, lower_first_word=_lower_first_word)
@@ -35,14 +35,14 @@ def _compiled(source: str) -> Template:
 
 
 def fill(source: str, row: Mapping[str, Any]) -> str:
-    """`source` with the fields of `row` in it. Raises jinja2.TemplateError when a field is absent."""
+    """Fill the template `source` with the fields of `row`. Raises jinja2.TemplateError if a field is missing."""
     return _compiled(source).render(row)
 
 
 def names_in(source: str) -> set[str]:
-    """The fields that `source` uses. Raises ValueError when it is not a template."""
+    """Return the fields that the template `source` uses. Raises ValueError if it is not a template."""
     try:
-        _compiled(source)  # unknown filters are only seen by the compiler
+        _compiled(source)  # only the compiler notices unknown filters
         return meta.find_undeclared_variables(_ENV.parse(source)) - set(_ENV.globals)
     except TemplateSyntaxError as error:
         raise ValueError(f"{error.message} (line {error.lineno} of the template)") from error

@@ -23,9 +23,7 @@ class Full(Space):
     def trainable(self, arch: Arch) -> int:
         return arch.parameters
 
-    def install(
-        self, module: nn.Module, layers: Sequence[str], seed: int, found: Found | None = None
-    ) -> InstalledSpace:
+    def install(self, module: nn.Module, layers: Sequence[str], seed: int, mask: Found | None = None) -> InstalledSpace:
         from zo_sweeps.engine.layers.full import FullModel
 
         return FullModel(module)

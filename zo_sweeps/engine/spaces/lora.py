@@ -29,9 +29,7 @@ class LoRA(LowRank):
     def trainable(self, arch: Arch) -> int:
         return self.rank * (arch.inputs(self.targets) + arch.outputs(self.targets))
 
-    def install(
-        self, module: nn.Module, layers: Sequence[str], seed: int, found: Found | None = None
-    ) -> InstalledSpace:
+    def install(self, module: nn.Module, layers: Sequence[str], seed: int, mask: Found | None = None) -> InstalledSpace:
         from zo_sweeps.engine.layers.low_rank import LowRankLinear
         from zo_sweeps.engine.layers.wrapped import Wrapped, initial_key
 

@@ -26,9 +26,7 @@ class Outliers(SparseSpace):
     def trainable(self, arch: Arch) -> int:
         return chosen(arch, self.targets, self.density, self.scope)
 
-    def install(
-        self, module: nn.Module, layers: Sequence[str], seed: int, found: Found | None = None
-    ) -> InstalledSpace:
+    def install(self, module: nn.Module, layers: Sequence[str], seed: int, mask: Found | None = None) -> InstalledSpace:
         from zo_sweeps.engine import masks
         from zo_sweeps.engine.layers.sparse import Sparse, weights
 

@@ -36,9 +36,7 @@ class PrefixTuning(Space):
     def trainable(self, arch: Arch) -> int:
         return arch.layers * 2 * self.length * arch.kv_heads * arch.head_width
 
-    def install(
-        self, module: nn.Module, layers: Sequence[str], seed: int, found: Found | None = None
-    ) -> InstalledSpace:
+    def install(self, module: nn.Module, layers: Sequence[str], seed: int, mask: Found | None = None) -> InstalledSpace:
         from zo_sweeps.engine.layers.prefix import Prefix
 
         embeddings = module.get_input_embeddings()  # type: ignore[operator]

@@ -19,7 +19,7 @@ class Sensitive(SparseSpace):
     """The entries of a mask found by backpropagation, recomputed every `refresh` steps (0: never).
 
     The mask needs gradients, hence batches and a loss, which a space does not have: `run/gradients.py` computes the
-    masks and passes them to `install` as `found`. The paper leaves open the scope and the score (engine/masks.py
+    masks and passes them to `install` as `mask`. The paper leaves open the scope and the score (engine/masks.py
     discusses both), and the number and length of the samples. Source: Guo et al., 2024, definitions 3 and 4,
     eqs. 11 and 12.
     """
@@ -51,10 +51,8 @@ class Sensitive(SparseSpace):
     def trainable(self, arch: Arch) -> int:
         return chosen(arch, self.targets, self.density, self.scope)
 
-    def install(
-        self, module: nn.Module, layers: Sequence[str], seed: int, found: Found | None = None
-    ) -> InstalledSpace:
+    def install(self, module: nn.Module, layers: Sequence[str], seed: int, mask: Found | None = None) -> InstalledSpace:
         from zo_sweeps.engine.layers.sparse import Sparse
 
-        assert found is not None, "compute the mask before installing the space"
-        return Sparse(module, found.masks, self.refresh, found.find)
+        assert mask is not None, "compute the mask before installing the space"
+        return Sparse(module, mask.masks, self.refresh, mask.find)

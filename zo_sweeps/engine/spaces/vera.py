@@ -40,9 +40,7 @@ class VeRA(LayerSpace):
     def trainable(self, arch: Arch) -> int:
         return arch.outputs(self.targets) + self.rank * arch.layers * len(arch.roles(self.targets))
 
-    def install(
-        self, module: nn.Module, layers: Sequence[str], seed: int, found: Found | None = None
-    ) -> InstalledSpace:
+    def install(self, module: nn.Module, layers: Sequence[str], seed: int, mask: Found | None = None) -> InstalledSpace:
         from zo_sweeps.engine.layers.vera import Vera
 
         return Vera(module, list(layers), self.rank, self.d_initial, seed)

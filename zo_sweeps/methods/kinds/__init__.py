@@ -1,1 +1,1 @@
-"""The kinds of trial. One file each."""
+"""Kinds of trial: one member per file."""

@@ -10,7 +10,7 @@ from zo_sweeps.methods.kind import Kind
 
 @dataclass(frozen=True)
 class FirstOrder(Kind):
-    """Train by backpropagation through the same space, batches and loss: the papers' FO rows."""
+    """Training by backpropagation through the same space, batches and loss: the papers' FO rows."""
 
     runner: ClassVar[str] = "zo_sweeps.run.backpropagation:Backpropagation"
     trains: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""Generation, timed."""
+"""Timed generation."""
 
 from __future__ import annotations
 
@@ -12,20 +12,23 @@ from zo_sweeps.methods.kind import Kind
 
 @dataclass(frozen=True)
 class Generate(Kind):
-    """Time the greedy continuation of a text, with theta written into the weights or multiplied separately."""
+    """Timing of the greedy continuation of a text, with theta merged into the weights or multiplied separately.
+
+    Raises UserError without a text.
+    """
 
     runner: ClassVar[str] = "zo_sweeps.run.generation:Generation"
     generates: ClassVar[bool] = True
     causal_only: ClassVar[str] = "generation"
     parts: ClassVar[tuple[str, ...]] = ("space", "evaluation", "seed")
 
-    text: str = option("", "what is continued")
+    text: str = option("", "text to continue")
     new_tokens: int = option(128, "tokens per round", least=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.text:
-            raise UserError("method kind 'generate' needs a method.text")
+            raise UserError("method kind 'generate' has no text to continue", fix="set method.text")
 
     @property
     def prompt(self) -> str:

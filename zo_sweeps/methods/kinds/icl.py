@@ -11,13 +11,13 @@ from zo_sweeps.methods.kind import Kind
 
 @dataclass(frozen=True)
 class ICL(Kind):
-    """Score the untrained model after solved examples, a random set of its own for each test example."""
+    """Scoring of the untrained model, each test example after a random set of solved examples of its own."""
 
     runner: ClassVar[str] = "zo_sweeps.run.untrained:Untrained"
     causal_only: ClassVar[str] = "in-context learning"
     parts: ClassVar[tuple[str, ...]] = ("seed",)
 
-    demonstrations: int = option(32, "solved examples before the prompt, or as many as fit", least=1)
+    demonstrations: int = option(32, "solved examples before the prompt; fewer if they do not fit", least=1)
 
     @property
     def shown(self) -> int:

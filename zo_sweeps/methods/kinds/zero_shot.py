@@ -10,6 +10,6 @@ from zo_sweeps.methods.kind import Kind
 
 @dataclass(frozen=True)
 class ZeroShot(Kind):
-    """Score the untrained model. No seed, step or optimizer changes the result."""
+    """Scoring of the untrained model. No seed, step or optimizer affects the result."""
 
     runner: ClassVar[str] = "zo_sweeps.run.untrained:Untrained"

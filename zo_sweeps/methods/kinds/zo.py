@@ -10,7 +10,7 @@ from zo_sweeps.methods.kind import Kind
 
 @dataclass(frozen=True)
 class ZerothOrder(Kind):
-    """Train by zeroth-order estimates; a run is its log of coefficients, and resumes from it."""
+    """Training by zeroth-order estimates; the log of coefficients determines a run, which resumes from it."""
 
     runner: ClassVar[str] = "zo_sweeps.run.zeroth_order:ZerothOrderRunner"
     trains: ClassVar[bool] = True

@@ -1,7 +1,7 @@
-"""What differs between model families.
+"""Model families: how a model's shape follows from its config.json.
 
-A module in this package holds one `family`, found by its name, which is the `model_type` (hyphens as underscores).
-Every other type of transformers is served by `zo_sweeps.models.generic`, which reads the same facts off the module.
+A module in this package holds one `family` and is named after the `model_type` (hyphens as underscores). Every other
+type in transformers is served by `zo_sweeps.models.generic`, which reads the same facts off the module.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Family:
 
     Args:
         describe: config.json, read as a mapping -> the model's shape, its projections by role, how many tokens it
-            holds, and why rows cannot be packed or a prefix not be trained, where that is so. Raises UserError when no
-            model has such a configuration.
-        bos: the token that a text starts with; "": whatever the tokenizer puts there.
+            holds, and the reasons if rows cannot be packed or a prefix cannot be trained. Raises UserError for an
+            invalid configuration.
+        bos: the token that a text starts with; "": the one that the tokenizer puts there, if any.
     """
 
     describe: Callable[[Mapping[str, Any]], Arch]
@@ -42,17 +42,17 @@ def names() -> tuple[str, ...]:
 
 
 def family(config: Mapping[str, Any]) -> Family:
-    """Return the family of a config.json. Raises UserError when it names no type of model.
+    """Return the family of a config.json. Raises UserError if it names no model_type.
 
-    Cost: for a type without a module here, torch and transformers are imported when it is first described.
+    Cost: none here; describing a type without a module in this package imports torch and transformers.
     """
     kind = config.get("model_type")
     if not isinstance(kind, str) or not kind:
         raise UserError("the model's config names no model_type", where="model.arch")
     name = kind.replace("-", "_")
     if name in names():
-        found: Family = import_module(f"{__name__}.{name}").family
-        return found
+        own: Family = import_module(f"{__name__}.{name}").family
+        return own
     from zo_sweeps.models import generic
 
     return generic.family
@@ -61,15 +61,15 @@ def family(config: Mapping[str, Any]) -> Family:
 def describe(config: Mapping[str, Any]) -> Arch:
     """Return the shape of the model that a config.json describes.
 
-    Raises UserError, in one line that says why, for a model that cannot be served. Cost: microseconds for the families
-    with a module here; for another, torch and transformers (seconds, once per process) and a module without weights
-    (up to some seconds for a very deep model, once per configuration).
+    Raises UserError, with the reason in one line, for a model that cannot be served. Cost: microseconds for the
+    families with a module here; for another, torch and transformers (seconds, once per process) and a module without
+    weights (up to some seconds for a very deep model, once per configuration).
     """
     return family(config).describe(config)
 
 
 def with_layers(config: Mapping[str, Any], most: int) -> dict[str, Any]:
-    """Return the configuration with at most `most` layers, for random weights; unchanged where it names no number."""
+    """Return the configuration with at most `most` layers, for random weights; unchanged if it gives no number."""
     key = next((key for key in ("num_hidden_layers", "n_layer", "n_layers", "num_layers") if key in config), None)
     if key is None:
         return dict(config)
@@ -80,7 +80,7 @@ def with_layers(config: Mapping[str, Any], most: int) -> dict[str, Any]:
 
 
 def size(config: Mapping[str, Any], key: str) -> int:
-    """Return the number at `key` of a config. Raises UserError when it is absent or not a positive integer."""
+    """Return the number at `key` of a config. Raises UserError if it is missing or not a positive integer."""
     value = config.get(key)
     if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
         raise UserError(f"the model's config needs a positive integer {key!r}, not {value!r}", where="model.arch")
@@ -88,7 +88,7 @@ def size(config: Mapping[str, Any], key: str) -> int:
 
 
 def head_width(config: Mapping[str, Any]) -> int:
-    """Return the width of an attention head. Raises UserError when the heads do not divide what they share."""
+    """Return the width of an attention head. Raises UserError if heads and sizes do not divide evenly."""
     width, heads = size(config, "hidden_size"), size(config, "num_attention_heads")
     groups = config.get("num_key_value_heads") or heads
     if heads % groups:

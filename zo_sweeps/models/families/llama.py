@@ -21,7 +21,7 @@ PROJECTIONS = {
 
 
 def describe(config: Mapping[str, Any]) -> Arch:
-    """Return the shape of a Llama, of whatever size and with biases or without."""
+    """Return the shape of a Llama of any size, with or without biases."""
     width, inner, heads = (size(config, key) for key in ("hidden_size", "intermediate_size", "num_attention_heads"))
     head, kv_heads = head_width(config), config.get("num_key_value_heads") or heads
     if head % 2:

@@ -11,7 +11,7 @@ from zo_sweeps.models.families import Family, llama
 
 
 def describe(config: Mapping[str, Any]) -> Arch:
-    """Return the shape of a Mistral. Without the key, its window is transformers' 4096."""
+    """Return the shape of a Mistral. Its window defaults to 4096, as in transformers."""
     positions = config.get("max_position_embeddings") or 4096 * 32
     return replace(llama.describe(config), positions=positions, window=config.get("sliding_window", 4096) or 0)
 

@@ -19,7 +19,7 @@ PROJECTIONS = {
 
 
 def describe(config: Mapping[str, Any]) -> Arch:
-    """Return the shape of an OPT; the 350m's embeddings are narrower than its layers."""
+    """Return the shape of an OPT. Embeddings may be narrower than the layers, as in the 350m."""
     width, inner, vocabulary = (size(config, key) for key in ("hidden_size", "ffn_dim", "vocab_size"))
     layers, heads, head = size(config, "num_hidden_layers"), size(config, "num_attention_heads"), head_width(config)
     positions = size({"max_position_embeddings": 2048, **config}, "max_position_embeddings")

@@ -19,14 +19,14 @@ PROJECTIONS = {
 
 
 def describe(config: Mapping[str, Any]) -> Arch:
-    """Return the shape of a RoBERTa. It counts positions from the padding's id on: it holds that many tokens fewer."""
+    """Return the shape of a RoBERTa. Positions count from the padding id + 1, so it holds that many tokens fewer."""
     width, inner, vocabulary = (size(config, key) for key in ("hidden_size", "intermediate_size", "vocab_size"))
     layers, heads, head = size(config, "num_hidden_layers"), size(config, "num_attention_heads"), head_width(config)
     vectors = size({"max_position_embeddings": 512, **config}, "max_position_embeddings")
     padding, tied = config.get("pad_token_id", 1), bool(config.get("tie_word_embeddings", True))
     linears = {**dict.fromkeys("qkvo", (width, width)), "up": (inner, width), "down": (width, inner)}
     layer = sum(out * into + out for out, into in linears.values()) + 4 * width  # and two norms
-    # words, positions, kinds of text, and their norm
+    # words, positions, token types, and their norm
     total = (vocabulary + vectors + config.get("type_vocab_size", 2) + 2) * width
     total += width * width + width + 2 * width + vocabulary  # the head: dense, norm, bias
     if not tied:

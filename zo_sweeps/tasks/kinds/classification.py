@@ -1,4 +1,4 @@
-"""The same options in every row."""
+"""Classification: the same options in every row."""
 
 from __future__ import annotations
 
@@ -9,4 +9,4 @@ from zo_sweeps.methods.task_kind import TaskKind
 
 @dataclass(frozen=True)
 class Classification(TaskKind):
-    """Choose between the task's labels; the predicted one has the highest mean log-probability per answer token."""
+    """A choice between the task's labels: the one with the highest mean log-probability per answer token."""

@@ -1,4 +1,4 @@
-"""Free text."""
+"""Generation of free text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Generation(TaskKind):
-    """Generate an answer, greedily; the label column lists the accepted ones, and the first is trained on."""
+    """Greedy generation of an answer; the label column lists the accepted ones, of which the first is trained on."""
 
     predicts: ClassVar[Of] = Of.TEXTS
 
@@ -25,7 +25,7 @@ class Generation(TaskKind):
     def wrong(self, task: Task, dialect: Dialect) -> str:
         if len(dialect.options) == 1 and dialect.loss.gold_only and task.max_new_tokens > 0:
             return ""
-        return "a generation task has one option (the answer trained on), loss 'tokens' and max_new_tokens of 1 or more"
+        return "a generation task needs one option (the answer trained on), loss 'tokens' and max_new_tokens >= 1"
 
     def problem(self, label: Any, labels: Sequence[Any], column: str) -> str:
         answers = label if isinstance(label, Sequence) and not isinstance(label, str) else ()

@@ -1,4 +1,4 @@
-"""Options of each row's own."""
+"""Multiple choice: options that differ from row to row."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MultipleChoice(TaskKind):
-    """Choose between options that the row brings: as many as there are templates, or (`each`) one per item of a list.
+    """A choice between a row's own options: one per template, or with `each` one per item of a list.
 
-    With `each` the label column lists the items that are right: any of them counts, and the first is trained on.
+    With `each`, the label column lists the right items: any of them counts, and the first is trained on.
     """
 
     own_options: ClassVar[bool] = True

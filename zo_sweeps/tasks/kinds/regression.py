@@ -1,4 +1,4 @@
-"""A real number."""
+"""Regression: prediction of a real number."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Regression(TaskKind):
-    """Predict the expected value over options that stand for numbers.
+    """Prediction of the expected value over options that stand for numbers.
 
     y = sum_i p_i v_i, with p = softmax(s), s_i the mean log-probability of option i's answer tokens and v_i its value
-    (`labels` of the task, in the order of the options). The label column holds any number. Trained is the option whose
-    value is nearest; of two that are equally near, the first.
+    (`labels` of the task, in the order of the options). The label column holds any number. The
+    option with the nearest value is trained on; ties go to the first.
     """
 
     predicts: ClassVar[Of] = Of.SCORES

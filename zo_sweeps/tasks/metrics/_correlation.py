@@ -1,4 +1,4 @@
-"""What Pearson's and Spearman's correlation share. Not a member of the axis."""
+"""The base class of Pearson's and Spearman's correlation. Not a member of the axis."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from zo_sweeps.methods.metric import Metric, Of, same_length
 
 @dataclass(frozen=True)
 class Correlation(Metric):
-    """A correlation of predicted and right numbers; 0 where either list is constant, as it is then undefined."""
+    """A correlation of predicted and right numbers; 0 if either list is constant, as it is then undefined."""
 
     of: ClassVar[Of] = Of.SCORES
     unit: ClassVar[str] = ""

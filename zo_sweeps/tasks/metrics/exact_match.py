@@ -1,4 +1,4 @@
-"""Share of generated answers that are an accepted one."""
+"""Share of generated answers that match an accepted one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from zo_sweeps.tasks.metrics.squad_f1 import words
 
 @dataclass(frozen=True)
 class ExactMatch(Metric):
-    """Share of the answers whose words are those of an accepted one, by SQuAD's rules for words (see squad_f1)."""
+    """Share of the answers with the same words as an accepted one, normalized by SQuAD's rules (see squad_f1)."""
 
     display: ClassVar[str] = "exact match"
     of: ClassVar[Of] = Of.TEXTS

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class F1(Metric):
-    """F1 = 2PR / (P + R) of one of two labels, with P its precision and R its recall; 0 where neither list has it.
+    """F1 = 2PR / (P + R) of one of two labels, with P its precision and R its recall; 0 if neither list has it.
 
     Computed by scikit-learn.
     """
@@ -23,11 +23,11 @@ class F1(Metric):
     display: ClassVar[str] = "F1"
     classes: ClassVar[bool] = True
 
-    positive: int = option(1, "index of that label among the task's", least=0, most=1)
+    positive: int = option(1, "index of the scored label among the task's", least=0, most=1)
 
     def fits(self, task: Task) -> str:
         several = any(len(dialect.options) != 2 for dialect in task.dialects.values())
-        return super().fits(task) or ("it is of two labels; use f1_macro" if several else "")
+        return super().fits(task) or ("it needs exactly two labels; use f1_macro" if several else "")
 
     def compute(self, predictions: Sequence[int], references: Sequence[int]) -> float:
         from sklearn.metrics import f1_score

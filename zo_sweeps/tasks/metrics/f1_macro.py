@@ -11,7 +11,7 @@ from zo_sweeps.methods.metric import Metric, same_length
 
 @dataclass(frozen=True)
 class MacroF1(Metric):
-    """Mean of the F1 of every label that occurs among predictions or references. Computed by scikit-learn."""
+    """Mean of the F1 of all labels that occur in predictions or references. Computed by scikit-learn."""
 
     display: ClassVar[str] = "macro F1"
     classes: ClassVar[bool] = True

@@ -11,7 +11,7 @@ from zo_sweeps.methods.metric import Metric, same_length
 
 @dataclass(frozen=True)
 class Matthews(Metric):
-    """Matthews correlation coefficient of predicted and right labels; 0 where either list has one label only.
+    """Matthews correlation coefficient of predicted and right labels; 0 if either list has only one label.
 
     Computed by scikit-learn. GLUE's metric for CoLA.
     """

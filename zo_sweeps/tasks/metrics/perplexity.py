@@ -12,7 +12,7 @@ from zo_sweeps.methods.metric import Metric, Of, same_length
 
 @dataclass(frozen=True)
 class Perplexity(Metric):
-    """exp(-sum over right answers of log p / sum of their tokens), over the whole vocabulary; lower is better."""
+    """exp(-(sum over right answers of log p) / (sum of their tokens)), over the whole vocabulary; lower is better."""
 
     display: ClassVar[str] = "perplexity"
     of: ClassVar[Of] = Of.LOSSES

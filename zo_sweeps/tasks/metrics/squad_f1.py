@@ -19,10 +19,10 @@ _NO_ANSWER = ("CANNOTANSWER", "no answer")
 
 @dataclass(frozen=True)
 class SquadF1(Metric):
-    """Mean over the rows of the F1 over the words of an answer and of the best accepted one (Rajpurkar et al., 2016).
+    """Mean over the rows of the word F1 of an answer and its best-matching accepted one (Rajpurkar et al., 2016).
 
     F1 = 2PR / (P + R), with P and R the share of common words (counted as often as they occur in both). Words are
-    taken after lower-casing and dropping punctuation, articles and extra spaces. As in MeZO, a row whose first
+    compared after lower-casing and dropping punctuation, articles and extra spaces. As in MeZO, a row whose first
     accepted answer says that there is no answer is scored by exact match.
     """
 
@@ -34,7 +34,7 @@ class SquadF1(Metric):
         return statistics.fmean(self.of_row(p, r) for p, r in zip(predictions, references, strict=True))
 
     def of_row(self, prediction: str, references: Sequence[str]) -> float:
-        """Return one row's F1. Raises ValueError without references."""
+        """Return one row's F1. Raises ValueError if there are no references."""
         if not references:
             raise ValueError("no reference answers")
         if references[0] in _NO_ANSWER:
@@ -43,7 +43,7 @@ class SquadF1(Metric):
 
 
 def words(text: str) -> list[str]:
-    """Return the words that SQuAD's scores compare."""
+    """Return the words of a text, normalized by SQuAD's rules."""
     return _ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split()
 
 

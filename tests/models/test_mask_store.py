@@ -1,4 +1,4 @@
-"""The store of masks, asked by several processes."""
+"""The store of masks: found once, and found again when its file says something else."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ import torch
 from zo_sweeps.engine import masks
 from zo_sweeps.models import mask_store
 
-pytestmark = pytest.mark.multiprocess
-
 
 def _ask(folder: str, log: str) -> None:
     def find() -> masks.Masks:
@@ -25,6 +23,7 @@ def _ask(folder: str, log: str) -> None:
     assert len(found["a"]) == 1000
 
 
+@pytest.mark.multiprocess
 def test_processes_that_ask_at_once_find_the_mask_once(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     log = tmp_path / "log"
@@ -35,3 +34,23 @@ def test_processes_that_ask_at_once_find_the_mask_once(tmp_path: Path) -> None:
         process.join(60)
     assert [process.exitcode for process in processes] == [0] * 4
     assert len(log.read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"fingerprint": "x"}', "{", '"x"'])
+def test_a_sidecar_that_does_not_fit_the_mask_has_it_found_again(tmp_path: Path, text: str) -> None:
+    found = []
+
+    def find() -> masks.Masks:
+        found.append(1)
+        return {"a": torch.arange(3)}
+
+    first = mask_store.get({"k": 1}, find, tmp_path)
+    (sidecar,) = tmp_path.glob("*.json")
+    good = sidecar.read_text()
+    sidecar.write_text(text)
+    second = mask_store.get({"k": 1}, find, tmp_path)
+    assert second[1] == first[1]
+    assert len(found) == 2
+    assert sidecar.read_text() == good
+    mask_store.get({"k": 1}, find, tmp_path)
+    assert len(found) == 2
