@@ -64,8 +64,6 @@ def run(
     Raises UserError for bad input, or if nothing can run here; HeadLostError, a UserError, if the cluster's head goes
     away (the same call in a new process resumes the sweep); KeyboardInterrupt after a clean stop.
     """
-    from pathlib import Path
-
     from zo_sweeps.plan.build import build
     from zo_sweeps.results import dataframe, session
     from zo_sweeps.schedule.ledger import read_standing
@@ -83,7 +81,7 @@ def run(
         view = Terminal(Console(highlight=False))
     if session.run(planned, composer, command, view).summary.interrupted:
         raise KeyboardInterrupt
-    return dataframe.frame(planned, read_standing(Path(planned.config["state_dir"]).expanduser()))
+    return dataframe.frame(planned, read_standing(planned.config.folder))
 
 
 def results(

@@ -107,11 +107,12 @@ def test_the_command_waits_for_the_head_and_begins_anew_in_another_process(
     monkeypatch.setattr(InlineBackend, "poll", lost)
     monkeypatch.setattr(cluster, "await_answer", waited.append)
     monkeypatch.setattr(os, "execv", replaced)
-    given = ["+grid=forms", *only("zero_shot", swept), f"state_dir={tmp_path}", "--config-dir", str(swept.conf)]
+    own = [f"state_dir={tmp_path}", "cluster.address=10.0.0.5:6379"]
+    given = ["+grid=forms", *only("zero_shot", swept), *own, "--config-dir", str(swept.conf)]
     with pytest.raises(ReplacedError) as again:
         main([*given, "--rerun", "failed"])
     assert list(again.value.args) == [sys.executable, "-m", "zo_sweeps", *given]
-    assert len(waited) == 1
+    assert waited == ["10.0.0.5:6379"]
     assert "the head is gone. Waiting for it to return (Ctrl-C to stop)" in capsys.readouterr().out
 
 

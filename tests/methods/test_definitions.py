@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 import re
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 from tests.engine import contract
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.methods.definition import Definition, convert, hints, identity, option, options, read, write
+from zo_sweeps.methods.executor import Executor
 from zo_sweeps.methods.schedule import Schedule
 
 MEMBERS = [pytest.param(axis, name, id=f"{axis} {name}") for axis, name in contract.every()]
@@ -247,6 +249,26 @@ def test_nested_parts_lists_and_mappings_are_read_with_their_full_keys() -> None
 def test_an_option_without_a_default_must_be_given() -> None:
     with pytest.raises(UserError, match=r"outer\.size is missing in my\.yaml .*; of it"):
         read(Outer, {}, "outer", located)
+
+
+def test_every_wrong_option_is_listed_in_one_error() -> None:
+    with pytest.raises(UserError) as raised:
+        Executor.read({"name": "ray", "slotz": 1, "workers": "two", "slots": 0}, "executor", located)
+    first, *listed = str(raised.value).splitlines()
+    assert first == "3 problems:"
+    for line, start in zip(
+        listed,
+        (
+            "  - unknown key 'executor.slotz' in my.yaml",
+            "  - executor.workers='two' has the wrong type in my.yaml",
+            "  - executor.slots of ray must be at least 1, not 0 in my.yaml",
+        ),
+        strict=True,
+    ):
+        assert line.startswith(start)
+    assert str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value)
+    with pytest.raises(UserError, match=r"^unknown key 'siz'"):  # not missing as well
+        read(Outer, {"siz": 7})
 
 
 def test_absent_is_a_value_only_where_the_type_says_so() -> None:

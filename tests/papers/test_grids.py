@@ -140,7 +140,7 @@ def test_the_file_says_where_it_comes_from(grid: str) -> None:
 @pytest.mark.parametrize("grid", SYSTEM)
 def test_time_and_memory_are_measured_on_random_weights_and_the_caption_says_so(grid: str) -> None:
     assert {config.model.source for config in configs(grid)} == {"random"}
-    assert "random weights" in str(plan(grid).grid["title"])
+    assert "random weights" in plan(grid).grid.title
     assert {config.task.name for config in configs(grid)} == {"timing"}
 
 
@@ -217,7 +217,7 @@ GRADIENT_FIGURES = {"fig2", "fig3", *(f"fig7_{m}" for m in ("llama2", "mistral",
 
 def test_the_figures_of_squared_gradients_are_measurements_of_backpropagation_with_sgd() -> None:
     planned = plan("sensitive_gradients")
-    assert set(planned.grid["figures"]) == GRADIENT_FIGURES
+    assert set(planned.grid.figures) == GRADIENT_FIGURES
     for config in configs("sensitive_gradients"):
         assert (config.method.kind.name, config.update.name, config.space.name) == ("fo", "sgd", "full")
         train = config.train

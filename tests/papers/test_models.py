@@ -39,7 +39,7 @@ def _known(name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", FILES)
 def test_every_model_composes_under_its_own_name(name: str) -> None:
-    model = Composer([f"model={name}"]).base["model"]
+    model = Composer([f"model={name}"]).trial["model"]
     assert model["name"] == name
     assert model["display"]
 

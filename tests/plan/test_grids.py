@@ -235,6 +235,17 @@ def test_all_problems_are_listed_at_once_each_with_its_blocks(tmp_path: Path) ->
         assert f"(block {name})" in text
 
 
+def test_every_wrong_option_of_a_block_is_listed(tmp_path: Path) -> None:
+    grid = changed()
+    grid["blocks"]["zo"]["fixed"]["estimator"] = {"q": 0, "eps": -1.0}
+    first, *listed = problem(tmp_path, grid).splitlines()
+    assert first == "2 problems in grid 'tiny':"
+    assert listed == [
+        "  - estimator.q of rge must be at least 1, not 0 in grid tiny, block zo (block zo)",
+        "  - estimator.eps of rge must be above 0, not -1.0 in grid tiny, block zo (block zo)",
+    ]
+
+
 @pytest.mark.parametrize(
     ("overrides", "part"),
     [
@@ -318,8 +329,8 @@ def test_a_block_that_is_left_out_leaves_the_tables_and_figures_and_the_table_sa
     (table,) = readout.tables(plan, composer, Standing())
     assert [key for key, _ in table.spec.rows] == ["zo"]
     assert "left out: other" in plan.caveats
-    assert set(plan.grid["figures"]) == {"both", "every"}
-    assert plan.grid["figures"]["both"]["published"] == points[1:]
+    assert set(plan.grid.figures) == {"both", "every"}
+    assert plan.grid.figures["both"].published == points[1:]
 
 
 @pytest.mark.parametrize("part", ["tables", "figures"])

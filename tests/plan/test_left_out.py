@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.plan.common import changed, write_grid
+from tests.plan.common import changed, named, write_grid
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.plan.build import build
@@ -23,14 +23,14 @@ def test_a_removed_block_is_no_row_and_no_series_and_what_shows_nothing_else_is_
         ["zero_shot", "zo_lora_fa_q1", "zo_lora_fa_q4"],
         ["zo_lora_fa_q1", "zo_lora_fa_q4"],
     ]
-    every = Composer(["+grid=prge_fig3"]).base["grid"]
-    gone = next(iter(every["blocks"]))
-    figures = Composer(["+grid=prge_fig3", f"~grid.blocks.{gone}"]).base["grid"]["figures"]
-    shown = [block for figure in figures.values() for block in figure["series"]]
-    assert gone in {block for figure in every["figures"].values() for block in figure["series"]}
+    every = named("prge_fig3").grid
+    gone = next(iter(every.blocks))
+    figures = named("prge_fig3", f"~grid.blocks.{gone}").grid.figures
+    shown = [block for figure in figures.values() for block in figure.series]
+    assert gone in {block for figure in every.figures.values() for block in figure.series}
     assert shown
     assert gone not in shown
-    assert gone not in {point["series"] for figure in figures.values() for point in figure["published"]}
+    assert gone not in {point["series"] for figure in figures.values() for point in figure.published}
 
 
 def test_a_row_of_a_block_that_never_was_is_still_an_error(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from zo_sweeps.config.composer import Composer, executor
+from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.methods.registry import member, names
 from zo_sweeps.schedule.inline_backend import InlineBackend
@@ -26,17 +26,17 @@ def folder(tmp_path: Path) -> Path:
 def test_the_command_line_chooses_an_executor_and_its_options() -> None:
     ray, inline = member("executor", "ray"), member("executor", "inline")
     assert set(names("executor")) == {"inline", "ray"}
-    assert executor(Composer().base) == ray()
-    assert executor(Composer(["executor=inline"]).base) == inline()
+    assert Composer().run.executor == ray()
+    assert Composer(["executor=inline"]).run.executor == inline()
     words = ["executor.slots=3", "executor.workers=2", "executor.on_lost_worker=drop", "executor.worker_patience=5"]
-    assert executor(Composer(words).base) == ray(slots=3, workers=2, on_lost_worker="drop", worker_patience=5.0)
+    assert Composer(words).run.executor == ray(slots=3, workers=2, on_lost_worker="drop", worker_patience=5.0)
 
 
 def test_a_file_of_ones_own_holds_only_the_options_that_differ(folder: Path) -> None:
     (folder / "executor" / "patient.yaml").write_text("name: inline\nretries_lost: 7\n")
-    composer = Composer(["executor=patient"], [str(folder)])
-    assert executor(composer.base) == member("executor", "inline")(retries_lost=7)
-    assert composer.base["executor"] == {**member("executor", "inline").defaults(), "retries_lost": 7}
+    config = Composer(["executor=patient"], [str(folder)]).run
+    assert config.executor == member("executor", "inline")(retries_lost=7)
+    assert config.to_json()["executor"] == {**member("executor", "inline").defaults(), "retries_lost": 7}
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_an_executor_of_ones_own_is_one_python_file(folder: Path) -> None:
         "    def build(self, state_dir, address):\n"
         "        return (self.queue, self.slots)\n"
     )
-    made = executor(Composer(["executor=batch", "executor.queue=long", "executor.slots=2"], [str(folder)]).base)
+    made = Composer(["executor=batch", "executor.queue=long", "executor.slots=2"], [str(folder)]).run.executor
     assert made.build(folder, None) == ("long", 2)
     with pytest.raises(UserError, match=r"unknown key 'executor.queue' in the command line"):
         Composer(["executor=ray", "executor.queue=long"], [str(folder)])

@@ -125,8 +125,7 @@ def devices(given: Sequence[str]) -> int:
     from zo_sweeps.fleet import inventory
     from zo_sweeps.fleet.worker import HOME
 
-    base = Composer(options.overrides, options.config_dir).base
-    state_dir = Path(base["state_dir"]).expanduser()
-    head = inventory.connect(base["cluster"]["address"], options.token_file, state_dir, HOME.expanduser())
+    config = Composer(options.overrides, options.config_dir).run
+    head = inventory.connect(config.cluster.address, options.token_file, config.folder, HOME.expanduser())
     inventory.show(inventory.read(head), Console(highlight=False), time.time())
     return 0

@@ -54,7 +54,7 @@ class Terminal(View):
 
 
 def _next(plan: Plan, result: Result) -> str:
-    prefix, folder, counts = "python -m zo_sweeps", plan.config["state_dir"], result.summary.counts
+    prefix, folder, counts = "python -m zo_sweeps", plan.config.state_dir, result.summary.counts
     state = f" state_dir={shlex.quote(str(folder))}" if folder != "zo_runs" else ""
     if result.summary.interrupted or any(counts.get(s, 0) for s in (TrialState.PENDING, TrialState.RUNNING)):
         return "the same command goes on where this one stopped"

@@ -148,7 +148,9 @@ def run(given: Sequence[str]) -> int:
         view.say(f"{error}. Waiting for it to return (Ctrl-C to stop)")
     from zo_sweeps.schedule.cluster import await_answer
 
-    await_answer(planned.config["cluster"]["address"])
+    address = planned.config.cluster.address
+    assert address  # only the head of a cluster that was joined can be lost
+    await_answer(address)
     launch.again(command)
 
 
@@ -257,7 +259,7 @@ def compare(given: Sequence[str]) -> int:
     from zo_sweeps.config.composer import Composer
     from zo_sweeps.results.compare import compare
 
-    folder = Path(Composer(options.overrides, options.config_dir).base["state_dir"]).expanduser()
+    folder = Composer(options.overrides, options.config_dir).run.folder
     compare(folder, trial_ids, Console(highlight=False))
     return 0
 
@@ -271,7 +273,7 @@ def papers(given: Sequence[str]) -> int:
     from zo_sweeps.config.composer import Composer
 
     composer = Composer(options.overrides, options.config_dir)
-    show.papers(Path(composer.base["state_dir"]).expanduser(), composer.folders, Console(highlight=False))
+    show.papers(composer.run.folder, composer.folders, Console(highlight=False))
     return 0
 
 
@@ -283,7 +285,7 @@ def ui(given: Sequence[str]) -> int:
     from zo_sweeps.cli import show
     from zo_sweeps.config.composer import Composer
 
-    show.ui(Path(Composer(options.overrides, options.config_dir).base["state_dir"]).expanduser(), options.port)
+    show.ui(Composer(options.overrides, options.config_dir).run.folder, options.port)
     return 0
 
 
@@ -293,8 +295,8 @@ def sync(given: Sequence[str]) -> int:
     from zo_sweeps.config.composer import Composer
     from zo_sweeps.record.sync import sync
 
-    base = Composer(options.overrides, options.config_dir).base
-    sync(Path(base["state_dir"]).expanduser(), base["tracking"]["uri"])
+    config = Composer(options.overrides, options.config_dir).run
+    sync(config.folder, config.tracking.uri)
     return 0
 
 
@@ -312,7 +314,7 @@ def export(given: Sequence[str]) -> int:
     from zo_sweeps.config.composer import Composer
     from zo_sweeps.results.export import save_adapter
 
-    state_dir = Composer(options.overrides, options.config_dir).base["state_dir"]
+    state_dir = Composer(options.overrides, options.config_dir).run.state_dir
     print(save_adapter(trial_ids[0], options.out, state_dir, merge=options.merge))
     return 0
 
@@ -325,7 +327,7 @@ def doctor(given: Sequence[str]) -> int:
     from zo_sweeps.cli import show
     from zo_sweeps.config.composer import Composer
 
-    return show.doctor(Composer(options.overrides, options.config_dir).base["state_dir"], Console(highlight=False))
+    return show.doctor(Composer(options.overrides, options.config_dir).run.state_dir, Console(highlight=False))
 
 
 def bench(given: Sequence[str]) -> int:

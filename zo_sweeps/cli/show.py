@@ -35,7 +35,7 @@ FORMATS: dict[str, Callable[[Table], str]] = {
 
 
 def _standing(planned: Plan) -> tuple[Path, Standing]:
-    folder = Path(planned.config["state_dir"]).expanduser()
+    folder = planned.config.folder
     return folder, read_standing(folder)
 
 
@@ -73,11 +73,11 @@ def _missing(planned: Plan, console: Console) -> None:
 def plan(planned: Plan, console: Console, *, trials: bool) -> None:
     """Print the grid's blocks with their trials, work and memory; the missing trials; a time estimate."""
     _, standing = _standing(planned)
-    _say(console, f"grid {planned.name}: {planned.grid['title']}")
+    _say(console, f"grid {planned.name}: {planned.grid.title}")
     every = planned.every
     table = _rows("row", "trials", "here", "done", "steps", "forwarded tokens", "memory", "device")
-    for block, spec in planned.grid["blocks"].items():
-        ids = list(dict.fromkeys(cell.trial_id for cell in planned.cells if cell.block == block))
+    for name, block in planned.grid.blocks.items():
+        ids = list(dict.fromkeys(cell.trial_id for cell in planned.cells if cell.block == name))
         mine = [every[i] for i in ids]
         if not mine:
             continue
@@ -85,7 +85,7 @@ def plan(planned: Plan, console: Console, *, trials: bool) -> None:
         steps = sorted({trial.steps for trial in mine})
         memory = max(trial.needs.memory_bytes for trial in mine)
         table.add_row(
-            spec["label"] or block,
+            block.label or name,
             str(len(mine)),
             str(sum(i not in planned.missing for i in ids)),
             str(done),
@@ -141,15 +141,15 @@ def status(planned: Plan, console: Console, *, failed: bool) -> None:
     running = driver_of(folder)
     _say(console, f"{planned.name} in {folder}: {f'running ({running})' if running else 'not running'}")
     by_row: dict[str, Counter[str]] = {}
-    for block, spec in planned.grid["blocks"].items():
-        ids = dict.fromkeys(cell.trial_id for cell in planned.cells if cell.block == block)
+    for name, block in planned.grid.blocks.items():
+        ids = dict.fromkeys(cell.trial_id for cell in planned.cells if cell.block == name)
         counts: Counter[str] = Counter()
         for trial_id in ids:
             state = standing.states.get(trial_id, TrialState.PENDING)
             if state is TrialState.CANCELLED or (state is TrialState.RUNNING and not running):
                 state = TrialState.PENDING
             counts["missing" if trial_id in planned.missing and state is TrialState.PENDING else state.value] += 1
-        by_row[spec["label"] or block] = counts
+        by_row[block.label or name] = counts
     columns = [c for c in (*(state.value for state in TrialState), "missing") if any(r[c] for r in by_row.values())]
     table = _rows("row", "trials", *(name.lower().replace("_", " ") for name in columns))
     for label, counts in by_row.items():
@@ -222,7 +222,7 @@ def tables(planned: Plan, composer: Composer, form: str, only: Sequence[str]) ->
     _, standing = _standing(planned)
     rendered = [FORMATS[form](table) for table in readout.tables(planned, composer, standing, only)]
     if form == "html":
-        return page(str(planned.grid["title"] or planned.name), rendered)
+        return page(planned.title, rendered)
     return "\n".join(rendered) + ("" if rendered and rendered[-1].endswith("\n") else "\n")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import time
-from pathlib import Path
 
 from rich.console import Console
 from rich.live import Live
@@ -20,7 +19,7 @@ WATCH_SECONDS = 2.0
 
 def watch(planned: Plan, console: Console, *, failed: bool) -> None:
     """Print `status` repeatedly while the sweep runs, in place on a terminal; once more after its end."""
-    folder = Path(planned.config["state_dir"]).expanduser()
+    folder = planned.config.folder
     with Live(console=console, auto_refresh=False, transient=True) as live:
         while driver_of(folder):
             page = Console(file=io.StringIO(), width=console.width, force_terminal=console.is_terminal, highlight=False)

@@ -1,8 +1,7 @@
-"""Hydra composition: configuration files and the command line -> plain, validated dictionaries.
+"""Hydra composition: configuration files and the command line -> a typed run and the trees of its trials.
 
-Hydra composes (groups, search path, override grammar) and stops there; it schedules nothing. Two things are ours:
-which of the command line's overrides are forced on every trial of a grid, and one clear line for each way of getting it
-wrong.
+Hydra only composes (groups, search path, override grammar); it schedules nothing. This module adds two things: the
+overrides that the command line forces on every trial of a grid, and error messages of one line.
 """
 
 from __future__ import annotations
@@ -12,23 +11,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
-from zo_sweeps.config.schema import AXES, METHOD, OWN_TREE, TRIAL_GROUPS, TRIAL_KEYS, Config
+from zo_sweeps.config.schema import AXES, METHOD, OWN_TREE, TRIAL_GROUPS, TRIAL_KEYS, Config, RunConfig
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.methods import registry
-from zo_sweeps.methods.definition import NOWHERE, Locate, options
+from zo_sweeps.methods.definition import Locate, options
 from zo_sweeps.methods.executor import Executor
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 CHOOSES = {f"{group}.name": group for group in (*AXES, "precision")}  # estimator.name=X chooses X, as estimator=X does
 MEMBER_GROUPS = (*AXES, "precision", "executor")  # groups whose options are the members of an axis
 OPEN = (*AXES, "precision", "task", "method")  # parts of a trial that Hydra takes as they are
-SEARCH = "hydra.searchpath="  # Hydra's own way of giving folders, which --config-dir stands for
+SEARCH = "hydra.searchpath="  # Hydra's own override for further folders; --config-dir is short for it
 _NOTHING = object()
 
 
 def conf_dir() -> Path:
-    """The packaged configuration: beside the package in a checkout, inside it in a wheel."""
+    """Return the folder of the packaged configuration: next to the package in a checkout, inside it in a wheel."""
     package = Path(__file__).parents[1]
     for candidate in (package / "conf", package.parent / "conf"):
         if (candidate / "config.yaml").is_file():
@@ -38,10 +40,10 @@ def conf_dir() -> Path:
 
 @dataclass(frozen=True)
 class Forced:
-    """What the command line says of every trial: it replaces what a grid fixes, and an axis over the same key.
+    """The command line's overrides of every trial: each replaces a grid's fixed value or its axis over the same key.
 
-    `choices` are group options (task=sst2), `values` are keys (update.lr=1e-3); each has one value or, written with
-    commas, several, which make an axis.
+    `choices` are group options (task=sst2), `values` are keys (update.lr=1e-3); several values, separated by commas,
+    make an axis.
     """
 
     choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -50,21 +52,27 @@ class Forced:
 
 @dataclass(frozen=True)
 class _Compositions:
-    """What choices of group options compose to, and the options that were chosen then."""
+    """A cache: choices of group options -> their composition, and the option that it has of every group."""
 
     composed: dict[tuple[tuple[str, str], ...], dict[str, Any]] = field(default_factory=dict)
     chosen: dict[tuple[tuple[str, str], ...], dict[str, str]] = field(default_factory=dict)
 
 
-_PACKAGED = _Compositions()  # of the packaged files alone: the same for every composer of the process
+_PACKAGED = _Compositions()  # of the packaged files alone: shared by all composers of the process
 
 
 class Composer:
-    """Composes configurations from the packaged files, the user's folders and the command line.
+    """Configurations composed from the packaged files, the user's folders and the command line.
 
     Args:
         overrides: the command line's, in Hydra's grammar.
         config_dirs: folders with further groups (`grid/mine.yaml`), searched after the packaged ones.
+
+    Attributes:
+        run: the run's configuration, its grid included.
+        trial: one trial's configuration without a grid, as the defaults and the command line have it. Not typed, as
+            the options depend on the members.
+        forced: the command line's overrides of every trial.
 
     Raises UserError for anything unknown, misplaced or of the wrong type.
     """
@@ -78,7 +86,7 @@ class Composer:
         searched = [url for text in overrides if text.startswith(SEARCH) for url in _searchpath(text)]
         self._search = [*(f"file://{Path(folder).resolve()}" for folder in config_dirs), *searched]
         further = {path.name for folder in self.folders[1:] for path in folder.iterdir()}
-        local = len(self.folders) == 1 + len(self._search)  # an address elsewhere may hold anything
+        local = len(self.folders) == 1 + len(self._search)  # a remote address may hold any group
         compositions = _PACKAGED if local and further <= {"grid"} else _Compositions()
         self._composed, self._chosen_by = compositions.composed, compositions.chosen
         registry.use_folders(self.folders[1:])
@@ -86,14 +94,12 @@ class Composer:
         self._given = [text for text in overrides if not text.startswith(SEARCH)]
         self.forced, self._run_level = self._sort(self._given)
         with self._hydra():
-            self.base = self._compose([*self._run_level, *self._single_forced()])
-        for text in self._given:
-            if text.startswith("~grid.blocks."):
-                _leave_out(text.removeprefix("~grid.blocks.").split("=")[0], self.base["grid"])
-        self.base["executor"] = executor(self.base, self.locate({"executor": self._chosen["executor"]})).to_json()
-        if not self.base["state_dir"].strip():
+            composed = self._compose([*self._run_level, *self._single_forced()])
+        self.trial: Mapping[str, Any] = {key: value for key, value in _tree(composed).items() if key in TRIAL_KEYS}
+        self.run = self._run_config(composed)
+        if not self.run.state_dir.strip():
             raise UserError("state_dir is empty", fix="write state_dir=FOLDER, or leave it out for zo_runs")
-        self._scratch = OmegaConf.structured(Config)  # for check_value: making one costs more than using it
+        self._scratch = OmegaConf.structured(Config)  # for check_value, which would be slow with a new one per value
         self._checked: set[tuple[str, str]] = set()
         for path, values in self.forced.values.items():
             for value in values if path.split(".")[0] not in OPEN else ():
@@ -102,18 +108,18 @@ class Composer:
 
     @property
     def folders(self) -> list[Path]:
-        """Where configuration files are looked for, in order."""
+        """The folders that are searched for configuration files, in order."""
         local = (url.removeprefix("file://") for url in self._search)
         return [conf_dir(), *(Path(path) for path in local if "://" not in path)]
 
     @property
     def left_out(self) -> list[str]:
-        """The blocks and columns that the command line leaves out, `~grid.blocks.NAME`, `~grid.columns.NAME`."""
+        """The blocks and columns that the command line removes: `~grid.blocks.NAME`, `~grid.columns.NAME`."""
         given = (text for text in self._given if text.startswith(("~grid.blocks.", "~grid.columns.")))
         return [text.partition("=")[0].split(".", 2)[2] for text in given]
 
     def _sort(self, overrides: Sequence[str]) -> tuple[Forced, list[str]]:
-        """Splits the overrides into those forced on trials and those of the run (grid, executor, state_dir, ...)."""
+        """Split the overrides into those forced on trials and those of the run (grid, executor, state_dir, ...)."""
         from hydra.core.override_parser.overrides_parser import OverridesParser
         from hydra.errors import HydraException
 
@@ -132,9 +138,9 @@ class Composer:
                 raise UserError(f"{key} cannot be left out", where=repr(text), fix="only parts of the grid can")
             trial_level = key.split(".")[0].split("/")[0] in TRIAL_KEYS
             if key != "grid" and not re.match(r"grid\.\w+\.", key) and not trial_level:
-                text = text.lstrip("+")  # a + would make a key that nothing reads
+                text = text.lstrip("+")  # a + would add a key that nothing reads
             if key.startswith("executor."):
-                text = f"++{text}"  # which options there are depends on the executor: its definition checks them
+                text = f"++{text}"  # the options depend on the executor: its definition checks them
             if override.is_sweep_override():
                 if not trial_level:
                     raise UserError(
@@ -156,14 +162,14 @@ class Composer:
         return Forced(choices, values), run_level
 
     def _single_forced(self) -> list[str]:
-        """The forced overrides as far as one configuration can show them (the first value of an axis), for checking."""
+        """Return the forced overrides, reduced to the first value of each axis, so that Hydra checks them."""
         shown = []
         for text in self._given:
             key = text.split("=", 1)[0].lstrip("+")
             if key not in self.forced.choices and key not in self.forced.values:
                 continue
             if key.split(".")[0] in OPEN and key not in self.forced.choices:
-                continue  # which options there are depends on what a block chooses: the plan checks them
+                continue  # the options depend on the member that a block chooses: the plan checks them
             if key in self.forced.choices:
                 shown.append(f"{key}={self.forced.choices[key][0]}")
             elif len(self.forced.values[key]) == 1:
@@ -173,13 +179,13 @@ class Composer:
         return shown
 
     def _register(self) -> None:
-        """Give Hydra the schema, and each member's options and defaults; a member's own YAML file goes before them."""
+        """Register the schema with Hydra, and each member's options and defaults unless it has a YAML file."""
         from hydra.core.config_store import ConfigStore
 
         store = ConfigStore.instance()
         store.store(name="base_config", node=Config, provider="zo_sweeps")
         for axis in MEMBER_GROUPS:
-            store.repo.pop(axis, None)  # Hydra's store outlives a composer, whose folders may be others
+            store.repo.pop(axis, None)  # Hydra's store outlives a composer; the next one may have other folders
             own = {name for name in registry.names(axis) for d in self.folders if (d / axis / f"{name}.yaml").is_file()}
             for name, member in registry.members(axis).items():
                 if name not in own:
@@ -195,7 +201,20 @@ class Composer:
         with initialize_config_dir(config_dir=str(conf_dir()), version_base="1.3"):
             yield
 
-    def _compose(self, overrides: Sequence[str]) -> dict[str, Any]:
+    def _run_config(self, composed: DictConfig) -> RunConfig:
+        """Return the run's part of a composition, typed. Raises UserError for an unknown or misconfigured executor."""
+        from omegaconf import OmegaConf
+
+        where = self.locate({"executor": self._chosen["executor"]})
+        executor = Executor.read(OmegaConf.to_container(composed.executor), "executor", where)
+        assert isinstance(executor, Executor)
+        typed: dict[str, Any] = {
+            key: OmegaConf.to_object(composed[key]) for key in ("scale", "cluster", "tracking", "grid")
+        }
+        return RunConfig(executor=executor, state_dir=composed.state_dir, **typed)
+
+    def _compose(self, overrides: Sequence[str]) -> DictConfig:
+        """Return Hydra's composition with interpolations resolved; `_chosen` is then the option of every group."""
         from hydra import compose
         from hydra.errors import HydraException
         from omegaconf import OmegaConf, open_dict
@@ -208,17 +227,18 @@ class Composer:
             self._chosen = dict(config.hydra.runtime.choices)
             with open_dict(config):
                 del config["hydra"]
-            plain = OmegaConf.to_container(config, resolve=True)
-        except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:  # the last: a group given 3
+            OmegaConf.resolve(config)
+        except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:  # ValueError: task=3
             chosen = dict(text.lstrip("+").split("=", 1) for text in overrides if "=" in text)
             where = lambda key: self._on_command_line(key) or self._file_of(key, chosen)
             raise _explain(error, overrides, where) from None
-        assert isinstance(plain, dict)
-        return {str(key): value for key, value in plain.items()}
+        return config
 
     def trial_part(self, choices: Mapping[str, str]) -> dict[str, Any]:
-        """The trial-level configuration of one choice of group options (those not named as the command line or the
-        defaults have them). Cached by sub-tree: a grid over m methods and t tasks costs m + t compositions."""
+        """Return the trial's part of the composition of these group options; other groups keep their defaults.
+
+        Cached by sub-tree: a grid over m methods and t tasks costs m + t compositions.
+        """
         result = dict(self._cached(_of_method(choices)))
         for group in OWN_TREE:
             if group in choices:
@@ -228,15 +248,15 @@ class Composer:
     def _cached(self, choices: tuple[tuple[str, str], ...]) -> dict[str, Any]:
         if choices not in self._composed:
             with self._hydra():
-                composed = self._compose([f"{group}={option}" for group, option in choices])
-                # A preset that says {name: X, ...} of an axis means the member X, with X's other options.
+                composed = _tree(self._compose([f"{group}={option}" for group, option in choices]))
+                # {name: X, ...} of an axis in a preset chooses the member X, with the defaults of its other options.
                 renamed = self._renamed(composed, dict(choices))
                 for axis, name in renamed.items():
                     where = self._file_of(f"{axis}.name", {**self._chosen, **dict(choices)})
                     registry.member(axis, name, where=where)
                 if renamed:
                     meant = {**dict(choices), **renamed}
-                    composed = self._compose([f"{group}={option}" for group, option in meant.items()])
+                    composed = _tree(self._compose([f"{group}={option}" for group, option in meant.items()]))
             chosen = dict(self._chosen)
             for axis in AXES:
                 composed[axis]["name"] = self._member(axis, chosen[axis])
@@ -246,13 +266,13 @@ class Composer:
         return self._composed[choices]
 
     def _renamed(self, composed: Mapping[str, Any], choices: Mapping[str, str]) -> dict[str, str]:
-        """Return the axes of which a preset names another member than the option chosen for it: {name: X, ...}."""
+        """Return axis -> member, for the axes where a preset's {name: X, ...} differs from the chosen option."""
         members = {axis: self._member(axis, self._chosen[axis]) for axis in AXES if axis not in choices}
         named = {axis: str(composed[axis].get("name", member)) for axis, member in members.items()}
         return {axis: name for axis, name in named.items() if name != members[axis]}
 
     def _member(self, axis: str, choice: str) -> str:
-        """Return the name of the member that an option of an axis stands for: its own, unless a file says another."""
+        """Return the member that an axis's option chooses: the `name` in its file, or the option itself."""
         files = [file for folder in self.folders if (file := folder / axis / f"{choice}.yaml").is_file()]
         return str(_yaml(files[0]).get("name", choice)) if files else choice
 
@@ -261,7 +281,7 @@ class Composer:
         return {f.name for f in options(registry.member(axis, member))}
 
     def _drop(self, composed: Mapping[str, Any], choices: Mapping[str, str]) -> None:
-        """Leave out options that a preset gives its own member of an axis, where another is chosen that lacks them."""
+        """Drop the options that a preset sets for its own member of an axis and that the chosen member lacks."""
         for axis in (one for one in AXES if one in choices):
             preset = self._cached(tuple((group, name) for group, name in choices.items() if group == "method"))
             own = self._names(axis, preset[axis]["name"]) - self._names(axis, composed[axis]["name"])
@@ -269,7 +289,7 @@ class Composer:
                 del composed[axis][key]
 
     def locate(self, choices: Mapping[str, str]) -> Locate:
-        """Return where a key was given: on the command line, or in which of the chosen files."""
+        """Return a function: key -> its origin, "the command line" or one of the chosen files."""
 
         def where(key: str) -> str:
             if any(text.lstrip("+~").split("=")[0] == key for text in self._given):
@@ -279,7 +299,7 @@ class Composer:
         return where
 
     def _on_command_line(self, key: str) -> str:
-        """Return "the command line" where it gives a key, or chooses an option (group/name); else ""."""
+        """Return "the command line" if it sets a key or chooses an option (group/name), else ""."""
         group, _, name = key.rpartition("/")
         if name in self.forced.choices.get(group, ()):
             return "the command line"
@@ -287,8 +307,8 @@ class Composer:
         return "the command line" if any(text.startswith((key, key.replace("/", "="))) for text in given) else ""
 
     def _file_of(self, key: str, choices: Mapping[str, str]) -> str:
-        """Return which of the chosen files (group -> option) gives a key; "" where none does."""
-        for group in ("method", *choices):  # a method's preset wins over the files of its axes
+        """Return the chosen file (of group -> option) that sets a key; "" if none does."""
+        for group in ("method", *choices):  # a method's preset overrides the files of its axes
             for folder in self.folders:
                 file = folder / group / f"{choices.get(group, '')}.yaml"
                 if file.is_file() and _holds(_yaml(file), key, group):
@@ -296,7 +316,10 @@ class Composer:
         return ""
 
     def option(self, group: str, name: str) -> dict[str, Any]:
-        """A file of a group that is not part of the configuration (conf/table, conf/paper): its plain contents."""
+        """Return the contents of a group's file, for groups that Hydra does not compose (conf/table, conf/paper).
+
+        Raises UserError for an unknown name.
+        """
         from omegaconf import OmegaConf
 
         for folder in self.folders:
@@ -308,7 +331,7 @@ class Composer:
         raise unknown(group, name, [p.stem for folder in self.folders for p in (folder / group).glob("*.yaml")])
 
     def check_value(self, path: str, value: Any, where: str) -> None:
-        """Raises UserError unless `path` is a key of a trial and `value` has its type."""
+        """Raise UserError unless `path` is a key of a trial and `value` has its type."""
         from omegaconf import OmegaConf
         from omegaconf.errors import OmegaConfBaseException
 
@@ -318,7 +341,7 @@ class Composer:
         parts = path.split(".")
         for depth, part in enumerate(parts):
             if not is_dataclass(node):
-                return  # inside a free-form mapping (task, model.arch)
+                return  # inside an untyped mapping (task, model.arch)
             names = {f.name for f in fields(node)}
             if depth == 0:
                 names &= set(TRIAL_KEYS)
@@ -333,33 +356,22 @@ class Composer:
         self._checked.add((path, repr(value)))
 
 
-def executor(config: Mapping[str, Any], locate: Locate = NOWHERE) -> Executor:
-    """Return the executor of a run's configuration.
+def _tree(composed: DictConfig) -> dict[str, Any]:
+    """Return a composition as plain dictionaries and lists."""
+    from omegaconf import OmegaConf
 
-    Raises UserError for an unknown one, an unknown option, a wrong type or a value out of its range.
-    """
-    made = Executor.read(config["executor"], "executor", locate)
-    assert isinstance(made, Executor)
-    return made
+    plain = OmegaConf.to_container(composed)
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}
 
 
 def _of_method(choices: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Return the choices of a method and its axes, which are composed together."""
+    """Return the choices of a method and its axes: these are composed together."""
     return tuple((group, choices[group]) for group in METHOD if group in choices)
 
 
-def _leave_out(block: str, grid: dict[str, Any]) -> None:
-    """A block that the command line removes is no row and no series; a table or figure of it alone goes with it."""
-    for kind, key in (("tables", "rows"), ("figures", "series")):
-        for name, spec in list(grid[kind].items()):
-            if spec[key].pop(block, None) is not None and not spec[key]:
-                del grid[kind][name]
-    for figure in grid["figures"].values():
-        figure["published"] = [point for point in figure["published"] if point["series"] != block]
-
-
 def _searchpath(text: str) -> list[str]:
-    """Return the addresses that an override of hydra.searchpath lists."""
+    """Return the addresses listed by an override of hydra.searchpath."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     listed = _plain(OverridesParser.create().parse_override(text).value())
@@ -367,7 +379,7 @@ def _searchpath(text: str) -> list[str]:
 
 
 def _plain(value: Any) -> Any:
-    """Hydra's parsed values (quoted strings and so on) as plain Python."""
+    """Convert a value parsed by Hydra (a quoted string, ...) to plain Python."""
     if hasattr(value, "text") and hasattr(value, "quote"):
         return value.text
     if isinstance(value, list):
@@ -378,7 +390,7 @@ def _plain(value: Any) -> Any:
 
 
 def _yaml(file: Path) -> Mapping[str, Any]:
-    """A configuration file's plain contents, with the groups that it overrides left in place."""
+    """Return the contents of a configuration file, its defaults list included."""
     import yaml
 
     loaded = yaml.safe_load(file.read_text(encoding="utf-8"))
@@ -386,7 +398,7 @@ def _yaml(file: Path) -> Mapping[str, Any]:
 
 
 def _holds(tree: Mapping[str, Any], key: str, group: str) -> bool:
-    """Whether a file of a group gives the key: at its whole path (a preset), or below the group (its own sub-tree)."""
+    """Return whether a group's file sets a key: by its full path (a preset), or relative to the group."""
     for path in (key, key.removeprefix(f"{group}.")):
         node: Any = tree
         for part in path.split("."):
@@ -401,7 +413,7 @@ def _as_override(value: Any) -> str:
 
 
 def _explain(error: Exception, overrides: Sequence[str], locate: Locate) -> UserError:
-    """Hydra's and OmegaConf's messages as one line: what, where, the choices, the likely fix."""
+    """Reduce Hydra's and OmegaConf's messages to one line: the problem, its place, the choices, the likely fix."""
     chain: list[str] = []
     cause: BaseException | None = error
     while cause is not None:

@@ -1,28 +1,30 @@
-"""What Hydra composes: the keys of a run and of its trials, with their types and defaults.
+"""Hydra's schema: the keys of a run and of its trials, with their types and defaults.
 
-The parts of a trial come from their definitions in `zo_sweeps.methods`; the members of the axes stay open here, as the
-options depend on the member: `TrialConfig.read` holds them to their definition.
+The parts of a trial come from their definitions in `zo_sweeps.methods`. The axes are untyped here, because the options
+depend on the member: `TrialConfig.read` checks them.
 """
 
 from __future__ import annotations
 
 import types
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, make_dataclass
+from dataclasses import MISSING, asdict, dataclass, field, make_dataclass
 from enum import Enum
+from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 from zo_sweeps.methods.definition import hints, options, write
 from zo_sweeps.methods.evaluation import Evaluation
+from zo_sweeps.methods.executor import Executor
 from zo_sweeps.methods.parts import Data, Device, Gradients, Model, Prompt, Split, Train
 
-# Groups that only choose their own sub-tree: composed one at a time, however many trials combine them.
+# Groups that only choose their own sub-tree: each option is composed once, in however many trials it is combined.
 OWN_TREE = ("model", "task", "prompt", "precision", "device")
 # Groups that a method preset chooses together.
 AXES = ("estimator", "perturbation", "space", "update")
 METHOD = ("method", *AXES)
 TRIAL_GROUPS = OWN_TREE + METHOD
-# Parts that are typed when Hydra composes them; the others are open until the member is known.
+# Parts that Hydra checks; the others are untyped until the member is known.
 TYPED = {
     "model": Model,
     "prompt": Prompt,
@@ -33,13 +35,13 @@ TYPED = {
     "split": Split,
     "data": Data,
 }
-# What a trial's configuration consists of; everything else belongs to the run.
+# The keys of a trial; all others belong to the run.
 TRIAL_KEYS = (*TRIAL_GROUPS, "evaluation", "train", "gradients", "split", "data", "seed")
-FILLED_IN = {"model": ("fingerprint",), "data": ("text_fingerprint",)}  # by the planner, not by a user
+FILLED_IN = {"model": ("fingerprint",), "data": ("text_fingerprint",)}  # by the planner, not by the user
 
 
 def schema_of(part: Any, without: tuple[str, ...] = ()) -> type:
-    """Make Hydra's schema of a definition: a dataclass that is not frozen, of types that OmegaConf knows."""
+    """Return Hydra's schema of a definition: a mutable dataclass with types that OmegaConf supports."""
     types_of: Mapping[str, Any] = hints(part)
     made: list[Any] = []
     for f in options(part):
@@ -79,7 +81,7 @@ class ScaleSplit:
     train: int | None = None
     dev: int | None = None
     test: int | None = None
-    shots: int | None = None  # where the grid has shots
+    shots: int | None = None  # only if the grid has shots
 
 
 @dataclass
@@ -99,7 +101,7 @@ class ClusterConfig:
 
 @dataclass
 class TrackingConfig:
-    uri: str | None = None  # an MLflow server; null: one on loopback, kept in state_dir
+    uri: str | None = None  # an MLflow server; null: one on loopback that stores in state_dir
 
 
 @dataclass
@@ -130,13 +132,13 @@ class GridTable:
 
 @dataclass
 class GridFigure:
-    kind: str = "line"  # line, bar: of finished runs; from the journals: curve: over training; cumulative: of gradients
+    kind: str = "line"  # line, bar: of finished runs; curve: over training; cumulative: of squared gradients
     title: str = ""
-    x: str = "column"  # line, bar: an axis or key of a trial (estimator.q) or column; curve: step or seconds
-    y: str = "accuracy"  # line, bar: a file of conf/table or a metric; curve: dev/loss, dev/metric, train/loss
-    curves: dict[str, str] = field(default_factory=dict)  # curve: several y (gradients/...) -> label, in place of y
-    at: list[float] = field(default_factory=lambda: [1.0])  # cumulative: after which parts of training
-    panels: str = "column"  # a panel for each column, or for each value of a key; "": one panel
+    x: str = "column"  # line, bar: "column", an axis or key of a trial (estimator.q); curve: step or seconds
+    y: str = "accuracy"  # line, bar: a file of conf/table or a metric; curve: dev/loss, dev/metric or train/loss
+    curves: dict[str, str] = field(default_factory=dict)  # curve: y (gradients/...) -> label, for several; replaces y
+    at: list[float] = field(default_factory=lambda: [1.0])  # cumulative: fractions of the training
+    panels: str = "column"  # "column" or a key of a trial: a panel per value; "": one panel
     series: dict[str, str] = field(default_factory=dict)  # block -> label; {}: every block
     published: list[Any] = field(default_factory=list)  # {series: block, panel: column, x: ..., y: ...}
     footnotes: list[str] = field(default_factory=list)
@@ -149,17 +151,37 @@ class GridConfig:
     paper: str = ""
     fixed: dict[str, Any] = field(default_factory=dict)
     axes: dict[str, Any] = field(default_factory=dict)
-    columns: dict[str, Any] = field(default_factory=dict)  # name -> what it fixes, where the columns are not tasks
+    columns: dict[str, Any] = field(default_factory=dict)  # name -> its fixed values, if the columns are not tasks
     seeds: list[int] = field(default_factory=lambda: [0])
     select: SelectConfig = field(default_factory=SelectConfig)
     exclude: list[Any] = field(default_factory=list)
     blocks: dict[str, BlockConfig] = field(default_factory=dict)
     tables: dict[str, GridTable] = field(default_factory=dict)
-    figures: dict[str, GridFigure] = field(default_factory=dict)  # {}: convergence curves of every block
+    figures: dict[str, GridFigure] = field(default_factory=dict)  # {}: convergence curves of all blocks
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """The configuration of a run: every key that is not a trial's."""
+
+    scale: ScaleConfig
+    executor: Executor
+    cluster: ClusterConfig
+    tracking: TrackingConfig
+    grid: GridConfig
+    state_dir: str  # as the user wrote it
+
+    @property
+    def folder(self) -> Path:
+        """The state folder, `~` expanded."""
+        return Path(self.state_dir).expanduser()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the configuration as Hydra composed it."""
+        return {**asdict(self), "executor": self.executor.to_json()}
 
 
 _OPEN: Any = dict[str, Any]
-_PARTS = {name: schema_of(part, FILLED_IN.get(name, ())) for name, part in TYPED.items()}
 Config = make_dataclass(
     "Config",
     [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class UserError(Exception):
@@ -23,6 +23,11 @@ class UserError(Exception):
     def __reduce__(self) -> tuple[object, ...]:  # keyword-only arguments do not survive the default pickling
         return (_rebuild, (type(self), self.what, self.where, self.choices, self.fix))
 
+    @property
+    def errors(self) -> tuple[UserError, ...]:
+        """The single errors that this one consists of."""
+        return (self,)
+
     def __str__(self) -> str:
         parts = [self.what]
         if self.where:
@@ -33,6 +38,27 @@ class UserError(Exception):
         if self.fix:
             text += f"; {self.fix}"
         return text
+
+
+class CombinedError(UserError):
+    """Several errors of one input; `str(error)` lists them, one per line."""
+
+    def __init__(self, errors: Sequence[UserError]) -> None:
+        super().__init__(f"{len(errors)} problems:" + "".join(f"\n  - {error}" for error in errors))
+        self._errors = tuple(errors)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (type(self), (self._errors,))
+
+    @property
+    def errors(self) -> tuple[UserError, ...]:
+        return self._errors
+
+
+def together(errors: Iterable[UserError]) -> UserError:
+    """Return one error that stands for all of `errors`: the error itself if there is only one."""
+    every = [one for error in errors for one in error.errors]
+    return every[0] if len(every) == 1 else CombinedError(every)
 
 
 def _rebuild(kind: type[UserError], what: str, where: str, choices: tuple[str, ...], fix: str) -> UserError:

@@ -59,7 +59,7 @@ class WorkerOptions:
 def profile(name: str, config_dirs: Sequence[str]) -> Device:
     """Return a device profile by name; "auto" is this machine's. Raises UserError for an unknown name."""
     name = probe()["profile"] if name == "auto" else name
-    return read(Device, Composer([f"device={name}"], config_dirs).base["device"], "device")
+    return read(Device, Composer([f"device={name}"], config_dirs).trial["device"], "device")
 
 
 def join(state_dir: Path, options: WorkerOptions, device: Device, say: Callable[[str], None]) -> int:

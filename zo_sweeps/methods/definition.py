@@ -14,7 +14,7 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
-from zo_sweeps.core.errors import UserError, unknown
+from zo_sweeps.core.errors import UserError, together, unknown
 
 T = TypeVar("T")
 Locate = Callable[[str], str]  # dotted key -> the file or flag that set it, for error messages
@@ -79,29 +79,28 @@ def read(cls: type[T], data: Mapping[str, Any], path: str = "", locate: Locate =
         path: dotted key of the mapping itself, for messages.
         locate: dotted key -> the file or flag that set it, for messages.
 
-    Raises UserError for an unknown key (with the closest match), a missing required option, a wrong type or a value out
-    of range.
+    Raises UserError listing every unknown key (with the closest match), missing required option, wrong type and value
+    out of range.
     """
     known = {f.name: f for f in options(cls)}
-    for key in data:
-        if key not in known:
-            full = _join(path, key)
-            raise unknown("key", full, [_join(path, name) for name in known], where=locate(full))
+    strange = [_join(path, key) for key in data if key not in known]
+    errors = [unknown("key", key, [_join(path, name) for name in known], where=locate(key)) for key in strange]
     types: Mapping[str, Any] = hints(cls)  # type: ignore[arg-type]
     values = {}
     for name, f in known.items():
         full = _join(path, name)
-        if name in data:
-            values[name] = convert(types[name], data[name], full, locate)
-        elif f.default is MISSING and f.default_factory is MISSING:
-            raise UserError(f"{full} is missing", where=locate(path), fix=str(f.metadata.get("help", "")))
-    try:
-        return cls(**values)
-    except UserError as error:  # a value out of range: only here is its source known
-        outside = [name for name, value in values.items() if _limits(known[name], value)]
-        if error.where or not outside:
-            raise
-        raise UserError(error.what, where=locate(_join(path, outside[0])), fix=error.fix) from None
+        try:
+            if name in data:
+                values[name] = convert(types[name], data[name], full, locate)
+            elif f.default is MISSING and f.default_factory is MISSING and not strange:  # a misspelt key is not missing
+                raise UserError(f"{full} is missing", where=locate(path), fix=str(f.metadata.get("help", "")))
+        except UserError as error:
+            errors.append(error)
+    if issubclass(cls, Checked):
+        errors += [UserError(text, where=locate(_join(path, name))) for name, text in cls.outside(values)]
+    if errors:
+        raise together(errors)
+    return cls(**values)
 
 
 def write(value: Any) -> Any:
@@ -192,10 +191,16 @@ def convert(kind: Any, value: Any, path: str, locate: Locate = NOWHERE) -> Any:
     raise _wrong(value, path, locate, _called(kind))
 
 
+@cache
+def _ranged(cls: Any) -> tuple[Field[Any], ...]:
+    """Return the options that have a range."""
+    return tuple(f for f in options(cls) if any(f.metadata.get(key) is not None for key in ("least", "most", "above")))
+
+
 def _limits(f: Field[Any], value: Any) -> str:
     """Describe the range of an option if `value` lies outside it; return "" otherwise."""
     least, most, above = (f.metadata.get(key) for key in ("least", "most", "above"))
-    if value is None or isinstance(value, (str, bool)) or (least, most, above) == (None, None, None):
+    if value is None or isinstance(value, (str, bool)):
         return ""
     low, high = (-math.inf if least is None else least), (math.inf if most is None else most)
     if low <= value <= high and (above is None or value > above):
@@ -228,12 +233,19 @@ class Checked:
     """
 
     def __post_init__(self) -> None:
-        for f in options(self):
-            if limits := _limits(f, getattr(self, f.name)):
-                raise UserError(f"{self._called(f.name)} must be {limits}, not {getattr(self, f.name)}")
+        for _, text in self.outside(vars(self)):
+            raise UserError(text)
 
-    def _called(self, option: str) -> str:
-        return f"{type(self).__name__.lower()}.{option}"  # a part's class is named after its key: Train, train.steps
+    @classmethod
+    def outside(cls, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        """Yield (option, message) for each value that is out of its option's range."""
+        for f in _ranged(cls):  # type: ignore[arg-type]
+            if f.name in values and (limits := _limits(f, values[f.name])):
+                yield f.name, f"{cls._called(f.name)} must be {limits}, not {values[f.name]}"
+
+    @classmethod
+    def _called(cls, option: str) -> str:
+        return f"{cls.__name__.lower()}.{option}"  # a part's class is named after its key: Train, train.steps
 
 
 @dataclass(frozen=True)
@@ -280,8 +292,9 @@ class Definition(Checked):
         values |= {f.name: f.default_factory() for f in options(cls) if f.default_factory is not MISSING}
         return {"name": cls.name, **write(values)}
 
-    def _called(self, option: str) -> str:
-        return f"{self.axis}.{option} of {self.name}"
+    @classmethod
+    def _called(cls, option: str) -> str:
+        return f"{cls.axis}.{option} of {cls.name}"
 
 
 def public_classes(module: str) -> list[type[Definition]]:

@@ -37,5 +37,6 @@ class Kind(Definition):
         """Solved examples before each prompt."""
         return 0
 
-    def _called(self, option: str) -> str:
+    @classmethod
+    def _called(cls, option: str) -> str:
         return f"method.{option}"

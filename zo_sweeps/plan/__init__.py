@@ -1,1 +1,1 @@
-"""A grid -> the trials it stands for, what each needs, and everything that would go wrong. Launches nothing."""
+"""Planning: a grid -> its trials, their needs, and every problem with them. Launches nothing."""

@@ -1,4 +1,4 @@
-"""What a trial needs of this machine: its model, its data, memory."""
+"""The needs of a trial on this machine: model, data, memory."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     from zo_sweeps.models.identity import ModelStatus
     from zo_sweeps.tasks.data import DataStatus
 
-BYTES_A_TOKEN = 4  # of English text as JSON, roughly; for estimates only
+BYTES_PER_TOKEN = 4  # of English text as JSON, roughly; for estimates only
 
 
 @dataclass(frozen=True)
 class Availability:
-    """What a trial needs, and why it cannot be had.
+    """The needs of a trial, and why it cannot run here.
 
     Args:
         config: the trial's, with the fingerprints of model, data and text filled in.
-        why: why the trial cannot run here, every reason; "" when it can.
-        memory_bytes: estimated peak; 0 where the model's shape is not known.
+        why: every reason why the trial cannot run here; "" if it can.
+        memory_bytes: estimated peak; 0 if the model's shape is unknown.
         tokens: mean tokens per sequence, for the cost.
-        trainable: parameters that move; 0 where the model's shape is not known.
+        trainable: number of trainable parameters; 0 if the model's shape is unknown.
     """
 
     config: TrialConfig
@@ -43,7 +43,7 @@ class Availability:
 
 
 class Places:
-    """Models and data, looked up once each: are they here, which are they, how large."""
+    """A cache of the models, data and texts of this machine: each is looked up once."""
 
     def __init__(self) -> None:
         self._models: dict[str, ModelStatus] = {}
@@ -51,7 +51,7 @@ class Places:
         self._texts: dict[Path, str] = {}
 
     def look(self, config: TrialConfig) -> Availability:
-        """Return what a trial needs. Raises UserError for parts that do not go with the model, or malformed data."""
+        """Return the needs of a trial. Raises UserError for parts incompatible with the model, or malformed data."""
         model, data = self._model(config), self._task(config)
         _goes_with(config, model)
         text, missing_text = self._text(config)
@@ -69,7 +69,7 @@ class Places:
             reasons.append(f"weights cannot be stored as {config.precision.name} yet ({', '.join(stored)} can)")
         tokens = float(config.train.max_length)
         if data.row_bytes:
-            tokens = min(tokens, max(data.row_bytes / BYTES_A_TOKEN, 16) * (1 + config.method.kind.shown))
+            tokens = min(tokens, max(data.row_bytes / BYTES_PER_TOKEN, 16) * (1 + config.method.kind.shown))
         trainable = config.space.trainable(model.arch) if model.arch and config.method.kind.trains else 0
         memory = self._memory(config, model, tokens, trainable)
         device = config.device
@@ -103,7 +103,7 @@ class Places:
         return found
 
     def _text(self, config: TrialConfig) -> tuple[str, str]:
-        """Return (the fingerprint of the text that a mask is found on, why it cannot be had); "" where none is used."""
+        """Return (fingerprint of the text whose gradients are taken, why it is unavailable), one of them or both ""."""
         name, key = text_of(config)
         if not name:
             return "", ""
@@ -142,7 +142,7 @@ class Places:
 
 
 def text_of(config: TrialConfig) -> tuple[str, str]:
-    """Return the text whose gradients a trial takes, and the key that names it; "" where it takes none."""
+    """Return (the text whose gradients a trial takes, the key that names it); ("", "") if it takes none."""
     if config.gradients.samples:
         return config.gradients.text, "gradients.text"
     if config.method.kind.trains and config.space.needs_gradients and config.space.of_text:
@@ -151,7 +151,7 @@ def text_of(config: TrialConfig) -> tuple[str, str]:
 
 
 def _goes_with(config: TrialConfig, model: ModelStatus) -> None:
-    """Raise UserError for a model that does not go with the prompt, the method's kind or the space."""
+    """Raise UserError for a model incompatible with the prompt, the method's kind or the space."""
     arch, kind = model.arch, config.method.kind
     if arch is None:
         return
@@ -175,5 +175,5 @@ def _goes_with(config: TrialConfig, model: ModelStatus) -> None:
 
 
 def _key(part: Any) -> str:
-    """Return a text that is equal for equal parts; a fingerprint costs ten times as much."""
+    """Return a text that identifies a part; ten times as fast as a fingerprint."""
     return json.dumps(write(part), sort_keys=True, default=str)

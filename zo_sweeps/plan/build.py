@@ -1,9 +1,9 @@
-"""A grid -> the trials it stands for, what each needs, and everything that would go wrong. Launches nothing.
+"""A grid -> its trials, their needs, and every problem with them. Launches nothing.
 
-A grid has blocks (printed rows) and columns: the tasks of its axis `task`, or what `columns` names. Each block has
-fixed values and axes; the columns are expanded first, so that a column can replace a value or an axis (`columns` for
-every block, `per_task` for one); then the product of the axes; then the seeds. A trial that two cells ask for is one
-trial: trials are keyed by the fingerprint of everything that changes their result.
+A grid has blocks (printed rows) and columns: the tasks of its axis `task`, or the entries of `columns`. Each block has
+fixed values and axes. The columns are expanded first, so that a column can replace a value or an axis (`columns` for
+every block, `per_task` for one); then the product of the axes; then the seeds. Cells share a trial if nothing that
+changes its result differs: trials are keyed by their fingerprint.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from zo_sweeps.config.composer import Composer
+from zo_sweeps.config.schema import GridConfig, RunConfig
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.fingerprint import fingerprint
 from zo_sweeps.core.trial import Needs, SharedSteps, Trial
@@ -28,9 +29,11 @@ from zo_sweeps.plan.visible_rows import shown
 
 @dataclass(frozen=True)
 class Cell:
-    """One trial's place in a grid: (block, task) is a printed cell, `hyperparameters` the searched axes' values.
+    """The position of a trial in a grid: (block, task) is a printed cell, with one trial per setting and seed.
 
-    `task` is the column: a task's name, or a name of the grid's `columns`.
+    Args:
+        task: the column: the name of a task, or of one of the grid's `columns`.
+        hyperparameters: the values of the searched axes.
     """
 
     block: str
@@ -42,19 +45,19 @@ class Cell:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a grid comes to.
+    """The trials of a grid.
 
     Args:
-        grid: the grid's configuration. config: the run's (executor, scale, state_dir, ...).
-        trials: each once, in grid order; those that can run here.
-        cells: every (block, task, setting, seed), those that cannot run here included.
-        missing: trial_id -> why its model or data is not to be had here.
+        config: of the run; its grid without the rows and series of removed blocks.
+        trials: the trials that can run here, each once, in grid order.
+        cells: every (block, task, setting, seed), with the trials that cannot run here.
+        missing: trial_id -> why the trial cannot run here.
         labels: column -> printed name.
-        caveats: in what the trials differ from the grid as written.
+        caveats: the differences between the trials and the grid as written.
+        every: trial_id -> trial, with those that cannot run here.
     """
 
-    grid: Mapping[str, Any]
-    config: Mapping[str, Any]
+    config: RunConfig
     trials: tuple[Trial, ...]
     cells: tuple[Cell, ...]
     missing: Mapping[str, str]
@@ -63,17 +66,26 @@ class Plan:
     every: Mapping[str, Trial] = field(default_factory=dict)
 
     @property
+    def grid(self) -> GridConfig:
+        return self.config.grid
+
+    @property
     def name(self) -> str:
-        return str(self.grid["name"])
+        return self.grid.name
+
+    @property
+    def title(self) -> str:
+        """The grid's title, or its name where it has none."""
+        return self.grid.title or self.name
 
 
 def build(composer: Composer) -> Plan:
-    """The plan of the composed grid.
+    """Return the plan of the composed grid.
 
-    Raises UserError listing every problem at once: unknown names and keys, wrong types, parts that do not go together,
-    malformed data, and a grid of which nothing can run here.
+    Raises UserError listing every problem at once: unknown names and keys, wrong types, incompatible parts, malformed
+    data, and a grid without trials.
     """
-    grid = composer.base["grid"]
+    grid = composer.run.grid
     problems: dict[str, list[str]] = {}  # what is wrong -> the blocks it is wrong in
     cells: list[Cell] = []
     trials: dict[str, Trial] = {}
@@ -82,22 +94,22 @@ def build(composer: Composer) -> Plan:
     places = Places()
     options = Options()
     devices: set[str] = set()
-    if not grid["blocks"]:
-        raise UserError(f"grid {grid['name']!r} has no blocks", where=f"grid/{composer.grid_name}.yaml")
+    if not grid.blocks:
+        raise UserError(f"grid {grid.name!r} has no blocks", where=f"grid/{composer.grid_name}.yaml")
     try:
         grid = shown(grid, composer.left_out)
     except UserError as error:
         problems[str(error)] = []
-    for block, spec in grid["blocks"].items():
+    for name, block in grid.blocks.items():
         try:
-            for setting in expand(composer, grid, block, spec):
+            for setting in expand(composer, grid, name, block):
                 config = resolve(composer, setting, options)
                 if (device := config.device.name) not in devices:
-                    composer.option("device", device)  # no node will ever be labelled with a name that has no profile
+                    composer.option("device", device)  # no node is labelled with a name that has no profile
                     devices.add(device)
                 wrong = incompatible(config)
                 for text in wrong:
-                    _note(problems, text, block)
+                    _note(problems, text, name)
                 if wrong:
                     continue
                 needs = places.look(config)
@@ -105,24 +117,25 @@ def build(composer: Composer) -> Plan:
                 column, display = setting.column or config.task.name, config.task.display or config.task.name
                 labels[column] = setting.column or display
                 if trial_id not in trials:
-                    label = spec["label"] or block
-                    trials[trial_id] = _trial(trial_id, needs, grid["name"], block, label, setting, display)
+                    label = block.label or name
+                    trials[trial_id] = _trial(trial_id, needs, grid.name, name, label, setting, display)
                     if needs.why:
                         missing[trial_id] = needs.why
-                cells.append(Cell(block, column, config.seed, dict(setting.searched), trial_id))
+                cells.append(Cell(name, column, config.seed, dict(setting.searched), trial_id))
         except UserError as error:
-            _note(problems, str(error), block)
+            for one in error.errors:
+                _note(problems, str(one), name)
     found = [
         f"{text} (block{'s' * (len(where) > 1)} {', '.join(where)})" if where else text
         for text, where in problems.items()
     ]
     if found := [*found, *options.unknown(composer)]:
-        raise _all(found, str(grid["name"]))
+        raise _all(found, grid.name)
     if not trials:
-        raise UserError(f"grid {grid['name']!r} has no trials: no seeds, or everything is excluded")
+        raise UserError(f"grid {grid.name!r} has no trials: no seeds, or everything is excluded")
     runnable = tuple(trial for trial_id, trial in trials.items() if trial_id not in missing)
     caveats = _caveats(composer, cells, trials)
-    return Plan(grid, composer.base, runnable, tuple(cells), missing, labels, caveats, trials)
+    return Plan(replace(composer.run, grid=grid), runnable, tuple(cells), missing, labels, caveats, trials)
 
 
 def _note(problems: dict[str, list[str]], text: str, block: str) -> None:
@@ -179,7 +192,7 @@ def _cost(config: TrialConfig, needs: Availability) -> float:
 
 
 def memory_key(config: TrialConfig) -> str:
-    """Return a key that trials share that need the same memory: seed and learning rate may differ, sizes may not."""
+    """Return a key shared by trials that need the same memory: seed and learning rate may differ, sizes may not."""
     parts = [config.method, config.space, config.evaluation, config.perturbation, config.precision, config.prompt]
     parts.append(replace(config.update, lr=0.0))
     estimator = [config.estimator.name, config.estimator.budget]
@@ -189,7 +202,7 @@ def memory_key(config: TrialConfig) -> str:
 
 
 def _shared_steps(config: TrialConfig) -> SharedSteps | None:
-    """Return how the processes of one trial can divide a step; None where nothing but one process can run it."""
+    """Return how processes can share the steps of a trial; None if it has no zeroth-order steps."""
     if not config.method.kind.estimates:
         return None
     why = ""
@@ -204,16 +217,14 @@ def _short(value: Any) -> str:
 
 
 def _caveats(composer: Composer, cells: Sequence[Cell], trials: Mapping[str, Trial]) -> tuple[str, ...]:
-    """Return in what the trials differ from the grid as it is written, for the table's caption."""
+    """Return the differences between the trials and the grid as written, for the captions of tables."""
     found = []
-    scale = composer.base["scale"]
-    if scale["name"] != "paper":
-        less = f", texts of at most {scale['max_length']} tokens" if scale["max_length"] else ""
-        if scale["layers"] and any(TrialConfig.of(trial.config).model.source == "random" for trial in trials.values()):
-            less += f", random weights of {scale['layers']} layer{'s' * (scale['layers'] != 1)}"
-        found.append(
-            f"scale={scale['name']}: fewer steps and examples than the grid's{less}; not comparable with a paper"
-        )
+    scale = composer.run.scale
+    if scale.name != "paper":
+        less = f", texts of at most {scale.max_length} tokens" if scale.max_length else ""
+        if scale.layers and any(TrialConfig.of(trial.config).model.source == "random" for trial in trials.values()):
+            less += f", random weights of {scale.layers} layer{'s' * (scale.layers != 1)}"
+        found.append(f"scale={scale.name}: fewer steps and examples than the grid's{less}; not comparable with a paper")
     places: dict[str, set[tuple[str, str]]] = {}
     for cell in cells:
         places.setdefault(cell.trial_id, set()).add((cell.block, cell.task))
@@ -224,9 +235,9 @@ def _caveats(composer: Composer, cells: Sequence[Cell], trials: Mapping[str, Tri
         found.append(f"left out: {', '.join(composer.left_out)}")
     choices, values = composer.forced.choices, composer.forced.values
     if "model" in choices:
-        model = composer.base["model"]
-        found.append(f"run on {' and '.join(values.get('model.path') or choices['model'])} ({model['display']})")
-    apart = ("device", "model", "data.dir", "model.path", *(() if composer.base["grid"]["columns"] else ("task",)))
+        display = composer.trial["model"]["display"]
+        found.append(f"run on {' and '.join(values.get('model.path') or choices['model'])} ({display})")
+    apart = ("device", "model", "data.dir", "model.path", *(() if composer.run.grid.columns else ("task",)))
     given = [f"{name}={','.join(map(str, v))}" for name, v in {**choices, **values}.items() if name not in apart]
     if given:
         found.append(f"set on the command line: {' '.join(given)}")

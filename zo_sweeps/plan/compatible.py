@@ -1,4 +1,4 @@
-"""Which parts of a trial go together, checked before anything is loaded."""
+"""Compatibility of the parts of a trial, checked before anything is loaded."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from zo_sweeps.methods.update import Update
 
 
 def incompatible(config: TrialConfig) -> list[str]:
-    """Return why a configuration cannot be run anywhere; [] when it can."""
+    """Return every reason why a configuration cannot run on any machine."""
     return [*_estimation(config), *_objective(config), *_generation(config), *_gradients(config), *_training(config)]
 
 
 def _estimation(config: TrialConfig) -> Iterator[str]:
-    """The parts of a zeroth-order step."""
+    """Yield the problems of a zeroth-order step."""
     if not config.method.kind.estimates:
         return
     mode, space = config.evaluation.mode, config.space
@@ -53,7 +53,7 @@ def _estimation(config: TrialConfig) -> Iterator[str]:
 
 
 def _objective(config: TrialConfig) -> Iterator[str]:
-    """Why f cannot be what is asked for, or not be evaluated as is asked for."""
+    """Yield the problems of the training objective."""
     name, task = config.train.objective, config.task
     own = task.wording(config.prompt.name).loss
     every = {key: made for key, one in registry.members("objective").items() if isinstance(made := one(), Objective)}
@@ -73,7 +73,7 @@ def _objective(config: TrialConfig) -> Iterator[str]:
 
 
 def _generation(config: TrialConfig) -> Iterator[str]:
-    """What timing a generation needs."""
+    """Yield the problems of timing a generation."""
     if not config.method.kind.generates:
         return
     space, mode = config.space, config.evaluation.mode
@@ -85,16 +85,18 @@ def _generation(config: TrialConfig) -> Iterator[str]:
 
 
 def _is_timed(space: type[Space]) -> bool:
-    """Whether generation can be timed over a space: it is there without a gradient, and is no layer of its own."""
+    """Return whether generation can be timed over a space: one that needs no gradients and adds no layers."""
     return not space.needs_gradients and (space.sparse or space.moves_base)
 
 
 def _gradients(config: TrialConfig) -> Iterator[str]:
+    """Yield the problems of measuring gradients."""
     if config.gradients.samples and not (config.method.kind.backpropagates and config.space.moves_base):
         yield "gradients.samples requires method.kind=fo and space=full"
 
 
 def _training(config: TrialConfig) -> Iterator[str]:
+    """Yield the problems of training."""
     kind, update, space = config.method.kind, config.update, config.space
     if not kind.trains:
         return

@@ -1,4 +1,4 @@
-"""A block of a grid -> every setting of its axes."""
+"""A block of a grid -> the settings of its axes."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from zo_sweeps.config.composer import CHOOSES, Composer, Forced
-from zo_sweeps.config.schema import TRIAL_GROUPS
+from zo_sweeps.config.schema import TRIAL_GROUPS, BlockConfig, GridConfig
 from zo_sweeps.core.errors import UserError
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One point of a block's axes: group choices and key values, and which of them were searched.
+    """One point of a block's axes at one column and seed.
 
     Args:
-        column: its name among the grid's `columns`; "" where the columns are tasks.
-        own: keys that the block itself gives to members that it alone chooses: these must have them.
+        choices: group -> option. values: key -> value.
+        searched: the values of the axes, of groups and keys.
+        column: one of the grid's `columns`; "" if the columns are tasks.
+        own: keys that the block sets for members that it alone chooses: an error if the member lacks them.
         where: grid and block, for messages.
     """
 
@@ -30,36 +32,39 @@ class Setting:
     where: str = ""
 
 
-def expand(composer: Composer, grid: Mapping[str, Any], block: str, spec: Mapping[str, Any]) -> Iterator[Setting]:
-    """Every setting of a block, seeds last, in the order of the file."""
-    where = f"grid {grid['name']}, block {block}"
+def expand(composer: Composer, grid: GridConfig, name: str, block: BlockConfig) -> Iterator[Setting]:
+    """Yield the settings of a block in the order of the file; the seeds vary fastest.
+
+    Raises UserError for an axis that is no list, is empty or is fixed as well, and for keys and values of a wrong type.
+    """
+    where = f"grid {grid.name}, block {name}"
     forced = composer.forced
-    fixed = {**_flatten(grid["fixed"]), **_flatten(spec["fixed"])}
-    axes = {**_axes(grid["axes"], where), **_axes(spec["axes"], where)}
-    own_keys = {*_flatten(spec["fixed"]), *_axes(spec["axes"], where)}
-    for name in {*fixed} & {*axes}:
-        raise UserError(f"{name!r} is both fixed and an axis", where=where)
-    default_task = fixed.get("task", composer.base["task"]["name"])
-    seeds: Sequence[int] = forced.values.get("seed") or grid["seeds"]
-    exclude = [_flatten(entry) for entry in (*grid["exclude"], *spec["exclude"])]
-    for column, task, of_column in _columns(grid["columns"], forced, axes.get("task"), default_task, where):
-        per_task = _flatten(spec["per_task"].get(column or task, {}))
+    fixed = {**_flatten(grid.fixed), **_flatten(block.fixed)}
+    axes = {**_axes(grid.axes, where), **_axes(block.axes, where)}
+    own_keys = {*_flatten(block.fixed), *_axes(block.axes, where)}
+    for key in {*fixed} & {*axes}:
+        raise UserError(f"{key!r} is both fixed and an axis", where=where)
+    default_task = fixed.get("task", composer.trial["task"]["name"])
+    seeds: Sequence[int] = forced.values.get("seed") or grid.seeds
+    exclude = [_flatten(entry) for entry in (*grid.exclude, *block.exclude)]
+    for column, task, of_column in _columns(grid.columns, forced, axes.get("task"), default_task, where):
+        per_task = _flatten(block.per_task.get(column or task, {}))
         here, own = _at_task(fixed, axes, {**of_column, **per_task}, forced)
-        several = {*own, *forced.choices}  # groups with more than one member here, or with another than the block's
-        strict = {name for name in own_keys | {*per_task} if not several & {name.partition(".")[0], "method"}} - {
+        several = {*own, *forced.choices}  # groups whose member may not be the block's own
+        strict = {key for key in own_keys | {*per_task} if not several & {key.partition(".")[0], "method"}} - {
             *forced.values
         }
-        for name, options in {**{name: [value] for name, value in here.items()}, **own}.items():
-            if name not in TRIAL_GROUPS:
+        for key, options in {**{key: [value] for key, value in here.items()}, **own}.items():
+            if key not in TRIAL_GROUPS:
                 for value in options:
-                    composer.check_value(name, value, where)
+                    composer.check_value(key, value, where)
         for point in itertools.product(*own.values()):
             searched = dict(zip(own, point, strict=True))
             chosen = {**here, **searched, "task": task}
-            if any(all(chosen.get(name) == value for name, value in entry.items()) for entry in exclude):
+            if any(all(chosen.get(key) == value for key, value in entry.items()) for entry in exclude):
                 continue
-            choices = {name: str(value) for name, value in chosen.items() if name in TRIAL_GROUPS}
-            values = {name: value for name, value in chosen.items() if name not in TRIAL_GROUPS}
+            choices = {key: str(value) for key, value in chosen.items() if key in TRIAL_GROUPS}
+            values = {key: value for key, value in chosen.items() if key not in TRIAL_GROUPS}
             for seed in seeds:
                 yield Setting(choices, {**values, "seed": seed}, searched, column, frozenset(strict), where)
 
@@ -67,9 +72,9 @@ def expand(composer: Composer, grid: Mapping[str, Any], block: str, spec: Mappin
 def _columns(
     named: Mapping[str, Any], forced: Forced, tasks: Sequence[str] | None, default_task: str, where: str
 ) -> list[tuple[str, str, dict[str, Any]]]:
-    """(name, task, values) of every column: of the grid's `columns`, else of its tasks, which have no such name.
+    """Return (name, task, values) for each of the grid's `columns`, or ("", task, {}) for each task if it has none.
 
-    A task of the command line takes the place of all of the grid's.
+    Tasks of the command line replace the grid's.
     """
     given = forced.choices.get("task", ())
     if not named:
@@ -87,8 +92,10 @@ def _columns(
 def _at_task(
     fixed: Mapping[str, Any], axes: Mapping[str, list[Any]], per_task: Mapping[str, Any], forced: Forced
 ) -> tuple[dict[str, Any], dict[str, list[Any]]]:
-    """(fixed values, axes) of a block at one column: `per_task`, its own (flattened), replace the block's, and the
-    command line's replace both."""
+    """Return (fixed values, axes) of a block at one column.
+
+    The column's values, `per_task` (flattened), replace the block's, and the command line's replace both.
+    """
     here, own = dict(fixed), dict(axes)
     given = {name: list(values) for name, values in {**forced.choices, **forced.values}.items()}
     for name, value in [*per_task.items(), *((n, v if len(v) > 1 else v[0]) for n, v in given.items())]:
@@ -105,7 +112,7 @@ def _at_task(
 
 
 def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"update": {"name": "sgd", "lr": 1}} -> {"update": "sgd", "update.lr": 1}: a name chooses the member."""
+    """Flatten a tree: {"update": {"name": "sgd", "lr": 1}} -> {"update": "sgd", "update.lr": 1}."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         path = f"{prefix}{key}"
@@ -117,6 +124,7 @@ def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _axes(tree: Mapping[str, Any], where: str) -> dict[str, list[Any]]:
+    """Flatten a tree of axes. Raises UserError for an axis that is no list, or empty."""
     axes = {}
     for name, values in _flatten(tree).items():
         if not isinstance(values, list):

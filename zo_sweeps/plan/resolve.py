@@ -1,13 +1,13 @@
-"""A setting -> a trial's whole configuration."""
+"""A setting -> the configuration of its trial."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from zo_sweeps.config.composer import Composer
-from zo_sweeps.config.schema import AXES
+from zo_sweeps.config.schema import AXES, ScaleConfig, ScaleSteps
 from zo_sweeps.core.errors import unknown
 from zo_sweeps.methods import registry
 from zo_sweeps.methods.definition import options
@@ -18,10 +18,10 @@ from zo_sweeps.plan.expand import Setting
 
 
 class Options:
-    """The options of axis members (`space.rank`), as their definitions list them.
+    """Checks that the keys of a grid (`space.rank`) are options of its members.
 
-    A value that a grid or the command line gives to every block is ignored for members without that option (rank, in a
-    full space); one that a block gives its own member must be an option of it, and one that no block has is an error.
+    A key of the grid or the command line is ignored for members without that option (rank, in a full space). It is an
+    error if a block sets it for its own member, or if it is an option of no member.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Options:
         self._ignored: set[str] = set()
 
     def takes(self, config: Mapping[str, Any], path: str, setting: Setting) -> bool:
-        """Whether a key applies to a configuration. Raises UserError for a block's own key that does not."""
+        """Return whether a key applies to a configuration. Raises UserError for a block's own key that does not."""
         axis, _, option = path.partition(".")
         if axis not in AXES:
             return True
@@ -44,20 +44,24 @@ class Options:
         return False
 
     def unknown(self, composer: Composer) -> list[str]:
-        """A grid may name what only another member of the axis has (method=mezo, where it lists layers for LoRA)."""
+        """Return the problems of keys that no block took.
+
+        The grid may have keys that only another member of the axis has (with method=mezo, its layers for LoRA). The
+        command line may not.
+        """
         problems = []
         for path in self._ignored - self._taken:
             axis = path.partition(".")[0]
             known = {f"{axis}.{f.name}" for member in registry.members(axis).values() for f in options(member)}
             forced = path in composer.forced.values
             if path not in known or forced:
-                where = "the command line" if forced else f"grid {composer.base['grid']['name']}"
+                where = "the command line" if forced else f"grid {composer.run.grid.name}"
                 problems.append(str(unknown("key", path, known, where=where)))
         return sorted(problems)
 
 
 def resolve(composer: Composer, setting: Setting, options: Options) -> TrialConfig:
-    """Return a trial's whole configuration: presets, then the grid, then the scale, then the command line.
+    """Return the configuration of a trial; ascending precedence: presets, grid, scale, command line.
 
     Raises UserError for a key or value that no definition has.
     """
@@ -75,7 +79,7 @@ def resolve(composer: Composer, setting: Setting, options: Options) -> TrialConf
         return given.get(key) or located(key)
 
     kind = Method.read(tree["method"], "method", where).kind
-    _scale(tree, composer.base["scale"], kind, forced)
+    _scale(tree, composer.run.scale, kind, forced)
     if tree["split"]["seed"] is None:
         tree["split"]["seed"] = tree["seed"]
     if not kind.trains:
@@ -86,25 +90,26 @@ def resolve(composer: Composer, setting: Setting, options: Options) -> TrialConf
     return _with_batch(TrialConfig.read(tree, where))
 
 
-def _scale(tree: dict[str, Any], scale: Mapping[str, Any], kind: Kind, forced: Collection[str]) -> None:
-    """Apply the scale (smoke, short) where the command line says nothing else."""
+def _scale(tree: dict[str, Any], scale: ScaleConfig, kind: Kind, forced: Collection[str]) -> None:
+    """Apply the scale (smoke, short) to keys that the command line does not set."""
     train, split, model = tree["train"], tree["split"], tree["model"]
-    for key, value in (scale["zo"] if kind.estimates else scale["fo"] if kind.backpropagates else {}).items():
+    steps = scale.zo if kind.estimates else scale.fo if kind.backpropagates else ScaleSteps()
+    for key, value in asdict(steps).items():
         if value is not None and f"train.{key}" not in forced:
             train[key] = value
-    for key, value in scale["split"].items():
+    for key, value in asdict(scale.split).items():
         if value is not None and split[key] is not None and f"split.{key}" not in forced:
             split[key] = value
-    if scale["layers"] is not None and model["source"] == "random" and "model.arch.num_hidden_layers" not in forced:
+    if scale.layers is not None and model["source"] == "random" and "model.arch.num_hidden_layers" not in forced:
         from zo_sweeps.models.families import with_layers
 
-        model["arch"] = with_layers(model["arch"], scale["layers"])
-    if scale["max_length"] is not None and "train.max_length" not in forced and isinstance(train["max_length"], int):
-        train["max_length"] = min(train["max_length"], scale["max_length"])
+        model["arch"] = with_layers(model["arch"], scale.layers)
+    if scale.max_length is not None and "train.max_length" not in forced and isinstance(train["max_length"], int):
+        train["max_length"] = min(train["max_length"], scale.max_length)
 
 
 def _with_batch(config: TrialConfig) -> TrialConfig:
-    """Fill in B = E / q, and an evaluation after the last step at the latest."""
+    """Fill in B = E / q, and limit eval_every to the number of steps."""
     train = replace(config.train, eval_every=min(config.train.eval_every, max(config.train.steps, 1)))
     q = config.estimator.budget if config.method.kind.estimates else 1
     if train.batch is None and train.effective_batch % q == 0:

@@ -38,7 +38,7 @@ def results(
     last = recall(words)
     composer = Composer(last.overrides, last.config_dirs) if last else Composer(words, list(map(str, config_dirs)))
     plan = build(composer)
-    return frame(plan, read_standing(Path(plan.config["state_dir"]).expanduser()))
+    return frame(plan, read_standing(plan.config.folder))
 
 
 def frame(plan: Plan, standing: Standing) -> DataFrame:
@@ -52,7 +52,7 @@ def frame(plan: Plan, standing: Standing) -> DataFrame:
             {
                 "grid": plan.name,
                 "block": record.block,
-                "row": plan.grid["blocks"][record.block]["label"] or record.block,
+                "row": plan.grid.blocks[record.block].label or record.block,
                 "task": record.column,
                 "seed": record.seed,
                 "trial_id": record.trial_id,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from zo_sweeps.config.composer import Composer
+from zo_sweeps.config.schema import GridFigure
 from zo_sweeps.core.errors import unknown
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.results import tables as readout
@@ -19,10 +20,10 @@ from zo_sweeps.tables.figures import Cumulative, Figure, FigureSpec, Trail, cumu
 from zo_sweeps.tables.paper_files import names
 
 # The figures of a grid that defines none: convergence by step and by time.
-DEFAULTS: Mapping[str, Mapping[str, str]] = {
-    "dev_loss": {"title": "Dev loss by step", "x": "step", "y": "dev/loss"},
-    "dev_metric": {"title": "Dev metric by time", "x": "seconds", "y": "dev/metric"},
-    "train_loss": {"title": "Training loss by step", "x": "step", "y": "train/loss"},
+DEFAULTS = {
+    "dev_loss": GridFigure(kind="curve", title="Dev loss by step", x="step", y="dev/loss"),
+    "dev_metric": GridFigure(kind="curve", title="Dev metric by time", x="seconds", y="dev/metric"),
+    "train_loss": GridFigure(kind="curve", title="Training loss by step", x="step", y="train/loss"),
 }
 METRICS = (  # of an outcome; a figure's y is one of them or a file of conf/table
     "dev/loss",
@@ -58,7 +59,7 @@ def figures(
     from zo_sweeps.record.curves import gradients, trail
     from zo_sweeps.record.journal import JournalStore
 
-    named = dict(plan.grid["figures"]) or {name: {"kind": "curve", **values} for name, values in DEFAULTS.items()}
+    named = plan.grid.figures or DEFAULTS
     for name in only:
         if name not in named:
             raise unknown("figure", name, named, where=f"grid {plan.name}")
@@ -85,38 +86,37 @@ def figures(
     return made
 
 
-def _spec(plan: Plan, composer: Composer, name: str, layout: Mapping[str, Any]) -> FigureSpec:
+def _spec(plan: Plan, composer: Composer, name: str, layout: GridFigure) -> FigureSpec:
     where = f"figure {name} of grid {plan.name}"
-    blocks = plan.grid["blocks"]
-    series = layout.get("series") or dict.fromkeys(blocks, "")
+    blocks = plan.grid.blocks
+    series = layout.series or dict.fromkeys(blocks, "")
     for block in series:
         if block not in blocks:
             raise unknown("block", block, blocks, where=where)
-    kind, x, y = layout["kind"], layout["x"], layout["y"]
-    panels = layout.get("panels", "column")
+    kind, x, y = layout.kind, layout.x, layout.y
     measure: Measure | None = None
     measures: dict[str, Measure] = {}
     if kind not in ("curve", "cumulative"):
         measure, measures = column_measures(plan, y, _measure(plan, composer, y, where))
-    elif kind == "curve" and y == PERCENT.metric and not layout.get("curves"):
+    elif kind == "curve" and y == PERCENT.metric and not layout.curves:
         curve, measures = column_measures(plan, "accuracy", PERCENT)
         measure = replace(curve, name=f"dev {curve.name or 'metric'}")
     return FigureSpec(
         name=f"{plan.name}_{name}",
-        title=layout.get("title") or f"{plan.grid['title'] or plan.name}: {name}",
+        title=layout.title or f"{plan.title}: {name}",
         kind=kind,
         x=x,
         y=y,
-        panels="" if panels == x else panels,
-        series=tuple((block, label or blocks[block]["label"] or block) for block, label in series.items()),
+        panels="" if layout.panels == x else layout.panels,
+        series=tuple((block, label or blocks[block].label or block) for block, label in series.items()),
         columns=tuple(plan.labels.items()),
         measure=measure,
         measures=measures,
-        curves=tuple((layout.get("curves") or {}).items()),
-        at=tuple(layout.get("at") or (1.0,)),
-        rule=Rule(**plan.grid["select"]),
-        published=tuple(layout.get("published", ())),
-        footnotes=(*layout.get("footnotes", ()), *plan.caveats),
+        curves=tuple(layout.curves.items()),
+        at=tuple(layout.at) or (1.0,),
+        rule=Rule(plan.grid.select.metric, plan.grid.select.mode),
+        published=tuple(layout.published),
+        footnotes=(*layout.footnotes, *plan.caveats),
     )
 
 

@@ -89,7 +89,7 @@ def standings(of: Sequence[Item], state_dir: Path) -> dict[str, ItemProgress]:
         if command is not None:
             composer = Composer(command.overrides, command.config_dirs)
             plan = build(composer)
-            columns = len(plan.grid["columns"] or plan.grid["axes"].get("task", [""]))
+            columns = len(plan.grid.columns or plan.grid.axes.get("task", [""]))
             ran[grid] = _Ran(readout.tables(plan, composer, read_standing(state_dir)), columns, plan.caveats)
     return {item.reference: _standing(item, ran) for item in of}
 

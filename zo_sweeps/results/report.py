@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import asdict
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ def html(plan: Plan, composer: Composer, standing: Standing, state_dir: Path, co
     return render(
         "report.html.j2",
         Path(__file__).parent,
-        title=str(plan.grid["title"] or plan.name),
+        title=plan.title,
         summary=_summary(plan, standing),
         tables=[to_html(table) for table in tables],
         **_figures(plan, composer, standing, state_dir),
@@ -138,7 +139,7 @@ def _reproduce(plan: Plan, command: str, here: Mapping[str, Any]) -> dict[str, A
         "cpu": here["cpu"],
         **{name: version for name, version in here["packages"].items() if name != "zo_sweeps"},
     }
-    grid = yaml.safe_dump(dict(plan.grid), sort_keys=False, allow_unicode=True)
+    grid = yaml.safe_dump(asdict(plan.grid), sort_keys=False, allow_unicode=True)
     return {"command": command, "facts": facts, "grid": grid}
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from zo_sweeps.config.composer import Composer, executor
+from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.core.fingerprint import fingerprint
 from zo_sweeps.core.trial import TrialState
@@ -119,8 +119,8 @@ def run(plan: Plan, composer: Composer, command: Command, view: View, *, rerun: 
     state_dir = _state_folder(plan)
     with contextlib.closing(JournalStore(state_dir)) as store, Ledger(state_dir, _sweep_id(plan)) as ledger:
         remember(state_dir, _sweep_id(plan), plan.name, command)
-        with _mirror(plan, state_dir, command, view) as (mirror, where):
-            options = executor(plan.config)
+        with _mirror(plan, composer, state_dir, command, view) as (mirror, where):
+            executor = plan.config.executor
             began = time.monotonic()
             live = LiveFile(state_dir)
             with view.progress() as progress:
@@ -131,12 +131,12 @@ def run(plan: Plan, composer: Composer, command: Command, view: View, *, rerun: 
 
                 summary = Sweep(
                     plan.trials,
-                    options.build(state_dir, plan.config["cluster"]["address"]),
+                    executor.build(state_dir, plan.config.cluster.address),
                     store,
                     ledger,
                     rerun=frozenset(rerun),
-                    retries_failed=options.retries_failed,
-                    retries_lost=options.retries_lost,
+                    retries_failed=executor.retries_failed,
+                    retries_lost=executor.retries_lost,
                     on_update=update,
                     on_events=mirror.notify,
                     say=progress.say,
@@ -156,7 +156,7 @@ def _sweep_id(plan: Plan) -> str:
 
 def _state_folder(plan: Plan) -> Path:
     """Return the state folder, created if absent. Raises UserError if it is not writable."""
-    folder = Path(plan.config["state_dir"]).expanduser()
+    folder = plan.config.folder
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / f".write-{os.getpid()}"
@@ -170,7 +170,9 @@ def _state_folder(plan: Plan) -> Path:
 
 
 @contextlib.contextmanager
-def _mirror(plan: Plan, state_dir: Path, command: Command, view: View) -> Iterator[tuple[MlflowMirror, str]]:
+def _mirror(
+    plan: Plan, composer: Composer, state_dir: Path, command: Command, view: View
+) -> Iterator[tuple[MlflowMirror, str]]:
     """Yield the MLflow mirror of a sweep and its location: the state folder's own server unless another is named."""
     import yaml
 
@@ -178,7 +180,7 @@ def _mirror(plan: Plan, state_dir: Path, command: Command, view: View) -> Iterat
     from zo_sweeps.record.mlflow_store import MlflowMirror
     from zo_sweeps.record.sweep_book import SweepInfo
 
-    uri = plan.config["tracking"]["uri"]
+    uri = plan.config.tracking.uri
     with contextlib.ExitStack() as stack:
         where = uri or str(state_dir / "mlflow")
         if not uri:
@@ -186,9 +188,11 @@ def _mirror(plan: Plan, state_dir: Path, command: Command, view: View) -> Iterat
         info = SweepInfo(
             sweep_id=_sweep_id(plan),
             grid=plan.name,
-            title=str(plan.grid["title"] or plan.name),
+            title=plan.title,
             command=str(command),
-            config_yaml=yaml.safe_dump(dict(plan.config), sort_keys=False, allow_unicode=True),
+            config_yaml=yaml.safe_dump(
+                {**composer.trial, **plan.config.to_json()}, sort_keys=False, allow_unicode=True
+            ),
         )
         mirror = MlflowMirror(uri, plan.name, info, state_dir, say=view.say, patience=SERVER_SECONDS)
         stack.callback(mirror.close)

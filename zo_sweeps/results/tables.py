@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
-from typing import Any
+from dataclasses import replace
 
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError, unknown
@@ -53,7 +52,7 @@ def tables(plan: Plan, composer: Composer, standing: Standing, only: Sequence[st
 
     Raises UserError for a name that is not one of the grid's tables, or a layout that does not fit the published table.
     """
-    named = plan.grid["tables"]
+    named = plan.grid.tables
     for name in only:
         if name not in named:
             raise unknown("table", name, named, where=f"grid {plan.name}")
@@ -72,36 +71,30 @@ def tables(plan: Plan, composer: Composer, standing: Standing, only: Sequence[st
 
 
 def _spec(plan: Plan, composer: Composer, name: str, memory: Sequence[str]) -> TableSpec:
-    layout: dict[str, Any] = plan.grid["tables"][name]
-    blocks = plan.grid["blocks"]
-    for block in layout["rows"]:
+    layout, blocks = plan.grid.tables[name], plan.grid.blocks
+    for block in layout.rows:
         if block not in blocks:
             raise unknown("block", block, blocks, where=f"table {name} of grid {plan.name}")
-    file = f"conf/table/{layout['layout']}.yaml"
-    measure = Measure.from_mapping(composer.option("table", layout["layout"]), file)
-    measure, measures = column_measures(plan, layout["layout"], measure)
-    check_rule(plan, Rule(**plan.grid["select"]))
-    rows = {block: label or blocks[block]["label"] for block, label in layout["rows"].items()}
+    file = f"conf/table/{layout.layout}.yaml"
+    measure = Measure.from_mapping(composer.option("table", layout.layout), file)
+    measure, measures = column_measures(plan, layout.layout, measure)
+    rule = Rule(plan.grid.select.metric, plan.grid.select.mode)
+    check_rule(plan, rule)
+    rows = {block: label or blocks[block].label for block, label in layout.rows.items()}
     if not rows:
         raise UserError(f"table {name!r} has no rows", where=f"grid {plan.name}", fix="list them as block: row name")
-    footnotes = list(layout["footnotes"])
-    if measure.metric.startswith("peak_memory"):
-        footnotes += memory
-    return TableSpec.from_mapping(
-        {
-            "name": f"{plan.name}_{name}",
-            "title": layout["title"] or f"{plan.grid['title'] or plan.name}: {measure.name or name}",
-            "measure": asdict(measure),
-            "measures": {column: asdict(own) for column, own in measures.items()},
-            "rule": plan.grid["select"],
-            "rows": rows,
-            "columns": dict(plan.labels),
-            "published": layout["published"] or "",
-            "published_rows": rows if layout["published"] else {},
-            "footnotes": footnotes,
-            "average": layout["average"],
-            "rank": layout["rank"],
-            "caveats": list(plan.caveats),
-        },
-        where=f"table {name} of grid {plan.name}",
+    return TableSpec(
+        name=f"{plan.name}_{name}",
+        title=layout.title or f"{plan.title}: {measure.name or name}",
+        measure=measure,
+        measures=measures,
+        rule=rule,
+        rows=tuple(rows.items()),
+        columns=tuple(plan.labels.items()),
+        published=layout.published or "",
+        published_rows=rows if layout.published else {},
+        footnotes=(*layout.footnotes, *(memory if measure.metric.startswith("peak_memory") else ())),
+        average=layout.average,
+        rank=layout.rank,
+        caveats=plan.caveats,
     )

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
-from zo_sweeps.config.composer import executor
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.host import gib
 from zo_sweeps.plan.build import Plan
@@ -20,12 +18,12 @@ def for_this_host(plan: Plan) -> Plan:
     """Return the plan without the trials that this host can never run, each with the reason.
 
     With a cluster to join, all trials stay: its nodes are known only after joining. The measured memory of finished
-    trials replaces the estimates. Raises UserError for an executor option that is out of range.
+    trials replaces the estimates. Raises UserError where the executor's workers cannot share the steps of a trial.
     """
-    options = executor(plan.config)
+    options = plan.config.executor
     Workers.of(options).check(plan.trials)
     plan = _corrected(plan)
-    if plan.config["cluster"]["address"]:
+    if plan.config.cluster.address:
         return plan
     from zo_sweeps.devices.probe import probe
 
@@ -55,7 +53,7 @@ def must_have_work(plan: Plan) -> None:
 
 
 def _corrected(plan: Plan) -> Plan:
-    standing = read_standing(Path(plan.config["state_dir"]).expanduser())
+    standing = read_standing(plan.config.folder)
     measured = Measured(plan.every.values(), standing.outcomes)
     every = {trial_id: measured.corrected(trial) for trial_id, trial in plan.every.items()}
     return replace(plan, trials=tuple(every[trial.trial_id] for trial in plan.trials), every=every)

@@ -198,26 +198,6 @@ class TableSpec:
             if column not in columns:
                 raise unknown("column", column, columns, where=f"table {self.name!r}")
 
-    @classmethod
-    def from_mapping(cls, data: Mapping[str, Any], where: str = "table") -> TableSpec:
-        """Make the spec from a plain mapping (from YAML).
-
-        `rows` and `columns` are mappings key: label or lists of [key, label]; `measure`, `rule`, each of `flags` and of
-        `measures` are mappings of their own fields. Raises UserError, naming the key, on an unknown or missing key.
-        """
-        values = _known(cls, data, where)
-        values["measure"] = Measure.from_mapping(values["measure"], f"{where}.measure")
-        own = values.get("measures", {}).items()
-        values["measures"] = {key: Measure.from_mapping(one, f"{where}.measures.{key}") for key, one in own}
-        if "rule" in values:
-            values["rule"] = Rule(**_known(Rule, values["rule"], f"{where}.rule"))
-        for key in ("rows", "columns"):
-            values[key] = _pairs(values[key], f"{where}.{key}")
-        values["flags"] = tuple(Flag.from_mapping(flag, f"{where}.flags") for flag in values.get("flags", ()))
-        for key in ("footnotes", "caveats"):
-            values[key] = tuple(values.get(key, ()))
-        return cls(**values)
-
 
 def _known(cls: type[Any], data: Mapping[str, Any], where: str) -> dict[str, Any]:
     names = [item.name for item in fields(cls)]
@@ -228,12 +208,3 @@ def _known(cls: type[Any], data: Mapping[str, Any], where: str) -> dict[str, Any
         if item.default is REQUIRED and item.default_factory is REQUIRED and data.get(item.name) is None:
             raise UserError(f"{item.name!r} is not given", where=where)
     return dict(data)
-
-
-def _pairs(value: Mapping[str, str] | Sequence[Sequence[str]], where: str) -> tuple[tuple[str, str], ...]:
-    if isinstance(value, Mapping):
-        return tuple((str(key), str(label)) for key, label in value.items())
-    pairs = tuple(tuple(str(part) for part in item) for item in value if not isinstance(item, str))
-    if len(pairs) < len(value) or any(len(pair) != 2 for pair in pairs):
-        raise UserError("every entry must be [key, label]", where=where)
-    return tuple((pair[0], pair[1]) for pair in pairs)
