@@ -39,6 +39,12 @@ BAD = [
     (["update.lr=nan"], ["not a finite number"]),
     (["grid.seeds=3"], ["grid.seeds has the wrong type", "list"]),
     (["grid.seeds=[a]"], ["wrong type"]),
+    (["grid.exclude=[3]"], ["grid.exclude has the wrong type in the command line", "int"]),
+    (
+        ["+grid.select.mod=max"],
+        ["unknown key 'grid.select.mod' in the command line", "did you mean 'grid.select.mode'?"],
+    ),
+    (["+grid.tables.accuracy.foo=1"], ["unknown key 'grid.tables.accuracy.foo'"]),
     (["executor.cpus_per_trial=0"], ["executor.cpus_per_trial of ray must be at least 1, not 0 in the command line"]),
     (["executor=slurm"], ["unknown executor 'slurm'"]),
     (["executor=inline,ray"], ["several values for executor"]),

@@ -211,6 +211,8 @@ class Composer:
         typed: dict[str, Any] = {
             key: OmegaConf.to_object(composed[key]) for key in ("scale", "cluster", "tracking", "grid")
         }
+        for path in _strangers(typed, ""):  # a + on the command line adds any key, and Hydra keeps it
+            raise unknown("key", path, _siblings(path), where=self.locate({})(path))
         return RunConfig(executor=executor, state_dir=composed.state_dir, **typed)
 
     def _compose(self, overrides: Sequence[str]) -> DictConfig:
@@ -444,10 +446,23 @@ def _explain(error: Exception, overrides: Sequence[str], locate: Locate) -> User
         kind = "list" if found[2].startswith("List") else found[2]
         key = full[1] if full else "a key"
         return UserError(f"{key} has the wrong type", where=locate(key), fix=f"it must be a {kind}")
+    if found := re.search(r"Error merging override (\S+?)=", text):
+        return UserError(f"{found[1]} has the wrong type", where=locate(found[1]), fix=chain[-1].splitlines()[0])
     if found := re.search(r"Primary config|mapping values are not allowed|while (?:parsing|scanning)[^\n]*", text):
         return UserError("a configuration file is not valid YAML", fix=" ".join(text.split())[:300])
     reason = "" if chain[-1] == chain[0] else chain[-1].splitlines()[0]
     return UserError(" ".join(chain[0].split()), fix=reason)
+
+
+def _strangers(value: Any, path: str) -> Iterator[str]:
+    """Yield the dotted keys below `value` that its dataclasses do not declare."""
+    if is_dataclass(value):
+        known = {f.name for f in fields(value)}
+        yield from (f"{path}.{key}" for key in vars(value) if key not in known)
+        value = {name: getattr(value, name) for name in known}
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _strangers(inner, f"{path}.{key}" if path else str(key))
 
 
 def _siblings(path: str) -> list[str]:

@@ -110,7 +110,7 @@ class BlockConfig:
     fixed: dict[str, Any] = field(default_factory=dict)
     axes: dict[str, Any] = field(default_factory=dict)
     per_task: dict[str, Any] = field(default_factory=dict)
-    exclude: list[Any] = field(default_factory=list)
+    exclude: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass
@@ -154,7 +154,7 @@ class GridConfig:
     columns: dict[str, Any] = field(default_factory=dict)  # name -> its fixed values, if the columns are not tasks
     seeds: list[int] = field(default_factory=lambda: [0])
     select: SelectConfig = field(default_factory=SelectConfig)
-    exclude: list[Any] = field(default_factory=list)
+    exclude: list[dict[str, Any]] = field(default_factory=list)
     blocks: dict[str, BlockConfig] = field(default_factory=dict)
     tables: dict[str, GridTable] = field(default_factory=dict)
     figures: dict[str, GridFigure] = field(default_factory=dict)  # {}: convergence curves of all blocks
