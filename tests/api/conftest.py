@@ -10,10 +10,9 @@ import pandas
 import pytest
 
 import zo_sweeps
+from tests.cli.common import NOWHERE
 from tests.plan.common import write_grid
 from zo_sweeps.results import session
-
-NOWHERE = "tracking.uri=http://127.0.0.1:9"  # a server that never answers: starting one takes longer than the sweep
 
 
 def trained(method: str, lr: float, steps: int = 4, **space: Any) -> dict[str, Any]:

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 import zo_sweeps
-from tests.api.conftest import NOWHERE, Swept
+from tests.api.conftest import Swept
+from tests.cli.common import NOWHERE
 from zo_sweeps.cli.main import main
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.results import session

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.api.conftest import GRID, NOWHERE, Swept
-from tests.cli.common import ENVIRONMENT
+from tests.api.conftest import GRID, Swept
+from tests.cli.common import ENVIRONMENT, NOWHERE
 from tests.conftest import REPO
 from tests.plan.common import write_grid
 from zo_sweeps.core.trial import Trial, TrialState

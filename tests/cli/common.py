@@ -1,4 +1,4 @@
-"""The command line as a user types it: a process of its own, in a folder of its own."""
+"""The command line as a user types it: in a process of its own, or in this one where nothing depends on that."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import REPO
+from zo_sweeps.cli.main import main
+from zo_sweeps.results import session
 
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -16,6 +20,9 @@ ENVIRONMENT = {
     "COLUMNS": "120",
     "PYTHONPATH": str(REPO),
 }
+
+
+NOWHERE = "tracking.uri=http://127.0.0.1:9"  # nothing listens there: starting a server takes longer than a small sweep
 
 
 def zo(*arguments: object, cwd: Path, timeout: float = 240) -> subprocess.CompletedProcess[str]:
@@ -27,3 +34,14 @@ def zo(*arguments: object, cwd: Path, timeout: float = 240) -> subprocess.Comple
         text=True,
         timeout=timeout,
     )
+
+
+def in_process(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Run a command here and return its output; a sweep with NOWHERE does not wait for its server."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(session, "SERVER_SECONDS", 0.1)
+        patch.setenv("COLUMNS", "300")
+        status = main(arguments)
+    out, err = capsys.readouterr()
+    assert status == 0, out[-2000:] + err[-2000:]
+    return out

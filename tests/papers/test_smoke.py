@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.cli.common import NOWHERE, in_process
 from tests.papers.test_grids import TRIALS
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.plan.build import build
@@ -48,24 +46,20 @@ MEASURING = ("sensitive_gradients", "sensitive_fig1_inference", "pezo_table2_flo
 @pytest.mark.e2e
 @pytest.mark.slow
 @pytest.mark.parametrize("grid", MEASURING)
-def test_a_grid_runs_and_prints_its_tables_figures_and_report(grid: str, tmp_path: Path) -> None:
+def test_a_grid_runs_and_prints_its_tables_figures_and_report(
+    grid: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     lines = "".join(f'{{"text": "line {i} of a text that a mask is found on"}}\n' for i in range(8))
     (tmp_path / "lines.jsonl").write_text(lines)
     task = [f"gradients.text={tmp_path}/lines.jsonl", "task=demo_remarks"] if "gradients" in grid else []
     kept = [text for text in given(grid) if not text.startswith("task=")]
 
-    def zo(*arguments: str) -> str:
-        command = [sys.executable, "-m", "zo_sweeps", *arguments, f"state_dir={tmp_path / 'state'}"]
-        env = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-        done = subprocess.run(command, capture_output=True, text=True, env=env)
-        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-        return done.stdout
-
-    printed = zo(f"+grid={grid}", "scale=smoke", "executor=inline", *kept, *task)
+    state = f"state_dir={tmp_path / 'state'}"
+    printed = in_process(capsys, f"+grid={grid}", "scale=smoke", "executor=inline", NOWHERE, state, *kept, *task)
     assert "failed" not in printed
     assert "not run" not in printed
-    zo("figure", f"+grid={grid}")
-    zo("report", f"+grid={grid}")
+    in_process(capsys, "figure", f"+grid={grid}", state)
+    in_process(capsys, "report", f"+grid={grid}", state)
     page = (tmp_path / "state" / f"{grid}.html").read_text()
     assert "not run" not in page
     assert page.count("<svg") == page.count("</svg>") >= 1
