@@ -6,7 +6,7 @@ ARGS ?=
 JOBS ?= 2
 VENV := .venv
 PY := $(VENV)/bin/python
-PIP := $(PY) -m pip install --quiet --disable-pip-version-check --no-compile
+PIP := $(PY) -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .PHONY: help run test lint lock clean

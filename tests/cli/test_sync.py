@@ -40,11 +40,10 @@ def test_sync_starts_the_folders_server_and_sends_what_it_lacks_once(
     said = capsys.readouterr().out.splitlines()
     assert [line.rpartition(" to ")[0] for line in said] == ["one: 1 trials sent", "two: 2 trials sent"]
     assert not server.is_healthy(said[0].rpartition(" ")[2]), "the server that it started is ended"
-    assert main(["sync", f"state_dir={tmp_path}"]) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert [line.rpartition(" to ")[0] for line in said] == ["one: 0 trials sent", "two: 0 trials sent"]
     with server.local_server(tmp_path) as uri:
-        server.start(tmp_path).wait()
+        assert main(["sync", f"state_dir={tmp_path}"]) == 0
+        said = capsys.readouterr().out.splitlines()
+        assert said == [f"one: 0 trials sent to {uri}", f"two: 0 trials sent to {uri}"]
         from mlflow import MlflowClient
 
         client = MlflowClient(uri)

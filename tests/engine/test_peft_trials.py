@@ -129,7 +129,7 @@ def test_a_log_over_another_mask_is_not_continued(tmp_path: Path) -> None:
     journal = [{**e, "fingerprint": "0" * 16} if e["type"] == "mask" else e for e in begun]
     outcome = worker.run_trial(trial, Events(), journal, 2, lambda: False)
     assert outcome.state is TrialState.FAILED
-    assert "is not the one this trial began with (0000000000000000)" in outcome.error
+    assert "differs from the one that this trial began with (0000000000000000)" in outcome.error
 
 
 def test_trials_leave_the_base_model_as_it_was(tmp_path: Path) -> None:

@@ -360,19 +360,18 @@ def test_32_writers_through_an_outage_of_the_server_leave_every_row_once(experim
     running = server.start(folder)
     running.wait()
     port = int(running.uri.rsplit(":", 1)[1])
-    trials = [made_up.trial(seed, steps=60, lr=1e-4 * (1 + seed % 4)) for seed in range(64)]
+    trials = [made_up.trial(seed, steps=60, lr=1e-4 * (1 + seed % 4)) for seed in range(32)]
     mirror = MlflowMirror(running.uri, experiment, SWEEP, tmp_path, say=said.append)
     for made in trials:
         mirror.register(made)
 
-    def write(worker: int) -> None:
-        for made in trials[worker::32]:
-            for event in made_up.whole(made):
-                store.append(made.trial_id, [event])
-                mirror.notify(made.trial_id)
-                time.sleep(0.4)
+    def write(made: Trial) -> None:
+        for event in made_up.whole(made):
+            store.append(made.trial_id, [event])
+            mirror.notify(made.trial_id)
+            time.sleep(0.4)
 
-    writers = [threading.Thread(target=write, args=(n,)) for n in range(32)]
+    writers = [threading.Thread(target=write, args=(made,)) for made in trials]
     for writer in writers:
         writer.start()
     while len(runs(running.uri, experiment)) < 6:

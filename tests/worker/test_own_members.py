@@ -168,3 +168,14 @@ def test_a_stored_configuration_with_an_unknown_kind_is_refused_with_the_choices
     data = planned(folder).config.to_json()
     with pytest.raises(UserError, match=r"unknown kind 'so'.*choose from: .*zo"):
         TrialConfig.of(Stored({**data, "method": {**data["method"], "kind": "so"}}))
+
+
+def test_all_that_is_wrong_with_a_stored_configuration_is_one_line(folder: Path) -> None:
+    trial = planned(folder)
+    data = trial.to_json()
+    data["config"]["estimator"]["name"] = "rgee"
+    data["config"]["update"]["lr"] = "high"
+    outcome, _ = run(Trial.from_json(data))
+    assert outcome.error.startswith("UserError: unknown estimator 'rgee'")
+    assert "update.lr='high' has the wrong type" in outcome.error
+    assert "\n" not in outcome.error

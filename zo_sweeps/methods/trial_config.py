@@ -73,7 +73,7 @@ class TrialConfig:
             absent = next((folder for folder in folders if not Path(folder).is_dir()), None)
             if absent is None:
                 raise
-            what = f"{error.what}, and the folder {absent}, given with --config-dir, is not on this machine"
+            what = f"{error.errors[0].what}, and the folder {absent}, given with --config-dir, is not on this machine"
             raise UserError(what, fix="copy it here, to the same path") from None
 
     def to_json(self) -> dict[str, Any]:

@@ -61,7 +61,6 @@ class SweepRuns:
         self._folder = state_dir / "mlflow"
         self._journals = JournalStore(state_dir)
         self._sent: dict[str, _Sent] = {}
-        self._open_runs: set[str] = set()  # child runs that this process set to RUNNING
         self.page = ""
 
     # -- the sweep -----------------------------------------------------------------------------------------------------
@@ -83,7 +82,7 @@ class SweepRuns:
         sent = [event for event, _ in read_objects(self._folder / "sent.jsonl") if event]
         self._complete = {(e["trial_id"], e["born"], e["bytes"]) for e in sent if e.get("server") == self._server}
         self.parent = self._find_parent()
-        self._close_orphans()
+        self._close_running()
         self.page = f"{self._uri}/#/experiments/{self._experiment}/runs/{self.parent}?{rows.TRAINING}"
 
     def finish(self, final: Event) -> None:
@@ -98,8 +97,7 @@ class SweepRuns:
 
     def abandon(self, parent_too: bool) -> None:
         """Close the runs that are still shown as running, because their driver exits."""
-        for run_id in list(self._open_runs):
-            self._close_lost(run_id)
+        self._close_running()
         if parent_too:
             self._client.set_terminated(self.parent, "KILLED")
 
@@ -132,23 +130,20 @@ class SweepRuns:
         self._client.log_text(run_id, json.dumps(self._provenance, indent=2), "provenance.json")
         return str(run_id)
 
-    def _close_orphans(self) -> None:
-        """Close the runs of this state directory that are shown as running although their driver is gone.
+    def _close_running(self) -> None:
+        """Close the runs of this state directory that are shown as running although no driver runs them.
 
-        If the trial resumes, its next event reopens its run.
+        A trial that resumes reopens its run with its next event.
         """
         experiments = [e.experiment_id for e in self._client.search_experiments()]
         query = f"attributes.status = 'RUNNING' and tags.`zo.store` = '{self._store}'"
         for run in self._search(query, experiments):
+            run_id = run.info.run_id
             if "zo.trial_id" in run.data.tags:
-                self._close_lost(run.info.run_id)
-            elif run.info.run_id != self.parent:
-                self._client.set_terminated(run.info.run_id, "KILLED")
-
-    def _close_lost(self, run_id: str) -> None:
-        self._client.set_tag(run_id, "zo.state", TrialState.LOST.value)
-        self._client.set_terminated(run_id, rows.run_status(TrialState.LOST))
-        self._open_runs.discard(run_id)
+                self._client.set_tag(run_id, "zo.state", TrialState.LOST.value)
+                self._client.set_terminated(run_id, rows.run_status(TrialState.LOST))
+            elif run_id != self.parent:
+                self._client.set_terminated(run_id, "KILLED")
 
     def _search(self, query: str, experiments: Sequence[str] = ()) -> list[Any]:
         """Return all runs that match, oldest first."""
@@ -197,7 +192,6 @@ class SweepRuns:
         if outcome(events) is None:
             if any(event["type"] in ("start", "end") for event in events):
                 self._client.update_run(sent.run_id, status="RUNNING")
-            self._open_runs.add(sent.run_id)
         else:
             self._end(sent.run_id, read_events(path)[0])
             with Journal(self._folder / "sent.jsonl") as acknowledged:
@@ -274,7 +268,6 @@ class SweepRuns:
         if ended.traceback:
             self._client.log_text(run_id, ended.traceback, "traceback.txt")
         self._client.set_terminated(run_id, rows.run_status(ended.state), int(events[-1]["time"] * 1000))
-        self._open_runs.discard(run_id)
 
 
 def is_temporary(error: Exception) -> bool:

@@ -45,10 +45,12 @@ def run_trial(
         outcome = recorder.outcome(TrialState.CANCELLED, error="stopped on request")
     except DivergedError as error:
         outcome = recorder.outcome(TrialState.DIVERGED, error=str(error))
+    except UserError as error:
+        outcome = recorder.outcome(TrialState.FAILED, error=f"UserError: {'; '.join(map(str, error.errors))}")
     except Exception as error:
         state = TrialState.OUT_OF_MEMORY if _is_out_of_memory(error) else TrialState.FAILED
-        text = "" if isinstance(error, UserError) else traceback.format_exc()
-        outcome = recorder.outcome(state, error=f"{type(error).__name__}: {error}".splitlines()[0], trace=text)
+        what = f"{type(error).__name__}: {error}".splitlines()[0]
+        outcome = recorder.outcome(state, error=what, trace=traceback.format_exc())
     outcome = replace(outcome, metrics={**outcome.metrics, "wall_seconds": time.perf_counter() - began})
     recorder.flush()
     sink.emit({"type": "end", "time": time.time(), "outcome": outcome.to_json()})
