@@ -10,15 +10,22 @@ import pytest
 from tests.plan.common import write_grid
 from zo_sweeps.record import server
 
+FIXED = {
+    "model": "demo",
+    "prompt": "mezo",
+    "space": {"targets": ["q", "v"]},
+    "split": {"train": 64, "dev": 24, "test": 40},
+    "train": {"batch": 4, "eval_every": 8},
+}
+TINY = {  # nothing has to be learned where only the cells are compared
+    "model": "random_llama",
+    "model.arch.hidden_size": 64,
+    "model.arch.intermediate_size": 96,
+    "model.arch.num_hidden_layers": 2,
+}
 SMALL = {
     "name": "small",
-    "fixed": {
-        "model": "demo",
-        "prompt": "mezo",
-        "space": {"targets": ["q", "v"]},
-        "split": {"train": 64, "dev": 24, "test": 40},
-        "train": {"batch": 4, "eval_every": 8},
-    },
+    "fixed": {**FIXED, **TINY},
     "axes": {"task": ["demo_remarks"]},
     "seeds": [0, 1],
     "blocks": {

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from tests.cli.common import ENVIRONMENT, zo
-from tests.e2e.conftest import SMALL
+from tests.e2e.conftest import FIXED, SMALL
 from tests.plan.common import write_grid
 from tests.schedule.nodes import Cluster, cluster, wait_for
 from zo_sweeps.record import server
@@ -32,7 +32,7 @@ ZO = {"method": "prge", "estimator": {"q": 2}, "train": {"steps": 12}}
 MIXED: dict[str, Any] = {
     **SMALL,
     "name": "mixed",
-    "fixed": {**SMALL["fixed"], "split": {"train": 32, "dev": 8, "test": 8}, "train": {"batch": 2, "eval_every": 3}},
+    "fixed": {**FIXED, "split": {"train": 32, "dev": 8, "test": 8}, "train": {"batch": 2, "eval_every": 3}},
     "seeds": list(range(10)),
     "blocks": {
         "edge": {"label": "edge", "fixed": {**ZO, "device": "jetson-orin-nano"}},

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.cli.common import zo
-from tests.e2e.conftest import SMALL
+from tests.e2e.conftest import FIXED, SMALL
 from tests.e2e.test_cluster import Driver, starts
 from tests.plan.common import write_grid
 from tests.schedule.nodes import cluster, wait_for
@@ -28,7 +28,7 @@ PORTABLE: dict[str, Any] = {
     **SMALL,
     "name": "portable",
     "fixed": {
-        **SMALL["fixed"],
+        **FIXED,
         "precision": "bf16",
         "split": {"train": 32, "dev": 8, "test": 8},
         "train": {"batch": 2, "steps": STEPS, "eval_every": 40},
