@@ -145,3 +145,11 @@ def test_the_line_of_a_trial_s_end_has_the_metric_in_its_own_unit(tmp_path: Path
     lines = {trial.task: ended_line(trial, ended(plan, trial)) for trial in plan.trials}
     assert "test 87.5" in lines["demo_remarks"]
     assert "test 0.500" in lines["stsb"]
+
+
+def test_a_row_without_a_label_is_printed_under_its_block_s_name(tmp_path: Path) -> None:
+    block = {"fixed": {"method": "prge", "estimator": {"q": 2}, "train": {"steps": 4, "eval_every": 2}}}
+    layout = {"accuracy": {"layout": "accuracy", "rows": {"zo": ""}}}
+    composer, plan = planned(tmp_path, ["demo_remarks"], blocks={"zo": block}, tables=layout)
+    (table,) = tables(plan, composer, standing(plan, tmp_path))
+    assert [row for row in to_text(table).splitlines() if row.startswith("zo ")]

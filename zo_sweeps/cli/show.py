@@ -76,7 +76,7 @@ def plan(planned: Plan, console: Console, *, trials: bool) -> None:
     _say(console, f"grid {planned.name}: {planned.grid.title}")
     every = planned.every
     table = _rows("row", "trials", "here", "done", "steps", "forwarded tokens", "memory", "device")
-    for name, block in planned.grid.blocks.items():
+    for name in planned.grid.blocks:
         ids = list(dict.fromkeys(cell.trial_id for cell in planned.cells if cell.block == name))
         mine = [every[i] for i in ids]
         if not mine:
@@ -85,7 +85,7 @@ def plan(planned: Plan, console: Console, *, trials: bool) -> None:
         steps = sorted({trial.steps for trial in mine})
         memory = max(trial.needs.memory_bytes for trial in mine)
         table.add_row(
-            block.label or name,
+            planned.grid.label(name),
             str(len(mine)),
             str(sum(i not in planned.missing for i in ids)),
             str(done),
@@ -141,7 +141,7 @@ def status(planned: Plan, console: Console, *, failed: bool) -> None:
     running = driver_of(folder)
     _say(console, f"{planned.name} in {folder}: {f'running ({running})' if running else 'not running'}")
     by_row: dict[str, Counter[str]] = {}
-    for name, block in planned.grid.blocks.items():
+    for name in planned.grid.blocks:
         ids = dict.fromkeys(cell.trial_id for cell in planned.cells if cell.block == name)
         counts: Counter[str] = Counter()
         for trial_id in ids:
@@ -149,7 +149,7 @@ def status(planned: Plan, console: Console, *, failed: bool) -> None:
             if state is TrialState.CANCELLED or (state is TrialState.RUNNING and not running):
                 state = TrialState.PENDING
             counts["missing" if trial_id in planned.missing and state is TrialState.PENDING else state.value] += 1
-        by_row[block.label or name] = counts
+        by_row[planned.grid.label(name)] = counts
     columns = [c for c in (*(state.value for state in TrialState), "missing") if any(r[c] for r in by_row.values())]
     table = _rows("row", "trials", *(name.lower().replace("_", " ") for name in columns))
     for label, counts in by_row.items():

@@ -159,6 +159,10 @@ class GridConfig:
     tables: dict[str, GridTable] = field(default_factory=dict)
     figures: dict[str, GridFigure] = field(default_factory=dict)  # {}: convergence curves of all blocks
 
+    def label(self, block: str) -> str:
+        """Return the printed name of a block: its label, or its own name if it has none."""
+        return self.blocks[block].label or block
+
 
 @dataclass(frozen=True)
 class RunConfig:

@@ -117,8 +117,7 @@ def build(composer: Composer) -> Plan:
                 column, display = setting.column or config.task.name, config.task.display or config.task.name
                 labels[column] = setting.column or display
                 if trial_id not in trials:
-                    label = block.label or name
-                    trials[trial_id] = _trial(trial_id, needs, grid.name, name, label, setting, display)
+                    trials[trial_id] = _trial(trial_id, needs, grid.name, name, grid.label(name), setting, display)
                     if needs.why:
                         missing[trial_id] = needs.why
                 cells.append(Cell(name, column, config.seed, dict(setting.searched), trial_id))

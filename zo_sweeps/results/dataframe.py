@@ -52,7 +52,7 @@ def frame(plan: Plan, standing: Standing) -> DataFrame:
             {
                 "grid": plan.name,
                 "block": record.block,
-                "row": plan.grid.blocks[record.block].label or record.block,
+                "row": plan.grid.label(record.block),
                 "task": record.column,
                 "seed": record.seed,
                 "trial_id": record.trial_id,

@@ -108,7 +108,7 @@ def _spec(plan: Plan, composer: Composer, name: str, layout: GridFigure) -> Figu
         x=x,
         y=y,
         panels="" if layout.panels == x else layout.panels,
-        series=tuple((block, label or blocks[block].label or block) for block, label in series.items()),
+        series=tuple((block, label or plan.grid.label(block)) for block, label in series.items()),
         columns=tuple(plan.labels.items()),
         measure=measure,
         measures=measures,

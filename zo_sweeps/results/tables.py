@@ -80,7 +80,7 @@ def _spec(plan: Plan, composer: Composer, name: str, memory: Sequence[str]) -> T
     measure, measures = column_measures(plan, layout.layout, measure)
     rule = Rule(plan.grid.select.metric, plan.grid.select.mode)
     check_rule(plan, rule)
-    rows = {block: label or blocks[block].label for block, label in layout.rows.items()}
+    rows = {block: label or plan.grid.label(block) for block, label in layout.rows.items()}
     if not rows:
         raise UserError(f"table {name!r} has no rows", where=f"grid {plan.name}", fix="list them as block: row name")
     return TableSpec(
