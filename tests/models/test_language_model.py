@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.models.common import CONF, TINY, local, make, model_yaml, random_model
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.engine.spaces.prefix import PrefixTuning
 from zo_sweeps.models.identity import DEMO
 from zo_sweeps.models.load import load
 
@@ -66,10 +67,7 @@ def test_hidden_states_do_not_depend_on_padding_or_on_the_batch(tiny):
             torch.testing.assert_close(batched[n, : len(row)], masked[n, : len(row)], atol=2e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("family", [*TINY, "mistral, window 8"])
-def test_texts_in_one_row_are_read_as_if_each_stood_alone(family):
-    name, _, window = family.partition(", window ")
-    model = load(random_model(name, **({"sliding_window": int(window)} if window else {})), torch.float32, "cpu")
+def assert_packed_as_alone(model):
     sequences = rows(model, [17, 9, 20])
     ids = torch.tensor([[*sequences[0], *sequences[1], 0], [*sequences[2], *[0] * 7]])
     positions = torch.tensor([[*range(17), *range(9), 0], [*range(20), *[0] * 7]])
@@ -78,6 +76,29 @@ def test_texts_in_one_row_are_read_as_if_each_stood_alone(family):
         parts = (packed[0, :17], packed[0, 17:26], packed[1, :20])
         for part, row in zip(parts, sequences, strict=True):
             torch.testing.assert_close(part, model.hidden(torch.tensor([row]))[0], atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("family", [*TINY, "mistral, window 8"])
+def test_texts_in_one_row_are_read_as_if_each_stood_alone(family, attention):
+    name, _, window = family.partition(", window ")
+    arch = {
+        "attn_implementation": attention,
+        "initializer_range": 0.2,
+        **({"sliding_window": int(window)} if window else {}),
+    }
+    model = load(random_model(name, **arch), torch.float32, "cpu")
+    assert model.module.config._attn_implementation == attention
+    assert_packed_as_alone(model)
+
+
+@pytest.mark.parametrize("length", [3, 40])  # 27 tokens and a prefix: within the window, and beyond it
+def test_a_prefix_that_leaves_a_packed_row_no_room_in_the_window_is_read_as_before_each_text_alone(length):
+    model = load(random_model("mistral", sliding_window=55, initializer_range=0.2), torch.float32, "cpu")
+    space = PrefixTuning(length=length).install(model.module, [], 0)
+    assert_packed_as_alone(model)
+    space.uninstall()
+    assert_packed_as_alone(model)
 
 
 def test_what_stands_in_the_padding_is_never_seen(tiny):

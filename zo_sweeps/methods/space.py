@@ -13,6 +13,8 @@ from zo_sweeps.methods.definition import Definition, option
 if TYPE_CHECKING:
     from torch import nn
 
+PREFIX_LENGTH = "prefix_length"  # attribute of a module with an installed prefix: its tokens before every text
+
 
 def share(entries: int, density: float) -> int:
     """Return the number of entries that a density selects out of `entries`: at least one."""

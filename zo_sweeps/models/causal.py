@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.methods.arch import ALL
+from zo_sweeps.methods.space import PREFIX_LENGTH
 from zo_sweeps.models import families
 from zo_sweeps.models.logits import logits_of
 from zo_sweeps.models.projection import features
@@ -60,15 +61,14 @@ class LanguageModel:
                 token then attends to its own text only. None: a row is one text.
 
         Cost: with positions, attention reads a mask of T x T booleans per row. A model that cannot use such a mask
-        (`arch.no_packing`), or whose window is shorter than twice the row, runs with each text in a row of its own.
+        (`arch.no_packing`, or attention other than SDPA), or whose window is shorter than a row and the prefix before
+        it, runs with each text in a row of its own.
         """
         if attention_mask is not None:
             right_padded = (attention_mask[:, 1:] <= attention_mask[:, :-1]).all()
             torch._assert_async(right_padded, "hidden() takes batches padded on the right")
         base: Any = self.module.base_model
-        # A mask of ours replaces the model's own window. Twice the row, since a prefix before it counts in the window.
-        narrow = 0 < self.arch.window < 2 * input_ids.shape[1]
-        if positions is not None and (narrow or self.arch.no_packing):
+        if positions is not None and not self._packs(input_ids.shape[1]):
             return self._apart(input_ids, attention_mask, positions)
         visible = None if positions is None else own_text(positions)
         states: Tensor = base(
@@ -170,6 +170,17 @@ class LanguageModel:
         modules = {name: layer for name, layer in self.module.named_modules() if name in names}
         assert len(modules) == len(names), f"{sorted(names - set(modules))[:1]} is not in the model"
         return modules
+
+    def _packs(self, length: int) -> bool:
+        """Tell whether rows of this many tokens can hold several texts.
+
+        A mask of ours replaces the model's own window, and a prefix before the row counts in that. Only SDPA takes a
+        mask of booleans: eager attention would add it to the scores.
+        """
+        config: Any = self.module.config
+        prefix: int = getattr(self.module, PREFIX_LENGTH, 0)
+        narrow = 0 < self.arch.window < length + prefix
+        return not narrow and not self.arch.no_packing and config._attn_implementation == "sdpa"
 
     def _apart(self, input_ids: Tensor, attention_mask: Tensor | None, positions: Tensor) -> Tensor:
         """Return the hidden states [N, T, D] of packed rows, computed with one row per text.

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from zo_sweeps.engine import noise
 from zo_sweeps.engine.layers.wrapped import INIT_STEP
 from zo_sweeps.methods.points import NoiseKey
-from zo_sweeps.methods.space import InstalledSpace
+from zo_sweeps.methods.space import PREFIX_LENGTH, InstalledSpace
 
 
 class Prefix(InstalledSpace):
@@ -52,6 +52,8 @@ class Prefix(InstalledSpace):
         self._dtype, self._layers = cache.layers[0].keys.dtype, len(cache.layers)
         self._points: Mapping[str, Tensor] = {}
         self._handle = base.register_forward_pre_hook(self._enter, with_kwargs=True)
+        self._module = module
+        setattr(module, PREFIX_LENGTH, length)
 
     def hold(self, values: Mapping[str, Tensor]) -> None:
         """Hold P points: `values` maps parameter names to [P, *shape]. Empty: theta itself."""
@@ -59,6 +61,7 @@ class Prefix(InstalledSpace):
 
     def uninstall(self) -> None:
         self._handle.remove()
+        delattr(self._module, PREFIX_LENGTH)
 
     def _enter(self, base: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         texts: Any = (
