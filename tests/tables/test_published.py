@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from itertools import combinations_with_replacement
 from pathlib import Path
 from typing import Any
 
@@ -156,3 +158,52 @@ def test_every_measure_loads_and_names_a_metric_that_trials_record(name: str) ->
 def test_an_unknown_measure_is_refused_with_the_choices() -> None:
     with pytest.raises(UserError, match=r"unknown table 'acuracy' in conf/table; .*did you mean 'accuracy'"):
         load_measure("acuracy")
+
+
+@pytest.mark.parametrize(("reference", "kind"), [("sensitive/table1a", "population"), ("pezo/table4", "not stated")])
+def test_a_published_deviation_says_which_kind_it_is(reference: str, kind: str) -> None:
+    table = load(reference)
+    assert table.std_kind == kind
+    assert table.std_note
+
+
+def test_a_kind_of_deviation_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "paper").mkdir()
+    (tmp_path / "paper" / "mine.yaml").write_text(
+        "paper: {key: mine, name: Mine, id: none}\n"
+        "tables:\n  table1: {caption: c, kind: accuracy, metric: m, unit: '%', columns: [X], rows: {A: [1.0]},"
+        " std_kind: samples, std: {A: [0.1]}}\n",
+        encoding="utf-8",
+    )
+    with pytest.raises(UserError, match=r"unknown std_kind 'samples'.*did you mean 'sample'"):
+        load("mine/table1", [tmp_path])
+
+
+def test_the_deviations_of_the_extreme_sparsity_paper_are_those_of_a_population() -> None:
+    """Three accuracies on a test set of N rows are multiples of 1/N: few pairs of mean and deviation are possible."""
+    only = {"population": 0, "sample": 0}
+    for name in ("table1a", "table1b", "table1c"):
+        table = load(f"sensitive/{name}")
+        for row, cells in table.std.items():
+            for column, size in (("CB", 56), ("COPA", 100), ("WSC", 104)):
+                mean, std = table.rows[row][column], cells[column]
+                if std:
+                    kinds = possible_kinds(mean, std, size)
+                    only.update({kind: only[kind] + 1 for kind in kinds if len(kinds) == 1})
+    assert only == {"population": 42, "sample": 2}
+
+
+def possible_kinds(mean: float, std: float, rows: int) -> set[str]:
+    """The kinds of deviation that `std` can be, of 3 accuracies on `rows` rows (percent) with the mean `mean`."""
+    centre, reach, half = mean / 100 * rows, int((std + 0.05) * 2 / 100 * rows) + 2, 0.0501
+    counts = range(max(0, int(centre) - reach), min(rows, int(centre) + reach) + 1)
+    kinds = set()
+    for one, two, three in combinations_with_replacement(counts, 3):
+        m = (one + two + three) / 3
+        if abs(m * 100 / rows - mean) > half:
+            continue
+        squares = (one - m) ** 2 + (two - m) ** 2 + (three - m) ** 2
+        for kind, n in (("population", 3), ("sample", 2)):
+            if abs(math.sqrt(squares / n) * 100 / rows - std) <= half:
+                kinds.add(kind)
+    return kinds

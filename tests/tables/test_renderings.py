@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from zo_sweeps.tables import Table, build, to_csv, to_latex, to_markdown, to_text
+from zo_sweeps.tables.html import to_html
 from zo_sweeps.tables.latex import escape
 
 from .examples import LR, PUBLISHED, Q, measure, record, shuffled, small, spec
@@ -81,6 +82,34 @@ def test_csv_has_one_line_a_cell_with_numbers_that_are_those_of_the_cell(table: 
         assert (json.loads(row["selected"]) if row["selected"] else {}) == cell.selected
         assert tuple(row["trial_ids"].split()) == cell.trial_ids
         assert tuple(row["run_ids"].split()) == cell.run_ids
+
+
+@pytest.mark.parametrize(("kind", "like"), [("population", "our second one"), ("sample", "our first one")])
+def test_every_format_prints_the_published_deviation_and_ours_of_both_kinds(kind: str, like: str) -> None:
+    """Of 91, 92, 94: s = 1.53 with ddof=1, 1.25 with ddof=0."""
+    published = replace(PUBLISHED, std={"ZO-Full (q=1)": {"SST-2": 0.7}}, std_kind=kind, std_note="over 5 seeds")
+    layout = spec(rows=(("full", "ZO-Full"),), published_rows={"full": "ZO-Full (q=1)"})
+    records = [record({}, seed, block="full", test=test) for seed, test in enumerate((0.91, 0.92, 0.94))]
+    table = build(layout, records, published)
+    for text in (to_markdown(table), to_text(table), to_latex(table).replace(r"$\pm$", "±"), to_html(table)):
+        assert "92.3 ± 1.5 / 1.2" in text
+        assert "pub. 94.7 ± 0.7," in text
+        assert "Mean ± sample / population standard deviation over n=3 seeds" in text
+        sentence = f"There, ± is the {kind} standard deviation (over 5 seeds): compare it with {like}."
+        assert sentence in " ".join(text.split())
+    row = next(csv.DictReader(io.StringIO(to_csv(table))))
+    assert [float(row[name]) for name in ("std", "std_population")] == pytest.approx([1.5275252, 1.2472191])
+    assert (row["published_std"], row["published_std_kind"]) == ("0.7", kind)
+
+
+def test_a_deviation_of_many_seeds_is_printed_once() -> None:
+    """From ten seeds on the two kinds differ by 5 % at most."""
+    published = replace(PUBLISHED, std={"ZO-Full (q=1)": {"SST-2": 0.7}}, std_kind="not stated")
+    layout = spec(rows=(("full", "ZO-Full"),), published_rows={"full": "ZO-Full (q=1)"})
+    records = [record({}, seed, block="full", test=0.9 + seed % 2 / 100) for seed in range(10)]
+    text = to_markdown(build(layout, records, published))
+    assert "90.5 ± 0.5 (pub. 94.7 ± 0.7, −4.2)" in text
+    assert "There, ± is a standard deviation.\n" in text
 
 
 def test_latex_escapes_every_special_character() -> None:

@@ -44,7 +44,10 @@ def build(spec: TableSpec, records: Iterable[Record], published: Published | Non
     for block, _ in spec.rows:
         for column, label in spec.columns:
             number = _published_value(spec, published, block, column, label)
-            drafts[block, column] = _cell(spec, spec.of(column), grouped.get((block, column), []), number)
+            cell, notes = _cell(spec, spec.of(column), grouped.get((block, column), []), number)
+            if published is not None and number is not None:
+                cell = replace(cell, published_std=_published_std(spec, published, block, column, label))
+            drafts[block, column] = cell, notes
         if spec.average:
             drafts[block, AVERAGE] = _average(spec, [drafts[block, column] for column, _ in spec.columns])
     columns = (*spec.columns, *([(AVERAGE, "Average")] if spec.average else []))
@@ -76,6 +79,11 @@ def _published_value(spec: TableSpec, published: Published | None, block: str, c
         return None
     name = spec.published_columns.get(column) or published.column(label)
     return published.rows[spec.published_rows[block]][name] if name else None
+
+
+def _published_std(spec: TableSpec, published: Published, block: str, column: str, label: str) -> float | None:
+    name = spec.published_columns.get(column) or published.column(label)
+    return published.std.get(spec.published_rows[block], {}).get(name or "")
 
 
 def _cell(

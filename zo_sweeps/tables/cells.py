@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -31,6 +32,7 @@ class TableCell:
     Args:
         mean, std, n: over the seeds of the selected setting; `std` is the sample standard deviation (ddof=1).
         beside: mean of the second measure, if the layout has one.
+        published_std: the standard deviation printed with `published`, of the kind `Published.std_kind`.
         difference: mean − published; None in a column of ranks.
         digits: decimals, if not the measure's (a mean rank).
         values: seed -> value of the averaged runs; a run that serves several seeds is listed under each.
@@ -47,6 +49,7 @@ class TableCell:
     beside: float | None = None
     selected: Mapping[str, Any] = field(default_factory=dict)
     published: float | None = None
+    published_std: float | None = None
     difference: float | None = None
     finished: int = 0
     planned: int = 0
@@ -56,6 +59,11 @@ class TableCell:
     values: Mapping[int, float] = field(default_factory=dict)
     trial_ids: tuple[str, ...] = ()
     run_ids: tuple[str, ...] = ()
+
+    @property
+    def population_std(self) -> float | None:
+        """Return the population standard deviation (ddof=0), std · sqrt((n − 1) / n); None for a single run."""
+        return None if self.std is None else self.std * math.sqrt((self.n - 1) / self.n)
 
 
 @dataclass(frozen=True)

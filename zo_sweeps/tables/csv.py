@@ -29,6 +29,9 @@ HEADER = (
     "block",
     "column_key",
     "notes",
+    "std_population",
+    "published_std",
+    "published_std_kind",
 )
 
 
@@ -61,6 +64,11 @@ def to_csv(table: Table) -> str:
                     block,
                     key,
                     "; ".join([*(table.footnotes[mark] for mark in marks), *table.spec.caveats]),
+                    *(
+                        "" if number is None else repr(float(number))
+                        for number in (cell.population_std, cell.published_std)
+                    ),
+                    "" if cell.published_std is None or table.published is None else table.published.std_kind,
                 )
             )
     return out.getvalue()

@@ -13,6 +13,7 @@ from zo_sweeps.tables.records import Flag
 
 NUMERIC_KINDS = ("accuracy", "runtime", "memory", "flops")
 KINDS = (*NUMERIC_KINDS, "hyperparameters")
+SAMPLE, POPULATION, NOT_STATED = "sample", "population", "not stated"  # kinds of a printed standard deviation
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,8 @@ class Published:
         paper: name and identifier, for the line below our table.
         rows: row name -> column -> number (any value in a table of hyper-parameters); None: not printed.
         std: row name -> column -> standard deviation, of the rows with printed ones.
+        std_kind: "sample" (ddof=1), "population" (ddof=0) or "not stated"; "" for a table without printed ones.
+        std_note: over how many seeds they are, and how their kind is known.
         conditions: the conditions of measurement that the paper states.
         flags: warnings about rows or columns (by their published names) that a comparison must heed.
     """
@@ -38,6 +41,8 @@ class Published:
     rows: Mapping[str, Mapping[str, Any]]
     footnotes: tuple[str, ...] = ()
     std: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
+    std_kind: str = ""
+    std_note: str = ""
     conditions: Mapping[str, Any] | None = None
     flags: tuple[Flag, ...] = ()
 
@@ -75,6 +80,9 @@ def _published(reference: str, paper: Mapping[str, Any], data: Mapping[str, Any]
     for name in std:
         if name not in rows:
             raise unknown("row", name, rows, where=where)
+    std_kind = data.get("std_kind", NOT_STATED) if std else ""
+    if std and std_kind not in (SAMPLE, POPULATION, NOT_STATED):
+        raise unknown("std_kind", std_kind, (SAMPLE, POPULATION, NOT_STATED), where=where)
     flags = tuple(Flag.from_mapping(flag, where) for flag in data.get("flags", ()))
     for flag in flags:
         for row in flag.rows:
@@ -94,6 +102,8 @@ def _published(reference: str, paper: Mapping[str, Any], data: Mapping[str, Any]
         rows=rows,
         footnotes=tuple(data.get("footnotes", ())),
         std=std,
+        std_kind=std_kind,
+        std_note=data.get("std_note", ""),
         conditions=data.get("conditions", {}),
         flags=flags,
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from zo_sweeps.tables.cells import CellState, Table, TableCell
+from zo_sweeps.tables.published import NOT_STATED, POPULATION, SAMPLE, Published
 from zo_sweeps.tables.records import Measure, described
 
 EMPTY = {
@@ -27,6 +28,7 @@ LEGEND = {
     CellState.FAILED: "failed: every trial ended in an error or was lost",
 }
 SELECTED = "Selected hyper-parameters"
+SMALL = 10  # seeds; from here on, sample and population standard deviation differ by 5 % at most
 ARROWS = {"smallest": "↓", "largest": "↑"}
 
 
@@ -67,7 +69,10 @@ def plain(value: Any) -> str:
 
 
 def value_text(cell: TableCell, table: Table, column: str = "") -> str:
-    """Return `91.2 ± 0.4`, with n if it differs between cells, and k/m until the search is finished."""
+    """Return `91.2 ± 0.4`, with n if it differs between cells, and k/m until the search is finished.
+
+    Beside a published standard deviation, a cell of few seeds has both of its own: `91.2 ± 0.4 / 0.3`.
+    """
     measure = table.spec.of(column)
     if cell.state is CellState.IN_PROGRESS:
         return f"{cell.finished}/{cell.planned}"
@@ -76,6 +81,8 @@ def value_text(cell: TableCell, table: Table, column: str = "") -> str:
     text = _number(cell.mean, measure, cell.digits)
     if cell.std is not None:
         text += f" ± {_number(cell.std, measure)}"
+        if cell.population_std is not None and _has_both(cell):
+            text += f" / {_number(cell.population_std, measure)}"
         if len(_sizes(table)) > 1:
             text += f" (n={cell.n})"
     if cell.state is CellState.PARTIAL:
@@ -84,11 +91,12 @@ def value_text(cell: TableCell, table: Table, column: str = "") -> str:
 
 
 def below_texts(cell: TableCell, table: Table, column: str = "") -> tuple[str, ...]:
-    """Return `pub. 92.2, −1.0` (published value, and the difference if we have a value), then any second measure."""
+    """Return `pub. 92.2 ± 0.5, −1.0` (published value, and the difference if we have one), then any second measure."""
     measure, texts = table.spec.of(column), []
     if cell.published is not None:
         difference = "" if cell.difference is None else f", {signed(cell.difference, measure.digits)}"
-        texts.append(f"pub. {_number(cell.published, measure, cell.digits)}{difference}")
+        spread = "" if cell.published_std is None else f" ± {_number(cell.published_std, measure)}"
+        texts.append(f"pub. {_number(cell.published, measure, cell.digits)}{spread}{difference}")
     if measure.beside and cell.beside is not None:
         texts.append(f"{_number(cell.beside, measure.beside)} {measure.beside.unit}")
     return tuple(texts)
@@ -157,6 +165,7 @@ def notes(table: Table) -> list[str]:
     lines.append("; ".join(text for state, text in LEGEND.items() if state in states))
     if table.published is not None and any(cell.published is not None for cell in table.cells.values()):
         lines.append(f"pub.: {table.published.label}, and our value minus it.")
+        lines += _published_spread(table, table.published)
         lines += [f"There: {note}." for note in table.published.footnotes]
     return [line for line in (*lines, *spec.footnotes) if line]
 
@@ -167,8 +176,28 @@ def _spread(table: Table) -> str:
     if not sizes:
         return "Every value is of one run." if single else ""
     n = f"n={next(iter(sizes))}" if len(sizes) == 1 else "n"
-    line = f"Mean ± sample standard deviation over {n} seeds"
+    kind = "sample / population" if any(_has_both(cell) for cell in table.cells.values()) else "sample"
+    line = f"Mean ± {kind} standard deviation over {n} seeds"
     return line + ("; a value without ± is of one run." if single else ".")
+
+
+def _has_both(cell: TableCell) -> bool:
+    """Return whether a cell prints its sample and its population standard deviation."""
+    return cell.published_std is not None and cell.std is not None and cell.n < SMALL
+
+
+def _published_spread(table: Table, published: Published) -> list[str]:
+    """Return the line that names the kind of the published standard deviations, and ours to hold against them."""
+    cells = table.cells.values()
+    if all(cell.published_std is None for cell in cells):
+        return []
+    ours = ""
+    if any(_has_both(cell) for cell in cells):
+        like = {SAMPLE: "our first one", POPULATION: "our second one"}.get(published.std_kind, "both of ours")
+        ours = f": compare it with {like}"
+    name = "a" if published.std_kind == NOT_STATED else f"the {published.std_kind}"
+    note = f" ({published.std_note})" if published.std_note else ""
+    return [f"There, ± is {name} standard deviation{note}{ours}."]
 
 
 def _sizes(table: Table) -> set[int]:
