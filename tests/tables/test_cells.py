@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.remarks import Remark
 from zo_sweeps.tables import CellState, Flag, Measure, Record, Rule, build
 from zo_sweeps.tables.text_cells import below_texts, signed, value_text
 
@@ -219,3 +222,29 @@ def test_a_record_with_an_unknown_state_is_refused() -> None:
 def test_a_measure_in_units_of_nothing_is_refused() -> None:
     with pytest.raises(UserError, match="unit_size must be above 0"):
         Measure("test/metric", "%", unit_size=0)
+
+
+def test_a_remark_on_the_selected_runs_is_a_footnote_of_their_cell_alone() -> None:
+    def run(lr: float, seed: int, dropped: float, block: str = "zo") -> Record:
+        made = record({LR: lr}, seed, dev=lr, block=block)
+        return replace(made, metrics={**made.metrics, "directions_dropped": dropped, "peak_memory_bytes": 1.0})
+
+    rows = (("zo", "ZO"), ("fo", "FO"))
+    # Selected is lr 1e-4, of whose seeds one dropped directions; fo's dropped ones belong to another setting.
+    records = [run(1e-4, 0, 0), run(1e-4, 1, 2), run(1e-3, 0, 0), run(1e-3, 1, 0), run(1e-2, 0, 0), run(1e-2, 1, 0)]
+    records += [run(1e-4, 0, 0, "fo"), run(1e-3, 0, 7, "fo"), run(1e-5, 0, 0, "fo")]
+    table = build(spec(rows=rows), records)
+    (note,) = [note for note in table.footnotes if "directions were dropped" in note]
+    mark = table.footnotes.index(note)
+    assert [mark in table.cells[block, "sst2"].marks for block, _ in rows] == [True, False]
+    memory = build(spec(rows=rows, measure=measure("memory")), records)
+    assert not any("dropped" in note for note in memory.footnotes)
+
+
+def test_a_remark_names_the_worst_value() -> None:
+    few = Remark("directions", "the run moves in {} directions", below=1000)
+    assert few.of([{"directions": 273.0}, {"directions": 45.0}, {"directions": 4096.0}, {}]) == (
+        "the run moves in 45 directions"
+    )
+    assert few.of([{"directions": 1000.0}, {}, {"directions": math.nan}]) == ""
+    assert Remark("share", "{} lost", above=0.1).of([{"share": 0.2}, {"share": 0.98765}]) == "0.99 lost"

@@ -8,6 +8,7 @@ from dataclasses import replace
 from statistics import fmean, stdev
 
 from zo_sweeps.core.errors import UserError, unknown
+from zo_sweeps.core.remarks import remarks
 from zo_sweeps.core.trial import TrialState
 from zo_sweeps.tables.cells import CellState, Table, TableCell
 from zo_sweeps.tables.published import NUMERIC_KINDS, Published
@@ -124,7 +125,10 @@ def _cell(
         trial_ids=tuple(record.trial_id for record in selected.records),
         run_ids=tuple(record.run_id for record in selected.records if record.run_id),
     )
-    return cell, [*([] if is_complete else [BEST_SO_FAR]), *([AT_EDGE] if at_edge else [])]
+    notes = [*([] if is_complete else [BEST_SO_FAR]), *([AT_EDGE] if at_edge else [])]
+    if measure.of_scores:
+        notes += remarks(record.metrics for record in selected.records)
+    return cell, notes
 
 
 def _values(setting: HyperparameterSetting, measure: Measure) -> list[float] | None:

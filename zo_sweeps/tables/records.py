@@ -83,6 +83,11 @@ class Measure:
         if not self.unit_size > 0:
             raise UserError(f"unit_size must be above 0, not {self.unit_size}", where=f"measure of {self.metric}")
 
+    @property
+    def of_scores(self) -> bool:
+        """Whether it shows what the trial learned, and not its time or memory."""
+        return self.metric.startswith(("dev/", "test/"))
+
     def value(self, metrics: Mapping[str, float]) -> float:
         """Return (metrics[metric] - metrics[minus]) / unit_size; NaN if one of the two is missing."""
         subtrahend = metrics.get(self.minus, math.nan) if self.minus else 0.0

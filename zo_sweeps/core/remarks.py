@@ -1,0 +1,57 @@
+"""Remarks: what a trial's metrics say against its result, as lines for the footnotes of a cell and for a running trial.
+
+To add one, measure a metric (see `core.trial.Outcome`) and add a `Remark` with its bound to REMARKS.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Remark:
+    """A line on the trials whose metric is below or above a bound.
+
+    Args:
+        metric: name in `Outcome.metrics`.
+        text: the line; `{}` stands for the metric's value.
+        below, above: the line is printed if the metric is below the one or above the other.
+    """
+
+    metric: str
+    text: str
+    below: float = -math.inf
+    above: float = math.inf
+
+    def of(self, runs: Iterable[Mapping[str, float]]) -> str:
+        """Return the line for the worst of the runs; "" if none is out of bounds or the metric was not measured."""
+        values = [metrics[self.metric] for metrics in runs if self.metric in metrics]
+        beyond = [value for value in values if value < self.below or value > self.above]
+        if not beyond:
+            return ""
+        return self.text.format(_plain(min(beyond) if min(beyond) < self.below else max(beyond)))
+
+
+REMARKS = (
+    Remark(
+        "directions_dropped",
+        "directions were dropped from some steps, because a process that shared them was lost",
+        above=0,
+    ),
+)
+
+
+def remarks(runs: Iterable[Mapping[str, float]]) -> list[str]:
+    """Return the lines on runs that one value is the mean of.
+
+    Args:
+        runs: the metrics of each.
+    """
+    measured = list(runs)
+    return [line for remark in REMARKS if (line := remark.of(measured))]
+
+
+def _plain(value: float) -> str:
+    return f"{value:,.0f}" if value == round(value) else f"{value:.2g}"
