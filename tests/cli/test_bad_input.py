@@ -222,6 +222,34 @@ def test_a_grid_file_that_is_not_yaml(place: Path, capsys: pytest.CaptureFixture
     assert "not valid YAML" in refused(capsys, "+grid=broken", "--config-dir", str(place / "conf"))
 
 
+READS_OUTSIDE = {  # what a file of the user's holds besides what is right
+    "grid/mine.yaml": "title: ${oc.env:SECRET}",
+    "grid/nested.yaml": "title: ${oc.decode:${oc.env:SECRET}}",
+    "grid/indirect.yaml": "paper: env\ntitle: ${oc.${grid.paper}:SECRET}",
+    "grid/listed.yaml": "defaults: ['/task: ${oc.env:SECRET}', _self_]",
+    "task/praise.yaml": "name: ${oc.env:SECRET}",
+    "table/wide.yaml": "caption: ${oc.env:SECRET}",
+}
+
+
+@pytest.mark.parametrize("name", READS_OUTSIDE)
+def test_a_file_that_reads_the_environment_is_refused(
+    name: str, place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The value would be printed, and stored in MLflow."""
+    monkeypatch.setenv("SECRET", "hunter2")
+    group, option = name.removesuffix(".yaml").split("/")
+    grid = changed(tables={"results": {"layout": "wide", "rows": {"zo": "ZO"}}}) if group == "table" else changed()
+    conf = write_grid(place / "conf", grid, option if group == "grid" else "mine")
+    (conf / group).mkdir(exist_ok=True)
+    with (conf / name).open("a") as file:
+        file.write(READS_OUTSIDE[name] + "\n")
+    asked = {"grid": [f"+grid={option}"], "task": ["+grid=mine", f"task={option}"], "table": ["+grid=mine"]}
+    line = refused(capsys, "plan" if group != "table" else "table", *asked[group], "--config-dir", str(conf))
+    assert "${oc.env:SECRET} reads something outside of the configuration" in line
+    assert "hunter2" not in line
+
+
 @pytest.mark.multiprocess
 def test_a_closed_pipe_is_not_an_error(place: Path) -> None:
     import subprocess

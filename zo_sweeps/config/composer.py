@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
+from zo_sweeps.config.interpolation import closed
 from zo_sweeps.config.schema import AXES, METHOD, OWN_TREE, TRIAL_GROUPS, TRIAL_KEYS, Config, RunConfig
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.methods import registry
@@ -80,11 +81,12 @@ class Composer:
     def __init__(self, overrides: Sequence[str] = (), config_dirs: Sequence[str] = ()) -> None:
         from omegaconf import OmegaConf
 
-        for folder in config_dirs:
-            if not Path(folder).is_dir():
-                raise UserError(f"no such folder: {folder}", where="--config-dir")
+        if absent := [folder for folder in config_dirs if not Path(folder).is_dir()]:
+            raise UserError(f"no such folder: {', '.join(absent)}", where="--config-dir")
         searched = [url for text in overrides if text.startswith(SEARCH) for url in _searchpath(text)]
         self._search = [*(f"file://{Path(folder).resolve()}" for folder in config_dirs), *searched]
+        if absent := [str(path) for path in self.folders[1:] if not path.is_dir()]:
+            raise UserError(f"no such folder: {', '.join(absent)}", where="hydra.searchpath")
         further = {path.name for folder in self.folders[1:] for path in folder.iterdir()}
         local = len(self.folders) == 1 + len(self._search)  # a remote address may hold any group
         compositions = _PACKAGED if local and further <= {"grid"} else _Compositions()
@@ -219,17 +221,18 @@ class Composer:
         """Return Hydra's composition with interpolations resolved; `_chosen` is then the option of every group."""
         from hydra import compose
         from hydra.errors import HydraException
-        from omegaconf import OmegaConf, open_dict
+        from omegaconf import open_dict
         from omegaconf.errors import OmegaConfBaseException
         from yaml import YAMLError
 
         search = [f"{SEARCH}[{','.join(self._search)}]"] if self._search else []
         try:
-            config = compose("config", overrides=[*search, *overrides], return_hydra_config=True)
-            self._chosen = dict(config.hydra.runtime.choices)
-            with open_dict(config):
-                del config["hydra"]
-            OmegaConf.resolve(config)
+            with closed():
+                config = compose("config", overrides=[*search, *overrides], return_hydra_config=True)
+                self._chosen = dict(config.hydra.runtime.choices)
+                with open_dict(config):
+                    del config["hydra"]
+                _resolve(config)
         except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:  # ValueError: task=3
             chosen = dict(text.lstrip("+").split("=", 1) for text in overrides if "=" in text)
             where = lambda key: self._on_command_line(key) or self._file_of(key, chosen)
@@ -323,14 +326,19 @@ class Composer:
         Raises UserError for an unknown name.
         """
         from omegaconf import OmegaConf
+        from omegaconf.errors import OmegaConfBaseException
+        from yaml import YAMLError
 
-        for folder in self.folders:
-            path = folder / group / f"{name}.yaml"
-            if path.is_file():
+        path = next((file for d in self.folders if (file := d / group / f"{name}.yaml").is_file()), None)
+        if path is None:
+            raise unknown(group, name, [p.stem for folder in self.folders for p in (folder / group).glob("*.yaml")])
+        try:
+            with closed():
                 loaded = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
-                assert isinstance(loaded, dict)
-                return {str(key): value for key, value in loaded.items()}
-        raise unknown(group, name, [p.stem for folder in self.folders for p in (folder / group).glob("*.yaml")])
+        except (OmegaConfBaseException, YAMLError) as error:
+            raise _explain(error, [], lambda _: str(path)) from None
+        assert isinstance(loaded, dict)
+        return {str(key): value for key, value in loaded.items()}
 
     def check_value(self, path: str, value: Any, where: str) -> None:
         """Raise UserError unless `path` is a key of a trial and `value` has its type."""
@@ -356,6 +364,18 @@ class Composer:
             reason = str(error).splitlines()[0]
             raise UserError(f"{path}={value!r} has the wrong type", where=where, fix=reason) from None
         self._checked.add((path, repr(value)))
+
+
+def _resolve(config: DictConfig) -> None:
+    """Resolve the interpolations of a composition in place; an error names the key."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        OmegaConf.resolve(config)
+    except OmegaConfBaseException:
+        OmegaConf.to_container(config, resolve=True)  # the same error, with the key
+        raise
 
 
 def _tree(composed: DictConfig) -> dict[str, Any]:
@@ -419,6 +439,10 @@ def _explain(error: Exception, overrides: Sequence[str], locate: Locate) -> User
     chain: list[str] = []
     cause: BaseException | None = error
     while cause is not None:
+        if isinstance(cause, UserError):  # of an interpolation that is refused
+            full = re.search(r"full_key: (\S+)", "\n".join(chain))
+            key = full[1] if full and full[1] != "_dummy_" else ""  # Hydra's name for an option of the defaults list
+            return UserError(cause.what, where=f"{key} ({locate(key)})" if key else "", fix=cause.fix)
         chain.append(str(cause))
         cause = cause.__cause__ or cause.__context__
     text = "\n".join(chain)
@@ -435,6 +459,10 @@ def _explain(error: Exception, overrides: Sequence[str], locate: Locate) -> User
         full = re.search(r"full_key: (\S+)", text)
         path = full[1] if full else found[1]
         return unknown("key", path, _siblings(path), where=locate(path))
+    if found := re.search(r"Interpolation key '([^']*)' not found", text):
+        full = re.search(r"full_key: (\S+)", text)
+        key = full[1] if full else "a key"
+        return UserError(f"${{{found[1]}}} names no key", where=f"{key} ({locate(key)})" if full else "")
     if found := re.search(r"Multiple values for ([\w/]+)", text):
         return UserError(f"{found[1]} is given twice", fix="name it once")
     if found := re.search(r"Value '(.*?)' of type '(.*?)' could not be converted to (\w+)", text):
