@@ -169,3 +169,27 @@ def test_a_command_that_cannot_be_done_is_one_line(
         (line,) = capsys.readouterr().err.splitlines()
         assert said in line
     assert not Path("x").exists()
+
+
+@pytest.mark.parametrize("damage", ["half", "garbage"])
+def test_a_damaged_journal_is_one_line_of_every_command_that_reads_it(
+    swept: Swept, tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = tmp_path / "state"
+    shutil.copytree(swept.state, state, ignore=shutil.ignore_patterns("mlflow.db", "*.lock"))
+    one, other = swept.id("lora_fa"), swept.id("dora")
+    path = JournalStore(state).path(one)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2] if damage == "half" else bytes(range(256)))
+    given = ["+grid=forms", f"state_dir={state}", "--config-dir", str(swept.conf)]
+    for command in (
+        ["status", one, *given],
+        ["figure", *given],
+        ["compare", one, other, f"state_dir={state}"],
+        ["export", one, f"state_dir={state}", "--out", str(tmp_path / "out")],
+    ):
+        assert main(command) == 2, command
+        (line,) = capsys.readouterr().err.strip().splitlines()[-1:]
+        assert [line.startswith("zo_sweeps: "), str(path) in line, f"--rerun {one}" in line] == [True] * 3, command
+    assert not (tmp_path / "out").exists()
+    assert main(["table", *given]) == 0, "a table is of the ledger's outcomes"

@@ -96,10 +96,73 @@ def test_a_damaged_line_in_the_middle_is_named_by_file_and_line(tmp_path: Path, 
         read_events(path, len(lines[0]) + 1)
 
 
+def test_every_changed_byte_of_a_line_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "ab01.jsonl"
+    Journal(path).extend([step(1), step(2, loss=0.25), step(3)])
+    whole = path.read_bytes()
+    first, second = (i + 1 for i, byte in enumerate(whole) if byte == 10 and i + 1 < len(whole))
+    for at in range(first, second - 1):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        with pytest.raises(UserError, match=rf"line.* in a journal in {path}:[23];.* --rerun ab01"):
+            read_events(path)
+        with pytest.raises(UserError, match=r":[23];"):
+            read_events(path, first)
+
+
+@pytest.mark.parametrize("kept", [[1, 2], [0, 2], [0, 2, 1], [0, 1, 1]])
+def test_lines_that_are_missing_moved_or_repeated_are_noticed(tmp_path: Path, kept: list[int]) -> None:
+    path = tmp_path / "ab01.jsonl"
+    Journal(path).extend([step(1), step(2), step(3)])
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[i] for i in kept))
+    with pytest.raises(UserError, match="changed line, or missing lines above it, in a journal"):
+        read_events(path)
+
+
+def test_a_journal_without_checksums_is_read_and_gets_them_from_the_next_line_on(tmp_path: Path) -> None:
+    path = tmp_path / "ab01.jsonl"
+    old = b"".join(json.dumps(step(i)).encode() + b"\n" for i in (1, 2))
+    path.write_bytes(old)
+    with Journal(path) as journal:
+        journal.append(step(3))
+        journal.append(step(4))
+    assert Journal(path).events() == [step(1), step(2), step(3), step(4)]
+    whole = path.read_bytes()
+    assert whole.startswith(old)
+    path.write_bytes(whole + json.dumps(step(5)).encode() + b"\n")
+    with pytest.raises(UserError, match=f"line without a checksum in a journal in {path}:5"):
+        read_events(path)
+
+
+def test_checksums_cost_little_space(tmp_path: Path) -> None:
+    made = made_up.trial(steps=200)
+    Journal(tmp_path / "t.jsonl").extend(made_up.whole(made))
+    plain = sum(len(json.dumps(e, separators=(",", ":"))) + 1 for e in made_up.whole(made))
+    assert (tmp_path / "t.jsonl").stat().st_size < 1.05 * plain
+
+
+def test_a_finished_trial_s_journal_without_its_end_is_damaged_and_a_running_one_s_is_not(tmp_path: Path) -> None:
+    store, events = JournalStore(tmp_path), made_up.whole(made_up.trial())
+    store.append("ab01", events)
+    assert store.read("ab01", ended=True) == events
+    path = store.path("ab01")
+    whole = path.read_bytes()
+    end = whole.rindex(b"\n", 0, len(whole) - 1) + 1
+    for left in (whole[:end], whole[: len(whole) // 2], whole[:-1], b"\x07garbage", b""):
+        path.write_bytes(left)
+        assert store.read("ab01") == events[: left.count(b"\n")]
+        with pytest.raises(UserError, match=f"missing end of the journal of a finished trial in {path};.*--rerun ab01"):
+            store.read("ab01", ended=True)
+    path.unlink()
+    with pytest.raises(UserError, match="no journal of a finished trial"):
+        store.read("ab01", ended=True)
+
+
 def test_reading_goes_on_from_an_offset_without_a_line_twice_or_half(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     events, offset, expected = [], 0, [step(i) for i in range(1, 30)]
-    data = "".join(json.dumps(e) + "\n" for e in expected).encode()
+    Journal(path).extend(expected)
+    data = path.read_bytes()
     for size in range(0, len(data) + 1, 37):  # the file as it grows, mostly torn
         path.write_bytes(data[:size])
         new, offset = read_events(path, offset)

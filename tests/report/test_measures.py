@@ -63,7 +63,8 @@ def standing(plan: Plan, folder: Path) -> Standing:
             ledger.write(trial_id, TrialState.RUNNING, attempt=1)
             step = {"type": "steps", "first": 1, "losses": [1.0], "seconds": 1.0, "coefs": [[0.1]]}
             dev = {"type": "eval", "step": 1, "split": "dev", "loss": 0.5, "metric": VALUES[trial.task]}
-            journals.append(trial_id, [{"type": "start", "attempt": 1}, step, dev])
+            end = {"type": "end", "outcome": outcome.to_json()}
+            journals.append(trial_id, [{"type": "start", "attempt": 1}, step, dev, end])
             ledger.write(trial_id, outcome.state, attempt=1, node="a", outcome=outcome)
         journals.close()
     return read_standing(folder / "state")

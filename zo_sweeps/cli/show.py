@@ -195,7 +195,7 @@ def trial(planned: Plan, trial_id: str, console: Console) -> None:
 
     folder, standing = _standing(planned)
     chosen = planned.every[matching[0]]
-    events = JournalStore(folder).read(chosen.trial_id) if folder.is_dir() else []
+    events = JournalStore(folder).read(chosen.trial_id, ended=standing.has_result(chosen.trial_id))
     _say(console, f"{chosen.trial_id}  {chosen.label}")
     _say(
         console,

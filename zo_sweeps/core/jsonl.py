@@ -7,11 +7,10 @@ import os
 from typing import Any
 
 
-def read_objects(path: str | os.PathLike[str], offset: int = 0) -> list[tuple[dict[str, Any] | None, int]]:
-    """Return (object, byte offset of its end) for every complete line from byte `offset` on; [] without a file.
+def read_lines(path: str | os.PathLike[str], offset: int = 0) -> list[tuple[bytes, int]]:
+    """Return (line without its newline, byte offset of its end) for every complete line from byte `offset` on.
 
-    A last line without a newline is torn and left out. A complete line that is not a JSON object gives None: the caller
-    decides whether that is an error (see `line_number`).
+    A last line without a newline is torn and left out. Without a file: [].
     """
     try:
         with open(path, "rb") as file:
@@ -19,15 +18,29 @@ def read_objects(path: str | os.PathLike[str], offset: int = 0) -> list[tuple[di
             data = file.read()
     except (FileNotFoundError, NotADirectoryError):
         return []
-    objects: list[tuple[dict[str, Any] | None, int]] = []
+    lines = []
     for line in data.split(b"\n")[:-1]:
         offset += len(line) + 1
-        try:
-            value = json.loads(line.decode("utf-8", "surrogatepass"))
-        except ValueError:  # covers bad JSON and bad UTF-8
-            value = None
-        objects.append((value if isinstance(value, dict) else None, offset))
-    return objects
+        lines.append((line, offset))
+    return lines
+
+
+def parse_object(line: bytes) -> dict[str, Any] | None:
+    """Return the JSON object that a line holds; None if it holds none."""
+    try:
+        value = json.loads(line.decode("utf-8", "surrogatepass"))
+    except ValueError:  # covers bad JSON and bad UTF-8
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def read_objects(path: str | os.PathLike[str], offset: int = 0) -> list[tuple[dict[str, Any] | None, int]]:
+    """Return (object, byte offset of its end) for every complete line from byte `offset` on; see `read_lines`.
+
+    A complete line that is not a JSON object gives None: the caller decides whether that is an error (see
+    `line_number`).
+    """
+    return [(parse_object(line), end) for line, end in read_lines(path, offset)]
 
 
 def line_number(path: str | os.PathLike[str], end: int) -> int:

@@ -1,21 +1,32 @@
-"""The journal: one trial's events on local disk, append-only, written before any other room sees them."""
+"""The journal: one trial's events on local disk, append-only, written before any other room sees them.
+
+A line is one event as JSON, and its last key `crc` is a checksum (CRC-32, 8 hex digits) of the line before that key,
+continued from the checksum of the line above: a changed line, and missing lines between two others, are noticed. The
+`end` event marks a whole journal: without it, lines are missing if the ledger says that the trial has a result
+(`JournalStore.read`). Lines without a checksum, of older journals, are read as they are.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import threading
+import zlib
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.core.jsonl import line_number, read_objects
+from zo_sweeps.core.jsonl import line_number, parse_object, read_lines
 from zo_sweeps.core.trial import Event, Outcome
 
 DURABLE = frozenset({"start", "eval", "test", "end"})  # fsynced: on the disk, not only in the kernel's cache
 _OPEN_FILES = 64
 _TAIL = 1 << 16
+_CHECKSUM = re.compile(rb',"crc":"([0-9a-f]{8})"\}')  # the end of a line
+_CHECKSUM_BYTES = 18
+_RERUN = "restore it from a copy, or run the sweep's command with --rerun "
 
 
 class Journal:
@@ -29,6 +40,7 @@ class Journal:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self._fd = -1
+        self._checksum = 0  # of the last line
 
     def append(self, event: Event) -> None:
         """Write one event; see `extend`."""
@@ -40,11 +52,13 @@ class Journal:
         if not batch:
             return
         # Floats are written in their shortest round-trip form, NaN and infinity by name: each is read back exactly.
-        lines = "".join(json.dumps(event, separators=(",", ":"), ensure_ascii=False) + "\n" for event in batch)
+        texts = [json.dumps(event, separators=(",", ":"), ensure_ascii=False) for event in batch]
         try:
             if self._fd < 0:
                 self._open()
-            self._write(lines.encode("utf-8", "surrogatepass"))
+            data, checksum = _checked([text.encode("utf-8", "surrogatepass") for text in texts], self._checksum)
+            self._write(data)
+            self._checksum = checksum
             if any(event["type"] in DURABLE for event in batch):
                 os.fsync(self._fd)
         except OSError as error:
@@ -73,7 +87,9 @@ class Journal:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         try:
-            os.ftruncate(fd, _complete_size(fd))
+            size = _complete_size(fd)
+            os.ftruncate(fd, size)
+            self._checksum = _checksum_before(fd, size) or 0
         except OSError:
             os.close(fd)
             raise
@@ -96,19 +112,48 @@ class Journal:
 def read_events(path: str | os.PathLike[str], offset: int = 0) -> tuple[list[Event], int]:
     """Return the complete events from byte `offset` (the start of a line) on, and the offset after the last of them.
 
-    Raises UserError naming file and line if a complete line is not an event.
+    Raises UserError naming file and line if a complete line is not an event or does not match its checksum.
     """
     events: list[Event] = []
-    for event, end in read_objects(path, offset):
+    lines = read_lines(path, offset)
+    before: int | None = None  # the checksum of the line above; None if it has none
+    if lines and offset:
+        with open(path, "rb") as file:
+            before = _checksum_before(file.fileno(), offset)
+    for line, end in lines:
+        event = parse_object(line)
         if event is None or "type" not in event:
-            raise UserError(
-                "unreadable line in a journal",
-                where=f"{path}:{line_number(path, end)}",
-                fix="fix the line, or delete the file to run the trial from scratch",
-            )
+            raise _damaged("unreadable line", path, end)
+        found = _CHECKSUM.fullmatch(line[-_CHECKSUM_BYTES:])
+        if found is None and before is not None:
+            raise _damaged("line without a checksum", path, end)
+        if found is not None:
+            before = zlib.crc32(line[:-_CHECKSUM_BYTES], before or 0)
+            if before != int(event.pop("crc"), 16):
+                raise _damaged("changed line, or missing lines above it,", path, end)
         events.append(event)
         offset = end
     return events, offset
+
+
+def _damaged(what: str, path: str | os.PathLike[str], end: int) -> UserError:
+    return UserError(f"{what} in a journal", where=f"{path}:{line_number(path, end)}", fix=_RERUN + Path(path).stem)
+
+
+def _checked(lines: Sequence[bytes], before: int) -> tuple[bytes, int]:
+    """Return JSON objects as lines with their checksums, and the last of these."""
+    data = bytearray()
+    for line in lines:
+        body = line[:-1]
+        before = zlib.crc32(body, before)
+        data += body + b',"crc":"%08x"}\n' % before
+    return bytes(data), before
+
+
+def _checksum_before(fd: int, offset: int) -> int | None:
+    """Return the checksum of the line that ends at byte `offset`; None if it has none."""
+    found = _CHECKSUM.fullmatch(os.pread(fd, _CHECKSUM_BYTES, max(0, offset - 1 - _CHECKSUM_BYTES)))
+    return int(found[1], 16) if found else None
 
 
 def born(path: str | os.PathLike[str]) -> float | None:
@@ -195,9 +240,20 @@ class JournalStore:
                 self._open.popitem(last=False)[1].close()
             journal.extend(events)
 
-    def read(self, trial_id: str) -> list[Event]:
-        """Return all events of a trial; [] if it never started."""
-        return read_events(self.path(trial_id))[0]
+    def read(self, trial_id: str, *, ended: bool = False) -> list[Event]:
+        """Return all events of a trial; [] if it never started.
+
+        Args:
+            ended: whether the trial has a result according to the ledger; its journal must then have the `end` event.
+
+        Raises UserError naming the file if the journal is damaged.
+        """
+        path = self.path(trial_id)
+        events = read_events(path)[0]
+        if ended and outcome(events) is None:
+            what = "missing end of the journal" if path.exists() else "no journal"
+            raise UserError(f"{what} of a finished trial", where=str(path), fix=_RERUN + trial_id)
+        return events
 
     def set_aside(self, trial_id: str) -> None:
         """Rename a trial's journal to a name that is not read, so that the next event starts a new one."""

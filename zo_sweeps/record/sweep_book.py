@@ -53,7 +53,7 @@ class SweepBook:
 
     def __init__(self, state_dir: str | os.PathLike[str], experiment: str, sweep: SweepInfo) -> None:
         self._journal = Journal(_folder(state_dir) / f"{sweep.sweep_id}.jsonl")
-        earlier = self._journal.events()
+        earlier = _events(self._journal)
         self._known = {event["trial"]["trial_id"] for event in earlier if event["type"] == "trial"}
         opened = self._append({"type": "sweep", "experiment": experiment, "sweep": asdict(sweep)})
         self.began: float = [*earlier, opened][0]["time"]
@@ -80,7 +80,7 @@ class SweepBook:
 def books(state_dir: str | os.PathLike[str]) -> Iterator[Contents]:
     """Iterate over the books of the sweeps that were run in a state directory, by ascending sweep_id."""
     for path in sorted(_folder(state_dir).glob("*.jsonl")):
-        events = Journal(path).events()
+        events = _events(Journal(path))
         headers = [event for event in events if event["type"] == "sweep"]
         if headers:
             trials = [Trial.from_json(event["trial"]) for event in events if event["type"] == "trial"]
@@ -104,6 +104,14 @@ def find_trial(state_dir: str | os.PathLike[str], name: str) -> Trial:
         raise UserError(f"{len(matches)} trials begin with {name!r}", where=str(state_dir), fix="give more of the id")
     near = difflib.get_close_matches(name, known, n=5, cutoff=0.0)  # a sweep may have thousands
     raise unknown("trial", name, near, where=str(state_dir))
+
+
+def _events(journal: Journal) -> list[Event]:
+    try:
+        return journal.events()
+    except UserError as error:
+        fix = "restore it from a copy, or delete it: the sweep's command writes it again"
+        raise UserError(error.what.replace("journal", "sweep's book"), where=error.where, fix=fix) from None
 
 
 def _folder(state_dir: str | os.PathLike[str]) -> Path:

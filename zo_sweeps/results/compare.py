@@ -25,7 +25,7 @@ def compare(state_dir: Path, names: Sequence[str], console: Console) -> None:
     Args:
         names: the ids of the trials, or the start of each.
 
-    Raises UserError if a name does not belong to exactly one trial.
+    Raises UserError if a name does not belong to exactly one trial, or a journal is damaged.
     """
     from zo_sweeps.record.curves import trail
     from zo_sweeps.record.journal import JournalStore
@@ -46,7 +46,8 @@ def compare(state_dir: Path, names: Sequence[str], console: Console) -> None:
         change = f"{both[1] - both[0]:+.4g}" if both[0] is not None and both[1] is not None else ""
         measured.append((name, *("–" if value is None else f"{value:.6g}" for value in both), change))
     _print(console, "measured", measured, "nothing yet")
-    curves = [trail(journals.read(trial.trial_id)) for trial in (one, two)]
+    ids = (one.trial_id, two.trial_id)
+    curves = [trail(journals.read(i, ended=standing.has_result(i))) for i in ids]
     for name in ("dev/loss", "dev/metric"):
         runs = [{step: value for step, _, value in each[name]} for each in curves]
         lines = [

@@ -12,6 +12,7 @@ from zo_sweeps.core.trial import Event, Trial, TrialState
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.record.journal import JournalStore, last_step, outcome
 from zo_sweeps.record.sweep_book import find_trial
+from zo_sweeps.schedule.ledger import read_standing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -71,9 +72,9 @@ def rebuilt(trial_id: str, state_dir: str | Path = "zo_runs") -> Iterator[tuple[
         trial_id: the id, or the start of it, of a zeroth-order trial that has succeeded.
         state_dir: the state folder of its sweep.
 
-    Raises UserError if the trial is unknown, has not succeeded or was not trained by zeroth-order estimates, or if its
-    model or data is not available here. Cost: loads the model and the task's rows; then q noise passes over the space
-    per step, no forward. The process keeps the base model for the next trial that uses it.
+    Raises UserError if the trial is unknown, has not succeeded or was not trained by zeroth-order estimates, if its
+    journal is damaged, or if its model or data is not available here. Cost: loads the model and the task's rows; then q
+    noise passes over the space per step, no forward. The process keeps the base model for the next trial that uses it.
     """
     from zo_sweeps.engine.replay import rebuild
     from zo_sweeps.run.recorder import Nowhere, Recorder
@@ -105,7 +106,8 @@ def _finished(name: str, state_dir: str | Path) -> tuple[Trial, list[Event], int
         raise UserError(what, where=where, fix="run a zeroth-order method, whose weights are rebuilt from its journal")
     if not kind.estimates:
         raise UserError("nothing was trained: its weights are the base model's", where=where)
-    journal = JournalStore(folder).read(trial.trial_id)
+    finished = read_standing(folder).has_result(trial.trial_id)
+    journal = JournalStore(folder).read(trial.trial_id, ended=finished)
     ended = outcome(journal)
     if ended is None or ended.state in (TrialState.CANCELLED, TrialState.FAILED, TrialState.LOST):
         done = f"step {last_step(journal)} of {trial.steps}"

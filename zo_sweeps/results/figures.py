@@ -54,7 +54,7 @@ def figures(
     Args:
         only: names of figures; default: all.
 
-    Raises UserError for a name that is not one of the grid's figures, or a layout that cannot be drawn.
+    Raises UserError for a name that is no figure of the grid, a layout that cannot be drawn, and a damaged journal.
     """
     from zo_sweeps.record.curves import gradients, trail
     from zo_sweeps.record.journal import JournalStore
@@ -68,11 +68,11 @@ def figures(
 
     @cache
     def read_curves(trial_id: str) -> Trail:
-        return trail(journals.read(trial_id))
+        return trail(journals.read(trial_id, ended=standing.has_result(trial_id)))
 
     @cache
     def read_gradients(trial_id: str) -> Cumulative:
-        return gradients(journals.read(trial_id))
+        return gradients(journals.read(trial_id, ended=standing.has_result(trial_id)))
 
     made = []
     for name in only or named:

@@ -45,6 +45,10 @@ class Standing:
     first: dict[str, float] = field(default_factory=dict)
     last: dict[str, float] = field(default_factory=dict)
 
+    def has_result(self, trial_id: str) -> bool:
+        """Return whether the trial has succeeded, diverged or run out of memory."""
+        return self.states.get(trial_id, TrialState.PENDING).is_result
+
     def apply(self, entry: dict[str, Any]) -> None:
         """Apply one line of the ledger; call in file order."""
         trial_id, state = entry["trial_id"], TrialState(entry["state"])
