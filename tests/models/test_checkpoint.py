@@ -8,10 +8,11 @@ import struct
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from tests.models.common import TINY, local
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.models.checkpoint import read_checkpoint_info
+from zo_sweeps.models.checkpoint import INDEX, read_checkpoint_info
 from zo_sweeps.models.families import describe
 from zo_sweeps.models.identity import DEMO, status
 
@@ -109,6 +110,89 @@ def test_a_file_of_something_else(checkpoint):
     folder = checkpoint()
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", 4) + b"nope")
     refused(folder, "is not a safetensors file")
+
+
+ENTRY = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "[]",
+        json.dumps({"a": 7}),
+        json.dumps({"a": {key: value for key, value in ENTRY.items() if key != "data_offsets"}}),
+        json.dumps({"a": {**ENTRY, "data_offsets": ["0", "4"]}}),
+        json.dumps({"a": {**ENTRY, "data_offsets": [0]}}),
+        json.dumps({"a": {**ENTRY, "shape": "1"}}),
+        json.dumps({"a": {**ENTRY, "shape": [-1]}}),
+        "[" * 200_000,
+        "\xff\xfe",
+    ],
+    ids=[
+        "list",
+        "number",
+        "no offsets",
+        "offsets as text",
+        "one offset",
+        "shape as text",
+        "negative",
+        "deep",
+        "binary",
+    ],
+)
+def test_a_malformed_header_is_one_line(header, checkpoint):
+    folder = checkpoint()
+    content = header.encode("latin-1")
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(content)) + content + bytes(4))
+    refused(folder, "model.safetensors is not a safetensors file in .*; download it again")
+
+
+OUTSIDE = '{"weight_map": {"a": "../model.safetensors"}}'
+INDICES = ["[]", "{}", '{"weight_map": []}', '{"weight_map": {}}', '{"weight_map": {"a": [1]}}', OUTSIDE, "[" * 200_000]
+
+
+@pytest.mark.parametrize("index", INDICES)
+def test_a_malformed_index_is_one_line(index, checkpoint):
+    folder = checkpoint(max_shard_size="200KB")
+    (folder / INDEX).write_text(index)
+    refused(folder, "is not an index of weight files in ")
+
+
+def test_weights_of_more_or_fewer_layers_than_the_configuration_are_refused_at_the_plan(checkpoint):
+    folder = checkpoint()
+    config = json.loads((folder / "config.json").read_text())
+    for layers in (1, 3):
+        (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": layers}))
+        refused(folder, f"the weights have 2 layers, and config.json says {layers} in .*saved with the weights")
+
+
+@pytest.mark.parametrize("prefix", ["", "model."])
+def test_layers_are_counted_with_or_without_the_base_models_prefix(prefix, checkpoint):
+    """OPT's first checkpoints name their tensors without `model.`."""
+    folder = checkpoint("opt")
+    weights = load_file(folder / "model.safetensors")
+    named = {prefix + name.removeprefix("model."): tensor for name, tensor in weights.items()}
+    save_file(named, folder / "model.safetensors", metadata={"format": "pt"})
+    assert read_checkpoint_info(folder).arch.layers == 2
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
+    refused(folder, "the weights have 2 layers, and config.json says 3")
+
+
+@pytest.mark.parametrize("key", ["vocab_size", "hidden_size", "num_hidden_layers"])
+def test_a_configuration_without_a_size_is_one_line(key, checkpoint):
+    folder = checkpoint()
+    config = json.loads((folder / "config.json").read_text())
+    del config[key]
+    (folder / "config.json").write_text(json.dumps(config))
+    refused(folder, f"needs a positive integer '{key}', not None in ")
+
+
+def test_a_gpt_2_is_a_causal_language_model(checkpoint):
+    folder = checkpoint()
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "architectures": ["LlamaLMHeadModel"]}))
+    assert status(local(folder)).available
 
 
 def test_a_git_lfs_pointer(checkpoint):

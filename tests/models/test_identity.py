@@ -233,6 +233,10 @@ def test_a_cached_model_is_found_and_loaded_without_a_network(fake_hub, checkpoi
     assert fake_hub[1] == []  # transformers, given an id, would ask the hub
     os.unlink(f"{snapshot}/model-00001-of-00003.safetensors" if sharded else f"{snapshot}/model.safetensors")
     assert not status(make("opt_1b3")).available
+    if sharded:
+        with open(f"{snapshot}/model.safetensors.index.json", "w") as file:
+            file.write('{"weight_map": ["model.safetensors"]}')
+        assert "is not an index of weight files" in status(make("opt_1b3")).why
 
 
 def test_a_model_that_cannot_be_had_is_one_line_when_loaded_too(fake_hub):

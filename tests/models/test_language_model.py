@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -228,14 +229,46 @@ def test_weights_that_lack_a_tensor_are_refused_not_filled_with_random_numbers(c
         load(local(folder), torch.float32, "cpu")
 
 
-def test_a_tensor_of_the_wrong_shape_is_one_line(checkpoint):
+def edited(checkpoint, change):
+    """A saved Llama whose weights `change` has edited."""
     folder = checkpoint()
     weights = load_file(folder / "model.safetensors")
-    weights["model.norm.weight"] = torch.ones(7)
+    change(weights)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(UserError, match="cannot load") as caught:
-        load(local(folder), torch.float32, "cpu")
+    return local(folder)
+
+
+def test_a_tensor_of_the_wrong_shape_is_named_with_both_shapes(checkpoint):
+    model = edited(checkpoint, lambda weights: weights.update({"model.norm.weight": torch.ones(7)}))
+    with pytest.raises(UserError, match=r"model\.norm\.weight has shape \[7\] in the .* \[32\] by config") as caught:
+        load(model, torch.float32, "cpu")
     assert "\n" not in str(caught.value)
+
+
+def test_tensors_without_a_place_in_the_architecture_are_refused(checkpoint):
+    model = edited(checkpoint, lambda weights: weights.update({"model.layers.0.mlp.gate.weight": torch.ones(7)}))
+    with pytest.raises(UserError, match=r"hold 1 tensors that .* no place for \(model\.layers\.0\.mlp\.gate\.weight\)"):
+        load(model, torch.float32, "cpu")
+
+
+def test_computed_buffers_and_tied_heads_in_the_weights_are_harmless(checkpoint):
+    def change(weights):
+        weights["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
+        weights["model.embeddings.position_ids"] = torch.arange(7)
+        weights["model.pooler.dense.weight"] = torch.ones(7)
+
+    model = edited(checkpoint, change)
+    expected = load(random_model("llama"), torch.float32, "cpu").module.state_dict()
+    assert all(
+        torch.equal(t, expected[name]) for name, t in load(model, torch.float32, "cpu").module.state_dict().items()
+    )
+    tied = Path(model.path) / "config.json"
+    tied.write_text(json.dumps({**json.loads(tied.read_text()), "tie_word_embeddings": True}))
+    edited_head = load_file(Path(model.path) / "model.safetensors")
+    edited_head["lm_head.weight"] = edited_head["model.embed_tokens.weight"].clone()
+    save_file(edited_head, Path(model.path) / "model.safetensors", metadata={"format": "pt"})
+    module = load(model, torch.float32, "cpu").module
+    assert module.lm_head.weight is module.model.embed_tokens.weight
 
 
 def test_loading_prints_nothing_and_leaves_the_logging_of_transformers_as_it_was(capfd):

@@ -179,3 +179,35 @@ def test_all_that_is_wrong_with_a_stored_configuration_is_one_line(folder: Path)
     assert outcome.error.startswith("UserError: unknown estimator 'rgee'")
     assert "update.lr='high' has the wrong type" in outcome.error
     assert "\n" not in outcome.error
+
+
+NOTHING = '''
+from dataclasses import dataclass
+
+from zo_sweeps.methods.space import Space
+
+
+@dataclass(frozen=True)
+class Nothing(Space):
+    """A space whose layers this model does not have."""
+
+    def trainable(self, arch):
+        return {count}
+
+    def install(self, module, layers, seed, mask=None):
+        from zo_sweeps.engine.layers.wrapped import Wrapped
+
+        return Wrapped(module, [], lambda base, name: base)
+'''
+
+
+def test_a_space_that_matches_no_layer_is_refused_in_the_plan_and_else_in_the_trial(folder: Path) -> None:
+    (folder / "space").mkdir()
+    for count in (0, 7):
+        text = NOTHING.replace("{count}", str(count)).replace("Nothing", f"Nothing{count}")
+        (folder / "space" / f"nothing_{count}.py").write_text(text)
+    with pytest.raises(UserError, match=r"space 'nothing_0' trains no parameter of model 'demo'"):
+        planned(folder, "space=nothing_0", "~grid.fixed.space")
+    outcome, _ = run(planned(folder, "space=nothing_7", "~grid.fixed.space"))
+    assert outcome.state is TrialState.FAILED
+    assert outcome.error.startswith("UserError: space 'nothing_7' trains no parameter")

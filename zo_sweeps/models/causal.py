@@ -41,9 +41,11 @@ class LanguageModel:
         self.max_positions: int = self.arch.positions
         for name, layer in self.target_modules([ALL]).items():  # planning relied on `arch`
             role = next(role for role, path in self.arch.projections.items() if name.endswith(f".{path}"))
-            assert features(layer) == self.arch.linears[role], (
-                f"{name} has other features than the family {self.arch.family} describes"
-            )
+            if features(layer) != self.arch.linears[role]:
+                what = (
+                    f"{name} has {features(layer)} features (out, in), and its configuration {self.arch.linears[role]}"
+                )
+                raise UserError(what, where="model")
 
     def hidden(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, positions: Tensor | None = None
@@ -168,7 +170,9 @@ class LanguageModel:
             raise UserError("no layer is named", where="space.targets", choices=[ALL, *self.arch.linears])
         names = {f"{self.arch.blocks}.{i}.{path}" for i in range(self.arch.layers) for path in paths}
         modules = {name: layer for name, layer in self.module.named_modules() if name in names}
-        assert len(modules) == len(names), f"{sorted(names - set(modules))[:1]} is not in the model"
+        if absent := sorted(names - set(modules)):
+            what = f"the model has no {absent[0]}, which its family {self.arch.family!r} describes"
+            raise UserError(what, where="space.targets")
         return modules
 
     def _packs(self, length: int) -> bool:

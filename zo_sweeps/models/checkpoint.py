@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -37,7 +38,7 @@ def read_checkpoint_info(path: str | Path) -> CheckpointInfo:
 
     Raises UserError, in one line, if the folder is not a language model that can be loaded without pickle: no folder,
     missing or broken config.json, neither a causal nor a masked LM, an unknown family, missing or incomplete weights,
-    no tokenizer. Cost: a few kilobytes read per file.
+    weights of another number of layers, no tokenizer. Cost: a few kilobytes read per file.
     """
     folder = Path(path).expanduser()
     where = str(path)
@@ -49,11 +50,17 @@ def read_checkpoint_info(path: str | Path) -> CheckpointInfo:
     if not any(all((folder / name).is_file() for name in names) for names in TOKENIZER_FILES):
         raise UserError("no tokenizer (tokenizer.json, tokenizer.model, or vocab.json with merges.txt)", where=where)
     counts: Counter[str] = Counter()
+    names: list[str] = []
     for file in files:
-        for entry in read_header(file).values():
-            counts[entry["dtype"]] += prod(entry["shape"])
+        for name, tensor in read_header(file).items():
+            names.append(name)
+            counts[tensor.dtype] += prod(tensor.shape)
     if not counts:
         raise UserError("the weight files hold no tensors", where=where)
+    stored = _layers(names, arch.blocks)
+    if stored not in (0, arch.layers):
+        fix = "use the config.json that was saved with the weights"
+        raise UserError(f"the weights have {stored} layers, and config.json says {arch.layers}", where=where, fix=fix)
     return CheckpointInfo(
         config=config,
         arch=arch,
@@ -64,8 +71,17 @@ def read_checkpoint_info(path: str | Path) -> CheckpointInfo:
     )
 
 
-def read_header(file: Path) -> dict[str, Any]:
-    """Return tensor name -> {dtype, shape, data_offsets} of a safetensors file. Raises UserError for a damaged file."""
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor as a safetensors header describes it; `end` is the offset behind its last byte, from the header on."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    end: int
+
+
+def read_header(file: Path) -> dict[str, StoredTensor]:
+    """Return the tensors of a safetensors file, by name. Raises UserError for a damaged file."""
     total = file.stat().st_size
     with file.open("rb") as stream:
         start = stream.read(8)
@@ -75,16 +91,33 @@ def read_header(file: Path) -> dict[str, Any]:
         if 8 + length > total:
             raise UserError(f"{file.name} is not a complete safetensors file", where=str(file), fix="download it again")
         try:
-            header: dict[str, Any] = json.loads(stream.read(length))
-        except ValueError:
-            raise UserError(f"{file.name} is not a safetensors file", where=str(file)) from None
-    header.pop("__metadata__", None)
-    end = 8 + length + max((entry["data_offsets"][1] for entry in header.values()), default=0)
+            header = json.loads(stream.read(length))
+            tensors = {name: _tensor(entry) for name, entry in header.items() if name != "__metadata__"}
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+            raise UserError(
+                f"{file.name} is not a safetensors file", where=str(file), fix="download it again"
+            ) from None
+    end = 8 + length + max((tensor.end for tensor in tensors.values()), default=0)
     if end != total:
         raise UserError(
             f"{file.name} has {total} bytes where its header says {end}", where=str(file), fix="download it again"
         )
-    return header
+    return tensors
+
+
+def _tensor(entry: Any) -> StoredTensor:
+    """Return an entry of a header. Raises ValueError, TypeError or LookupError for a malformed one."""
+    sizes = (*entry["shape"], *entry["data_offsets"])
+    if not all(type(size) is int and size >= 0 for size in sizes):
+        raise ValueError(entry)
+    return StoredTensor(str(entry["dtype"]), tuple(entry["shape"]), entry["data_offsets"][1])
+
+
+def _layers(names: Iterable[str], blocks: str) -> int:
+    """Count the layers that tensors belong to, with or without the base model's prefix; 0 if none has such a name."""
+    within = blocks.partition(".")[2] or blocks
+    layer = re.compile(rf"(?:\w+\.)?{re.escape(within)}\.(\d+)\.")
+    return max((int(match[1]) + 1 for name in names if (match := layer.match(name))), default=0)
 
 
 def _read_config(folder: Path, where: str) -> dict[str, Any]:
@@ -113,15 +146,24 @@ def _describe(config: dict[str, Any], where: str) -> Arch:
     return arch
 
 
+def shards_of(index: Path) -> list[str]:
+    """Return the names of the weight files that an index lists. Raises UserError for a malformed index."""
+    try:
+        shards = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+        valid = bool(shards) and all(Path(name).name == name for name in shards)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        valid = False
+    if not valid:
+        raise UserError(f"{index.name} is not an index of weight files", where=str(index), fix="download it again")
+    return shards
+
+
 def _weight_files(folder: Path, where: str) -> tuple[Path, ...]:
     index = folder / INDEX
     if (folder / "model.safetensors").is_file():
         return (folder / "model.safetensors",)
     if index.is_file():
-        try:
-            shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError):
-            raise UserError(f"{INDEX} is not an index of weight files", where=where) from None
+        shards = shards_of(index)
         missing = [name for name in shards if not (folder / name).is_file()]
         if missing:
             raise UserError(f"{len(missing)} of {len(shards)} weight files are missing ({missing[0]})", where=where)

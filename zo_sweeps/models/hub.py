@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import urllib.error
 import urllib.request
 from functools import cache
 from pathlib import Path
 
-from zo_sweeps.models.checkpoint import INDEX, TOKENIZER_FILES
+from zo_sweeps.models.checkpoint import INDEX, TOKENIZER_FILES, shards_of
 
 WANTED = ["*.json", "*.safetensors", "tokenizer.model", "merges.txt"]  # no pickled weights, no code
 TIMEOUT = 3.0  # seconds: a plan must not wait for a hub that does not answer
@@ -17,14 +16,13 @@ TIMEOUT = 3.0  # seconds: a plan must not wait for a hub that does not answer
 def cached_folder(repo: str, revision: str) -> Path | None:
     """Return the snapshot folder of a model that is complete in the HF cache, else None. Uses no network.
 
-    Complete: config, a tokenizer and all weights.
+    Complete: config, a tokenizer and all weights. Raises UserError for an index of weights that is malformed.
     """
     if _cached(repo, "model.safetensors", revision) is None:
         index = _cached(repo, INDEX, revision)
         if index is None:
             return None
-        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        if any(_cached(repo, shard, revision) is None for shard in shards):
+        if any(_cached(repo, shard, revision) is None for shard in shards_of(index)):
             return None
     if not any(all(_cached(repo, name, revision) for name in names) for names in TOKENIZER_FILES):
         return None

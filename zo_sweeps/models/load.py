@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,14 @@ from zo_sweeps.models.checkpoint import read_checkpoint_info
 from zo_sweeps.models.identity import DEMO, SOURCES, folder_of, repo_of, revision_of
 from zo_sweeps.models.masked import MaskedLanguageModel
 
+# Tensors that a checkpoint may hold beyond its architecture: buffers that are computed (of rotary positions, positions,
+# causal masks), a head that shares the embedding, and the heads of BERT's sentence tasks.
+HARMLESS = re.compile(
+    r"(^|\.)(inv_freq|position_ids|attn\.bias|attention\.bias|masked_bias)$"
+    r"|^(lm_head|embed_out|cls\.predictions)\.(decoder\.)?(weight|bias)$"
+    r"|(^|\.)(pooler|seq_relationship)\."
+)
+
 
 def load(model: Model, dtype: torch.dtype, device: torch.device | str) -> LanguageModel:
     """Load the model of a configuration: weights frozen, in evaluation mode, stored as `dtype` on `device`.
@@ -25,8 +34,9 @@ def load(model: Model, dtype: torch.dtype, device: torch.device | str) -> Langua
     Safetensors only: no pickle is opened, and no code of the model's own is run. Random weights are drawn on the CPU
     from `seed`, so that they are the same for every device, and leave the global generator as it was.
 
-    Raises UserError for a folder that is not a model, weights that lack tensors of the architecture, a hub model that
-    cannot be downloaded, a family that cannot be served, an unknown source. Cost: one read of the weights.
+    Raises UserError for a folder that is not a model, weights that lack tensors of the architecture, have more of them
+    or other shapes, a hub model that cannot be downloaded, a family that cannot be served, an unknown source. Cost: one
+    read of the weights.
     """
     source = model.source
     with quiet():
@@ -82,19 +92,37 @@ def _pretrained(folder: Path, masked: bool, dtype: torch.dtype) -> tuple[Any, An
             dtype=dtype,
             use_safetensors=True,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # checked below, in a line that names the tensor
             **where,
         )
         tokenizer = AutoTokenizer.from_pretrained(str(folder), **where)
     except (OSError, ValueError, RuntimeError) as error:
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise UserError(f"cannot load {folder}: {reason}", where="model.path") from error
-    # transformers fills absent tensors with random numbers and warns; a trial must not run on such a model.
-    missing = sorted(report["missing_keys"])
-    if missing:
-        raise UserError(
-            f"the weights lack {len(missing)} tensors of the architecture ({missing[0]})", where=str(folder)
-        )
+    _check(report, str(folder))
     return module, tokenizer
+
+
+def _check(report: Mapping[str, Any], where: str) -> None:
+    """Raise UserError unless the weights are those of the architecture.
+
+    transformers fills absent and misshapen tensors with random numbers, drops surplus ones, and warns; a trial must not
+    run on such a model.
+    """
+    if shapes := sorted(report["mismatched_keys"]):
+        name, stored, wanted = shapes[0]
+        others = f", and {len(shapes) - 1} other tensors differ too" if len(shapes) > 1 else ""
+        raise UserError(
+            f"{name} has shape {list(stored)} in the weights and {list(wanted)} by config.json{others}", where=where
+        )
+    if missing := sorted(report["missing_keys"]):
+        raise UserError(f"the weights lack {len(missing)} tensors of the architecture ({missing[0]})", where=where)
+    if surplus := sorted(name for name in report["unexpected_keys"] if not HARMLESS.search(name)):
+        raise UserError(
+            f"the weights hold {len(surplus)} tensors that the architecture has no place for ({surplus[0]})",
+            where=where,
+            fix="use the config.json that was saved with the weights",
+        )
 
 
 def _random(options: Mapping[str, Any], arch: Arch, seed: int, dtype: torch.dtype) -> tuple[Any, Any]:

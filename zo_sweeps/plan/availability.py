@@ -164,6 +164,9 @@ def _goes_with(config: TrialConfig, model: ModelStatus) -> None:
         )
     if arch.masked and kind.causal_only:
         raise UserError(f"{kind.causal_only} needs a causal model", fix=f"leave kind {kind.name} out for masked models")
+    if kind.trains and not config.space.trainable(arch):
+        what = f"space {config.space.name!r} trains no parameter of model {config.model.name!r}"
+        raise UserError(what, fix="use other space.targets")
     if config.space.takes_positions and kind.trains and arch.no_prefix:
         raise UserError(arch.no_prefix, fix="use another space")
     if arch.no_points and kind.estimates and config.evaluation.mode.batched:

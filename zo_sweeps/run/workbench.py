@@ -68,7 +68,7 @@ class Workbench:
     def install(self) -> InstalledSpace:
         """Install the trial's space on the base weights, in fp32 if they are trained by backpropagation.
 
-        Raises UserError if the space finds no layer, or the mask differs from the one that the trial began with.
+        Raises UserError if the space trains nothing, or the mask differs from the one that the trial began with.
         """
         assert cache.warm is not None
         if cache.warm.dirty:
@@ -81,7 +81,10 @@ class Workbench:
                 self.model.module.float()
         layers = list(self.model.target_modules(space.layers)) if space.layers else []
         mask = self._mask(layers) if space.needs_gradients else None
-        return space.install(self.model.module, layers, self.config.seed, mask)
+        installed = space.install(self.model.module, layers, self.config.seed, mask)
+        if not any(param.numel() for param in installed.params.values()):
+            raise UserError(f"space {space.name!r} trains no parameter of this model", fix="use other space.targets")
+        return installed
 
     def agreed(self, space: InstalledSpace) -> bytes:
         """Return a fingerprint of everything that leader and followers must agree on, beyond the configuration."""
