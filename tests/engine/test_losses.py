@@ -11,6 +11,8 @@ from zo_sweeps.engine import losses
 from zo_sweeps.engine.batch import collate
 from zo_sweeps.engine.data import indices
 from zo_sweeps.engine.losses import candidate_scores, token_logprobs
+from zo_sweeps.engine.objectives.candidates import Candidates
+from zo_sweeps.engine.objectives.tokens import Tokens
 from zo_sweeps.engine.score import score
 
 pytestmark = pytest.mark.unit
@@ -74,10 +76,20 @@ def test_one_token_options_of_a_prompt_share_one_text_and_one_place() -> None:
 @pytest.mark.parametrize("budget", [1, 40, 100_000])
 def test_scores_do_not_depend_on_how_the_split_is_cut(budget: int, model: TinyModel) -> None:
     examples = mixed()
-    loss, predictions, _ = score(model, examples, 0, losses.candidates, torch.device("cpu"), tokens_per_forward=budget)
+    loss, predictions, _ = score(model, examples, 0, Candidates(), torch.device("cpu"), tokens_per_forward=budget)
     expected = [int(torch.stack([lp.mean() for lp in plain_answer_logprobs(model, e)]).argmax()) for e in examples]
     assert predictions == expected
     assert loss == pytest.approx(float(plain_candidates(model, examples)), rel=1e-5)
+
+
+@pytest.mark.parametrize("gold_only", [True, False])
+@pytest.mark.parametrize("budget", [1, 40, 100_000])
+def test_the_token_loss_of_a_split_is_the_mean_over_its_tokens_however_it_is_cut(
+    budget: int, gold_only: bool, model: TinyModel
+) -> None:
+    examples = mixed()
+    scored = score(model, examples, 0, Tokens(), torch.device("cpu"), gold_only=gold_only, tokens_per_forward=budget)
+    assert scored.loss == pytest.approx(float(plain_tokens(model, examples)), rel=1e-5)
 
 
 def test_absent_candidates_can_not_win(model: TinyModel) -> None:

@@ -18,6 +18,7 @@ from zo_sweeps.engine.batch import collate
 from zo_sweeps.engine.estimators.rge import RGE
 from zo_sweeps.engine.evaluate import evaluate
 from zo_sweeps.engine.losses import token_logprobs
+from zo_sweeps.engine.objectives.label_words import LabelWords
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.score import score
 from zo_sweeps.engine.spaces.full import Full
@@ -160,7 +161,7 @@ def test_the_loss_is_the_cross_entropy_over_the_label_words_logits_at_the_mask(
         assert len(batch.place_row) == 3  # one place a row
         got = losses.label_words(token_logprobs(model, batch, copies=2), batch)
         torch.testing.assert_close(got, plain_loss(model, examples).expand(2), rtol=1e-5, atol=1e-6)
-        loss, predictions, _ = score(model, examples, model.pad_id, losses.label_words, torch.device("cpu"))
+        loss, predictions, _ = score(model, examples, model.pad_id, LabelWords(), torch.device("cpu"))
         assert predictions == [int(plain_logits(model, e).argmax()) for e in examples]
         assert loss == pytest.approx(float(plain_loss(model, examples)), rel=1e-5)
 

@@ -137,7 +137,7 @@ def test_f1_of_a_classification_task_is_recorded_as_f1_and_not_accuracy() -> Non
     assert cache.warm is not None
     model = cache.warm.model
     data = cache.examples(TrialConfig.of(trial.config), model)
-    scored = score(model, data.test, model.pad_id, data.spec.objective.loss, torch.device("cpu"))
+    scored = score(model, data.test, model.pad_id, data.spec.objective, torch.device("cpu"))
     pairs = [(choice, example.gold) for choice, example in zip(scored.choices, data.test, strict=True)]
     tp, wrong = pairs.count((1, 1)), pairs.count((0, 1)) + pairs.count((1, 0))
     assert outcome.metrics["test/f1"] == pytest.approx(2 * tp / (2 * tp + wrong))

@@ -43,12 +43,16 @@ def candidate_scores(logprobs: Tensor, batch: Batch) -> Tensor:
     return scores.view(P, batch.examples, batch.slots)
 
 
-def tokens(logprobs: Tensor, batch: Batch) -> Tensor:
-    """Return -mean of log p over all gold answer tokens of the batch, [P]. P-RGE: loss over the entire vocabulary."""
+def is_gold(batch: Batch) -> Tensor:
+    """Tell which answer tokens belong to their example's gold candidate, [K]."""
     owner = batch.candidate_slot[batch.token_candidate]
     gold_slot = torch.arange(batch.examples, device=owner.device) * batch.slots + batch.gold
-    is_gold = torch.isin(owner, gold_slot)
-    return -logprobs[:, is_gold].mean(dim=1)
+    return torch.isin(owner, gold_slot)
+
+
+def tokens(logprobs: Tensor, batch: Batch) -> Tensor:
+    """Return -mean of log p over all gold answer tokens of the batch, [P]. P-RGE: loss over the entire vocabulary."""
+    return -logprobs[:, is_gold(batch)].mean(dim=1)
 
 
 def label_words(logprobs: Tensor, batch: Batch) -> Tensor:

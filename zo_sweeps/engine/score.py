@@ -8,12 +8,13 @@ from typing import NamedTuple
 import torch
 
 from zo_sweeps.engine.batch import Example, collate
-from zo_sweeps.engine.losses import Loss, candidate_scores, token_logprobs
+from zo_sweeps.engine.losses import candidate_scores, token_logprobs
 from zo_sweeps.engine.types import LanguageModel
+from zo_sweeps.methods.objective import Objective
 
 
 class Scored(NamedTuple):
-    """A split's mean loss, and for every example the index of the best candidate and all candidates' scores.
+    """A split's loss, and for every example the index of the best candidate and all candidates' scores.
 
     A candidate's score is the mean log-probability of its answer tokens; ties go to the first.
     """
@@ -28,7 +29,7 @@ def score(
     model: LanguageModel,
     examples: Sequence[Example],
     pad_id: int,
-    loss: Loss,
+    objective: Objective,
     device: torch.device,
     *,
     gold_only: bool = False,
@@ -36,8 +37,10 @@ def score(
 ) -> Scored:
     """Score the examples.
 
-    Examples are sorted by length to reduce padding; the mean weighs them equally. With `gold_only` only the right
-    answers are forwarded: every example then has one score, and its choice is 0.
+    The loss is the objective of all examples as one batch (see `zo_sweeps.methods.objective`): the terms of every
+    forward are summed and divided by their number, so that `tokens_per_forward` changes it by rounding only. Examples
+    are sorted by length to reduce padding. With `gold_only` only the right answers are forwarded: every example then
+    has one score, and its choice is 0.
     """
 
     def rows(i: int) -> int:
@@ -49,7 +52,7 @@ def score(
     order = sorted(range(len(examples)), key=lambda i: (longest(i), i))
     choices = [0] * len(examples)
     scores: list[list[float]] = [[] for _ in examples]
-    total = 0.0
+    total, terms = 0.0, 0
     start = 0
     while start < len(order):
         stop, used = start, 0
@@ -61,9 +64,10 @@ def score(
         chunk = order[start:stop]
         batch = collate([examples[i] for i in chunk], pad_id, gold_only=gold_only).to(device)
         logprobs = token_logprobs(model, batch)
-        total += float(loss(logprobs, batch)[0]) * len(chunk)
+        count = objective.terms(batch)
+        total, terms = total + float(objective.loss(logprobs, batch)[0]) * count, terms + count
         each = candidate_scores(logprobs, batch)[0]
         for i, choice, row in zip(chunk, each.argmax(dim=1).tolist(), each.tolist(), strict=True):
             choices[i], scores[i] = choice, row if gold_only else row[: len(examples[i].candidates)]
         start = stop
-    return Scored(total / len(examples), choices, scores)
+    return Scored(total / terms, choices, scores)

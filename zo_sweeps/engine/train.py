@@ -36,7 +36,7 @@ class Scores:
     """How a split is scored with the weights as they are.
 
     Args:
-        loss: mean over its rows.
+        loss: f of the whole split as one batch (see `zo_sweeps.methods.objective`).
         metric: the task's first metric, which can select the step.
         metrics: all of them, by name.
     """

@@ -1,4 +1,10 @@
-"""The axis `objective`: the function f of a batch that training minimizes."""
+"""The axis `objective`: the function f of a batch that training minimizes.
+
+f is a mean over the terms of a batch: over its examples, or (token losses) over the gold answer tokens of all of them.
+The loss of a training step is f of its minibatch, so that a token of a small batch weighs more than one of a large
+batch. The dev or test loss is f of the whole split as one batch, whatever forwards it is computed in: the sum of all
+terms over their number.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +44,11 @@ class Objective(Definition):
             batch: the `zo_sweeps.engine.batch.Batch`.
         """
         raise NotImplementedError
+
+    def terms(self, batch: Any) -> int:
+        """Return the number of terms that `loss` is the mean of: the batch's examples, if not said otherwise."""
+        examples: int = batch.examples
+        return examples
 
     def of_texts(self, texts: Sequence[str], references: Sequence[Sequence[str]]) -> Tensor:
         """Return f of the answers generated at one point, [1].

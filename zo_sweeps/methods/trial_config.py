@@ -21,7 +21,7 @@ from zo_sweeps.methods.space import Space
 from zo_sweeps.methods.task import Task
 from zo_sweeps.methods.update import Update
 
-NUMERICS = 1  # raised whenever the engine's results change, so that old results are not taken for new
+NUMERICS = 2  # raised whenever the engine's results change, so that old results are not taken for new
 EVERY = ("model", "task", "prompt", "precision", "device", "method", "split", "data")  # used by every kind of trial
 
 

@@ -119,7 +119,7 @@ class Workbench:
         spec = self.splits.spec
         generates = spec.kind.generates
         loss, choices, scores = score(
-            self.model, examples, self.model.pad_id, self.evaluated.loss, self.device, gold_only=generates
+            self.model, examples, self.model.pad_id, self.evaluated, self.device, gold_only=generates
         )
         texts = self._generated(examples) if generates else ()
         metrics = evaluate(spec, examples, Answers(choices, scores, texts))

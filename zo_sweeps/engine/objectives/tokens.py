@@ -23,3 +23,9 @@ class Tokens(Objective):
         from zo_sweeps.engine import losses
 
         return losses.tokens(logprobs, batch)
+
+    def terms(self, batch: Batch) -> int:
+        """Return the number of gold answer tokens."""
+        from zo_sweeps.engine import losses
+
+        return int(losses.is_gold(batch).sum())
