@@ -13,7 +13,7 @@ import pytest
 
 from tests.models.common import model_yaml
 from zo_sweeps.devices import memory
-from zo_sweeps.devices.estimate import peak_memory
+from zo_sweeps.devices.estimate import logits_bytes, peak_memory
 from zo_sweeps.devices.memory import MemoryMeter
 from zo_sweeps.methods.evaluation import Mode
 from zo_sweeps.models.families import describe
@@ -104,8 +104,18 @@ def test_points_in_one_forward_cost_activations_by_mode():
     ids=["batch", "tokens", "vocabulary", "trainable"],
 )
 def test_more_of_anything_is_never_less_memory(name, larger):
-    for kind in (ZO, {**FO, "points": 1}):
+    for kind in ({**ZO, "answer_tokens": 256}, {**FO, "points": 1}):
         assert estimate(**{**kind, name: larger}) > estimate(**kind)
+
+
+def test_logits_at_all_positions_are_the_doubling_of_prge_figure_4():
+    one, inner = (logits_bytes(16 * points, 256, LLAMA2_7B.vocabulary) / GIB for points in (1, 2))
+    assert (one, inner) == pytest.approx((0.99, 1.97), rel=0.02)
+    assert inner == 2 * one
+    at_answers = [estimate(points=points) for points in (1, 2)]
+    at_all = [estimate(points=points, answer_tokens=256) for points in (1, 2)]
+    assert at_all[1] - at_all[0] > one * GIB > at_answers[1] - at_answers[0]
+    assert logits_bytes(32, 1, LLAMA2_7B.vocabulary) / GIB < 0.01, "at the answers alone"
 
 
 MEASURE = """

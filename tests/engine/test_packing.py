@@ -10,7 +10,7 @@ import torch
 
 from tests.engine.conftest import Candidate, Example, TinyModel, make_examples, targets
 from zo_sweeps.engine.batch import collate
-from zo_sweeps.engine.losses import token_logprobs
+from zo_sweeps.engine.losses import candidates, token_logprobs, tokens
 from zo_sweeps.engine.packing import CAPACITY, pack
 from zo_sweeps.engine.spaces.lora_fa import LoRAFA
 from zo_sweeps.engine.spaces.prefix import PrefixTuning
@@ -147,3 +147,38 @@ def test_a_masked_model_s_texts_stand_alone() -> None:
 
 def test_texts_alike_in_length_need_no_mask() -> None:
     assert collate([One(make_examples(1)[0].candidates[:1])] * 3, pad_id=0).positions is None
+
+
+@pytest.mark.parametrize("every_position", [False, True])
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_losses_do_not_depend_on_what_shares_a_row_or_where_logits_are_computed(
+    packed: bool, every_position: bool, model: TinyModel
+) -> None:
+    examples = unlike_lengths()
+    batch = collate(examples, pad_id=0, packed=packed, every_position=every_position)
+    with torch.inference_mode():
+        for loss in (candidates, tokens):
+            value = loss(token_logprobs(model, batch, copies=2), batch)
+            expected = loss(token_logprobs(model, collate(examples, pad_id=0), copies=2), batch)
+            torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_unpacked_rows_are_a_padded_row_per_candidate_and_share_nothing() -> None:
+    examples = [*unlike_lengths(), make_examples(1, answer=1)[0]]  # the last one's candidates are one text
+    batch = collate(examples, pad_id=0, packed=False)
+    lengths = [len(c.ids) - 1 for e in examples for c in e.candidates]
+    assert batch.positions is None
+    assert batch.attention_mask.sum(dim=1).tolist() == lengths
+    assert batch.input_ids.shape == (len(lengths), 8 * -(-max(lengths) // 8))
+
+
+@pytest.mark.parametrize("every_position", [False, True])
+def test_logits_are_computed_at_the_answers_or_at_every_position(every_position: bool, model: TinyModel) -> None:
+    examples, seen = unlike_lengths(), []
+    batch = collate(examples, pad_id=0, gold_only=True, packed=False, every_position=every_position)
+    hook = model.module.lm_head.register_forward_hook(lambda _, args, logits: seen.append(tuple(logits.shape)))
+    with torch.inference_mode():
+        token_logprobs(model, batch, copies=3)
+    hook.remove()
+    answers = sum(e.candidates[e.gold].answer_length for e in examples)
+    assert seen == [(3 * (batch.input_ids.numel() if every_position else answers), 97)]

@@ -170,7 +170,7 @@ def test_every_option_counts_in_the_identity_unless_it_says_otherwise(axis: str,
     other = replace(made, **{f.name: another(kind_of(made, f), f, getattr(made, f.name))})
     if f.metadata["identity"]:
         assert identity(other) != identity(made)
-        assert f.name in identity(made)
+        assert (f.name in identity(made)) != f.metadata["added"]
     else:
         assert identity(other) == identity(made)
         assert f.name not in identity(made)
@@ -207,6 +207,18 @@ print("done")
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert ended.stdout == "done\n", ended.stderr
+
+
+@dataclass(frozen=True)
+class Grown:
+    first: int = option(1, "since the beginning")
+    second: bool = option(True, "later", added=True)
+
+
+def test_an_option_that_was_added_counts_only_where_it_is_not_its_default() -> None:
+    assert identity(Grown()) == {"first": 1}, "as before it was there"
+    assert identity(Grown(second=False)) == {"first": 1, "second": False}
+    assert write(Grown()) == {"first": 1, "second": True}
 
 
 # Reading, beyond the members that there are

@@ -52,6 +52,8 @@ def peak(of: Trial, size: int, kind: str = "cpu", state: TrialState = TrialState
         ({"train": {"steps": 9}}, True),
         ({"train": {"batch": 32}}, False),
         ({"train": {"max_length": 32}}, False),
+        ({"train": {"logits": "all"}}, False),
+        ({"train": {"packing": False}}, False),
         ({"estimator": {"q": 8}}, False),
         ({"model": {"fingerprint": "other"}}, False),
         ({"space": {"rank": 16}}, False),

@@ -140,6 +140,23 @@ def test_the_weights_that_are_tested_are_those_of_the_selected_step(name: str) -
     assert last["loss"] > outcome.metrics["dev/loss"]
 
 
+@pytest.mark.parametrize("name", ["zo lora_fa", "fo lora_fa"])
+def test_logits_and_padding_as_in_released_code_are_other_trials_with_the_same_losses(
+    name: str, undisturbed: Any
+) -> None:
+    ours, outcome, events = undisturbed(name)
+    theirs = make(*RUNS[name], "train.logits=all", "train.packing=false")
+    assert theirs.trial_id != ours.trial_id
+    assert theirs.memory_key != ours.memory_key
+    assert theirs.needs.memory_bytes > ours.needs.memory_bytes
+    other, padded = run(theirs)
+    losses = [[x for event in told if event["type"] == "steps" for x in event["losses"]] for told in (events, padded)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+    tokens = [sum(event["tokens"] for event in told if event["type"] == "steps") for told in (events, padded)]
+    assert tokens[0] < tokens[1], "padding is counted"
+    assert outcome.state is other.state is TrialState.SUCCEEDED
+
+
 def test_zero_shot_is_the_base_model_and_has_no_step() -> None:
     outcome, journal = run(make("method=zero_shot"))
     assert (outcome.state, outcome.selected_step, outcome.steps_done) == (TrialState.SUCCEEDED, 0, 0)

@@ -8,6 +8,15 @@ RUNTIME_BYTES = 500 * 2**20  # a process with torch imported (CPU), or a CUDA co
 FP32 = 4
 
 
+def logits_bytes(rows: int, positions: float, vocabulary: int) -> float:
+    """Return the bytes of the loss over `positions` logit vectors per row: 8 per logit.
+
+    fp32 logits, and as many exponentials for their sum; the head's own 2-byte logits are freed before. P-RGE's Figure 4
+    is this at all positions: 16 rows of 256 tokens and 32,000 words are 0.98 GiB, twice that in the inner loop.
+    """
+    return 2 * FP32 * rows * positions * vocabulary
+
+
 def peak_memory(
     arch: Arch,
     value_bytes: float,
@@ -31,10 +40,10 @@ def peak_memory(
         zo          W + F + S,   PEFT: S = 4 * trainable * (2 + state_copies + points)  (state, copies, one z)
                                  full: S = 4 * state_copies * trainable + largest * (8 + b) (one layer computed anew)
         fo          PEFT: W + 4 * trainable * (2 + state_copies) + B;  full: 4 * P * (2 + state_copies) + B, b = 4
-        F = 1.5 N T b * (2D + max(2Q + 4K + D, 3I))  (one layer's tensors; 1.5: allocator overhead)
-            + N * answer_tokens * vocab * (b + 8)  (logits, and their log-probabilities in fp32)
+        F = max(1.5 N T b * (2D + max(2Q + 4K + D, 3I)),  (one layer's tensors; 1.5: allocator overhead)
+                2 N T D b + logits_bytes)                 (after the last layer)
         B = N T (L b (6D + 2Q + 4K + 4I) + 8D L)  (kept for the backward pass: the norms' inputs in fp32)
-            + 2 N answer_tokens vocab (b + 8)
+            + 2 * logits_bytes
 
     where D = hidden size, I = feed-forward size, Q, K = widths of queries and keys, L = layers, largest = the largest
     matrix's elements. Attention is SDPA without a mask: no T x T matrix is formed. The cache of generated answers is
@@ -53,15 +62,16 @@ def peak_memory(
         tokens: padded length of a sequence.
         trainable: number of trained parameters.
         state_copies: fp32 copies of them in the update's state.
-        answer_tokens: positions per row whose logits are needed.
+        answer_tokens: positions per row whose logits are computed; `tokens` for all.
     """
     width, inner, layers, vocabulary = arch.width, arch.inner, arch.layers, arch.vocabulary
     queries, keys = arch.heads * arch.head_width, arch.kv_heads * arch.head_width
 
     b = FP32 if backpropagates and moves_base else value_bytes
     rows = batch * points
-    logits = rows * answer_tokens * vocabulary * (b + 8)
-    forward = 1.5 * rows * tokens * b * (2 * width + max(2 * queries + 4 * keys + width, 3 * inner)) + logits
+    logits = logits_bytes(rows, answer_tokens, vocabulary)
+    layer = 1.5 * rows * tokens * b * (2 * width + max(2 * queries + 4 * keys + width, 3 * inner))
+    forward = max(layer, 2 * rows * tokens * width * b + logits)
     weights = arch.parameters * b
     if not trains:
         return int(weights + forward)

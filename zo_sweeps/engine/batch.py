@@ -5,6 +5,9 @@ A text is a candidate's tokens without the last one (nothing is predicted after 
 as `terrible` and `great` after one prompt, share it; logits are computed at the U distinct places only. A causal model
 predicts an answer token at the token before it; a masked model at its mask, token `mask_at` of the text.
 Texts of different lengths share rows where that saves tokens (packing.py); each text of a masked model has its own row.
+
+Released code shares nothing (`packed=False`: a row per candidate, padded to the longest) and computes logits at every
+position (`every_position=True`: U = N * T). The losses are the same up to rounding; time and memory are not.
 """
 
 from __future__ import annotations
@@ -64,9 +67,26 @@ class Batch:
         return Batch(**moved)
 
 
-def collate(examples: Sequence[Example], pad_id: int, *, gold_only: bool = False, multiple_of: int = 8) -> Batch:
-    """Collate the examples' candidates (`gold_only`: only the right answers, for the token loss)."""
-    texts: dict[tuple[int, ...], int] = {}
+def collate(
+    examples: Sequence[Example],
+    pad_id: int,
+    *,
+    gold_only: bool = False,
+    packed: bool = True,
+    every_position: bool = False,
+    multiple_of: int = 8,
+) -> Batch:
+    """Collate the examples' candidates.
+
+    Args:
+        gold_only: only the right answers, for the token loss.
+        packed: texts share rows, and equal texts are one; False: each candidate has a row of its own (in a masked
+            model, each example: its candidates are words at one mask).
+        every_position: the places are all N * T positions, padding included.
+        multiple_of: row lengths are rounded up to a multiple of it.
+    """
+    texts: dict[object, int] = {}  # tokens (unpacked: and their candidate) -> text
+    known: list[tuple[int, ...]] = []  # the texts' tokens
     places: dict[tuple[int, int], int] = {}  # (text, its token) -> place
     tokens: list[tuple[int, int, int]] = []
     lengths: list[int] = []
@@ -79,8 +99,11 @@ def collate(examples: Sequence[Example], pad_id: int, *, gold_only: bool = False
         gold.append(0 if gold_only else example.gold)
         for slot, candidate in enumerate(chosen):
             ids = tuple(candidate.ids)
-            text = texts.setdefault(ids[:-1], len(texts))
             mask_at: int | None = getattr(candidate, "mask_at", None)
+            own = () if packed else (b, slot if mask_at is None else 0)
+            text = texts.setdefault((ids[:-1], *own), len(known))
+            if text == len(known):
+                known.append(ids[:-1])
             masked = masked or mask_at is not None
             for position in range(len(ids) - candidate.answer_length, len(ids)):
                 at = position - 1 if mask_at is None else mask_at
@@ -88,8 +111,8 @@ def collate(examples: Sequence[Example], pad_id: int, *, gold_only: bool = False
                 tokens.append((place, ids[position], len(lengths)))
             lengths.append(candidate.answer_length)
             slot_of.append(b * slots + slot)
-    known = list(texts)
-    rows = [[t] for t in range(len(known))] if masked else pack([len(text) for text in known], multiple_of)
+    apart = masked or not packed
+    rows = [[t] for t in range(len(known))] if apart else pack([len(text) for text in known], multiple_of)
     T = padded_to(max(sum(len(known[t]) for t in row) for row in rows), multiple_of)
     input_ids = torch.full((len(rows), T), pad_id, dtype=torch.long)
     mask, positions = torch.zeros_like(input_ids), torch.zeros_like(input_ids)
@@ -102,17 +125,20 @@ def collate(examples: Sequence[Example], pad_id: int, *, gold_only: bool = False
             positions[n, start:stop] = torch.arange(stop - start)
             start = stop
         mask[n, :start] = 1
-    place, token, candidate_index = torch.tensor(tokens).T.contiguous()
+    token_place, token, candidate_index = torch.tensor(tokens).T.contiguous()
     starts = [start_of[text] for text, _ in places]
     place_row = torch.tensor([row for row, _ in starts])
     place_column = torch.tensor([first + at for (_, first), (_, at) in zip(starts, places, strict=True)])
+    if every_position:
+        token_place = (place_row * T + place_column)[token_place]
+        place_row, place_column = torch.arange(len(rows)).repeat_interleave(T), torch.arange(T).repeat(len(rows))
     return Batch(
         input_ids=input_ids,
         attention_mask=mask,
         positions=positions if len(rows) < len(known) else None,
         place_row=place_row,
         place_column=place_column,
-        token_place=place,
+        token_place=token_place,
         token_id=token,
         token_candidate=candidate_index,
         candidate_length=torch.tensor(lengths, dtype=torch.float32),

@@ -20,7 +20,8 @@ Loss = Callable[[Tensor, Batch], Tensor]
 def token_logprobs(model: LanguageModel, batch: Batch, copies: int = 1) -> Tensor:
     """Return log p(answer token | prefix) over the full vocabulary, [P, K] fp32, for P = `copies` row groups.
 
-    Cost: one forward of P*N rows; the head at P*U places only, never at all P*N*T.
+    Cost: one forward of P*N rows; the head at the P*U places of the batch, in at most 8 bytes per logit: fp32 logits,
+    and as many exponentials for their sum.
     """
     ids, mask, positions = batch.input_ids, batch.attention_mask, batch.positions
     if copies > 1:

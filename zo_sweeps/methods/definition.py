@@ -29,6 +29,7 @@ def option(
     most: float | None = None,
     above: float | None = None,
     identity: bool = True,
+    added: bool = False,
     kw_only: bool = False,
 ) -> Any:
     """Declare a field of a definition.
@@ -38,9 +39,11 @@ def option(
         help: one line, with the unit.
         least, most, above: the range of a number: at least, at most, strictly above.
         identity: whether its value affects a trial's result, and therefore counts towards the trial_id.
+        added: an option added after trials were recorded: its default counts as its absence did, so their ids stay.
         kw_only: whether it is a keyword-only argument.
     """
-    metadata = {"help": help, "least": least, "most": most, "above": above, "identity": identity, "option": True}
+    metadata = {"help": help, "least": least, "most": most, "above": above, "option": True}
+    metadata |= {"identity": identity, "added": added}
     if callable(default):
         return field(default_factory=default, metadata=metadata, kw_only=kw_only)
     return field(default=default, metadata=metadata, kw_only=kw_only)
@@ -136,7 +139,12 @@ def identity(value: Any) -> Any:
 
 
 def _identity_fields(value: Any) -> dict[str, Any]:
-    return {f.name: identity(getattr(value, f.name)) for f in options(value) if f.metadata.get("identity", True)}
+    return {f.name: identity(getattr(value, f.name)) for f in options(value) if _counts(f, getattr(value, f.name))}
+
+
+def _counts(f: Field[Any], value: Any) -> bool:
+    """Return whether an option's value counts towards the trial_id."""
+    return f.metadata.get("identity", True) and not (f.metadata.get("added") and value == f.default)
 
 
 def convert(kind: Any, value: Any, path: str, locate: Locate = NOWHERE) -> Any:

@@ -95,6 +95,14 @@ class Train(Checked):
     max_length: int = option(2048, "tokens per sequence", least=1)
     flops: bool = option(False, "count the floating-point operations of the first step")
     objective: str = option("loss", "objective of zeroth-order steps: loss (the task's own), or another by name")
+    logits: Literal["answers", "all"] = option(
+        "answers",
+        "positions whose logits a step computes: those that predict answers, or all (released code)",
+        added=True,
+    )
+    packing: bool = option(
+        True, "short sequences share rows; false: each has a padded row of its own (released code)", added=True
+    )
     select: Literal["loss", "metric"] = option("loss", "which step is tested: lowest dev loss, or best dev metric")
 
 

@@ -137,6 +137,7 @@ class Places:
             tokens=longest,
             trainable=trainable,
             state_copies=config.update.state_copies if kind.trains else 0,
+            answer_tokens=longest if kind.trains and config.train.logits == "all" else 1,
         )
         return RUNTIME_BYTES + max(peak, finding)
 

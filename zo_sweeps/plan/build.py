@@ -195,7 +195,8 @@ def memory_key(config: TrialConfig) -> str:
     parts = [config.method, config.space, config.evaluation, config.perturbation, config.precision, config.prompt]
     parts.append(replace(config.update, lr=0.0))
     estimator = [config.estimator.name, config.estimator.budget]
-    sizes = [config.train.batch, config.train.max_length, config.train.objective, config.device.name]
+    train = config.train
+    sizes = [train.batch, train.max_length, train.objective, train.logits, train.packing, config.device.name]
     contents = [config.model.fingerprint, config.task.fingerprint, config.task.name]
     return fingerprint([*map(identity, parts), estimator, sizes, contents])
 

@@ -99,8 +99,14 @@ class Workbench:
 
     def batch(self, step: int) -> Batch:
         """Return the tensors of a step's minibatch."""
-        rows = self.examples_of(step)
-        return collate(rows, self.model.pad_id, gold_only=self.objective.gold_only).to(self.device)
+        train = self.config.train
+        return collate(
+            self.examples_of(step),
+            self.model.pad_id,
+            gold_only=self.objective.gold_only,
+            packed=train.packing,
+            every_position=train.logits == "all",
+        ).to(self.device)
 
     def losses(self, step: int) -> Losses:
         """Return f of a step's minibatch: points -> losses."""
