@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.cli.common import zo
+from tests.cli.common import ENVIRONMENT, zo
 from tests.plan.common import changed, write_grid
 from zo_sweeps.cli.main import COMMANDS, main
 
 HERE = "<tmp>"  # stands for the test's folder
+READING = ("status", "table", "figure", "report", "ui", "sync")  # commands that show what has been run
+READING = ("status", "table", "figure", "report", "ui", "sync")  # commands that show what has been run
+RAN = f"state_dir={HERE}/ran"  # a folder with a ledger
 BAD = [
     # what the user types, and what the line must say
     (["+grid=llama2_superglu"], ["unknown grid 'llama2_superglu'", "did you mean 'llama2_superglue'?", "quickstart"]),
@@ -73,12 +80,17 @@ BAD = [
     (["bogus"], ["unknown command 'bogus'", "doctor"]),
     (["+grid=quickstart", "bogus"], ["cannot read the override 'bogus'", "key=value"]),
     (["plan", "+grid=nope"], ["unknown grid 'nope'"]),
-    (["table", "--format", "pdf"], ["unknown format 'pdf'", "latex"]),
-    (["table", "--table", "nope"], ["unknown table 'nope'", "accuracy"]),
-    (["table", "--output", f"{HERE}/data/sst2/train.jsonl/x"], ["cannot write", "train.jsonl"]),
-    (["status", "feedbeef"], ["unknown trial 'feedbeef'"]),
+    (["table", "--format", "pdf", RAN], ["unknown format 'pdf'", "latex"]),
+    (["table", "--table", "nope", RAN], ["unknown table 'nope'", "accuracy"]),
+    (["table", RAN, "--output", f"{HERE}/data/sst2/train.jsonl/x"], ["cannot write", "train.jsonl"]),
+    (["status", "feedbeef", RAN], ["unknown trial 'feedbeef'"]),
     (["ui", "--port", "many"], ["--port", "many"]),
-    (["ui"], ["no results in"]),
+    *(([command], ["nothing has been run in", "zo_runs; name", "state_dir=FOLDER"]) for command in READING),
+    (["export", "abc", "--out", "x"], ["nothing has been run in"]),
+    (["plan", f"state_dir={HERE}/file"], ["is no folder that can be read (Not a directory)"]),
+    (["status", f"state_dir={HERE}/file/below"], ["is no folder that can be read (Not a directory)"]),
+    (["export", "abc", "--out", "x", f"state_dir={HERE}/{'x' * 300}"], ["File name too long", "state_dir=FOLDER"]),
+    *(([command, f"state_dir={'x' * 300}"], ["File name too long"]) for command in ("run", *READING)),
     (["bench", "nois"], ["unknown benchmark 'nois'", "did you mean 'noise'?"]),
     (["bench", "--rounds", "0"], ["--rounds must be at least 1, not 0"]),
     (["bench", "--rounds", "many"], ["--rounds", "many"]),
@@ -87,8 +99,11 @@ BAD = [
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder to be in, with an empty folder and data whose second training row lacks its sentence."""
+    """A folder to be in, with an empty one, a state folder, a file, and data whose second row lacks its sentence."""
     (tmp_path / "empty").mkdir()
+    (tmp_path / "ran").mkdir()
+    (tmp_path / "ran" / "ledger.jsonl").touch()
+    (tmp_path / "file").touch()
     folder = tmp_path / "data" / "sst2"
     folder.mkdir(parents=True)
     for split in ("train", "validation", "test"):
@@ -128,8 +143,7 @@ def test_cuda_where_there_is_none(place: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_a_state_folder_that_cannot_be_written(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (place / "file").write_text("")
-    unwritable = place / "file" / "state"  # below a file: nobody can, not even root
+    unwritable = Path("/proc/state")  # nobody can, not even root
     status = main([f"state_dir={unwritable}"])
     err = capsys.readouterr().err
     assert status == 2
@@ -146,6 +160,21 @@ def test_a_port_that_is_used(place: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "cannot be used" in line
 
 
+def test_a_state_folder_that_cannot_be_read(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.scandir
+
+    def scandir(path: Path) -> Iterator[os.DirEntry[str]]:
+        if Path(path).name == "ran":
+            raise PermissionError(errno.EACCES, "Permission denied")  # as for anybody but root
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    for command in ("plan", "run", "table", "papers"):
+        assert "is no folder that can be read (Permission denied)" in refused(capsys, command, f"state_dir={place}/ran")
+
+
 @pytest.mark.multiprocess
 def test_the_process_ends_with_the_same_line_and_status(place: Path) -> None:
     done = zo("+grid=quikstart", cwd=place)
@@ -155,6 +184,20 @@ def test_the_process_ends_with_the_same_line_and_status(place: Path) -> None:
 
 
 # --- good input that launches nothing
+
+
+@pytest.mark.multiprocess
+def test_a_terminal_of_plain_ascii_and_no_docstrings(place: Path) -> None:
+    command = [sys.executable, "-OO", "-m", "zo_sweeps"]
+    settings = {**os.environ, **ENVIRONMENT, "PYTHONIOENCODING": "ascii"}
+
+    def said(*arguments: str) -> str:
+        done = subprocess.run([*command, *arguments], cwd=place, env=settings, capture_output=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.decode("ascii")
+
+    assert "usage: " in said("plan", "--help")
+    assert "ZO-LoRA-FA (q=4) ? Movie remarks ? lr 0.1 ? seed 1" in said("plan", "+grid=quickstart", "--trials")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -252,11 +295,6 @@ def test_a_file_that_reads_the_environment_is_refused(
 
 @pytest.mark.multiprocess
 def test_a_closed_pipe_is_not_an_error(place: Path) -> None:
-    import subprocess
-    import sys
-
-    from tests.cli.common import ENVIRONMENT
-
     command = f"{sys.executable} -m zo_sweeps plan +grid=quickstart --trials | head -1"
     done = subprocess.run(
         ["bash", "-c", command],

@@ -68,7 +68,7 @@ def test_a_folder_without_sweeps_or_with_one_that_runs_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["sync", f"state_dir={tmp_path / 'none'}"]) == 2
-    assert "no sweep was ever run here" in capsys.readouterr().err
+    assert "nothing has been run in" in capsys.readouterr().err
     assert not (tmp_path / "none").exists()
     swept(tmp_path)
     assert lock_mirror(tmp_path) is not None

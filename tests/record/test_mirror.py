@@ -350,7 +350,7 @@ def test_a_server_away_is_said_once_and_nothing_is_lost(tmp_path: Path) -> None:
 
 
 def test_nothing_to_sync_is_a_users_error(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no sweep was ever run here"):
+    with pytest.raises(UserError, match="nothing has been run in"):
         sync(tmp_path, "http://127.0.0.1:9")
 
 

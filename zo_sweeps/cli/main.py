@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,7 +37,7 @@ examples:
 
 def _parser(command: str) -> argparse.ArgumentParser:
     commands = "\n".join(
-        f"  {name:8} {(function.__doc__ or '').splitlines()[0]}" for name, function in COMMANDS.items()
+        f"  {name:8} {''.join((function.__doc__ or '').splitlines()[:1])}" for name, function in COMMANDS.items()
     )
     parser = Parser(
         prog=f"python -m zo_sweeps {command}",
@@ -60,6 +61,9 @@ def _parser(command: str) -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return the exit status: 0, 1 (trials failed), 2 (bad input), 130 (interrupted)."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # an encoding without "±" is no reason to stop a sweep
+            stream.reconfigure(errors="replace")
     command = given.pop(0) if given and given[0] in COMMANDS else "run"
     try:
         if command == "run":
@@ -98,7 +102,10 @@ def _trial_ids(options: argparse.Namespace) -> list[str]:
 
 
 def _compose(options: argparse.Namespace, *, recall: bool) -> tuple[Composer, Command]:
-    """Compose the configuration. With `recall`, a command that names at most a grid means the last sweep of it."""
+    """Compose the configuration. With `recall`, a command that names at most a grid means the last sweep of it.
+
+    Raises UserError for bad input; with `recall`, also if nothing has been run in the state folder.
+    """
     from zo_sweeps.config.composer import Composer
     from zo_sweeps.record.commands import Command
     from zo_sweeps.record.commands import recall as last
@@ -113,7 +120,12 @@ def _compose(options: argparse.Namespace, *, recall: bool) -> tuple[Composer, Co
         options.config_dir = [*recalled.config_dirs, *options.config_dir]
     elif not any(text.startswith(("+grid=", "grid=")) for text in overrides):
         overrides.insert(0, f"+grid={DEFAULT_GRID}")
-    return Composer(overrides, options.config_dir), Command(tuple(overrides), tuple(options.config_dir))
+    composer = Composer(overrides, options.config_dir)
+    if recall:
+        from zo_sweeps.schedule.ledger import must_have_run
+
+        must_have_run(composer.run.folder)
+    return composer, Command(tuple(overrides), tuple(options.config_dir))
 
 
 def run(given: Sequence[str]) -> int:

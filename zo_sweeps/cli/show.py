@@ -14,12 +14,12 @@ from rich.table import Table as Rows
 from rich.text import Text
 
 from zo_sweeps.config.composer import Composer
-from zo_sweeps.core.errors import UserError, unknown
+from zo_sweeps.core.errors import UserError, nothing_run, unknown
 from zo_sweeps.core.host import gib
 from zo_sweeps.core.trial import TrialState
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.results import tables as readout
-from zo_sweeps.schedule.ledger import Standing, driver_of, read_standing
+from zo_sweeps.schedule.ledger import Standing, driver_of, has_run, read_standing
 from zo_sweeps.schedule.live import read_live
 from zo_sweeps.schedule.progress import duration
 from zo_sweeps.tables import Table, to_csv, to_html, to_latex, to_markdown, to_text
@@ -294,12 +294,14 @@ def papers(folder: Path, folders: Sequence[Path], console: Console) -> None:
         console.print(table)
     with_grid = sum(bool(item.grids) for item in every)
     _say(console, f"{len(every)} tables, figures and others, {with_grid} with a grid; run one with +grid=NAME")
+    if not has_run(folder):
+        _say(console, str(nothing_run(folder)))
 
 
 def ui(folder: Path, port: int | None) -> None:
     """Serve the MLflow page of `folder` until Ctrl-C."""
     if not folder.is_dir():
-        raise UserError(f"no results in {folder}", fix="run a sweep first, or use state_dir=FOLDER")
+        raise nothing_run(folder)
     from zo_sweeps.record.mlflow_points import TRAINING
     from zo_sweeps.record.server import start
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 from zo_sweeps.config.interpolation import closed
 from zo_sweeps.config.schema import AXES, METHOD, OWN_TREE, TRIAL_GROUPS, TRIAL_KEYS, Config, RunConfig
 from zo_sweeps.core.errors import UserError, unknown
+from zo_sweeps.core.files import folder_at
 from zo_sweeps.methods import registry
 from zo_sweeps.methods.definition import Locate, options
 from zo_sweeps.methods.executor import Executor
@@ -101,6 +102,7 @@ class Composer:
         self.run = self._run_config(composed)
         if not self.run.state_dir.strip():
             raise UserError("state_dir is empty", fix="write state_dir=FOLDER, or leave it out for zo_runs")
+        folder_at(self.run.state_dir, "state_dir")
         self._scratch = OmegaConf.structured(Config)  # for check_value, which would be slow with a new one per value
         self._checked: set[tuple[str, str]] = set()
         for path, values in self.forced.values.items():

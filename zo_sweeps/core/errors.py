@@ -65,6 +65,11 @@ def _rebuild(kind: type[UserError], what: str, where: str, choices: tuple[str, .
     return kind(what, where=where, choices=choices, fix=fix)
 
 
+def nothing_run(state_dir: object) -> UserError:
+    """Return the error for a state folder without a sweep, as a mistyped one is."""
+    return UserError(f"nothing has been run in {state_dir}", fix="name the folder of a sweep with state_dir=FOLDER")
+
+
 def unknown(kind: str, name: object, choices: Iterable[str], *, where: str = "") -> UserError:
     """Return the error for an unknown name, with the closest match (if there is one) as the likely fix."""
     options = sorted(choices)

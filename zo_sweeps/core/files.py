@@ -1,4 +1,4 @@
-"""Write-then-rename: a reader sees the old file or the new one, never half of one."""
+"""Folders that a user names, and write-then-rename: a reader sees the old file or the new one, never half of one."""
 
 from __future__ import annotations
 
@@ -6,6 +6,25 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from zo_sweeps.core.errors import UserError
+
+
+def folder_at(name: str | os.PathLike[str], key: str) -> Path:
+    """Return the folder that the user named for `key`, `~` expanded. It may be absent.
+
+    Raises UserError if something else has that name, or if it cannot be read.
+    """
+    path = Path(name)
+    try:
+        path = path.expanduser()
+        with os.scandir(path):
+            return path
+    except FileNotFoundError:
+        return path
+    except (OSError, RuntimeError) as error:  # RuntimeError: ~ of nobody
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"{key}={name} is no folder that can be read ({reason})", fix=f"write {key}=FOLDER") from None
 
 
 @contextmanager

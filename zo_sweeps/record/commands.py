@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from zo_sweeps.core.files import replace_text
+from zo_sweeps.core.files import folder_at, replace_text
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def recall(overrides: Sequence[str]) -> Command | None:
     if len(named) < len(overrides):
         return None
     folder = named.get("state_dir", "zo_runs")
-    last = latest(Path(folder).expanduser(), named.get("+grid", ""))
+    last = latest(folder_at(folder, "state_dir"), named.get("+grid", ""))
     if last is None:
         return None
     kept = [text for text in last.overrides if not text.startswith("state_dir=")]

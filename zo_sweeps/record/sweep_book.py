@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from zo_sweeps.core.errors import UserError, unknown
+from zo_sweeps.core.errors import UserError, nothing_run, unknown
 from zo_sweeps.core.trial import Event, Trial
 from zo_sweeps.record.journal import Journal
 
@@ -99,7 +99,7 @@ def find_trial(state_dir: str | os.PathLike[str], name: str) -> Trial:
     if len(matches) == 1:
         return matches[0]
     if not known:
-        raise UserError("no sweep was ever run here", where=str(state_dir), fix="use state_dir=FOLDER")
+        raise nothing_run(state_dir)
     if matches:
         raise UserError(f"{len(matches)} trials begin with {name!r}", where=str(state_dir), fix="give more of the id")
     near = difflib.get_close_matches(name, known, n=5, cutoff=0.0)  # a sweep may have thousands

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.errors import UserError, nothing_run
 from zo_sweeps.record import server
 from zo_sweeps.record.mlflow_client import SweepRuns, is_temporary, reason
 from zo_sweeps.record.mlflow_store import lock_mirror
@@ -29,7 +29,7 @@ def sync(state_dir: str | os.PathLike[str], uri: str | None = None, say: Callabl
     folder = Path(state_dir).resolve()
     sweeps = list(books(folder))
     if not sweeps:
-        raise UserError("no sweep was ever run here", where=str(folder), fix="use state_dir=FOLDER")
+        raise nothing_run(folder)
     lock = lock_mirror(folder)
     if lock is None:
         raise UserError("a sweep is running here and sends its own results", where=str(folder), fix="wait for its end")

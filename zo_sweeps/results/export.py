@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.files import folder_at
 from zo_sweeps.core.trial import Event, Trial, TrialState
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.record.journal import JournalStore, last_step, outcome
@@ -97,7 +98,7 @@ def rebuilt(trial_id: str, state_dir: str | Path = "zo_runs") -> Iterator[tuple[
 
 def _finished(name: str, state_dir: str | Path) -> tuple[Trial, list[Event], int]:
     """Return a trial, its journal and its selected step. Raises UserError if it has no weights to rebuild."""
-    folder = Path(state_dir).expanduser()
+    folder = folder_at(state_dir, "state_dir")
     trial = find_trial(folder, name)
     kind = TrialConfig.of(trial.config).method.kind
     where = f"trial {trial.trial_id} ({trial.label})"

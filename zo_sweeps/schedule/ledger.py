@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.errors import UserError, nothing_run
 from zo_sweeps.core.jsonl import line_number, read_objects
 from zo_sweeps.core.trial import Outcome, TrialState
 
@@ -79,6 +79,17 @@ def read_standing(state_dir: Path) -> Standing:
     for entry, _ in _entries(state_dir / FILE):
         standing.apply(entry)
     return standing
+
+
+def has_run(state_dir: Path) -> bool:
+    """Return whether any sweep was ever run in `state_dir`."""
+    return (state_dir / FILE).exists()
+
+
+def must_have_run(state_dir: Path) -> None:
+    """Raise UserError if no sweep was ever run in `state_dir`."""
+    if not has_run(state_dir):
+        raise nothing_run(state_dir)
 
 
 def driver_of(state_dir: Path) -> str:
