@@ -54,6 +54,18 @@ def test_a_device_without_a_profile_is_refused_when_the_grid_is_planned(tmp_path
     assert "unknown device 'jetson-tx9'" in problem(tmp_path, TINY, "device.name=jetson-tx9")
 
 
+def test_a_plan_names_the_rows_whose_generator_has_few_distinct_directions(tmp_path: Path) -> None:
+    zo = {**TINY["blocks"]["zo"], "label": "Pool"}
+    pool = {**zo, "fixed": {**zo["fixed"], "method": "pezo_pool", "perturbation": {"k": 4}}}
+    plan = planned(tmp_path, {**TINY, "blocks": {"zo": TINY["blocks"]["zo"], "pool": pool}})
+    assert {plan.every[i].block for i in plan.remarks} == {"pool"}
+    shown = io.StringIO()
+    show.plan(plan, Console(file=shown, width=120), trials=False)
+    (line,) = [line for line in shown.getvalue().splitlines() if "distinct directions" in line]
+    assert line.startswith("note: theta moves along ")
+    assert line.endswith("the generator repeats (2 trials; Pool)")
+
+
 def test_a_trial_that_its_device_cannot_hold_is_missing_with_the_reason(tmp_path: Path) -> None:
     plan = planned(tmp_path, TINY, "device=jetson-tx2", "device.memory_gb=0.1")
     assert not plan.trials

@@ -43,17 +43,18 @@ class Register:
 
 
 class Array:
-    """n registers; after each clock the one in first place goes to the end."""
+    """n registers, each clocked `leap` times per output; after each output the one in first place goes to the end."""
 
-    def __init__(self, seed: int, n: int, bits: int) -> None:
-        states = lfsr.cycle(bits)[lfsr.phases(seed, n, bits)].tolist()
+    def __init__(self, seed: int, n: int, bits: int, leap: int = 1) -> None:
+        states = lfsr.cycle(bits, leap)[lfsr.phases(seed, n, bits)].tolist()
         self.registers = [Register(bits, state) for state in states]
-        self.first = self.registers[0]
+        self.first, self.leap = self.registers[0], leap
 
     def clock(self) -> list[int]:
         outputs = [register.output for register in self.registers]
         for register in self.registers:
-            register.clock()
+            for _ in range(self.leap):
+                register.clock()
         self.registers.append(self.registers.pop(0))
         return outputs
 
@@ -116,16 +117,17 @@ def nearest_power(x: float, rule: str) -> float:
 def plain_onthefly(member: PeZOOnTheFly, keys: list[NoiseKey]) -> Tensor:
     """The directions of a run's first keys, [len(keys), d]: clock by clock, factors looked up in a table by address."""
     n, bits, half = (1 << member.k) - 1, member.bits, 1 << (member.bits - 1)
+    leap = lfsr.leap(bits) if member.leap else 1
     number = lambda v: (v - (half if member.center else 0)) / half
     table: dict[int, float] = {}
-    filling = Array(keys[0].seed, n, bits)
+    filling = Array(keys[0].seed, n, bits, leap)
     for _ in range((1 << bits) - 1):
         address = filling.first.output
         u = [number(v) for v in filling.clock()]
         factor = modulus.expected_norm(n) / math.sqrt(sum(x * x for x in u))
         table[address] = factor if member.rounding == "none" else nearest_power(factor, member.rounding)
     assert len(table) == (1 << bits) - 1
-    array, directions = Array(keys[0].seed, n, bits), []
+    array, directions = Array(keys[0].seed, n, bits, leap), []
     for _ in keys:
         z: list[float] = []
         while len(z) < d:
@@ -144,6 +146,14 @@ def test_on_the_fly_directions_are_the_simulated_ones_exactly(
     k: int, bits: int, center: bool, address: str, rounding: str
 ) -> None:
     member = PeZOOnTheFly(k=k, bits=bits, center=center, address=address, rounding=rounding)
+    ours = torch.stack([direction(member.bind(LAYOUT), key) for key in KEYS])
+    assert torch.equal(ours, plain_onthefly(member, KEYS))
+
+
+@pytest.mark.parametrize("bits", [4, 6, 8])  # 6 and 63 share a factor: a leap of 7 would lead through 9 states only
+def test_leap_forward_directions_are_those_of_registers_clocked_more_often(bits: int) -> None:
+    member = PeZOOnTheFly(k=3, bits=bits, leap=True)
+    assert lfsr.leap(bits) == {4: 4, 6: 8, 8: 8}[bits]
     ours = torch.stack([direction(member.bind(LAYOUT), key) for key in KEYS])
     assert torch.equal(ours, plain_onthefly(member, KEYS))
 
@@ -240,6 +250,95 @@ def test_the_run_walks_through_the_pool_at_the_stated_offsets() -> None:
     expected = pool[(start + torch.arange(d)) % 255]
     z = direction(member, key)
     assert torch.allclose(z / z.norm(), expected / expected.norm(), atol=1e-6)
+
+
+@pytest.mark.parametrize("advance", ["leftover", "coprime"])
+def test_a_runs_distinct_directions_are_as_many_as_its_pool_has_starts(advance: str) -> None:
+    """Counted: the directions of two rounds through the pool, for all small sizes."""
+    for k, size in itertools.product((2, 3, 4), range(1, 40)):
+        member, N, layout = PeZOPool(k, advance=advance), (1 << k) - 1, Layout({"w": torch.Size([size])}, 1)
+        stated = member.directions(size)
+        if stated == 1:
+            with pytest.raises(UserError, match="all directions would be the same"):
+                member.bind(layout)
+            continue
+        bound = member.bind(layout)
+        drawn = {tuple(direction(bound, NoiseKey(5, t + 1, 0), layout).tolist()) for t in range(2 * N)}
+        assert len(drawn) == stated, (k, size)
+        assert advance == "leftover" or stated == N
+
+
+@pytest.mark.parametrize("advance", ["leftover", "coprime"])
+@pytest.mark.parametrize(("k", "bits"), [(2, 4), (2, 5), (3, 4), (3, 6), (4, 4), (4, 6)])
+def test_a_runs_distinct_directions_are_as_many_as_its_array_has_starts(k: int, bits: int, advance: str) -> None:
+    """Counted over the simulated array's outputs, laid end to end."""
+    member, n = PeZOOnTheFly(k, bits, advance=advance), (1 << k) - 1
+    array = Array(3, n, bits)
+    period = lcm(n, (1 << bits) - 1)
+    outputs = [array.clock() for _ in range(period)] * 2
+    for size in (2 * n, 3 * n - 1, 3 * n + 1, 5 * n, 7 * n, 15 * n + 1, 21 * n):
+        clocks = -(-size // n)
+        if advance == "coprime":
+            while math.gcd(clocks, period) > 1:
+                clocks += 1
+        drawn = set()
+        for t in range(period):
+            start = t * clocks % period
+            numbers = [v for c in range(-(-size // n)) for v in outputs[(start + c) % period]]
+            drawn.add(tuple(numbers[:size]))
+        assert len(drawn) == member.directions(size), size
+
+
+def test_the_papers_models_have_the_directions_that_their_sizes_leave() -> None:
+    full = {"OPT-1.3B": 1_315_758_080, "OPT-2.7B": 2_651_596_800, "base": 124_697_433, "large": 355_412_057}
+    assert {name: PeZOPool().directions(size) for name, size in full.items()} == {
+        "OPT-1.3B": 9, "OPT-2.7B": 273, "base": 195, "large": 45
+    }  # fmt: skip
+    assert {PeZOPool(advance="coprime").directions(size) for size in full.values()} == {4095}
+    assert [PeZOPool(k).directions(full["large"]) for k in (8, 12)] == [255, 45]
+    assert PeZOOnTheFly(k=3).directions(1_235_814_400) == 7  # Llama3-1B
+
+
+def test_a_coprime_advance_skips_the_numbers_that_it_leaves_unused() -> None:
+    layout, pool = Layout({"w": torch.Size([63])}, 1), pezo_pool.pool(0, 4)  # 63 and 15 share a factor, 64 and 15 none
+    member = PeZOPool(4, advance="coprime").bind(layout)
+    for t in range(40):
+        z = direction(member, NoiseKey(0, t + 1, 0), layout)
+        expected = pool[(t * 64 + torch.arange(63)) % 15]
+        assert torch.allclose(z / z.norm(), expected / expected.norm(), atol=1e-6)
+
+
+def correlations(member: PeZOOnTheFly) -> list[float]:
+    """Correlations of numbers n - 1, 2 (n - 1), 3 (n - 1) and 4 (n - 1) apart, over a period of the array."""
+    layout, lag = Layout({"w": torch.Size([31 * 255 * 31 + 1])}, 1), 30
+    z = direction(member.bind(layout), NoiseKey(0, 1, 0), layout).double()
+    z -= z.mean()
+    return [float((z[lag * i :] * z[: len(z) - lag * i]).mean() / z.square().mean()) for i in (1, 2, 3, 4)]
+
+
+def test_numbers_of_a_register_correlate_unless_it_leaps() -> None:
+    rho = correlations(PeZOOnTheFly())
+    assert rho == pytest.approx([0.47, 0.22, 0.10, 0.04], abs=0.02)
+    spread = math.sqrt(1 + 2 * sum(r * r for r in rho))  # E||M grad|| / ||grad|| of M = toeplitz(rho)
+    assert (spread, 1 / spread) == pytest.approx((1.25, 0.80), abs=0.01)
+    assert correlations(PeZOOnTheFly(leap=True)) == pytest.approx([0, 0, 0, 0], abs=0.02)
+
+
+@pytest.mark.parametrize("bits", [4, 12])
+def test_a_stored_pool_has_the_nearest_fixed_point_numbers(bits: int) -> None:
+    exact, stored = pezo_pool.pool(0, 12).double(), pezo_pool.pool(0, 12, bits).double()
+    levels = stored * 2 ** (bits - 1)
+    assert torch.equal(levels, levels.round())
+    assert levels.min() >= -(2 ** (bits - 1))
+    assert levels.max() == 2 ** (bits - 1) - 1  # two's complement: 1 itself is no number
+    inside = exact < 1 - 2.0 ** (1 - bits)
+    assert (stored - exact)[inside].abs().max() <= 2.0**-bits
+    layout = Layout({"w": torch.Size([4096])}, 1)
+    for length in ("pool", "perturbation"):
+        z = direction(PeZOPool(12, length, stored_bits=bits).bind(layout), NoiseKey(0, 2, 0), layout)
+        u = stored[(4096 + torch.arange(4096)) % 4095].float()
+        m, norm = (4095, stored.norm()) if length == "pool" else (4096, u.double().norm())
+        assert torch.allclose(z, u * (modulus.expected_norm(m) / norm).float(), rtol=1e-6, atol=0)
 
 
 def test_sizes_that_would_repeat_one_direction_for_ever_are_refused() -> None:

@@ -48,11 +48,11 @@ def another(kind: Any, f: Field[Any], value: Any) -> Any:
         return not value
     if kind in (int, float):
         value = 1 if value is None else value
-        tried = [value + 1, value - 1, value / 2 if kind is float else value, 0.5 if kind is float else 3]
+        tried = [value + 1, value - 1, value / 2 if kind is float else value, 0.5 if kind is float else 3, least]
         fits = [
             one
             for one in tried
-            if one != value
+            if one not in (None, value)
             and (least is None or one >= least)
             and (most is None or one <= most)
             and (above is None or one > above)

@@ -86,8 +86,9 @@ def varied(part: Any) -> Iterator[tuple[str, bool, Any]]:
     """(field, whether it counts, the part with that field changed) for each field that can be set."""
     kind: Any = type(part)
     for f in options(part):
-        value, most = getattr(part, f.name), f.metadata.get("most")
-        after = f.metadata["least"] if most is not None and value == most else other(hints(kind)[f.name], value)
+        value, least, most = getattr(part, f.name), f.metadata.get("least"), f.metadata.get("most")
+        outside = value is None or value == most  # one more than it is no value of an option with a range
+        after = least if outside and most is not None else other(hints(kind)[f.name], value)
         yield f.name, counts(f), replace(part, **{f.name: after})
 
 

@@ -77,6 +77,14 @@ def test_best_so_far_carries_its_mark_and_the_counts() -> None:
     assert value_text(cell, table) == "90.0 1/2"
 
 
+def test_a_run_of_few_distinct_directions_carries_a_mark() -> None:
+    def footnotes(**metrics: float) -> tuple[str, ...]:
+        return build(spec(), [record({}, metrics={"dev/loss": 0.5, "test/metric": 0.9, **metrics})]).footnotes
+
+    assert footnotes(directions=45) == ("theta moves along 45 distinct directions only: the generator repeats",)
+    assert footnotes(directions=1000) == footnotes() == ()
+
+
 def test_missing_data_is_explained_once_for_all_rows() -> None:
     rows = (("zo", "ZO"), ("fo", "FO"))
     records = [record({}, block=block, state="MISSING", note="sst2: no folder") for block, _ in rows]

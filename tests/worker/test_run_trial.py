@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Callable
@@ -235,6 +236,12 @@ def test_what_is_measured_says_so(undisturbed: Any) -> None:
     assert outcome.metrics["weights_bytes"] > outcome.metrics["trainable_parameters"] > 0
     assert outcome.device["memory_definition"]
     assert outcome.metrics["train_seconds"] <= outcome.metrics["wall_seconds"]
+
+
+def test_the_directions_of_a_generator_that_repeats_are_a_metric(undisturbed: Any) -> None:
+    outcome, _ = run(make(*TINY, "method=pezo_pool", "perturbation.k=4", "train.steps=1", "update.lr=1e-4"))
+    assert outcome.metrics["directions"] == 15 / math.gcd(15, int(outcome.metrics["trainable_parameters"]))
+    assert "directions" not in undisturbed("zo lora_fa")[1].metrics
 
 
 def test_a_generation_task_is_scored_by_f1(tmp_path: Path) -> None:

@@ -54,6 +54,15 @@ def summary(planned: Plan, console: Console) -> None:
     """Print the size of a sweep before it starts, and the trials that cannot run here."""
     _say(console, f"{planned.name}: {len(planned.trials)} trials for {len(planned.cells)} table entries")
     _missing(planned, console)
+    _notes(planned, console)
+
+
+def _notes(planned: Plan, console: Console) -> None:
+    """Print what limits the trials, and how they differ from the grid as written."""
+    for remark in dict.fromkeys(planned.remarks.values()):
+        trials = [planned.every[i] for i, text in planned.remarks.items() if text == remark]
+        rows = dict.fromkeys(planned.grid.label(trial.block) for trial in trials)
+        _say(console, f"note: {remark} ({len(trials)} trials; {'; '.join(rows)})")
     for caveat in planned.caveats:
         _say(console, f"note: {caveat}")
 
@@ -102,8 +111,7 @@ def plan(planned: Plan, console: Console, *, trials: bool) -> None:
         f"about {_tokens(total)} forwarded tokens; tasks: {', '.join(planned.labels.values())}",
     )
     _missing(planned, console)
-    for caveat in planned.caveats:
-        _say(console, f"note: {caveat}")
+    _notes(planned, console)
     _say(console, _time_estimate(planned, standing))
     if trials:
         listing = _rows("trial", "id", "state")

@@ -35,6 +35,7 @@ class Remark:
 
 
 REMARKS = (
+    Remark("directions", "theta moves along {} distinct directions only: the generator repeats", below=1000),
     Remark(
         "directions_dropped",
         "directions were dropped from some steps, because a process that shared them was lost",

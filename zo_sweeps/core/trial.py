@@ -146,7 +146,8 @@ class Outcome:
     `test/loss` (the task's first metric, at the selected step; a share is a fraction of 1), `dev/<name>` and
     `test/<name>` of each of its metrics; `seconds_per_step` (median over steps),
     `train_seconds` (steps only), `wall_seconds`, `tokens_per_second` (forwarded tokens in steps), `peak_memory_bytes`,
-    `weights_bytes`, `trainable_parameters`; `drift` (of in-place perturbation: the largest |theta - theta restored|);
+    `weights_bytes`, `trainable_parameters`; `directions` (distinct ones of the run, where its generator repeats);
+    `drift` (of in-place perturbation: the largest |theta - theta restored|);
     `flops_per_step` (floating-point operations of the first step's matrix products, if counted);
     `seconds_per_token` (median over rounds of generation); `gradients/...` (the last `covered`, by name).
     If steps were shared: `workers` (processes at its start, the leader included), `exchanged_bytes_per_step` (questions

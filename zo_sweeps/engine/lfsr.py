@@ -10,8 +10,8 @@ integers per clock, rotated: at clock c position i holds register (i + c) mod n,
 register to the end. The array repeats after lcm(n, P) clocks.
 
 The paper specifies neither the polynomials nor the seeds. Here the phases of a seed are distinct for n <= P; otherwise
-each is used equally often (up to one). Neighbouring outputs of a register share b - 1 bits, as in hardware that clocks
-once per number.
+each is used equally often (up to one). Neighbouring outputs of a register that is clocked once per number share b - 1
+bits; `leap` gives the clocks after which they share none.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from zo_sweeps.engine import noise
+from zo_sweeps.methods.cycle import advance
 from zo_sweeps.methods.points import NoiseKey
 
 TAPS: dict[int, tuple[int, ...]] = {
@@ -44,15 +45,27 @@ TAPS: dict[int, tuple[int, ...]] = {
 SEED_STEP = -2  # noise address of the values drawn once per run; no training step uses it
 
 
+def leap(bits: int) -> int:
+    """Return the least number of clocks that replaces all b bits of a register and still leads through all its states.
+
+    Over a period, two outputs so far apart are uncorrelated: no bit of one equals a bit of the other.
+    """
+    return advance("coprime", bits, (1 << bits) - 1)
+
+
 @lru_cache
-def cycle(bits: int) -> Tensor:
-    """Return all states in order, starting at state 1, [2^b - 1] int32. Cost: 2^b - 1 clocks, once."""
+def cycle(bits: int, clocks: int = 1) -> Tensor:
+    """Return all states in order, starting at state 1, [2^b - 1] int32. Cost: 2^b - 1 clocks, once.
+
+    Args:
+        clocks: between two outputs, coprime to 2^b - 1: the states of the same cycle in another order.
+    """
     mask = sum(1 << (tap - 1) for tap in TAPS[bits])
     states, state = [], 1
     for _ in range((1 << bits) - 1):
         states.append(state)
         state = (state << 1 | (state & mask).bit_count() & 1) & ((1 << bits) - 1)
-    return torch.tensor(states, dtype=torch.int32)
+    return torch.tensor(states, dtype=torch.int32)[torch.arange(len(states)) * clocks % len(states)]
 
 
 @lru_cache(maxsize=8)

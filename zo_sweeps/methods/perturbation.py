@@ -24,6 +24,10 @@ class Perturbation(Definition):
         """Return the perturbation over the vector of all d parameters; itself, if parameters are independent."""
         return self
 
+    def directions(self, d: int) -> int | None:
+        """Return the number of distinct directions of a run over d parameters before they repeat; None: no limit."""
+        return None
+
     def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:
         """Return one parameter's part of z(key): a new fp32 tensor, a pure function of the arguments and the layout."""
         raise NotImplementedError

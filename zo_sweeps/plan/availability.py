@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.remarks import remarks
 from zo_sweeps.devices.estimate import RUNTIME_BYTES, finding_memory, peak_memory
 from zo_sweeps.methods import registry
 from zo_sweeps.methods.definition import write
@@ -33,6 +34,7 @@ class Availability:
         memory_bytes: estimated peak; 0 if the model's shape is unknown.
         tokens: mean tokens per sequence, for the cost.
         trainable: number of trainable parameters; 0 if the model's shape is unknown.
+        remark: what limits a trial that can run; "" for nothing.
     """
 
     config: TrialConfig
@@ -40,6 +42,7 @@ class Availability:
     memory_bytes: int
     tokens: float
     trainable: int
+    remark: str = ""
 
 
 class Places:
@@ -77,7 +80,8 @@ class Places:
             reasons.append(
                 f"needs about {memory / 10**9:.1f} GB, and a {device.display or device.name} has {device.memory_gb:g}"
             )
-        return Availability(config, "; ".join(reasons), memory, tokens, trainable)
+        remark = _few_directions(config, trainable)
+        return Availability(config, "; ".join(reasons), memory, tokens, trainable, remark)
 
     def _model(self, config: TrialConfig) -> ModelStatus:
         from zo_sweeps.models.identity import status
@@ -176,6 +180,14 @@ def _goes_with(config: TrialConfig, model: ModelStatus) -> None:
     if arch.no_full and kind.estimates and config.space.moves_base and config.evaluation.restore is Restore.EXACT:
         what = f"model {config.model.name!r} is not evaluated beside its weights: {arch.no_full}"
         raise UserError(what, fix="use evaluation.restore=in_place, or another space")
+
+
+def _few_directions(config: TrialConfig, d: int) -> str:
+    """Return the remark on a trial whose directions repeat, if its d is known."""
+    if not d or not config.method.kind.estimates:
+        return ""
+    directions = config.perturbation.directions(d)
+    return "" if directions is None else "; ".join(remarks([{"directions": directions}]))
 
 
 def _key(part: Any) -> str:

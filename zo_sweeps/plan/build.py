@@ -55,6 +55,7 @@ class Plan:
         labels: column -> printed name.
         caveats: the differences between the trials and the grid as written.
         every: trial_id -> trial, with those that cannot run here.
+        remarks: trial_id -> what limits it, such as few distinct directions.
     """
 
     config: RunConfig
@@ -64,6 +65,7 @@ class Plan:
     labels: Mapping[str, str]
     caveats: tuple[str, ...]
     every: Mapping[str, Trial] = field(default_factory=dict)
+    remarks: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def grid(self) -> GridConfig:
@@ -90,6 +92,7 @@ def build(composer: Composer) -> Plan:
     cells: list[Cell] = []
     trials: dict[str, Trial] = {}
     missing: dict[str, str] = {}
+    remarks: dict[str, str] = {}
     labels: dict[str, str] = {}
     places = Places()
     options = Options()
@@ -120,6 +123,8 @@ def build(composer: Composer) -> Plan:
                     trials[trial_id] = _trial(trial_id, needs, grid.name, name, grid.label(name), setting, display)
                     if needs.why:
                         missing[trial_id] = needs.why
+                    if needs.remark:
+                        remarks[trial_id] = needs.remark
                 cells.append(Cell(name, column, config.seed, dict(setting.searched), trial_id))
         except UserError as error:
             for one in error.errors:
@@ -134,7 +139,7 @@ def build(composer: Composer) -> Plan:
         raise UserError(f"grid {grid.name!r} has no trials: no seeds, or everything is excluded")
     runnable = tuple(trial for trial_id, trial in trials.items() if trial_id not in missing)
     caveats = _caveats(composer, cells, trials)
-    return Plan(replace(composer.run, grid=grid), runnable, tuple(cells), missing, labels, caveats, trials)
+    return Plan(replace(composer.run, grid=grid), runnable, tuple(cells), missing, labels, caveats, trials, remarks)
 
 
 def _note(problems: dict[str, list[str]], text: str, block: str) -> None:

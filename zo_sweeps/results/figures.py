@@ -37,6 +37,7 @@ METRICS = (  # of an outcome; a figure's y is one of them or a file of conf/tabl
     "peak_memory_bytes",
     "weights_bytes",
     "trainable_parameters",
+    "directions",
     "drift",
     "flops_per_step",
     "seconds_per_token",

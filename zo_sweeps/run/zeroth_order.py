@@ -18,7 +18,10 @@ class ZerothOrderRunner(Runner):
     def run(self) -> None:
         bench, recorder, team = self.bench, self.recorder, None
         space, method = bench.install(), bench.method()
-        recorder.measured["trainable_parameters"] = float(sum(p.numel() for p in space.params.values()))
+        d = sum(p.numel() for p in space.params.values())
+        recorder.measured["trainable_parameters"] = float(d)
+        if (directions := self.config.perturbation.directions(d)) is not None:
+            recorder.measured["directions"] = float(directions)
         try:
             team = self._gather(space)
             events = self.counted(self._steps(method, space, team))

@@ -7,6 +7,7 @@ from math import lcm
 from typing import TYPE_CHECKING, Literal
 
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.methods.cycle import Advance, advance, starts
 from zo_sweeps.methods.definition import bound, option
 from zo_sweeps.methods.perturbation import Perturbation
 from zo_sweeps.methods.points import Layout, NoiseKey
@@ -23,8 +24,8 @@ class PeZOOnTheFly(Perturbation):
     """z[c n + i] = s(c) u, with u the output of register (i + C) mod n at clock C = C_t + c.
 
     n = 2^k - 1 registers of b bits give n numbers per clock, in an order rotated by one each clock (see
-    `engine/lfsr.py` for the integers). Direction t = (step - 1) q + query of a run starts at clock C_t = t ceil(d / n):
-    surplus numbers of a direction's last clock are discarded; registers and rotation continue. A direction covers the
+    `engine/lfsr.py` for the integers). Direction t = (step - 1) q + query of a run starts at clock C_t = t a: surplus
+    numbers of a direction's last clock are discarded; registers and rotation continue. A direction covers the
     parameters contiguously, in the space's order.
 
     Args:
@@ -41,11 +42,28 @@ class PeZOOnTheFly(Perturbation):
             of Figure 2; its output then selects another clock's factor. No effect for length `perturbation`.
         rounding: of factors to the nearest power of two: `linear` or `log` (see `round_factor`), or `none`. The paper
             rounds.
+        advance: `leftover`: a = ceil(d / n), the next direction starts at the next clock (the paper). `coprime`: a is
+            the next number from ceil(d / n) on that shares no factor with lcm(n, 2^b - 1).
+        leap: whether a register is clocked L times between two of its numbers, L the least number from b on that is
+            coprime to 2^b - 1 (a leap-forward register), so that they share no bit; otherwise once, as drawn in the
+            paper.
 
-    Bit-identical on every device. Elements are not independent: directions repeat after lcm(n, 2^b - 1) clocks, and
-    rounding changes the modulus by up to a third (typically 2 instead of 1.73). Cost per number: a copy, an addition, a
-    look-up and a product; memory: a few 2^b. Raises UserError if a direction takes a whole number of periods, because
-    all directions would then be equal. Source: PeZO sections 3.1 and 3.2, eqs. 3 to 5.
+    Directions: a register returns to its state after 2^b - 1 numbers and the rotation to its order after n clocks, so
+    that the array repeats after lcm(n, 2^b - 1) clocks (less only where the seeds of an array with 2^b - 1 <= n repeat
+    themselves). A direction depends on C_t mod that number alone: a run has lcm / gcd(lcm, a) directions, far fewer
+    than its steps where the two share factors (7 for Llama3-1B and k = 3), and lcm with `coprime`.
+
+    Without `leap`, E[z z^T] is not I: the next number of a register has all bits but one of the previous one, shifted,
+    and lands n - 1 places on, so that numbers n - 1 places apart correlate by 0.47, 2 (n - 1) apart by 0.22, 3 (n - 1)
+    apart by 0.10. For a gradient without such structure E[ghat] = E[z z^T] grad therefore has 1.25 times the length, at
+    a cosine of 0.80 to the gradient, where d takes many clocks of a period, and 1.1 times, at 0.9, for d of two clocks;
+    the rounding of factors lengthens it by another 1.3. With `leap`, no two numbers of a register within its period
+    correlate.
+
+    Bit-identical on every device. Elements are not independent. Rounding changes the modulus by up to a third
+    (typically 2 instead of 1.73). Cost per number: a copy, an addition, a look-up and a product; memory: a few 2^b.
+    Raises UserError if a direction takes a whole number of periods, because all directions would then be equal. Source:
+    PeZO sections 3.1 and 3.2, eqs. 3 to 5.
     """
 
     k: int = option(5, "the array has 2^k - 1 registers", least=2, most=10)
@@ -54,16 +72,34 @@ class PeZOOnTheFly(Perturbation):
     length: Literal["block", "perturbation"] = option("block", "the vector that is scaled to a Gaussian's modulus")
     address: Literal["fixed", "pointer"] = option("fixed", "the register that addresses the table of factors")
     rounding: Rounding = option("linear", "how the factors are rounded to powers of two")
+    advance: Advance = option("leftover", "where the next direction starts: next clock, or so that none repeats")
+    leap: bool = option(False, "clock a register as often between numbers as they share bits")
     layout: Layout | None = bound()
 
+    @property
+    def registers(self) -> int:
+        """n, the numbers per clock."""
+        return (1 << self.k) - 1
+
+    @property
+    def period(self) -> int:
+        """Clocks after which the array repeats."""
+        return lcm(self.registers, (1 << self.bits) - 1)
+
+    def clocks(self, d: int) -> int:
+        """Return a, the clocks from one direction's start to the next."""
+        return advance(self.advance, -(-d // self.registers), self.period)
+
+    def directions(self, d: int) -> int:
+        return starts(self.clocks(d), self.period)
+
     def bind(self, layout: Layout) -> PeZOOnTheFly:
-        n = (1 << self.k) - 1
-        if -(-layout.d // n) % lcm(n, (1 << self.bits) - 1) == 0:
+        if self.directions(layout.d) == 1:
             raise UserError(
-                f"{layout.d} parameters take a whole number of periods of {n} registers of {self.bits} bits: all "
-                "directions would be the same",
+                f"{layout.d} parameters take a whole number of periods of {self.registers} registers of {self.bits} "
+                "bits: all directions would be the same",
                 where="perturbation pezo_onthefly",
-                fix="choose another k or bits",
+                fix="set perturbation.advance=coprime or choose another k",
             )
         return replace(self, layout=layout)
 
@@ -74,13 +110,13 @@ class PeZOOnTheFly(Perturbation):
         from zo_sweeps.engine.pezo_registers import BLOCK, block_factors, direction_factor, values, windows
 
         assert self.layout is not None, "bind the perturbation to the parameters first"
-        n, device = (1 << self.k) - 1, torch.device(device)
-        start = self.layout.drawn_before(key) * -(-self.layout.d // n)
+        n, device = self.registers, torch.device(device)
+        start = self.layout.drawn_before(key) * self.clocks(self.layout.d)
         offset, count = self.layout.offsets[name], shape.numel()
         first, last = offset // n, -(-(offset + count) // n)
-        table_of_values = values(self.bits, self.center, device)
+        table_of_values = values(self.bits, self.leap, self.center, device)
         rotations = windows(key.seed, n, self.bits, device)
-        array = (key.seed, n, self.bits, self.center)
+        array = (key.seed, n, self.bits, self.leap, self.center)
         out = torch.empty(last - first, n, device=device)
         rows = BLOCK // n if device.type == "cpu" else max(last - first, 1)
         for row in range(0, last - first, rows):
