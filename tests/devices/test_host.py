@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import fields
 from pathlib import Path
 
 import psutil
@@ -15,6 +16,8 @@ import yaml
 
 from zo_sweeps.devices import doctor, probe
 from zo_sweeps.devices.doctor import checks
+from zo_sweeps.methods.parts import Device
+from zo_sweeps.tables.published import load
 
 CONF = Path(__file__).parents[2] / "conf" / "device"
 PROFILES = {path.stem: yaml.safe_load(path.read_text()) for path in CONF.glob("*.yaml")}
@@ -72,11 +75,36 @@ def test_a_jetsons_memory_is_its_ram(monkeypatch, tmp_path):
 @pytest.mark.parametrize("name", PROFILES)
 def test_profiles_say_what_placement_needs(name):
     profile = PROFILES[name]
-    assert list(profile) == ["name", "display", "kind", "memory_gb", "unified", "precisions"]
+    assert list(profile)[:6] == ["name", "display", "kind", "memory_gb", "unified", "precisions"]
+    assert set(profile) <= {field.name for field in fields(Device)}
     assert profile["name"] == name
-    assert profile["kind"] in ("auto", "cpu", "cuda", "jetson")
-    assert profile["unified"] == (profile["kind"] == "jetson") == (profile["memory_gb"] is not None)
+    assert profile["kind"] in ("auto", "cpu", "cuda", "jetson", "phone")
+    assert profile["unified"] == (profile["kind"] in ("jetson", "phone"))
+    assert (profile["memory_gb"] is None) == (name in ("auto", "cpu", "cuda")), "those have the host's"
     assert set(profile["precisions"]) <= {"fp32", "bf16", "fp16"}
+
+
+def test_the_profiles_of_the_papers_devices_have_the_published_numbers():
+    """SensZOQ, Table 3 (memory alone), and P-RGE, Table 14."""
+    names = {
+        "Nvidia GeForce GTX 1080 Ti": "gtx-1080-ti",
+        "Nvidia GeForce RTX 3060 Ti": "rtx-3060-ti",
+        "Nvidia Jetson TX2": "jetson-tx2",
+        "OPPO Find X7 Ultra": "oppo-find-x7-ultra",
+        "Samsung Galaxy S10 with Mali-G76 GPU": "galaxy-s10",
+        "NVIDIA Jetson Orin Nano": "jetson-orin-nano",
+        "OnePlus 12": "oneplus-12",
+    }
+    memory = load("sensitive/table3").rows
+    assert {name: row["memory_GiB"] for name, row in memory.items()} == {
+        name: PROFILES[names[name]]["memory_gb"] for name in memory
+    }
+    edge = load("prge/table14").rows
+    assert {*memory, *edge} == {*names}
+    for name, row in edge.items():
+        profile = PROFILES[names[name]]
+        ram = f"{profile['memory_gb']}GB LPDDR5 {profile['bandwidth_gbs']}GB/s"
+        assert (profile["cpu_cores"], ram, profile["accelerator"]) == (row["cpu"], row["memory"], row["accelerator"])
 
 
 # --- doctor ----------------------------------------------------------------------------------------------------------

@@ -8,12 +8,13 @@ import pytest
 import yaml
 
 from zo_sweeps.config.composer import conf_dir
-from zo_sweeps.results.papers import Item, items, standings
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.results.papers import Item, items, named, obstacles, standings
 
 pytestmark = pytest.mark.unit
 
 ITEMS = items()
-NUMBERS = ("accuracy", "runtime", "memory", "flops", "figure", "claim")
+NUMBERS = ("accuracy", "runtime", "memory", "flops", "hardware", "figure", "claim")
 
 
 @pytest.mark.parametrize("item", ITEMS, ids=lambda item: item.reference)
@@ -42,7 +43,34 @@ def test_the_four_papers_are_there_with_all_that_has_numbers() -> None:
     assert {item.paper for item in ITEMS} == {"prge", "bytebots", "pezo", "sensitive"}
     assert len(ITEMS) == len({item.reference for item in ITEMS})
     without = {item.reference for item in ITEMS if item.kind in NUMBERS and not item.grids}
-    assert without == {"prge/table4"}, "the phone"
+    cannot = {"prge/table4": "an Android phone", "pezo/table6": "an FPGA"}
+    assert without == {*cannot, "prge/table14", "sensitive/table3"}, "the last two are device profiles"
+    assert all(why in item.why for item in ITEMS for name, why in cannot.items() if item.reference == name)
+
+
+def test_every_reason_that_holds_trials_back_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """2 models in 4 precisions, of which 2 cannot be stored yet; and 7 trials without model and without data."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    some = named(ITEMS, ["prge/table9", "bytebots/table1", "prge/table7"])
+    found = obstacles(some, [f"data.dir={tmp_path}"])
+    precisions = {why: count for why, count in found["prge/table9"].reasons.items() if "stored" in why}
+    assert sorted(precisions.values()) == [2, 2]
+    assert (found["prge/table9"].trials, found["bytebots/table1"].trials) == (8, 7)
+    assert found["bytebots/table1"].missing == 7
+    assert list(found["bytebots/table1"].reasons.values())[:2] == [7, 7], "the model and the data"
+    assert (found["prge/table7"].trials, found["prge/table7"].reasons) == (0, {})
+
+
+def test_a_grid_that_does_not_go_with_the_command_line_says_why() -> None:
+    found = obstacles(named(ITEMS, ["bytebots/table1"]), ["task=nosuch"])["bytebots/table1"]
+    assert (found.trials, found.missing) == (1, 1)
+    assert "unknown task 'nosuch'" in next(iter(found.reasons))
+
+
+def test_an_item_that_no_paper_has_is_refused() -> None:
+    with pytest.raises(UserError, match=r"unknown table or figure of a paper 'prge/table99'.*did you mean"):
+        named(ITEMS, ["prge/table99"])
 
 
 def test_nothing_is_run_in_an_empty_folder(tmp_path: Path) -> None:

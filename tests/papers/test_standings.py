@@ -27,6 +27,10 @@ def test_what_was_run_is_counted_and_compared_and_its_conditions_are_said(
     assert any("demo" in note for note in table.notes)
     assert found["prge/table9"].state == "4 of 8 cells", "INT8 and NF4 cannot be had yet"
     assert found["pezo/table3"].state == "not run"
-    printed = in_process(capsys, "papers", state)
+    printed = in_process(capsys, "papers", "prge/table4", "prge/table9", "bytebots", state)
     assert "no grid: needs an Android phone's NPU" in printed
     assert table.deviation in printed
+    assert "Cannot run here: [reason] number of trials" in printed
+    assert "weights cannot be stored as nf4 yet" in printed
+    numbers = in_process(capsys, "papers", "pezo/table6", state)
+    assert "133120" in numbers, "a single table is printed with its numbers"

@@ -42,6 +42,15 @@ def test_every_grid_of_the_repository_plans_without_a_problem(grid: str) -> None
     assert {cell.trial_id for cell in plan.cells} == set(plan.every)
 
 
+def test_a_phone_runs_no_trials_and_every_further_reason_is_kept(tmp_path: Path) -> None:
+    plan = planned(tmp_path, changed(), "device=oneplus-12", "task=sst2", f"data.dir={tmp_path}")
+    assert not plan.trials
+    for trial_id, reasons in plan.reasons.items():
+        assert reasons[-1] == "a OnePlus 12 (12 GB) runs exported programs, not trials of a sweep"
+        assert len(reasons) == 2, "no data either"
+        assert plan.missing[trial_id] == "; ".join(reasons)
+
+
 @pytest.mark.parametrize("grid", COUNTS)
 def test_a_grid_comes_to_the_trials_it_was_written_for(grid: str) -> None:
     plan = named(grid)

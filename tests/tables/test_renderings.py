@@ -18,6 +18,8 @@ import pytest
 from zo_sweeps.tables import Table, build, to_csv, to_latex, to_markdown, to_text
 from zo_sweeps.tables.html import to_html
 from zo_sweeps.tables.latex import escape
+from zo_sweeps.tables.published import load
+from zo_sweeps.tables.text import published_to_text
 
 from .examples import LR, PUBLISHED, Q, measure, record, shuffled, small, spec
 
@@ -174,3 +176,15 @@ def test_the_tables_import_in_a_moment_and_without_heavy_packages() -> None:
         "print(*sorted(heavy), end='')"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == ""
+
+
+def test_a_papers_own_table_is_printed_within_the_width_with_all_its_numbers() -> None:
+    for reference in ("sensitive/table1a", "pezo/table6", "prge/table8"):
+        table = load(reference)
+        text = published_to_text(table, 80)
+        if reference != "prge/table8":  # its lists of values are wider than a terminal
+            assert max(map(len, text.splitlines())) <= 80
+        for row, values in table.rows.items():
+            assert row in text
+            assert all(str(value) in text for value in values.values() if value is not None)
+    assert "94.7 ± 0.4" in published_to_text(load("sensitive/table1a"))

@@ -277,15 +277,16 @@ def compare(given: Sequence[str]) -> int:
 
 
 def papers(given: Sequence[str]) -> int:
-    """List every table and figure of the papers: its grid, and how far it has been run in a state folder."""
+    """List the tables and figures of the papers (of PAPER or PAPER/ITEM alone): grid, state, why it cannot run here."""
     options = _parse(_parser("papers"), given)
+    names = _trial_ids(options)
     from rich.console import Console
 
     from zo_sweeps.cli import show
     from zo_sweeps.config.composer import Composer
 
     composer = Composer(options.overrides, options.config_dir)
-    show.papers(composer.run.folder, composer.folders, Console(highlight=False))
+    show.papers(composer, options, names, Console(highlight=False))
     return 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -283,23 +284,43 @@ def write(path: Path, data: bytes) -> None:
         raise UserError(f"cannot write {path}: {error.strerror}", where="--output") from None
 
 
-def papers(folder: Path, folders: Sequence[Path], console: Console) -> None:
-    """Print every table and figure of the papers: its grid, its state in `folder`, the largest deviation."""
-    from zo_sweeps.results.papers import items, standings
+def papers(composer: Composer, options: Namespace, names: Sequence[str], console: Console) -> None:
+    """Print the tables and figures of the papers: grid, state in the state folder, largest deviation, and why not here.
 
-    every = items(folders)
+    Args:
+        names: papers ("prge") and items ("prge/table2"); none: all. The numbers of a single item are printed too.
+    """
+    from zo_sweeps.results.papers import items, named, obstacles, standings
+    from zo_sweeps.tables.published import load
+    from zo_sweeps.tables.text import published_to_text
+
+    every = named(items(composer.folders), names)
+    folder = composer.run.folder
     states = standings(every, folder)
+    with console.status("planning the grids, to see what can run here"):
+        held = obstacles(every, options.overrides, options.config_dir)
     for display in dict.fromkeys(item.display for item in every):
         table = Rows(box=None, pad_edge=False, header_style="bold", title=display, title_justify="left")
-        for name in ("item", "grid", "state here", "largest deviation", "caption"):
+        its_items = [item for item in every if item.display == display]
+        reasons = list(dict.fromkeys(why for item in its_items for why in held[item.reference].reasons))
+        for name in ("item", "grid", "state here", "largest deviation", "cannot run here", "caption"):
             table.add_column(name, no_wrap=name == "item", overflow="fold")
-        for item in (item for item in every if item.display == display):
+        for item in its_items:
             its = states[item.reference]
             notes = f" [{'; '.join(its.notes)}]" if its.notes else ""
             grid = ", ".join(item.grids) if item.grids else f"no grid: {item.why}"
             state = its.state + notes if item.grids else "–"
-            table.add_row(*(Text(part) for part in (item.name, grid, state, its.deviation, item.caption)))
+            kept = held[item.reference]
+            marks = ", ".join(f"[{reasons.index(why) + 1}] {count}" for why, count in kept.reasons.items())
+            lost = f"{kept.missing} of {kept.trials} trials: {marks}" if marks else ""
+            table.add_row(*(Text(part) for part in (item.name, grid, state, its.deviation, lost, item.caption)))
         console.print(table)
+        if reasons:
+            _say(console, "Cannot run here: [reason] number of trials that it holds back; a trial may have several.")
+        for number, why in enumerate(reasons, 1):
+            _say(console, f"[{number}] {why}")
+    if len(every) == 1 and every[0].has_numbers:
+        _say(console, published_to_text(load(every[0].reference, composer.folders), console.width))
     with_grid = sum(bool(item.grids) for item in every)
     _say(console, f"{len(every)} tables, figures and others, {with_grid} with a grid; run one with +grid=NAME")
     if not has_run(folder):

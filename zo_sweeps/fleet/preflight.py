@@ -156,7 +156,7 @@ def profile(device: Device) -> Check:
     text = f"{device.name}: {device.display}"
     if device.name == host["profile"]:
         return Check("device", "ok", text)
-    if device.name in ("cpu", "cuda") or device.kind == "jetson":
+    if device.name in ("cpu", "cuda") or device.kind in ("jetson", "phone"):
         return Check(
             "device", "warn", f"{text}, but this looks like {host['profile']} ({host['name']})", "see --device"
         )

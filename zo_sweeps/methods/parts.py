@@ -37,10 +37,19 @@ class Device(Checked):
 
     name: str = option("auto", "name in conf/device, and label of the cluster's nodes of this kind")
     display: str = option("", "name as printed in the papers", identity=False)
-    kind: Literal["auto", "cpu", "cuda", "jetson"] = option("auto", "auto: a GPU if there is one", identity=False)
+    kind: Literal["auto", "cpu", "cuda", "jetson", "phone"] = option(
+        "auto", "auto: a GPU if there is one; phone: runs exported programs, not trials", identity=False
+    )
     memory_gb: float | None = option(None, "memory in GB (10^9 bytes); null: the host's own", identity=False)
     unified: bool = option(False, "CPU and GPU share the memory", identity=False)
     precisions: tuple[str, ...] = option((), "precisions that it can store weights in", identity=False)
+    cpu_cores: str = option("", "number, clock and kind of its cores, as a paper prints them", identity=False)
+    bandwidth_gbs: float | None = option(None, "specified bandwidth of its memory in GB/s", identity=False)
+    accelerator: str = option("", "its GPU or NPU, as a paper prints it", identity=False)
+
+    @property
+    def runs_trials(self) -> bool:
+        return self.kind != "phone"
 
     @property
     def any(self) -> bool:

@@ -30,7 +30,7 @@ class Availability:
 
     Args:
         config: the trial's, with the fingerprints of model, data and text filled in.
-        why: every reason why the trial cannot run here; "" if it can.
+        reasons: every reason why the trial cannot run here.
         memory_bytes: estimated peak; 0 if the model's shape is unknown.
         tokens: mean tokens per sequence, for the cost.
         trainable: number of trainable parameters; 0 if the model's shape is unknown.
@@ -38,7 +38,7 @@ class Availability:
     """
 
     config: TrialConfig
-    why: str
+    reasons: tuple[str, ...]
     memory_bytes: int
     tokens: float
     trainable: int
@@ -76,12 +76,14 @@ class Places:
         trainable = config.space.trainable(model.arch) if model.arch and config.method.kind.trains else 0
         memory = self._memory(config, model, tokens, trainable)
         device = config.device
+        if not device.runs_trials:
+            reasons.append(f"a {device.display or device.name} runs exported programs, not trials of a sweep")
         if not reasons and device.memory_gb and memory > device.memory_gb * 10**9:
             reasons.append(
                 f"needs about {memory / 10**9:.1f} GB, and a {device.display or device.name} has {device.memory_gb:g}"
             )
         remark = _few_directions(config, trainable)
-        return Availability(config, "; ".join(reasons), memory, tokens, trainable, remark)
+        return Availability(config, tuple(reasons), memory, tokens, trainable, remark)
 
     def _model(self, config: TrialConfig) -> ModelStatus:
         from zo_sweeps.models.identity import status

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from zo_sweeps.config.composer import Composer
@@ -51,7 +52,7 @@ class Plan:
         config: of the run; its grid without the rows and series of removed blocks.
         trials: the trials that can run here, each once, in grid order.
         cells: every (block, task, setting, seed), with the trials that cannot run here.
-        missing: trial_id -> why the trial cannot run here.
+        reasons: trial_id -> every reason why the trial cannot run here.
         labels: column -> printed name.
         caveats: the differences between the trials and the grid as written.
         every: trial_id -> trial, with those that cannot run here.
@@ -61,11 +62,16 @@ class Plan:
     config: RunConfig
     trials: tuple[Trial, ...]
     cells: tuple[Cell, ...]
-    missing: Mapping[str, str]
+    reasons: Mapping[str, tuple[str, ...]]
     labels: Mapping[str, str]
     caveats: tuple[str, ...]
     every: Mapping[str, Trial] = field(default_factory=dict)
     remarks: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def missing(self) -> Mapping[str, str]:
+        """trial_id -> why the trial cannot run here, in one text."""
+        return {trial_id: "; ".join(reasons) for trial_id, reasons in self.reasons.items()}
 
     @property
     def grid(self) -> GridConfig:
@@ -91,7 +97,7 @@ def build(composer: Composer) -> Plan:
     problems: dict[str, list[str]] = {}  # what is wrong -> the blocks it is wrong in
     cells: list[Cell] = []
     trials: dict[str, Trial] = {}
-    missing: dict[str, str] = {}
+    reasons: dict[str, tuple[str, ...]] = {}
     remarks: dict[str, str] = {}
     labels: dict[str, str] = {}
     places = Places()
@@ -121,8 +127,8 @@ def build(composer: Composer) -> Plan:
                 labels[column] = setting.column or display
                 if trial_id not in trials:
                     trials[trial_id] = _trial(trial_id, needs, grid.name, name, grid.label(name), setting, display)
-                    if needs.why:
-                        missing[trial_id] = needs.why
+                    if needs.reasons:
+                        reasons[trial_id] = needs.reasons
                     if needs.remark:
                         remarks[trial_id] = needs.remark
                 cells.append(Cell(name, column, config.seed, dict(setting.searched), trial_id))
@@ -137,9 +143,9 @@ def build(composer: Composer) -> Plan:
         raise _all(found, grid.name)
     if not trials:
         raise UserError(f"grid {grid.name!r} has no trials: no seeds, or everything is excluded")
-    runnable = tuple(trial for trial_id, trial in trials.items() if trial_id not in missing)
+    runnable = tuple(trial for trial_id, trial in trials.items() if trial_id not in reasons)
     caveats = _caveats(composer, cells, trials)
-    return Plan(replace(composer.run, grid=grid), runnable, tuple(cells), missing, labels, caveats, trials, remarks)
+    return Plan(replace(composer.run, grid=grid), runnable, tuple(cells), reasons, labels, caveats, trials, remarks)
 
 
 def _note(problems: dict[str, list[str]], text: str, block: str) -> None:

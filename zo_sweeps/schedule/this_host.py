@@ -29,16 +29,17 @@ def for_this_host(plan: Plan) -> Plan:
 
     host = probe()
     node = Node("", "this host", host["profile"], host["cores"], len(host["gpus"]), host["memory_bytes"])
-    missing = dict(plan.missing)
-    for trial in plan.trials:
+    reasons = dict(plan.reasons)
+    for trial in plan.every.values():
+        known = reasons.get(trial.trial_id, ())
         if why := refusal(trial.needs, node, options.cpus_per_trial):
             needs = f"device {trial.needs.device}"
             if "memory" in why:
                 needs += f" and about {gib(trial.needs.memory_bytes)}"
-            missing[trial.trial_id] = f"needs {needs}, and this host {why}"
+            reasons[trial.trial_id] = (*known, f"needs {needs}, and this host {why}")
         elif node.gpus and trial.needs.device != "cpu" and trial.needs.memory_bytes > node.memory_bytes:
-            missing[trial.trial_id] = f"needs about {gib(trial.needs.memory_bytes)} of GPU memory"
-    return replace(plan, trials=tuple(t for t in plan.trials if t.trial_id not in missing), missing=missing)
+            reasons[trial.trial_id] = (*known, f"needs about {gib(trial.needs.memory_bytes)} of GPU memory")
+    return replace(plan, trials=tuple(t for t in plan.trials if t.trial_id not in reasons), reasons=reasons)
 
 
 def must_have_work(plan: Plan) -> None:

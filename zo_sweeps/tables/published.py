@@ -12,7 +12,7 @@ from zo_sweeps.tables.paper_files import read
 from zo_sweeps.tables.records import Flag
 
 NUMERIC_KINDS = ("accuracy", "runtime", "memory", "flops")
-KINDS = (*NUMERIC_KINDS, "hyperparameters")
+KINDS = (*NUMERIC_KINDS, "hyperparameters", "hardware")
 SAMPLE, POPULATION, NOT_STATED = "sample", "population", "not stated"  # kinds of a printed standard deviation
 
 
@@ -23,7 +23,7 @@ class Published:
     Args:
         reference: "prge/table2".
         paper: name and identifier, for the line below our table.
-        rows: row name -> column -> number (any value in a table of hyper-parameters); None: not printed.
+        rows: row name -> column -> number (any value in a table of hyper-parameters or hardware); None: not printed.
         std: row name -> column -> standard deviation, of the rows with printed ones.
         std_kind: "sample" (ddof=1), "population" (ddof=0) or "not stated"; "" for a table without printed ones.
         std_note: over how many seeds they are, and how their kind is known.

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 
 from zo_sweeps.tables.cells import Table
+from zo_sweeps.tables.published import Published
 from zo_sweeps.tables.text_cells import SELECTED, Grid, Text, footnotes, heading, main_grid, notes, selected_grid
 
 GAP = "  "
@@ -27,6 +29,33 @@ def to_text(table: Table, width: int = 100) -> str:
     if selected:
         parts.append(SELECTED + "\n" + _fit(selected, width))
     return "\n\n".join(parts) + "\n"
+
+
+def published_to_text(table: Published, width: int = 100) -> str:
+    """Render a paper's own table, at most `width` wide if a single column fits in it, with its conditions and notes."""
+    header = (Text(""), *map(Text, table.columns))
+    rows = []
+    for name, values in table.rows.items():
+        stds = {column: std for column, std in table.std.get(name, {}).items() if std is not None}
+        texts = {column: "–" if value is None else str(value) for column, value in values.items()}
+        rows.append((Text(name), *(Text(text + (f" ± {stds[c]}" if c in stds else "")) for c, text in texts.items())))
+    spread = f"±: {table.std_kind} ({table.std_note})" if table.std else ""
+    conditions = "; ".join(f"{_words(name)}: {_words(value)}" for name, value in (table.conditions or {}).items())
+    notes = [
+        _wrap(text, width) for text in (spread, conditions, *(f.note for f in table.flags), *table.footnotes) if text
+    ]
+    title = _wrap(f"{table.label}. {table.caption} ({table.unit}).", width)
+    return (
+        "\n\n".join(part for part in (title, _fit(Grid(header, tuple(rows)), width), "\n".join(notes)) if part) + "\n"
+    )
+
+
+def _words(value: object) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{_words(name)} {_words(part)}" for name, part in value.items())
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return ", ".join(map(_words, value))
+    return str(value).replace("_", " ")
 
 
 def _fit(grid: Grid, width: int) -> str:
