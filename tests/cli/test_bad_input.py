@@ -87,6 +87,9 @@ BAD = [
     (["ui", "--port", "many"], ["--port", "many"]),
     *(([command], ["nothing has been run in", "zo_runs; name", "state_dir=FOLDER"]) for command in READING),
     (["export", "abc", "--out", "x"], ["nothing has been run in"]),
+    (["plan", "state_dir=~no_such_user/x"], ["state_dir=~no_such_user/x is no folder"]),
+    (["task=sst2", "data.dir=~no_such_user/x"], ["data.dir=~no_such_user/x is no folder"]),
+    (["grid.title=a (b)"], ["cannot read", "quote text twice, once for the shell: 'grid.title="]),
     (["plan", f"state_dir={HERE}/file"], ["is no folder that can be read (Not a directory)"]),
     (["status", f"state_dir={HERE}/file/below"], ["is no folder that can be read (Not a directory)"]),
     (["export", "abc", "--out", "x", f"state_dir={HERE}/{'x' * 300}"], ["File name too long", "state_dir=FOLDER"]),
@@ -236,27 +239,34 @@ def test_a_plan_says_what_is_missing(place: Path, capsys: pytest.CaptureFixture[
     assert "meta-llama/Llama-2-7b-hf" in text
 
 
-@pytest.mark.parametrize("way", ["--config-dir", "hydra.searchpath"])
-def test_a_users_own_grid_task_and_data(way: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+NAMES = ("rows", "é = a (b), [c] {d}: e", """it's "50" % @ \\ ;#?*""")
+
+
+@pytest.mark.parametrize(("way", "name"), [("hydra.searchpath", "rows"), *(("--config-dir", name) for name in NAMES)])
+def test_a_users_own_grid_task_and_data(
+    way: str, name: str, place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A grid and a task as YAML in a folder of the user's, and the rows as JSONL: nothing of the package is edited."""
-    conf = write_grid(place / "my conf", changed(axes={"task": ["praise"]}), "mine")
+    monkeypatch.setenv("HOME", str(place))
+    conf = write_grid(place / f"my {name}", changed(axes={"task": ["praise"]}), "mine")
     (conf / "task").mkdir()
     (conf / "task" / "praise.yaml").write_text(
         "name: praise\ndisplay: Praise\nkind: classification\nmetric: accuracy\nlocal: praise\n"
         "fields: [text]\nlabel_field: label\ndialects:\n  mezo:\n    loss: candidates\n"
         '    template: "{{ text }} It was"\n    options: [" terrible", " great"]\n'
     )
-    folder = place / "rows" / "praise"
+    folder = place / name / "praise"
     folder.mkdir(parents=True)
     for split in ("train", "validation", "test"):
         rows = [{"text": f"{split} {i}", "label": i % 2} for i in range(4)]
         (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     where = ["--config-dir", str(conf)] if way == "--config-dir" else [f"hydra.searchpath=['file://{conf}']"]
-    status = main(["plan", "+grid=mine", f"data.dir={place / 'rows'}", *where])
-    out, err = capsys.readouterr()
-    assert (status, err) == (0, "")
-    assert "2 trials (2 table entries), 2 can run here" in out
-    assert "tasks: Praise" in out
+    for folder in (place / name, Path("~") / name):
+        status = main(["plan", "+grid=mine", f"data.dir={folder}", f"state_dir={folder}", *where])
+        out, err = capsys.readouterr()
+        assert (status, err) == (0, "")
+        assert "2 trials (2 table entries), 2 can run here" in out
+        assert "tasks: Praise" in out
 
 
 def test_a_grid_file_that_is_not_yaml(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

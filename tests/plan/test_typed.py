@@ -5,15 +5,18 @@ Every case here was once planned as something else without a word, or failed onl
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from tests.plan.common import changed, configs, of, planned, problem, write_grid
 from zo_sweeps.cli.main import main
+from zo_sweeps.config.composer import Composer, _with_path
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.engine.estimators.rge_one_sided import RGEOneSided
 from zo_sweeps.methods.trial_config import TrialConfig
@@ -369,3 +372,19 @@ def test_a_trial_that_came_as_json_is_the_same_trial(tmp_path: Path) -> None:
     assert again.trial_id() == config.trial_id()
     with pytest.raises(UserError, match=r"unknown key 'train\.stepz'"):
         TrialConfig.read({**config.to_json(), "train": {"stepz": 3}})
+
+
+def test_a_path_is_read_as_typed() -> None:
+    """Every short string over the characters that Hydra's grammar quotes with."""
+    for length in range(1, 5):
+        for letters in itertools.product("a\\'\" ,", repeat=length):
+            name = "/" + "".join(letters)
+            override = OverridesParser.create().parse_override(_with_path(f"state_dir={name}"))
+            assert override.value() == name
+
+
+def test_a_comma_belongs_to_a_path_that_exists_and_else_separates_two(tmp_path: Path) -> None:
+    (tmp_path / "a,b").mkdir()
+    one, two = f"{tmp_path}/a,b", f"{tmp_path}/a,{tmp_path}/c"
+    assert Composer([f"model.path={one}"]).forced.values["model.path"] == (one,)
+    assert Composer([f"model.path={two}"]).forced.values["model.path"] == tuple(two.split(","))

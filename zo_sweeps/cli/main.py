@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from io import TextIOWrapper
+from os.path import expanduser
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,6 +50,7 @@ def _parser(command: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--config-dir",
         action="append",
+        type=expanduser,
         default=[],
         metavar="FOLDER",
         help="folder with grids, tasks and members of your own",
@@ -213,7 +215,7 @@ def table(given: Sequence[str]) -> int:
     parser.add_argument(
         "--table", action="append", default=[], metavar="NAME", help="one of the grid's tables; default: all"
     )
-    parser.add_argument("--output", metavar="FILE", help="write to FILE instead of standard output")
+    parser.add_argument("--output", type=expanduser, metavar="FILE", help="write to FILE instead of standard output")
     options = _parse(parser, given)
     from zo_sweeps.cli import show
     from zo_sweeps.plan.build import build
@@ -233,7 +235,9 @@ def figure(given: Sequence[str]) -> int:
     parser.add_argument(
         "--figure", action="append", default=[], metavar="NAME", help="one of the grid's figures; default: all"
     )
-    parser.add_argument("--output", default="", metavar="FILE.png|.svg", help="default: both, in the state folder")
+    parser.add_argument(
+        "--output", type=expanduser, default="", metavar="FILE.png|.svg", help="default: both, in the state folder"
+    )
     options = _parse(parser, given)
     from rich.console import Console
 
@@ -248,7 +252,9 @@ def figure(given: Sequence[str]) -> int:
 def report(given: Sequence[str]) -> int:
     """Write one self-contained HTML page on a grid: tables, curves, differences, failures, how to reproduce."""
     parser = _parser("report")
-    parser.add_argument("--output", default="", metavar="FILE.html", help="default: GRID.html in the state folder")
+    parser.add_argument(
+        "--output", type=expanduser, default="", metavar="FILE.html", help="default: GRID.html in the state folder"
+    )
     options = _parse(parser, given)
     from rich.console import Console
 
@@ -316,7 +322,7 @@ def sync(given: Sequence[str]) -> int:
 def export(given: Sequence[str]) -> int:
     """Write a zeroth-order trial's weights: an adapter in PEFT format, or with --merge a whole Hugging Face model."""
     parser = _parser("export")
-    parser.add_argument("--out", required=True, metavar="DIR", help="a new or empty folder")
+    parser.add_argument("--out", type=expanduser, required=True, metavar="DIR", help="a new or empty folder")
     parser.add_argument(
         "--merge", action="store_true", help="write the whole model, with the trained values merged into its weights"
     )
@@ -348,7 +354,9 @@ def bench(given: Sequence[str]) -> int:
     parser = Parser(prog="python -m zo_sweeps bench", description=bench.__doc__)
     parser.add_argument("part", nargs="?", default="all", metavar="noise|step|memory|replay|all|gpu|cluster")
     parser.add_argument("--rounds", type=int, default=5, help="repetitions per measurement; the minimum is reported")
-    parser.add_argument("--json", metavar="FILE", help="also write the numbers, with this machine's name, to FILE")
+    parser.add_argument(
+        "--json", type=expanduser, metavar="FILE", help="also write the numbers, with this machine's name, to FILE"
+    )
     options = parser.parse_args(list(given))
     from zo_sweeps.bench import report
 

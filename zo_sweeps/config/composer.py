@@ -6,7 +6,9 @@ overrides that the command line forces on every trial of a grid, and error messa
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -28,6 +30,7 @@ CHOOSES = {f"{group}.name": group for group in (*AXES, "precision")}  # estimato
 MEMBER_GROUPS = (*AXES, "precision", "executor")  # groups whose options are the members of an axis
 OPEN = (*AXES, "precision", "task", "method")  # parts of a trial that Hydra takes as they are
 SEARCH = "hydra.searchpath="  # Hydra's own override for further folders; --config-dir is short for it
+PATHS = ("model.path", "data.dir", "state_dir", "tracking.uri")  # taken as typed: Hydra's grammar stops at "~" and "("
 _NOTHING = object()
 
 
@@ -94,7 +97,7 @@ class Composer:
         self._composed, self._chosen_by = compositions.composed, compositions.chosen
         registry.use_folders(self.folders[1:])
         self._register()
-        self._given = [text for text in overrides if not text.startswith(SEARCH)]
+        self._given = [_with_path(text) for text in overrides if not text.startswith(SEARCH)]
         self.forced, self._run_level = self._sort(self._given)
         with self._hydra():
             composed = self._compose([*self._run_level, *self._single_forced()])
@@ -136,7 +139,7 @@ class Composer:
                 override = parser.parse_override(text)
             except HydraException as error:
                 reason = str(error).splitlines()[0]
-                raise UserError(f"cannot read the override {text!r}", fix=f"write key=value ({reason})") from None
+                raise UserError(f"cannot read the override {text!r}", fix=_how_to_write(text, reason)) from None
             key = override.key_or_group
             if override.is_delete() and not key.startswith("grid."):
                 raise UserError(f"{key} cannot be left out", where=repr(text), fix="only parts of the grid can")
@@ -227,7 +230,7 @@ class Composer:
         from omegaconf.errors import OmegaConfBaseException
         from yaml import YAMLError
 
-        search = [f"{SEARCH}[{','.join(self._search)}]"] if self._search else []
+        search = [f"{SEARCH}[{','.join(map(_quoted, self._search))}]"] if self._search else []
         try:
             with closed():
                 config = compose("config", overrides=[*search, *overrides], return_hydra_config=True)
@@ -433,7 +436,45 @@ def _holds(tree: Mapping[str, Any], key: str, group: str) -> bool:
 
 
 def _as_override(value: Any) -> str:
+    if isinstance(value, str):
+        return _quoted(value)
     return "null" if value is None else str(value)
+
+
+def _with_path(text: str) -> str:
+    """Return an override whose value is a path as Hydra reads it: in its grammar most punctuation has a meaning.
+
+    Values that the user quoted are Hydra's, and so are several (model.path=A,B) unless all of it is one path.
+    """
+    key, _, value = text.partition("=")
+    if key.lstrip("+") not in PATHS or value in ("", "null") or value.startswith(("'", '"', "${")):
+        return text
+    if key != "state_dir" and not os.path.exists(os.path.expanduser(value)) and _several(text):
+        return text
+    return f"{key}={_quoted(value)}"
+
+
+def _several(text: str) -> bool:
+    """Return whether an override can be read as several values."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        return bool(OverridesParser.create().parse_override(text).is_sweep_override())
+    except HydraException:
+        return False
+
+
+def _quoted(value: str) -> str:
+    """Return a string quoted in Hydra's grammar, where a backslash counts before a quote only."""
+    return "'" + re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), value) + "'"
+
+
+def _how_to_write(text: str, reason: str) -> str:
+    key, equals, value = text.partition("=")
+    if not equals:
+        return f"write key=value ({reason})"
+    return f"quote text twice, once for the shell: {shlex.quote(f'{key}={_quoted(value)}')} ({reason})"
 
 
 def _explain(error: Exception, overrides: Sequence[str], locate: Locate) -> UserError:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.files import folder_at
 from zo_sweeps.methods.arch import Arch
 from zo_sweeps.models import families
 
@@ -40,7 +41,7 @@ def read_checkpoint_info(path: str | Path) -> CheckpointInfo:
     missing or broken config.json, neither a causal nor a masked LM, an unknown family, missing or incomplete weights,
     weights of another number of layers, no tokenizer. Cost: a few kilobytes read per file.
     """
-    folder = Path(path).expanduser()
+    folder = folder_at(path, "model.path")
     where = str(path)
     if not folder.is_dir():
         raise UserError(f"no such folder: {path}", where="model.path", fix="give the folder that holds config.json")

@@ -9,6 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from zo_sweeps.core.errors import UserError, unknown
+from zo_sweeps.core.files import folder_at
 from zo_sweeps.core.fingerprint import canonical_json, fingerprint
 from zo_sweeps.methods.arch import Arch
 from zo_sweeps.methods.parts import Model
@@ -51,7 +52,7 @@ def folder_of(model: Model) -> Path:
         return DEMO
     if not model.path:
         raise UserError("the local model has no path", where="model.path", fix="add model.path=FOLDER")
-    return Path(model.path).expanduser()
+    return folder_at(model.path, "model.path")
 
 
 def fingerprint_model(model: Model) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.files import folder_at
 from zo_sweeps.methods.parts import Split
 from zo_sweeps.methods.task import Task
 from zo_sweeps.tasks import files, hub
@@ -188,4 +189,4 @@ def _folder(task: Task, data_dir: str | None) -> Path | None:
     """Return the local folder that the task is read from; None for the hub. With data.dir set, it is never the hub."""
     if task.source == "packaged":
         return Path(__file__).parent / task.folder
-    return Path(data_dir).expanduser() / task.folder if data_dir else None
+    return folder_at(data_dir, "data.dir") / task.folder if data_dir else None
