@@ -24,7 +24,7 @@ from zo_sweeps.methods import registry
 from zo_sweeps.methods.definition import options
 from zo_sweeps.methods.parts import Model
 from zo_sweeps.methods.points import NoiseKey, Point
-from zo_sweeps.methods.space import Space
+from zo_sweeps.methods.space import LayerSpace, Space
 from zo_sweeps.models import adapters
 from zo_sweeps.models.causal import LanguageModel
 from zo_sweeps.models.families import describe, names
@@ -261,6 +261,14 @@ def test_a_target_is_a_role_or_the_model_s_own_name(name: str) -> None:
     for role, path in model.arch.projections.items():
         assert list(model.target_modules([role])) == [f"{model.arch.blocks}.{i}.{path}" for i in range(2)]
         assert list(model.target_modules([path])) == list(model.target_modules([role]))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_space_of_layers_adapts_all_projections_of_a_block_by_default(name: str) -> None:
+    arch = describe(FAMILIES[name])
+    spaces = [one() for one in registry.members("space").values() if issubclass(one, LayerSpace)]
+    assert {space.name for space in spaces} >= {*FACTORS, "outliers", "random_subset", "sensitive"}
+    assert all(arch.roles(space.layers) == tuple(arch.linears) for space in spaces)
 
 
 def test_an_end_that_several_projections_share_names_them_all() -> None:

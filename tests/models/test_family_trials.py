@@ -51,12 +51,13 @@ def plan(folder: Path, family: str, *overrides: str, prompt: str = "mezo") -> Pl
     ("family", "overrides"),
     [
         ("gpt2", ["method=mezo"]),
-        ("gpt2", ["method=prge", "space.targets=[all]"]),
+        ("gpt2", ["method=prge"]),
+        ("opt", ["method=prge"]),
         ("gpt2", ["method=outliers", "space.targets=[c_attn,mlp.c_proj]"]),
         ("gpt2", ["method=prefix"]),
         ("gpt2", ["method=fo_lora_fa", "space.targets=[qkv]"]),
         ("qwen3", ["method=prge"]),
-        ("bloom", ["method=prge", "space.targets=[all]"]),
+        ("bloom", ["method=prge"]),
     ],
 )
 def test_a_checkpoint_of_any_family_is_planned_and_run(family: str, overrides: list[str], tmp_path: Path) -> None:

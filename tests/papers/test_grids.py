@@ -172,6 +172,11 @@ def test_sensitive_table1_has_the_eps_learning_rates_and_shots_of_table4(letter:
                 assert config.estimator.eps == chosen[row]["epsilon"]
 
 
+@pytest.mark.parametrize("grid", ["prge_table6", "sensitive_table1c"])
+def test_all_linear_layers_of_a_block_are_not_listed_so_that_they_are_all_in_every_family(grid: str) -> None:
+    assert {config.space.layers for config in configs(grid) if config.space.layers} == {("all",)}
+
+
 @pytest.mark.parametrize(("letter", "task"), [("a", "rte"), ("b", "wic"), ("c", "copa")])
 def test_sensitive_figure5_has_the_learning_rates_of_table5(letter: str, task: str) -> None:
     blocks = yaml.safe_load((conf_dir() / "grid" / f"sensitive_fig5_{task}.yaml").read_text())["blocks"]
