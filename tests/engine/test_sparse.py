@@ -253,7 +253,7 @@ def test_a_mask_found_on_c4_holds_much_of_a_tasks_gradient(shared: Path) -> None
         row = json.loads(line)
         answer = model.tokenizer(" great" if row["label"] == 1 else " terrible", add_special_tokens=False)["input_ids"]
         text = model.tokenizer(f"{row['sentence']} It was", add_special_tokens=False)["input_ids"]
-        task.append(_Example((_Candidate((model.bos_id, *text, *answer), len(answer)),), 0))
+        task.append(_Example((_Candidate((*model.front, *text, *answer), len(answer)),), 0))
     scores = gradients(task)
 
     def held(of: masks.Masks) -> float:

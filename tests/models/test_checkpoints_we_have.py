@@ -22,7 +22,7 @@ def test_a_trained_checkpoint_is_what_it_says_and_writes_english(name: str, para
     model = local(folder)
     assert status(model).parameters == parameters
     loaded = load(model, torch.float32, "cpu")
-    prompt = [loaded.bos_id, *loaded.tokenizer.encode("Once upon a time there was", add_special_tokens=False)]
+    prompt = [*loaded.front, *loaded.tokenizer.encode("Once upon a time there was", add_special_tokens=False)]
     (text,) = loaded.generate([prompt], 16)
     assert len(text.split()) >= 4
     ids = torch.tensor([prompt])

@@ -422,7 +422,7 @@ def test_a_saved_checkpoint_is_a_model_to_plan_with_and_loads(name: str, tmp_pat
     ids, mask = padded(rows([12, 7]))
     again = load(saved, torch.float32, "cpu")
     assert torch.equal(parts(again, ids, mask), parts(model, ids, mask))
-    assert (again.bos_id, again.pad_id, again.max_positions) == (model.bos_id, model.pad_id, model.max_positions)
+    assert (again.front, again.pad_id, again.max_positions) == (model.front, model.pad_id, model.max_positions)
 
 
 NOT_SERVED = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +16,9 @@ from safetensors.torch import load_file, save_file
 from tests.models.common import CONF, TINY, local, make, model_yaml, random_model
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.engine.spaces.prefix import PrefixTuning
-from zo_sweeps.models.identity import DEMO
+from zo_sweeps.models.identity import DEMO, status
 from zo_sweeps.models.load import load
+from zo_sweeps.models.tokenizer import TokenizerFile, front_of
 
 pytestmark = pytest.mark.unit
 
@@ -140,14 +142,14 @@ def test_attention_makes_no_mask(demo, monkeypatch):
 
 def test_a_batch_generates_what_each_prompt_generates_alone(demo):
     texts = ["This movie is", "I", "The plot of the film is bad and the actors are", "What a great film. It was"]
-    prompts = [[demo.bos_id, *demo.tokenizer.encode(text, add_special_tokens=False)] for text in texts]
+    prompts = [[*demo.front, *demo.tokenizer.encode(text, add_special_tokens=False)] for text in texts]
     together = demo.generate(prompts, 12, batch_size=4)
     assert together == demo.generate(prompts, 12, batch_size=3) == [demo.generate([p], 12)[0] for p in prompts]
     assert all(together)
 
 
 def test_generation_is_greedy_and_stops_at_a_stop_token(demo):
-    prompt = [demo.bos_id, *demo.tokenizer.encode("This movie is", add_special_tokens=False)]
+    prompt = [*demo.front, *demo.tokenizer.encode("This movie is", add_special_tokens=False)]
     ids = list(prompt)
     with torch.inference_mode():
         for _ in range(8):
@@ -307,7 +309,7 @@ def test_opt_texts_start_with_s_not_with_the_tokenizers_own_bos(checkpoint):
     opt_tokenizer(folder)
     model = load(local(folder), torch.float32, "cpu")
     assert model.tokenizer.bos_token_id == 2
-    assert (model.bos_id, model.pad_id, model.eos_id) == (0, 1, 2)
+    assert (model.front, model.pad_id, model.eos_id) == ((0,), 1, 2)
 
 
 def test_llama_without_a_padding_token_pads_with_unk(checkpoint):
@@ -320,7 +322,56 @@ def test_llama_without_a_padding_token_pads_with_unk(checkpoint):
     )
     model = load(local(folder), torch.float32, "cpu")
     assert model.tokenizer.pad_token_id is None
-    assert (model.bos_id, model.pad_id) == (1, 0)
+    assert (model.front, model.pad_id) == ((1,), 0)
+
+
+def changed_tokenizer(folder, change, **settings):
+    """The demo tokenizer in a folder, edited, with none of its special tokens named but those in `settings`."""
+    file = folder / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    change(tokenizer)
+    file.write_text(json.dumps(tokenizer))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>", "pad_token": "<pad>", **settings}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def test_a_first_token_that_the_tokenizer_adds_but_does_not_name_is_kept(checkpoint):
+    folder = checkpoint()
+    changed_tokenizer(folder, lambda tokenizer: None)
+    model = load(local(folder), torch.float32, "cpu")
+    assert model.tokenizer.bos_token_id is None
+    assert model.front == (1,) == front_of(TokenizerFile(folder))
+    assert model.prompt("a film") == model.tokenizer("a film")["input_ids"]
+
+
+def test_a_bos_that_the_tokenizer_names_but_does_not_add_is_not_added(checkpoint):
+    folder = checkpoint()
+    changed_tokenizer(folder, lambda tokenizer: tokenizer.update(post_processor=None), bos_token="<s>")
+    model = load(local(folder), torch.float32, "cpu")
+    assert model.front == () == front_of(TokenizerFile(folder))
+
+
+def test_a_tokenizer_larger_than_the_embeddings_is_refused(checkpoint):
+    folder = checkpoint()
+
+    def add(tokenizer):
+        tokenizer["added_tokens"].append({**tokenizer["added_tokens"][0], "id": 4096, "content": "<more>"})
+
+    changed_tokenizer(folder, add)
+    match = r"the tokenizer has 4097 tokens, and the model's embeddings have 4096 rows"
+    with pytest.raises(UserError, match=match):
+        load(local(folder), torch.float32, "cpu")
+    assert re.search(match, status(local(folder)).why)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"model": 7}', "[" * 200_000])
+def test_an_unreadable_tokenizer_is_one_line_at_the_plan(content, checkpoint):
+    folder = checkpoint()
+    (folder / "tokenizer.json").write_text(content)
+    seen = status(local(folder))
+    assert not seen.available
+    assert re.search(r"tokenizer.* in .*tokenizer\.json", seen.why)
+    assert "\n" not in seen.why
 
 
 # --- the models of conf/model ---------------------------------------------------------------------------------------
@@ -361,5 +412,5 @@ def test_every_model_yaml_can_be_built(name, tmp_path):
         model = {**model, "source": "random", "arch": {**model["arch"], **SMALL[model["family"]]}}
     built = load(make(**model), torch.float32, "cpu")
     with torch.inference_mode():
-        ids = torch.tensor([[built.bos_id, 10, 11, 12]])
+        ids = torch.tensor([[*built.front, 10, 11, 12]])
         assert built.head(built.hidden(ids)[0]).isfinite().all()

@@ -96,7 +96,7 @@ def test_a_row_is_the_text_with_one_mask_and_a_word_a_candidate(model: MaskedLan
         assert ids.count(model.mask_id) == 1
         assert {c.ids[:-1] for c in example.candidates} == {ids}
         assert all(ids[c.mask_at] == model.mask_id and c.answer_length == 1 for c in example.candidates)
-        assert (ids[0], ids[-1]) == (model.bos_id, model.eos_id)
+        assert (ids[0], ids[-1]) == (model.front[0], model.eos_id)
         words = [model.tokenizer.decode([c.ids[-1]]).strip() for c in example.candidates]
         assert words == ["bad", "good"]
         left, right = ids[1 : example.candidates[0].mask_at], ids[example.candidates[0].mask_at + 1 : -1]

@@ -8,6 +8,7 @@ import pytest
 
 from tests.tasks.common import load_task, spec_of
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.models.tokenizer import front_of
 from zo_sweeps.tasks import Example, encode
 
 pytestmark = pytest.mark.unit
@@ -26,7 +27,8 @@ QUESTION = {
 def encoded(
     name: str, row: dict[str, Any], tokenizer: Any, length: int = 512, dialect: str = "mezo", **kw: Any
 ) -> Example:
-    return encode(spec_of(load_task(name), dialect), row, tokenizer, length, **kw)
+    front = kw.pop("front", front_of(tokenizer))
+    return encode(spec_of(load_task(name), dialect), row, tokenizer, length, front=front, **kw)
 
 
 def answers(example: Example, tokenizer: Any) -> list[str]:
@@ -122,11 +124,11 @@ def test_generation_keeps_room_for_the_new_tokens(tokenizer: Any) -> None:
         encoded("squad", QUESTION, tokenizer, 50)
 
 
-def test_another_bos_replaces_the_tokenizer_s_own(tokenizer: Any, tokenizer_without_bos: Any) -> None:
+def test_another_bos_stands_in_front_of_the_same_text(tokenizer: Any, tokenizer_without_bos: Any) -> None:
     own = encoded("sst2", REMARK, tokenizer)
-    forced = encoded("sst2", REMARK, tokenizer, bos=7)
+    forced = encoded("sst2", REMARK, tokenizer, front=(7,))
     assert [c.ids for c in forced.candidates] == [(7, *c.ids[1:]) for c in own.candidates]
-    assert encoded("sst2", REMARK, tokenizer_without_bos, bos=7) == forced
+    assert encoded("sst2", REMARK, tokenizer_without_bos, front=(7,)) == forced
 
 
 def test_an_option_without_tokens_is_refused(tokenizer: Any) -> None:

@@ -42,7 +42,7 @@ def test_real_rows_encode(name: str, dialect: str, real_tokenizer: Any, shared: 
     golds = set()
     for row in read_split(spec, typed(task), data_dir, "test")[:60]:
         prompt = render(spec, row)
-        example = encode(spec, row, real_tokenizer, 512)
+        example = encode(spec, row, real_tokenizer, 512, front=(real_tokenizer.bos_token_id,))
         golds.add(example.gold)
         assert len(example.candidates) == len(prompt.options)
         for candidate, option in zip(example.candidates, prompt.options, strict=True):

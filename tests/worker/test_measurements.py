@@ -103,7 +103,7 @@ def test_the_first_look_is_autograd_s_on_the_base_model(looked: Any, text: Path)
         for option in (" terrible", " great"):
             prompt = model.tokenizer(f"{row['sentence'].strip()} It was", add_special_tokens=False)["input_ids"]
             answer = model.tokenizer(option, add_special_tokens=False)["input_ids"]
-            ids = torch.tensor([[model.bos_id, *prompt, *answer]])
+            ids = torch.tensor([[*model.front, *prompt, *answer]])
             told = model.module(ids).logits[0].log_softmax(-1)[:-1].gather(1, ids[0, 1:, None])[:, 0]
             scores.append(told[-len(answer) :].mean())
         total = total - torch.stack(scores).log_softmax(0)[row["label"]]

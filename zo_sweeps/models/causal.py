@@ -17,6 +17,7 @@ from zo_sweeps.methods.space import PREFIX_LENGTH
 from zo_sweeps.models import families
 from zo_sweeps.models.logits import logits_of
 from zo_sweeps.models.projection import features
+from zo_sweeps.models.tokenizer import front_of
 
 
 class LanguageModel:
@@ -24,7 +25,7 @@ class LanguageModel:
 
     Args:
         module: the whole model; qualified parameter names are relative to it.
-        tokenizer: its tokenizer. A text starts with the token `bos_id`, which need not be the tokenizer's own.
+        tokenizer: its tokenizer. A text starts with the tokens `front`, which need not be the tokenizer's own BOS.
         commit: the hub commit of the weights; "" for weights from elsewhere.
     """
 
@@ -34,7 +35,8 @@ class LanguageModel:
         self.commit = commit
         config = module.config.to_dict()
         self.arch = families.describe(config)
-        self.bos_id: int | None = tokenizer.get_vocab().get(families.family(config).bos, _front(tokenizer))
+        self.front = front_of(tokenizer, families.family(config).bos)
+        families.fits(self.arch, max(tokenizer.get_vocab().values()) + 1)
         self.eos_id: int | None = tokenizer.eos_token_id
         # Llama has no padding token; `<unk>` serves, as in MeZO. No result depends on it: nothing attends to padding.
         self.pad_id: int = _first(tokenizer.pad_token_id, tokenizer.unk_token_id, self.eos_id, 0)
@@ -129,9 +131,9 @@ class LanguageModel:
         return texts
 
     def prompt(self, text: str) -> list[int]:
-        """Return the token ids of a text, after `bos_id` if there is one."""
+        """Return the token ids of a text, after those that every text starts with."""
         ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        return [*([] if self.bos_id is None else [self.bos_id]), *ids]
+        return [*self.front, *ids]
 
     def generate_exactly(self, prompt: Sequence[int], new_tokens: int) -> list[int]:
         """Return the greedy continuation of `prompt` (token ids) by exactly `new_tokens` tokens, for timing.
@@ -226,9 +228,3 @@ def own_text(positions: Tensor) -> Tensor:
 
 def _first(*ids: int | None) -> int:
     return next(i for i in ids if i is not None)
-
-
-def _front(tokenizer: Any) -> int | None:
-    """Return the id that the tokenizer puts before every text; None if it puts none."""
-    first = tokenizer("")["input_ids"][:1]
-    return tokenizer.bos_token_id if first == [tokenizer.bos_token_id] else None

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.core.files import folder_at
@@ -15,6 +17,8 @@ from zo_sweeps.methods.arch import Arch
 from zo_sweeps.methods.parts import Model
 from zo_sweeps.models import families, hub
 from zo_sweeps.models.checkpoint import CheckpointInfo, read_checkpoint_info
+from zo_sweeps.models.tokenizer import FILE as TOKENIZER
+from zo_sweeps.models.tokenizer import TokenizerFile, front_of
 
 DEMO = Path(__file__).parent / "demo"
 SOURCES = ("hub", "local", "random", "demo")
@@ -37,13 +41,21 @@ BLOCK, BLOCKS = 64 * 2**10, 64  # larger files: bytes per block, and evenly spac
 
 @dataclass(frozen=True)
 class ModelStatus:
-    """A model's status, for the planner; `arch` is None if its configuration is not known here."""
+    """A model's status, for the planner.
+
+    Args:
+        available, why: whether it can be loaded; the reason if not, or a note that it will be downloaded.
+        arch: None if its configuration is not known here.
+        tokenizer, front: None and () if there is no tokenizer.json here; the ids that a text starts with.
+    """
 
     available: bool
-    why: str  # the reason if it is not available; or a note that it will be downloaded
+    why: str
     fingerprint: str = ""
     parameters: int = 0
     arch: Arch | None = None
+    tokenizer: TokenizerFile | None = None
+    front: tuple[int, ...] = ()
 
 
 def folder_of(model: Model) -> Path:
@@ -93,11 +105,33 @@ def status(model: Model) -> ModelStatus:
             if arch.vocabulary < tokens:
                 what = f"random weights are used with the demo tokenizer, which has {tokens} tokens"
                 raise UserError(what, where="model.arch.vocab_size", fix=f"set it to {tokens} or more")
-            return ModelStatus(True, "", identity, arch.parameters, arch)
+            return ModelStatus(True, "", identity, arch.parameters, arch, *_tokenizer(DEMO, model.arch))
         info = _identify(folder_of(model))[0]
-        return ModelStatus(True, "", identity, info.parameters, info.arch)
+        return _of_folder(folder_of(model), info, identity)
     except UserError as error:
         return ModelStatus(False, str(error))
+
+
+def _of_folder(folder: Path, info: CheckpointInfo, identity: str) -> ModelStatus:
+    """Return the status of a model on disk. Raises UserError for a tokenizer that is unreadable or does not fit."""
+    tokenizer, front = _tokenizer(folder, info.config)
+    if tokenizer is not None:
+        families.fits(info.arch, tokenizer.size)
+    return ModelStatus(True, "", identity, info.parameters, info.arch, tokenizer, front)
+
+
+def _tokenizer(folder: Path, config: Mapping[str, Any]) -> tuple[TokenizerFile | None, tuple[int, ...]]:
+    """Return the tokenizer that a folder holds as one file, and the ids that a text starts with."""
+    file = folder / TOKENIZER
+    if not file.is_file():
+        return None, ()
+    tokenizer = _read_tokenizer(folder.resolve(), file.stat().st_mtime_ns)
+    return tokenizer, front_of(tokenizer, families.family(config).bos)
+
+
+@lru_cache(maxsize=64)
+def _read_tokenizer(folder: Path, stamp: int) -> TokenizerFile:
+    return TokenizerFile(folder)
 
 
 def demo_tokens(arch: Arch) -> int:
@@ -110,8 +144,7 @@ def _hub_status(model: Model) -> ModelStatus:
     repo, revision, identity = repo_of(model), revision_of(model), fingerprint_model(model)
     folder = hub.cached_folder(repo, revision)
     if folder is not None:
-        info = read_checkpoint_info(folder)
-        return ModelStatus(True, "", identity, info.parameters, info.arch)
+        return _of_folder(folder, read_checkpoint_info(folder), identity)
     arch = families.describe(model.arch) if model.arch else None
     parameters = arch.parameters if arch else 0
     trouble = hub.unreachable(repo, revision)

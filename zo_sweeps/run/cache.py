@@ -75,19 +75,17 @@ def examples(config: TrialConfig, model: LanguageModel) -> EncodedSplits:
     if key not in _encoded:
         spec = TaskSpec.of(config.task, config.prompt.name)
         splits = load_splits(spec, config.task, config.data.dir, config.split)
-        bos = model.bos_id if model.tokenizer.bos_token_id != model.bos_id else None
-
         if isinstance(model, MaskedLanguageModel) != spec.objective.masked:
             raise UserError("a masked model takes a prompt with a mask, and a causal model one without", where="prompt")
         solved = [demonstration(spec, row) for row in splits.train] if shown else []
-        icl = Demonstrator(spec, solved, shown, config.seed, model.tokenizer, length, bos=bos)
+        icl = Demonstrator(spec, solved, shown, config.seed, model.tokenizer, length, front=model.front)
 
         def encoded(split: str, rows: Iterable[Mapping[str, Any]]) -> list[Example]:
             if isinstance(model, MaskedLanguageModel):
                 return [encode_masked(spec, row, model.tokenizer, length) for row in rows]
             if shown and split != "train":
                 return [icl.encode(row, split, i) for i, row in enumerate(rows)]
-            return [encode(spec, row, model.tokenizer, length, bos=bos) for row in rows]
+            return [encode(spec, row, model.tokenizer, length, front=model.front) for row in rows]
 
         if len(_encoded) >= 4:
             _encoded.pop(next(iter(_encoded)))

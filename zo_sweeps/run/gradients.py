@@ -127,13 +127,12 @@ def text_samples(text: str, samples: int, length: int, folder: str | None, model
     """
     file = Path(folder or ".").expanduser() / text
     length = min(length, model.max_positions)
-    bos = () if model.bos_id is None else (model.bos_id,)
     documents: list[Example] = []
     try:
         with file.open(encoding="utf-8") as lines:
             for line in lines:
                 ids = model.tokenizer(json.loads(line)["text"], add_special_tokens=False)["input_ids"]
-                ids = (*bos, *ids)[:length]
+                ids = (*model.front, *ids)[:length]
                 if len(ids) > 1:
                     documents.append(Example((Candidate(ids, len(ids) - 1),), 0, (), (), ""))
                 if len(documents) == samples:

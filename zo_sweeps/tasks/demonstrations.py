@@ -29,7 +29,7 @@ class Demonstrator:
     Args:
         solved: the train split's demonstrations.
         k: demonstrations per row; at most all of `solved`.
-        tokenizer, max_length, bos: as for `encode`.
+        tokenizer, max_length, front: as for `encode`.
     """
 
     def __init__(
@@ -41,20 +41,20 @@ class Demonstrator:
         tokenizer: Any,
         max_length: int,
         *,
-        bos: int | None = None,
+        front: tuple[int, ...] = (),
     ) -> None:
         self.spec, self.solved, self.k, self.seed = spec, solved, min(k, len(solved)), seed
-        self.tokenizer, self.max_length, self.bos = tokenizer, max_length, bos
+        self.tokenizer, self.max_length, self.front = tokenizer, max_length, front
 
     def encode(self, row: Mapping[str, Any], split: str, index: int) -> Example:
         """Encode the row at `index` of `split` after its demonstrations. Raises UserError as `encode` does."""
         chosen = random.Random(f"icl/{self.seed}/{split}/{index}").sample(self.solved, self.k)
         while chosen:
             before = "".join(text + SEPARATOR for text in chosen)
-            over = length(self.spec, row, self.tokenizer, bos=self.bos, before=before) - self.max_length
+            over = length(self.spec, row, self.tokenizer, front=self.front, before=before) - self.max_length
             if over <= 0:
-                return encode(self.spec, row, self.tokenizer, self.max_length, bos=self.bos, before=before)
+                return encode(self.spec, row, self.tokenizer, self.max_length, front=self.front, before=before)
             while chosen and over > 0:  # overestimates the tokens saved, so that none is dropped that fits
                 piece = chosen.pop(0) + SEPARATOR
                 over -= int(1.1 * len(self.tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"])) + 1
-        return encode(self.spec, row, self.tokenizer, self.max_length, bos=self.bos)
+        return encode(self.spec, row, self.tokenizer, self.max_length, front=self.front)

@@ -10,6 +10,8 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.tasks.prompts import render
 from zo_sweeps.tasks.spec import TaskSpec
 
+MASKED_EDGES = 3  # tokens of a masked model's row besides the text: its two ends and the mask
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -47,7 +49,13 @@ class Example:
 
 
 def encode(
-    spec: TaskSpec, row: Mapping[str, Any], tokenizer: Any, max_length: int, *, bos: int | None = None, before: str = ""
+    spec: TaskSpec,
+    row: Mapping[str, Any],
+    tokenizer: Any,
+    max_length: int,
+    *,
+    front: tuple[int, ...] = (),
+    before: str = "",
 ) -> Example:
     """Encode the prompt of a row with each of its options.
 
@@ -55,25 +63,19 @@ def encode(
     tokenised by itself, and answer_length = tokens(prompt + option) - tokens(prompt). So "... Yes or No? " + "Yes" is
     scored on the one token " Yes", which is how the P-RGE wording, with its space before the answer, gets one clean
     token; where a byte-pair merge crosses the border, the count is off by the merged token, as in MeZO. Sequences that
-    are too long lose tokens on the LEFT, never the leading BOS; generation keeps `max_new_tokens` of `max_length` free.
+    are too long lose tokens on the LEFT, never `front`; generation keeps `max_new_tokens` of `max_length` free.
 
     Args:
         tokenizer: any Hugging Face tokenizer; only its text-to-ids call is used.
-        max_length: maximum tokens of a sequence, BOS included.
-        bos: id put in front instead of the tokenizer's own (OPT is trained and used with 0, though its tokenizer
-            says 2); None leaves it to the tokenizer, which may add none.
+        max_length: maximum tokens of a sequence, `front` included.
+        front: ids that every text starts with: the model's BOS, if it has one.
         before: text in front of the prompt (demonstrations); answers are counted without it.
 
     Raises:
         UserError: the row does not fit the task, an option adds no token, or `max_length` leaves no room.
     """
     prompt = render(spec, row)
-    front = _front(tokenizer) if bos is None else (bos,)
-    room = max_length - spec.max_new_tokens - len(front)
-    if room < 2:
-        reserved = f" less {spec.max_new_tokens} new tokens" if spec.max_new_tokens else ""
-        raise UserError(f"max_length {max_length}{reserved} leaves no room for a prompt of task {spec.name!r}")
-
+    room = room_of(spec, max_length, len(front))
     text = prompt.text.strip(" ").lstrip()
     prompt_ids = _ids(tokenizer, text)
     candidates = []
@@ -102,22 +104,33 @@ def encode(
     )
 
 
-def length(spec: TaskSpec, row: Mapping[str, Any], tokenizer: Any, *, bos: int | None = None, before: str = "") -> int:
+def room_of(spec: TaskSpec, max_length: int, front: int = 0) -> int:
+    """Return how many tokens of `max_length` are left for prompt and answer, after `front` of them.
+
+    Raises UserError if they are too few.
+    """
+    room = max_length - spec.max_new_tokens - (MASKED_EDGES if spec.objective.masked else front)
+    if room < 2:
+        reserved = f" less {spec.max_new_tokens} new tokens" if spec.max_new_tokens else ""
+        raise UserError(
+            f"max_length {max_length}{reserved} leaves no room for a prompt of task {spec.name!r}",
+            where="train.max_length",
+            fix=f"set it to {max_length + 2 - room} or more",
+        )
+    return room
+
+
+def length(
+    spec: TaskSpec, row: Mapping[str, Any], tokenizer: Any, *, front: tuple[int, ...] = (), before: str = ""
+) -> int:
     """Return the `max_length` that lets `encode` keep all of `before`, the prompt and the longest option."""
     prompt = render(spec, row)
     texts = [(before + (prompt.text + option).strip(" ")).lstrip() for option in prompt.options]
     if spec.max_new_tokens:
         texts = [(before + prompt.text.strip(" ")).lstrip()]
-    front = 1 if bos is not None else len(_front(tokenizer))
-    return front + max(len(_ids(tokenizer, text)) for text in texts) + spec.max_new_tokens
+    return len(front) + max(len(_ids(tokenizer, text)) for text in texts) + spec.max_new_tokens
 
 
 def _ids(tokenizer: Any, text: str) -> tuple[int, ...]:
     # verbose=False: no warning about sequences beyond the model's length, which are cut here
     return tuple(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
-
-
-def _front(tokenizer: Any) -> tuple[int, ...]:
-    """Return the ids that the tokenizer puts before every text: its BOS, or none."""
-    first = tuple(tokenizer("")["input_ids"])[:1]
-    return first if first and first[0] == tokenizer.bos_token_id else ()

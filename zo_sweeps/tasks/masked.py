@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.tasks.encode import Candidate, Example
+from zo_sweeps.tasks.encode import Candidate, Example, room_of
 from zo_sweeps.tasks.prompts import render
 from zo_sweeps.tasks.spec import MASK, TaskSpec
 
@@ -24,9 +24,7 @@ def encode_masked(spec: TaskSpec, row: Mapping[str, Any], tokenizer: Any, max_le
     prompt = render(spec, row)
     left_text, right_text = prompt.text.split(MASK)
     left, right = _ids(tokenizer, left_text.strip(" ")), _ids(tokenizer, right_text.rstrip(" "))
-    room = max_length - 3
-    if room < 2:
-        raise UserError(f"max_length {max_length} leaves no room for a prompt of task {spec.name!r}")
+    room = room_of(spec, max_length)
     kept_right = min(len(right), max(room // 2, room - len(left)))
     left, right = left[max(0, len(left) - (room - kept_right)) :], right[:kept_right]
     ids = (tokenizer.bos_token_id, *left, tokenizer.mask_token_id, *right, tokenizer.eos_token_id)

@@ -68,6 +68,16 @@ def describe(config: Mapping[str, Any]) -> Arch:
     return family(config).describe(config)
 
 
+def fits(arch: Arch, tokens: int) -> None:
+    """Raise UserError if a tokenizer, whose highest id is `tokens` - 1, is larger than the model's embeddings."""
+    if tokens > arch.vocabulary:
+        raise UserError(
+            f"the tokenizer has {tokens} tokens, and the model's embeddings have {arch.vocabulary} rows",
+            where="model",
+            fix="use the tokenizer that was saved with the weights",
+        )
+
+
 def with_layers(config: Mapping[str, Any], most: int) -> dict[str, Any]:
     """Return the configuration with at most `most` layers, for random weights; unchanged if it gives no number."""
     key = next((key for key in ("num_hidden_layers", "n_layer", "n_layers", "num_layers") if key in config), None)
