@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 
-from tests.engine.conftest import TinyModel, make_examples
+from tests.engine.conftest import Example, TinyModel, make_examples
 from tests.engine.test_losses import mixed, plain_answer_logprobs
 from zo_sweeps.engine import losses
 from zo_sweeps.engine.batch import collate
@@ -29,6 +31,23 @@ def test_accuracy_is_one_minus_the_share_of_right_answers(model: TinyModel) -> N
         int(torch.stack([lp.mean() for lp in plain_answer_logprobs(model, e)]).argmax()) == e.gold for e in examples
     ]
     assert 0 < sum(right) < len(right)
+    got = losses.accuracy(token_logprobs(model, batch, copies=2), batch)
+    torch.testing.assert_close(got, torch.full((2,), 1 - sum(right) / len(right)))
+
+
+def test_any_of_several_right_candidates_counts_as_in_evaluation(model: TinyModel) -> None:
+    @dataclass(frozen=True)
+    class Several(Example):
+        golds: tuple[int, ...] = ()
+
+    drawn = make_examples(24, seed=4, options=4)
+    examples = [Several(e.candidates, e.gold, tuple({e.gold, (e.gold + n % 3) % 4})) for n, e in enumerate(drawn)]
+    best = [int(torch.stack([lp.mean() for lp in plain_answer_logprobs(model, e)]).argmax()) for e in examples]
+    right = [choice in e.golds for choice, e in zip(best, examples, strict=True)]
+    assert sum(right) > sum(choice == e.gold for choice, e in zip(best, examples, strict=True))
+    batch = collate([*examples, *make_examples(1, seed=5, options=2)], pad_id=0)  # one has fewer slots in use
+    assert batch.right.sum(dim=1).tolist() == [*(len(e.golds) for e in examples), 1]
+    batch = collate(examples, pad_id=0)
     got = losses.accuracy(token_logprobs(model, batch, copies=2), batch)
     torch.testing.assert_close(got, torch.full((2,), 1 - sum(right) / len(right)))
 

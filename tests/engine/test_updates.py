@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from tests.engine import contract
 from tests.engine.conftest import TinyModel, make_examples, targets, tiny_model
+from zo_sweeps.core.errors import UserError
 from zo_sweeps.engine import losses
 from zo_sweeps.engine.batch import Batch, collate
 from zo_sweeps.engine.data import indices
@@ -388,6 +389,12 @@ def test_revert_walks_back_within_its_tolerance(update: Update) -> None:
         assert error < 1e-4 * moved
         if then:
             revert(how, space.params, log[:then], Linear().over(1e-3, 12), seed=3, last=then)
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if contract.known("update", n, {"weight_decay": 0})])
+def test_a_negative_weight_decay_is_refused(name: str) -> None:
+    with pytest.raises(UserError, match=rf"update\.weight_decay of {name} must be at least 0, not -0\.1"):
+        member(name, weight_decay=-0.1)
 
 
 @pytest.mark.parametrize("update", [Adam(), Momentum(), SGD(weight_decay=0.1)])

@@ -136,3 +136,22 @@ def test_an_option_without_tokens_is_refused(tokenizer: Any) -> None:
     task["dialects"]["mezo"]["options"] = [" great", " "]
     with pytest.raises(UserError, match="the option ' ' adds no token"):
         encode(spec_of(task, "mezo"), REMARK, tokenizer, 64)
+
+
+def test_options_that_are_the_same_text_or_the_same_tokens_are_refused(tokenizer: Any) -> None:
+    task = load_task("sst2")
+    task["dialects"]["mezo"]["options"] = ["great", " great"]
+    with pytest.raises(UserError, match=r"two options are both 'great', .* in task 'sst2', dialect 'mezo'"):
+        spec_of(task, "mezo")
+    task["dialects"]["mezo"]["options"] = ["great", "Great"]
+
+    def uncased(text: str, **options: Any) -> Any:
+        return tokenizer(text.lower(), **options)
+
+    with pytest.raises(UserError, match=r"the options 'great', 'Great' are the same tokens for this model in task"):
+        encode(spec_of(task, "mezo"), REMARK, uncased, 64)
+
+
+def test_equal_options_of_a_row_are_its_own(tokenizer: Any) -> None:
+    example = encoded("winogrande", {**GAP, "option2": "Sarah"}, tokenizer)
+    assert example.candidates[0].ids == example.candidates[1].ids

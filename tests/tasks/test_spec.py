@@ -111,9 +111,11 @@ def test_a_generation_task_needs_a_length() -> None:
 def test_templates_cannot_reach_into_python() -> None:
     task = changed()
     task["dialects"]["mezo"]["template"] = "{{ sentence.__class__.__mro__ }}"
-    spec = spec_of(task, "mezo")
+    with pytest.raises(UserError, match=r"bad template: the attribute '__\w+__' is not accessible in task 'sst2'"):
+        spec_of(task, "mezo")
+    task["dialects"]["mezo"]["template"] = "{{ sentence['__class__'] }}"
     with pytest.raises(UserError, match="the template does not fit a row"):
-        render(spec, {"sentence": "fine", "label": 0})
+        render(spec_of(task, "mezo"), {"sentence": "fine", "label": 0})
 
 
 @pytest.mark.parametrize(

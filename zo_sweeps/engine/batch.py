@@ -32,7 +32,7 @@ class Candidate(Protocol):
 
 
 class Example(Protocol):
-    """An example's candidates, and the index of the gold one."""
+    """An example's candidates, and the index of the gold one. With several right ones, `golds` has all indices."""
 
     @property
     def candidates(self) -> Sequence[Candidate]: ...
@@ -54,7 +54,8 @@ class Batch:
     token_candidate: Tensor  # [K] index into the C candidates
     candidate_length: Tensor  # [C] fp32, answer tokens per candidate
     candidate_slot: Tensor  # [C] index into the flattened [B, slots]
-    gold: Tensor  # [B] slot of the gold candidate
+    gold: Tensor  # [B] slot of the gold candidate, the one trained on
+    right: Tensor  # [B, slots] whether a slot holds a right candidate; several may
     slots: int  # largest number of candidates of an example
 
     @property
@@ -92,11 +93,13 @@ def collate(
     lengths: list[int] = []
     slot_of: list[int] = []
     gold: list[int] = []
+    right: list[tuple[int, int]] = []  # (example, slot)
     masked = False
     slots = 1 if gold_only else max(len(example.candidates) for example in examples)
     for b, example in enumerate(examples):
         chosen = [example.candidates[example.gold]] if gold_only else list(example.candidates)
         gold.append(0 if gold_only else example.gold)
+        right += [(b, slot) for slot in ({0} if gold_only else {example.gold, *getattr(example, "golds", ())})]
         for slot, candidate in enumerate(chosen):
             ids = tuple(candidate.ids)
             mask_at: int | None = getattr(candidate, "mask_at", None)
@@ -132,6 +135,8 @@ def collate(
     if every_position:
         token_place = (place_row * T + place_column)[token_place]
         place_row, place_column = torch.arange(len(rows)).repeat_interleave(T), torch.arange(T).repeat(len(rows))
+    is_right = torch.zeros(len(examples), slots, dtype=torch.bool)
+    is_right[tuple(torch.tensor(right).T)] = True
     return Batch(
         input_ids=input_ids,
         attention_mask=mask,
@@ -144,5 +149,6 @@ def collate(
         candidate_length=torch.tensor(lengths, dtype=torch.float32),
         candidate_slot=torch.tensor(slot_of),
         gold=torch.tensor(gold),
+        right=is_right,
         slots=slots,
     )

@@ -65,12 +65,14 @@ def label_words(logprobs: Tensor, batch: Batch) -> Tensor:
 
 
 def accuracy(logprobs: Tensor, batch: Batch) -> Tensor:
-    """Return 1 - the share of examples whose gold candidate has the highest mean log-probability, [P].
+    """Return 1 - the share of examples where a right candidate has the highest mean log-probability, [P].
 
-    Not differentiable: a ZO objective only (MeZO, section 3.3). Ties go to the first candidate.
+    Not differentiable: a ZO objective only (MeZO, section 3.3). Any of several right candidates counts, as in
+    evaluation. Ties go to the first candidate.
     """
-    right = candidate_scores(logprobs, batch).argmax(dim=2) == batch.gold
-    return 1 - right.float().mean(dim=1)
+    chosen = candidate_scores(logprobs, batch).argmax(dim=2)  # [P, B]
+    right = batch.right.expand(len(chosen), -1, -1).gather(2, chosen.unsqueeze(2))
+    return 1 - right.squeeze(2).float().mean(dim=1)
 
 
 def negative_score(scores: Sequence[float]) -> Tensor:

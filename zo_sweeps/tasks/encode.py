@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,6 +91,7 @@ def encode(
         kept = (*front, *ids[-room:])
         # The first id of a sequence cannot be predicted: nothing precedes it.
         candidates.append(Candidate(kept, min(answer_length, len(kept) - 1)))
+    check_different(spec, candidates)
     if before:
         prompt_ids = _ids(tokenizer, (before + prompt.text.strip(" ")).lstrip())
     return Example(
@@ -118,6 +119,20 @@ def room_of(spec: TaskSpec, max_length: int, front: int = 0) -> int:
             fix=f"set it to {max_length + 2 - room} or more",
         )
     return room
+
+
+def check_different(spec: TaskSpec, candidates: Sequence[Candidate]) -> None:
+    """Raise UserError if two of a task's own options are the same tokens: their loss has no gradient.
+
+    Options that a row brings along may be equal: any right one counts.
+    """
+    if spec.kind.own_options or len({candidate.ids for candidate in candidates}) == len(candidates):
+        return
+    raise UserError(
+        f"two of the options {', '.join(map(repr, spec.options))} are the same tokens for this model",
+        where=f"task {spec.name!r} ({spec.dialect})",
+        fix="give them other words, or, if they are cut, a larger train.max_length",
+    )
 
 
 def length(

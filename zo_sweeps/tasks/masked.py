@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.tasks.encode import Candidate, Example, room_of
+from zo_sweeps.tasks.encode import Candidate, Example, check_different, room_of
 from zo_sweeps.tasks.prompts import render
 from zo_sweeps.tasks.spec import MASK, TaskSpec
 
@@ -31,6 +31,7 @@ def encode_masked(spec: TaskSpec, row: Mapping[str, Any], tokenizer: Any, max_le
     candidates = tuple(
         Candidate((*ids, _word(spec, tokenizer, option)), 1, mask_at=len(left) + 1) for option in prompt.options
     )
+    check_different(spec, candidates)
     return Example(candidates, prompt.gold, (), ids, prompt.text, prompt.golds, prompt.value)
 
 

@@ -91,6 +91,9 @@ class TaskSpec:
             raise UserError(
                 f"the loss {self.objective.name!r} cannot be evaluated without generating", where=where, fix=fix
             )
+        words = [option.strip(" ") for option in self.options]
+        if same := [word for i, word in enumerate(words) if word in words[:i]]:
+            raise UserError(f"two options are both {same[0]!r}, and training cannot tell them apart", where=where)
         masked = self.objective.masked
         for source in (self.template, *self.options):
             known = {*self.columns, *({"mask"} if masked else ()), *({"item"} if self.each else ())}

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from jinja2 import StrictUndefined, Template, TemplateSyntaxError, meta
+from jinja2 import StrictUndefined, Template, TemplateSyntaxError, meta, nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 
@@ -40,9 +40,15 @@ def fill(source: str, row: Mapping[str, Any]) -> str:
 
 
 def names_in(source: str) -> set[str]:
-    """Return the fields that the template `source` uses. Raises ValueError if it is not a template."""
+    """Return the fields that the template `source` uses.
+
+    Raises ValueError if it is not a template, or reaches for what the sandbox refuses in every row (`_` attributes).
+    """
     try:
         _compiled(source)  # only the compiler notices unknown filters
+        for node in _ENV.parse(source).find_all(nodes.Getattr):
+            if not _ENV.is_safe_attribute(None, node.attr, None):
+                raise ValueError(f"the attribute {node.attr!r} is not accessible")
         return meta.find_undeclared_variables(_ENV.parse(source)) - set(_ENV.globals)
     except TemplateSyntaxError as error:
         raise ValueError(f"{error.message} (line {error.lineno} of the template)") from error

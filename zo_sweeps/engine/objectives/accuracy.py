@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Accuracy(Objective):
-    """The objective f = 1 - the share of examples whose right candidate scores highest. MeZO, section 3.3."""
+    """The objective f = 1 - the share of examples where a right candidate scores highest. MeZO, section 3.3."""
 
     differentiable: ClassVar[bool] = False
 
