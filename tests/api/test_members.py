@@ -76,7 +76,7 @@ def ran(place: Path, executor: str) -> Any:
     """What the script says of a sweep over both members."""
     script = place / "script.py"
     script.write_text(SCRIPT)
-    overrides = [f"executor={executor}", "perturbation=half,offered", "train.steps=2", NOWHERE]
+    overrides = [f"executor={executor}", "perturbation=half,offered", "grid.relabel=true", "train.steps=2", NOWHERE]
     done = subprocess.run(
         [sys.executable, str(script), json.dumps([overrides, str(place / executor), "my_conf"])],
         cwd=place,

@@ -41,7 +41,7 @@ def test_columns_have_their_names_and_replace_what_the_block_says(tmp_path: Path
 def test_a_block_can_say_otherwise_for_a_column_and_the_command_line_for_all(tmp_path: Path) -> None:
     made = grid()
     made["blocks"]["zo"]["per_task"] = {"short": {"update": {"lr": 0.25}}}
-    plan = planned(tmp_path, made, "train.max_length=32")
+    plan = planned(tmp_path, made, "train.max_length=32", "grid.relabel=true")
     configs = {cell.task: TrialConfig.of(plan.every[cell.trial_id].config) for cell in plan.cells}
     assert configs["short"].update.lr == 0.25
     assert {config.train.max_length for config in configs.values()} == {32}

@@ -31,7 +31,7 @@ def test_the_loop_is_over_all_grids() -> None:
 @pytest.mark.parametrize("grid", LINES)
 def test_a_line_of_the_loop_plans_its_grid(grid: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    plan = build(Composer([f"+grid={grid}", "scale=smoke", f"data.dir={tmp_path}", *given(grid)]))
+    plan = build(Composer([f"+grid={grid}", "grid.relabel=true", "scale=smoke", f"data.dir={tmp_path}", *given(grid)]))
     assert plan.every
     reasons = {re.sub(r"/\S+", "…", why) for why in plan.missing.values()}
     absent = {why for why in reasons if "weights cannot be stored as" in why}
@@ -55,7 +55,9 @@ def test_a_grid_runs_and_prints_its_tables_figures_and_report(
     kept = [text for text in given(grid) if not text.startswith("task=")]
 
     state = f"state_dir={tmp_path / 'state'}"
-    printed = in_process(capsys, f"+grid={grid}", "scale=smoke", "executor=inline", NOWHERE, state, *kept, *task)
+    printed = in_process(
+        capsys, f"+grid={grid}", "grid.relabel=true", "scale=smoke", "executor=inline", NOWHERE, state, *kept, *task
+    )
     assert "failed" not in printed
     assert "not run" not in printed
     in_process(capsys, "figure", f"+grid={grid}", state)

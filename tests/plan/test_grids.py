@@ -153,7 +153,7 @@ def test_one_value_replaces_an_axis_and_several_make_a_new_one() -> None:
 
 
 def test_groups_can_be_an_axis_too() -> None:
-    plan = named("quickstart", "space=lora,lora_fa")
+    plan = named("quickstart", "space=lora,lora_fa", "grid.relabel=true")
     zo = [c for c in plan.cells if c.block == "zo_lora_fa_q1"]
     assert {c.hyperparameters["space"] for c in zo} == {"lora", "lora_fa"}
     spaces = {of(plan.every[c.trial_id]).space.name for c in zo}
@@ -185,7 +185,7 @@ def test_a_scale_is_named_in_the_caption_and_so_is_what_was_set_by_hand() -> Non
 
 
 def test_the_effective_batch_is_held_over_q() -> None:
-    plan = named("quickstart", "estimator.q=1,2,4,8,16")
+    plan = named("quickstart", "estimator.q=1,2,4,8,16", "grid.relabel=true")
     zo = configs(plan, "zo_lora_fa_q1")
     assert {(config.estimator.budget, config.train.batch) for config in zo} == {
         (1, 16),
@@ -194,7 +194,7 @@ def test_the_effective_batch_is_held_over_q() -> None:
         (8, 2),
         (16, 1),
     }
-    given = named("quickstart", "estimator.q=3", "train.batch=2")
+    given = named("quickstart", "estimator.q=3", "train.batch=2", "grid.relabel=true")
     assert {config.train.batch for config in configs(given, "zo_lora_fa_q1")} == {2}
 
 
@@ -260,7 +260,7 @@ def test_every_wrong_option_of_a_block_is_listed(tmp_path: Path) -> None:
     [
         (["update.lr=nan"], "not a finite number"),
         (["update.lr=-1"], "update.lr of sgd must be at least 0, not -1"),
-        (["estimator.q=0"], "estimator.q of rge must be at least 1, not 0"),
+        (["estimator.q=0", "grid.relabel=true"], "estimator.q of rge must be at least 1, not 0"),
         (["estimator.eps=0"], "estimator.eps of rge must be above 0, not 0"),
         (["train.steps=0"], "train.steps must be at least 1"),
         (["train.batch=0"], "train.batch must be at least 1"),
@@ -269,8 +269,8 @@ def test_every_wrong_option_of_a_block_is_listed(tmp_path: Path) -> None:
         (["split.dev=0"], "split.dev must be at least 1, not 0"),
         (["grid.seeds=[]"], "has no trials"),
         (["evaluation.mode=diagonal"], "unknown mode 'diagonal'"),
-        (["update=adam", "method=mezo", "update.schedule=cosin"], "unknown schedule 'cosin'"),
-        (["method=fo_lora_fa", "precision=fp16", "device=cpu"], "fp16 on a CPU is not supported"),
+        (["update=adam", "method=mezo", "update.schedule=cosin", "grid.relabel=true"], "unknown schedule 'cosin'"),
+        (["method=fo_lora_fa", "precision=fp16", "device=cpu", "grid.relabel=true"], "fp16 on a CPU is not supported"),
     ],
 )
 def test_what_cannot_be_run_is_said(tmp_path: Path, overrides: list[str], part: str) -> None:
@@ -361,5 +361,5 @@ def test_entries_that_an_override_makes_the_same_are_counted_for_the_reader(tmp_
     grid["blocks"]["same"] = {"label": "S", "fixed": {"method": "mezo", "update": {"lr": 0.1}, "model": "demo"}}
     del grid["fixed"]["model"]
     assert not any("share" in caveat for caveat in planned(tmp_path, grid).caveats)
-    found = planned(tmp_path, grid, "model=demo")
+    found = planned(tmp_path, grid, "model=demo", "grid.relabel=true")
     assert "2 entries became identical to others under these overrides and share their trials" in found.caveats

@@ -99,9 +99,10 @@ def test_a_method_preset_that_names_a_member_beside_its_options_gets_that_member
 
 
 def test_the_command_line_that_names_a_member_gets_that_member(tmp_path: Path) -> None:
-    config = the_one(block(tmp_path, {"method": "mezo"}, "estimator.name=rge_one_sided", "estimator.q=8"))
+    more = ("estimator.q=8", "grid.relabel=true")
+    config = the_one(block(tmp_path, {"method": "mezo"}, "estimator.name=rge_one_sided", *more))
     assert config.estimator == RGEOneSided(q=8)
-    assert config == the_one(block(tmp_path, {"method": "mezo"}, "estimator=rge_one_sided", "estimator.q=8"))
+    assert config == the_one(block(tmp_path, {"method": "mezo"}, "estimator=rge_one_sided", *more))
 
 
 def test_a_member_that_the_grid_chooses_wins_over_the_one_that_the_preset_names(tmp_path: Path) -> None:
@@ -231,7 +232,8 @@ def test_a_misspelt_key_of_a_file_is_refused_with_the_file_and_the_near_match(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write(tmp_path, file, {**PRESET, **content} if file.startswith("method/") else content)
-    near(refused(capsys, tmp_path, f"{file.partition('/')[0]}=mine"), key, meant, tmp_path / file)
+    line = refused(capsys, tmp_path, f"{file.partition('/')[0]}=mine", "grid.relabel=true")
+    near(line, key, meant, tmp_path / file)
 
 
 def test_a_misspelt_key_of_a_task_is_refused_with_its_file(
@@ -345,7 +347,7 @@ def test_an_option_that_a_grid_gives_to_every_block_is_passed_over_by_a_member_w
 
 def test_a_blocks_own_option_is_passed_over_where_the_command_line_chooses_another_member(tmp_path: Path) -> None:
     fixed = {"method": "prge", "space": {"rank": 4}, "evaluation": {"mode": "sequential"}}
-    assert the_one(block(tmp_path, fixed, "space=full")).space.name == "full"
+    assert the_one(block(tmp_path, fixed, "space=full", "grid.relabel=true")).space.name == "full"
 
 
 @pytest.mark.parametrize(

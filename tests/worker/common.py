@@ -15,7 +15,7 @@ SMALL = ["split.train=24", "split.dev=8", "split.test=12", "train.batch=4", "tra
 
 def make(*overrides: str) -> Trial:
     """One trial of the quickstart grid's shape: its first ZO block unless a method is given."""
-    given = ["+grid=quickstart", "grid.seeds=[3]", *SMALL, *overrides]
+    given = ["+grid=quickstart", "grid.relabel=true", "grid.seeds=[3]", *SMALL, *overrides]
     left_out = [f"~grid.blocks.{name}" for name in ("zero_shot", "fo_lora_fa", "zo_lora_fa_q1")]
     (trial,) = build(Composer([*given, *left_out, "grid.tables={}"])).trials
     return trial

@@ -110,7 +110,15 @@ def folder(tmp_path: Path) -> Path:
 def planned(folder: Path, *overrides: str) -> Trial:
     left_out = [f"~grid.blocks.{name}" for name in ("zero_shot", "fo_lora_fa", "zo_lora_fa_q1")]
     few = ["train.steps=3", "estimator.q=2", "update.lr=0.05", *SMALL, *left_out]
-    given = ["+grid=quickstart", "grid.seeds=[3]", "grid.tables={}", "method=prge", *few, *overrides]
+    given = [
+        "+grid=quickstart",
+        "grid.seeds=[3]",
+        "grid.relabel=true",
+        "grid.tables={}",
+        "method=prge",
+        *few,
+        *overrides,
+    ]
     (trial,) = build(Composer(given, [str(folder)])).trials
     return trial
 

@@ -22,6 +22,7 @@ from zo_sweeps.core.files import folder_at
 from zo_sweeps.methods import registry
 from zo_sweeps.methods.definition import Locate, options
 from zo_sweeps.methods.executor import Executor
+from zo_sweeps.methods.parts import Method
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -31,6 +32,8 @@ MEMBER_GROUPS = (*AXES, "precision", "executor")  # groups whose options are the
 OPEN = (*AXES, "precision", "task", "method")  # parts of a trial that Hydra takes as they are
 SEARCH = "hydra.searchpath="  # Hydra's own override for further folders; --config-dir is short for it
 PATHS = ("model.path", "data.dir", "state_dir", "tracking.uri")  # taken as typed: Hydra's grammar stops at "~" and "("
+# Keys that give a grid's cells the trials that its files do, seed and machine aside.
+SAME_TRIALS = ("seed", "grid.seeds", "device", "data.dir", "executor", "cluster", "tracking", "state_dir")
 _NOTHING = object()
 
 
@@ -85,9 +88,11 @@ class Composer:
     def __init__(self, overrides: Sequence[str] = (), config_dirs: Sequence[str] = ()) -> None:
         from omegaconf import OmegaConf
 
+        self._config_dirs = config_dirs
+        self._searched = [text for text in overrides if text.startswith(SEARCH)]
         if absent := [folder for folder in config_dirs if not Path(folder).is_dir()]:
             raise UserError(f"no such folder: {', '.join(absent)}", where="--config-dir")
-        searched = [url for text in overrides if text.startswith(SEARCH) for url in _searchpath(text)]
+        searched = [url for text in self._searched for url in _searchpath(text)]
         self._search = [*(f"file://{Path(folder).resolve()}" for folder in config_dirs), *searched]
         if absent := [str(path) for path in self.folders[1:] if not path.is_dir()]:
             raise UserError(f"no such folder: {', '.join(absent)}", where="hydra.searchpath")
@@ -118,6 +123,16 @@ class Composer:
         """The folders that are searched for configuration files, in order."""
         local = (url.removeprefix("file://") for url in self._search)
         return [conf_dir(), *(Path(path) for path in local if "://" not in path)]
+
+    @property
+    def changes_trials(self) -> bool:
+        """Whether the command line may give the grid's cells other trials than the files do, seed and machine aside."""
+        keys = [_key(text) for text in self._given]
+        return any(key not in SAME_TRIALS and key.partition(".")[0] not in SAME_TRIALS for key in keys if key != "grid")
+
+    def as_written(self) -> Composer:
+        """Return a composer of the same grid and folders without any other override."""
+        return Composer([*self._searched, f"+grid={self.grid_name}"], self._config_dirs)
 
     @property
     def left_out(self) -> list[str]:
@@ -269,7 +284,7 @@ class Composer:
                     composed = _tree(self._compose([f"{group}={option}" for group, option in meant.items()]))
             chosen = dict(self._chosen)
             for axis in AXES:
-                composed[axis]["name"] = self._member(axis, chosen[axis])
+                composed[axis]["name"] = self.member_name(axis, chosen[axis])
             self._drop(composed, dict(choices))
             self._composed[choices] = {key: composed[key] for key in TRIAL_KEYS}
             self._chosen_by[choices] = chosen
@@ -277,14 +292,20 @@ class Composer:
 
     def _renamed(self, composed: Mapping[str, Any], choices: Mapping[str, str]) -> dict[str, str]:
         """Return axis -> member, for the axes where a preset's {name: X, ...} differs from the chosen option."""
-        members = {axis: self._member(axis, self._chosen[axis]) for axis in AXES if axis not in choices}
+        members = {axis: self.member_name(axis, self._chosen[axis]) for axis in AXES if axis not in choices}
         named = {axis: str(composed[axis].get("name", member)) for axis, member in members.items()}
         return {axis: name for axis, name in named.items() if name != members[axis]}
 
-    def _member(self, axis: str, choice: str) -> str:
+    def member_name(self, axis: str, choice: str) -> str:
         """Return the member that an axis's option chooses: the `name` in its file, or the option itself."""
         files = [file for folder in self.folders if (file := folder / axis / f"{choice}.yaml").is_file()]
         return str(_yaml(files[0]).get("name", choice)) if files else choice
+
+    def member_of(self, method: str, axis: str) -> str | None:
+        """Return the member of an axis that a method's preset chooses; None if its trials do not use the axis."""
+        preset = self._cached((("method", method),))
+        kind = Method.read(preset["method"], "method", self.locate({"method": method})).kind
+        return str(preset[axis]["name"]) if axis in kind.parts else None
 
     @staticmethod
     def _names(axis: str, member: str) -> set[str]:
@@ -302,7 +323,7 @@ class Composer:
         """Return a function: key -> its origin, "the command line" or one of the chosen files."""
 
         def where(key: str) -> str:
-            if any(text.lstrip("+~").split("=")[0] == key for text in self._given):
+            if any(_key(text) == key for text in self._given):
                 return "the command line"
             return self._file_of(key, {**self._chosen_by.get(_of_method(choices), {}), **choices})
 
@@ -403,6 +424,11 @@ def _searchpath(text: str) -> list[str]:
 
     listed = _plain(OverridesParser.create().parse_override(text).value())
     return [str(url) for url in listed] if isinstance(listed, list) else [str(listed)]
+
+
+def _key(text: str) -> str:
+    """Return the key of an override, without Hydra's prefixes."""
+    return text.lstrip("+~").split("=")[0]
 
 
 def _plain(value: Any) -> Any:

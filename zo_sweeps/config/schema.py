@@ -37,6 +37,11 @@ TYPED = {
 }
 # The keys of a trial; all others belong to the run.
 TRIAL_KEYS = (*TRIAL_GROUPS, "evaluation", "train", "gradients", "split", "data", "seed")
+# What a label promises (see plan/overrides.py): amounts of work are no part of it, except the length that a column
+# names; the command line may replace an axis over a searched key, and restrict any other.
+LENGTH = "train.max_length"
+AMOUNTS = ("train.steps", "train.eval_every", LENGTH, "split.train", "split.dev", "split.test")
+SEARCHED = ("update.lr", "estimator.eps")
 FILLED_IN = {"model": ("fingerprint",), "data": ("text_fingerprint",)}  # by the planner, not by the user
 
 
@@ -153,6 +158,7 @@ class GridConfig:
     axes: dict[str, Any] = field(default_factory=dict)
     columns: dict[str, Any] = field(default_factory=dict)  # name -> its fixed values, if the columns are not tasks
     seeds: list[int] = field(default_factory=lambda: [0])
+    relabel: bool = False  # run rows and columns with overrides of what they fix, under labels that name these
     select: SelectConfig = field(default_factory=SelectConfig)
     exclude: list[dict[str, Any]] = field(default_factory=list)
     blocks: dict[str, BlockConfig] = field(default_factory=dict)

@@ -24,6 +24,7 @@ from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.availability import Availability, Places
 from zo_sweeps.plan.compatible import incompatible
 from zo_sweeps.plan.expand import Setting, expand
+from zo_sweeps.plan.overrides import Overrides
 from zo_sweeps.plan.resolve import Options, resolve
 from zo_sweeps.plan.visible_rows import shown
 
@@ -49,7 +50,8 @@ class Plan:
     """The trials of a grid.
 
     Args:
-        config: of the run; its grid without the rows and series of removed blocks.
+        config: of the run; its grid without the rows and series that the command line leaves out, and with labels that
+            name the overrides of what they promise.
         trials: the trials that can run here, each once, in grid order.
         cells: every (block, task, setting, seed), with the trials that cannot run here.
         reasons: trial_id -> every reason why the trial cannot run here.
@@ -57,6 +59,7 @@ class Plan:
         caveats: the differences between the trials and the grid as written.
         every: trial_id -> trial, with those that cannot run here.
         remarks: trial_id -> what limits it, such as few distinct directions.
+        relabelled: the blocks whose labels name an override.
     """
 
     config: RunConfig
@@ -67,6 +70,7 @@ class Plan:
     caveats: tuple[str, ...]
     every: Mapping[str, Trial] = field(default_factory=dict)
     remarks: Mapping[str, str] = field(default_factory=dict)
+    relabelled: frozenset[str] = frozenset()
 
     @cached_property
     def missing(self) -> Mapping[str, str]:
@@ -103,6 +107,7 @@ def build(composer: Composer) -> Plan:
     places = Places()
     options = Options()
     devices: set[str] = set()
+    overrides = Overrides(composer)
     if not grid.blocks:
         raise UserError(f"grid {grid.name!r} has no blocks", where=f"grid/{composer.grid_name}.yaml")
     try:
@@ -111,7 +116,7 @@ def build(composer: Composer) -> Plan:
         problems[str(error)] = []
     for name, block in grid.blocks.items():
         try:
-            for setting in expand(composer, grid, name, block):
+            for setting in expand(composer, grid, name, block, overrides):
                 config = resolve(composer, setting, options)
                 if (device := config.device.name) not in devices:
                     composer.option("device", device)  # no node is labelled with a name that has no profile
@@ -124,9 +129,10 @@ def build(composer: Composer) -> Plan:
                 needs = places.look(config)
                 trial_id = needs.config.trial_id()
                 column, display = setting.column or config.task.name, config.task.display or config.task.name
-                labels[column] = setting.column or display
+                labels[column] = overrides.label(column, setting.column or display)
                 if trial_id not in trials:
-                    trials[trial_id] = _trial(trial_id, needs, grid.name, name, grid.label(name), setting, display)
+                    row = overrides.label(name, grid.label(name))
+                    trials[trial_id] = _trial(trial_id, needs, grid.name, name, row, setting, display)
                     if needs.reasons:
                         reasons[trial_id] = needs.reasons
                     if needs.remark:
@@ -141,11 +147,22 @@ def build(composer: Composer) -> Plan:
     ]
     if found := [*found, *options.unknown(composer)]:
         raise _all(found, grid.name)
+    notes = tuple(overrides.notes(grid, labels))
+    grid = overrides.kept(grid)
     if not trials:
         raise UserError(f"grid {grid.name!r} has no trials: no seeds, or everything is excluded")
     runnable = tuple(trial for trial_id, trial in trials.items() if trial_id not in reasons)
-    caveats = _caveats(composer, cells, trials)
-    return Plan(replace(composer.run, grid=grid), runnable, tuple(cells), reasons, labels, caveats, trials, remarks)
+    return Plan(
+        replace(composer.run, grid=grid),
+        runnable,
+        tuple(cells),
+        reasons,
+        labels,
+        (*_caveats(composer, cells, trials), *notes),
+        trials,
+        remarks,
+        frozenset(overrides.renamed) & {*grid.blocks},
+    )
 
 
 def _note(problems: dict[str, list[str]], text: str, block: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from zo_sweeps.config.composer import CHOOSES, Composer, Forced
 from zo_sweeps.config.schema import TRIAL_GROUPS, BlockConfig, GridConfig
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.plan.overrides import Overrides, Promise
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class Setting:
         searched: the values of the axes, of groups and keys.
         column: one of the grid's `columns`; "" if the columns are tasks.
         own: keys that the block sets for members that it alone chooses: an error if the member lacks them.
+        of_column: keys that the column fixes: no scale changes them.
         where: grid and block, for messages.
     """
 
@@ -29,11 +31,17 @@ class Setting:
     searched: Mapping[str, Any]
     column: str = ""
     own: frozenset[str] = frozenset()
+    of_column: frozenset[str] = frozenset()
     where: str = ""
 
 
-def expand(composer: Composer, grid: GridConfig, name: str, block: BlockConfig) -> Iterator[Setting]:
+def expand(
+    composer: Composer, grid: GridConfig, name: str, block: BlockConfig, overrides: Overrides
+) -> Iterator[Setting]:
     """Yield the settings of a block in the order of the file; the seeds vary fastest.
+
+    Args:
+        overrides: the command line's, which leave columns of the block out or change what they promise.
 
     Raises UserError for an axis that is no list, is empty or is fixed as well, and for keys and values of a wrong type.
     """
@@ -49,7 +57,11 @@ def expand(composer: Composer, grid: GridConfig, name: str, block: BlockConfig) 
     exclude = [_flatten(entry) for entry in (*grid.exclude, *block.exclude)]
     for column, task, of_column in _columns(grid.columns, forced, axes.get("task"), default_task, where):
         per_task = _flatten(block.per_task.get(column or task, {}))
-        here, own = _at_task(fixed, axes, {**of_column, **per_task}, forced)
+        promise = Promise(_flatten(block.fixed), of_column, per_task, axes, task)
+        if (kept := overrides.at(promise, name, column or task)) is None:
+            continue
+        of_column = {key: value for key, value in of_column.items() if key != "task"}
+        here, own = _at_task(fixed, axes, {**of_column, **per_task}, kept)
         several = {*own, *forced.choices}  # groups whose member may not be the block's own
         strict = {key for key in own_keys | {*per_task} if not several & {key.partition(".")[0], "method"}} - {
             *forced.values
@@ -66,13 +78,17 @@ def expand(composer: Composer, grid: GridConfig, name: str, block: BlockConfig) 
             choices = {key: str(value) for key, value in chosen.items() if key in TRIAL_GROUPS}
             values = {key: value for key, value in chosen.items() if key not in TRIAL_GROUPS}
             for seed in seeds:
-                yield Setting(choices, {**values, "seed": seed}, searched, column, frozenset(strict), where)
+                yield Setting(
+                    choices, {**values, "seed": seed}, searched, column, frozenset(strict), frozenset(of_column), where
+                )
 
 
 def _columns(
     named: Mapping[str, Any], forced: Forced, tasks: Sequence[str] | None, default_task: str, where: str
 ) -> list[tuple[str, str, dict[str, Any]]]:
     """Return (name, task, values) for each of the grid's `columns`, or ("", task, {}) for each task if it has none.
+
+    The values have the key `task` if the column fixes it.
 
     Tasks of the command line replace the grid's.
     """
@@ -84,8 +100,7 @@ def _columns(
     found = []
     for name, values in named.items():
         flat = _flatten(values)
-        task = flat.pop("task", default_task)
-        found.append((name, given[0] if given else task, flat))
+        found.append((name, given[0] if given else flat.get("task", default_task), flat))
     return found
 
 

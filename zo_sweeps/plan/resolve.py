@@ -79,7 +79,7 @@ def resolve(composer: Composer, setting: Setting, options: Options) -> TrialConf
         return given.get(key) or located(key)
 
     kind = Method.read(tree["method"], "method", where).kind
-    _scale(tree, composer.run.scale, kind, forced)
+    _scale(tree, composer.run.scale, kind, {*forced, *setting.of_column})
     if tree["split"]["seed"] is None:
         tree["split"]["seed"] = tree["seed"]
     if not kind.trains:
@@ -91,7 +91,7 @@ def resolve(composer: Composer, setting: Setting, options: Options) -> TrialConf
 
 
 def _scale(tree: dict[str, Any], scale: ScaleConfig, kind: Kind, forced: Collection[str]) -> None:
-    """Apply the scale (smoke, short) to keys that the command line does not set."""
+    """Apply the scale (smoke, short) to keys that neither the command line nor the column sets."""
     train, split, model = tree["train"], tree["split"], tree["model"]
     steps = scale.zo if kind.estimates else scale.fo if kind.backpropagates else ScaleSteps()
     for key, value in asdict(steps).items():

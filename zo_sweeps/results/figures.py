@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.config.schema import GridFigure
 from zo_sweeps.core.errors import unknown
+from zo_sweeps.plan.altered import altered
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.results import tables as readout
 from zo_sweeps.results.measures import column_measures, metric_names
@@ -76,8 +77,10 @@ def figures(
         return gradients(journals.read(trial_id, ended=standing.has_result(trial_id)))
 
     made = []
+    changed = altered(plan, composer) if any(layout.published for layout in named.values()) else frozenset()
     for name in only or named:
         spec = _spec(plan, composer, name, named[name])
+        spec = replace(spec, published=tuple(point for point in spec.published if _stands(point, plan, changed)))
         if spec.kind == "curve":
             made.append(curves(spec, records, _lookup(plan), read_curves))
         elif spec.kind == "cumulative":
@@ -85,6 +88,15 @@ def figures(
         else:
             made.append(points(spec, records, _lookup(plan)))
     return made
+
+
+def _stands(point: Mapping[str, Any], plan: Plan, changed: Collection[tuple[str, str]]) -> bool:
+    """Return whether a published point is of columns that the plan shows, with the settings of the grid as written."""
+    of_grid = {*plan.grid.columns, *plan.labels}
+    named = {key for name in ("x", "panel") if (key := str(point.get(name))) in of_grid}
+    return named <= {*plan.labels} and not any(
+        block == point["series"] and (not named or column in named) for block, column in changed
+    )
 
 
 def _spec(plan: Plan, composer: Composer, name: str, layout: GridFigure) -> FigureSpec:

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from zo_sweeps.config.composer import Composer
+from zo_sweeps.config.schema import GridConfig
 from zo_sweeps.core.errors import UserError, unknown
+from zo_sweeps.plan.altered import altered
 from zo_sweeps.plan.build import build
 from zo_sweeps.record.commands import latest
 from zo_sweeps.results import tables as readout
@@ -51,7 +53,7 @@ class ItemProgress:
     """How far an item has been run in a state folder.
 
     Args:
-        state: "not run", "n of m cells", "complete".
+        state: "not run", "n of m cells", "complete"; a cell counts if its settings are those of the grid as written.
         deviation: the largest |ours - published| of its cells, with the cell; "" if nothing can be compared.
         notes: differences between the run and the grid as written (its scale, its model).
     """
@@ -144,41 +146,60 @@ def standings(of: Sequence[Item], state_dir: Path) -> dict[str, ItemProgress]:
         if command is not None:
             composer = Composer(command.overrides, command.config_dirs)
             plan = build(composer)
-            columns = len(plan.grid.columns or plan.grid.axes.get("task", [""]))
-            ran[grid] = _Ran(readout.tables(plan, composer, read_standing(state_dir)), columns, plan.caveats)
+            written = composer.as_written().run.grid
+            tables = readout.tables(plan, composer, read_standing(state_dir))
+            ran[grid] = _Ran(tables, written, altered(plan, composer), plan.caveats)
     return {item.reference: _standing(item, ran) for item in of}
 
 
 @dataclass(frozen=True)
 class _Ran:
-    """A grid as it was last run. `columns`: number of columns as written, including those that the run excluded."""
+    """A grid as it was last run.
+
+    Args:
+        written: the grid without the command line's overrides: what complete means.
+        altered: the cells (block, column) that were run with other settings: they do not count.
+    """
 
     tables: list[Table]
-    columns: int
+    written: GridConfig
+    altered: frozenset[tuple[str, str]]
     caveats: tuple[str, ...]
+
+    def cells(self, item: Item) -> int:
+        """Return the number of cells of the item's tables, or of all tables if the grid names none for it."""
+        every = self.written.tables.values()
+        own = [table for table in every if table.published == item.reference] or every
+        columns = len(self.written.columns or self.written.axes.get("task", [""]))
+        return sum(len(table.rows) * columns for table in own)
 
 
 def _standing(item: Item, ran: dict[str, _Ran]) -> ItemProgress:
     tables: list[Table] = []
     notes: list[str] = []
-    done = cells = unrun = 0
+    results = done = cells = unrun = 0
     for grid in item.grids:
         if grid not in ran:
             unrun += 1
             continue
         own = [table for table in ran[grid].tables if table.spec.published == item.reference] or ran[grid].tables
-        cells += sum(len(table.rows) * ran[grid].columns for table in own)
-        done += sum(
-            table.cells[block, column].state in WITH_RESULT
+        cells += ran[grid].cells(item)
+        has_result = [
+            (block, column) in ran[grid].altered
             for table in own
             for block, _ in table.spec.rows
             for column, _ in table.spec.columns
-        )
+            if table.cells[block, column].state in WITH_RESULT
+        ]
+        results += len(has_result)
+        done += has_result.count(False)
         tables += own
         notes += ran[grid].caveats
-    if not done:
+    if not results:
         return ItemProgress(NOT_RUN)
     state = COMPLETE if done == cells and not unrun else f"{done} of {cells} cells"
+    if done < results:
+        state += f", {results - done} with other settings"
     if unrun:
         state += f", {unrun} of {len(item.grids)} grids not run"
     return ItemProgress(state, _deviation(tables), tuple(dict.fromkeys(notes)))

@@ -8,12 +8,15 @@ from dataclasses import replace
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.core.trial import TrialState
+from zo_sweeps.plan.altered import altered
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.results.measures import check_rule, column_measures
 from zo_sweeps.schedule.ledger import Standing
 from zo_sweeps.tables import Record, Table, TableSpec, build
 from zo_sweeps.tables.published import load
 from zo_sweeps.tables.records import MISSING, NOT_RUN, Measure, Rule
+
+NO_NUMBER = "no published number stands beside cells whose settings are not those of the grid as written"
 
 
 def records(plan: Plan, standing: Standing) -> list[Record]:
@@ -63,14 +66,17 @@ def tables(plan: Plan, composer: Composer, standing: Standing, only: Sequence[st
         if trial_id in plan.every and "memory_definition" in outcome.device
     }
     built = []
+    changed = altered(plan, composer) if any(layout.published for layout in named.values()) else frozenset()
     for name in only or named:
-        spec = _spec(plan, composer, name, sorted(memory))
+        spec = _spec(plan, composer, name, sorted(memory), changed)
         mine = [row for row in rows if row.block in dict(spec.rows)]
         built.append(build(spec, mine, load(spec.published, composer.folders) if spec.published else None))
     return built
 
 
-def _spec(plan: Plan, composer: Composer, name: str, memory: Sequence[str]) -> TableSpec:
+def _spec(
+    plan: Plan, composer: Composer, name: str, memory: Sequence[str], changed: frozenset[tuple[str, str]]
+) -> TableSpec:
     layout, blocks = plan.grid.tables[name], plan.grid.blocks
     for block in layout.rows:
         if block not in blocks:
@@ -92,9 +98,12 @@ def _spec(plan: Plan, composer: Composer, name: str, memory: Sequence[str]) -> T
         rows=tuple(rows.items()),
         columns=tuple(plan.labels.items()),
         published=layout.published or "",
-        published_rows=rows if layout.published else {},
+        published_rows={
+            block: label for block, label in rows.items() if layout.published and block not in plan.relabelled
+        },
+        altered=changed,
         footnotes=(*layout.footnotes, *(memory if measure.metric.startswith("peak_memory") else ())),
         average=layout.average,
         rank=layout.rank,
-        caveats=plan.caveats,
+        caveats=(*plan.caveats, *([NO_NUMBER] if layout.published and changed else [])),
     )

@@ -74,7 +74,9 @@ def _check(spec: TableSpec, published: Published) -> None:
 
 
 def _published_value(spec: TableSpec, published: Published | None, block: str, column: str, label: str) -> float | None:
-    if published is None or block not in spec.published_rows:
+    if published is None or block not in spec.published_rows or (block, column) in spec.altered:
+        return None
+    if column == RANK and any((block, key) in spec.altered for key, _ in spec.columns):
         return None
     if spec.of(column).unit != published.unit and column != RANK:
         return None

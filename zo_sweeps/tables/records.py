@@ -162,6 +162,8 @@ class TableSpec:
         published: reference to a paper's table, "prge/table2"; "" for none.
         published_rows, published_columns: block or column key -> its name in the published table. An unnamed column is
             looked up by its label; an unnamed block has no published numbers.
+        altered: the cells (block, column) whose trials are not those of the grid as written: no published number stands
+            beside them.
         footnotes: lines printed below; caveats: the same, for conditions that differ from the paper's.
         average: whether to add a column with the mean over the columns.
         rank: whether to add a column with the mean over the columns of the row's rank; equal values share a rank.
@@ -177,6 +179,7 @@ class TableSpec:
     published: str = ""
     published_rows: Mapping[str, str] = field(default_factory=dict)
     published_columns: Mapping[str, str] = field(default_factory=dict)
+    altered: frozenset[tuple[str, str]] = frozenset()
     footnotes: tuple[str, ...] = ()
     flags: tuple[Flag, ...] = ()
     caveats: tuple[str, ...] = ()

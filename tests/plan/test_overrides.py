@@ -1,0 +1,154 @@
+"""Overrides of what rows and columns promise: rows that agree are kept, the others left out, or run under other labels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.plan.common import changed, configs, named, planned, problem
+from zo_sweeps.config.composer import Composer
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.plan.altered import altered
+from zo_sweeps.plan.build import Plan, build
+from zo_sweeps.results import figures, tables
+from zo_sweeps.schedule.ledger import Standing
+
+pytestmark = pytest.mark.unit
+
+
+def rows(plan: Plan) -> list[str]:
+    return [plan.grid.label(block) for block in plan.grid.blocks]
+
+
+def note(plan: Plan, override: str) -> str:
+    (line,) = (caveat for caveat in plan.caveats if caveat.startswith(f"{override} leaves out"))
+    return line
+
+
+def test_an_override_keeps_the_rows_that_agree_and_names_the_others() -> None:
+    plan = named("llama2_superglue", "estimator.q=4")
+    assert {*plan.grid.blocks} == {"zero_shot", "fo_full", "fo_lora_fa", "zo_lora_fa_q", "zo_lora_fa_q_inner"}
+    assert {*plan.grid.blocks} == {cell.block for cell in plan.cells}
+    assert {config.estimator.budget for config in configs(plan) if config.method.kind.estimates} == {4}
+    assert "ZO-Full (q=1); ZO-LoRA-FA (q=1)" in note(plan, "estimator.q=4")
+    assert all("(q=1)" not in label for table in plan.grid.tables.values() for label in table.rows.values())
+
+
+def test_an_axis_that_a_label_sums_up_is_restricted_and_never_replaced() -> None:
+    kept = named("llama2_superglue", "estimator.q=1,4")
+    several = [c for c in kept.cells if c.block == "zo_lora_fa_q"]
+    budgets = {kept.every[c.trial_id].config.to_json()["estimator"]["q"] for c in several}
+    assert budgets == {4}
+    assert "ZO-LoRA-FA (q>1)" not in rows(named("llama2_superglue", "estimator.q=1"))
+
+
+def test_a_row_keeps_its_model_and_a_model_s_own_keys_are_part_of_it() -> None:
+    plan = named("pezo_table5", "model=opt_1b3")
+    assert {label.partition(",")[0] for label in rows(plan)} == {"OPT-1.3B"}
+    with pytest.raises(UserError, match=r"no row of grid pezo_table5 agrees with model\.path=/x"):
+        named("pezo_table5", "model.path=/x")
+
+
+def test_a_column_keeps_its_value() -> None:
+    plan = named("prge_table9", "precision=fp16")
+    assert list(plan.labels.values()) == ["FP16"]
+    assert "FP32; INT8; NF4" in note(plan, "precision=fp16")
+    assert set(named("prge_table9", "precision.name=fp16").every) == set(plan.every)
+
+
+def test_a_grid_in_which_nothing_agrees_is_refused_with_the_way_out() -> None:
+    with pytest.raises(UserError, match="no row of grid pezo_table4 agrees with task=demo_remarks.*relabel=true"):
+        named("pezo_table4", "task=demo_remarks")
+
+
+def test_a_method_promises_the_members_that_its_preset_chooses() -> None:
+    plan = named("quickstart", "perturbation=rademacher")
+    assert rows(plan) == ["Zero-shot", "FO-LoRA-FA"], "they draw no directions"
+    assert set(named("quickstart", "perturbation=gaussian").every) == set(named("quickstart").every)
+
+
+def test_amounts_change_under_the_same_label_but_for_the_length_that_a_column_names(tmp_path: Path) -> None:
+    plan = named("quickstart", "train.steps=3", "split.test=7")
+    assert rows(plan) == rows(named("quickstart"))
+    grid = changed(columns={"T=32": {"train": {"max_length": 32}}, "T=64": {"train": {"max_length": 64}}}, axes={})
+    assert list(planned(tmp_path, grid, "train.max_length=64").labels) == ["T=64"]
+    assert list(planned(tmp_path, grid, "scale=smoke", "train.steps=1").labels) == ["T=32", "T=64"]
+    long = changed(columns={"T=128": {"train": {"max_length": 128}}}, axes={})
+    assert {c.train.max_length for c in configs(planned(tmp_path, long, "scale=smoke"))} == {128}
+
+
+def test_a_cell_of_its_own_is_named_with_row_and_column(tmp_path: Path) -> None:
+    grid = changed(axes={"task": ["demo_remarks", "timing"]})
+    grid["blocks"]["zo"]["per_task"] = {"timing": {"train": {"batch": 2}}}
+    plan = planned(tmp_path, grid, "train.batch=4")
+    assert {cell.task for cell in plan.cells} == {"demo_remarks"}
+    assert "ZO at timing" in note(plan, "train.batch=4")
+
+
+def test_relabelled_rows_and_columns_say_what_they_run(tmp_path: Path) -> None:
+    plan = named("llama2_superglue", "estimator.q=4", "task=rte", "grid.relabel=true")
+    assert "ZO-Full (q=1) → estimator.q=4" in rows(plan)
+    assert "ZO-LoRA-FA (q=4), inner loop" in rows(plan), "what agrees keeps its label"
+    assert plan.grid.tables["accuracy"].rows["zo_lora_fa_q1"] == "ZO-LoRA-FA (q=1) → estimator.q=4"
+    columns = named("prge_table9", "precision=fp16", "grid.relabel=true").labels
+    assert columns == {
+        "FP32": "FP32 → precision=fp16",
+        "FP16": "FP16",
+        "INT8": "INT8 → precision=fp16",
+        "NF4": "NF4 → precision=fp16",
+    }
+
+
+# --- published numbers
+
+
+def published(*overrides: str) -> dict[tuple[str, str], float]:
+    composer = Composer(overrides)
+    (first, *_) = tables.tables(build(composer), composer, Standing())
+    return {key: cell.published for key, cell in first.cells.items() if cell.published is not None}
+
+
+def test_a_published_number_stands_only_where_the_settings_are_those_of_the_grid() -> None:
+    table = "+grid=prge_table9"
+    every = published(table)
+    assert len(every) == 8
+    assert published(table, "device=cpu", "grid.seeds=[3]", "data.dir=/x") == every
+    assert published(table, "precision=fp16") == {key: v for key, v in every.items() if key[1] == "FP16"}
+    for other in ("model=random_llama", "precision=fp16"):
+        changed_cells = published(table, other, "grid.relabel=true")
+        assert set(changed_cells) <= {key for key in every if key[1] == "FP16" and other.startswith("precision")}
+    assert published(table, "split.test=5") == published(table, "prompt=mezo") == {}
+    assert published(table, "scale=smoke") == {}
+
+
+def test_a_restricted_search_keeps_its_published_number_and_another_value_loses_it() -> None:
+    few = published("+grid=bytebots_table1", "update.lr=1e-4")
+    assert set(few) == {("prge", "accuracy")}, "MeZO's search has no such value"
+
+
+def test_published_points_of_a_figure_follow_the_same_rule() -> None:
+    def points(*overrides: str) -> list[Any]:
+        composer = Composer(["+grid=prge_fig4", *overrides])
+        plan = build(composer)
+        made = figures.figures(plan, composer, Standing(), Path("nowhere"))
+        drawn = [series for figure in made for panel in figure.panels for series in panel.series]
+        return [x for series in drawn if series.is_published for x in series.x]
+
+    every = points()
+    assert every
+    assert points("grid.seeds=[5]") == every
+    assert len(points("train.batch=16")) == len(every), "they are of B=16"
+    assert points("train.batch=1") == points("scale=smoke") == []
+
+
+def test_nothing_is_composed_again_where_no_override_changes_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    composer = Composer(["+grid=quickstart", "device=cpu", "seed=3", "executor=inline"])
+    plan = build(composer)
+    monkeypatch.setattr(Composer, "as_written", lambda self: pytest.fail("composed"))
+    assert altered(plan, composer) == frozenset()
+
+
+def test_a_misspelt_member_is_said_before_what_agrees(tmp_path: Path) -> None:
+    assert "unknown perturbation 'rademachr'" in problem(tmp_path, changed(), "perturbation=rademachr")

@@ -1,0 +1,59 @@
+"""The cells of a plan whose trials are not those of the grid as written: no published number stands beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from zo_sweeps.config.composer import Composer
+from zo_sweeps.core.fingerprint import fingerprint
+from zo_sweeps.methods.definition import write
+from zo_sweeps.methods.parts import Device
+from zo_sweeps.methods.trial_config import TrialConfig
+from zo_sweeps.plan.build import Plan
+from zo_sweeps.plan.expand import expand
+from zo_sweeps.plan.overrides import Overrides
+from zo_sweeps.plan.resolve import Options, resolve
+
+ANYWHERE = Device()
+
+
+def altered(plan: Plan, composer: Composer) -> frozenset[tuple[str, str]]:
+    """Return the cells (block, column) with a trial that the grid as written does not have there.
+
+    The seed, the machine and the place of the data are not compared: they do not change what a cell means.
+    """
+    if not composer.changes_trials:
+        return frozenset()
+    written = composer.as_written()
+    grid = replace(written.run.grid, seeds=written.run.grid.seeds[:1])
+    settings: dict[tuple[str, str], set[str]] = {}
+    for name, block in grid.blocks.items():
+        for setting in expand(written, grid, name, block, Overrides(written)):
+            config = resolve(written, setting, Options())
+            settings.setdefault((name, setting.column or config.task.name), set()).add(_comparable(config))
+    seen: dict[str, str] = {}
+    found = set()
+    for cell in plan.cells:
+        if cell.trial_id not in seen:
+            seen[cell.trial_id] = _comparable(TrialConfig.of(plan.every[cell.trial_id].config))
+        if seen[cell.trial_id] not in settings.get((cell.block, cell.task), ()):
+            found.add((cell.block, cell.task))
+    return frozenset(found)
+
+
+def _comparable(config: TrialConfig) -> str:
+    """Return the fingerprint of a configuration without its seed, its machine and the contents of its files."""
+    bare = replace(
+        config,
+        seed=0,
+        device=ANYWHERE,
+        model=replace(config.model, fingerprint=""),
+        task=replace(config.task, fingerprint=""),
+        split=replace(config.split, seed=0 if config.split.seed == config.seed else config.split.seed),
+        data=replace(config.data, text_fingerprint=""),
+    )
+    model: Mapping[str, Any] = write(config.model)
+    shape = {key: model[key] for key in ("source", "path", "revision", "arch", "seed")}
+    return fingerprint([bare.identity(), shape])
