@@ -73,8 +73,15 @@ BAD = [
     (["model=random_llama", "model.arch.num_key_value_heads=3"], ["3 key and value heads do not divide 4 heads"]),
     (["model=random_llama", "model.arch.vocab_size=100"], ["demo tokenizer", "4096 or more"]),
     (["model=random_roberta"], ["is a masked one", "without a mask"]),
-    (["model=random_roberta", "prompt=mezo_medium", "method=prefix"], ["a prefix needs a causal model"]),
-    (["model=random_roberta", "prompt=mezo_medium", "method=generate"], ["generation needs a causal model"]),
+    (
+        ["model=random_roberta", "prompt=mezo_medium", "method=prefix", "grid.relabel=true"],
+        ["a prefix needs a causal model"],
+    ),
+    (
+        ["model=random_roberta", "prompt=mezo_medium", "method=generate", "grid.relabel=true"],
+        ["generation needs a causal model"],
+    ),
+    (["method=generate"], ["no row of grid quickstart agrees with method=generate", "add grid.relabel=true"]),
     (["model=random_roberta", "prompt=mezo_medium", "space.targets=[gate]"], ["unknown target 'gate'"]),
     (["--nope"], ["--nope", "--help"]),
     (["bogus"], ["unknown command 'bogus'", "doctor"]),

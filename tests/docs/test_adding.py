@@ -43,7 +43,7 @@ def outcome_of(folder: Path, block: str, *overrides: str) -> Outcome:
     head = "# @package grid\nname: mine\nfixed: {model: demo, prompt: mezo, task: demo_remarks}\nseeds: [0]\n"
     (folder / "grid" / "mine.yaml").write_text(f"{head}blocks:\n  a: {{fixed: {block}}}\n")
     small = ["split.train=16", "split.dev=8", "split.test=8", "train.max_length=64", f"data.dir={folder / 'data'}"]
-    (trial,) = build(Composer(["+grid=mine", *small, *overrides], [str(folder)])).trials
+    (trial,) = build(Composer(["+grid=mine", "grid.relabel=true", *small, *overrides], [str(folder)])).trials
     outcome, _ = run(trial)
     assert outcome.state is TrialState.SUCCEEDED, outcome.traceback or outcome.error
     return outcome

@@ -1,4 +1,4 @@
-"""Overrides of what rows and columns promise: rows that agree are kept, the others left out, or run under other labels."""
+"""Overrides of what rows and columns promise: rows that agree stay, others are left out or run under other labels."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_column_keeps_its_value() -> None:
 
 
 def test_a_grid_in_which_nothing_agrees_is_refused_with_the_way_out() -> None:
-    with pytest.raises(UserError, match="no row of grid pezo_table4 agrees with task=demo_remarks.*relabel=true"):
+    with pytest.raises(UserError, match=r"no row of grid pezo_table4 agrees with task=demo_remarks.*relabel=true"):
         named("pezo_table4", "task=demo_remarks")
 
 

@@ -91,7 +91,15 @@ def planned(folder: Path, block: str, *overrides: str) -> Trial:
     (folder / "conf" / "grid").mkdir(exist_ok=True)
     head = "# @package grid\nname: mine\nfixed: {model: demo, prompt: mezo}\nseeds: [0]\n"
     (folder / "conf" / "grid" / "mine.yaml").write_text(f"{head}blocks:\n  a: {{fixed: {block}}}\n")
-    given = ["+grid=mine", f"data.dir={folder / 'data'}", "split.train=16", "split.dev=6", "split.test=8", *overrides]
+    given = [
+        "+grid=mine",
+        "grid.relabel=true",
+        f"data.dir={folder / 'data'}",
+        "split.train=16",
+        "split.dev=6",
+        "split.test=8",
+        *overrides,
+    ]
     (trial,) = build(Composer(given, [str(folder / "conf")])).trials
     return trial
 

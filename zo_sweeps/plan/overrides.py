@@ -44,7 +44,7 @@ class Promise:
                 free = key in AMOUNTS and not (key == LENGTH and source == "column")
                 return (None, "") if free else ([_name(composer, key, values[key])], source)
             group, _, option = key.partition(".")
-            if option and group in OWN_TREE and group in values:
+            if option and group in OWN_TREE and group in values and group != "device":
                 return [], source  # the block names this model, not this model with another path
             if key in AXES and "method" in values:
                 implied = composer.member_of(values["method"], key)
