@@ -20,6 +20,8 @@ from zo_sweeps.methods.parts import Data, Device, Gradients, Model, Prompt, Spli
 
 # Groups that only choose their own sub-tree: each option is composed once, in however many trials it is combined.
 OWN_TREE = ("model", "task", "prompt", "precision", "device")
+# Those of them that a grid's row names as a whole: with another path it is another model.
+WHOLE = ("model", "task", "prompt", "precision")
 # Groups that a method preset chooses together.
 AXES = ("estimator", "perturbation", "space", "update")
 METHOD = ("method", *AXES)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from zo_sweeps.config.composer import Composer, Forced
-from zo_sweeps.config.schema import AMOUNTS, AXES, LENGTH, OWN_TREE, SEARCHED, GridConfig
+from zo_sweeps.config.schema import AMOUNTS, AXES, LENGTH, SEARCHED, WHOLE, GridConfig
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.plan.visible_rows import shown
 
@@ -44,8 +44,8 @@ class Promise:
                 free = key in AMOUNTS and not (key == LENGTH and source == "column")
                 return (None, "") if free else ([_name(composer, key, values[key])], source)
             group, _, option = key.partition(".")
-            if option and group in OWN_TREE and group in values and group != "device":
-                return [], source  # the block names this model, not this model with another path
+            if option and group in WHOLE and group in values:
+                return [], source
             if key in AXES and "method" in values:
                 implied = composer.member_of(values["method"], key)
                 return (None, "") if implied is None else ([implied], source)
