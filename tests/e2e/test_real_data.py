@@ -28,7 +28,7 @@ def test_the_smoke_run_names_what_is_missing_and_fills_every_other_cell(
     assert missing < began, "what is missing is said before anything runs"
     assert "WinoGrande" in done.stdout[missing:began]
     table = zo("table", *command, "--format", "csv", cwd=tmp_path).stdout
-    cells = [row for row in csv.DictReader(io.StringIO(table)) if row["table"] != "table"]  # a header a table
+    cells = list(csv.DictReader(io.StringIO(table)))
     here = [cell for cell in cells if cell["column_key"] == "sst2"]
     assert {cell["column_key"] for cell in cells} == {"sst2", "winogrande"}
     assert [cell for cell in here if not cell["mean"]] == []

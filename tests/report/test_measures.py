@@ -91,7 +91,7 @@ def test_a_correlation_among_accuracies_is_named_and_printed_in_its_own_unit(tmp
     assert table.cells["zo", "stsb"].mean == 0.5
     assert {"87.5", "0.500"} <= set(text.split())
     assert table.cells["zo", "average"].mean is None, "a percentage and a correlation have no mean"
-    units = {line.split(",")[2]: line.split(",")[6] for line in to_csv(table).splitlines()[1:]}
+    units = {line.split(",")[2]: line.split(",")[7] for line in to_csv(table).splitlines()[1:]}
     assert (units["Movie remarks"], units["STS-B"]) == ("%", "")
 
 

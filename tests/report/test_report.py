@@ -152,8 +152,11 @@ def test_the_commands_write_figures_reports_and_html_tables(folder: Path, swept:
     tables = zo("table", *given, "--format", "html", cwd=folder)
     assert tables.stdout.startswith("<!DOCTYPE html>")
     assert len(Reader(tables.stdout).tables) == 4  # two, each with its selected hyper-parameters
-    wrong = zo("figure", *given, "--output", "a.png", cwd=folder)
-    assert (wrong.returncode, "choose one with --figure NAME" in wrong.stderr) == (2, True)
+    named = zo("figure", *given, "--output", "a.png", cwd=folder)
+    assert (named.returncode, "a_by_q.png" in named.stdout, "a_curve.png" in named.stdout) == (0, True, True)
+    assert sorted(path.name for path in folder.glob("a*.png")) == ["a_by_q.png", "a_curve.png"]
+    one = zo("figure", *given, "--figure", "curve", "--output", "b.svg", cwd=folder)
+    assert (one.returncode, (folder / "b.svg").is_file()) == (0, True)
     wrong = zo("figure", *given, "--figure", "curve", "--output", "a.gif", cwd=folder)
     assert (wrong.returncode, "unknown kind of file 'gif'" in wrong.stderr) == (2, True)
 

@@ -55,7 +55,6 @@ def record(
             "hyperparameters": setting,
             "state": state,
             "metrics": metrics,
-            "run_id": f"run-{trial_id}" if state == "SUCCEEDED" else "",
             **more,
         }
     )

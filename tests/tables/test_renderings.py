@@ -83,7 +83,29 @@ def test_csv_has_one_line_a_cell_with_numbers_that_are_those_of_the_cell(table: 
         assert (int(row["n"]), row["state"]) == (cell.n, cell.state.value)
         assert (json.loads(row["selected"]) if row["selected"] else {}) == cell.selected
         assert tuple(row["trial_ids"].split()) == cell.trial_ids
-        assert tuple(row["run_ids"].split()) == cell.run_ids
+
+
+def test_several_tables_are_one_csv_with_a_line_per_measure() -> None:
+    """minutes (seconds per step): two measures, so two lines; then the cells of the next table, below one header."""
+    layout, records = small()
+    runtime = replace(layout, name="runtime", measure=measure("runtime"), published="", published_rows={})
+    times, scores = build(runtime, records), build(layout, records, PUBLISHED)
+    text = to_csv(times, scores)
+    assert text.count("table,row,") == 1
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert len(rows) == 2 * len(times.cells) + len(scores.cells)
+    assert len({(row["table"], row["block"], row["column_key"], row["measure"]) for row in rows}) == len(rows)
+    beside = times.spec.measure.beside
+    assert beside
+    for row in (row for row in rows if row["measure"] == beside.metric):
+        cell = times.cells[row["block"], row["column_key"]]
+        assert (float(row["mean"]) if row["mean"] else None, row["unit"]) == (cell.beside, beside.unit)
+
+
+def test_latex_names_its_packages_in_its_first_line(table: Table) -> None:
+    text = to_latex(table, table)
+    assert text.startswith("% in the preamble: \\usepackage{booktabs,graphicx}\n\\begin{table}")
+    assert (text.count("% in the preamble"), text.count("\\begin{table}")) == (1, 2)
 
 
 @pytest.mark.parametrize(("kind", "like"), [("population", "our second one"), ("sample", "our first one")])

@@ -236,7 +236,11 @@ def figure(given: Sequence[str]) -> int:
         "--figure", action="append", default=[], metavar="NAME", help="one of the grid's figures; default: all"
     )
     parser.add_argument(
-        "--output", type=expanduser, default="", metavar="FILE.png|.svg", help="default: both, in the state folder"
+        "--output",
+        type=expanduser,
+        default="",
+        metavar="FILE.png|.svg",
+        help="the name of the figure is added if there are several; default: both kinds, in the state folder",
     )
     options = _parse(parser, given)
     from rich.console import Console

@@ -26,12 +26,12 @@ from zo_sweeps.schedule.progress import duration
 from zo_sweeps.tables import Table, to_csv, to_html, to_latex, to_markdown, to_text
 from zo_sweeps.tables.html import page
 
-FORMATS: dict[str, Callable[[Table], str]] = {
-    "text": lambda table: to_text(table, 120),
-    "md": to_markdown,
-    "latex": to_latex,
-    "csv": to_csv,
-    "html": to_html,
+FORMATS: dict[str, Callable[[Sequence[Table], str], str]] = {  # of a grid's tables and its title
+    "text": lambda tables, _: "\n".join(to_text(table, 120) for table in tables),
+    "md": lambda tables, _: "\n".join(map(to_markdown, tables)),
+    "latex": lambda tables, _: to_latex(*tables),
+    "csv": lambda tables, _: to_csv(*tables),
+    "html": lambda tables, title: page(title, list(map(to_html, tables))),
 }
 
 
@@ -229,14 +229,15 @@ def tables(planned: Plan, composer: Composer, form: str, only: Sequence[str]) ->
     if form not in FORMATS:
         raise unknown("format", form, FORMATS, where="--format")
     _, standing = _standing(planned)
-    rendered = [FORMATS[form](table) for table in readout.tables(planned, composer, standing, only)]
-    if form == "html":
-        return page(planned.title, rendered)
-    return "\n".join(rendered) + ("" if rendered and rendered[-1].endswith("\n") else "\n")
+    text = FORMATS[form](readout.tables(planned, composer, standing, only), planned.title)
+    return text + ("" if text.endswith("\n") else "\n")
 
 
 def figures(planned: Plan, composer: Composer, only: Sequence[str], output: str, console: Console) -> None:
-    """Draw the grid's figures as PNG and SVG into the state folder, or one of them to `output`; print the paths."""
+    """Draw the grid's figures as PNG and SVG into the state folder, or to `output`; print the paths.
+
+    Several figures get a file each: the name of the figure is added to that of `output`.
+    """
     from zo_sweeps.results import figures as charts
     from zo_sweeps.tables.draw import FORMATS as DRAWN
     from zo_sweeps.tables.draw import render
@@ -246,13 +247,17 @@ def figures(planned: Plan, composer: Composer, only: Sequence[str], output: str,
     if output and suffix not in DRAWN:
         raise unknown("kind of file", suffix, DRAWN, where=f"--output {output}")
     drawn = charts.figures(planned, composer, standing, folder, only)
-    if output and len(drawn) > 1:
-        raise UserError(f"{len(drawn)} figures for one file", where="--output", fix="choose one with --figure NAME")
     for figure in drawn:
         for note in figure.notes:
             _say(console, f"{figure.name}: {note}")
         for form in [suffix] if output else DRAWN:
-            path = Path(output) if output else _created(folder / "figures") / f"{figure.name}.{form}"
+            if not output:
+                path = _created(folder / "figures") / f"{figure.name}.{form}"
+            elif len(drawn) == 1:
+                path = Path(output)
+            else:
+                name = figure.name.removeprefix(f"{planned.name}_")
+                path = Path(output).with_name(f"{Path(output).stem}_{name}.{form}")
             write(path, render(figure, form))
             _say(console, str(path))
 

@@ -215,8 +215,8 @@ def _page(
 def _hand_over(mirror: MlflowMirror, result: Result, page: Mapping[str, str], view: View) -> None:
     """Send the tables to MLflow and wait for it to catch up; whatever it misses stays in the journals."""
     files = {
-        "table.tex": "\n\n".join(map(to_latex, result.tables)),
-        "table.csv": "\n".join(map(to_csv, result.tables)),
+        "table.tex": to_latex(*result.tables),
+        "table.csv": to_csv(*result.tables),
         **page,
     }
     mirror.finish("\n\n".join(map(to_markdown, result.tables)), files, _aggregates(result.tables), result.status)

@@ -125,7 +125,6 @@ def _cell(
             for seed in (record.seed, *record.also)
         },
         trial_ids=tuple(record.trial_id for record in selected.records),
-        run_ids=tuple(record.run_id for record in selected.records if record.run_id),
     )
     notes = [*([] if is_complete else [BEST_SO_FAR]), *([AT_EDGE] if at_edge else [])]
     if measure.of_scores:
@@ -146,7 +145,6 @@ def _without_value(state: CellState, records: list[Record], published: float | N
         finished=finished,
         planned=len(records),
         trial_ids=tuple(record.trial_id for record in ordered),
-        run_ids=tuple(record.run_id for record in ordered if record.run_id),
     )
 
 

@@ -39,7 +39,7 @@ class TableCell:
         finished, planned: trials with a result, and all trials of the search.
         marks: indices into `Table.footnotes`.
         edges: axis -> "smallest" or "largest", if the selected value is at that end of its searched range.
-        trial_ids, run_ids: of the averaged runs; of all trials of the cell if it has no value.
+        trial_ids: of the averaged runs; of all trials of the cell if it has no value.
     """
 
     state: CellState
@@ -58,7 +58,6 @@ class TableCell:
     digits: int | None = None
     values: Mapping[int, float] = field(default_factory=dict)
     trial_ids: tuple[str, ...] = ()
-    run_ids: tuple[str, ...] = ()
 
     @property
     def population_std(self) -> float | None:

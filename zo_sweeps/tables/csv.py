@@ -1,4 +1,4 @@
-"""A table as CSV in long form: one line per cell, full precision, with the runs behind it."""
+"""Tables as one tidy CSV in long form: a line per cell and measure, full precision, with the trials behind it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import csv
 import io
 import json
 
-from zo_sweeps.tables.cells import Table
+from zo_sweeps.tables.cells import Table, TableCell
+from zo_sweeps.tables.records import Measure
 
 HEADER = (
     "table",
     "row",
     "column",
+    "measure",
     "mean",
     "std",
     "n",
@@ -21,9 +23,6 @@ HEADER = (
     "state",
     "selected",
     "trial_ids",
-    "run_ids",
-    "beside",
-    "beside_unit",
     "finished",
     "planned",
     "block",
@@ -35,40 +34,60 @@ HEADER = (
 )
 
 
-def to_csv(table: Table) -> str:
-    """Render the table as CSV: numbers in the printed unit, `selected` as JSON, ids separated by spaces, None as ""."""
+def to_csv(*tables: Table) -> str:
+    """Render tables as one CSV: a line per cell and measure, below one header.
+
+    Numbers are in the unit of their line and in full precision, `selected` is JSON, ids are separated by spaces, and
+    None is "". A measure that a cell prints in brackets has a line of its own, without deviations.
+    """
     out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(HEADER)
-    for block, label in table.rows:
-        for key, column in table.columns:
-            cell, beside = table.cells[block, key], table.spec.of(key).beside
-            marks = sorted({*cell.marks, *table.row_marks[block], *table.column_marks[key]})
-            writer.writerow(
-                (
-                    table.spec.name,
-                    label,
-                    column,
-                    *("" if number is None else repr(float(number)) for number in (cell.mean, cell.std)),
-                    cell.n,
-                    table.spec.of(key).unit if cell.digits is None else "rank",
-                    *("" if number is None else repr(float(number)) for number in (cell.published, cell.difference)),
-                    cell.state.value,
-                    json.dumps(dict(cell.selected), sort_keys=True) if cell.selected else "",
-                    " ".join(cell.trial_ids),
-                    " ".join(cell.run_ids),
-                    "" if cell.beside is None else repr(cell.beside),
-                    beside.unit if beside else "",
-                    cell.finished,
-                    cell.planned,
-                    block,
-                    key,
-                    "; ".join([*(table.footnotes[mark] for mark in marks), *table.spec.caveats]),
-                    *(
-                        "" if number is None else repr(float(number))
-                        for number in (cell.population_std, cell.published_std)
-                    ),
-                    "" if cell.published_std is None or table.published is None else table.published.std_kind,
-                )
-            )
+    writer = csv.DictWriter(out, HEADER, lineterminator="\n")
+    writer.writeheader()
+    for table in tables:
+        for block, label in table.rows:
+            for key, column in table.columns:
+                cell, measure = table.cells[block, key], table.spec.of(key)
+                marks = sorted({*cell.marks, *table.row_marks[block], *table.column_marks[key]})
+                line = {
+                    "table": table.spec.name,
+                    "row": label,
+                    "column": column,
+                    "n": cell.n,
+                    "state": cell.state.value,
+                    "selected": json.dumps(dict(cell.selected), sort_keys=True) if cell.selected else "",
+                    "trial_ids": " ".join(cell.trial_ids),
+                    "finished": cell.finished,
+                    "planned": cell.planned,
+                    "block": block,
+                    "column_key": key,
+                    "notes": "; ".join([*(table.footnotes[mark] for mark in marks), *table.spec.caveats]),
+                }
+                writer.writerow({**line, **_values(cell, measure, table)})
+                if measure.beside and cell.digits is None:
+                    writer.writerow({**line, **_named(measure.beside), "mean": _number(cell.beside)})
     return out.getvalue()
+
+
+def _values(cell: TableCell, measure: Measure, table: Table) -> dict[str, str]:
+    """Return the numbers of a cell: of its measure, or of ranks."""
+    numbers = {
+        "mean": cell.mean,
+        "std": cell.std,
+        "std_population": cell.population_std,
+        "published": cell.published,
+        "published_std": cell.published_std,
+        "difference": cell.difference,
+    }
+    return {
+        **(_named(measure) if cell.digits is None else {"measure": "rank", "unit": "rank"}),
+        **{name: _number(number) for name, number in numbers.items()},
+        "published_std_kind": table.published.std_kind if table.published and cell.published_std is not None else "",
+    }
+
+
+def _named(measure: Measure) -> dict[str, str]:
+    return {"measure": " - ".join(filter(None, (measure.metric, measure.minus))), "unit": measure.unit}
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else repr(float(value))

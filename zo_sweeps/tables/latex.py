@@ -16,6 +16,7 @@ from zo_sweeps.tables.text_cells import (
     selected_grid,
 )
 
+PACKAGES = r"% in the preamble: \usepackage{booktabs,graphicx}"
 _ESCAPES = {
     "\\": r"\textbackslash{}",
     "{": r"\{",
@@ -48,8 +49,12 @@ _ESCAPES = {
 }
 
 
-def to_latex(table: Table) -> str:
-    """Render the table as one `table` environment, for a document that loads booktabs and graphicx."""
+def to_latex(*tables: Table) -> str:
+    """Render each table as one `table` environment, below a comment that names the packages they need."""
+    return "\n".join([PACKAGES, *map(_environment, tables)])
+
+
+def _environment(table: Table) -> str:
     lines = [
         r"\begin{table}[htbp]",
         r"\centering",

@@ -39,7 +39,6 @@ class Record:
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
     state: str = NOT_RUN
     metrics: Mapping[str, float] = field(default_factory=dict)
-    run_id: str = ""
     note: str = ""
     order: int = 0
     also: tuple[int, ...] = ()
