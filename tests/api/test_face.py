@@ -49,6 +49,15 @@ def test_a_sweep_runs_once_and_says_nothing(
     assert swept.line("diverged")["state"] == "DIVERGED"
 
 
+def test_a_sweep_of_which_every_trial_diverged_does_not_exit_as_one_that_succeeded(
+    swept: Swept, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["+grid=forms", f"state_dir={swept.state}", "--config-dir", str(swept.conf)]
+    assert main([*given, *only("diverged", swept)]) == 1
+    assert "next: no trial succeeded" in capsys.readouterr().out
+    assert main([*given, *only("lora_fa", swept)]) == 0
+
+
 def test_a_sweep_that_is_not_quiet_prints_what_the_command_prints(
     swept: Swept, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.methods import registry
-from zo_sweeps.methods.definition import identity, write
+from zo_sweeps.methods.definition import identity, own_source, write
 from zo_sweeps.methods.schedule import Schedule
 
 pytestmark = pytest.mark.unit
@@ -76,7 +76,8 @@ def assert_it_is_a_member() -> None:
     made = Schedule.read({"name": "halving", "every": 2})
     assert isinstance(made, Schedule)
     assert [made.over(0.8, 6)(step) for step in range(1, 7)] == [0.8, 0.8, 0.4, 0.4, 0.2, 0.2]
-    assert write(made) == identity(made) == {"name": "halving", "every": 2}
+    assert write(made) == {"name": "halving", "every": 2}
+    assert identity(made) == {**write(made), "source": own_source(type(made))}
     assert Schedule.read("halving") == type(made)()
     with pytest.raises(UserError, match=r"schedule\.every of halving must be at least 1, not 0"):
         Schedule.read({"name": "halving", "every": 0})

@@ -28,6 +28,8 @@ from zo_sweeps.methods.parts import Method
 from zo_sweeps.methods.task import Hub
 from zo_sweeps.methods.trial_config import EVERY, TrialConfig
 from zo_sweeps.models.identity import DEMO
+from zo_sweeps.results.tables import records
+from zo_sweeps.schedule.ledger import Standing
 
 pytestmark = pytest.mark.unit
 
@@ -244,6 +246,23 @@ def test_a_zero_shot_cell_of_every_seed_and_rate_is_one_trial() -> None:
 # --- the fingerprint
 
 
+def test_a_zero_shot_cell_was_searched_over_nothing(tmp_path: Path) -> None:
+    axes = {"estimator": {"q": [1, 2]}, "update": {"lr": [0.01, 0.1]}}
+    blocks = {
+        "zero_shot": {"fixed": {"method": "zero_shot"}},
+        "fo": {"fixed": {"method": "fo_lora_fa"}},
+        **changed()["blocks"],
+    }
+    blocks["zo"] = {"fixed": {"method": "prge"}}
+    grid = {**changed(seeds=[0, 1]), "blocks": blocks, "axes": {"task": ["demo_remarks"], **axes}}
+    plan = planned(tmp_path, grid)
+    keys = {cell.block: {*cell.hyperparameters} for cell in plan.cells}
+    assert keys == {"zero_shot": set(), "fo": {"update.lr"}, "zo": {"update.lr", "estimator.q"}}
+    found = [r for r in records(plan, Standing()) if r.block == "zero_shot"]
+    assert [(r.seed, r.also) for r in found] == [(0, (1,))]
+    assert {len([r for r in records(plan, Standing()) if r.block == name]) for name in ("fo", "zo")} == {4, 8}
+
+
 def test_two_configurations_share_an_id_only_if_their_identities_are_equal() -> None:
     rng = random.Random(5)
     base = example()
@@ -255,6 +274,44 @@ def test_two_configurations_share_an_id_only_if_their_identities_are_equal() -> 
         identified = canonical_json(config.identity())
         assert seen.setdefault(config.trial_id(), identified) == identified
     assert len(seen) > 50
+
+
+OWN_MEMBER = """from dataclasses import dataclass
+from zo_sweeps.methods.{axis} import {base}
+
+@dataclass(frozen=True)
+class Mine({base}):
+    def computed(self):
+        return 1
+"""
+
+
+@pytest.mark.parametrize("axis", ["perturbation", "schedule", "objective", "metric"])
+def test_a_member_of_the_user_s_counts_by_what_it_computes(tmp_path: Path, axis: str) -> None:
+    file = tmp_path / axis / "mine.py"
+    file.parent.mkdir()
+    source = OWN_MEMBER.format(axis=axis, base=axis.capitalize())
+
+    def trial_id(text: str, used: bool = True) -> str:
+        file.write_text(text)
+        registry.use_folders([tmp_path])
+        config, mine = example(), registry.member(axis, "mine")()
+        if not used:
+            return config.trial_id()
+        parts = {
+            "perturbation": {"perturbation": mine},
+            "schedule": {"update": replace(config.update, schedule=mine)},
+            "objective": {"train": replace(config.train, objective="mine")},
+            "metric": {"task": replace(config.task, metric=Metrics([mine]))},
+        }
+        return replace(config, **parts[axis]).trial_id()
+
+    first = trial_id(source)
+    assert trial_id(source.replace("return 1", '"""Says more."""\n        return (1)  # one')) == first
+    other = source.replace("return 1", "return 2")
+    assert trial_id(other) != first, "of the same size, perhaps in the same second"
+    assert trial_id(source) == first
+    assert trial_id(source, used=False) == trial_id(other, used=False)
 
 
 def test_the_order_of_keys_and_the_spelling_of_numbers_do_not_matter() -> None:

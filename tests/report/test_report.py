@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import html
 import io
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,11 @@ from rich.console import Console
 
 from tests.cli.common import zo
 from tests.tables.test_html import Reader
+from zo_sweeps.cli import show
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.methods.code import code_of
+from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.record.curves import trail
 from zo_sweeps.record.sweep_book import SweepBook, SweepInfo, books
@@ -21,9 +25,10 @@ from zo_sweeps.results import figures as charts
 from zo_sweeps.results import report
 from zo_sweeps.results import tables as readout
 from zo_sweeps.results.compare import compare, differences, spark
-from zo_sweeps.schedule.ledger import read_standing
+from zo_sweeps.schedule.ledger import Ledger, read_standing
+from zo_sweeps.tables import to_text
 
-from .common import GRID, composed, fill
+from .common import GRID, composed, fill, outcome
 
 COMMAND = "python -m zo_sweeps +grid=tiny state_dir=state"
 
@@ -197,3 +202,28 @@ def test_a_drawn_curve_spans_its_scale_and_marks_what_is_not_a_number() -> None:
     assert len(spark([1.0] * 1000, 0.0, 2.0)) == 40
     assert spark([float("nan"), 1.0], 0.0, 1.0) == "!█"
     assert spark([], 0.0, 1.0) == ""
+
+
+def test_a_result_that_was_measured_with_other_code_says_so_in_its_cell_and_in_the_status(tmp_path: Path) -> None:
+    composer, plan = composed(tmp_path)
+    fill(plan, tmp_path)
+    state = tmp_path / "state"
+    text = lambda: "".join(map(to_text, readout.tables(plan, composer, read_standing(state), ["accuracy"])))
+    today = text()
+    assert "measured with other code" not in today, "nothing is known of results without a code"
+
+    def measured_by(code: Callable[[TrialConfig], str]) -> None:
+        with Ledger(state) as ledger:
+            for trial_id, trial in plan.every.items():
+                ended = replace(outcome(plan, trial_id), code=code(TrialConfig.of(trial.config)))
+                ledger.write(trial_id, ended.state, outcome=ended)
+
+    measured_by(code_of)
+    assert text() == today
+    measured_by(lambda config: code_of(config) if config.method.kind.trains else "yesterday")
+    (line,) = [line for line in text().splitlines() if "measured with other code" in line]
+    (row,) = [row for row in text().splitlines() if row.startswith("Zero-shot ")]
+    assert line[:3] in row
+    said = io.StringIO()
+    show.status(plan, Console(file=said, width=200), failed=False)
+    assert "1 measured with other code than today's: --rerun succeeded" in said.getvalue()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -13,14 +14,20 @@ from typing import Any
 import pytest
 import torch
 
+from tests.cli.common import NOWHERE, in_process
 from tests.conftest import REPO
+from tests.plan.common import TINY
 from tests.worker.common import SMALL, measured, run
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.core.trial import Stored, Trial, TrialState
+from zo_sweeps.core.trial import Outcome, Stored, Trial, TrialState
+from zo_sweeps.methods import code
+from zo_sweeps.methods.code import code_of
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.build import build
+from zo_sweeps.schedule.ledger import read_standing
 
+README = (REPO / "README.md").read_text(encoding="utf-8")
 MEMBERS = {
     "perturbation/flipped.py": '''
 from dataclasses import dataclass
@@ -219,3 +226,71 @@ def test_a_space_that_matches_no_layer_is_refused_in_the_plan_and_else_in_the_tr
     outcome, _ = run(planned(folder, "space=nothing_7", "~grid.fixed.space"))
     assert outcome.state is TrialState.FAILED
     assert outcome.error.startswith("UserError: space 'nothing_7' trains no parameter")
+
+
+# --- code that has changed since
+
+
+@pytest.mark.multiprocess
+def test_the_readme_s_own_member_runs_again_once_it_computes_something_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (source,) = [text for text in re.findall(r"```python\n(.*?)```", README, re.S) if "three_point.py" in text]
+    file = tmp_path / source.splitlines()[0].removeprefix("# ")
+    file.parent.mkdir(parents=True)
+    conf = file.parents[1]
+    (conf / "grid").mkdir()
+    (conf / "grid" / "tiny.yaml").write_text("# @package grid\n" + json.dumps(TINY))
+    command = ["+grid=tiny", "executor=inline", NOWHERE, "update.lr=0.1", f"state_dir={tmp_path / 'state'}"]
+    command += ["perturbation=three_point", "train.steps=2", "split.train=8", "split.dev=8", "split.test=8"]
+    command += ["--config-dir", str(conf)]
+    losses = lambda: [one.metrics["dev/loss"] for one in read_standing(tmp_path / "state").outcomes.values()]
+
+    file.write_text(source)
+    assert "1 run now" in in_process(capsys, *command)
+    (first,) = losses()
+    (formula,) = re.findall(r"return (.*)", source)
+    file.write_text(source.replace(formula, "0 * u"))
+    assert "1 run now" in in_process(capsys, *command)
+    (_, second) = losses()
+    assert second != first
+    file.write_text(source + "# as it was\n")
+    assert "1 run now" in in_process(capsys, *command, "--rerun", "succeeded")
+    assert sorted(losses()) == sorted([first, second])
+
+
+def test_a_result_names_the_code_that_measured_it_and_of_attempts_with_different_code_both(folder: Path) -> None:
+    trial = planned(folder)
+    today = code_of(TrialConfig.of(trial.config))
+    outcome, journal = run(trial)
+    assert (outcome.code, journal[0]["code"]) == (today, today)
+    assert Outcome.from_json(outcome.to_json()) == outcome
+    first = [{**journal[0], "code": "another"}, *(e for e in journal if e["type"] == "steps")]
+    assert run(trial, first, attempt=2)[0].code == f"another+{today}"
+
+
+def test_the_code_of_a_trial_is_that_of_the_engine_and_of_the_members_that_it_uses(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = TrialConfig.of(planned(folder).config)
+    every = {"zo": config, "sign": TrialConfig.of(planned(folder, "update=sign").config)}
+    before = {name: code_of(one) for name, one in every.items()}
+    assert len({*before.values()}) == 2
+
+    def changes(name: str) -> set[str]:
+        """The trials whose code another content of a file changes."""
+        digest = code.file_digest
+        with monkeypatch.context() as patch:
+            patch.setattr(code, "file_digest", lambda file: "x" if file == code.ROOT / name else digest(file))
+            code._digest.cache_clear()
+            after = {name: code_of(one) for name, one in every.items()}
+        code._digest.cache_clear()
+        return {name for name in every if after[name] != before[name]}
+
+    for name in ("engine/step.py", "engine/noise.py", "engine/losses.py", "tasks/scoring.py", "run/workbench.py"):
+        assert (code.ROOT / name).is_file()
+        assert changes(name) == {"zo", "sign"}, name
+    assert changes("engine/updates/sgd.py") == {"zo"}
+    assert changes("engine/updates/_move.py") == {"zo", "sign"}
+    assert changes("engine/updates/sign.py") == {"sign"}
+    assert changes("cli/main.py") == changes("engine/spaces/dora.py") == set()

@@ -60,6 +60,8 @@ def _next(plan: Plan, result: Result) -> str:
         return "the same command goes on where this one stopped"
     if any(counts.get(s, 0) for s in (TrialState.FAILED, TrialState.LOST)):
         return f"{prefix} status --failed{state}   then the same command with --rerun failed"
+    if result.no_success:
+        return "no trial succeeded; the same command with other settings, such as a lower update.lr or train.batch"
     return f"{prefix} ui{state}   or   {prefix} table --format latex{state}"
 
 

@@ -137,8 +137,8 @@ def run(given: Sequence[str]) -> int:
         "--rerun",
         action="append",
         default=[],
-        metavar="failed|diverged|TRIAL_ID|...",
-        help="rerun trials that ended in this state, or one trial by its id",
+        metavar="failed|lost|diverged|out_of_memory|succeeded|TRIAL_ID",
+        help="rerun trials that ended in this state, or one trial by its id; earlier results of theirs are set aside",
     )
     options = _parse(parser, given)
     from rich.console import Console

@@ -166,6 +166,11 @@ def status(planned: Plan, console: Console, *, failed: bool) -> None:
     console.print(table)
     if running:
         _live(folder, console)
+    if other := sum(readout.other_code(one, standing.outcomes.get(i)) for i, one in planned.every.items()):
+        _say(
+            console,
+            f"{other} measured with other code than today's: --rerun succeeded (or a trial's id) measures again",
+        )
     bad = [i for i in planned.every if standing.states.get(i) in (TrialState.FAILED, TrialState.LOST)]
     for trial_id in bad if failed else []:
         outcome = standing.outcomes.get(trial_id)
@@ -211,6 +216,8 @@ def trial(planned: Plan, trial_id: str, console: Console) -> None:
         f"state {standing.states.get(chosen.trial_id, TrialState.PENDING).value.lower()}, "
         f"attempts {standing.attempts.get(chosen.trial_id, 0)}, step {last_step(events)}/{chosen.steps}",
     )
+    if readout.other_code(chosen, standing.outcomes.get(chosen.trial_id)):
+        _say(console, "measured with other code than today's: --rerun with its id measures it again")
     for number, (node, profile, step) in enumerate(places(events), 1):
         _say(console, f"  attempt {number} on {node} ({profile}), from step {step}")
     for (split, step), event in sorted(evals(events).items()):

@@ -34,8 +34,14 @@ class Remark:
         return self.text.format(_plain(min(beyond) if min(beyond) < self.below else max(beyond)))
 
 
+OTHER_CODE = "other_code"  # 1 for a result that was measured with other code than today's: see `methods.code`
 REMARKS = (
     Remark("directions", "theta moves along {} distinct directions only: the generator repeats", below=1000),
+    Remark(
+        OTHER_CODE,
+        "measured with other code: engine, models, tasks or members have changed since; see --rerun succeeded",
+        above=0,
+    ),
     Remark(
         "directions_dropped",
         "directions were dropped from some steps, because a process that shared them was lost",

@@ -3,7 +3,7 @@
 Events are JSON objects; a trial's journal is the list of them, in order. Every event has `type` and `time` (Unix
 seconds). The types:
 
-    start   attempt, device (mapping), versions (mapping), resumed_from (step)
+    start   attempt, device (mapping), versions (mapping), resumed_from (step), code (digest: see methods.code)
     steps   first (1-based number of the event's first step), losses ([steps], mean of the points' losses),
             coefs ([steps][q], the projected gradients, NaN where a direction was dropped: together with the seed they
             *are* the run), seconds (of these steps), tokens
@@ -163,6 +163,7 @@ class Outcome:
     device: Mapping[str, Any] = field(default_factory=dict)  # kind, name, memory definition, ...
     error: str = ""  # one line; for DIVERGED: step, seed and both losses
     traceback: str = ""
+    code: str = ""  # digest of the code that measured it (see methods.code), joined by "+" if attempts differ
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "state": self.state.value}

@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from enum import Enum
 from functools import cache
-from types import NoneType, UnionType
+from pathlib import Path
+from types import ModuleType, NoneType, UnionType
 from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
+from zo_sweeps.core import source
 from zo_sweeps.core.errors import UserError, together, unknown
 
 T = TypeVar("T")
@@ -128,7 +130,7 @@ def identity(value: Any) -> Any:
     if hasattr(value, "to_identity"):
         return value.to_identity()
     if isinstance(value, Definition):
-        return {"name": value.name, **_identity_fields(value)}
+        return {"name": value.name, **_identity_fields(value), **_source(type(value))}
     if is_dataclass(value):
         return _identity_fields(value)
     if isinstance(value, Mapping):
@@ -136,6 +138,27 @@ def identity(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [identity(item) for item in value]
     return value
+
+
+def _source(kind: type[Definition]) -> dict[str, str]:
+    own = own_source(kind)
+    return {"source": own} if own else {}
+
+
+def own_source(kind: type[Definition]) -> str:
+    """Return a digest of the source of a member and its bases outside of this package; "" for a shipped member.
+
+    Comments, docstrings and formatting do not count.
+    """
+    names = {base.__module__ for base in kind.__mro__ if issubclass(base, Definition)}
+    own = (name for name in sorted(names) if name.partition(".")[0] != __name__.partition(".")[0])
+    return "".join(_source_of(sys.modules[name]) for name in own)
+
+
+@cache
+def _source_of(module: ModuleType) -> str:
+    """Return the digest of a module's file as it was when first asked for: the code that is loaded."""
+    return source.file_digest(Path(module.__file__)) if module.__file__ else ""
 
 
 def _identity_fields(value: Any) -> dict[str, Any]:

@@ -31,12 +31,23 @@ PACKAGES = {
     "executor": "zo_sweeps.schedule.executors",
 }
 _folders: tuple[Path, ...] = ()
+_Stamp = tuple[str, int, int]  # file, modification time in ns, bytes
+_files: tuple[_Stamp, ...] = ()  # the user's own members
 
 
 def use_folders(folders: Iterable[str | Path]) -> None:
-    """Look for the user's own members in these folders only, from now on. A file runs on its member's first use."""
-    global _folders
+    """Look for the user's own members in these folders only, from now on.
+
+    A file runs on its member's first use, and again on the first use after a later call if it has changed by then.
+    """
+    global _folders, _files
     _folders = tuple(dict.fromkeys(Path(folder).resolve() for folder in folders))
+    _files = tuple(_stamp(path) for folder in _folders for axis in PACKAGES for path in (folder / axis).glob("*.py"))
+
+
+def _stamp(path: Path) -> _Stamp:
+    stat = path.stat()
+    return str(path), stat.st_mtime_ns, stat.st_size
 
 
 @contextmanager
@@ -57,11 +68,11 @@ def folders() -> tuple[Path, ...]:
 
 def names(axis: str) -> tuple[str, ...]:
     """Return the names of the axis's members, sorted."""
-    return _names(axis, _folders)
+    return _names(axis, _folders, _files)
 
 
 @cache
-def _names(axis: str, folders: tuple[Path, ...]) -> tuple[str, ...]:
+def _names(axis: str, folders: tuple[Path, ...], files: tuple[_Stamp, ...]) -> tuple[str, ...]:
     shipped = {path.stem for path in _package_folder(axis).glob("*.py") if not path.name.startswith("_")}
     own = {path.stem for folder in folders for path in (folder / axis).glob("*.py") if not path.name.startswith("_")}
     return tuple(sorted(shipped | own | set(_offered(axis))))
@@ -74,7 +85,7 @@ def member(axis: str, name: str, *, where: str = "") -> type[Definition]:
     """
     if name not in names(axis):
         raise unknown(axis, name, names(axis), where=where)
-    return _load(axis, name, _folders)
+    return _load(axis, name, _folders, _files)
 
 
 def members(axis: str) -> dict[str, type[Definition]]:
@@ -83,7 +94,7 @@ def members(axis: str) -> dict[str, type[Definition]]:
 
 
 @cache
-def _load(axis: str, name: str, folders: tuple[Path, ...]) -> type[Definition]:
+def _load(axis: str, name: str, folders: tuple[Path, ...], stamps: tuple[_Stamp, ...]) -> type[Definition]:
     """Load a member whose name is known to exist. Raises UserError if several places define it or it cannot be used."""
     shipped = (_package_folder(axis) / f"{name}.py").is_file()
     files = [path for folder in folders if (path := folder / axis / f"{name}.py").is_file()]
@@ -94,7 +105,7 @@ def _load(axis: str, name: str, folders: tuple[Path, ...]) -> type[Definition]:
         raise UserError(taken, where=places[-1], fix="give it another name")
     if point:
         return _check(axis, [_loaded(point, axis, name)], places[0])
-    module = f"{PACKAGES[axis]}.{name}" if shipped else _run(files[0], axis, name)
+    module = f"{PACKAGES[axis]}.{name}" if shipped else _run(_stamp(files[0]), axis, name)
     if shipped:
         import_module(module)
     return _check(axis, public_classes(module), module if shipped else places[0])
@@ -138,15 +149,16 @@ def _broken(error: Exception, place: str) -> UserError:
 
 
 @cache
-def _run(file: Path, axis: str, name: str) -> str:
+def _run(stamp: _Stamp, axis: str, name: str) -> str:
     """Run a user's Python file as a module of its own and return its name. Raises UserError if it fails."""
+    file = Path(stamp[0])
     module = f"zo_sweeps_own.{fingerprint(str(file))}.{axis}.{name}"
     spec = util.spec_from_file_location(module, file)
     assert spec is not None
-    assert spec.loader is not None
     sys.modules[module] = loaded = util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(loaded)
+        # Not by its loader, whose cached bytecode is valid for every version of the same size and second.
+        exec(compile(file.read_bytes(), file, "exec"), vars(loaded))
     except Exception as error:
         del sys.modules[module]
         raise _broken(error, str(file)) from error

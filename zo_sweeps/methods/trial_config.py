@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,10 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.fingerprint import fingerprint
 from zo_sweeps.core.trial import Config
 from zo_sweeps.methods import registry
-from zo_sweeps.methods.definition import NOWHERE, Locate, identity, option, read, write
+from zo_sweeps.methods.definition import NOWHERE, Definition, Locate, identity, option, own_source, read, write
 from zo_sweeps.methods.estimator import Estimator
 from zo_sweeps.methods.evaluation import Evaluation
+from zo_sweeps.methods.objective import OWN
 from zo_sweeps.methods.parts import Data, Device, Gradients, Method, Model, Prompt, Split, Train
 from zo_sweeps.methods.perturbation import Perturbation
 from zo_sweeps.methods.precision import Precision
@@ -86,6 +87,8 @@ class TrialConfig:
         kind = self.method.kind
         parts = {name: identity(getattr(self, name)) for name in (*EVERY, *kind.parts)}
         parts["task"] = self.task.in_dialect(self.prompt.name)
+        if (objective := self.own_objective) and (own := own_source(objective)):
+            parts["objective_source"] = own
         if not kind.trains:  # the only option of `train` that affects a trial without steps
             parts["max_length"] = self.train.max_length
         return {"numerics": NUMERICS, **parts}
@@ -95,6 +98,35 @@ class TrialConfig:
         return fingerprint(self.identity())
 
     @property
+    def own_objective(self) -> type[Definition] | None:
+        """The member that `train.objective` names; None for the dialect's own loss, and without training."""
+        name = self.train.objective if self.method.kind.trains else OWN
+        return registry.member("objective", name) if name != OWN and name in registry.names("objective") else None
+
+    @property
+    def members_used(self) -> set[type[Definition]]:
+        """The members of all axes that take part in the trial."""
+        kind, task = self.method.kind, self.task
+        parts = [getattr(self, name) for name in (*EVERY, *kind.parts) if name != "task"]
+        parts += [kind, task.kind, task.metric, task.wording(self.prompt.name)]
+        named = {self.own_objective} if self.own_objective else set()
+        return {*named, *(kind for part in parts for kind in _members(part))}
+
+    def uses(self, key: str) -> bool:
+        """Return whether the trial's kind uses a dotted key of the configuration."""
+        return key.partition(".")[0] in (*EVERY, *self.method.kind.parts) or key == "train.max_length"
+
+    @property
     def steps(self) -> int:
         """Optimization steps; 0 for a kind that does not train."""
         return self.train.steps if self.method.kind.trains else 0
+
+
+def _members(value: Any) -> Iterator[type[Definition]]:
+    """Yield the classes of the members in a part of a configuration, and of those within them."""
+    if isinstance(value, Definition):
+        yield type(value)
+    if is_dataclass(value):
+        yield from (kind for name in value.__dataclass_fields__ for kind in _members(getattr(value, name)))
+    elif isinstance(value, (tuple, list)):
+        yield from (kind for item in value for kind in _members(item))

@@ -23,7 +23,7 @@ from zo_sweeps.methods.evaluation import Restore
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.availability import Availability, Places
 from zo_sweeps.plan.compatible import incompatible
-from zo_sweeps.plan.expand import Setting, expand
+from zo_sweeps.plan.expand import expand
 from zo_sweeps.plan.overrides import Overrides
 from zo_sweeps.plan.resolve import Options, resolve
 from zo_sweeps.plan.visible_rows import shown
@@ -35,7 +35,7 @@ class Cell:
 
     Args:
         task: the column: the name of a task, or of one of the grid's `columns`.
-        hyperparameters: the values of the searched axes.
+        hyperparameters: the values of the searched axes that the method's kind uses.
     """
 
     block: str
@@ -126,18 +126,19 @@ def build(composer: Composer) -> Plan:
                     _note(problems, text, name)
                 if wrong:
                     continue
+                searched = {key: value for key, value in setting.searched.items() if config.uses(key)}
                 needs = places.look(config)
                 trial_id = needs.config.trial_id()
                 column, display = setting.column or config.task.name, config.task.display or config.task.name
                 labels[column] = overrides.label(column, setting.column or display)
                 if trial_id not in trials:
                     row = overrides.label(name, grid.label(name))
-                    trials[trial_id] = _trial(trial_id, needs, grid.name, name, row, setting, display)
+                    trials[trial_id] = _trial(trial_id, needs, grid.name, name, row, searched, display)
                     if needs.reasons:
                         reasons[trial_id] = needs.reasons
                     if needs.remark:
                         remarks[trial_id] = needs.remark
-                cells.append(Cell(name, column, config.seed, dict(setting.searched), trial_id))
+                cells.append(Cell(name, column, config.seed, searched, trial_id))
         except UserError as error:
             for one in error.errors:
                 _note(problems, str(one), name)
@@ -179,13 +180,13 @@ def _all(problems: Sequence[str], grid: str) -> UserError:
 
 
 def _trial(
-    trial_id: str, needs: Availability, grid: str, block: str, label: str, setting: Setting, column: str
+    trial_id: str, needs: Availability, grid: str, block: str, label: str, searched: Mapping[str, Any], column: str
 ) -> Trial:
     config = needs.config
     kind = config.method.kind
     parts = [label, column]
     if kind.trains or kind.shown or kind.generates:
-        parts += [f"{name.rpartition('.')[2]} {_short(value)}" for name, value in setting.searched.items()]
+        parts += [f"{name.rpartition('.')[2]} {_short(value)}" for name, value in searched.items()]
         parts.append(f"seed {config.seed}")
     return Trial(
         trial_id=trial_id,

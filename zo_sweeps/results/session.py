@@ -53,7 +53,13 @@ class Result:
         if summary.interrupted:
             return "KILLED"
         bad = sum(summary.counts.get(state, 0) for state in (TrialState.FAILED, TrialState.LOST))
-        return "FAILED" if bad or summary.stopped or summary.waiting else "FINISHED"
+        return "FAILED" if bad or summary.stopped or summary.waiting or self.no_success else "FINISHED"
+
+    @property
+    def no_success(self) -> bool:
+        """Whether every trial of the sweep diverged or ran out of memory."""
+        ended = {state for state, n in self.summary.counts.items() if n}
+        return bool(ended) and ended <= {TrialState.DIVERGED, TrialState.OUT_OF_MEMORY}
 
 
 class Progress(Protocol):

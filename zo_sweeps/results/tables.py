@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError, unknown
-from zo_sweeps.core.trial import TrialState
+from zo_sweeps.core.remarks import OTHER_CODE
+from zo_sweeps.core.trial import Outcome, Trial, TrialState
+from zo_sweeps.methods.code import code_of
+from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.altered import altered
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.results.measures import check_rule, column_measures
@@ -26,8 +29,10 @@ def records(plan: Plan, standing: Standing) -> list[Record]:
         key = (cell.block, cell.task, cell.trial_id)
         if key in by_cell:
             known = by_cell[key]
-            by_cell[key] = replace(known, also=(*known.also, cell.seed))
+            if cell.seed not in (known.seed, *known.also):
+                by_cell[key] = replace(known, also=(*known.also, cell.seed))
             continue
+        trial = plan.every[cell.trial_id]
         state: str = standing.states.get(cell.trial_id, TrialState.PENDING).value
         outcome = standing.outcomes.get(cell.trial_id)
         note = outcome.error if outcome else ""
@@ -40,11 +45,20 @@ def records(plan: Plan, standing: Standing) -> list[Record]:
             seed=cell.seed,
             hyperparameters=cell.hyperparameters,
             state=state,
-            metrics=outcome.metrics if outcome else {},
+            metrics=_metrics(trial, outcome) if outcome else {},
             note=note,
             order=order,
         )
     return list(by_cell.values())
+
+
+def other_code(trial: Trial, outcome: Outcome | None) -> bool:
+    """Return whether a result was measured with other code than today's; false if its code was not recorded."""
+    return outcome is not None and outcome.code not in ("", code_of(TrialConfig.of(trial.config)))
+
+
+def _metrics(trial: Trial, outcome: Outcome) -> Mapping[str, float]:
+    return {**outcome.metrics, OTHER_CODE: 1.0} if other_code(trial, outcome) else outcome.metrics
 
 
 def tables(plan: Plan, composer: Composer, standing: Standing, only: Sequence[str] = ()) -> list[Table]:

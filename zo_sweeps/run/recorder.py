@@ -35,6 +35,7 @@ class Recorder:
         selected: the step whose weights are tested.
         selection: the dev value that selects the step, and -1 if higher is better, otherwise 1.
         device: description of this machine, for the outcome.
+        codes: digests of the code that has run the attempts whose steps count, in order.
     """
 
     def __init__(self, trial: Trial, sink: Sink, journal: Sequence[Event]) -> None:
@@ -49,6 +50,7 @@ class Recorder:
         self.device: Mapping[str, Any] = {}
         self.selected = 0
         self.selection = ("loss", 1)
+        self.codes = [str(event["code"]) for event in journal if event["type"] == "start" and "code" in event]
         self._seconds = [event["seconds"] for event in journal if event["type"] == "steps"]
         self._tokens = sum(event["tokens"] for event in journal if event["type"] == "steps")
         self._step_seconds: list[float] = []
@@ -142,4 +144,5 @@ class Recorder:
             device=self.device,
             error=error,
             traceback=trace,
+            code="+".join(dict.fromkeys(self.codes)),
         )

@@ -15,6 +15,7 @@ from zo_sweeps.devices.memory import MemoryMeter
 from zo_sweeps.devices.probe import probe
 from zo_sweeps.engine.follower import Follower
 from zo_sweeps.engine.types import DivergedError
+from zo_sweeps.methods.code import code_of
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.record import provenance
 from zo_sweeps.run.recorder import Nowhere, Recorder
@@ -64,12 +65,15 @@ def _execute(
     bench = Workbench(config, trial.warm_key, recorder)
     meter = MemoryMeter(bench.device)
     recorder.device = {**probe(), "memory_definition": meter.definition, "threads": torch.get_num_threads()}
+    code = code_of(config)
+    recorder.codes = [*(recorder.codes if config.method.kind.resumes else ()), code]
     recorder.emit(
         "start",
         attempt=attempt,
         device=recorder.device,
         versions=provenance.collect(),
         resumed_from=recorder.reported if config.method.kind.resumes else 0,
+        code=code,
     )
     bench.load()
     recorder.selection = bench.selection()

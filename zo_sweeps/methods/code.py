@@ -1,0 +1,38 @@
+"""The digest of the code that measures a trial: recorded with each result, and compared when the result is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import cache
+from pathlib import Path
+
+from zo_sweeps.core.fingerprint import fingerprint
+from zo_sweeps.core.source import file_digest
+from zo_sweeps.methods.registry import PACKAGES
+from zo_sweeps.methods.trial_config import TrialConfig
+
+ROOT = Path(__file__).parents[1]
+MEASURING = ("engine", "models", "run", "tasks")  # step, noise, losses, forwards, batches, scores
+
+
+def code_of(config: TrialConfig) -> str:
+    """Return a digest of the code that measures the trial: of MEASURING, and of the shipped members that it uses.
+
+    Comments, docstrings and formatting do not count. The user's own members are part of the trial_id instead. Cost:
+    parses the files once per process, half a second.
+    """
+    modules = {base.__module__ for kind in config.members_used for base in kind.__mro__}
+    return _digest(frozenset(name for name in modules if name.rpartition(".")[0] in PACKAGES.values()))
+
+
+@cache
+def _digest(members: Collection[str]) -> str:
+    files = [*common_files(), *(ROOT.joinpath(*name.split(".")[1:]).with_suffix(".py") for name in sorted(members))]
+    return fingerprint([[file.relative_to(ROOT).as_posix(), file_digest(file)] for file in files])
+
+
+def common_files() -> list[Path]:
+    """Return the files of MEASURING that every trial may use: all but those of the axes' members."""
+    axes = [ROOT.joinpath(*package.split(".")[1:]) for package in PACKAGES.values()]
+    files = (file for package in MEASURING for file in (ROOT / package).rglob("*.py"))
+    return sorted(file for file in files if file.parent not in axes or file.name.startswith("_"))
