@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -26,6 +28,26 @@ def reference_words(counter: int, k0: int, k1: int) -> tuple[int, int]:
     x ^= x >> 16
     y = (x * noise.M3 + k0) & MASK
     return x, y ^ (y >> 15)
+
+
+def test_a_trace_leaves_no_constants_without_values_behind() -> None:
+    class Drawn(torch.nn.Module):
+        def __init__(self, module: Any) -> None:
+            super().__init__()
+            self.noise = module
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            z = self.noise.expression(torch.empty(40), KEY, "w")
+            return x + z + self.noise.uniform(KEY, "w", x.shape) + self.noise.signs(KEY, "w", x.shape)
+
+    spec = importlib.util.find_spec(noise.__name__)
+    first = importlib.util.module_from_spec(spec)  # as in a process whose first noise is traced
+    spec.loader.exec_module(first)
+    x, drawn = torch.zeros(40), Drawn(first)
+    expected = Drawn(noise)(x)
+    traced = torch.export.export(drawn, (x,)).module()
+    assert torch.equal(drawn(x), expected)
+    assert torch.equal(traced(x), expected)
 
 
 def test_integers_are_those_of_the_specification() -> None:

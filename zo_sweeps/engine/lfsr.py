@@ -16,12 +16,11 @@ bits; `leap` gives the clocks after which they share none.
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 from torch import Tensor
 
 from zo_sweeps.engine import noise
+from zo_sweeps.engine.cached import cached
 from zo_sweeps.methods.cycle import advance
 from zo_sweeps.methods.points import NoiseKey
 
@@ -53,7 +52,7 @@ def leap(bits: int) -> int:
     return advance("coprime", bits, (1 << bits) - 1)
 
 
-@lru_cache
+@cached(32)
 def cycle(bits: int, clocks: int = 1) -> Tensor:
     """Return all states in order, starting at state 1, [2^b - 1] int32. Cost: 2^b - 1 clocks, once.
 
@@ -68,7 +67,7 @@ def cycle(bits: int, clocks: int = 1) -> Tensor:
     return torch.tensor(states, dtype=torch.int32)[torch.arange(len(states)) * clocks % len(states)]
 
 
-@lru_cache(maxsize=8)
+@cached(8)
 def phases(seed: int, registers: int, bits: int) -> Tensor:
     """Return each register's position in the cycle at clock 0, [n] int64: a shuffle of the cycle, repeated if n > P."""
     words = noise.integers(NoiseKey(seed, SEED_STEP, 0), "lfsr", (1 << bits) - 1)

@@ -35,6 +35,7 @@ from functools import cache, lru_cache, partial
 import torch
 from torch import Tensor
 
+from zo_sweeps.engine.cached import cached
 from zo_sweeps.engine.kernels import native
 from zo_sweeps.methods.points import NoiseKey
 
@@ -66,7 +67,7 @@ def words_of(key: NoiseKey, name: str) -> tuple[int, int]:
     return _signed(int.from_bytes(digest[:4], "little")), _signed(int.from_bytes(digest[4:], "little"))
 
 
-@lru_cache(maxsize=256)
+@cached(256)
 def _constant(value: float, dtype: torch.dtype = torch.int32) -> Tensor:
     """Return a number as a 0-d tensor: faster than a Python number, which every operation would convert again."""
     return torch.tensor(value, dtype=dtype)
@@ -288,7 +289,7 @@ def signs(key: NoiseKey, name: str, shape: torch.Size, device: torch.device | st
     return chosen.view(-1)[:count].view(shape)
 
 
-@lru_cache
+@cached(8)
 def _signs_of_bytes(device: torch.device) -> Tensor:
     """Return [256, 8], the signs of a byte's bits, lowest bit first."""
     byte, bit = torch.arange(256, device=device).unsqueeze(1), torch.arange(8, device=device)

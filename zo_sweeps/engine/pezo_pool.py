@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from zo_sweeps.engine import noise
+from zo_sweeps.engine.cached import cached
 from zo_sweeps.engine.lfsr import SEED_STEP
 from zo_sweeps.engine.modulus import expected_norm, round_factor
 from zo_sweeps.methods.points import NoiseKey
 
 
-@lru_cache(maxsize=8)
+@cached(8)
 def pool(seed: int, k: int, bits: int | None = None) -> Tensor:
     """Return N = 2^k - 1 numbers of U(-1, 1), [N] fp32 on the CPU; `bits`: as fixed-point numbers of so many bits."""
     numbers = noise.uniform(NoiseKey(seed, SEED_STEP, 0), "pool", torch.Size([(1 << k) - 1])).mul_(2.0).sub_(1.0)
@@ -30,7 +31,7 @@ def energy(seed: int, k: int, bits: int | None) -> tuple[float, ...]:
     return 0.0, *squares.cumsum(0).tolist()
 
 
-@lru_cache(maxsize=8)
+@cached(8)
 def scaled(seed: int, k: int, bits: int | None, norm: float, m: int, rounding: str, device: torch.device) -> Tensor:
     """Return the pool times the (rounded) factor E||g_m|| / norm."""
     factor = torch.tensor(expected_norm(m) / norm, dtype=torch.float64)

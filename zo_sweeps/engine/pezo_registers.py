@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from zo_sweeps.engine import lfsr
+from zo_sweeps.engine.cached import cached
 from zo_sweeps.engine.modulus import expected_norm, round_factor
 
 CPU = torch.device("cpu")
 BLOCK = 1 << 16  # numbers read at once: the indices and values stay in a core's L2 cache
 
 
-@lru_cache(maxsize=8)
+@cached(8)
 def values(bits: int, leap: bool, center: bool, device: torch.device) -> Tensor:
     """Return the number that each state of the cycle maps to, repeated twice, [2 P] fp32, exact.
 
@@ -26,13 +27,13 @@ def values(bits: int, leap: bool, center: bool, device: torch.device) -> Tensor:
     return ((cycle - (half if center else 0)).float() / half).repeat(2).to(device)
 
 
-@lru_cache(maxsize=8)
+@cached(8)
 def windows(seed: int, n: int, bits: int, device: torch.device) -> Tensor:
     """Return the phases in reading order for each clock mod n; see `lfsr.rotations`."""
     return lfsr.rotations(lfsr.phases(seed, n, bits)).to(device)
 
 
-@lru_cache(maxsize=8)
+@cached(8)
 def squared_norms(seed: int, n: int, bits: int, leap: bool, center: bool) -> Tensor:
     """Return ||u||^2 of the n numbers at clocks c = 0 .. P-1, [P] fp64; invariant under rotation."""
     squares = values(bits, leap, center, CPU).double().square()[: (1 << bits) - 1]
@@ -42,7 +43,7 @@ def squared_norms(seed: int, n: int, bits: int, leap: bool, center: bool) -> Ten
     return total
 
 
-@lru_cache(maxsize=8)
+@cached(8)
 def block_factors(
     seed: int, n: int, bits: int, leap: bool, center: bool, address: str, rounding: str, device: torch.device
 ) -> tuple[Tensor, Tensor]:
