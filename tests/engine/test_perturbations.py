@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -12,12 +13,18 @@ from torch import Tensor
 from tests.engine import contract
 from tests.engine.contract import LAYOUT, SHAPES, d
 from zo_sweeps.engine import noise
+from zo_sweeps.engine.estimators.rge import RGE
+from zo_sweeps.engine.in_place import InPlace
+from zo_sweeps.engine.layers.full import FullModel
 from zo_sweeps.engine.perturbations.coordinate import Coordinate
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.perturbations.low_rank import LowRank
 from zo_sweeps.engine.perturbations.rademacher import Rademacher
 from zo_sweeps.engine.perturbations.sphere import Sphere
 from zo_sweeps.engine.perturbations.uniform import Uniform
+from zo_sweeps.engine.step import Method
+from zo_sweeps.engine.step import step as take_step
+from zo_sweeps.engine.updates.sgd import SGD
 from zo_sweeps.methods.perturbation import Perturbation
 from zo_sweeps.methods.points import Layout, NoiseKey
 
@@ -202,17 +209,52 @@ def test_low_rank_holds_v_for_the_interval_and_draws_u_each_step() -> None:
     assert torch.linalg.matrix_rank(columns.double(), rtol=1e-5) == 4
 
 
-def test_a_low_rank_step_is_lozos_with_its_eps_times_root_r() -> None:
-    """LOZO perturbs by eps U V^T and moves along c U V^T / r."""
-    r, eps, key = 3, 1e-2, NoiseKey(0, 1, 0)
-    slope = torch.randn(8, 6, generator=torch.Generator().manual_seed(0)).double()
-    Z = LowRank(r).sample(key, "W", torch.Size([8, 6]), CPU).double()
-    UV = Z * math.sqrt(r)
-    c = float((slope * (eps * UV)).sum() - (slope * (-eps * UV)).sum()) / (2 * eps)
-    ours = math.sqrt(r) * eps
-    g = float((slope * (ours * Z)).sum() - (slope * (-ours * Z)).sum()) / (2 * ours)
-    assert torch.allclose(g * Z, c * UV / r, rtol=1e-12)
-    assert torch.allclose(ours * Z, eps * UV, rtol=1e-12)
+PARTS = {"W": torch.Size([8, 6]), "b": torch.Size([5])}
+
+
+def low_rank_steps(member: LowRank, names: Sequence[str], eps: float, lr: float, steps: int) -> dict[str, Tensor]:
+    """The parameters after steps down f = sum of sin(slope * theta), whose curvature makes eps count."""
+    params = {name: torch.nn.Parameter(torch.linspace(-1, 1, PARTS[name].numel()).view(PARTS[name])) for name in names}
+    module = torch.nn.ParameterDict(params)
+    method = Method(RGE(1, eps), member, SGD(), in_place=InPlace()).bind(params)
+    for number in range(1, steps + 1):
+        f = lambda P: sine({name: param.detach() for name, param in module.items()}).reshape(1)
+        take_step(method, module, FullModel(module), f, {}, seed=0, step=number, lr=lr)
+    return {name: param.detach() for name, param in module.items()}
+
+
+def sine(theta: Mapping[str, Tensor]) -> Tensor:
+    return sum(
+        (
+            torch.sin(torch.linspace(1, 3, one.numel()).double() * one.double().flatten()).sum()
+            for one in theta.values()
+        ),
+        start=torch.zeros((), dtype=torch.double),
+    )
+
+
+def test_low_rank_steps_are_those_of_lozos_trainer() -> None:
+    """By formula: theta +/- eps U V^T and +/- eps z, then theta - lr g U V^T and - lr g z; V is kept for two steps."""
+    r, eps, lr, nu = 3, 1e-1, 1e-2, 2
+    theta = {name: torch.linspace(-1, 1, shape.numel()).view(shape) for name, shape in PARTS.items()}
+    for number in range(1, 6):
+        key, first = NoiseKey(0, number, 0), NoiseKey(0, number - (number - 1) % nu, 0)
+        U = noise.gaussian(key, "W/U", torch.Size([8, r]))
+        V = noise.gaussian(first, "W/V", torch.Size([6, r]))
+        z = {"W": U @ V.T, "b": noise.gaussian(key, "b", PARTS["b"])}
+        plus, minus = (sine({n: theta[n] + sign * eps * z[n] for n in theta}) for sign in (1, -1))
+        g = float(plus - minus) / (2 * eps)
+        theta = {name: theta[name] - lr * g * z[name] for name in theta}
+    ours = low_rank_steps(LowRank(r, nu, "released"), ["W", "b"], eps, lr, 5)
+    for name, value in theta.items():
+        assert torch.allclose(ours[name], value, rtol=1e-4, atol=1e-5), name
+
+
+def test_over_matrices_a_unit_scale_is_the_released_one_with_other_eps_and_rate() -> None:
+    r, eps, lr = 3, 1e-1, 1e-2
+    released = low_rank_steps(LowRank(r, 2, "released"), ["W"], eps, lr, 4)["W"]
+    unit = low_rank_steps(LowRank(r, 2), ["W"], math.sqrt(r) * eps, r * lr, 4)["W"]
+    assert torch.allclose(unit, released, rtol=1e-4, atol=1e-5)
 
 
 def test_d_coordinates_in_a_row_make_the_identity() -> None:

@@ -1,9 +1,9 @@
-"""z = U V^T / sqrt(r) for a matrix: LOZO."""
+"""z = U V^T for a matrix, scaled: LOZO."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from zo_sweeps.methods.definition import option
 from zo_sweeps.methods.perturbation import Perturbation
@@ -22,17 +22,26 @@ class LowRank(Perturbation):
         rank: r.
         interval: steps between draws of V (LOZO's nu): steps 1 .. nu share one V, then nu + 1 .. 2 nu. U is drawn at
             each step. Each of the q queries has its own U and V.
+        scale: `unit`: as above. `released`: Z = U V^T, without the factor, so that eps and lr are those of the authors'
+            trainer.
 
-    E[z z^T] = I over U and V; for a fixed V, the expected estimate is the gradient times V V^T / r. For one direction
-    and a matrix E||ghat||^2 / ||grad f||^2 = d + 2 + 2 (m + n + 1) / r, d = m n.
+    `unit`: E[z z^T] = I over U and V; for a fixed V, the expected estimate is the gradient times V V^T / r. For one
+    direction and a matrix E||ghat||^2 / ||grad f||^2 = d + 2 + 2 (m + n + 1) / r, d = m n.
+    `released`: E[z z^T] = r I in matrices and I in other shapes; the expected estimate is r times the gradient in
+    matrices.
 
     Cost: (m + n) r Gaussians instead of m n, and one product. Source: Chen et al., Enhancing zeroth-order fine-tuning
-    for language models with low-rank structures, Algorithm 1. The paper perturbs by U V^T and divides the estimate by
-    r: its eps equals ours / sqrt(r), at the same learning rate.
+    for language models with low-rank structures, Algorithm 1, and its released code (LOZOtrainer.py): theta +/- eps U
+    V^T in matrices and theta +/- eps z elsewhere, then theta <- theta - lr g U V^T and theta <- theta - lr g z. The
+    paper divides the estimate by r and the trainer does not: lr of the trainer is the paper's / r. Over matrices alone,
+    `unit` with eps_unit = sqrt(r) eps and lr_unit = r lr is `released` with eps and lr; other shapes would need noise
+    of 1 / sqrt(r) besides. In the step that draws a new V, the trainer's update uses another U than its forwards did (a
+    slip: it draws V before U in the one and not in the other), which is not followed here.
     """
 
     rank: int = option(2, "r, the rank of a matrix's direction", least=1)
     interval: int = option(50, "steps between draws of V", least=1)
+    scale: Literal["unit", "released"] = option("unit", "unit: E[z z^T] = I; released: U V^T, as LOZO's trainer")
 
     def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:
         import torch
@@ -44,4 +53,4 @@ class LowRank(Perturbation):
         held = key._replace(step=key.step - (key.step - 1) % self.interval)  # the first step of V's window
         U = noise.gaussian(key, f"{name}/U", torch.Size((shape[0], self.rank)), device)
         V = noise.gaussian(held, f"{name}/V", torch.Size((shape[1], self.rank)), device)
-        return U.mul_(self.rank**-0.5) @ V.T
+        return (U.mul_(self.rank**-0.5) if self.scale == "unit" else U) @ V.T
