@@ -302,5 +302,6 @@ def test_a_method_is_bound_to_the_space_that_it_is_given() -> None:
         bound = Method(planned, Sphere(), SGD()).bind(params)
         assert bound.d == D
         assert isinstance(bound.perturbation, Sphere)
-        assert bound.perturbation.layout == Layout({name: p.shape for name, p in params.items()}, planned.directions(D))
+        shapes, dtypes = {name: p.shape for name, p in params.items()}, {name: p.dtype for name, p in params.items()}
+        assert bound.perturbation.layout == Layout(shapes, planned.directions(D), dtypes)
         assert bound.bind(params).evaluations == bound.evaluations

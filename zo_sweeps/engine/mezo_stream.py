@@ -20,17 +20,22 @@ class Stream:
         self._generator = torch.Generator()
 
     def draw(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:
-        """Return one parameter's part of z(key). Out of order, the preceding parameters are drawn too."""
-        names = list(self._layout.shapes)
+        """Return one parameter's part of z(key), drawn in its dtype, as fp32.
+
+        Out of order, the preceding parameters are drawn too.
+        """
+        shapes, dtypes = self._layout.shapes, self._layout.dtypes
+        names = list(shapes)
         index = names.index(name)
         start = index
         if self._at != (key, index, device):
             self._generator = torch.Generator(device).manual_seed(_seed(key.seed, self._layout.drawn_before(key)))
             start = 0
-        for before in names[start:index]:
-            torch.normal(0.0, 1.0, self._layout.shapes[before], generator=self._generator, device=device)
+        for drawn in names[start : index + 1]:
+            dtype = dtypes.get(drawn, torch.float32)
+            z = torch.normal(0.0, 1.0, shapes[drawn], generator=self._generator, dtype=dtype, device=device)
         self._at = (key, index + 1, device)
-        return torch.normal(0.0, 1.0, shape, generator=self._generator, device=device)
+        return z.float()
 
 
 def _seed(seed: int, number: int) -> int:

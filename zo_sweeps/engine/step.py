@@ -53,7 +53,7 @@ class Method:
         shapes = {name: param.shape for name, param in params.items()}
         d = sum(shape.numel() for shape in shapes.values())
         estimator = self.estimator.bind(d)
-        layout = Layout(shapes, estimator.directions(d))
+        layout = Layout(shapes, estimator.directions(d), {name: param.dtype for name, param in params.items()})
         return replace(self, estimator=estimator, perturbation=self.perturbation.bind(layout), d=d)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -27,10 +27,12 @@ class Layout:
     Args:
         shapes: each parameter's shape, in the space's order.
         q: directions per step.
+        dtypes: each parameter's dtype; fp32 where it is not named.
     """
 
     shapes: Mapping[str, torch.Size]
     q: int
+    dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
 
     @cached_property
     def offsets(self) -> dict[str, int]:

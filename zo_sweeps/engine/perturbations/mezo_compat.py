@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 class MezoCompat(Perturbation):
     """z ~ N(0, I_d), drawn one parameter at a time by `torch.normal` from a generator seeded for each query.
 
-    The seeds are successive `randint(10^9)` of numpy's RandomState(seed), as in MeZO's code after `np.random.seed`. A
-    direction is a stream, so parameters are drawn in the space's order; out of order, the preceding ones are drawn too.
-    The bits depend on the device and on torch's generator. Use Gaussian for everything but comparisons with MeZO.
+    A parameter's numbers are drawn in its own dtype: in fp16 and bf16 they are other, and coarser, ones. The seeds are
+    successive `randint(10^9)` of numpy's RandomState(seed), as in MeZO's code after `np.random.seed`. A direction is a
+    stream, so parameters are drawn in the space's order; out of order, the preceding ones are drawn too. The bits
+    depend on the device and on torch's generator. Use Gaussian for everything but comparisons with MeZO.
     Source: MeZO, Algorithm 1, as drawn by its released code (large models).
     """
 

@@ -12,7 +12,7 @@ from zo_sweeps.methods.update import Params, State, Update
 
 @dataclass(frozen=True)
 class MezoCompat(Update):
-    """theta <- theta - lr * (g * z + weight_decay * theta), every product rounded before the next operation.
+    """theta <- theta - lr * (g * z + weight_decay * theta), every operation rounded to the parameter's dtype.
 
     SGD's single fused multiply-add is faster and rounds once less. Use SGD for everything but comparisons with MeZO.
 
@@ -30,8 +30,8 @@ class MezoCompat(Update):
         with torch.no_grad():
             for key, weight in estimate.terms:
                 for name, param in params.items():
-                    ghat = noise.sample(key, name, param.shape, param.device).mul_(weight)
+                    ghat = noise.sample(key, name, param.shape, param.device).to(param.dtype).mul_(weight)
                     if self.weight_decay and not any(part in name for part in ("bias", "layer_norm", "layernorm")):
                         ghat += self.weight_decay / len(estimate.terms) * param
-                    param.sub_(ghat.mul_(lr).to(param.dtype))
+                    param.sub_(ghat.mul_(lr))
             return state
