@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from zo_sweeps.engine import noise
+from zo_sweeps.engine import direction, noise
 from zo_sweeps.engine.kernels import triton
+from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.methods.points import NoiseKey
 
 SPANS = [(0, 1), (0, 1024), (511, 2), (512, 512), (1023, 2), (1000, 5001), ((1 << 31) + 77, 3000)]
@@ -44,6 +45,14 @@ def main() -> None:
     if not torch.equal(bits(base), bits(expected)):
         print("other bits in place")
     triton.combine(torch.empty(0), None, 5, words, SCALES)
+    # Weights in half precision are read and written by the kernel itself.
+    noise._runner = lambda out, base: triton.combine
+    for dtype in (torch.bfloat16, torch.float16):
+        param, total = torch.linspace(-1, 1, 3000).to(dtype), torch.empty(3000)
+        noise._expression(total, param.float(), 0, words, SCALES)
+        terms = [(NoiseKey(3, 17, query), scale) for query, scale in enumerate(SCALES)]
+        if not torch.equal(bits(direction.combine(Gaussian(), terms, "w", param)), bits(rounded(total, dtype))):
+            print("other bits of weights in", dtype)
     # The way in: the kernel is taken where it passes noise.py's own check, and not where it does not.
     cpu = torch.device("cpu")
     if noise._triton(cpu, torch.float32, True) is not triton.combine:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from transformers import OPTConfig, OPTForCausalLM
 
 from tests.engine.conftest import TinyModel, make_examples, tiny_model
-from zo_sweeps.engine import losses, out_of_place
+from zo_sweeps.engine import losses, noise, out_of_place
 from zo_sweeps.engine.batch import collate
 from zo_sweeps.engine.direction import combine
 from zo_sweeps.engine.estimators.rge import RGE
+from zo_sweeps.engine.estimators.rge_one_sided import RGEOneSided
 from zo_sweeps.engine.evaluate import evaluate
 from zo_sweeps.engine.layers.full import FullModel
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
@@ -44,6 +46,65 @@ def test_the_model_is_left_as_it_was(model: TinyModel) -> None:
     points_losses(model, Gaussian())
     assert all(torch.equal(param, before[name]) for name, param in model.module.named_parameters())
     assert not any("forward" in vars(layer) or layer._forward_hooks for layer in model.module.modules())
+
+
+def tiny_opt(dtype: torch.dtype) -> OPTForCausalLM:
+    """Linears with biases that are not zero."""
+    sizes = {"vocab_size": 97, "hidden_size": 32, "word_embed_proj_dim": 32, "ffn_dim": 64, "num_hidden_layers": 2}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        module = OPTForCausalLM(OPTConfig(**sizes, num_attention_heads=4, max_position_embeddings=64, dropout=0.0))
+        for name, param in module.named_parameters():
+            torch.nn.init.normal_(param, mean=float("norm.weight" in name), std=0.2)
+    return module.to(dtype).eval().requires_grad_(False)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("chunk", [1 << 8, 1 << 20])
+def test_theta_itself_rounds_as_a_point_beside_it(
+    chunk: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """f(theta + eps z) - f(theta) is 0 where z is 0: nothing else than z makes a one-sided difference."""
+
+    class Nothing(Gaussian):
+        def combine(self, terms, name, shape, device, *, base=None, out=None, start=0):
+            return super().combine(
+                [(key, 0.0) for key, _ in terms], name, shape, device, base=base, out=out, start=start
+            )
+
+    monkeypatch.setitem(out_of_place.CHUNK, "cpu", chunk)
+    module, ids = tiny_opt(dtype), torch.arange(2, 62).view(6, 10)
+    logits = []
+
+    def objective(points: int) -> torch.Tensor:
+        logits.append(module(ids).logits)
+        return logits[-1].float().square().mean().reshape(1)
+
+    points = RGEOneSided(2, 1e-3).points(0, 1)
+    evaluate(objective, module, FullModel(module), Nothing(), points, Mode.SEQUENTIAL)
+    assert torch.equal(logits[0], logits[1])
+    assert torch.equal(logits[0], logits[2])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("rows", [None, (100, 233)])
+def test_half_precision_is_combined_in_one_pass(
+    rows: tuple[int, int] | None, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel gets theta and the result in their own dtype: no direction is stored in fp32."""
+    param = torch.linspace(-1, 1, 300 * 7).view(300, 7).to(dtype)
+    terms = [(NoiseKey(0, 1, 0), 0.1), (NoiseKey(0, 1, 1), -0.2)]
+    expected = combine(Gaussian(), terms, "w", param, rows=rows)
+    right, given = noise._runner, []
+
+    def recorded(out: torch.Tensor, base: torch.Tensor | None) -> noise.Run:
+        given.append((out.dtype, None if base is None else base.dtype))
+        return right(out, base)
+
+    monkeypatch.setattr(noise, "_runner", recorded)
+    assert torch.equal(combine(Gaussian(), terms, "w", param, rows=rows), expected)
+    combine(Gaussian(), terms, "w", param, out=param)
+    assert given == [(dtype, dtype)] * 2
 
 
 @pytest.mark.parametrize("noise", [Gaussian(), Rademacher()])

@@ -31,13 +31,9 @@ def combine(
     theta = param.detach() if rows is None else param.detach()[slice(*rows)]
     if isinstance(noise, Partial):
         start = 0 if rows is None else rows[0] * param.stride(0)
-        if theta.dtype == torch.float32:
-            return noise.combine(terms, name, theta.shape, theta.device, base=theta, out=out, start=start)
-        total = noise.combine(terms, name, theta.shape, theta.device, start=start)
-    else:
-        total = _sum(terms, noise, name, param.shape, param.device)
-        total = total if rows is None else total[slice(*rows)]
-    total.add_(theta)
+        return noise.combine(terms, name, theta.shape, theta.device, base=theta, out=out, start=start)
+    total = _sum(terms, noise, name, param.shape, param.device)
+    total = (total if rows is None else total[slice(*rows)]).add_(theta)
     return total.to(theta.dtype) if out is None else out.copy_(total)
 
 

@@ -29,17 +29,18 @@ CHUNK_ELSEWHERE = 1 << 26
 def out_of_place(
     module: nn.Module, space: InstalledSpace, noise: Perturbation, points: Sequence[Point]
 ) -> Iterator[None]:
-    """Make `module` compute at the one point within the block. A parameter that is used twice is computed twice."""
+    """Make `module` compute at the one point within the block. A parameter that is used twice is computed twice.
+
+    Theta itself (scale 0) is multiplied in the same parts as any point, so that the two round alike: in half precision,
+    a difference f(theta + eps z) - f(theta) would otherwise hold a constant that eps divides.
+    """
     (point,) = points
-    if point.scale == 0:
-        yield
-        return
     names = {id(param): name for name, param in space.params.items()}
 
     def at(param: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
         """Return rows start..stop-1 of a parameter at the point; without `stop`, the whole parameter."""
         name = names.get(id(param))
-        if name is None:
+        if name is None or point.scale == 0:
             return param[start:stop] if stop is not None else param
         return combine(noise, [(point.key, point.scale)], name, param, rows=None if stop is None else (start, stop))
 
@@ -78,7 +79,7 @@ def _embedding(layer: nn.Embedding, at: Callable[..., Tensor], ids: Tensor) -> T
 
 
 def _linear(layer: nn.Linear, at: Callable[..., Tensor], x: Tensor) -> Tensor:
-    """Return x W^T + b, computed a few rows of W (outputs) at a time."""
+    """Return x W^T + b, computed a few rows of W (outputs) at a time, rounded once."""
     weight = layer.weight
     bias = None if layer.bias is None else at(layer.bias)
     rows = max(1, CHUNK.get(weight.device.type, CHUNK_ELSEWHERE) // layer.in_features)
@@ -88,8 +89,12 @@ def _linear(layer: nn.Linear, at: Callable[..., Tensor], x: Tensor) -> Tensor:
     flat, into = x.reshape(-1, layer.in_features), y.view(-1, layer.out_features)
     for start in range(0, layer.out_features, rows):
         stop = min(start + rows, layer.out_features)
-        torch.mm(flat, at(weight, start, stop).T, out=into[:, start:stop])
-    return y if bias is None else y.add_(bias)
+        some, part = at(weight, start, stop).T, into[:, start:stop]
+        if bias is None:
+            torch.mm(flat, some, out=part)
+        else:
+            torch.addmm(bias[start:stop], flat, some, out=part)
+    return y
 
 
 def _enter(owned: dict[str, nn.Parameter], at: Callable[..., Tensor], layer: nn.Module, args: object) -> None:

@@ -51,7 +51,10 @@ class Partial(Protocol):
         out: Tensor | None = None,
         start: int = 0,
     ) -> Tensor:
-        """Return base + sum_i c_i z(key_i), fp32, for the elements start, start + 1, ... of the parameter `name`."""
+        """Return base + sum_i c_i z(key_i) for the elements start, start + 1, ... of the parameter `name`.
+
+        Summed in fp32 and rounded once, to the dtype of `out` or of `base`; fp32 without either.
+        """
         ...
 
 
