@@ -63,6 +63,30 @@ def test_the_gradient_is_that_of_the_mean_loss_and_a_training_run_does_not_notic
         torch.testing.assert_close(value / 25, gradient.square(), rtol=1e-3, atol=1e-9, msg=name)
 
 
+@pytest.mark.parametrize("points", [1, 2])
+def test_products_apart_write_nothing_and_are_the_loss_at_the_same_points(points: int) -> None:
+    """SparseAddMM (eq. 19) instead of SparseAdd (eq. 21), for one point per forward and for several."""
+    model = tiny_model()
+    weights = {name: model.module.get_submodule(name).weight for name in targets(model)}
+    found = masks.outliers(weights, 0.1)
+    before = {name: param.clone() for name, param in model.module.named_parameters()}
+    ids = torch.arange(1, 13)[None].repeat(points, 1)
+    seen = {}
+    for apart in (False, True):
+        space = Sparse(model.module, found, apart=apart)
+        space.hold({name: torch.stack([p + 0.1 * (i + 1) for i in range(points)]) for name, p in space.params.items()})
+        with torch.inference_mode():
+            at_points = model.module(ids).logits
+            if apart:
+                assert all(torch.equal(param, before[name]) for name, param in model.module.named_parameters())
+            space.hold({})
+            next(iter(space.params.values())).data += 0.2  # theta has moved
+            seen[apart] = torch.cat([at_points, model.module(ids).logits])
+        space.uninstall()
+    assert (seen[True][0] - seen[True][-1]).abs().max() > 1e-2, "a test that can fail"
+    torch.testing.assert_close(seen[True], seen[False], rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.1)])
 def test_a_product_beside_the_weights_is_the_product_with_theta_written_into_them(
     dtype: torch.dtype, tolerance: float

@@ -33,6 +33,13 @@ def test_a_removed_block_is_no_row_and_no_series_and_what_shows_nothing_else_is_
     assert gone not in {point["series"] for figure in figures.values() for point in figure.published}
 
 
+def test_a_ratio_goes_with_either_of_its_blocks() -> None:
+    for gone in ("tinyllama_zo", "tinyllama_inner"):
+        speedup = named("prge_table3", f"~grid.blocks.{gone}").grid.tables["speedup"]
+        assert "tinyllama_inner" not in {*speedup.rows, *speedup.over}
+        assert "llama2_inner" in speedup.rows
+
+
 def test_a_row_of_a_block_that_never_was_is_still_an_error(tmp_path: Path) -> None:
     folder = write_grid(tmp_path, changed(tables={"accuracy": {"layout": "accuracy", "rows": {"zoo": "ZO"}}}))
     composer = Composer(["+grid=tiny"], [str(folder)])

@@ -145,7 +145,7 @@ def test_a_published_table_that_does_not_fit_is_refused_with_the_choices() -> No
     with pytest.raises(UserError, match=r"unknown column of prge/table2 'SST2'.*did you mean 'SST-2'"):
         build(spec(published_columns={"sst2": "SST2"}), [], PUBLISHED)
     with pytest.raises(UserError, match=r"prge/table2 is in %, the table in GiB"):
-        build(spec(measure=measure("memory")), [], PUBLISHED)
+        build(spec(measure=measure("memory"), published_rows={"zo": "ZO-LoRA-FA (q>1)"}), [], PUBLISHED)
 
 
 def test_units_are_printed_units() -> None:
@@ -256,3 +256,48 @@ def test_a_remark_names_the_worst_value() -> None:
     )
     assert few.of([{"directions": 1000.0}, {}, {"directions": math.nan}]) == ""
     assert Remark("share", "{} lost", above=0.1).of([{"share": 0.2}, {"share": 0.98765}]) == "0.99 lost"
+
+
+SPEEDUP = {"measure": measure("speedup"), "rows": (("inner", "Inner loop"),), "over": {"inner": "zo"}}
+
+
+def timed(block: str, seconds: float, **more: Any) -> Record:
+    return record(block=block, metrics={"dev/loss": 0.5, "seconds_per_step": seconds}, **more)
+
+
+def test_a_ratio_is_the_named_rows_value_over_the_rows_own() -> None:
+    published = replace(PUBLISHED, rows={"Speed-up": {"SST-2": 1.5}}, units={"Speed-up": "×"}, flags=(), std={})
+    table = build(
+        spec(**SPEEDUP, published="prge/table3", published_rows={"inner": "Speed-up"}, largest=True),
+        [timed("zo", 0.9), timed("inner", 0.5)],
+        published,
+    )
+    cell = table.cells["inner", "sst2"]
+    assert (cell.mean, cell.published, cell.difference) == (0.9 / 0.5, 1.5, 0.9 / 0.5 - 1.5)
+    assert (cell.finished, cell.planned, len(cell.trial_ids)) == (2, 2, 2)
+    assert value_text(cell, table, "sst2") == "1.80"
+    assert table.cells["inner", "largest"].mean == 1.8
+    assert [key for key, _ in table.rows] == ["inner"], "the other block is no row"
+
+
+def test_a_ratio_of_what_lies_beyond_a_third_row() -> None:
+    layout = spec(**SPEEDUP, beyond="dense")
+    times = [timed("zo", 5.3), timed("inner", 3.0)]
+    assert build(layout, [*times, timed("dense", 1.0)]).cells["inner", "sst2"].mean == pytest.approx(4.3 / 2.0)
+    below = build(layout, [*times, timed("dense", 3.0)])
+    assert below.cells["inner", "sst2"].state is CellState.UNMEASURED
+    assert any("no ratio" in note for note in below.footnotes)
+
+
+def test_a_ratio_waits_for_both_rows() -> None:
+    for records in ([timed("zo", 0.9)], [timed("inner", 0.5)]):
+        other = "inner" if records[0].block == "zo" else "zo"
+        waiting = build(spec(**SPEEDUP), [*records, record(block=other, state="NOT_RUN")]).cells["inner", "sst2"]
+        assert (waiting.state, waiting.mean, waiting.finished, waiting.planned) == (CellState.NOT_RUN, None, 1, 2)
+
+
+def test_a_ratio_must_say_over_what() -> None:
+    with pytest.raises(UserError, match="row 'inner' names no block to compare with"):
+        spec(measure=measure("speedup"), rows=(("inner", "Inner loop"),))
+    with pytest.raises(UserError, match="the measure is no ratio"):
+        spec(over={"zo": "zo"})

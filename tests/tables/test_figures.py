@@ -15,7 +15,7 @@ from zo_sweeps.tables import Measure, Record
 from zo_sweeps.tables.draw import drawing, inline_svg, render
 from zo_sweeps.tables.figures import Figure, FigureSpec, cumulative, curves, points
 
-from .examples import ACCURACY, LR, Q, record
+from .examples import ACCURACY, LR, Q, measure, record
 
 pytestmark = pytest.mark.unit
 
@@ -264,3 +264,18 @@ def test_the_axis_of_shares_is_logarithmic_with_plain_numbers_and_the_band_is_dr
         assert axes.get_xscale() == "log"
         assert "0.01" in [label.get_text() for label in axes.get_xticklabels()]
         assert len(axes.collections) == 1
+
+
+def test_a_series_of_a_ratio_is_the_named_series_over_its_own_where_both_have_a_point() -> None:
+    times = {("zo", 1): 0.9, ("inner", 1): 0.5, ("zo", 4): 3.0, ("inner", 4): 2.5, ("zo", 16): 9.0}
+    records = [
+        record({Q: q}, block=block, metrics={"dev/loss": 0.5, "seconds_per_step": seconds})
+        for (block, q), seconds in times.items()
+    ]
+    spec = layout(
+        measure=measure("speedup"), panels="", columns=COLUMNS[:1], series=(("inner", "inner"),), over={"inner": "zo"}
+    )
+    figure = points(spec, records, look)
+    (series,) = figure.panels[0].series
+    assert (series.x, series.y) == ((1.0, 4.0), (0.9 / 0.5, 3.0 / 2.5))
+    assert figure.y_label == "speed-up (×)"

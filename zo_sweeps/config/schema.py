@@ -131,10 +131,13 @@ class GridTable:
     layout: str = "accuracy"  # a file of conf/table
     published: str | None = None  # paper/table of conf/paper
     title: str = ""
-    rows: dict[str, str] = field(default_factory=dict)  # block -> row name, as published
+    rows: dict[str, str] = field(default_factory=dict)  # block -> row name, as published; "": its label, not published
+    over: dict[str, str] = field(default_factory=dict)  # row -> the block divided by it, for a layout that is a ratio
+    beyond: str = ""  # of a ratio: a block that is subtracted from both
     footnotes: list[str] = field(default_factory=list)
     average: bool = False  # a column with the mean over the columns
     rank: bool = False  # a column with the mean rank over the columns
+    largest: bool = False  # a column with the largest value of the row
 
 
 @dataclass
@@ -147,6 +150,7 @@ class GridFigure:
     at: list[float] = field(default_factory=lambda: [1.0])  # cumulative: fractions of the training
     panels: str = "column"  # "column" or a key of a trial: a panel per value; "": one panel
     series: dict[str, str] = field(default_factory=dict)  # block -> label; {}: every block
+    over: dict[str, str] = field(default_factory=dict)  # block -> the block divided by it, for a y that is a ratio
     published: list[Any] = field(default_factory=list)  # {series: block, panel: column, x: ..., y: ...}
     footnotes: list[str] = field(default_factory=list)
 

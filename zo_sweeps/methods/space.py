@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.methods.arch import Arch
@@ -157,3 +157,10 @@ class SparseSpace(LayerSpace):
     sparse: ClassVar[bool] = True
 
     density: float = option(1e-3, "share of the target layers' entries", least=1e-9, most=1)
+    product: Literal["add", "addmm"] = option(
+        "add",
+        "how the entries enter a forward: add writes them into the weight (SparseAdd), addmm multiplies them apart "
+        "(SparseAddMM)",
+        added=True,
+        kw_only=True,
+    )

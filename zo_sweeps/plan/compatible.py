@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from zo_sweeps.core.errors import unknown
 from zo_sweeps.methods import registry
 from zo_sweeps.methods.estimator import Estimator
-from zo_sweeps.methods.evaluation import Mode, Restore
+from zo_sweeps.methods.evaluation import Restore
 from zo_sweeps.methods.kind import Kind
 from zo_sweeps.methods.objective import OWN, Objective
 from zo_sweeps.methods.perturbation import Perturbation
@@ -76,12 +76,12 @@ def _generation(config: TrialConfig) -> Iterator[str]:
     """Yield the problems of timing a generation."""
     if not config.method.kind.generates:
         return
-    space, mode = config.space, config.evaluation.mode
+    space = config.space
     timed = [name for name, one in registry.members("space").items() if issubclass(one, Space) and _is_timed(one)]
     if space.name not in timed:
         yield f"generation is timed over space {' or '.join(timed)}, not {space.name}"
-    if mode.mixes_queries or (mode is Mode.INNER and not space.sparse):
-        yield "generation supports evaluation.mode=sequential, or inner with a sparse space"
+    if config.evaluation.mode.batched:
+        yield f"generation is of one point: evaluation.mode must be sequential, not {config.evaluation.mode.value}"
 
 
 def _is_timed(space: type[Space]) -> bool:

@@ -103,7 +103,7 @@ def _spec(plan: Plan, composer: Composer, name: str, layout: GridFigure) -> Figu
     where = f"figure {name} of grid {plan.name}"
     blocks = plan.grid.blocks
     series = layout.series or dict.fromkeys(blocks, "")
-    for block in series:
+    for block in (*series, *layout.over.values()):
         if block not in blocks:
             raise unknown("block", block, blocks, where=where)
     kind, x, y = layout.kind, layout.x, layout.y
@@ -126,6 +126,7 @@ def _spec(plan: Plan, composer: Composer, name: str, layout: GridFigure) -> Figu
         measure=measure,
         measures=measures,
         curves=tuple(layout.curves.items()),
+        over=layout.over,
         at=tuple(layout.at) or (1.0,),
         rule=Rule(plan.grid.select.metric, plan.grid.select.mode),
         published=tuple(layout.published),

@@ -171,7 +171,7 @@ class _Ran:
         every = self.written.tables.values()
         own = [table for table in every if table.published == item.reference] or every
         columns = len(self.written.columns or self.written.axes.get("task", [""]))
-        return sum(len(table.rows) * columns for table in own)
+        return sum(len([row for row in table.rows.values() if row or not table.published]) * columns for table in own)
 
 
 def _standing(item: Item, ran: dict[str, _Ran]) -> ItemProgress:
@@ -188,6 +188,7 @@ def _standing(item: Item, ran: dict[str, _Ran]) -> ItemProgress:
             (block, column) in ran[grid].altered
             for table in own
             for block, _ in table.spec.rows
+            if block in table.spec.published_rows or not table.spec.published  # else a row of ours
             for column, _ in table.spec.columns
             if table.cells[block, column].state in WITH_RESULT
         ]

@@ -83,7 +83,7 @@ def tables(plan: Plan, composer: Composer, standing: Standing, only: Sequence[st
     changed = altered(plan, composer) if any(layout.published for layout in named.values()) else frozenset()
     for name in only or named:
         spec = _spec(plan, composer, name, sorted(memory), changed)
-        mine = [row for row in rows if row.block in dict(spec.rows)]
+        mine = [row for row in rows if row.block in spec.blocks]
         built.append(build(spec, mine, load(spec.published, composer.folders) if spec.published else None))
     return built
 
@@ -92,7 +92,7 @@ def _spec(
     plan: Plan, composer: Composer, name: str, memory: Sequence[str], changed: frozenset[tuple[str, str]]
 ) -> TableSpec:
     layout, blocks = plan.grid.tables[name], plan.grid.blocks
-    for block in layout.rows:
+    for block in (*layout.rows, *layout.over.values(), *filter(None, [layout.beyond])):
         if block not in blocks:
             raise unknown("block", block, blocks, where=f"table {name} of grid {plan.name}")
     file = f"conf/table/{layout.layout}.yaml"
@@ -113,11 +113,16 @@ def _spec(
         columns=tuple(plan.labels.items()),
         published=layout.published or "",
         published_rows={
-            block: label for block, label in rows.items() if layout.published and block not in plan.relabelled
+            block: name
+            for block, name in layout.rows.items()
+            if layout.published and name and block not in plan.relabelled
         },
         altered=changed,
         footnotes=(*layout.footnotes, *(memory if measure.metric.startswith("peak_memory") else ())),
         average=layout.average,
         rank=layout.rank,
+        largest=layout.largest,
+        over=layout.over,
+        beyond=layout.beyond,
         caveats=(*plan.caveats, *([NO_NUMBER] if layout.published and changed else [])),
     )

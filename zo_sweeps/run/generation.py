@@ -6,7 +6,6 @@ import statistics
 import time
 
 from zo_sweeps.engine.layers.sparse import Sparse
-from zo_sweeps.methods.evaluation import Mode
 from zo_sweeps.run.runner import Runner, StoppedError
 
 GENERATION_ROUNDS = 3  # timed, after one warm-up
@@ -18,8 +17,7 @@ class Generation(Runner):
     def run(self) -> None:
         kind, space, seconds = self.config.method.kind, self.bench.install(), []
         try:
-            if self.config.evaluation.mode is Mode.INNER:
-                assert isinstance(space, Sparse)
+            if isinstance(space, Sparse) and space.apart:
                 space.use_sparse_matmul()
             prompt = self.bench.model.prompt(kind.prompt)
             for i in range(1 + GENERATION_ROUNDS):

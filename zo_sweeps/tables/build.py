@@ -16,7 +16,7 @@ from zo_sweeps.tables.ranks import mean_ranks
 from zo_sweeps.tables.records import MISSING, NOT_RUN, Flag, Measure, Record, TableSpec
 from zo_sweeps.tables.select import HyperparameterSetting, edges, select, settings
 
-AVERAGE, RANK = "average", "rank"  # keys of the optional columns
+AVERAGE, LARGEST, RANK = "average", "largest", "rank"  # keys of the optional columns
 RANK_DIGITS = 2
 
 BEST_SO_FAR = "best so far: not every trial of this cell's search has a result yet"
@@ -26,6 +26,7 @@ AT_EDGE = (
 )
 NO_SETTING = "no setting has a result for all of its seeds yet"
 RANK_AMONG = "ranks are among the {} rows with a value in every column"
+NOT_ABOVE = "the row is not above the one that is subtracted, so there is no ratio"
 NO_MEAN = "the columns show different metrics, which have no mean"
 BOTH_FAILURES = "some settings diverged, the others ran out of memory"
 
@@ -45,13 +46,18 @@ def build(spec: TableSpec, records: Iterable[Record], published: Published | Non
     for block, _ in spec.rows:
         for column, label in spec.columns:
             number = _published_value(spec, published, block, column, label)
-            cell, notes = _cell(spec, spec.of(column), grouped.get((block, column), []), number)
+            make = _ratio if spec.measure.ratio else _plain
+            cell, notes = make(spec, column, grouped, block, number)
             if published is not None and number is not None:
                 cell = replace(cell, published_std=_published_std(spec, published, block, column, label))
             drafts[block, column] = cell, notes
         if spec.average:
             drafts[block, AVERAGE] = _average(spec, [drafts[block, column] for column, _ in spec.columns])
+        if spec.largest:
+            number = _published_value(spec, published, block, LARGEST, "Largest")
+            drafts[block, LARGEST] = _largest([drafts[block, column] for column, _ in spec.columns], number)
     columns = (*spec.columns, *([(AVERAGE, "Average")] if spec.average else []))
+    columns = (*columns, *([(LARGEST, "Largest")] if spec.largest else []))
     if spec.rank:
         columns = (*columns, (RANK, "Rank"))
         for block, draft in _ranks(spec, drafts, published).items():
@@ -63,30 +69,88 @@ def _check(spec: TableSpec, published: Published) -> None:
     where = f"table {spec.name!r}"
     if published.kind not in NUMERIC_KINDS:
         raise UserError(f"{published.reference} is a table of {published.kind}, not of numbers", where=where)
-    if published.unit != spec.measure.unit:
-        raise UserError(f"{published.reference} is in {published.unit}, the table in {spec.measure.unit}", where=where)
     for name in spec.published_rows.values():
         if name not in published.rows:
             raise unknown(f"row of {published.reference}", name, published.rows, where=where)
+        if (unit := published.unit_of(name)) != spec.measure.unit:
+            raise UserError(f"{published.reference} is in {unit}, the table in {spec.measure.unit}", where=where)
     for name in spec.published_columns.values():
         if name not in published.columns:
             raise unknown(f"column of {published.reference}", name, published.columns, where=where)
 
 
 def _published_value(spec: TableSpec, published: Published | None, block: str, column: str, label: str) -> float | None:
-    if published is None or block not in spec.published_rows or (block, column) in spec.altered:
+    if published is None or block not in spec.published_rows or _altered(spec, block, column):
         return None
-    if column == RANK and any((block, key) in spec.altered for key, _ in spec.columns):
-        return None
-    if spec.of(column).unit != published.unit and column != RANK:
+    row = spec.published_rows[block]
+    if spec.of(column).unit != published.unit_of(row) and column != RANK:
         return None
     name = spec.published_columns.get(column) or published.column(label)
-    return published.rows[spec.published_rows[block]][name] if name else None
+    return published.rows[row][name] if name else None
+
+
+def _altered(spec: TableSpec, block: str, column: str) -> bool:
+    """Return whether a trial behind a cell is not one of the grid as written."""
+    blocks = {block, spec.over.get(block, block), spec.beyond or block}
+    columns = [key for key, _ in spec.columns] if column in (RANK, LARGEST) else [column]
+    return any((name, key) in spec.altered for name in blocks for key in columns)
 
 
 def _published_std(spec: TableSpec, published: Published, block: str, column: str, label: str) -> float | None:
     name = spec.published_columns.get(column) or published.column(label)
     return published.std.get(spec.published_rows[block], {}).get(name or "")
+
+
+Grouped = Mapping[tuple[str, str], list[Record]]  # (block, column) -> its records
+
+
+def _plain(
+    spec: TableSpec, column: str, grouped: Grouped, block: str, published: float | None
+) -> tuple[TableCell, list[str]]:
+    return _cell(spec, spec.of(column), grouped.get((block, column), []), published)
+
+
+def _ratio(
+    spec: TableSpec, column: str, grouped: Grouped, block: str, published: float | None
+) -> tuple[TableCell, list[str]]:
+    """Return the value of the block that `spec.over` names over the row's own, each minus that of `spec.beyond`."""
+    blocks = [spec.over[block], block, *filter(None, [spec.beyond])]
+    drafts = [_plain(spec, column, grouped, name, None) for name in blocks]
+    means = [cell.mean for cell, _ in drafts if cell.mean is not None]
+    finished, planned = (sum(getattr(cell, name) for cell, _ in drafts) for name in ("finished", "planned"))
+    if len(means) < len(drafts):
+        cell, notes = next(draft for draft in drafts if draft[0].mean is None)
+        return replace(cell, published=published, finished=finished, planned=planned), notes
+    above, below = (mean - sum(means[2:]) for mean in means[:2])
+    cells = [cell for cell, _ in drafts]
+    complete = all(cell.state is CellState.DONE for cell in cells)
+    ratio = TableCell(
+        state=CellState.DONE if complete else CellState.PARTIAL,
+        mean=above / below if below > 0 else None,
+        published=published,
+        difference=None if published is None or below <= 0 else above / below - published,
+        finished=finished,
+        planned=planned,
+        trial_ids=tuple(dict.fromkeys(trial_id for cell in cells for trial_id in cell.trial_ids)),
+    )
+    if below <= 0:
+        return replace(ratio, state=CellState.UNMEASURED), [NOT_ABOVE]
+    return ratio, list(dict.fromkeys(note for _, notes in drafts for note in notes))
+
+
+def _largest(drafts: list[tuple[TableCell, list[str]]], published: float | None) -> tuple[TableCell, list[str]]:
+    """Return the row's largest value, over the columns that have one."""
+    cells = [cell for cell, _ in drafts]
+    means = [cell.mean for cell in cells if cell.mean is not None]
+    finished, planned = sum(cell.finished for cell in cells), sum(cell.planned for cell in cells)
+    if not means:
+        return TableCell(cells[0].state, published=published, finished=finished, planned=planned), []
+    state = CellState.DONE if finished == planned else CellState.PARTIAL
+    difference = None if published is None else max(means) - published
+    cell = TableCell(
+        state, mean=max(means), published=published, difference=difference, finished=finished, planned=planned
+    )
+    return cell, [BEST_SO_FAR] if state is CellState.PARTIAL else []
 
 
 def _cell(

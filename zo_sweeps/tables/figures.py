@@ -9,7 +9,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from zo_sweeps.core.errors import UserError, unknown
-from zo_sweeps.tables.records import Measure, Record, Rule, described
+from zo_sweeps.tables.records import Measure, Record, Rule, check_over, described
 from zo_sweeps.tables.select import select, settings
 
 KINDS = ("line", "bar", "curve", "cumulative")
@@ -43,6 +43,7 @@ class FigureSpec:
         at: for kind "cumulative", fractions of the training: each shows the first measurement from there on.
         panels: COLUMN, a key of a trial, or "" for one panel.
         series, columns: (key, label) in order.
+        over: of a measure that is a ratio: series -> the block whose value is divided by the series' own.
         published: points {series, panel, x, y} in printed units; `series` is a block, `panel` is optional.
     """
 
@@ -61,9 +62,11 @@ class FigureSpec:
     published: tuple[Mapping[str, Any], ...] = ()
     footnotes: tuple[str, ...] = ()
     measures: Mapping[str, Measure] = field(default_factory=dict)
+    over: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         where = f"figure {self.name!r}"
+        check_over(self.measure, self.over, list(dict(self.series)), where=where)
         if self.kind not in KINDS:
             raise unknown("kind of figure", self.kind, KINDS, where=where)
         if self.kind == "curve":
@@ -139,7 +142,8 @@ def points(spec: FigureSpec, records: Iterable[Record], lookup: Lookup) -> Figur
         lookup: (record, key) -> the trial's value of a key such as "estimator.q", None if it has none.
     """
     assert spec.measure is not None
-    order, mine = _named(spec), [record for record in records if record.block in dict(spec.series)]
+    order, blocks = _named(spec), {*dict(spec.series), *spec.over.values()}
+    mine = [record for record in records if record.block in blocks]
     xs = _values(spec.x, mine, spec, lookup, [point["x"] for point in spec.published])
     numeric = spec.kind == "line" and spec.x != COLUMN and all(_is_number(x) for x in xs)
     place = {x: float(x) if numeric else float(i) for i, x in enumerate(xs)}
@@ -149,6 +153,9 @@ def points(spec: FigureSpec, records: Iterable[Record], lookup: Lookup) -> Figur
         drawn = []
         for block, label in spec.series:
             series = _points(spec, [record for record in here if record.block == block], lookup, place)
+            if block in spec.over:
+                other = _points(spec, [record for record in here if record.block == spec.over[block]], lookup, place)
+                series = _divided(other, series)
             if series.x:
                 drawn.append(Series(label, order[block], series.x, series.y, series.std, series.n))
             else:
@@ -309,6 +316,13 @@ def _points(spec: FigureSpec, records: list[Record], lookup: Lookup, place: Mapp
             std.append(stdev(values) if len(values) > 1 else None)
             n = max(n, len(values))
     return Series("", 0, tuple(x), tuple(y), tuple(std), n)
+
+
+def _divided(above: Series, below: Series) -> Series:
+    """Return the ratio of two series where both have a point."""
+    tops = dict(zip(above.x, above.y, strict=True))
+    ratios = {x: tops[x] / y for x, y in zip(below.x, below.y, strict=True) if x in tops and y > 0}
+    return Series("", 0, tuple(ratios), tuple(ratios.values()), (None,) * len(ratios))
 
 
 def _published(

@@ -24,6 +24,7 @@ class Published:
         reference: "prge/table2".
         paper: name and identifier, for the line below our table.
         rows: row name -> column -> number (any value in a table of hyper-parameters or hardware); None: not printed.
+        units: row name -> its unit, of rows with another one than the table's (a ratio of two rows).
         std: row name -> column -> standard deviation, of the rows with printed ones.
         std_kind: "sample" (ddof=1), "population" (ddof=0) or "not stated"; "" for a table without printed ones.
         std_note: over how many seeds they are, and how their kind is known.
@@ -45,10 +46,18 @@ class Published:
     std_note: str = ""
     conditions: Mapping[str, Any] | None = None
     flags: tuple[Flag, ...] = ()
+    units: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
-        return f"{self.paper}, Table {self.reference.rpartition('/table')[2].partition('_')[0]}"
+        """The paper and its number for the table or figure: "table2_memory" is a part of Table 2."""
+        name = self.reference.rpartition("/")[2].partition("_")[0]
+        kind = "figure" if name.startswith("figure") else "table"
+        return f"{self.paper}, {kind.capitalize()} {name.removeprefix(kind)}"
+
+    def unit_of(self, row: str) -> str:
+        """Return the unit of a row."""
+        return self.units.get(row, self.unit)
 
     def column(self, label: str) -> str | None:
         """Return the published column with this label, matched case-insensitively (WiC, WIC); None if there is none."""
@@ -77,7 +86,8 @@ def _published(reference: str, paper: Mapping[str, Any], data: Mapping[str, Any]
     columns = tuple(data["columns"])
     rows = _rows(data["rows"], columns, where, numeric=data["kind"] in NUMERIC_KINDS)
     std = _rows(data.get("std", {}), columns, where, numeric=True)
-    for name in std:
+    units = dict(data.get("units", {}))
+    for name in (*std, *units):
         if name not in rows:
             raise unknown("row", name, rows, where=where)
     std_kind = data.get("std_kind", NOT_STATED) if std else ""
@@ -106,6 +116,7 @@ def _published(reference: str, paper: Mapping[str, Any], data: Mapping[str, Any]
         std_note=data.get("std_note", ""),
         conditions=data.get("conditions", {}),
         flags=flags,
+        units=units,
     )
 
 

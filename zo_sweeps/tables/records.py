@@ -56,6 +56,8 @@ class Record:
 class Measure:
     """The value of a cell: (metrics[metric] - metrics[minus]) / unit_size, with `digits` decimals and `unit`.
 
+    With `ratio`, a cell is that value of another row over the row's own (a speed-up); the layout names the other row.
+
     Args:
         metric: name in `Record.metrics`, e.g. "test/metric".
         minus: another metric to subtract (the weights from the peak memory); "" for none.
@@ -75,6 +77,7 @@ class Measure:
     beside: Measure | None = None
     minus: str = ""
     name: str = ""
+    ratio: bool = False
 
     def __post_init__(self) -> None:
         if self.better not in ("higher", "lower"):
@@ -166,6 +169,9 @@ class TableSpec:
         footnotes: lines printed below; caveats: the same, for conditions that differ from the paper's.
         average: whether to add a column with the mean over the columns.
         rank: whether to add a column with the mean over the columns of the row's rank; equal values share a rank.
+        largest: whether to add a column with the largest value of the row.
+        over: of a measure that is a ratio: row -> the block whose value is divided by the row's; it need be no row.
+        beyond: of a ratio: a block whose value is subtracted from both; "" for none.
     """
 
     name: str
@@ -185,6 +191,14 @@ class TableSpec:
     average: bool = False
     rank: bool = False
     measures: Mapping[str, Measure] = field(default_factory=dict)
+    largest: bool = False
+    over: Mapping[str, str] = field(default_factory=dict)
+    beyond: str = ""
+
+    @property
+    def blocks(self) -> set[str]:
+        """The blocks whose records the table needs: its rows, and those that they are compared with."""
+        return {*dict(self.rows), *self.over.values(), *filter(None, [self.beyond])}
 
     def of(self, column: str) -> Measure:
         """Return the measure of a column's cells."""
@@ -198,12 +212,28 @@ class TableSpec:
             if len(set(keys)) < len(keys):
                 raise UserError(f"a {kind} stands twice: {', '.join(keys)}", where=f"table {self.name!r}")
         rows, columns = [key for key, _ in self.rows], [key for key, _ in self.columns]
+        check_over(self.measure, self.over, rows, where=f"table {self.name!r}")
         for block in (*self.published_rows, *(row for flag in self.flags for row in flag.rows)):
             if block not in rows:
                 raise unknown("row", block, rows, where=f"table {self.name!r}")
         for column in (*self.published_columns, *(key for flag in self.flags for key in flag.columns)):
             if column not in columns:
                 raise unknown("column", column, columns, where=f"table {self.name!r}")
+
+
+def check_over(measure: Measure | None, over: Mapping[str, str], rows: Sequence[str], *, where: str) -> None:
+    """Raise UserError unless every row of a ratio, and no other row, names the block that it is compared with."""
+    for block in over:
+        if block not in rows:
+            raise unknown("row", block, rows, where=where)
+    if measure is not None and measure.ratio:
+        for block in rows:
+            if block not in over:
+                raise UserError(f"row {block!r} names no block to compare with", where=where, fix="name it in `over`")
+    elif over:
+        raise UserError(
+            "`over` is given, and the measure is no ratio", where=where, fix="use a layout with ratio: true"
+        )
 
 
 def _known(cls: type[Any], data: Mapping[str, Any], where: str) -> dict[str, Any]:

@@ -22,8 +22,8 @@ Find = Callable[[int], Masks]  # step -> the masks in effect from that step on
 class _Layer:
     """One target layer: its mask, the original values, and the hooks that write the current values."""
 
-    def __init__(self, linear: Any, index: Tensor) -> None:
-        self.linear, self.index = linear, index
+    def __init__(self, linear: Any, index: Tensor, apart: bool = False) -> None:
+        self.linear, self.index, self.apart = linear, index, apart
         self.weight: nn.Parameter = linear.weight
         # All entries ever trained, with their original values in the weights' dtype; indices ascending.
         self.touched, self.original = index, self.flat[index].clone()
@@ -73,7 +73,7 @@ class _Layer:
         self.delta = self._matrix(self.param.detach() - self.flat[self.index].float())
 
     def _enter(self, linear: Any, args: object) -> None:
-        if self.delta is not None:
+        if self.delta is not None or self._multiplies_apart:
             return
         values = self.param if self.points is None or len(self.points) > 1 else self.points[0]
         if values.requires_grad and torch.is_grad_enabled():  # backpropagate to the k values
@@ -87,10 +87,17 @@ class _Layer:
         if output is not None and self.delta is not None:
             self._add_product(output, args[0], self.delta)
             return output
-        if output is None or self.points is None or len(self.points) == 1:  # None: the forward raised
+        if output is None:  # the forward raised
             return output
-        self._add_products(output, args[0], self.points)
+        if self._multiplies_apart:
+            self._add_products(output, args[0], self.param.detach()[None] if self.points is None else self.points)
+        elif self.points is not None and len(self.points) > 1:
+            self._add_products(output, args[0], self.points)
         return output
+
+    @property
+    def _multiplies_apart(self) -> bool:
+        return self.apart and not torch.is_grad_enabled()
 
     def _add_products(self, y: Tensor, x: Tensor, points: Tensor) -> None:
         """Add x_p S_p^T to y_p for each group p of the rows; S_p is point p minus the weight already multiplied.
@@ -137,7 +144,8 @@ class Sparse(InstalledSpace):
     memory. Several points in one forward (the paper's SparseAddMM, eq. 19) share the dense product at theta and add
     their own sparse products; this pays off where reading the weights dominates a forward, that is for few rows (19 M
     Llama shape, one CPU thread, density 0.001, two points in one forward against one after the other, CPU time: 0.88
-    at 64 tokens per point, 1.05 at 256).
+    at 64 tokens per point, 1.05 at 256). With `apart`, every forward without gradients multiplies the k values
+    separately, also of a single point, and writes nothing (SparseAddMM instead of SparseAdd, eq. 21).
 
     Args:
         masks: layer -> flat indices into its weight (see `engine.masks`).
@@ -150,10 +158,12 @@ class Sparse(InstalledSpace):
 
     batched = True
 
-    def __init__(self, module: nn.Module, masks: Masks, refresh: int = 0, find: Find | None = None) -> None:
+    def __init__(
+        self, module: nn.Module, masks: Masks, refresh: int = 0, find: Find | None = None, apart: bool = False
+    ) -> None:
         if refresh and find is None:
             raise ValueError("`refresh` needs `find`, which computes the next mask")
-        self._module, self._find, self.refresh = module, find, refresh
+        self._module, self._find, self.refresh, self.apart = module, find, refresh, apart
         self.layers: dict[str, _Layer] = {}
         self.params: dict[str, nn.Parameter] = {}
         self._set(masks)
@@ -197,7 +207,7 @@ class Sparse(InstalledSpace):
             if name not in self.layers:
                 linear: Any = self._module.get_submodule(name)
                 check(linear, name)
-                self.layers[name] = _Layer(linear, masks[name].to(linear.weight.device))
+                self.layers[name] = _Layer(linear, masks[name].to(linear.weight.device), self.apart)
             elif name in masks or len(self.layers[name].index):
                 layer = self.layers[name]
                 layer.move(masks[name].to(layer.index.device) if name in masks else layer.index[:0])

@@ -30,4 +30,5 @@ class Outliers(SparseSpace):
         from zo_sweeps.engine import masks
         from zo_sweeps.engine.layers.sparse import Sparse, weights
 
-        return Sparse(module, masks.outliers(weights(module, layers), self.density, self.scope))
+        mask_of = masks.outliers(weights(module, layers), self.density, self.scope)
+        return Sparse(module, mask_of, apart=self.product == "addmm")

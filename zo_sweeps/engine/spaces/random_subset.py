@@ -41,4 +41,4 @@ class RandomSubset(SparseSpace):
         def find(step: int) -> masks.Masks:
             return masks.random(chosen_from, density, NoiseKey(seed, INIT_STEP, step))
 
-        return Sparse(module, find(0), self.refresh, find)
+        return Sparse(module, find(0), self.refresh, find, apart=self.product == "addmm")

@@ -20,7 +20,7 @@ class Generate(Kind):
     runner: ClassVar[str] = "zo_sweeps.run.generation:Generation"
     generates: ClassVar[bool] = True
     causal_only: ClassVar[str] = "generation"
-    parts: ClassVar[tuple[str, ...]] = ("space", "evaluation", "seed")
+    parts: ClassVar[tuple[str, ...]] = ("space", "seed")
 
     text: str = option("", "text to continue")
     new_tokens: int = option(128, "tokens per round", least=1)
