@@ -171,7 +171,13 @@ class _Ran:
         every = self.written.tables.values()
         own = [table for table in every if table.published == item.reference] or every
         columns = len(self.written.columns or self.written.axes.get("task", [""]))
-        return sum(len([row for row in table.rows.values() if row or not table.published]) * columns for table in own)
+        ours = self.ours(item)
+        return sum(len({*table.rows} - ours) * columns for table in own)
+
+    def ours(self, item: Item) -> set[str]:
+        """Return the blocks of the item's tables that are no row of the paper's."""
+        own = [table for table in self.written.tables.values() if table.published == item.reference]
+        return {block for table in own for block, name in table.rows.items() if not name}
 
 
 def _standing(item: Item, ran: dict[str, _Ran]) -> ItemProgress:
@@ -184,11 +190,12 @@ def _standing(item: Item, ran: dict[str, _Ran]) -> ItemProgress:
             continue
         own = [table for table in ran[grid].tables if table.spec.published == item.reference] or ran[grid].tables
         cells += ran[grid].cells(item)
+        ours = ran[grid].ours(item)
         has_result = [
             (block, column) in ran[grid].altered
             for table in own
             for block, _ in table.spec.rows
-            if block in table.spec.published_rows or not table.spec.published  # else a row of ours
+            if block not in ours
             for column, _ in table.spec.columns
             if table.cells[block, column].state in WITH_RESULT
         ]
