@@ -18,7 +18,7 @@ ANYWHERE = Needs()
 def trial(folder: Path, name: str, *, steps: int = 5, warm: str = "m", needs: Needs = ANYWHERE, **behaviour) -> Trial:
     """A trial named `name`. Behaviour: pause (seconds a step), raises (on which attempts), dies (SIGKILL: at that step
     of those attempts), ends (a state), leaves (sys.exit), gate (a file, awaited after step 8), peak (bytes that it
-    says it needed), eats (GiB that it takes: at step 3 of its first attempt)."""
+    says it needed), eats (GiB that it takes: at step 3 of its first attempt), warns (of which metrics)."""
     config = Stored({"folder": str(folder), "seed": len(name), **behaviour})
     return Trial(name, config, needs=needs, warm_key=warm, cost=float(steps), steps=steps, label=name)
 
@@ -61,6 +61,8 @@ def run_trial(task: Trial, sink: Sink, journal: list[Event], attempt: int, shoul
         sink.emit({"type": "end", "time": time.time(), "outcome": outcome.to_json()})
         return outcome
 
+    for metric in config.get("warns", []):
+        sink.emit({"type": "warning", "time": time.time(), "metric": metric, "text": f"poor {metric}"})
     for step in range(done + 1, task.steps + 1):
         while step > 8 and "gate" in config and not Path(config["gate"]).exists() and not should_stop():
             time.sleep(0.05)

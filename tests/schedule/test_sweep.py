@@ -54,6 +54,14 @@ def test_each_trial_runs_once_and_the_same_command_again_runs_nothing(tmp_path):
     assert set(fakes.completions(tmp_path / "w", [t.trial_id for t in plan]).values()) == {1}
 
 
+def test_a_warning_of_a_trial_is_said_once_per_sweep(tmp_path):
+    said = []
+    plan = [fakes.trial(tmp_path / "w", "a", warns=["x"]), fakes.trial(tmp_path / "w", "b", warns=["x", "y"])]
+    sweep(tmp_path, plan, say=said.append)
+    warned = [line for line in said if "poor" in line]
+    assert [line.partition(" (")[0] for line in warned] == ["a: poor x", "b: poor y"]
+
+
 def test_nothing_to_run_starts_no_backend(tmp_path):
     plan = fakes.trials(tmp_path / "w", 1)
     sweep(tmp_path, plan)

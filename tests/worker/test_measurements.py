@@ -12,6 +12,7 @@ import torch
 from tests.worker.common import make, measured, run
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.remarks import remarks
 from zo_sweeps.core.trial import Trial, TrialState
 from zo_sweeps.methods.parts import Model
 from zo_sweeps.methods.trial_config import TrialConfig
@@ -206,3 +207,25 @@ def test_operations_are_two_a_multiplication_of_a_weight_in_every_pass(method: s
     least = 2 * rows * tokens * layers * passes
     assert least <= outcome.metrics["flops_per_step"] <= 1.15 * least
     assert "flops_per_step" not in run(make(f"method={method}", *given, "train.flops=false"))[0].metrics
+
+
+def test_a_run_that_half_precision_does_not_resolve_says_so_once_in_its_journal_and_its_metrics() -> None:
+    sizes = ("hidden_size=32", "intermediate_size=48", "num_hidden_layers=1")
+    tiny = ["model=random_llama", *(f"model.arch.{size}" for size in sizes)]
+    options = ["method=mezo", "precision=bf16", "estimator.eps=1e-5", "update.lr=1e-9", "train.steps=9"]
+    trial = make(*tiny, *options)
+    stops = iter([False] * 5)
+    _, journal = run(trial, stop=lambda: next(stops, True))
+    outcome, journal = run(trial, journal, attempt=2)
+    assert outcome.state is TrialState.SUCCEEDED, outcome.error
+    assert [event["metric"] for event in journal if event["type"] == "warning"] == ["updates_lost", "resolution"]
+    assert [event["step"] for event in journal if event["type"] == "updates"] == [1, 2, 4, 8]
+    assert outcome.metrics["updates_lost"] > 0.9
+    assert 0 <= outcome.metrics["resolution"] < 0.3
+    notes = remarks([outcome.metrics])
+    assert [note for note in notes if "rounding" in note] == notes
+    assert len(notes) == 2
+    fine, journal = run(make(*tiny, "method=mezo", "update.lr=1e-4", "train.steps=9"))
+    assert fine.metrics["resolution"] > 100
+    assert "updates_lost" not in fine.metrics
+    assert not [event for event in journal if event["type"] in ("warning", "updates")]

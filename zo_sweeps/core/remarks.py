@@ -43,6 +43,17 @@ REMARKS = (
         above=0,
     ),
     Remark(
+        "resolution",
+        "estimates are mostly rounding: the losses at theta + eps z and theta - eps z differ by less than 0.3 of the "
+        "precision's spacing there (median over directions); a larger estimator.eps or precision=fp32 resolves them",
+        below=0.3,
+    ),
+    Remark(
+        "updates_lost",
+        "most of the updates were lost: rounding to half precision left more than half of the weights as they were",
+        above=0.5,
+    ),
+    Remark(
         "directions_dropped",
         "directions were dropped from some steps, because a process that shared them was lost",
         above=0,
@@ -58,6 +69,11 @@ def remarks(runs: Iterable[Mapping[str, float]]) -> list[str]:
     """
     measured = list(runs)
     return [line for remark in REMARKS if (line := remark.of(measured))]
+
+
+def remark(metric: str, value: float) -> str:
+    """Return the line on one metric of one run; "" if there is none."""
+    return next((one.of([{metric: value}]) for one in REMARKS if one.metric == metric), "")
 
 
 def _plain(value: float) -> str:

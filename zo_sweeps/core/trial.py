@@ -12,6 +12,8 @@ seconds). The types:
     mask    fingerprint, entries (of the sparse mask computed before training)
     gradients  step, shares, mean, std, layers (the cumulative normalized squared gradient: see engine.sensitivity),
             covered (mapping "task_dynamic/0.001" -> the share of it in this mask at this density)
+    updates  step, lost (share of the step's update that rounding to half precision lost)
+    warning  metric, text (a remark on the run so far; see core.remarks)
     generate  tokens (per round), seconds (of each round)
     peers   names (where the followers that share its steps run; only the ready ones)
     peer_lost   reason
@@ -147,6 +149,8 @@ class Outcome:
     `test/<name>` of each of its metrics; `seconds_per_step` (median over steps),
     `train_seconds` (steps only), `wall_seconds`, `tokens_per_second` (forwarded tokens in steps), `peak_memory_bytes`,
     `weights_bytes`, `trainable_parameters`; `directions` (distinct ones of the run, where its generator repeats);
+    `resolution` (median difference of a direction's two losses, in spacings of the model's dtype at the loss) and
+    `updates_lost` (mean share of an update lost by rounding), see `zo_sweeps.engine.rounding`;
     `drift` (of in-place perturbation: the largest |theta - theta restored|);
     `flops_per_step` (floating-point operations of the first step's matrix products, if counted);
     `seconds_per_token` (median over rounds of generation); `gradients/...` (the last `covered`, by name).

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -20,6 +21,7 @@ from torch import nn
 from zo_sweeps.engine.direction import Along
 from zo_sweeps.engine.evaluate import Objective, evaluate
 from zo_sweeps.engine.in_place import InPlace
+from zo_sweeps.engine.rounding import LostUpdates
 from zo_sweeps.engine.types import DivergedError, LineSearchUpdate, Peers
 from zo_sweeps.methods.estimator import Estimator
 from zo_sweeps.methods.evaluation import Mode
@@ -68,6 +70,7 @@ def step(
     step: int,
     lr: float,
     peers: Peers | None = None,
+    lost: LostUpdates | None = None,
 ) -> tuple[Estimate, State]:
     """Take one step of theta; return the estimate (for the log) and the update's new state.
 
@@ -76,6 +79,7 @@ def step(
         seed, step: noise address of the step's directions.
         lr: learning rate of this step.
         peers: the processes that share the step's points; None: this process evaluates all of them.
+        lost: measures the share of the update that rounding loses.
 
     Raises DivergedError if a loss is not finite; theta then still has its value from the previous step.
     """
@@ -99,7 +103,9 @@ def step(
             return evaluate(objective, module, space, line, candidates, method.mode)
 
         estimate = method.update.choose(estimate, lr, along)
-    return estimate, method.update.apply(space.params, estimate, method.perturbation, state, lr)
+    with lost.around(space.params) if lost is not None else nullcontext():
+        state = method.update.apply(space.params, estimate, method.perturbation, state, lr)
+    return estimate, state
 
 
 def losses_at(

@@ -14,6 +14,7 @@ from zo_sweeps.engine.batch import Batch
 from zo_sweeps.engine.evaluate import Objective
 from zo_sweeps.engine.losses import Loss, token_logprobs
 from zo_sweeps.engine.replay import rebuild
+from zo_sweeps.engine.rounding import LostUpdates
 from zo_sweeps.engine.step import Method, step
 from zo_sweeps.engine.types import DivergedError, LanguageModel, Peers
 from zo_sweeps.methods.schedule import Rates
@@ -29,6 +30,7 @@ class StepDone:
     coefs: tuple[float, ...]  # empty for first-order steps
     seconds: float
     tokens: int  # forwarded, padding included
+    lost: float = math.nan  # share of the update that rounding lost; NaN: not measured
 
 
 @dataclass(frozen=True)
@@ -111,13 +113,15 @@ def train(
             state = method.update.init(space.params)
         batch = batches(number)
         f = partial(objective, number) if objective is not None else of_batch(model, batch, loss)
+        lr, lost = rates(number), LostUpdates() if LostUpdates.is_measured(number) else None
         estimate, state = step(
-            method, model.module, space, f, state, seed=seed, step=number, lr=rates(number), peers=peers
+            method, model.module, space, f, state, seed=seed, step=number, lr=lr, peers=peers, lost=lost
         )
         if peers is not None:
             peers.tell(estimate.coefs)
         tokens = batch.input_ids.numel() * method.evaluations
-        yield StepDone(number, estimate.loss, estimate.coefs, time.perf_counter() - began, tokens)
+        share = math.nan if lost is None else lost.share(estimate, lr)
+        yield StepDone(number, estimate.loss, estimate.coefs, time.perf_counter() - began, tokens, share)
         if number in due:
             yield evaluated_at(number, evaluate_dev, seed)
 

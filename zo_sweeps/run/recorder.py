@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from zo_sweeps.core.remarks import remark
 from zo_sweeps.core.trial import Event, Outcome, Sink, Trial, TrialState
 from zo_sweeps.engine.train import Evaluated, Scores, StepDone
 from zo_sweeps.record.journal import evals, scalars
@@ -31,6 +32,7 @@ class Recorder:
         test: the `test` event, once there is one.
         measured: metrics of the outcome, by name.
         mask: fingerprint of the sparse mask that the trial began with; "" before there is one.
+        lost: step -> share of its update that rounding lost, at the steps where it is measured.
         seen: steps whose gradients are already recorded.
         selected: the step whose weights are tested.
         selection: the dev value that selects the step, and -1 if higher is better, otherwise 1.
@@ -45,6 +47,8 @@ class Recorder:
         self.test = next((event for event in journal if event["type"] == "test"), None)
         self.seen = {event["step"] for event in journal if event["type"] == "gradients"}
         self.mask = next((str(event["fingerprint"]) for event in journal if event["type"] == "mask"), "")
+        self.lost = {event["step"]: float(event["lost"]) for event in journal if event["type"] == "updates"}
+        self._warned = {event["metric"] for event in journal if event["type"] == "warning"}
         self.reported = len(self.losses)  # steps already in the journal
         self.measured: dict[str, float] = {}
         self.device: Mapping[str, Any] = {}
@@ -76,6 +80,7 @@ class Recorder:
                 self.losses.append(event.loss)
                 self._step_seconds.append(event.seconds)
                 self._pending.append(event)
+                self._take_lost(event)
                 if time.perf_counter() - self._flushed_at > FLUSH_SECONDS:
                     self.flush()
         elif event.step not in self.evaluations:
@@ -89,6 +94,20 @@ class Recorder:
                 metrics=dict(event.metrics),
                 seconds=event.seconds,
             )
+
+    def _take_lost(self, event: StepDone) -> None:
+        """Keep and report the share of an update that rounding lost, where it was measured."""
+        if event.step not in self.lost and not math.isnan(event.lost):
+            self.lost[event.step] = event.lost
+            self.emit("updates", step=event.step, lost=event.lost)
+            self.warn("updates_lost", event.lost)
+
+    def warn(self, metric: str, value: float) -> None:
+        """Report the remark on a metric of the run so far, if there is one, once per trial."""
+        text = remark(metric, value)
+        if text and metric not in self._warned:
+            self._warned.add(metric)
+            self.emit("warning", metric=metric, text=text)
 
     def take_test(self, step: int, scores: Scores) -> None:
         """Keep and report the test scores."""
@@ -130,6 +149,8 @@ class Recorder:
             metrics["tokens_per_second"] = tokens / spent if spent else 0.0
         if dropped := sum(math.isnan(g) for line in self.coefs for g in line):
             metrics["directions_dropped"] = float(dropped)
+        if self.lost:
+            metrics["updates_lost"] = statistics.fmean(self.lost.values())
         chosen = self.evaluations.get(self.selected)
         if state is TrialState.SUCCEEDED and chosen is not None and self.test is not None:
             for split, event in (("dev", chosen), ("test", self.test)):

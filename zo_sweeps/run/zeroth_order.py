@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from zo_sweeps.engine.peers import Team
 from zo_sweeps.engine.replay import rebuild
+from zo_sweeps.engine.rounding import resolution
 from zo_sweeps.engine.step import Method
 from zo_sweeps.engine.train import Evaluated, StepDone, train
 from zo_sweeps.methods.space import InstalledSpace
 from zo_sweeps.run.runner import Runner
+
+WARN_AFTER = 8  # directions after which the resolution is judged; the median of fewer is mostly chance
 
 
 class ZerothOrderRunner(Runner):
@@ -27,8 +31,11 @@ class ZerothOrderRunner(Runner):
             events = self.counted(self._steps(method, space, team))
             for event in events:
                 recorder.take(event)
+                if isinstance(event, StepDone) and _reaches(event, WARN_AFTER):
+                    recorder.warn("resolution", self._resolution(d))
                 self.stop_if_asked(event)
             self.stop_memory()  # the peak over steps and dev evaluations, without the test
+            self._measure_resolution(d)
             if method.in_place is not None:
                 recorder.measured["drift"] = method.in_place.drift
             best = recorder.best()
@@ -42,6 +49,21 @@ class ZerothOrderRunner(Runner):
             space.uninstall()
         del space, events  # they hold the weights that are about to be loaded again
         self._test_replayed(best)
+
+    def _measure_resolution(self, d: int) -> None:
+        value = self._resolution(d)
+        if not math.isnan(value):
+            self.recorder.measured["resolution"] = value
+            self.recorder.warn("resolution", value)
+
+    def _resolution(self, d: int) -> float:
+        """Return the resolution of the log so far; NaN if f is a count, or its differences do not follow from it."""
+        config, recorder = self.config, self.recorder
+        span = config.estimator.bind(d).span
+        if not (self.bench.objective.differentiable and span):
+            return math.nan
+        zeros = not config.update.evaluations
+        return resolution(recorder.coefs, recorder.losses, span, config.precision.dtype, zeros=zeros)
 
     def _test_replayed(self, step: int) -> None:
         """Rebuild the weights of the selected step from the log, and test them."""
@@ -97,3 +119,9 @@ class ZerothOrderRunner(Runner):
         measured["exchanged_bytes_per_step"] = team.exchanged / max(1, self.recorder.steps_run)
         measured["peers_lost"] = float(team.lost)
         measured["directions_redone"] = float(team.redone)
+
+
+def _reaches(event: StepDone, directions: int) -> bool:
+    """Tell whether a run has evaluated this many directions with this step, and not before it."""
+    q = len(event.coefs)
+    return (event.step - 1) * q < directions <= event.step * q

@@ -85,6 +85,7 @@ class Sweep:
         self._reported_waits: set[str] = set()
         self._running: dict[str, Running] = {}
         self._interrupted = self._announced = False
+        self._warned: set[str] = set()
         self._stopped = ""
         self._ran = 0
         self._failed_lines: dict[str, str] | None = {}  # None once anything had a result
@@ -199,6 +200,9 @@ class Sweep:
             for event in report.events:
                 if event["type"] == "steps":
                     run.step = event["first"] + len(event["losses"]) - 1
+                elif event["type"] == "warning" and event["metric"] not in self._warned:
+                    self._warned.add(event["metric"])
+                    self._say(f"{run.trial.label or report.trial_id}: {event['text']} (said once per sweep)")
             self._on_events(report.trial_id)
             self._update()
         elif isinstance(report, Finished):

@@ -31,6 +31,10 @@ class RGE(Estimator):
     def budget(self) -> int:
         return self.q
 
+    @property
+    def span(self) -> float:
+        return 2 * self.eps
+
     def evaluations(self, d: int) -> int:
         return 2 * self.q
 

@@ -1,0 +1,116 @@
+"""What rounding does to a run: the resolution of a step's losses, and the updates that half precision loses."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from tests.engine.conftest import make_examples, targets, tiny_model
+from zo_sweeps.core.remarks import remark
+from zo_sweeps.engine import losses
+from zo_sweeps.engine.batch import collate
+from zo_sweeps.engine.estimators.rge import RGE
+from zo_sweeps.engine.estimators.rge_one_sided import RGEOneSided
+from zo_sweeps.engine.evaluate import evaluate
+from zo_sweeps.engine.perturbations.gaussian import Gaussian
+from zo_sweeps.engine.rounding import LostUpdates, resolution
+from zo_sweeps.engine.spaces.full import Full
+from zo_sweeps.engine.spaces.vera import VeRA
+from zo_sweeps.engine.step import Method
+from zo_sweeps.engine.train import Scores, StepDone, of_batch, train
+from zo_sweeps.engine.updates.sgd import SGD
+from zo_sweeps.methods.evaluation import Mode
+from zo_sweeps.methods.points import Estimate, NoiseKey
+from zo_sweeps.methods.space import Space
+
+pytestmark = pytest.mark.unit
+
+
+def test_the_resolution_is_the_difference_over_the_spacing_of_the_dtype_at_the_loss() -> None:
+    nan = math.nan
+    # bf16 has a spacing of 2^-8 in [0.5, 1) and of 2^-6 in [2, 4): differences of 1, 2 and 3, 4 spacings.
+    coefs = [[2**-8 / 0.25, -2 * 2**-8 / 0.25], [3 * 2**-6 / 0.25, nan, 4 * 2**-6 / 0.25]]
+    assert resolution(coefs, [0.7, 3.9], 0.25, torch.bfloat16) == 2.5
+    assert resolution(coefs, [0.7, 3.9], 0.25, torch.float16) == 8 * 2.5
+    assert resolution([[0.0], [2**-8]], [0.7, 0.7], 1.0, torch.bfloat16) == 0.5
+    assert resolution([[0.0], [2**-8]], [0.7, 0.7], 1.0, torch.bfloat16, zeros=False) == 1.0
+    assert math.isnan(resolution([], [], 1.0, torch.bfloat16))
+
+
+@pytest.mark.parametrize(("estimator", "span"), [(RGE(2, 1e-2), 2e-2), (RGEOneSided(2, 1e-2), 1e-2)])
+def test_the_span_turns_coefficients_back_into_differences(estimator: RGE | RGEOneSided, span: float) -> None:
+    points = estimator.points(0, 1)
+    values = [1.0 + 0.1 * i for i in range(len(points))]
+    estimate = estimator.combine(points, values)
+    pairs = (
+        zip(values[::2], values[1::2], strict=True) if isinstance(estimator, RGE) else [(1.0, v) for v in values[1:]]
+    )
+    assert [abs(g) * estimator.span for g in estimate.coefs] == pytest.approx([abs(a - b) for a, b in pairs])
+    assert estimator.span == span
+
+
+def gradients(space: Space, dtype: torch.dtype, eps: float) -> tuple[torch.Tensor, float]:
+    """The projected gradients of 10 directions, and their resolution."""
+    model = tiny_model(layers=1)
+    model.module.to(dtype)
+    installed = space.install(model.module, targets(model) if space.layers else [], 0)
+    coefs, means = [], []
+    for number in range(1, 11):
+        batch = collate(make_examples(6, seed=number), 0)
+        method = Method(RGE(1, eps), Gaussian(), SGD()).bind(installed.params)
+        points = method.estimator.points(0, number)
+        f = of_batch(model, batch, losses.tokens)
+        values = evaluate(f, model.module, installed, method.perturbation, points, Mode.SEQUENTIAL)
+        estimate = method.estimator.combine(points, values)
+        coefs.append(list(estimate.coefs))
+        means.append(estimate.loss)
+    return torch.tensor(coefs).flatten(), resolution(coefs, means, 2 * eps, dtype)
+
+
+@pytest.mark.parametrize(
+    ("space", "dtype", "eps", "good"),
+    [(VeRA(), torch.bfloat16, 1e-3, False), (Full(), torch.float16, 1e-3, True), (Full(), torch.bfloat16, 1e-2, True)],
+)
+def test_the_remark_on_the_resolution_tells_noise_from_estimates(
+    space: Space, dtype: torch.dtype, eps: float, good: bool
+) -> None:
+    half, value = gradients(space, dtype, eps)
+    whole, _ = gradients(space, torch.float32, eps)
+    correlation = float(torch.corrcoef(torch.stack([half, whole]))[0, 1])
+    assert (correlation > 0.95) == good, correlation
+    assert (remark("resolution", value) == "") == good, value
+
+
+def test_the_share_of_lost_updates_is_counted_exactly_in_a_small_parameter() -> None:
+    key = NoiseKey(0, 1, 0)
+    estimate = Estimate(((key, 1.0),), (1.0,), 0.5)
+    param = torch.nn.Parameter(torch.full((1000,), 1.0, dtype=torch.bfloat16), requires_grad=False)
+    z = Gaussian().sample(key, "w", param.shape, param.device)
+    lost = LostUpdates()
+    with lost.around({"w": param}):
+        SGD().apply({"w": param}, estimate, Gaussian(), {}, 2**-9)
+    # 1 - x rounds to 1 for x in [-2^-8, 2^-9] (ties go to even); the spacing is 2^-7 above 1 and 2^-8 below.
+    stays = ((z * 2**-9 >= -(2**-8)) & (z * 2**-9 <= 2**-9)).float().mean()
+    assert lost.share(estimate, 2**-9) == pytest.approx(float(stays), abs=1e-6)
+    assert 0.5 < float(stays) < 0.9
+    assert math.isnan(lost.share(estimate, 0.0)), "nothing was meant to move"
+    whole = LostUpdates()
+    with whole.around({"w": torch.nn.Parameter(torch.ones(3))}):
+        pass
+    assert math.isnan(whole.share(estimate, 1.0)), "fp32 is not counted"
+
+
+def test_a_run_in_half_precision_measures_lost_updates_at_steps_1_2_4_and_8() -> None:
+    model = tiny_model(layers=1)
+    model.module.to(torch.bfloat16)
+    batch = collate(make_examples(2), 0)
+    space = Full().install(model.module, [], 0)
+    events = train(
+        Method(RGE(1, 1e-2), Gaussian(), SGD()), model, space, lambda n: batch, losses.tokens, lambda n: 1e-7,
+        lambda: Scores(0.0, 0.0, {}), seed=0, steps=9, eval_every=100,
+    )  # fmt: skip
+    shares = {event.step: event.lost for event in events if isinstance(event, StepDone)}
+    assert [step for step, share in shares.items() if not math.isnan(share)] == [1, 2, 4, 8]
+    assert all(share > 0.9 for share in shares.values() if not math.isnan(share))
