@@ -19,12 +19,14 @@ from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.replay import replay
 from zo_sweeps.engine.schedules.constant import Constant
 from zo_sweeps.engine.schedules.linear import Linear
+from zo_sweeps.engine.spaces.dora import DoRA
 from zo_sweeps.engine.spaces.full import Full
 from zo_sweeps.engine.spaces.lora import LoRA
 from zo_sweeps.engine.spaces.lora_fa import LoRAFA
 from zo_sweeps.engine.step import Method
 from zo_sweeps.engine.train import Evaluated, Scores, StepDone, train
 from zo_sweeps.engine.updates.sgd import SGD
+from zo_sweeps.methods.definition import identity
 from zo_sweeps.methods.evaluation import Mode
 
 pytestmark = pytest.mark.unit
@@ -228,3 +230,22 @@ def test_trainable_state_is_fp32_over_half_weights() -> None:
     objective = lambda P: losses.tokens(token_logprobs(model, batch, P), batch)
     values = evaluate(objective, model.module, space, Gaussian(), RGE(2).points(0, 1), Mode.BOTH)
     assert all(value == value for value in values)
+
+
+@pytest.mark.parametrize("cls", [LoRA, LoRAFA, DoRA])
+def test_a_gaussian_start_draws_a_with_peft_s_variance(cls: type[LoRA | LoRAFA | DoRA]) -> None:
+    """A ~ N(0, 1/r²) of n values: the standard error of its deviation is 1/(r·√(2n)), of its mean 1/(r·√n)."""
+    linear = torch.nn.Linear(2000, 3, bias=False)
+    rank, n = 4, 4 * 2000
+    for init, std, kurtosis in (("gaussian", 1 / rank, 3.0), ("kaiming", 2000**-0.5 / 3**0.5, 1.8)):
+        layer = cls(rank=rank, init=init).install(torch.nn.Sequential(linear), ["0"], seed=1).layers["0"]
+        A = layer.A.detach()
+        assert A.std().item() == pytest.approx(std, abs=5 * std / (2 * n) ** 0.5)
+        assert A.mean().item() == pytest.approx(0, abs=5 * std / n**0.5)
+        assert ((A / A.std()) ** 4).mean().item() == pytest.approx(kurtosis, abs=0.3)
+        assert not layer.B.any()
+
+
+def test_the_default_start_keeps_the_ids_of_recorded_trials() -> None:
+    assert "init" not in identity(LoRA())
+    assert identity(LoRA(init="gaussian"))["init"] == "gaussian"

@@ -18,10 +18,12 @@ from tests.tables.test_renderings import document
 from zo_sweeps.config.composer import conf_dir
 from zo_sweeps.core.fingerprint import canonical_json
 from zo_sweeps.methods.trial_config import TrialConfig
+from zo_sweeps.plan.expand import flatten
 from zo_sweeps.results import tables as readout
 from zo_sweeps.schedule.ledger import Standing
 from zo_sweeps.tables import Table, to_html, to_latex
 from zo_sweeps.tables.published import load
+from zo_sweeps.tables.records import Rule
 
 TRIALS = {
     "bytebots_table1": 7,
@@ -45,9 +47,9 @@ TRIALS = {
     "sensitive_8gib": 24,
     "sensitive_fig1": 16,
     "sensitive_fig1_inference": 5,
-    "sensitive_fig5_copa": 90,
-    "sensitive_fig5_rte": 90,
-    "sensitive_fig5_wic": 90,
+    "sensitive_fig5_copa": 93,
+    "sensitive_fig5_rte": 93,
+    "sensitive_fig5_wic": 93,
     "sensitive_fig6": 36,
     "sensitive_gradients": 9,
     "sensitive_table1a": 189,
@@ -62,6 +64,7 @@ SYSTEM = [
 ]
 SYSTEM = [name for name in SYSTEM if name not in ("pezo_table3", "pezo_table5", "llama2_superglue")]
 TASKS = {"SST-2": "sst2", "RTE": "rte", "CB": "cb", "BoolQ": "boolq", "WSC": "wsc", "WiC": "wic", "COPA": "copa"}
+TASK_NAMES = {name: display for display, name in TASKS.items()}
 
 
 @pytest.fixture(autouse=True)
@@ -95,7 +98,10 @@ def test_the_grids_of_the_papers_are_these() -> None:
 def test_a_grid_has_its_number_of_trials_one_for_each_cell_setting_and_seed(grid: str) -> None:
     planned = plan(grid)
     assert len(planned.every) == TRIALS[grid]
-    assert len(planned.cells) == len({cell.trial_id for cell in planned.cells}), "two different cells share a trial"
+    line = "full" if grid.startswith("sensitive_fig5") else ""  # a line over all columns
+    cells = [cell for cell in planned.cells if cell.block != line]
+    assert len(cells) == len({cell.trial_id for cell in cells}), "two different cells share a trial"
+    assert not planned.caveats, "the grid as written differs from itself"
 
 
 def test_a_trial_id_stands_for_one_trial_in_all_grids() -> None:
@@ -115,8 +121,66 @@ def test_figures_reuse_the_trials_of_the_tables_that_they_are_drawn_from() -> No
     ours = [cell for cell in plan("sensitive_fig6").cells if cell.block.endswith("_ours")]
     assert {cell.trial_id for cell in ours} < table
     assert len(ours) == 18
-    # 0.1% on RTE: C4 (16 bit), task and random masks, three seeds each
-    assert len(set(plan("sensitive_fig5_rte").every) & table) == 9
+    # 0.1% on RTE: C4 (16 bit), task and random masks; and full ZO; three seeds each
+    assert len(set(plan("sensitive_fig5_rte").every) & table) == 12
+
+
+@pytest.mark.parametrize("task", ["rte", "wic", "copa"])
+def test_full_zo_is_one_line_over_all_fractions_of_figure_5a(task: str) -> None:
+    planned = plan(f"sensitive_fig5_{task}")
+    line = [cell for cell in planned.cells if cell.block == "full"]
+    assert len(line) == 5 * 3
+    assert len({cell.trial_id for cell in line}) == 3, "three seeds, whatever the fraction"
+    table = load("sensitive/table1a").rows["ZO / Full fine-tuning"]
+    figure = planned.grid.figures["accuracy_5a"]
+    shown = {point["x"]: point["y"] for point in figure.published if point["series"] == "full"}
+    assert shown == dict.fromkeys(planned.labels, table[TASK_NAMES[task]])
+
+
+@pytest.mark.parametrize("grid", TRIALS)
+def test_every_block_is_in_a_table_or_a_figure(grid: str) -> None:
+    layouts = plan(grid).grid
+    shown = {block for table in layouts.tables.values() for block in table.rows}
+    shown |= {block for figure in layouts.figures.values() for block in figure.series or layouts.blocks}
+    assert shown == set(layouts.blocks)
+
+
+@pytest.mark.parametrize("grid", ["pezo_fig3_pool", "pezo_fig3_rngs"])
+def test_opt_in_figure_3_selects_as_in_table_5(grid: str) -> None:
+    """By dev loss, the step as the setting; RoBERTa by dev accuracy, as in Table 4."""
+    planned = plan(grid)
+    for cell in planned.cells:
+        chosen = TrialConfig.of(planned.every[cell.trial_id].config).train.select
+        assert chosen == ("loss" if cell.block == "opt_sst2_k16" else "metric")
+    rules = {table.spec.name: table.spec.rule for table in tables(grid)}
+    assert rules == {f"{grid}_accuracy": Rule("dev/metric", "max"), f"{grid}_accuracy_opt": Rule("dev/loss", "min")}
+    layouts = planned.grid.figures
+    assert layouts["accuracy_opt"].select is not None
+    assert (layouts["accuracy_opt"].select.metric, list(layouts["accuracy_opt"].series)) == (
+        "dev/loss",
+        ["opt_sst2_k16"],
+    )
+
+
+def test_figure_4_of_pezo_plots_the_training_loss() -> None:
+    assert plan("pezo_fig4").grid.figures["loss"].y == "train_loss"
+    assert [table.spec.measure.metric for table in tables("pezo_fig4")] == ["final_train_loss"]
+
+
+def test_first_order_rows_are_evaluated_every_100_steps_and_every_500_on_squad() -> None:
+    for block in ("fo_full", "fo_lora_fa"):
+        for task, config in settings("llama2_superglue", block).items():
+            assert config.train.eval_every == (500 if task == "squad" else 100)
+
+
+@pytest.mark.parametrize("grid", TRIALS)
+def test_what_a_label_names_is_fixed_by_its_block_or_column(grid: str) -> None:
+    layouts = plan(grid).grid
+    for block in layouts.blocks.values():
+        own = {*flatten(layouts.fixed), *flatten(block.fixed), *flatten(block.axes)}
+        for sign, key in (("q=", "estimator.q"), ("B=", "train.batch"), ("k=", "split.shots")):
+            if re.search(rf"\b{sign}\d", block.label):
+                assert key in own, block.label
 
 
 @pytest.mark.parametrize("grid", TRIALS)
@@ -248,6 +312,9 @@ def test_all_linear_layers_of_a_block_are_not_listed_so_that_they_are_all_in_eve
 def test_sensitive_figure5_has_the_learning_rates_of_table5(letter: str, task: str) -> None:
     blocks = yaml.safe_load((conf_dir() / "grid" / f"sensitive_fig5_{task}.yaml").read_text())["blocks"]
     chosen = load(f"sensitive/table5{letter}").rows
+    full = blocks.pop("full")
+    row = load("sensitive/table4a").rows["ZO / Full fine-tuning"]
+    assert float(full["fixed"]["update"]["lr"]) == row[TASK_NAMES[task]]
     assert {spec["label"] for spec in blocks.values()} == set(chosen)
     for block, spec in blocks.items():
         for fraction, config in settings(f"sensitive_fig5_{task}", block).items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable
@@ -230,7 +231,9 @@ def test_an_error_is_an_outcome_with_its_traceback(monkeypatch: pytest.MonkeyPat
 
 
 def test_what_is_measured_says_so(undisturbed: Any) -> None:
-    _, outcome, _ = undisturbed("zo lora_fa")
+    _, outcome, journal = undisturbed("zo lora_fa")
+    losses = [loss for event in journal if event["type"] == "steps" for loss in event["losses"]]
+    assert outcome.metrics["final_train_loss"] == pytest.approx(statistics.fmean(losses[-100:]))
     for name in ("seconds_per_step", "train_seconds", "wall_seconds", "tokens_per_second", "peak_memory_bytes"):
         assert outcome.metrics[name] > 0
     assert outcome.metrics["weights_bytes"] > outcome.metrics["trainable_parameters"] > 0

@@ -138,6 +138,7 @@ class GridTable:
     average: bool = False  # a column with the mean over the columns
     rank: bool = False  # a column with the mean rank over the columns
     largest: bool = False  # a column with the largest value of the row
+    select: SelectConfig | None = None  # the rule of this table; null: the grid's
 
 
 @dataclass
@@ -153,6 +154,7 @@ class GridFigure:
     over: dict[str, str] = field(default_factory=dict)  # block -> the block divided by it, for a y that is a ratio
     published: list[Any] = field(default_factory=list)  # {series: block, panel: column, x: ..., y: ...}
     footnotes: list[str] = field(default_factory=list)
+    select: SelectConfig | None = None  # the rule of this figure; null: the grid's
 
 
 @dataclass

@@ -146,7 +146,8 @@ class Outcome:
 
     `metrics` holds plain floats under these names (absent when not measured): `dev/metric`, `dev/loss`, `test/metric`,
     `test/loss` (the task's first metric, at the selected step; a share is a fraction of 1), `dev/<name>` and
-    `test/<name>` of each of its metrics; `seconds_per_step` (median over steps),
+    `test/<name>` of each of its metrics; `final_train_loss` (mean loss of the last 100 steps, of all if there are
+    fewer; a step's loss is the mean over its points); `seconds_per_step` (median over steps),
     `train_seconds` (steps only), `wall_seconds`, `tokens_per_second` (forwarded tokens in steps), `peak_memory_bytes`,
     `weights_bytes`, `trainable_parameters`; `directions` (distinct ones of the run, where its generator repeats);
     `resolution` (median difference of a direction's two losses, in spacings of the model's dtype at the loss) and

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from zo_sweeps.config.composer import Composer
-from zo_sweeps.config.schema import GridConfig, RunConfig
+from zo_sweeps.config.schema import AXES, GridConfig, RunConfig
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.fingerprint import fingerprint
 from zo_sweeps.core.trial import Needs, SharedSteps, Trial
@@ -23,7 +23,7 @@ from zo_sweeps.methods.evaluation import Restore
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.availability import Availability, Places
 from zo_sweeps.plan.compatible import incompatible
-from zo_sweeps.plan.expand import expand
+from zo_sweeps.plan.expand import expand, flatten
 from zo_sweeps.plan.overrides import Overrides
 from zo_sweeps.plan.resolve import Options, resolve
 from zo_sweeps.plan.visible_rows import shown
@@ -159,7 +159,7 @@ def build(composer: Composer) -> Plan:
         tuple(cells),
         reasons,
         labels,
-        (*_caveats(composer, cells, trials), *notes),
+        (*_caveats(composer, grid, cells, trials), *notes),
         trials,
         remarks,
         frozenset(overrides.renamed) & {*grid.blocks},
@@ -241,11 +241,26 @@ def _shared_steps(config: TrialConfig) -> SharedSteps | None:
     return SharedSteps(directions, config.evaluation.mode.forwards, config.evaluation.mode.value, why)
 
 
+def _column(grid: GridConfig, cell: Cell, trial: Trial) -> str:
+    """Return what a cell's column sets in its trial: columns of densities are one column to a full space."""
+    if cell.task not in grid.columns:
+        return cell.task
+    config = TrialConfig.of(trial.config)
+    own = {}
+    for key, value in flatten(grid.columns[cell.task]).items():
+        axis, _, name = key.partition(".")
+        if not name or axis not in AXES or hasattr(getattr(config, axis), name.partition(".")[0]):
+            own[key] = value
+    return str(own)
+
+
 def _short(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _caveats(composer: Composer, cells: Sequence[Cell], trials: Mapping[str, Trial]) -> tuple[str, ...]:
+def _caveats(
+    composer: Composer, grid: GridConfig, cells: Sequence[Cell], trials: Mapping[str, Trial]
+) -> tuple[str, ...]:
     """Return the differences between the trials and the grid as written, for the captions of tables."""
     found = []
     scale = composer.run.scale
@@ -256,7 +271,7 @@ def _caveats(composer: Composer, cells: Sequence[Cell], trials: Mapping[str, Tri
         found.append(f"scale={scale.name}: fewer steps and examples than the grid's{less}; not comparable with a paper")
     places: dict[str, set[tuple[str, str]]] = {}
     for cell in cells:
-        places.setdefault(cell.trial_id, set()).add((cell.block, cell.task))
+        places.setdefault(cell.trial_id, set()).add((cell.block, _column(grid, cell, trials[cell.trial_id])))
     shared = sum(len(where) for where in places.values() if len(where) > 1)
     if shared:
         found.append(f"{shared} entries became identical to others under these overrides and share their trials")

@@ -47,17 +47,17 @@ def expand(
     """
     where = f"grid {grid.name}, block {name}"
     forced = composer.forced
-    fixed = {**_flatten(grid.fixed), **_flatten(block.fixed)}
+    fixed = {**flatten(grid.fixed), **flatten(block.fixed)}
     axes = {**_axes(grid.axes, where), **_axes(block.axes, where)}
-    own_keys = {*_flatten(block.fixed), *_axes(block.axes, where)}
+    own_keys = {*flatten(block.fixed), *_axes(block.axes, where)}
     for key in {*fixed} & {*axes}:
         raise UserError(f"{key!r} is both fixed and an axis", where=where)
     default_task = fixed.get("task", composer.trial["task"]["name"])
     seeds: Sequence[int] = forced.values.get("seed") or grid.seeds
-    exclude = [_flatten(entry) for entry in (*grid.exclude, *block.exclude)]
+    exclude = [flatten(entry) for entry in (*grid.exclude, *block.exclude)]
     for column, task, of_column in _columns(grid.columns, forced, axes.get("task"), default_task, where):
-        per_task = _flatten(block.per_task.get(column or task, {}))
-        promise = Promise(_flatten(block.fixed), of_column, per_task, axes, task)
+        per_task = flatten(block.per_task.get(column or task, {}))
+        promise = Promise(flatten(block.fixed), of_column, per_task, axes, task)
         if (kept := overrides.at(promise, name, column or task)) is None:
             continue
         of_column = {key: value for key, value in of_column.items() if key != "task"}
@@ -99,7 +99,7 @@ def _columns(
         raise UserError("the columns of this grid are not tasks: there can be one task", where=where)
     found = []
     for name, values in named.items():
-        flat = _flatten(values)
+        flat = flatten(values)
         found.append((name, given[0] if given else flat.get("task", default_task), flat))
     return found
 
@@ -126,13 +126,13 @@ def _at_task(
     return here, own
 
 
-def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Flatten a tree: {"update": {"name": "sgd", "lr": 1}} -> {"update": "sgd", "update.lr": 1}."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         path = f"{prefix}{key}"
         if isinstance(value, Mapping):
-            flat.update(_flatten(value, f"{path}."))
+            flat.update(flatten(value, f"{path}."))
         else:
             flat[CHOOSES.get(path, path)] = value
     return flat
@@ -141,7 +141,7 @@ def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def _axes(tree: Mapping[str, Any], where: str) -> dict[str, list[Any]]:
     """Flatten a tree of axes. Raises UserError for an axis that is no list, or empty."""
     axes = {}
-    for name, values in _flatten(tree).items():
+    for name, values in flatten(tree).items():
         if not isinstance(values, list):
             raise UserError(f"axis {name!r} must be a list", where=where, fix=f"did you mean [{values}]?")
         if not values:

@@ -31,6 +31,7 @@ METRICS = (  # of an outcome; a figure's y is one of them or a file of conf/tabl
     "dev/metric",
     "test/loss",
     "test/metric",
+    "final_train_loss",
     "seconds_per_step",
     "train_seconds",
     "wall_seconds",
@@ -106,7 +107,7 @@ def _spec(plan: Plan, composer: Composer, name: str, layout: GridFigure) -> Figu
     for block in (*series, *layout.over.values()):
         if block not in blocks:
             raise unknown("block", block, blocks, where=where)
-    kind, x, y = layout.kind, layout.x, layout.y
+    kind, x, y, selected = layout.kind, layout.x, layout.y, layout.select or plan.grid.select
     measure: Measure | None = None
     measures: dict[str, Measure] = {}
     if kind not in ("curve", "cumulative"):
@@ -128,7 +129,7 @@ def _spec(plan: Plan, composer: Composer, name: str, layout: GridFigure) -> Figu
         curves=tuple(layout.curves.items()),
         over=layout.over,
         at=tuple(layout.at) or (1.0,),
-        rule=Rule(plan.grid.select.metric, plan.grid.select.mode),
+        rule=Rule(selected.metric, selected.mode),
         published=tuple(layout.published),
         footnotes=(*layout.footnotes, *plan.caveats),
     )

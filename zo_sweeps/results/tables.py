@@ -98,7 +98,8 @@ def _spec(
     file = f"conf/table/{layout.layout}.yaml"
     measure = Measure.from_mapping(composer.option("table", layout.layout), file)
     measure, measures = column_measures(plan, layout.layout, measure)
-    rule = Rule(plan.grid.select.metric, plan.grid.select.mode)
+    chosen = layout.select or plan.grid.select
+    rule = Rule(chosen.metric, chosen.mode)
     check_rule(plan, rule)
     rows = {block: label or plan.grid.label(block) for block, label in layout.rows.items()}
     if not rows:

@@ -14,6 +14,7 @@ from zo_sweeps.engine.train import Evaluated, Scores, StepDone
 from zo_sweeps.record.journal import evals, scalars
 
 FLUSH_SECONDS = 0.5  # steps are reported in groups; a killed process loses its last group, which is recomputed
+FINAL_STEPS = 100  # whose mean loss is `final_train_loss`: the loss of one batch is noisy
 
 
 class Nowhere:
@@ -145,6 +146,8 @@ class Recorder:
             spent = sum(self._seconds) + sum(step.seconds for step in self._pending)
             tokens = self._tokens + sum(step.tokens for step in self._pending)
             metrics["train_seconds"] = spent
+            if all(map(math.isfinite, self.losses[-FINAL_STEPS:])):
+                metrics["final_train_loss"] = statistics.fmean(self.losses[-FINAL_STEPS:])
             metrics["seconds_per_step"] = statistics.median(self._step_seconds) if self._step_seconds else spent / done
             metrics["tokens_per_second"] = tokens / spent if spent else 0.0
         if dropped := sum(math.isnan(g) for line in self.coefs for g in line):

@@ -22,8 +22,8 @@ class DoraLinear(LowRankLinear):
     Cost beyond LoRA's: P r more rows through W. Memory: [out, r] per point.
     """
 
-    def __init__(self, base: nn.Module, rank: int, alpha: float, key: NoiseKey, name: str) -> None:
-        super().__init__(base, rank, alpha, True, key, name)
+    def __init__(self, base: nn.Module, rank: int, alpha: float, init: str, key: NoiseKey, name: str) -> None:
+        super().__init__(base, rank, alpha, init, True, key, name)
         self.parts = ("A", "B", "m")
         square = torch.linalg.vector_norm(dense(base), dim=1, dtype=torch.float32).square()
         self.register_buffer("square", square, persistent=False)  # ||W||^2

@@ -17,15 +17,20 @@ from zo_sweeps.methods.points import NoiseKey
 class LowRankLinear(PointLinear):
     """A projection y = x W^T + b + (alpha / r) (x A^T) B^T, W [out, in] frozen, A [r, in], B [out, r]."""
 
-    def __init__(self, base: nn.Module, rank: int, alpha: float, train_A: bool, key: NoiseKey, name: str) -> None:
+    def __init__(
+        self, base: nn.Module, rank: int, alpha: float, init: str, train_A: bool, key: NoiseKey, name: str
+    ) -> None:
         super().__init__(base)
         self.parts = ("A", "B") if train_A else ("B",)
         self.scaling = alpha / rank
         weight = dense(base)
         out, into = weight.shape
-        bound = 1 / math.sqrt(into)  # Kaiming-uniform with a = sqrt(5), as in peft and the P-RGE code
         shape = torch.Size((rank, into))
-        A = noise.uniform(key, f"{name}.A", shape, weight.device).mul_(2 * bound).sub_(bound)
+        if init == "gaussian":
+            A = noise.gaussian(key, f"{name}.A", shape, weight.device).mul_(1 / rank)
+        else:
+            bound = 1 / math.sqrt(into)  # Kaiming-uniform with a = sqrt(5), as in peft and the P-RGE code
+            A = noise.uniform(key, f"{name}.A", shape, weight.device).mul_(2 * bound).sub_(bound)
         # Trained factors are fp32 whatever the weights' dtype; a frozen A is stored in the dtype of its use.
         if train_A:
             self.A = nn.Parameter(A)

@@ -16,12 +16,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DoRA(LowRank):
-    """A ~ Kaiming-uniform, B = 0, m = ||W||, all trained in fp32: d = r (in + out) + out per layer.
+    """A ~ Kaiming-uniform (or Gaussian), B = 0, m = ||W||, all trained in fp32: d = r (in + out) + out per layer.
 
     Args:
         rank: r of the factors A [r, in] and B [out, r].
         alpha: the low-rank term is multiplied by alpha / r.
         targets: roles of the layers to adapt.
+        init: distribution of A at the start.
 
     Source: DoRA (Liu et al., 2024), eq. 5; P-RGE Table 6.
     """
@@ -38,5 +39,5 @@ class DoRA(LowRank):
         from zo_sweeps.engine.layers.dora import DoraLinear
         from zo_sweeps.engine.layers.wrapped import Wrapped, initial_key
 
-        key, rank, alpha = initial_key(seed), self.rank, self.alpha
-        return Wrapped(module, layers, lambda base, name: DoraLinear(base, rank, alpha, key, name))
+        key, rank, alpha, init = initial_key(seed), self.rank, self.alpha, self.init
+        return Wrapped(module, layers, lambda base, name: DoraLinear(base, rank, alpha, init, key, name))

@@ -16,12 +16,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LoRA(LowRank):
-    """A ~ Kaiming-uniform, B = 0, both trained in fp32: d = r (in + out) per layer.
+    """A ~ Kaiming-uniform (or Gaussian), B = 0, both trained in fp32: d = r (in + out) per layer.
 
     Args:
         rank: r of the factors A [r, in] and B [out, r].
         alpha: the low-rank term is multiplied by alpha / r.
         targets: roles of the layers to adapt.
+        init: distribution of A at the start.
 
     Source: LoRA (Hu et al., 2021), section 4.1.
     """
@@ -33,5 +34,5 @@ class LoRA(LowRank):
         from zo_sweeps.engine.layers.low_rank import LowRankLinear
         from zo_sweeps.engine.layers.wrapped import Wrapped, initial_key
 
-        key, rank, alpha = initial_key(seed), self.rank, self.alpha
-        return Wrapped(module, layers, lambda base, name: LowRankLinear(base, rank, alpha, True, key, name))
+        key, rank, alpha, init = initial_key(seed), self.rank, self.alpha, self.init
+        return Wrapped(module, layers, lambda base, name: LowRankLinear(base, rank, alpha, init, True, key, name))

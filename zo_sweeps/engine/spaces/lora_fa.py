@@ -16,12 +16,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LoRAFA(LowRank):
-    """A ~ Kaiming-uniform, frozen; B = 0, trained in fp32: d = r out per layer.
+    """A ~ Kaiming-uniform (or Gaussian), frozen; B = 0, trained in fp32: d = r out per layer.
 
     Args:
         rank: r of the factors A [r, in] and B [out, r].
         alpha: the low-rank term is multiplied by alpha / r.
         targets: roles of the layers to adapt.
+        init: distribution of A at the start.
 
     Source: P-RGE, section 2 and appendix A.4.
     """
@@ -33,5 +34,5 @@ class LoRAFA(LowRank):
         from zo_sweeps.engine.layers.low_rank import LowRankLinear
         from zo_sweeps.engine.layers.wrapped import Wrapped, initial_key
 
-        key, rank, alpha = initial_key(seed), self.rank, self.alpha
-        return Wrapped(module, layers, lambda base, name: LowRankLinear(base, rank, alpha, False, key, name))
+        key, rank, alpha, init = initial_key(seed), self.rank, self.alpha, self.init
+        return Wrapped(module, layers, lambda base, name: LowRankLinear(base, rank, alpha, init, False, key, name))
