@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,8 @@ from zo_sweeps.plan.build import build
 GRIDS = sorted(path.stem for path in (REPO / "conf" / "grid").glob("*.yaml"))
 COUNTS = {  # grid -> trials, table entries (a zero-shot trial serves every seed)
     "quickstart": (11, 12),
-    "demo_sst2": (22, 24),
+    "demo_sst2": (40, 42),
+    "methods": (256, 260),
     "llama2_superglue": (288, 288),
 }
 BLOCKS = {  # P-RGE Table 8: learning rates x q x tasks
@@ -285,6 +287,26 @@ def test_an_axis_that_is_not_a_list_or_is_fixed_too_is_a_mistake(tmp_path: Path)
     assert "is empty" in problem(tmp_path, grid)
     grid["blocks"]["zo"]["axes"] = {"estimator": {"q": [1, 2]}}
     assert "both fixed and an axis" in problem(tmp_path, grid)
+
+
+def test_every_trained_row_of_the_comparison_has_the_same_search_and_work() -> None:
+    """Five learning rates a factor of three apart, five seeds, and the same number of forwarded examples."""
+    for scale in ("paper", "short"):
+        plan = named("methods", f"scale={scale}")
+        work, looks = set(), set()
+        for block in plan.grid.blocks:
+            cells = [cell for cell in plan.cells if cell.block == block]
+            if block in ("zero_shot", "icl"):
+                continue
+            rates = sorted({cell.hyperparameters["update.lr"] for cell in cells})
+            assert [len(rates), len(cells)] == [5, 25], block
+            assert all(3 <= high / low * (1 + 1e-9) <= 3.4 for low, high in pairwise(rates)), block
+            for config in configs(plan, block):
+                kind = config.method.kind
+                passes = config.estimator.evaluations(1) if kind.estimates else 3
+                work.add(config.train.steps * config.train.batch * passes)
+                looks.add(-(-config.train.steps // config.train.eval_every))
+        assert (len(work), looks) == (1, {3}), scale
 
 
 def test_missing_data_is_not_a_problem_but_is_said() -> None:
