@@ -39,12 +39,10 @@ def plan(
 
     Raises UserError as the command line does.
     """
-    from zo_sweeps.plan.build import build
-    from zo_sweeps.results.session import compose
-    from zo_sweeps.schedule.this_host import for_this_host
+    from zo_sweeps.results import session
 
-    composer, _ = compose(grid, overrides, state_dir, config_dirs)
-    return for_this_host(build(composer))
+    composer, _ = session.compose(grid, overrides, state_dir, config_dirs)
+    return session.plan_here(composer)
 
 
 def run(
@@ -64,13 +62,12 @@ def run(
     Raises UserError for bad input, or if nothing can run here; HeadLostError, a UserError, if the cluster's head goes
     away (the same call in a new process resumes the sweep); KeyboardInterrupt after a clean stop.
     """
-    from zo_sweeps.plan.build import build
     from zo_sweeps.results import dataframe, session
     from zo_sweeps.schedule.ledger import read_standing
-    from zo_sweeps.schedule.this_host import for_this_host, must_have_work
+    from zo_sweeps.schedule.this_host import must_have_work
 
     composer, command = session.compose(grid, overrides, state_dir, config_dirs)
-    planned = for_this_host(build(composer))
+    planned = session.plan_here(composer)
     must_have_work(planned)
     view = session.View()
     if not quiet:

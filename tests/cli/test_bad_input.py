@@ -21,6 +21,7 @@ HERE = "<tmp>"  # stands for the test's folder
 READING = ("status", "table", "figure", "report", "ui", "sync")  # commands that show what has been run
 READING = ("status", "table", "figure", "report", "ui", "sync")  # commands that show what has been run
 RAN = f"state_dir={HERE}/ran"  # a folder with a ledger
+FIGURE = ["+grid=prge_fig4", "scale=smoke"]
 BAD = [
     # what the user types, and what the line must say
     (["+grid=llama2_superglu"], ["unknown grid 'llama2_superglu'", "did you mean 'llama2_superglue'?", "quickstart"]),
@@ -52,6 +53,17 @@ BAD = [
         ["unknown key 'grid.select.mod' in the command line", "did you mean 'grid.select.mode'?"],
     ),
     (["+grid.tables.accuracy.foo=1"], ["unknown key 'grid.tables.accuracy.foo'"]),
+    (["grid.tables.accuracy.layout=acc"], ["unknown table 'acc'", "accuracy"]),
+    (["grid.tables.accuracy.published=prge/nope"], ["unknown published table 'prge/nope'"]),
+    (["grid.tables.accuracy.rows={}"], ["table 'accuracy' has no rows"]),
+    (["~grid.tables"], ["grid.tables cannot be left out", "grid.tables={} leaves out all"]),
+    (["grid.select.metric=test/metric"], ["settings cannot be selected by 'test/metric'"]),
+    (["grid.select.metric=dev/los"], ["unknown metric 'dev/los'", "did you mean 'dev/loss'?"]),
+    (["grid.select.mode=maxi"], ["unknown mode 'maxi'"]),
+    ([*FIGURE, "grid.figures.tinyllama.y=acc"], ["unknown y 'acc' in figure tinyllama of grid prge_fig4"]),
+    ([*FIGURE, "grid.figures.tinyllama.kind=pie"], ["unknown kind of figure 'pie'"]),
+    ([*FIGURE, "grid.figures.tinyllama.x=update.r"], ["no trial has 'update.r' in figure tinyllama"]),
+    (["space.rank=0"], ["space.rank of lora_fa must be at least 1, not 0"]),
     (["executor.cpus_per_trial=0"], ["executor.cpus_per_trial of ray must be at least 1, not 0 in the command line"]),
     (["executor=slurm"], ["unknown executor 'slurm'"]),
     (["executor=inline,ray"], ["several values for executor"]),

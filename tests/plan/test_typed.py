@@ -390,3 +390,10 @@ def test_a_comma_belongs_to_a_path_that_exists_and_else_separates_two(tmp_path: 
     one, two = f"{tmp_path}/a,b", f"{tmp_path}/a,{tmp_path}/c"
     assert Composer([f"model.path={one}"]).forced.values["model.path"] == (one,)
     assert Composer([f"model.path={two}"]).forced.values["model.path"] == tuple(two.split(","))
+
+
+def test_an_empty_mapping_replaces_what_the_grid_has() -> None:
+    """Hydra would merge it, and so change nothing."""
+    assert set(Composer().run.grid.tables) == set()
+    assert set(Composer(["+grid=quickstart"]).run.grid.tables) == {"accuracy", "runtime"}
+    assert set(Composer(["+grid=quickstart", "grid.tables={}"]).run.grid.tables) == set()

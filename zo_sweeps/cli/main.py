@@ -144,14 +144,13 @@ def run(given: Sequence[str]) -> int:
     from rich.console import Console
 
     from zo_sweeps.cli import launch, show
-    from zo_sweeps.plan.build import build
     from zo_sweeps.results import session
     from zo_sweeps.schedule.backend import HeadLostError
-    from zo_sweeps.schedule.this_host import for_this_host, must_have_work
+    from zo_sweeps.schedule.this_host import must_have_work
 
     composer, command = _compose(options, recall=False)
     console = Console(highlight=False)
-    planned = for_this_host(build(composer))
+    planned = session.plan_here(composer)
     must_have_work(planned)
     session.check_rerun(options.rerun, planned)
     show.summary(planned, console)
@@ -176,11 +175,10 @@ def plan(given: Sequence[str]) -> int:
     from rich.console import Console
 
     from zo_sweeps.cli import show
-    from zo_sweeps.plan.build import build
-    from zo_sweeps.schedule.this_host import for_this_host
+    from zo_sweeps.results import session
 
     composer, _ = _compose(options, recall=False)
-    planned = for_this_host(build(composer))
+    planned = session.plan_here(composer)
     show.plan(planned, Console(highlight=False), trials=options.trials)
     return 0
 

@@ -235,6 +235,8 @@ def tables(planned: Plan, composer: Composer, form: str, only: Sequence[str]) ->
     """Return the grid's tables in one of FORMATS."""
     if form not in FORMATS:
         raise unknown("format", form, FORMATS, where="--format")
+    if not planned.grid.tables:
+        raise UserError(f"grid {planned.name} has no tables", fix="draw its figures, or give it tables")
     _, standing = _standing(planned)
     text = FORMATS[form](readout.tables(planned, composer, standing, only), planned.title)
     return text + ("" if text.endswith("\n") else "\n")

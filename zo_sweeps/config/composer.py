@@ -156,8 +156,9 @@ class Composer:
                 reason = str(error).splitlines()[0]
                 raise UserError(f"cannot read the override {text!r}", fix=_how_to_write(text, reason)) from None
             key = override.key_or_group
-            if override.is_delete() and not key.startswith("grid."):
-                raise UserError(f"{key} cannot be left out", where=repr(text), fix="only parts of the grid can")
+            if override.is_delete() and not re.match(r"grid\.\w+\.", key):
+                fix = "only parts of the grid can (~grid.tables.NAME); grid.tables={} leaves out all"
+                raise UserError(f"{key} cannot be left out", where=repr(text), fix=fix)
             trial_level = key.split(".")[0].split("/")[0] in TRIAL_KEYS
             if key != "grid" and not re.match(r"grid\.\w+\.", key) and not trial_level:
                 text = text.lstrip("+")  # a + would add a key that nothing reads
@@ -241,7 +242,7 @@ class Composer:
         """Return Hydra's composition with interpolations resolved; `_chosen` is then the option of every group."""
         from hydra import compose
         from hydra.errors import HydraException
-        from omegaconf import open_dict
+        from omegaconf import OmegaConf, open_dict
         from omegaconf.errors import OmegaConfBaseException
         from yaml import YAMLError
 
@@ -252,6 +253,8 @@ class Composer:
                 self._chosen = dict(config.hydra.runtime.choices)
                 with open_dict(config):
                     del config["hydra"]
+                for key in [text[:-3].lstrip("+") for text in overrides if text.endswith("={}")]:
+                    OmegaConf.update(config, key, {}, merge=False)  # Hydra merges, which would change nothing
                 _resolve(config)
         except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:  # ValueError: task=3
             chosen = dict(text.lstrip("+").split("=", 1) for text in overrides if "=" in text)

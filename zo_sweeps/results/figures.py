@@ -10,14 +10,14 @@ from typing import Any
 
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.config.schema import GridFigure
-from zo_sweeps.core.errors import unknown
+from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.plan.altered import altered
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.results import tables as readout
 from zo_sweeps.results.measures import column_measures, metric_names
 from zo_sweeps.schedule.ledger import Standing
 from zo_sweeps.tables import Measure, Record, Rule
-from zo_sweeps.tables.figures import Cumulative, Figure, FigureSpec, Trail, cumulative, curves, points
+from zo_sweeps.tables.figures import COLUMN, Cumulative, Figure, FigureSpec, Trail, cumulative, curves, points
 from zo_sweeps.tables.paper_files import names
 
 # The figures of a grid that defines none: convergence by step and by time.
@@ -98,6 +98,19 @@ def _stands(point: Mapping[str, Any], plan: Plan, changed: Collection[tuple[str,
     return named <= {*plan.labels} and not any(
         block == point["series"] and (not named or column in named) for block, column in changed
     )
+
+
+def check(plan: Plan, composer: Composer) -> None:
+    """Raise the UserErrors of `figures` before anything has run: also for a key that no trial has."""
+    records = readout.records(plan, Standing())
+    look = _lookup(plan)
+    for name, layout in plan.grid.figures.items():
+        spec = _spec(plan, composer, name, layout)
+        shown = [record for record in records if record.block in dict(spec.series)]
+        curve = spec.kind in ("curve", "cumulative")
+        for key in {spec.panels} if curve else {spec.panels, spec.x}:
+            if key not in ("", COLUMN) and all(look(record, key) is None for record in shown):
+                raise UserError(f"no trial has {key!r}", where=f"figure {name} of grid {plan.name}")
 
 
 def _spec(plan: Plan, composer: Composer, name: str, layout: GridFigure) -> FigureSpec:

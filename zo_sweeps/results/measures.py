@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.methods.metric import Metric, as_mapping
 from zo_sweeps.methods.task import Task
 from zo_sweeps.methods.trial_config import TrialConfig
@@ -35,8 +35,12 @@ def column_measures(plan: Plan, layout: str, measure: Measure) -> tuple[Measure,
 
 
 def check_rule(plan: Plan, rule: Rule) -> None:
-    """Raise UserError if the grid's rule selects the worst value of a column's metric."""
+    """Raise UserError if no task has the rule's metric, or if the rule selects the worst value of a column's."""
     _, _, what = rule.metric.partition("/")
+    known = ("loss", "metric", *metric_names(plan))
+    if what not in known:
+        names = [f"dev/{name}" for name in known]
+        raise unknown("metric", rule.metric, names, where=f"grid.select of grid {plan.name}")
     for column, metric in _metrics(plan, what).items() if what != "loss" else ():
         if metric is not None and (rule.mode == "max") != (metric.better == "higher"):
             other = "max" if rule.mode == "min" else "min"

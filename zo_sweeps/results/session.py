@@ -14,14 +14,15 @@ from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.core.fingerprint import fingerprint
 from zo_sweeps.core.trial import TrialState
-from zo_sweeps.plan.build import Plan
+from zo_sweeps.plan.build import Plan, build
 from zo_sweeps.record.commands import Command, remember
-from zo_sweeps.results import report
+from zo_sweeps.results import figures, report
 from zo_sweeps.results import tables as readout
 from zo_sweeps.schedule.ledger import Ledger
 from zo_sweeps.schedule.live import LiveFile
 from zo_sweeps.schedule.snapshot import Snapshot, Summary
 from zo_sweeps.schedule.sweep import Sweep
+from zo_sweeps.schedule.this_host import for_this_host
 from zo_sweeps.tables import Table, to_csv, to_latex, to_markdown
 
 if TYPE_CHECKING:
@@ -99,6 +100,17 @@ def compose(
     words = [f"+grid={grid}", *overrides, *([f"state_dir={state_dir}"] if state_dir is not None else [])]
     command = Command(tuple(words), tuple(map(str, config_dirs)))
     return Composer(command.overrides, command.config_dirs), command
+
+
+def plan_here(composer: Composer) -> Plan:
+    """Return the plan of the composed grid for this host.
+
+    Raises UserError as `build` does, and for tables and figures that could not be made when the trials have run.
+    """
+    plan = build(composer)
+    readout.check(plan, composer)
+    figures.check(plan, composer)
+    return for_this_host(plan)
 
 
 def check_rerun(rerun: Sequence[str], plan: Plan) -> None:

@@ -88,6 +88,13 @@ def tables(plan: Plan, composer: Composer, standing: Standing, only: Sequence[st
     return built
 
 
+def check(plan: Plan, composer: Composer) -> None:
+    """Raise the UserErrors of `tables` before anything has run."""
+    for name in plan.grid.tables:
+        spec = _spec(plan, composer, name, [], frozenset())
+        build(spec, [], load(spec.published, composer.folders) if spec.published else None)
+
+
 def _spec(
     plan: Plan, composer: Composer, name: str, memory: Sequence[str], changed: frozenset[tuple[str, str]]
 ) -> TableSpec:
