@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from zo_sweeps.config.composer import Composer
-from zo_sweeps.config.schema import AXES, GridConfig, RunConfig
+from zo_sweeps.config.schema import AXES, BlockConfig, GridConfig, RunConfig
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.fingerprint import fingerprint
 from zo_sweeps.core.trial import Needs, SharedSteps, Trial
@@ -23,7 +23,7 @@ from zo_sweeps.methods.evaluation import Restore
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.availability import Availability, Places
 from zo_sweeps.plan.compatible import incompatible
-from zo_sweeps.plan.expand import expand, flatten
+from zo_sweeps.plan.expand import Setting, expand, flatten
 from zo_sweeps.plan.overrides import Overrides
 from zo_sweeps.plan.resolve import Options, resolve
 from zo_sweeps.plan.visible_rows import shown
@@ -98,78 +98,93 @@ def build(composer: Composer) -> Plan:
     data, and a grid without trials.
     """
     grid = composer.run.grid
-    problems: dict[str, list[str]] = {}  # what is wrong -> the blocks it is wrong in
-    cells: list[Cell] = []
-    trials: dict[str, Trial] = {}
-    reasons: dict[str, tuple[str, ...]] = {}
-    remarks: dict[str, str] = {}
-    labels: dict[str, str] = {}
-    places = Places()
-    options = Options()
-    devices: set[str] = set()
-    overrides = Overrides(composer)
     if not grid.blocks:
         raise UserError(f"grid {grid.name!r} has no blocks", where=f"grid/{composer.grid_name}.yaml")
-    try:
-        grid = shown(grid, composer.left_out)
-    except UserError as error:
-        problems[str(error)] = []
-    for name, block in grid.blocks.items():
+    draft = _Draft(composer)
+    for name, block in draft.grid.blocks.items():
+        draft.add(name, block)
+    return draft.finished()
+
+
+class _Draft:
+    """A plan in the making, and everything that is wrong with it."""
+
+    def __init__(self, composer: Composer) -> None:
+        self.composer = composer
+        self.grid = composer.run.grid
+        self.cells: list[Cell] = []
+        self.trials: dict[str, Trial] = {}
+        self.reasons: dict[str, tuple[str, ...]] = {}
+        self.remarks: dict[str, str] = {}
+        self.labels: dict[str, str] = {}
+        self.problems: dict[str, list[str]] = {}  # what is wrong -> the blocks it is wrong in
+        self.devices: set[str] = set()
+        self.places, self.options, self.overrides = Places(), Options(), Overrides(composer)
         try:
-            for setting in expand(composer, grid, name, block, overrides):
-                config = resolve(composer, setting, options)
-                if (device := config.device.name) not in devices:
-                    composer.option("device", device)  # no node is labelled with a name that has no profile
-                    devices.add(device)
-                wrong = incompatible(config)
-                for text in wrong:
-                    _note(problems, text, name)
-                if wrong:
-                    continue
-                searched = {key: value for key, value in setting.searched.items() if config.uses(key)}
-                needs = places.look(config)
-                trial_id = needs.config.trial_id()
-                column, display = setting.column or config.task.name, config.task.display or config.task.name
-                labels[column] = overrides.label(column, setting.column or display)
-                if trial_id not in trials:
-                    row = overrides.label(name, grid.label(name))
-                    trials[trial_id] = _trial(trial_id, needs, grid.name, name, row, searched, display)
-                    if needs.reasons:
-                        reasons[trial_id] = needs.reasons
-                    if needs.remark:
-                        remarks[trial_id] = needs.remark
-                cells.append(Cell(name, column, config.seed, searched, trial_id))
+            self.grid = shown(self.grid, composer.left_out)
+        except UserError as error:
+            self.problems[str(error)] = []
+
+    def add(self, name: str, block: BlockConfig) -> None:
+        """Add the cells of a block, or what is wrong with it."""
+        try:
+            for setting in expand(self.composer, self.grid, name, block, self.overrides):
+                config = resolve(self.composer, setting, self.options)
+                if (device := config.device.name) not in self.devices:
+                    self.composer.option("device", device)  # no node is labelled with a name that has no profile
+                    self.devices.add(device)
+                if wrong := incompatible(config):
+                    for text in wrong:
+                        self._note(text, name)
+                else:
+                    self._cell(config, setting, name)
         except UserError as error:
             for one in error.errors:
-                _note(problems, str(one), name)
-    found = [
-        f"{text} (block{'s' * (len(where) > 1)} {', '.join(where)})" if where else text
-        for text, where in problems.items()
-    ]
-    if found := [*found, *options.unknown(composer)]:
-        raise _all(found, grid.name)
-    notes = tuple(overrides.notes(grid, labels))
-    grid = overrides.kept(grid)
-    if not trials:
-        raise UserError(f"grid {grid.name!r} has no trials: no seeds, or everything is excluded")
-    runnable = tuple(trial for trial_id, trial in trials.items() if trial_id not in reasons)
-    return Plan(
-        replace(composer.run, grid=grid),
-        runnable,
-        tuple(cells),
-        reasons,
-        labels,
-        (*_caveats(composer, grid, cells, trials), *notes),
-        trials,
-        remarks,
-        frozenset(overrides.renamed) & {*grid.blocks},
-    )
+                self._note(str(one), name)
 
+    def _cell(self, config: TrialConfig, setting: Setting, name: str) -> None:
+        searched = {key: value for key, value in setting.searched.items() if config.uses(key)}
+        needs = self.places.look(config)
+        trial_id = needs.config.trial_id()
+        column, display = setting.column or config.task.name, config.task.display or config.task.name
+        self.labels[column] = self.overrides.label(column, setting.column or display)
+        if trial_id not in self.trials:
+            row = self.overrides.label(name, self.grid.label(name))
+            self.trials[trial_id] = _trial(trial_id, needs, self.grid.name, name, row, searched, display)
+            if needs.reasons:
+                self.reasons[trial_id] = needs.reasons
+            if needs.remark:
+                self.remarks[trial_id] = needs.remark
+        self.cells.append(Cell(name, column, config.seed, searched, trial_id))
 
-def _note(problems: dict[str, list[str]], text: str, block: str) -> None:
-    where = problems.setdefault(text, [])
-    if block not in where:
-        where.append(block)
+    def finished(self) -> Plan:
+        """Return the plan. Raises UserError listing everything that is wrong."""
+        wrong = [
+            f"{text} (block{'s' * (len(where) > 1)} {', '.join(where)})" if where else text
+            for text, where in self.problems.items()
+        ]
+        if wrong := [*wrong, *self.options.unknown(self.composer)]:
+            raise _all(wrong, self.grid.name)
+        notes = tuple(self.overrides.notes(self.grid, self.labels))
+        grid = self.overrides.kept(self.grid)
+        if not self.trials:
+            raise UserError(f"grid {grid.name!r} has no trials: no seeds, or everything is excluded")
+        return Plan(
+            config=replace(self.composer.run, grid=grid),
+            trials=tuple(trial for trial_id, trial in self.trials.items() if trial_id not in self.reasons),
+            cells=tuple(self.cells),
+            reasons=self.reasons,
+            labels=self.labels,
+            caveats=(*_caveats(self.composer, self.grid, self.cells, self.trials), *notes),
+            every=self.trials,
+            remarks=self.remarks,
+            relabelled=frozenset(self.overrides.renamed) & {*grid.blocks},
+        )
+
+    def _note(self, text: str, block: str) -> None:
+        where = self.problems.setdefault(text, [])
+        if block not in where:
+            where.append(block)
 
 
 def _all(problems: Sequence[str], grid: str) -> UserError:
