@@ -85,6 +85,17 @@ def test_a_run_of_few_distinct_directions_carries_a_mark() -> None:
     assert footnotes(directions=1000) == footnotes() == ()
 
 
+def test_rows_that_were_cut_or_do_not_exist_carry_a_mark() -> None:
+    def footnotes(**metrics: float) -> tuple[str, ...]:
+        return build(spec(), [record({}, metrics={"dev/loss": 0.5, "test/metric": 0.9, **metrics})]).footnotes
+
+    cut = "12 rows exceed train.max_length, or the model's positions, and have lost part of their text"
+    assert footnotes(rows_truncated=12) == (cut,)
+    few = "trained on 80 rows, all there are: 999,920 fewer than asked for"
+    assert footnotes(train_rows=80, train_rows_short=999_920) == (few,)
+    assert footnotes(rows_truncated=0, train_rows=80, train_rows_short=0) == ()
+
+
 def test_missing_data_is_explained_once_for_all_rows() -> None:
     rows = (("zo", "ZO"), ("fo", "FO"))
     records = [record({}, block=block, state="MISSING", note="sst2: no folder") for block, _ in rows]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from tests.tasks.common import load_task, spec_of
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.models.tokenizer import front_of
 from zo_sweeps.tasks import Example, encode
+from zo_sweeps.tasks.lengths import too_long
 
 pytestmark = pytest.mark.unit
 
@@ -155,3 +157,48 @@ def test_options_that_are_the_same_text_or_the_same_tokens_are_refused(tokenizer
 def test_equal_options_of_a_row_are_its_own(tokenizer: Any) -> None:
     example = encoded("winogrande", {**GAP, "option2": "Sarah"}, tokenizer)
     assert example.candidates[0].ids == example.candidates[1].ids
+
+
+# --- rows that are too long -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [4, 12, 20, 28, 400])
+@pytest.mark.parametrize("name", ["sst2", "squad", "winogrande", "record"])
+def test_rows_too_long_are_counted_from_the_files_as_they_are_encoded(
+    name: str, length: int, tokenizer: Any, write_jsonl: Any, tmp_path: Path
+) -> None:
+    rows = {
+        "sst2": [{**REMARK, "sentence": "great é \n" * n} for n in (1, 3, 9, 40)],
+        "squad": [{**QUESTION, "context": "the film " * n} for n in (1, 30, 90)],
+        "winogrande": [{**GAP, "option1": "Sarah " * n} for n in (1, 5, 9)],
+        "record": [
+            {"passage": "p " * n, "query": "@placeholder won", "entities": ["A", "B" * n], "answers": ["A"]}
+            for n in (1, 9)
+        ],
+    }[name]
+    spec, front = spec_of(load_task(name), "mezo"), front_of(tokenizer)
+    folder = write_jsonl(tmp_path, train=rows, validation=rows[:1], test=rows[1:])
+    length += spec.max_new_tokens
+    cut = [encode(spec, row, tokenizer, length, front=front).truncated for row in rows]
+    whole = [encode(spec, row, tokenizer, 10_000, front=front) for row in rows]
+    room = length - spec.max_new_tokens
+    assert cut == [max(map(len, [e.prompt_ids, *(c.ids for c in e.candidates)])) > room for e in whole]
+    assert too_long(spec, folder, tokenizer, length, front) == (sum([*cut, cut[0], *cut[1:]]), True)
+
+
+def test_rows_that_cannot_be_too_long_are_not_tokenised(tokenizer: Any, write_jsonl: Any, tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def counting(text: str, **options: Any) -> Any:
+        asked.append(text)
+        return tokenizer(text, **options)
+
+    rows = [{**REMARK, "sentence": "great " * n} for n in (1, 30, 2, 3)]
+    folder = write_jsonl(tmp_path, train=rows, validation=rows[:1], test=rows[:1])
+    assert too_long(spec_of(load_task("sst2"), "mezo"), folder, counting, 150, (0,)) == (0, True)
+    assert len({text for text in asked if text.startswith("great")}) == 2 * 3  # two rows: a prompt and two options
+
+
+def test_a_plan_stops_counting_at_a_bound(tokenizer: Any, write_jsonl: Any, tmp_path: Path) -> None:
+    folder = write_jsonl(tmp_path, train=[REMARK] * 1001, validation=[REMARK], test=[REMARK])
+    assert too_long(spec_of(load_task("sst2"), "mezo"), folder, tokenizer, 6, (0,)) == (1000, False)

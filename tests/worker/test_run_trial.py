@@ -247,6 +247,14 @@ def test_the_directions_of_a_generator_that_repeats_are_a_metric(undisturbed: An
     assert "directions" not in undisturbed("zo lora_fa")[1].metrics
 
 
+def test_rows_that_are_cut_and_rows_that_are_not_there_are_metrics(undisturbed: Any) -> None:
+    metrics = undisturbed("zo lora_fa")[1].metrics
+    assert (metrics["rows_truncated"], metrics["train_rows"], metrics["train_rows_short"]) == (0, 24, 0)
+    outcome, _ = run(make(*TINY, *RUNS["zo lora_fa"], "train.steps=1", "train.max_length=3", "split.train=1000000"))
+    metrics = outcome.metrics
+    assert (metrics["rows_truncated"], metrics["train_rows"], metrics["train_rows_short"]) == (340, 320, 999_680)
+
+
 def test_a_generation_task_is_scored_by_f1(tmp_path: Path) -> None:
     folder = tmp_path / "squad"
     folder.mkdir()

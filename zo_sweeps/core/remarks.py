@@ -16,7 +16,7 @@ class Remark:
 
     Args:
         metric: name in `Outcome.metrics`.
-        text: the line; `{}` stands for the metric's value.
+        text: the line; `{}` stands for the metric's value, `{name}` for that of another metric of the run.
         below, above: the line is printed if the metric is below the one or above the other.
     """
 
@@ -27,11 +27,13 @@ class Remark:
 
     def of(self, runs: Iterable[Mapping[str, float]]) -> str:
         """Return the line for the worst of the runs; "" if none is out of bounds or the metric was not measured."""
-        values = [metrics[self.metric] for metrics in runs if self.metric in metrics]
-        beyond = [value for value in values if value < self.below or value > self.above]
+        measured = sorted((m for m in runs if self.metric in m), key=lambda metrics: metrics[self.metric])
+        beyond = [m for m in measured if m[self.metric] < self.below or m[self.metric] > self.above]
         if not beyond:
             return ""
-        return self.text.format(_plain(min(beyond) if min(beyond) < self.below else max(beyond)))
+        worst = beyond[0] if beyond[0][self.metric] < self.below else beyond[-1]
+        values = {name: _plain(value) for name, value in worst.items() if math.isfinite(value)}
+        return self.text.format(_plain(worst[self.metric]), **values)
 
 
 OTHER_CODE = "other_code"  # 1 for a result that was measured with other code than today's: see `methods.code`
@@ -58,6 +60,12 @@ REMARKS = (
         "directions were dropped from some steps, because a process that shared them was lost",
         above=0,
     ),
+    Remark(
+        "rows_truncated",
+        "{} rows exceed train.max_length, or the model's positions, and have lost part of their text",
+        above=0,
+    ),
+    Remark("train_rows_short", "trained on {train_rows} rows, all there are: {} fewer than asked for", above=0),
 )
 
 

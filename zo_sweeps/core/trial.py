@@ -149,7 +149,9 @@ class Outcome:
     `test/<name>` of each of its metrics; `final_train_loss` (mean loss of the last 100 steps, of all if there are
     fewer; a step's loss is the mean over its points); `seconds_per_step` (median over steps),
     `train_seconds` (steps only), `wall_seconds`, `tokens_per_second` (forwarded tokens in steps), `peak_memory_bytes`,
-    `weights_bytes`, `trainable_parameters`; `directions` (distinct ones of the run, where its generator repeats);
+    `weights_bytes`, `trainable_parameters`; `rows_truncated` (of all splits), `train_rows`, and how many
+    fewer they are than asked for, `train_rows_short`;
+    `directions` (distinct ones of the run, where its generator repeats);
     `resolution` (median difference of a direction's two losses, in spacings of the model's dtype at the loss) and
     `updates_lost` (mean share of an update lost by rounding), see `zo_sweeps.engine.rounding`;
     `drift` (of in-place perturbation: the largest |theta - theta restored|);

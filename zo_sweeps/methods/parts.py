@@ -135,6 +135,15 @@ class Split(Checked):
     seed: int | None = option(0, "seed of the draw; null: the trial's own seed")
     shots: int | None = option(None, "rows per class in train and again in dev; replaces both sizes", least=1)
 
+    def short_of(self, rows: int, labels: int) -> int:
+        """Return how many training rows are missing of those asked for; the default size asks for all, up to it.
+
+        Args:
+            rows: those there are. labels: those of the task, of each of which `shots` are asked for.
+        """
+        asked = self.shots * labels if self.shots else 0 if self.train == Split.train else self.train
+        return max(asked - rows, 0)
+
     def to_identity(self) -> Any:
         unused = ("train", "dev") if self.shots else ("shots",)
         return {name: value for name, value in write(self).items() if name not in unused}

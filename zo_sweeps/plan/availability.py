@@ -52,6 +52,7 @@ class Places:
         self._models: dict[str, ModelStatus] = {}
         self._data: dict[str, DataStatus | UserError] = {}
         self._texts: dict[Path, str] = {}
+        self._lengths: dict[str, str | UserError] = {}
 
     def look(self, config: TrialConfig) -> Availability:
         """Return the needs of a trial. Raises UserError for parts incompatible with the model, or malformed data."""
@@ -82,7 +83,8 @@ class Places:
             reasons.append(
                 f"needs about {memory / 10**9:.1f} GB, and a {device.display or device.name} has {device.memory_gb:g}"
             )
-        remark = _few_directions(config, trainable)
+        notes = [self._truncated(config, model, data), _few_rows(config, data), _few_directions(config, trainable)]
+        remark = "; ".join(note for note in notes if note)
         return Availability(config, tuple(reasons), memory, tokens, trainable, remark)
 
     def _model(self, config: TrialConfig) -> ModelStatus:
@@ -104,6 +106,28 @@ class Places:
             except UserError as error:
                 self._data[key] = error
         found = self._data[key]
+        if isinstance(found, UserError):
+            raise found
+        return found
+
+    def _truncated(self, config: TrialConfig, model: ModelStatus, data: DataStatus) -> str:
+        """Return the remark on rows that are longer than a sequence may be; "" for none.
+
+        Raises UserError if no text fits. Where data and tokenizer are here, rows are tried, and it is also raised if
+        they cannot be encoded.
+        """
+        if config.method.kind.generates:
+            return ""
+        most = config.train.max_length
+        if model.arch is not None:
+            most = min(most, model.arch.positions - config.space.positions)
+        key = _key([config.task, config.prompt, config.data, config.model, most])
+        if key not in self._lengths:
+            try:
+                self._lengths[key] = _longer(config, model, data, most)
+            except UserError as error:
+                self._lengths[key] = error
+        found = self._lengths[key]
         if isinstance(found, UserError):
             raise found
         return found
@@ -182,6 +206,32 @@ def _goes_with(config: TrialConfig, model: ModelStatus) -> None:
     if arch.no_full and kind.estimates and config.space.moves_base and config.evaluation.restore is Restore.EXACT:
         what = f"model {config.model.name!r} is not evaluated beside its weights: {arch.no_full}"
         raise UserError(what, fix="use evaluation.restore=in_place, or another space")
+
+
+def _longer(config: TrialConfig, model: ModelStatus, data: DataStatus, most: int) -> str:
+    """Return the remark on rows of more than `most` tokens; "" for none. Raises UserError if no text fits."""
+    from zo_sweeps.tasks.encode import room_of
+    from zo_sweeps.tasks.lengths import too_long
+    from zo_sweeps.tasks.spec import TaskSpec
+
+    spec = TaskSpec.of(config.task, config.prompt.name)
+    room_of(spec, most, len(model.front))
+    if model.tokenizer is None or data.folder is None:
+        return ""
+    long, every = too_long(spec, data.folder, model.tokenizer, most, model.front)
+    if not long:
+        return ""
+    number = str(long) if every else f"at least {long}"
+    rows = sum(data.sizes.values())
+    return f"{number} of the {rows} rows of {spec.name} exceed {most} tokens and lose part of their text"
+
+
+def _few_rows(config: TrialConfig, data: DataStatus) -> str:
+    """Return the remark on a split with fewer training rows than asked for, if its size is known."""
+    if not config.method.kind.trains or config.split.shots or "train" not in data.sizes:
+        return ""
+    rows = min(config.split.train, data.sizes["train"])
+    return "; ".join(remarks([{"train_rows": rows, "train_rows_short": config.split.short_of(rows, 0)}]))
 
 
 def _few_directions(config: TrialConfig, d: int) -> str:

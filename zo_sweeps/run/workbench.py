@@ -54,6 +54,12 @@ class Workbench:
         self.splits = cache.examples(self.config, self.model)
         self.evaluated = self.splits.spec.objective
         self.objective = _objective(self.config.train.objective, self.evaluated)
+        every = (*self.splits.train, *self.splits.dev, *self.splits.test)
+        self.recorder.measured["rows_truncated"] = float(sum(example.truncated for example in every))
+        if self.config.method.kind.trains:
+            rows = len(self.splits.train)
+            short = self.config.split.short_of(rows, len(self.splits.spec.labels))
+            self.recorder.measured |= {"train_rows": float(rows), "train_rows_short": float(short)}
 
     def method(self) -> Method:
         """Return the engine's method, composed of the members that the trial names."""

@@ -42,6 +42,7 @@ class DataStatus:
         fingerprint: "sha256:..." of the files' bytes, or "hf:path/name"; "" if not available.
         sizes: rows per file; empty for the hub.
         row_bytes: mean bytes of a row in the files, for estimates; 0 for the hub.
+        folder: where the files are; None for the hub.
     """
 
     available: bool
@@ -49,6 +50,7 @@ class DataStatus:
     fingerprint: str = ""
     sizes: Mapping[str, int] = field(default_factory=dict)
     row_bytes: float = 0.0
+    folder: Path | None = None
 
 
 def check(spec: TaskSpec, task: Task, data_dir: str | None) -> DataStatus:
@@ -75,9 +77,8 @@ def check(spec: TaskSpec, task: Task, data_dir: str | None) -> DataStatus:
         file_digest, sizes[split] = files.scan(path, spec)
         digest.update(f"{split} {file_digest}\n".encode())
         total += path.stat().st_size
-    return DataStatus(
-        True, str(folder), f"sha256:{digest.hexdigest()[:32]}", sizes, row_bytes=total / max(sum(sizes.values()), 1)
-    )
+    mean = total / max(sum(sizes.values()), 1)
+    return DataStatus(True, str(folder), f"sha256:{digest.hexdigest()[:32]}", sizes, row_bytes=mean, folder=folder)
 
 
 def read_split(spec: TaskSpec, task: Task, data_dir: str | None, split: str) -> list[Row]:

@@ -37,6 +37,7 @@ class Example:
         text: the prompt as text.
         golds: indices of all right candidates; several in ReCoRD.
         value: the right number (regression only).
+        truncated: whether its text was longer than the limit, and lost a part.
     """
 
     candidates: tuple[Candidate, ...]
@@ -46,6 +47,7 @@ class Example:
     text: str
     golds: tuple[int, ...] = ()
     value: float | None = None
+    truncated: bool = False
 
 
 def encode(
@@ -78,7 +80,7 @@ def encode(
     room = room_of(spec, max_length, len(front))
     text = prompt.text.strip(" ").lstrip()
     prompt_ids = _ids(tokenizer, text)
-    candidates = []
+    candidates, truncated = [], False
     for option in prompt.options:
         ids = _ids(tokenizer, (prompt.text + option).strip(" ").lstrip())
         answer_length = len(ids) - len(prompt_ids)
@@ -88,6 +90,7 @@ def encode(
             )
         if before:
             ids = _ids(tokenizer, (before + (prompt.text + option).strip(" ")).lstrip())
+        truncated = truncated or len(ids) > room
         kept = (*front, *ids[-room:])
         # The first id of a sequence cannot be predicted: nothing precedes it.
         candidates.append(Candidate(kept, min(answer_length, len(kept) - 1)))
@@ -102,6 +105,7 @@ def encode(
         text=text,
         golds=prompt.golds,
         value=prompt.value,
+        truncated=truncated or len(prompt_ids) > room,
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.tasks.prompts import render
 from zo_sweeps.tasks.spec import TaskSpec
 
 FILES = ("train", "validation", "test")
@@ -35,8 +36,12 @@ def scan(path: Path, spec: TaskSpec) -> tuple[str, int]:
 
 @lru_cache(maxsize=1024)
 def _scan(path: Path, mtime_ns: int, size: int, spec: TaskSpec) -> tuple[str, int]:
-    data = path.read_bytes()
-    return hashlib.sha256(data).hexdigest(), sum(1 for _ in _rows(data, path, spec))
+    data, rows = path.read_bytes(), 0
+    for row in _rows(data, path, spec):
+        if not rows:
+            render(spec, row)  # a template that fits no row is found here
+        rows += 1
+    return hashlib.sha256(data).hexdigest(), rows
 
 
 def _rows(data: bytes, path: Path, spec: TaskSpec) -> Iterator[dict[str, Any]]:

@@ -22,20 +22,27 @@ def encode_masked(spec: TaskSpec, row: Mapping[str, Any], tokenizer: Any, max_le
     Raises UserError if the row does not fit the task, a label word is not one token, or `max_length` leaves no room.
     """
     prompt = render(spec, row)
-    left_text, right_text = prompt.text.split(MASK)
-    left, right = _ids(tokenizer, left_text.strip(" ")), _ids(tokenizer, right_text.rstrip(" "))
+    left, right = sides(prompt.text, tokenizer)
     room = room_of(spec, max_length)
+    truncated = len(left) + len(right) > room
     kept_right = min(len(right), max(room // 2, room - len(left)))
     left, right = left[max(0, len(left) - (room - kept_right)) :], right[:kept_right]
     ids = (tokenizer.bos_token_id, *left, tokenizer.mask_token_id, *right, tokenizer.eos_token_id)
     candidates = tuple(
-        Candidate((*ids, _word(spec, tokenizer, option)), 1, mask_at=len(left) + 1) for option in prompt.options
+        Candidate((*ids, word_of(spec, tokenizer, option)), 1, mask_at=len(left) + 1) for option in prompt.options
     )
     check_different(spec, candidates)
-    return Example(candidates, prompt.gold, (), ids, prompt.text, prompt.golds, prompt.value)
+    return Example(candidates, prompt.gold, (), ids, prompt.text, prompt.golds, prompt.value, truncated)
 
 
-def _word(spec: TaskSpec, tokenizer: Any, word: str) -> int:
+def sides(text: str, tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the ids of the texts on either side of the mask."""
+    left, right = text.split(MASK)
+    return _ids(tokenizer, left.strip(" ")), _ids(tokenizer, right.rstrip(" "))
+
+
+def word_of(spec: TaskSpec, tokenizer: Any, word: str) -> int:
+    """Return the id of a label word with a space before it. Raises UserError unless it is one token."""
     ids = _ids(tokenizer, f" {word.strip()}")
     if len(ids) != 1:
         raise UserError(
