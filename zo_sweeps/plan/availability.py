@@ -52,7 +52,7 @@ class Places:
         self._models: dict[str, ModelStatus] = {}
         self._data: dict[str, DataStatus | UserError] = {}
         self._texts: dict[Path, str] = {}
-        self._lengths: dict[str, str | UserError] = {}
+        self._lengths: dict[tuple[int, int, int], str | UserError] = {}
 
     def look(self, config: TrialConfig) -> Availability:
         """Return the needs of a trial. Raises UserError for parts incompatible with the model, or malformed data."""
@@ -121,7 +121,7 @@ class Places:
         most = config.train.max_length
         if model.arch is not None:
             most = min(most, model.arch.positions - config.space.positions)
-        key = _key([config.task, config.prompt, config.data, config.model, most])
+        key = (id(model), id(data), most)  # both are cached here, one for each model and each task in its wording
         if key not in self._lengths:
             try:
                 self._lengths[key] = _longer(config, model, data, most)
