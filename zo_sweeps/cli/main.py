@@ -19,6 +19,7 @@ from zo_sweeps.core.errors import UserError, unknown
 if TYPE_CHECKING:
     from zo_sweeps.config.composer import Composer
     from zo_sweeps.record.commands import Command
+    from zo_sweeps.results.recalled import Reading
 
 DEFAULT_GRID = "quickstart"
 EXAMPLES = """\
@@ -103,31 +104,36 @@ def _trial_ids(options: argparse.Namespace) -> list[str]:
     return trial_ids
 
 
-def _compose(options: argparse.Namespace, *, recall: bool) -> tuple[Composer, Command]:
-    """Compose the configuration. With `recall`, a command that names at most a grid means the last sweep of it.
+def _with_grid(overrides: Sequence[str]) -> list[str]:
+    named = any(text.startswith(("+grid=", "grid=")) for text in overrides)
+    return [*([] if named else [f"+grid={DEFAULT_GRID}"]), *overrides]
 
-    Raises UserError for bad input; with `recall`, also if nothing has been run in the state folder.
-    """
+
+def _compose(options: argparse.Namespace) -> tuple[Composer, Command]:
+    """Compose the configuration. Raises UserError for bad input."""
     from zo_sweeps.config.composer import Composer
     from zo_sweeps.record.commands import Command
-    from zo_sweeps.record.commands import recall as last
 
-    overrides = list(options.overrides)
-    recalled = last(overrides) if recall else None
-    if recalled is not None:
-        asked = [text for text in overrides if text.startswith("+grid=")] or [f"+grid={DEFAULT_GRID}"]
-        if list(recalled.overrides[:-1]) != asked:
-            print(f"# the last sweep: {recalled}", file=sys.stderr)
-        overrides = list(recalled.overrides)
-        options.config_dir = [*recalled.config_dirs, *options.config_dir]
-    elif not any(text.startswith(("+grid=", "grid=")) for text in overrides):
-        overrides.insert(0, f"+grid={DEFAULT_GRID}")
-    composer = Composer(overrides, options.config_dir)
-    if recall:
-        from zo_sweeps.schedule.ledger import must_have_run
+    command = Command(tuple(_with_grid(options.overrides)), tuple(options.config_dir))
+    return Composer(command.overrides, command.config_dirs), command
 
-        must_have_run(composer.run.folder)
-    return composer, Command(tuple(overrides), tuple(options.config_dir))
+
+def _read(options: argparse.Namespace) -> Reading:
+    """Return the plan to read results by: of the last sweep of the grid, if at most a grid is named.
+
+    Raises UserError for bad input, or if nothing has been run in the state folder.
+    """
+    from zo_sweeps.record.commands import recall
+    from zo_sweeps.results import recalled
+
+    asked = _with_grid(options.overrides)
+    is_recalled = recall(options.overrides, options.config_dir) is not None
+    reading = recalled.read(options.overrides if is_recalled else asked, options.config_dir, has_run=True)
+    if is_recalled and {*reading.command.overrides[:-1]} != {text for text in asked if "state_dir=" not in text}:
+        print(f"# the last sweep: {reading.command}", file=sys.stderr)
+    for note in reading.notes:
+        print(f"# note: {note}", file=sys.stderr)
+    return reading
 
 
 def run(given: Sequence[str]) -> int:
@@ -148,7 +154,7 @@ def run(given: Sequence[str]) -> int:
     from zo_sweeps.schedule.backend import HeadLostError
     from zo_sweeps.schedule.this_host import must_have_work
 
-    composer, command = _compose(options, recall=False)
+    composer, command = _compose(options)
     console = Console(highlight=False)
     planned = session.plan_here(composer)
     must_have_work(planned)
@@ -177,7 +183,7 @@ def plan(given: Sequence[str]) -> int:
     from zo_sweeps.cli import show
     from zo_sweeps.results import session
 
-    composer, _ = _compose(options, recall=False)
+    composer, _ = _compose(options)
     planned = session.plan_here(composer)
     show.plan(planned, Console(highlight=False), trials=options.trials)
     return 0
@@ -194,15 +200,14 @@ def status(given: Sequence[str]) -> int:
 
     from zo_sweeps.cli import show
     from zo_sweeps.cli.watch import watch
-    from zo_sweeps.plan.build import build
 
-    composer, _ = _compose(options, recall=True)
+    planned = _read(options).plan
     console = Console(highlight=False)
     if trial_ids:
-        show.trial(build(composer), trial_ids[0], console)
+        show.trial(planned, trial_ids[0], console)
     else:
         follow = watch if options.watch else show.status
-        follow(build(composer), console, failed=options.failed)
+        follow(planned, console, failed=options.failed)
     return 0
 
 
@@ -216,10 +221,9 @@ def table(given: Sequence[str]) -> int:
     parser.add_argument("--output", type=expanduser, metavar="FILE", help="write to FILE instead of standard output")
     options = _parse(parser, given)
     from zo_sweeps.cli import show
-    from zo_sweeps.plan.build import build
 
-    composer, _ = _compose(options, recall=True)
-    text = show.tables(build(composer), composer, options.format, options.table)
+    reading = _read(options)
+    text = show.tables(reading.plan, reading.composer, options.format, options.table)
     if options.output:
         show.write(Path(options.output), text.encode())
     else:
@@ -244,10 +248,9 @@ def figure(given: Sequence[str]) -> int:
     from rich.console import Console
 
     from zo_sweeps.cli import show
-    from zo_sweeps.plan.build import build
 
-    composer, _ = _compose(options, recall=True)
-    show.figures(build(composer), composer, options.figure, options.output, Console(highlight=False))
+    reading = _read(options)
+    show.figures(reading.plan, reading.composer, options.figure, options.output, Console(highlight=False))
     return 0
 
 
@@ -261,10 +264,9 @@ def report(given: Sequence[str]) -> int:
     from rich.console import Console
 
     from zo_sweeps.cli import show
-    from zo_sweeps.plan.build import build
 
-    composer, command = _compose(options, recall=True)
-    show.report(build(composer), composer, str(command), options.output, Console(highlight=False))
+    reading = _read(options)
+    show.report(reading.plan, reading.composer, str(reading.command), options.output, Console(highlight=False))
     return 0
 
 

@@ -173,6 +173,15 @@ class GridConfig:
     tables: dict[str, GridTable] = field(default_factory=dict)
     figures: dict[str, GridFigure] = field(default_factory=dict)  # {}: convergence curves of all blocks
 
+    @classmethod
+    def read(cls, data: Mapping[str, Any]) -> GridConfig:
+        """Return the grid of which `data` is `asdict`."""
+        from omegaconf import OmegaConf
+
+        grid = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(cls), OmegaConf.create(dict(data))))
+        assert isinstance(grid, GridConfig)
+        return grid
+
     def label(self, block: str) -> str:
         """Return the printed name of a block: its label, or its own name if it has none."""
         return self.blocks[block].label or block

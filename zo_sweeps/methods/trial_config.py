@@ -77,6 +77,13 @@ class TrialConfig:
             what = f"{error.errors[0].what}, and the folder {absent}, given with --config-dir, is not on this machine"
             raise UserError(what, fix="copy it here, to the same path") from None
 
+    @classmethod
+    def task_of(cls, config: Config) -> Task:
+        """Return the task of a trial. Its other parts may have members that are not on this machine."""
+        if isinstance(config, TrialConfig):
+            return config.task
+        return read(Task, config.to_json()["task"], "task")
+
     def to_json(self) -> dict[str, Any]:
         """Return the configuration as plain JSON, as `read` accepts."""
         whole: dict[str, Any] = {name: write(getattr(self, name)) for name in self.__dataclass_fields__}

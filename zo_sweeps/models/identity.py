@@ -172,8 +172,21 @@ def revision_of(model: Model) -> str:
     return str(model.revision or "main")
 
 
-def _identify(folder: Path) -> tuple[CheckpointInfo, str]:
-    """Return the checkpoint in a folder and its hash, cached in the process until a file's size or time changes."""
+def files_of(model: Model) -> Mapping[str, str]:
+    """Return file -> digest of the files that a model in a folder is identified by; {} if it is none, or not here."""
+    if model.source not in ("local", "demo"):
+        return {}
+    try:
+        return _identify(folder_of(model))[2]
+    except UserError:
+        return {}
+
+
+def _identify(folder: Path) -> tuple[CheckpointInfo, str, Mapping[str, str]]:
+    """Return the checkpoint in a folder, its hash, and those of its files.
+
+    Cached in the process until a file's size or time changes.
+    """
     stamps = tuple((f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in _files(folder))
     return _identify_once(folder.resolve(), stamps)
 
@@ -183,17 +196,22 @@ def _files(folder: Path) -> list[Path]:
 
 
 @lru_cache(maxsize=64)
-def _identify_once(folder: Path, stamps: object) -> tuple[CheckpointInfo, str]:
+def _identify_once(folder: Path, stamps: object) -> tuple[CheckpointInfo, str, Mapping[str, str]]:
     info = read_checkpoint_info(folder)
     digest = hashlib.sha256()
     config = {key: value for key, value in info.config.items() if key not in NOT_IDENTITY}
     digest.update(canonical_json(config).encode())
+    files = {str(folder / "config.json"): fingerprint(config)}
     for part in TOKENIZER_PARTS:
         if (folder / part).is_file():
-            digest.update(f"\n{part}\n".encode() + hashlib.sha256((folder / part).read_bytes()).digest())
+            content = hashlib.sha256((folder / part).read_bytes()).digest()
+            digest.update(f"\n{part}\n".encode() + content)
+            files[str(folder / part)] = content.hex()[:16]
     for file in info.files:
-        digest.update(f"\n{file.name} {file.stat().st_size}\n".encode() + _content(file))
-    return info, digest.hexdigest()[:16]
+        content = _content(file)
+        digest.update(f"\n{file.name} {file.stat().st_size}\n".encode() + content)
+        files[str(file)] = content.hex()[:16]
+    return info, digest.hexdigest()[:16], files
 
 
 def _content(file: Path) -> bytes:

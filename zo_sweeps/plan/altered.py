@@ -24,6 +24,8 @@ def altered(plan: Plan, composer: Composer) -> frozenset[tuple[str, str]]:
 
     The seed, the machine and the place of the data are not compared: they do not change what a cell means.
     """
+    if plan.altered is not None:
+        return plan.altered
     if not composer.changes_trials:
         return frozenset()
     written = composer.as_written()

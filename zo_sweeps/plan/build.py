@@ -60,6 +60,7 @@ class Plan:
         every: trial_id -> trial, with those that cannot run here.
         remarks: trial_id -> what limits it, such as few distinct directions.
         relabelled: the blocks whose labels name an override.
+        altered: of a plan that was read from a sweep's record, the cells that `plan.altered` found at its launch.
     """
 
     config: RunConfig
@@ -71,6 +72,7 @@ class Plan:
     every: Mapping[str, Trial] = field(default_factory=dict)
     remarks: Mapping[str, str] = field(default_factory=dict)
     relabelled: frozenset[str] = frozenset()
+    altered: frozenset[tuple[str, str]] | None = None
 
     @cached_property
     def missing(self) -> Mapping[str, str]:

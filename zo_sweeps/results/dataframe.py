@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zo_sweeps.config.composer import Composer
-from zo_sweeps.plan.build import Plan, build
-from zo_sweeps.record.commands import recall
+from zo_sweeps.plan.build import Plan
+from zo_sweeps.results import recalled
 from zo_sweeps.results import tables as readout
 from zo_sweeps.schedule.ledger import Standing, read_standing
 
@@ -26,7 +25,8 @@ def results(
 
     Args:
         overrides: as on the command line that ran the grid. Default: those of the grid's last sweep in the state
-            folder; if there was none, the grid as written.
+            folder; if there was none, the grid as written. A sweep that was run is read as it was launched, from its
+            own record: its model and data may have moved or changed since.
         state_dir: the sweep's state folder; defaults to the command line's.
         config_dirs: folders with grids, tasks and members of your own, as --config-dir.
 
@@ -35,9 +35,7 @@ def results(
     Raises UserError as the command line does. Reads the ledger; runs nothing.
     """
     words = [f"+grid={grid}", *overrides, *([f"state_dir={state_dir}"] if state_dir is not None else [])]
-    last = recall(words)
-    composer = Composer(last.overrides, last.config_dirs) if last else Composer(words, list(map(str, config_dirs)))
-    plan = build(composer)
+    plan = recalled.read(words, list(map(str, config_dirs))).plan
     return frame(plan, read_standing(plan.config.folder))
 
 

@@ -54,7 +54,7 @@ def check_rule(plan: Plan, rule: Rule) -> None:
 
 def metric_names(plan: Plan) -> list[str]:
     """Return the names of all metrics of the grid's tasks."""
-    tasks = (TrialConfig.of(trial.config).task for trial in plan.every.values())
+    tasks = (TrialConfig.task_of(trial.config) for trial in plan.every.values())
     return sorted({metric.name for task in tasks for metric in task.metric})
 
 
@@ -62,7 +62,7 @@ def _metrics(plan: Plan, what: str) -> dict[str, Metric | None]:
     """Return column -> the metric of its trials: the task's first, or the one named `what`; None if it has none."""
     tasks: dict[tuple[str, str, tuple[Metric, ...]], Task] = {}
     for cell in plan.cells:
-        task = TrialConfig.of(plan.every[cell.trial_id].config).task
+        task = TrialConfig.task_of(plan.every[cell.trial_id].config)
         tasks.setdefault((cell.task, task.name, task.metric), task)
     metrics: dict[str, Metric | None] = {}
     for (column, _, _), task in tasks.items():

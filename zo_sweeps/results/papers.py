@@ -13,6 +13,7 @@ from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.plan.altered import altered
 from zo_sweeps.plan.build import build
 from zo_sweeps.record.commands import latest
+from zo_sweeps.results import recalled
 from zo_sweeps.results import tables as readout
 from zo_sweeps.schedule.ledger import read_standing
 from zo_sweeps.schedule.this_host import for_this_host
@@ -142,11 +143,10 @@ def standings(of: Sequence[Item], state_dir: Path) -> dict[str, ItemProgress]:
     """
     ran: dict[str, _Ran] = {}
     for grid in dict.fromkeys(grid for item in of for grid in item.grids):
-        command = latest(state_dir, grid)
-        if command is not None:
-            composer = Composer(command.overrides, command.config_dirs)
-            plan = build(composer)
-            written = composer.as_written().run.grid
+        if latest(state_dir, grid) is not None:
+            reading = recalled.read([f"+grid={grid}", f"state_dir={state_dir}"])
+            plan, composer = reading.plan, reading.composer
+            written = composer.as_written().run.grid if composer.grid_name else plan.grid
             tables = readout.tables(plan, composer, read_standing(state_dir))
             ran[grid] = _Ran(tables, written, altered(plan, composer), plan.caveats)
     return {item.reference: _standing(item, ran) for item in of}

@@ -16,7 +16,7 @@ from zo_sweeps.core.fingerprint import fingerprint
 from zo_sweeps.core.trial import TrialState
 from zo_sweeps.plan.build import Plan, build
 from zo_sweeps.record.commands import Command, remember
-from zo_sweeps.results import figures, report
+from zo_sweeps.results import figures, recalled, report
 from zo_sweeps.results import tables as readout
 from zo_sweeps.schedule.ledger import Ledger
 from zo_sweeps.schedule.live import LiveFile
@@ -136,6 +136,9 @@ def run(plan: Plan, composer: Composer, command: Command, view: View, *, rerun: 
 
     state_dir = _state_folder(plan)
     with contextlib.closing(JournalStore(state_dir)) as store, Ledger(state_dir, _sweep_id(plan)) as ledger:
+        for change in recalled.since(plan, command):
+            view.say(f"note: {change}")
+        recalled.save(plan, composer, state_dir, _sweep_id(plan))
         remember(state_dir, _sweep_id(plan), plan.name, command)
         with _mirror(plan, composer, state_dir, command, view) as (mirror, where):
             executor = plan.config.executor

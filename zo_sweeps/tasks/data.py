@@ -81,6 +81,13 @@ def check(spec: TaskSpec, task: Task, data_dir: str | None) -> DataStatus:
     return DataStatus(True, str(folder), f"sha256:{digest.hexdigest()[:32]}", sizes, row_bytes=mean, folder=folder)
 
 
+def files_of(task: Task, data_dir: str | None) -> Mapping[str, str]:
+    """Return file -> digest of the local files that a task's rows are read from; {} for the hub, or without them."""
+    folder = _folder(task, data_dir)
+    paths = [files.path_of(folder, split) for split in files.FILES] if folder is not None else []
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest()[:16] for path in paths if path.is_file()}
+
+
 def read_split(spec: TaskSpec, task: Task, data_dir: str | None, split: str) -> list[Row]:
     """Return every row of "train", "validation" or "test".
 

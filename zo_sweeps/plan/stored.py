@@ -1,0 +1,128 @@
+"""A plan as it was launched, as JSON: what a sweep's results are read by, without its model and its data."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from zo_sweeps.config.schema import GridConfig, RunConfig
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.fingerprint import fingerprint
+from zo_sweeps.core.trial import Stored, Trial
+from zo_sweeps.methods.definition import convert, hints
+from zo_sweeps.methods.trial_config import TrialConfig
+from zo_sweeps.plan.build import Cell, Plan
+
+Sources = Mapping[str, Mapping[str, str]]  # "model NAME" or "data of NAME" -> file -> digest; "": the whole
+
+
+def dump(plan: Plan, altered: Collection[tuple[str, str]]) -> dict[str, Any]:
+    """Return a plan as JSON. Equal parts of the trials' configurations are written once.
+
+    Args:
+        altered: the cells whose settings are not those of the grid as written.
+    """
+    parts: dict[str, dict[str, tuple[int, Any]]] = {}
+    trials = []
+    for trial in plan.every.values():
+        indices = {}
+        for name, value in trial.config.to_json().items():
+            known = parts.setdefault(name, {})
+            indices[name], _ = known.setdefault(fingerprint([value]), (len(known), value))
+        trials.append({**trial.to_json(), "config": indices})
+    return {
+        "grid": asdict(plan.grid),
+        "labels": dict(plan.labels),
+        "caveats": list(plan.caveats),
+        "reasons": {trial_id: list(reasons) for trial_id, reasons in plan.reasons.items()},
+        "remarks": dict(plan.remarks),
+        "relabelled": sorted(plan.relabelled),
+        "altered": sorted(map(list, altered)),
+        "cells": [asdict(cell) for cell in plan.cells],
+        "trials": trials,
+        "parts": {name: [value for _, value in known.values()] for name, known in parts.items()},
+        "sources": sources(plan),
+    }
+
+
+def load(data: Mapping[str, Any], run: RunConfig) -> Plan:
+    """Return the plan that `dump` wrote.
+
+    Args:
+        run: everything of the run's configuration but the grid.
+
+    A configuration whose members are not on this machine stays unread.
+    """
+    parts = {name: [_read(name, value) for value in values] for name, values in data["parts"].items()}
+    every = {}
+    for entry in data["trials"]:
+        plain = {name: data["parts"][name][index] for name, index in entry["config"].items()}
+        typed = {name: parts[name][index] for name, index in entry["config"].items()}
+        trial = Trial.from_json({**entry, "config": plain})
+        whole = all(value is not None for value in typed.values())
+        every[trial.trial_id] = replace(trial, config=TrialConfig(**typed) if whole else Stored(plain))
+    return Plan(
+        config=replace(run, grid=GridConfig.read(data["grid"])),
+        trials=tuple(trial for trial_id, trial in every.items() if trial_id not in data["reasons"]),
+        cells=tuple(Cell(**cell) for cell in data["cells"]),
+        reasons={trial_id: tuple(reasons) for trial_id, reasons in data["reasons"].items()},
+        labels=data["labels"],
+        caveats=tuple(data["caveats"]),
+        every=every,
+        remarks=data["remarks"],
+        relabelled=frozenset(data["relabelled"]),
+        altered=frozenset((block, column) for block, column in data["altered"]),
+    )
+
+
+def _read(name: str, value: Any) -> Any:
+    """Return a part of a configuration, typed; None if it has a member that is not on this machine."""
+    try:
+        return convert(hints(TrialConfig)[name], value, name)
+    except UserError:
+        return None
+
+
+def sources(plan: Plan) -> Sources:
+    """Return the identity of every model and data set of a plan, and the digests of its files on this machine."""
+    from zo_sweeps.models import identity
+    from zo_sweeps.tasks import data
+
+    found: dict[str, dict[str, str]] = {}
+    for trial in plan.every.values():
+        config = trial.config
+        if not isinstance(config, TrialConfig):
+            continue
+        model, task = f"model {config.model.name}", f"data of {config.task.name}"
+        if model not in found:
+            found[model] = {"": config.model.fingerprint, **identity.files_of(config.model)}
+        if task not in found:
+            found[task] = {"": config.task.fingerprint, **data.files_of(config.task, config.data.dir)}
+    return found
+
+
+def changes(then: Plan, launched: Sources, now: Plan) -> list[str]:
+    """Return one line for each model and data set that is another, or absent, since a plan was launched.
+
+    If the plans have other trials for another reason, one line says that. [] if they have the same trials.
+
+    Args:
+        launched: the `sources` of `then`, when it was launched.
+    """
+    if {*then.every} == {*now.every}:
+        return []
+    today, lines = sources(now), []
+    for name, files in launched.items():
+        here = today.get(name)
+        if here is None or here[""] == files[""]:
+            continue
+        if not here[""]:
+            lines.append(f"the {name} is not here")
+            continue
+        changed = [file for file, digest in files.items() if file and here.get(file, digest) != digest]
+        gone = [f"{file} is gone" for file in files if file and file not in here and not Path(file).exists()]
+        what = ", ".join([*changed, *gone]) or f"{files['']} then, {here['']} now"
+        lines.append(f"the {name} has changed since: {what}")
+    return lines or ["today's plan of this command has other trials: its grid, a task or a member has changed since"]
