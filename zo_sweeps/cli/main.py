@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from io import TextIOWrapper
@@ -147,6 +148,9 @@ def run(given: Sequence[str]) -> int:
         help="rerun trials that ended in this state, or one trial by its id; earlier results of theirs are set aside",
     )
     options = _parse(parser, given)
+    if late := next((word for word in options.overrides if word in COMMANDS), None):
+        fix = f"write it first: python -m zo_sweeps {late} {shlex.join(word for word in given if word != late)}"
+        raise UserError(f"the command {late!r} comes after the overrides", fix=fix)
     from rich.console import Console
 
     from zo_sweeps.cli import launch, show

@@ -34,6 +34,7 @@ SEARCH = "hydra.searchpath="  # Hydra's own override for further folders; --conf
 PATHS = ("model.path", "data.dir", "state_dir", "tracking.uri")  # taken as typed: Hydra's grammar stops at "~" and "("
 # Keys that give a grid's cells the trials that its files do, seed and machine aside.
 SAME_TRIALS = ("seed", "grid.seeds", "device", "data.dir", "executor", "cluster", "tracking", "state_dir")
+KINDS = {"Integer": "an integer", "Float": "a number", "Boolean": "true or false", "String": "text"}
 _NOTHING = object()
 
 
@@ -111,6 +112,9 @@ class Composer:
         if not self.run.state_dir.strip():
             raise UserError("state_dir is empty", fix="write state_dir=FOLDER, or leave it out for zo_runs")
         folder_at(self.run.state_dir, "state_dir")
+        if (uri := self.run.tracking.uri) and not uri.startswith(("http://", "https://")):
+            what = f"tracking.uri={uri!r} is not the address of a server"
+            raise UserError(what, fix="write tracking.uri=http://HOST:PORT, or leave it out for one of this sweep")
         self._scratch = OmegaConf.structured(Config)  # for check_value, which would be slow with a new one per value
         self._checked: set[tuple[str, str]] = set()
         for path, values in self.forced.values.items():
@@ -156,6 +160,8 @@ class Composer:
                 reason = str(error).splitlines()[0]
                 raise UserError(f"cannot read the override {text!r}", fix=_how_to_write(text, reason)) from None
             key = override.key_or_group
+            if not key:
+                raise UserError(f"cannot read the override {text!r}", fix="write key=value")
             if override.is_delete() and not re.match(r"grid\.\w+\.", key):
                 fix = "only parts of the grid can (~grid.tables.NAME); grid.tables={} leaves out all"
                 raise UserError(f"{key} cannot be left out", where=repr(text), fix=fix)
@@ -391,6 +397,8 @@ class Composer:
             OmegaConf.update(self._scratch, path, value)
         except OmegaConfBaseException as error:
             reason = str(error).splitlines()[0]
+            if found := re.search(r"could not be converted to (\w+)", reason):
+                reason = f"it must be {KINDS.get(found[1], found[1])}"
             raise UserError(f"{path}={value!r} has the wrong type", where=where, fix=reason) from None
         self._checked.add((path, repr(value)))
 
@@ -540,12 +548,16 @@ def _explain(error: Exception, overrides: Sequence[str], locate: Locate) -> User
     if found := re.search(r"Value '(.*?)' of type '(.*?)' could not be converted to (\w+)", text):
         full = re.search(r"full_key: (\S+)", text)
         key = full[1] if full else "a key"
-        return UserError(f"{key}={found[1]!r} has the wrong type", where=locate(key), fix=f"it must be a {found[3]}")
+        fix = f"it must be {KINDS.get(found[3], found[3])}"
+        return UserError(f"{key}={found[1]!r} has the wrong type", where=locate(key), fix=fix)
     if found := re.search(r"Invalid value assigned: (\w+) is not a (\w+)", text):
         full = re.search(r"full_key: (\S+)", text)
         kind = "list" if found[2].startswith("List") else found[2]
         key = full[1] if full else "a key"
         return UserError(f"{key} has the wrong type", where=locate(key), fix=f"it must be a {kind}")
+    if found := re.search(r"Error merging override (\S+?)=(.).*\s+Cannot assign \w+ to Dict", text):
+        fix = "its entries must be mappings" if found[2] == "[" else "it must be a mapping"
+        return UserError(f"{found[1]} has the wrong type", where=locate(found[1]), fix=fix)
     if found := re.search(r"Error merging override (\S+?)=", text):
         return UserError(f"{found[1]} has the wrong type", where=locate(found[1]), fix=chain[-1].splitlines()[0])
     if found := re.search(r"Primary config|mapping values are not allowed|while (?:parsing|scanning)[^\n]*", text):
