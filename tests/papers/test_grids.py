@@ -27,7 +27,7 @@ from zo_sweeps.tables.records import Rule
 
 TRIALS = {
     "bytebots_table1": 7,
-    "llama2_superglue": 288,
+    "llama2_superglue": 756,
     "pezo_fig3_pool": 495,
     "pezo_fig3_rngs": 275,
     "pezo_fig4": 140,
@@ -39,7 +39,7 @@ TRIALS = {
     "prge_fig3": 108,
     "prge_fig4": 108,
     "prge_fig5": 108,
-    "prge_table1": 192,
+    "prge_table1": 504,
     "prge_table3": 64,
     "prge_table5": 36,
     "prge_table6": 32,
@@ -223,6 +223,7 @@ def test_what_needs_quantized_weights_is_listed_as_missing(grid: str) -> None:
 
 
 COSTS = [
+    *("prge_table1", "llama2_superglue"),
     *("prge_fig3", "prge_fig4", "prge_fig5", "prge_table3", "prge_table5"),
     *("sensitive_8gib", "sensitive_fig1", "sensitive_fig6"),
 ]
@@ -234,12 +235,35 @@ def test_a_row_of_cost_runs_the_paper_s_computation_or_is_ours_by_its_label(grid
     for cell in planned.cells:
         config = TrialConfig.of(planned.every[cell.trial_id].config)
         ours = planned.grid.label(cell.block).endswith(", ours")
+        if grid in ("prge_table1", "llama2_superglue") and not cell.block.startswith("cost_"):
+            continue
         assert cell.block.endswith("_ours") == ours
         assert (config.train.logits, config.train.packing) == (("answers", True) if ours else ("all", False))
         if config.method.kind.estimates and config.space.moves_base:
             assert config.evaluation.restore.value == ("exact" if ours else "in_place")
     lines = [line for table in tables(grid) for line in table.spec.footnotes]
     assert any("logits at every position" in line for line in lines)
+
+
+@pytest.mark.parametrize("grid", ["prge_table1", "llama2_superglue"])
+def test_a_row_of_cost_has_every_setting_that_its_search_may_select(grid: str) -> None:
+    planned = plan(grid)
+    blocks = {name: block for name, block in planned.grid.blocks.items() if name.startswith("cost_")}
+    assert len(blocks) == 10
+
+    def searched(block: str, column: str) -> set[tuple[Any, ...]]:
+        cells = [cell.hyperparameters for cell in planned.cells if (cell.block, cell.task) == (block, column)]
+        return {tuple(found.get(key) for key in ("estimator.q", "update.lr")) for found in cells}
+
+    for name, block in blocks.items():
+        for column in planned.labels:
+            wanted = searched(block.setting_of, column)
+            if name.endswith("_ours"):  # at one learning rate
+                wanted = {(q, None) for q, _ in wanted}
+            assert searched(name, column) == wanted
+    for config in (TrialConfig.of(t.config) for t in planned.every.values() if t.block in blocks):
+        assert config.train.batch is not None
+        assert config.train.batch * config.estimator.budget == 16
 
 
 def test_the_fp16_bars_of_prge_figure5_are_runs_of_its_figure3() -> None:

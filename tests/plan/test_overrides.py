@@ -29,7 +29,8 @@ def note(plan: Plan, override: str) -> str:
 
 def test_an_override_keeps_the_rows_that_agree_and_names_the_others() -> None:
     plan = named("llama2_superglue", "estimator.q=4")
-    assert {*plan.grid.blocks} == {"zero_shot", "fo_full", "fo_lora_fa", "zo_lora_fa_q", "zo_lora_fa_q_inner"}
+    costs = {f"cost_q{mode}{ours}" for mode in ("", "_inner") for ours in ("", "_ours")}
+    assert {*plan.grid.blocks} == {"zero_shot", "fo_full", "fo_lora_fa", "zo_lora_fa_q", *costs}
     assert {*plan.grid.blocks} == {cell.block for cell in plan.cells}
     assert {config.estimator.budget for config in configs(plan) if config.method.kind.estimates} == {4}
     assert "ZO-Full (q=1); ZO-LoRA-FA (q=1)" in note(plan, "estimator.q=4")
@@ -90,7 +91,7 @@ def test_a_cell_of_its_own_is_named_with_row_and_column(tmp_path: Path) -> None:
 def test_relabelled_rows_and_columns_say_what_they_run(tmp_path: Path) -> None:
     plan = named("llama2_superglue", "estimator.q=4", "task=rte", "grid.relabel=true")
     assert "ZO-Full (q=1) → estimator.q=4" in rows(plan)
-    assert "ZO-LoRA-FA (q=4), inner loop" in rows(plan), "what agrees keeps its label"
+    assert "ZO-LoRA-FA (q>1), inner loop, cost" in rows(plan), "what agrees keeps its label"
     assert plan.grid.tables["accuracy"].rows["zo_lora_fa_q1"] == "ZO-LoRA-FA (q=1) → estimator.q=4"
     columns = named("prge_table9", "precision=fp16", "grid.relabel=true").labels
     assert columns == {

@@ -14,7 +14,7 @@ from zo_sweeps.core.remarks import Remark
 from zo_sweeps.tables import CellState, Flag, Measure, Record, Rule, build
 from zo_sweeps.tables.text_cells import below_texts, signed, value_text
 
-from .examples import ACCURACY, LR, PUBLISHED, measure, record, shuffled, small, spec
+from .examples import ACCURACY, LR, PUBLISHED, Q, measure, record, shuffled, small, spec
 
 pytestmark = pytest.mark.unit
 
@@ -312,3 +312,41 @@ def test_a_ratio_must_say_over_what() -> None:
         spec(measure=measure("speedup"), rows=(("inner", "Inner loop"),))
     with pytest.raises(UserError, match="the measure is no ratio"):
         spec(over={"zo": "zo"})
+
+
+def costs(seconds: dict[tuple[float, int], float], **more: Any) -> list[Record]:
+    return [
+        record({LR: lr, Q: q}, block="cost", metrics={"seconds_per_step": value}, order=i, **more)
+        for i, ((lr, q), value) in enumerate(seconds.items())
+    ]
+
+
+def test_a_row_shows_the_setting_that_another_rows_search_selects() -> None:
+    layout = spec(measure=measure("step_time"), rows=(("cost", "Cost"),), setting_of={"cost": "zo"})
+    times = {(1e-4, 2): 0.2, (5e-4, 2): 0.3, (1e-4, 4): 0.4, (5e-4, 4): 0.5}
+    search = [record({LR: lr, Q: q}, dev=q * lr, order=i) for i, (lr, q) in enumerate(times)]
+    best = build(layout, [*search[1:], *costs(times)])
+    cell = best.cells["cost", "sst2"]
+    assert (cell.mean, dict(cell.selected), cell.finished, cell.planned) == (0.4, {LR: 1e-4, Q: 4}, 1, 1)
+    assert cell.edges == {}
+    by_q = [replace(one, hyperparameters={Q: one.hyperparameters[Q]}) for one in costs(times)[::2]]
+    assert build(layout, [*search[1:], *by_q]).cells["cost", "sst2"].mean == 0.4, "at one learning rate for all"
+
+
+def test_a_row_waits_for_the_search_that_it_follows() -> None:
+    layout = spec(measure=measure("step_time"), rows=(("cost", "Cost"),), setting_of={"cost": "zo"})
+    times = costs({(1e-4, 2): 0.2})
+    waiting = build(layout, [record({LR: 1e-4, Q: 2}, state="NOT_RUN"), *times])
+    assert waiting.cells["cost", "sst2"].state is CellState.NOT_RUN
+    assert any("which has none yet" in note for note in waiting.footnotes)
+    open_search = [record({LR: 1e-4, Q: 2}), record({LR: 5e-4, Q: 2}, state="RUNNING")]
+    so_far = build(layout, [*open_search, *times])
+    assert so_far.cells["cost", "sst2"].mean == 0.2
+    assert any("best so far in the row of its search" in note for note in so_far.footnotes)
+    assert build(layout, times).cells["cost", "sst2"].state is CellState.NOT_PLANNED
+
+
+def test_twenty_thousand_steps_are_timed_by_the_mean_of_those_that_were_run() -> None:
+    metrics = {"mean_seconds_per_step": 0.03, "seconds_per_step": 0.02}
+    cell = build(spec(measure=measure("runtime_20000")), [record(metrics=metrics)]).cells[CELL]
+    assert (cell.mean, cell.beside) == (pytest.approx(10.0), 0.02)

@@ -234,7 +234,14 @@ def test_what_is_measured_says_so(undisturbed: Any) -> None:
     _, outcome, journal = undisturbed("zo lora_fa")
     losses = [loss for event in journal if event["type"] == "steps" for loss in event["losses"]]
     assert outcome.metrics["final_train_loss"] == pytest.approx(statistics.fmean(losses[-100:]))
-    for name in ("seconds_per_step", "train_seconds", "wall_seconds", "tokens_per_second", "peak_memory_bytes"):
+    for name in (
+        "seconds_per_step",
+        "mean_seconds_per_step",
+        "train_seconds",
+        "wall_seconds",
+        "tokens_per_second",
+        "peak_memory_bytes",
+    ):
         assert outcome.metrics[name] > 0
     assert outcome.metrics["weights_bytes"] > outcome.metrics["trainable_parameters"] > 0
     assert outcome.device["memory_definition"]

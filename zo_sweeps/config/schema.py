@@ -118,6 +118,7 @@ class BlockConfig:
     axes: dict[str, Any] = field(default_factory=dict)
     per_task: dict[str, Any] = field(default_factory=dict)
     exclude: list[dict[str, Any]] = field(default_factory=list)
+    setting_of: str = ""  # the block whose selected setting its rows show; "": the best of its own
 
 
 @dataclass

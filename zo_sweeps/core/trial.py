@@ -147,7 +147,7 @@ class Outcome:
     `metrics` holds plain floats under these names (absent when not measured): `dev/metric`, `dev/loss`, `test/metric`,
     `test/loss` (the task's first metric, at the selected step; a share is a fraction of 1), `dev/<name>` and
     `test/<name>` of each of its metrics; `final_train_loss` (mean loss of the last 100 steps, of all if there are
-    fewer; a step's loss is the mean over its points); `seconds_per_step` (median over steps),
+    fewer; a step's loss is the mean over its points); `seconds_per_step` (median over steps), `mean_seconds_per_step`,
     `train_seconds` (steps only), `wall_seconds`, `tokens_per_second` (forwarded tokens in steps), `peak_memory_bytes`,
     `weights_bytes`, `trainable_parameters`; `rows_truncated` (of all splits), `train_rows`, and how many
     fewer they are than asked for, `train_rows_short`;

@@ -29,6 +29,8 @@ def shown(grid: GridConfig, left_out: Collection[str]) -> GridConfig:
         kept(dict.fromkeys(over.values(), ""), where)
         return {block: other for block, other in over.items() if block in rows and other in grid.blocks}
 
+    for name, block in grid.blocks.items():
+        kept({block.setting_of: ""} if block.setting_of else {}, f"setting_of in block {name}")
     tables, figures = {}, {}
     for name, table in grid.tables.items():
         rows = kept(table.rows, f"table {name}")

@@ -33,6 +33,7 @@ METRICS = (  # of an outcome; a figure's y is one of them or a file of conf/tabl
     "test/metric",
     "final_train_loss",
     "seconds_per_step",
+    "mean_seconds_per_step",
     "train_seconds",
     "wall_seconds",
     "tokens_per_second",
@@ -116,7 +117,7 @@ def check(plan: Plan, composer: Composer) -> None:
 def _spec(plan: Plan, composer: Composer, name: str, layout: GridFigure) -> FigureSpec:
     where = f"figure {name} of grid {plan.name}"
     blocks = plan.grid.blocks
-    series = layout.series or dict.fromkeys(blocks, "")
+    series = layout.series or {block: "" for block, spec in blocks.items() if not spec.setting_of}
     for block in (*series, *layout.over.values()):
         if block not in blocks:
             raise unknown("block", block, blocks, where=where)

@@ -134,5 +134,6 @@ def _spec(
         largest=layout.largest,
         over=layout.over,
         beyond=layout.beyond,
+        setting_of={block: blocks[block].setting_of for block in rows if blocks[block].setting_of},
         caveats=(*plan.caveats, *([NO_NUMBER] if layout.published and changed else [])),
     )

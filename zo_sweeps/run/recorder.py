@@ -149,6 +149,7 @@ class Recorder:
             if all(map(math.isfinite, self.losses[-FINAL_STEPS:])):
                 metrics["final_train_loss"] = statistics.fmean(self.losses[-FINAL_STEPS:])
             metrics["seconds_per_step"] = statistics.median(self._step_seconds) if self._step_seconds else spent / done
+            metrics["mean_seconds_per_step"] = spent / done
             metrics["tokens_per_second"] = tokens / spent if spent else 0.0
         if dropped := sum(math.isnan(g) for line in self.coefs for g in line):
             metrics["directions_dropped"] = float(dropped)

@@ -26,6 +26,8 @@ AT_EDGE = (
 )
 NO_SETTING = "no setting has a result for all of its seeds yet"
 RANK_AMONG = "ranks are among the {} rows with a value in every column"
+FOLLOWS = "shows the setting that is selected in the row of its search, which has none yet"
+FOLLOWS_SO_FAR = "shows the setting that is best so far in the row of its search, which is not finished"
 NOT_ABOVE = "the row is not above the one that is subtracted, so there is no ratio"
 NO_MEAN = "the columns show different metrics, which have no mean"
 BOTH_FAILURES = "some settings diverged, the others ran out of memory"
@@ -107,7 +109,18 @@ Grouped = Mapping[tuple[str, str], list[Record]]  # (block, column) -> its recor
 def _plain(
     spec: TableSpec, column: str, grouped: Grouped, block: str, published: float | None
 ) -> tuple[TableCell, list[str]]:
-    return _cell(spec, spec.of(column), grouped.get((block, column), []), published)
+    records = grouped.get((block, column), [])
+    if block not in spec.setting_of:
+        return _cell(spec, spec.of(column), records, published)
+    search = grouped.get((spec.setting_of[block], column), [])
+    chosen = select(settings(search), spec.rule)
+    if chosen is None:
+        finished = sum(record.is_result for record in records)
+        state = CellState.NOT_RUN if search and records else CellState.NOT_PLANNED
+        return _without_value(state, records, published, finished), [FOLLOWS] if search else []
+    same = [r for r in records if all(chosen.hyperparameters.get(k) == v for k, v in r.hyperparameters.items())]
+    cell, notes = _cell(spec, spec.of(column), same, published)
+    return cell, notes if all(record.is_result for record in search) else [*notes, FOLLOWS_SO_FAR]
 
 
 def _ratio(

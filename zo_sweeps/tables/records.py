@@ -171,6 +171,7 @@ class TableSpec:
         rank: whether to add a column with the mean over the columns of the row's rank; equal values share a rank.
         largest: whether to add a column with the largest value of the row.
         over: of a measure that is a ratio: row -> the block whose value is divided by the row's; it need be no row.
+        setting_of: row -> the block whose selected setting it shows, instead of the best of its own.
         beyond: of a ratio: a block whose value is subtracted from both; "" for none.
     """
 
@@ -194,11 +195,12 @@ class TableSpec:
     largest: bool = False
     over: Mapping[str, str] = field(default_factory=dict)
     beyond: str = ""
+    setting_of: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def blocks(self) -> set[str]:
-        """The blocks whose records the table needs: its rows, and those that they are compared with."""
-        return {*dict(self.rows), *self.over.values(), *filter(None, [self.beyond])}
+        """The blocks whose records the table needs: its rows, and those that they are compared with or follow."""
+        return {*dict(self.rows), *self.over.values(), *self.setting_of.values(), *filter(None, [self.beyond])}
 
     def of(self, column: str) -> Measure:
         """Return the measure of a column's cells."""
