@@ -268,6 +268,8 @@ def test_a_trial_whose_weights_run_away_ends_as_diverged_and_never_as_finished(m
             "{method: mezo, train: {objective: f1}}",
             "train.objective must be accuracy, candidates, tokens or loss for this task, not f1",
         ),
+        ("{method: mezo, update: {rounding: stochastic}}", "not space=full and fp32"),
+        ("{method: prge, precision: bf16, update: {rounding: stochastic}}", "not space=lora_fa and bf16"),
         ("{method: icl, method.demonstrations: 0}", "method.demonstrations must be at least 1, not 0"),
     ],
 )

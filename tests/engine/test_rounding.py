@@ -7,23 +7,29 @@ import math
 import pytest
 import torch
 
-from tests.engine.conftest import make_examples, targets, tiny_model
+from tests.engine.conftest import TinyModel, make_examples, targets, tiny_model
 from zo_sweeps.core.remarks import remark
-from zo_sweeps.engine import losses
+from zo_sweeps.engine import losses, rounding
 from zo_sweeps.engine.batch import collate
 from zo_sweeps.engine.estimators.rge import RGE
 from zo_sweeps.engine.estimators.rge_one_sided import RGEOneSided
 from zo_sweeps.engine.evaluate import evaluate
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
-from zo_sweeps.engine.rounding import LostUpdates, resolution
+from zo_sweeps.engine.replay import replay
+from zo_sweeps.engine.rounding import ROUNDING, LostUpdates, resolution, stochastic
 from zo_sweeps.engine.spaces.full import Full
 from zo_sweeps.engine.spaces.vera import VeRA
 from zo_sweeps.engine.step import Method
 from zo_sweeps.engine.train import Scores, StepDone, of_batch, train
+from zo_sweeps.engine.updates.adam import Adam
+from zo_sweeps.engine.updates.momentum import Momentum
 from zo_sweeps.engine.updates.sgd import SGD
+from zo_sweeps.engine.updates.sign import Sign
 from zo_sweeps.methods.evaluation import Mode
+from zo_sweeps.methods.perturbation import Perturbation
 from zo_sweeps.methods.points import Estimate, NoiseKey
-from zo_sweeps.methods.space import Space
+from zo_sweeps.methods.space import InstalledSpace, Space
+from zo_sweeps.methods.update import RoundedUpdate, Rounding
 
 pytestmark = pytest.mark.unit
 
@@ -114,3 +120,100 @@ def test_a_run_in_half_precision_measures_lost_updates_at_steps_1_2_4_and_8() ->
     shares = {event.step: event.lost for event in events if isinstance(event, StepDone)}
     assert [step for step, share in shares.items() if not math.isnan(share)] == [1, 2, 4, 8]
     assert all(share > 0.9 for share in shares.values() if not math.isnan(share))
+
+
+HALVES = (torch.bfloat16, torch.float16)
+
+
+def stochastically(values: torch.Tensor, dtype: torch.dtype, step: int = 1) -> torch.Tensor:
+    out = torch.empty_like(values, dtype=dtype)
+    stochastic(values, NoiseKey(0, step, ROUNDING), "w", out=out)
+    return out
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("value", [0.3, -0.3, 1.0 + 2**-14, -5e-8, 6e-6, 1000.3])
+def test_stochastic_rounding_is_unbiased_and_takes_a_neighbour(value: float, dtype: torch.dtype) -> None:
+    n = 1 << 16
+    values = torch.full((n,), value)
+    rounded = stochastically(values, dtype).double()
+    whole = values.double()
+    low, high = rounded.min(), rounded.max()
+    assert low <= whole[0] <= high
+    assert set(rounded.tolist()) == {float(low), float(high)}
+    nearest = values.to(dtype).double()[0]
+    assert nearest in (low, high)
+    error = float((high - low) / 2 / n**0.5)  # at most, of a mean of two values
+    assert abs(float(rounded.mean() - whole[0])) < 4 * error
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_stochastic_rounding_keeps_what_the_dtype_holds(dtype: torch.dtype) -> None:
+    bits = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16).view(dtype)
+    held = bits[bits.isfinite()]
+    assert torch.equal(stochastically(held.float(), dtype).view(torch.int16), held.view(torch.int16))
+    beyond = torch.finfo(dtype).max
+    assert stochastically(torch.tensor([1.001 * beyond, -1.001 * beyond]), dtype).tolist() == [beyond, -beyond]
+
+
+def test_stochastic_rounding_does_not_depend_on_the_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = Gaussian().sample(NoiseKey(0, 1, 0), "v", torch.Size([37, 101]), torch.device("cpu"))
+    whole = stochastically(values, torch.bfloat16)
+    monkeypatch.setattr(rounding, "CHUNK", 1000)
+    assert torch.equal(stochastically(values, torch.bfloat16), whole)
+    assert not torch.equal(stochastically(values, torch.bfloat16, step=2), whole)
+
+
+class Constant(Perturbation):
+    """The same direction at every step, so that the drift has one."""
+
+    def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> torch.Tensor:
+        return Gaussian().sample(NoiseKey(0, 0, 0), name, shape, device)
+
+
+@pytest.mark.parametrize(("update", "lr"), [(SGD, 5e-6), (Adam, 5e-6), (Momentum, 5e-7), (Sign, 5e-6)])
+def test_in_bf16_weights_follow_the_meant_updates_if_they_are_rounded_stochastically(
+    update: type[RoundedUpdate], lr: float
+) -> None:
+    names = ("a", "b")
+
+    def moved(dtype: torch.dtype, how: Rounding) -> torch.Tensor:
+        shape = torch.Size([60, 50])
+        start = {
+            n: 0.02 * Gaussian().sample(NoiseKey(1, 1, 0), n, shape, torch.device("cpu")).bfloat16() for n in names
+        }
+        params = {n: torch.nn.Parameter(w.to(dtype, copy=True), requires_grad=False) for n, w in start.items()}
+        noise, rule = Constant(), update(rounding=how)
+        state = rule.init(params)
+        for step in range(1, 151):
+            estimate = Estimate(((NoiseKey(0, step, 0), 1.0),), (1.0,), 0.5)
+            state = rule.apply(params, estimate, noise, state, lr)
+        return torch.cat([(params[n].float() - start[n].float()).flatten() for n in names])
+
+    meant = moved(torch.float32, Rounding.NEAREST)
+    cosine = {how: float(torch.cosine_similarity(moved(torch.bfloat16, how), meant, dim=0)) for how in Rounding}
+    assert cosine[Rounding.STOCHASTIC] > 0.9, cosine
+    assert cosine[Rounding.NEAREST] < 0.75, cosine
+
+
+def test_a_replay_of_stochastic_rounding_has_the_same_bits() -> None:
+    def fresh() -> tuple[TinyModel, InstalledSpace]:
+        model = tiny_model(layers=1)
+        model.module.to(torch.bfloat16)
+        return model, Full().install(model.module, [], 0)
+
+    batch, rates = collate(make_examples(2), 0), lambda n: 1e-5
+    method = Method(RGE(2, 1e-2), Gaussian(), SGD(rounding=Rounding.STOCHASTIC, weight_decay=0.1))
+    model, space = fresh()
+    events = train(
+        method, model, space, lambda n: batch, losses.tokens, rates, lambda: Scores(0.0, 0.0, {}), seed=3, steps=3,
+        eval_every=100,
+    )  # fmt: skip
+    done = [event for event in events if isinstance(event, StepDone)]
+    assert all(math.isnan(event.lost) for event in done), "nothing is lost in the mean"
+    _, again = fresh()
+    backwards = dict(reversed(again.params.items()))
+    replay(method, backwards, [event.coefs for event in done], rates, seed=3)
+    assert all(torch.equal(again.params[name], param) for name, param in space.params.items())
+    _, base = fresh()
+    assert any(not torch.equal(base.params[name], param) for name, param in space.params.items())

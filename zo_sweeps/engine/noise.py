@@ -94,18 +94,21 @@ def _hash(x: Tensor, k0: int, k1: int, spare: Tensor) -> tuple[Tensor, Tensor]:
     return x, y
 
 
-def integers(key: NoiseKey, name: str, count: int, device: torch.device | str = "cpu") -> Tensor:
-    """Return the raw words of elements 0..count-1, [count] int32."""
-    groups = -(-count // (2 * LANES))
-    counter = torch.arange(groups * LANES, dtype=torch.int32, device=device)
+def integers(key: NoiseKey, name: str, count: int, device: torch.device | str = "cpu", *, start: int = 0) -> Tensor:
+    """Return the raw words of elements start..start+count-1, [count] int32."""
+    group = 2 * LANES
+    first, last = start // group, -(-(start + count) // group)
+    counter = torch.arange(first * LANES, last * LANES, dtype=torch.int32, device=device)
     halves = _hash(counter, *words_of(key, name), torch.empty_like(counter))
     words = torch.stack([half.view(-1, LANES) for half in halves], dim=1)
-    return words.flatten()[:count]
+    return words.flatten()[start - first * group :][:count]
 
 
-def uniform(key: NoiseKey, name: str, shape: torch.Size, device: torch.device | str = "cpu") -> Tensor:
-    """Return U(0, 1) numbers of `shape`, fp32."""
-    words = integers(key, name, shape.numel(), device)
+def uniform(
+    key: NoiseKey, name: str, shape: torch.Size, device: torch.device | str = "cpu", *, start: int = 0
+) -> Tensor:
+    """Return U(0, 1) numbers of `shape`, fp32: those of the elements start, start + 1, ...."""
+    words = integers(key, name, shape.numel(), device, start=start)
     return words.bitwise_right_shift_(9).bitwise_and_(0x7FFFFF).float().add_(0.5).mul_(2.0**-23).view(shape)
 
 

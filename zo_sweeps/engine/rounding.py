@@ -1,4 +1,4 @@
-"""What rounding does to a run: how finely f resolves a step's difference, and how much of an update is lost."""
+"""Rounding in a run: how finely f resolves a step's difference, what of an update is lost, and stochastic rounding."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from zo_sweeps.methods.points import Estimate
-from zo_sweeps.methods.update import Params
+from zo_sweeps.engine import noise
+from zo_sweeps.methods.points import Estimate, NoiseKey
+from zo_sweeps.methods.update import Params, Update
 
+CHUNK = 1 << 20  # elements rounded at a time: bounds the memory for their random numbers
+ROUNDING = -1  # noise address of the random numbers that round a step's weights; no direction has it
 PROBE = 1024  # elements per parameter at which lost updates are counted
 
 
@@ -48,6 +51,8 @@ def resolution(
 class LostUpdates:
     """The share of an update that rounding lost: elements whose weight stayed as it was though it was to move.
 
+    Not for updates that round stochastically: there most elements stay too, and the mean is right.
+
     Counted at up to PROBE evenly spaced elements of each parameter in half precision (in fp32, none is counted: 2^-24
     of a weight is far below any update that matters). Every element of a direction is taken as meant to move.
 
@@ -76,6 +81,43 @@ class LostUpdates:
         """Return the share; NaN if nothing is in half precision, or the step was not to move anything."""
         meant = lr != 0 and any(weight for _, weight in estimate.terms)
         return self._stayed / self._counted if meant and self._counted else math.nan
+
+
+def rounding_key(update: Update, estimate: Estimate) -> NoiseKey | None:
+    """Return the address of the random numbers that round a step's weights; None: they are rounded to the nearest."""
+    first, _ = estimate.terms[0]
+    return NoiseKey(first.seed, first.step, ROUNDING) if update.rounds_randomly else None
+
+
+def stochastic(values: Tensor, key: NoiseKey, name: str, out: Tensor) -> None:
+    """Round values to the half-precision dtype of `out`, up or down at random, so that E[out] = values.
+
+    With a <= |v| <= b the neighbouring numbers of the dtype, |v| becomes b if u < (|v| - a) / (b - a), else a; the sign
+    stays. u is the addressed uniform number of (key, name, element), in steps of 2^-23: the result depends neither on
+    CHUNK nor on the order of parameters, and has the same bits on every device. A value that the dtype holds stays as
+    it is; one beyond its largest number becomes that.
+
+    Args:
+        values: fp32, contiguous.
+        key: see `rounding_key`.
+        out: of the same shape, contiguous; may be a parameter.
+
+    Cost: one noise pass and about ten passes over each chunk; memory: that of CHUNK elements.
+    """
+    flat, into = values.view(-1), out.detach().view(-1)
+    for start in range(0, flat.numel(), CHUNK):
+        part = flat[start : start + CHUNK]
+        u = noise.uniform(key, name, part.shape, part.device, start=start)
+        into[start : start + CHUNK] = _up_or_down(part, out.dtype, u)
+
+
+def _up_or_down(values: Tensor, dtype: torch.dtype, u: Tensor) -> Tensor:
+    """Return the neighbour in `dtype`: the one of larger magnitude where u is below the share of the way to it."""
+    size, nearest = values.abs(), values.to(dtype)
+    # A float's bits as an integer count up with its magnitude, whatever its sign.
+    lower = nearest.view(torch.int16) - (nearest.float().abs() > size).to(torch.int16)
+    a, b = (bits.view(dtype).float().abs() for bits in (lower, lower + 1))
+    return (lower + (u < (size - a) / (b - a)).to(torch.int16)).view(dtype)
 
 
 def _probe(param: Tensor) -> Tensor:

@@ -113,7 +113,8 @@ def train(
             state = method.update.init(space.params)
         batch = batches(number)
         f = partial(objective, number) if objective is not None else of_batch(model, batch, loss)
-        lr, lost = rates(number), LostUpdates() if LostUpdates.is_measured(number) else None
+        measured = LostUpdates.is_measured(number) and not method.update.rounds_randomly
+        lr, lost = rates(number), LostUpdates() if measured else None
         estimate, state = step(
             method, model.module, space, f, state, seed=seed, step=number, lr=lr, peers=peers, lost=lost
         )

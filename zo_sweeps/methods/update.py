@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from zo_sweeps.methods.definition import Definition, option
@@ -26,6 +27,13 @@ def _constant() -> Schedule:
     return schedule
 
 
+class Rounding(str, Enum):
+    """Rounding of updated weights to half precision: to the nearest number, or up or down at random."""
+
+    NEAREST = "nearest"
+    STOCHASTIC = "stochastic"
+
+
 @dataclass(frozen=True)
 class Update(Definition):
     """A rule theta <- theta - lr * u(ghat, state); the state is explicit and returned.
@@ -41,6 +49,11 @@ class Update(Definition):
 
     lr: float = option(1e-6, "learning rate of step 1", least=0, kw_only=True)
     schedule: Schedule = option(_constant, "learning-rate schedule", kw_only=True)
+
+    @property
+    def rounds_randomly(self) -> bool:
+        """Whether weights in half precision are rounded so that the mean of their updates is the one that was meant."""
+        return False
 
     def rates(self, steps: int) -> Rates:
         """Return the function step -> learning rate for a run of `steps`."""
@@ -61,3 +74,22 @@ class Update(Definition):
             groups: torch parameter groups, each with its `weight_decay`.
         """
         raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class RoundedUpdate(Update):
+    """An update that can round stochastically.
+
+    In half precision an update far below the weight's spacing is lost when it is rounded to the nearest number (see
+    `updates_lost`). Rounded up or down at random, in proportion to the distances, the weight is the meant one in the
+    mean. The random numbers are addressed, by (seed, step, parameter, element), so that a replay has the same bits.
+    See `zo_sweeps.engine.rounding.stochastic`. Weights in fp32 are not affected.
+    """
+
+    rounding: Rounding = option(
+        Rounding.NEAREST, "of weights in half precision: nearest, or stochastic (unbiased, replayable)", kw_only=True
+    )
+
+    @property
+    def rounds_randomly(self) -> bool:
+        return self.rounding is Rounding.STOCHASTIC

@@ -105,6 +105,13 @@ def _training(config: TrialConfig) -> Iterator[str]:
             name for name, one in registry.members("update").items() if issubclass(one, Update) and _fits(one, kind)
         ]
         yield f"update {update.name!r} does not go with method kind {kind.name!r}; use {' or '.join(updates)}"
+    if update.rounds_randomly and not (
+        space.moves_base and config.precision.bytes_per_value == 2 and not kind.backpropagates
+    ):
+        yield (
+            "update.rounding=stochastic rounds weights that are trained in half precision: it needs a zeroth-order "
+            f"method with space=full and precision=bf16 or fp16, not space={space.name} and {config.precision.name}"
+        )
     if config.train.steps < 1:
         yield f"train.steps must be at least 1, not {config.train.steps}"
     if kind.backpropagates and space.renewed_every:

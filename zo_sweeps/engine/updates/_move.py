@@ -5,11 +5,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from zo_sweeps.engine.rounding import stochastic
+from zo_sweeps.methods.points import NoiseKey
 from zo_sweeps.methods.update import Params
 
 
-def move(param: Tensor, direction: Tensor, lr: float, weight_decay: float) -> None:
+def move(
+    param: Tensor, direction: Tensor, lr: float, weight_decay: float, random: NoiseKey | None = None, name: str = ""
+) -> None:
     """Set param <- param - lr * (direction + weight_decay * param), in place, in the parameter's dtype.
+
+    With `random`, the address of the step's random rounding, a parameter `name` in half precision is computed in fp32
+    and rounded stochastically.
 
     Decay is decoupled (as in AdamW: it never enters a moment or a sign), and the same for every update. It applies to
     parameters of two or more dimensions, that is to matrices and embeddings; biases, norms, magnitude and scale
@@ -18,6 +25,9 @@ def move(param: Tensor, direction: Tensor, lr: float, weight_decay: float) -> No
     """
     if weight_decay and param.dim() >= 2:
         direction = direction.add(param, alpha=weight_decay)
+    if random is not None and param.dtype != torch.float32:
+        stochastic(param.float().sub_(direction, alpha=lr), random, name, out=param)
+        return
     param.sub_(direction.to(param.dtype), alpha=lr)
 
 

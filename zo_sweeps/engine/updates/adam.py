@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from zo_sweeps.methods.definition import option
 from zo_sweeps.methods.perturbation import Perturbation
 from zo_sweeps.methods.points import Estimate
-from zo_sweeps.methods.update import Params, State, Update
+from zo_sweeps.methods.update import Params, RoundedUpdate, State
 
 if TYPE_CHECKING:
     import torch
 
 
 @dataclass(frozen=True)
-class Adam(Update):
+class Adam(RoundedUpdate):
     """Adam on ghat, with bias correction and decoupled weight decay:
 
         m <- beta1 m + (1 - beta1) ghat;  v <- beta2 v + (1 - beta2) ghat^2
@@ -47,8 +47,10 @@ class Adam(Update):
         import torch
 
         from zo_sweeps.engine.direction import ghat
+        from zo_sweeps.engine.rounding import rounding_key
         from zo_sweeps.engine.updates._move import move
 
+        random = rounding_key(self, estimate)
         with torch.no_grad():
             t = state["t"] + 1
             for name, param in params.items():
@@ -56,7 +58,7 @@ class Adam(Update):
                 m = state["m"][name].mul_(self.beta1).add_(g, alpha=1 - self.beta1)
                 v = state["v"][name].mul_(self.beta2).addcmul_(g, g, value=1 - self.beta2)
                 scale = (v / (1 - self.beta2**t)).sqrt_().add_(self.eps)
-                move(param, torch.div(m, scale, out=g).div_(1 - self.beta1**t), lr, self.weight_decay)
+                move(param, torch.div(m, scale, out=g).div_(1 - self.beta1**t), lr, self.weight_decay, random, name)
             return {**state, "t": t}
 
     def optimizer(self, groups: Sequence[Mapping[str, Any]]) -> torch.optim.Optimizer:

@@ -8,11 +8,11 @@ from typing import ClassVar
 
 from zo_sweeps.methods.perturbation import Perturbation
 from zo_sweeps.methods.points import Estimate
-from zo_sweeps.methods.update import Params, State, Update
+from zo_sweeps.methods.update import Params, RoundedUpdate, State
 
 
 @dataclass(frozen=True)
-class Conservative(Update):
+class Conservative(RoundedUpdate):
     """theta <- whichever of theta - lr ghat, theta, theta + lr ghat has the lowest loss on the step's minibatch.
 
     Ties go to the first in this order. The decision s in {1, 0, -1} multiplies the estimate and its logged
@@ -38,10 +38,12 @@ class Conservative(Update):
         import torch
 
         from zo_sweeps.engine.direction import ghat
+        from zo_sweeps.engine.rounding import rounding_key
         from zo_sweeps.engine.updates._move import move
 
+        random = rounding_key(self, estimate)
         with torch.no_grad():
             if any(weight for _, weight in estimate.terms):
                 for name, param in params.items():
-                    move(param, ghat(estimate, noise, name, param), lr, weight_decay=0.0)
+                    move(param, ghat(estimate, noise, name, param), lr, 0.0, random, name)
             return state

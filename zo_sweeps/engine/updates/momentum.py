@@ -8,11 +8,11 @@ from typing import ClassVar
 from zo_sweeps.methods.definition import option
 from zo_sweeps.methods.perturbation import Perturbation
 from zo_sweeps.methods.points import Estimate
-from zo_sweeps.methods.update import Params, State, Update
+from zo_sweeps.methods.update import Params, RoundedUpdate, State
 
 
 @dataclass(frozen=True)
-class Momentum(Update):
+class Momentum(RoundedUpdate):
     """m <- momentum * m + ghat;  theta <- theta - lr * (m + weight_decay * theta).
 
     Args:
@@ -38,10 +38,12 @@ class Momentum(Update):
         import torch
 
         from zo_sweeps.engine.direction import ghat
+        from zo_sweeps.engine.rounding import rounding_key
         from zo_sweeps.engine.updates._move import move
 
+        random = rounding_key(self, estimate)
         with torch.no_grad():
             for name, param in params.items():
                 m = state["m"][name].mul_(self.momentum).add_(ghat(estimate, noise, name, param))
-                move(param, m, lr, self.weight_decay)
+                move(param, m, lr, self.weight_decay, random, name)
             return state

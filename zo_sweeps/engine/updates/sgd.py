@@ -9,20 +9,21 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from zo_sweeps.methods.definition import option
 from zo_sweeps.methods.perturbation import Perturbation
 from zo_sweeps.methods.points import Estimate
-from zo_sweeps.methods.update import Params, State, Update
+from zo_sweeps.methods.update import Params, RoundedUpdate, State
 
 if TYPE_CHECKING:
     import torch
 
 
 @dataclass(frozen=True)
-class SGD(Update):
+class SGD(RoundedUpdate):
     """theta <- theta - lr * (ghat + weight_decay * theta), with ghat regenerated as it is added.
 
     Args:
         weight_decay: decay of the parameters of two or more dimensions (matrices and embeddings; not biases and norms).
 
-    Cost: q noise passes over the space; memory: one parameter in half precision, else none. No state.
+    Cost: q noise passes over the space; memory: one parameter in half precision, else none. With stochastic rounding,
+    three copies of a parameter in fp32 and one more noise pass. No state.
     """
 
     backpropagates: ClassVar[bool] = True
@@ -32,10 +33,16 @@ class SGD(Update):
     def apply(self, params: Params, estimate: Estimate, noise: Perturbation, state: State, lr: float) -> State:
         import torch
 
-        from zo_sweeps.engine.direction import combine
+        from zo_sweeps.engine.direction import combine, ghat
+        from zo_sweeps.engine.rounding import rounding_key
+        from zo_sweeps.engine.updates._move import move
 
+        random = rounding_key(self, estimate)
         with torch.no_grad():
             for name, param in params.items():
+                if random is not None and param.dtype != torch.float32:
+                    move(param, ghat(estimate, noise, name, param), lr, self.weight_decay, random, name)
+                    continue
                 if self.weight_decay and param.dim() >= 2:
                     param.mul_(1 - lr * self.weight_decay)
                 combine(noise, [(key, -lr * weight) for key, weight in estimate.terms], name, param, out=param)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from zo_sweeps.methods.definition import option
 from zo_sweeps.methods.perturbation import Perturbation
 from zo_sweeps.methods.points import Estimate
-from zo_sweeps.methods.update import Params, State, Update
+from zo_sweeps.methods.update import Params, RoundedUpdate, State
 
 
 @dataclass(frozen=True)
-class Sign(Update):
+class Sign(RoundedUpdate):
     """theta <- theta - lr * (sign(ghat) + weight_decay * theta), elementwise, with sign(0) = 0.
 
     Args:
@@ -27,9 +27,11 @@ class Sign(Update):
         import torch
 
         from zo_sweeps.engine.direction import ghat
+        from zo_sweeps.engine.rounding import rounding_key
         from zo_sweeps.engine.updates._move import move
 
+        random = rounding_key(self, estimate)
         with torch.no_grad():
             for name, param in params.items():
-                move(param, ghat(estimate, noise, name, param).sign_(), lr, self.weight_decay)
+                move(param, ghat(estimate, noise, name, param).sign_(), lr, self.weight_decay, random, name)
             return state
