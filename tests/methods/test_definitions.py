@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from dataclasses import Field, dataclass, fields, replace
+from enum import Enum
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
@@ -64,6 +65,8 @@ def another(kind: Any, f: Field[Any], value: Any) -> Any:
         return next(choice for choice in get_args(kind) if choice != value)
     if get_origin(kind) is tuple:
         return ("q",) if value != ("q",) else ("v",)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return next(choice for choice in kind if choice != value)
     if isinstance(kind, type) and issubclass(kind, Definition):
         name = next(one for one in contract.names(kind.axis) if one != value.name)
         return contract.member(kind.axis, name)
