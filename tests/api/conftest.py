@@ -37,7 +37,7 @@ GRID: dict[str, Any] = {
         "lora_fa": trained("prge", 0.5, steps=12),
         "dora": trained("dora", 1e-2),
         "vera": trained("vera", 1e-3, rank=64),
-        "prefix": trained("prefix", 1e-2),
+        "prefix": trained("prefix", 0.3),
         "random_subset": trained("random_subset", 1e-3),
         "sensitive": trained("sensitive_task", 1e-3, samples=4, refresh=2),
         "full": trained("mezo", 1e-5),
