@@ -240,9 +240,10 @@ def test_the_readme_s_own_member_runs_again_once_it_computes_something_else(
     file.parent.mkdir(parents=True)
     conf = file.parents[1]
     (conf / "grid").mkdir()
-    (conf / "grid" / "tiny.yaml").write_text("# @package grid\n" + json.dumps(TINY))
+    zo = {**TINY["blocks"]["zo"], "fixed": {**TINY["blocks"]["zo"]["fixed"], "perturbation": "three_point"}}
+    (conf / "grid" / "tiny.yaml").write_text("# @package grid\n" + json.dumps({**TINY, "blocks": {"zo": zo}}))
     command = ["+grid=tiny", "executor=inline", NOWHERE, "update.lr=0.1", f"state_dir={tmp_path / 'state'}"]
-    command += ["perturbation=three_point", "train.steps=2", "split.train=8", "split.dev=8", "split.test=8"]
+    command += ["train.steps=2", "split.train=8", "split.dev=8", "split.test=8"]
     command += ["--config-dir", str(conf)]
     losses = lambda: [one.metrics["dev/loss"] for one in read_standing(tmp_path / "state").outcomes.values()]
 
