@@ -28,7 +28,7 @@ def note(plan: Plan, override: str) -> str:
 
 
 def test_an_override_keeps_the_rows_that_agree_and_names_the_others() -> None:
-    plan = named("llama2_superglue", "estimator.q=4")
+    plan = named("llama2_superglue", "task=rte", "estimator.q=4")
     costs = {f"cost_q{mode}{ours}" for mode in ("", "_inner") for ours in ("", "_ours")}
     assert {*plan.grid.blocks} == {"zero_shot", "fo_full", "fo_lora_fa", "zo_lora_fa_q", *costs}
     assert {*plan.grid.blocks} == {cell.block for cell in plan.cells}
@@ -38,11 +38,11 @@ def test_an_override_keeps_the_rows_that_agree_and_names_the_others() -> None:
 
 
 def test_an_axis_that_a_label_sums_up_is_restricted_and_never_replaced() -> None:
-    kept = named("llama2_superglue", "estimator.q=1,4")
+    kept = named("llama2_superglue", "task=rte", "estimator.q=1,4")
     several = [c for c in kept.cells if c.block == "zo_lora_fa_q"]
     budgets = {kept.every[c.trial_id].config.to_json()["estimator"]["q"] for c in several}
     assert budgets == {4}
-    assert "ZO-LoRA-FA (q>1)" not in rows(named("llama2_superglue", "estimator.q=1"))
+    assert "ZO-LoRA-FA (q>1)" not in rows(named("llama2_superglue", "task=rte", "estimator.q=1"))
 
 
 def test_a_row_keeps_its_model_and_a_model_s_own_keys_are_part_of_it() -> None:
@@ -89,7 +89,7 @@ def test_a_cell_of_its_own_is_named_with_row_and_column(tmp_path: Path) -> None:
 
 
 def test_relabelled_rows_and_columns_say_what_they_run(tmp_path: Path) -> None:
-    plan = named("llama2_superglue", "estimator.q=4", "task=rte", "grid.relabel=true")
+    plan = named("llama2_superglue", "task=rte", "estimator.q=4", "grid.relabel=true")
     assert "ZO-Full (q=1) → estimator.q=4" in rows(plan)
     assert "ZO-LoRA-FA (q>1), inner loop, cost" in rows(plan), "what agrees keeps its label"
     assert plan.grid.tables["accuracy"].rows["zo_lora_fa_q1"] == "ZO-LoRA-FA (q=1) → estimator.q=4"

@@ -131,6 +131,8 @@ def test_a_server_that_cannot_start_is_explained_by_its_log(tmp_path: Path) -> N
     running = server.start(tmp_path)
     with pytest.raises(UserError, match=r"the MLflow server ended while starting: .*server\.log"):
         running.wait()
+    assert "file is not a database" in server.ended(tmp_path, running.uri)
+    assert server.ended(tmp_path, "http://127.0.0.1:9") == "", "not the folder's own"
     running.close()
 
 

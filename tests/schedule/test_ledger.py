@@ -115,6 +115,14 @@ def test_an_unwritable_folder_is_one_clear_line(tmp_path):
 
 
 @pytest.mark.multiprocess
+def test_a_ledger_that_is_a_folder_is_one_clear_line(tmp_path):
+    (tmp_path / "ledger.jsonl").mkdir()
+    with pytest.raises(UserError, match=r"cannot read .*ledger\.jsonl: Is a directory; it must be a file"):
+        read_standing(tmp_path)
+    with pytest.raises(UserError, match="Is a directory"):
+        Ledger(tmp_path)
+
+
 def test_a_full_disk_leaves_a_ledger_without_the_line(tmp_path):
     program = """
 import pathlib, resource, signal, sys

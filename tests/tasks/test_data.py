@@ -286,6 +286,10 @@ class TestCheck:
         (prepared / "dataset_info.json").write_text("{}")
         status = check(spec, typed(task), None)
         assert (status.available, status.fingerprint) == (True, "hf:aps/super_glue/wsc.fixed")
+        assert status.row_bytes == 0, "its lengths are not known"
+        info = {"splits": {"train": {"num_bytes": 3000, "num_examples": 20}}}
+        (prepared / "dataset_info.json").write_text(json.dumps(info))
+        assert check(spec, typed(task), None).row_bytes == 150
 
     @pytest.mark.multiprocess
     def test_an_unreachable_hub_is_asked_once_and_said_in_one_line(

@@ -6,11 +6,13 @@ import json
 import os
 from typing import Any
 
+from zo_sweeps.core.errors import UserError
+
 
 def read_lines(path: str | os.PathLike[str], offset: int = 0) -> list[tuple[bytes, int]]:
     """Return (line without its newline, byte offset of its end) for every complete line from byte `offset` on.
 
-    A last line without a newline is torn and left out. Without a file: [].
+    A last line without a newline is torn and left out. Without a file: []. Raises UserError if it cannot be read.
     """
     try:
         with open(path, "rb") as file:
@@ -18,6 +20,8 @@ def read_lines(path: str | os.PathLike[str], offset: int = 0) -> list[tuple[byte
             data = file.read()
     except (FileNotFoundError, NotADirectoryError):
         return []
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}", fix="it must be a file that you may read") from error
     lines = []
     for line in data.split(b"\n")[:-1]:
         offset += len(line) + 1

@@ -84,6 +84,8 @@ class Places:
                 f"needs about {memory / 10**9:.1f} GB, and a {device.display or device.name} has {device.memory_gb:g}"
             )
         notes = [self._truncated(config, model, data), _few_rows(config, data), _few_directions(config, trainable)]
+        if data.available and not data.row_bytes:
+            notes.append("planned at train.max_length tokens per text: lengths are not known before the data is loaded")
         remark = "; ".join(note for note in notes if note)
         return Availability(config, tuple(reasons), memory, tokens, trainable, remark)
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from zo_sweeps.core.trial import Trial
 from zo_sweeps.record.journal import JournalStore
 from zo_sweeps.record.mlflow_client import SweepRuns, is_temporary, reason
+from zo_sweeps.record.server import ended
 from zo_sweeps.record.sweep_book import SweepBook, SweepInfo
 
 EVERY_SECONDS = 1.0  # a running trial is sent at most this often
@@ -169,6 +170,10 @@ class MlflowMirror:
             self._changed.notify_all()
 
     def _failed(self, name: str, error: Exception) -> None:
+        if name == _OPEN and (last := ended(self._folder, self._uri)):
+            self._tell(f"the MLflow server of {self._folder} ended with: {last} ({self._folder}/mlflow/server.log)")
+            self._closing = True
+            return
         if is_temporary(error):
             if self._healthy:  # others got through since the last failure
                 self._tries[name] = self._tries.get(name, 0) + 1

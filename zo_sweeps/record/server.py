@@ -15,6 +15,7 @@ import fcntl
 import http.client
 import json
 import os
+import re
 import secrets
 import signal
 import socket
@@ -132,6 +133,16 @@ def is_healthy(uri: str) -> bool:
             return bool(answer.status == 200)
     except (OSError, http.client.HTTPException):
         return False
+
+
+def ended(state_dir: str | os.PathLike[str], uri: str) -> str:
+    """Return the last line of its log if this state directory's own server is meant by `uri` and has ended; else ""."""
+    folder = Path(state_dir).resolve() / "mlflow"
+    try:
+        port = json.loads((folder / "server.json").read_text())["port"]
+    except (OSError, ValueError, KeyError):
+        return ""
+    return _last_line(folder / "server.log") if uri.endswith(f":{port}") and _read(folder) is None else ""
 
 
 def credentials(state_dir: str | os.PathLike[str]) -> Path:
@@ -253,8 +264,10 @@ def _free_port(port: int | None, host: str = HOST) -> int:
 
 
 def _last_line(log: Path) -> str:
+    """Return the last line of a log that names an error, or its last line if none does."""
     try:
         lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     except OSError:
         return "no log"
-    return lines[-1] if lines else "no output"
+    errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
+    return (errors or lines or ["no output"])[-1]

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from zo_sweeps.record.mlflow_store import MlflowMirror
 
 SERVER_SECONDS = 60.0  # time allowed for the tracking server to start, and for the final upload
+IDLE_SECONDS = 5.0  # the same, for a named server and a sweep with nothing left to run
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,7 @@ def run(plan: Plan, composer: Composer, command: Command, view: View, *, rerun: 
             result = Result(readout.tables(plan, composer, ledger), summary, seconds, state_dir, where)
             view.result(plan, result)
             page = _page(plan, composer, ledger, state_dir, command, view)
-            _hand_over(mirror, result, page, view)
+            _hand_over(plan, mirror, result, page, view)
     return result
 
 
@@ -233,7 +234,7 @@ def _page(
         return {}
 
 
-def _hand_over(mirror: MlflowMirror, result: Result, page: Mapping[str, str], view: View) -> None:
+def _hand_over(plan: Plan, mirror: MlflowMirror, result: Result, page: Mapping[str, str], view: View) -> None:
     """Send the tables to MLflow and wait for it to catch up; whatever it misses stays in the journals."""
     files = {
         "table.tex": to_latex(*result.tables),
@@ -241,7 +242,8 @@ def _hand_over(mirror: MlflowMirror, result: Result, page: Mapping[str, str], vi
         **page,
     }
     mirror.finish("\n\n".join(map(to_markdown, result.tables)), files, _aggregates(result.tables), result.status)
-    left = mirror.drain(SERVER_SECONDS)
+    idle = plan.config.tracking.uri and not result.summary.ran  # a named server that does not answer is not waited for
+    left = mirror.drain(min(SERVER_SECONDS, IDLE_SECONDS) if idle else SERVER_SECONDS)
     if left:
         view.say(f"MLflow has not taken {left} trials yet; the next run of this command sends them")
 

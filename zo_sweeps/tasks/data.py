@@ -41,7 +41,7 @@ class DataStatus:
         why: where it is, or why it cannot be loaded; one line.
         fingerprint: "sha256:..." of the files' bytes, or "hf:path/name"; "" if not available.
         sizes: rows per file; empty for the hub.
-        row_bytes: mean bytes of a row in the files, for estimates; 0 for the hub.
+        row_bytes: mean bytes of a row, for estimates; 0 if it is not known before the data is loaded.
         folder: where the files are; None for the hub.
     """
 
@@ -66,7 +66,8 @@ def check(spec: TaskSpec, task: Task, data_dir: str | None) -> DataStatus:
         why_not = hub.unreachable(task.hub)
         if why_not:
             return DataStatus(False, f"{why_not}; set data.dir to a folder with {task.folder}/train.jsonl, ...")
-        return DataStatus(True, f"{hub.label(task.hub)} (Hugging Face hub)", hub.label(task.hub))
+        place = f"{hub.label(task.hub)} (Hugging Face hub)"
+        return DataStatus(True, place, hub.label(task.hub), row_bytes=hub.row_bytes(task.hub))
     if not folder.is_dir():
         return DataStatus(False, f"no folder {folder} (expected train.jsonl, validation.jsonl and test.jsonl in it)")
     digest, sizes, total = hashlib.sha256(), {}, 0

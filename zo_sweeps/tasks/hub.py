@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import re
 import threading
 import urllib.request
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -72,14 +75,27 @@ def _cache() -> Path:
     return Path(os.environ.get("HF_DATASETS_CACHE") or os.path.join(home, "datasets")).expanduser()
 
 
+def row_bytes(hub: Hub) -> float:
+    """Return the mean bytes of a row of the training split, by the prepared copy's own count; 0 if it is not known."""
+    for file in _prepared(hub):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            split = json.loads(file.read_bytes())["splits"][hub.train.partition("[")[0]]
+            return float(split["num_bytes"]) / max(int(split["num_examples"]), 1)
+    return 0.0
+
+
 def _is_cached(hub: Hub) -> bool:
     # Without a network, `datasets` falls back to its prepared copy; files in the hub cache are not enough.
-    # <cache>/<namespace>___<snake_case name>/<configuration>/<version>/<hash>/dataset_info.json
+    return any(_prepared(hub))
+
+
+def _prepared(hub: Hub) -> Iterator[Path]:
+    """Yield <cache>/<namespace>___<snake_case name>/<configuration>/<version>/<hash>/dataset_info.json."""
     *namespace, name = hub.path.split("/")
     name = re.sub(r"([A-Z]+)([A-Z][a-z])", r"\1_\2", name)
     name = re.sub(r"([a-z\d])([A-Z])", r"\1_\2", name).lower()
     folder = _cache() / "___".join((*namespace, name))
-    return any(folder.glob(f"{hub.name or '*'}/*/*/dataset_info.json"))
+    yield from sorted(folder.glob(f"{hub.name or '*'}/*/*/dataset_info.json"))
 
 
 @lru_cache(maxsize=4)
