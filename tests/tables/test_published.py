@@ -23,7 +23,7 @@ pytestmark = pytest.mark.unit
 
 # Of the metrics that trial.Outcome names.
 METRICS = {"test/metric", "dev/loss", "train_seconds", "seconds_per_step", "peak_memory_bytes", "weights_bytes"}
-METRICS |= {"final_train_loss", "trainable_parameters"}
+METRICS |= {"final_train_loss", "trainable_parameters", "mean_seconds_per_step"}
 METRICS |= {"flops_per_step", "seconds_per_token"}
 METRICS |= {f"gradients/{mask}/0.001" for mask in ("task_dynamic", "task_static", "text_static")}
 
