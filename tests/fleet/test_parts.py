@@ -13,11 +13,12 @@ import pytest
 from zo_sweeps import __version__
 from zo_sweeps.cli.main import main
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.host import GIB
 from zo_sweeps.devices.live import l4t, power_mode, temperature
 from zo_sweeps.fleet import preflight, secrets, service, worker
 from zo_sweeps.fleet.inventory import Device, capabilities, row
 from zo_sweeps.fleet.node import FIXED_PORTS, labels, node_arguments, port_range, running, sanitised
-from zo_sweeps.fleet.worker import GIB, WorkerOptions, gpus_lent, memory_lent, profile
+from zo_sweeps.fleet.worker import WorkerOptions, gpus_lent, memory_lent, profile
 from zo_sweeps.schedule.cluster import living
 
 
@@ -62,18 +63,18 @@ def test_a_range_of_ports_holds_all_that_ray_listens_on() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "gpus", "gib"),
+    ("name", "gpus", "gb"),
     [("jetson-orin-nano", 1, 8), ("jetson-tx2", 1, 8), ("cuda", 1, None), ("cpu", 0, None)],
 )
-def test_a_node_lends_what_its_profile_has_unless_told_otherwise(name: str, gpus: int, gib: int | None) -> None:
+def test_a_node_lends_what_its_profile_has_unless_told_otherwise(name: str, gpus: int, gb: int | None) -> None:
     import psutil
 
     device = profile(name, [])
     assert gpus_lent(WorkerOptions("h:1"), device) == gpus
     assert gpus_lent(WorkerOptions("h:1", gpus=3), device) == 3
     lent = memory_lent(WorkerOptions("h:1"), device)
-    assert lent == (None if gib is None else min(gib * GIB, psutil.virtual_memory().total))
-    assert memory_lent(WorkerOptions("h:1", memory_gb=1.5), device) == int(1.5 * GIB)
+    assert lent == (None if gb is None else min(gb * 10**9, psutil.virtual_memory().total))
+    assert memory_lent(WorkerOptions("h:1", memory_gb=1.5), device) == 1_500_000_000
 
 
 def test_a_profile_of_ones_own_is_one_yaml(tmp_path: Path) -> None:

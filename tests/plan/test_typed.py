@@ -16,7 +16,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from tests.plan.common import changed, configs, of, planned, problem, write_grid
 from zo_sweeps.cli.main import main
-from zo_sweeps.config.composer import Composer, _with_path
+from zo_sweeps.config.command_line import CommandLine
+from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.engine.estimators.rge_one_sided import RGEOneSided
 from zo_sweeps.methods.trial_config import TrialConfig
@@ -381,7 +382,7 @@ def test_a_path_is_read_as_typed() -> None:
     for length in range(1, 5):
         for letters in itertools.product("a\\'\" ,", repeat=length):
             name = "/" + "".join(letters)
-            override = OverridesParser.create().parse_override(_with_path(f"state_dir={name}"))
+            override = OverridesParser.create().parse_override(*CommandLine.read([f"state_dir={name}"]).texts)
             assert override.value() == name
 
 

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.trial import METRICS
 from zo_sweeps.tables import build
 from zo_sweeps.tables.paper_files import names, read
 from zo_sweeps.tables.published import NUMERIC_KINDS, load
@@ -22,10 +23,7 @@ from .examples import spec
 pytestmark = pytest.mark.unit
 
 # Of the metrics that trial.Outcome names.
-METRICS = {"test/metric", "dev/loss", "train_seconds", "seconds_per_step", "peak_memory_bytes", "weights_bytes"}
-METRICS |= {"final_train_loss", "trainable_parameters", "mean_seconds_per_step"}
-METRICS |= {"flops_per_step", "seconds_per_token"}
-METRICS |= {f"gradients/{mask}/0.001" for mask in ("task_dynamic", "task_static", "text_static")}
+MEASURED = {*METRICS, *(f"gradients/{mask}/0.001" for mask in ("task_dynamic", "task_static", "text_static"))}
 
 
 def references() -> list[str]:
@@ -176,8 +174,8 @@ def test_a_broken_table_in_a_users_folder_is_one_clear_line(tmp_path: Path, rows
 @pytest.mark.parametrize("name", names("table"))
 def test_every_measure_loads_and_names_a_metric_that_trials_record(name: str) -> None:
     measure = load_measure(name)
-    assert measure.metric in METRICS
-    assert measure.beside is None or measure.beside.metric in METRICS
+    assert measure.metric in MEASURED
+    assert measure.beside is None or measure.beside.metric in MEASURED
 
 
 def test_an_unknown_measure_is_refused_with_the_choices() -> None:

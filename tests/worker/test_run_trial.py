@@ -16,7 +16,7 @@ import torch
 
 from tests.conftest import REPO
 from tests.worker.common import make, measured, run
-from zo_sweeps.core.trial import Event, Outcome, Stored, Trial, TrialState
+from zo_sweeps.core.trial import METRICS, Event, Outcome, Stored, Trial, TrialState
 from zo_sweeps.engine.updates.sgd import SGD
 from zo_sweeps.run import recorder
 
@@ -73,6 +73,7 @@ def test_a_run_resumed_at_any_event_equals_the_undisturbed_one(name: str) -> Non
     outcome, journal = run(trial)
     expected = measured(outcome, journal)
     assert outcome.state is TrialState.SUCCEEDED, outcome.error
+    assert {*outcome.metrics} <= {*METRICS, *(f"{split}/accuracy" for split in ("dev", "test"))}, "each is documented"
     assert len(journal) >= 8, "events of single steps"
     for cut in range(len(journal)):
         again = measured(*run(trial, journal[:cut], attempt=2))

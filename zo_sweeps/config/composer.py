@@ -1,22 +1,22 @@
 """Hydra composition: configuration files and the command line -> a typed run and the trees of its trials.
 
-Hydra only composes (groups, search path, override grammar); it schedules nothing. This module adds two things: the
-overrides that the command line forces on every trial of a grid, and error messages of one line.
+Hydra only composes (groups, search path, override grammar); it schedules nothing. The overrides that the command line
+forces on every trial of a grid are read in `command_line`, and messages of one line are made in `messages`.
 """
 
 from __future__ import annotations
 
-import os
 import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
+from zo_sweeps.config.command_line import OPEN, PLACE, SEARCH, CommandLine, Forced, quoted
 from zo_sweeps.config.interpolation import closed
-from zo_sweeps.config.schema import AXES, METHOD, OWN_TREE, TRIAL_GROUPS, TRIAL_KEYS, Config, RunConfig
+from zo_sweeps.config.messages import KINDS, explained, siblings, strangers
+from zo_sweeps.config.schema import AXES, METHOD, OWN_TREE, TRIAL_KEYS, Config, RunConfig
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.core.files import folder_at
 from zo_sweeps.methods import registry
@@ -27,14 +27,7 @@ from zo_sweeps.methods.parts import Method
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-CHOOSES = {f"{group}.name": group for group in (*AXES, "precision")}  # estimator.name=X chooses X, as estimator=X does
 MEMBER_GROUPS = (*AXES, "precision", "executor")  # groups whose options are the members of an axis
-OPEN = (*AXES, "precision", "task", "method")  # parts of a trial that Hydra takes as they are
-SEARCH = "hydra.searchpath="  # Hydra's own override for further folders; --config-dir is short for it
-PATHS = ("model.path", "data.dir", "state_dir", "tracking.uri")  # taken as typed: Hydra's grammar stops at "~" and "("
-# Keys that give a grid's cells the trials that its files do, seed and machine aside.
-SAME_TRIALS = ("seed", "grid.seeds", "device", "data.dir", "executor", "cluster", "tracking", "state_dir")
-KINDS = {"Integer": "an integer", "Float": "a number", "Boolean": "true or false", "String": "text"}
 _NOTHING = object()
 
 
@@ -45,18 +38,6 @@ def conf_dir() -> Path:
         if (candidate / "config.yaml").is_file():
             return candidate
     raise UserError("the configuration files are missing", where=str(package), fix="reinstall zo-sweeps")
-
-
-@dataclass(frozen=True)
-class Forced:
-    """The command line's overrides of every trial: each replaces a grid's fixed value or its axis over the same key.
-
-    `choices` are group options (task=sst2), `values` are keys (update.lr=1e-3); several values, separated by commas,
-    make an axis.
-    """
-
-    choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    values: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -81,7 +62,7 @@ class Composer:
         run: the run's configuration, its grid included.
         trial: one trial's configuration without a grid, as the defaults and the command line have it. Not typed, as
             the options depend on the members.
-        forced: the command line's overrides of every trial.
+        command_line: the overrides, read.
 
     Raises UserError for anything unknown, misplaced or of the wrong type.
     """
@@ -90,11 +71,10 @@ class Composer:
         from omegaconf import OmegaConf
 
         self._config_dirs = config_dirs
-        self._searched = [text for text in overrides if text.startswith(SEARCH)]
+        self.command_line = CommandLine.read(overrides)
         if absent := [folder for folder in config_dirs if not Path(folder).is_dir()]:
             raise UserError(f"no such folder: {', '.join(absent)}", where="--config-dir")
-        searched = [url for text in self._searched for url in _searchpath(text)]
-        self._search = [*(f"file://{Path(folder).resolve()}" for folder in config_dirs), *searched]
+        self._search = [*(f"file://{Path(folder).resolve()}" for folder in config_dirs), *self.command_line.folders]
         if absent := [str(path) for path in self.folders[1:] if not path.is_dir()]:
             raise UserError(f"no such folder: {', '.join(absent)}", where="hydra.searchpath")
         further = {path.name for folder in self.folders[1:] for path in folder.iterdir()}
@@ -103,10 +83,8 @@ class Composer:
         self._composed, self._chosen_by = compositions.composed, compositions.chosen
         registry.use_folders(self.folders[1:])
         self._register()
-        self._given = [_with_path(text) for text in overrides if not text.startswith(SEARCH)]
-        self.forced, self._run_level = self._sort(self._given)
         with self._hydra():
-            composed = self._compose([*self._run_level, *self._single_forced()])
+            composed = self._compose([*self.command_line.of_run, *self.command_line.one_of_each])
         self.trial: Mapping[str, Any] = {key: value for key, value in _tree(composed).items() if key in TRIAL_KEYS}
         self.run = self._run_config(composed)
         if not self.run.state_dir.strip():
@@ -119,8 +97,12 @@ class Composer:
         self._checked: set[tuple[str, str]] = set()
         for path, values in self.forced.values.items():
             for value in values if path.split(".")[0] not in OPEN else ():
-                self.check_value(path, value, "the command line")
-        self.grid_name = next((t.split("=", 1)[1] for t in self._given if t.startswith("+grid=")), "")
+                self.check_value(path, value, PLACE)
+
+    @property
+    def forced(self) -> Forced:
+        """The command line's overrides of every trial."""
+        return self.command_line.forced
 
     @property
     def folders(self) -> list[Path]:
@@ -128,84 +110,9 @@ class Composer:
         local = (url.removeprefix("file://") for url in self._search)
         return [conf_dir(), *(Path(path) for path in local if "://" not in path)]
 
-    @property
-    def changes_trials(self) -> bool:
-        """Whether the command line may give the grid's cells other trials than the files do, seed and machine aside."""
-        keys = [_key(text) for text in self._given]
-        return any(key not in SAME_TRIALS and key.partition(".")[0] not in SAME_TRIALS for key in keys if key != "grid")
-
     def as_written(self) -> Composer:
         """Return a composer of the same grid and folders without any other override."""
-        return Composer([*self._searched, f"+grid={self.grid_name}"], self._config_dirs)
-
-    @property
-    def left_out(self) -> list[str]:
-        """The blocks and columns that the command line removes: `~grid.blocks.NAME`, `~grid.columns.NAME`."""
-        given = (text for text in self._given if text.startswith(("~grid.blocks.", "~grid.columns.")))
-        return [text.partition("=")[0].split(".", 2)[2] for text in given]
-
-    def _sort(self, overrides: Sequence[str]) -> tuple[Forced, list[str]]:
-        """Split the overrides into those forced on trials and those of the run (grid, executor, state_dir, ...)."""
-        from hydra.core.override_parser.overrides_parser import OverridesParser
-        from hydra.errors import HydraException
-
-        parser = OverridesParser.create()
-        choices: dict[str, tuple[str, ...]] = {}
-        values: dict[str, tuple[Any, ...]] = {}
-        run_level: list[str] = []
-        for text in overrides:
-            try:
-                override = parser.parse_override(text)
-            except HydraException as error:
-                reason = str(error).splitlines()[0]
-                raise UserError(f"cannot read the override {text!r}", fix=_how_to_write(text, reason)) from None
-            key = override.key_or_group
-            if not key:
-                raise UserError(f"cannot read the override {text!r}", fix="write key=value")
-            if override.is_delete() and not re.match(r"grid\.\w+\.", key):
-                fix = "only parts of the grid can (~grid.tables.NAME); grid.tables={} leaves out all"
-                raise UserError(f"{key} cannot be left out", where=repr(text), fix=fix)
-            trial_level = key.split(".")[0].split("/")[0] in TRIAL_KEYS
-            if key != "grid" and not re.match(r"grid\.\w+\.", key) and not trial_level:
-                text = text.lstrip("+")  # a + would add a key that nothing reads
-            if key.startswith("executor."):
-                text = f"++{text}"  # the options depend on the executor: its definition checks them
-            if override.is_sweep_override():
-                if not trial_level:
-                    raise UserError(
-                        f"several values for {key}", where=repr(text), fix="only a trial's keys make an axis"
-                    )
-                given: tuple[Any, ...] = tuple(override.sweep_iterator())
-                given = tuple(v.value() if hasattr(v, "value") and callable(v.value) else v for v in given)
-            else:
-                given = (override.value(),)
-            if key in TRIAL_GROUPS or key in CHOOSES:
-                key = CHOOSES.get(key, key)
-                if not all(isinstance(v, str) for v in given):
-                    raise UserError(f"{text!r} does not name a {key}", fix=f"write {key}=NAME, or {key}=NAME,NAME")
-                choices[key] = tuple(map(str, given))
-            elif trial_level:
-                values[key] = tuple(_plain(v) for v in given)
-            else:
-                run_level.append(text)
-        return Forced(choices, values), run_level
-
-    def _single_forced(self) -> list[str]:
-        """Return the forced overrides, reduced to the first value of each axis, so that Hydra checks them."""
-        shown = []
-        for text in self._given:
-            key = text.split("=", 1)[0].lstrip("+")
-            if key not in self.forced.choices and key not in self.forced.values:
-                continue
-            if key.split(".")[0] in OPEN and key not in self.forced.choices:
-                continue  # the options depend on the member that a block chooses: the plan checks them
-            if key in self.forced.choices:
-                shown.append(f"{key}={self.forced.choices[key][0]}")
-            elif len(self.forced.values[key]) == 1:
-                shown.append(text)
-            else:
-                shown.append(f"{key}={_as_override(self.forced.values[key][0])}")
-        return shown
+        return Composer([*self.command_line.search, f"+grid={self.command_line.grid}"], self._config_dirs)
 
     def _register(self) -> None:
         """Register the schema with Hydra, and each member's options and defaults unless it has a YAML file."""
@@ -240,8 +147,8 @@ class Composer:
         typed: dict[str, Any] = {
             key: OmegaConf.to_object(composed[key]) for key in ("scale", "cluster", "tracking", "grid")
         }
-        for path in _strangers(typed, ""):  # a + on the command line adds any key, and Hydra keeps it
-            raise unknown("key", path, _siblings(path), where=self.locate({})(path))
+        for path in strangers(typed, ""):  # a + on the command line adds any key, and Hydra keeps it
+            raise unknown("key", path, siblings(path), where=self.locate({})(path))
         return RunConfig(executor=executor, state_dir=composed.state_dir, **typed)
 
     def _compose(self, overrides: Sequence[str]) -> DictConfig:
@@ -252,7 +159,7 @@ class Composer:
         from omegaconf.errors import OmegaConfBaseException
         from yaml import YAMLError
 
-        search = [f"{SEARCH}[{','.join(map(_quoted, self._search))}]"] if self._search else []
+        search = [f"{SEARCH}[{','.join(map(quoted, self._search))}]"] if self._search else []
         try:
             with closed():
                 config = compose("config", overrides=[*search, *overrides], return_hydra_config=True)
@@ -264,8 +171,8 @@ class Composer:
                 _resolve(config)
         except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:  # ValueError: task=3
             chosen = dict(text.lstrip("+").split("=", 1) for text in overrides if "=" in text)
-            where = lambda key: self._on_command_line(key) or self._file_of(key, chosen)
-            raise _explain(error, overrides, where) from None
+            where = lambda key: PLACE if self.command_line.names(key) else self._file_of(key, chosen)
+            raise explained(error, overrides, where) from None
         return config
 
     def trial_part(self, choices: Mapping[str, str]) -> dict[str, Any]:
@@ -332,19 +239,11 @@ class Composer:
         """Return a function: key -> its origin, "the command line" or one of the chosen files."""
 
         def where(key: str) -> str:
-            if any(_key(text) == key for text in self._given):
-                return "the command line"
+            if self.command_line.sets(key):
+                return PLACE
             return self._file_of(key, {**self._chosen_by.get(_of_method(choices), {}), **choices})
 
         return where
-
-    def _on_command_line(self, key: str) -> str:
-        """Return "the command line" if it sets a key or chooses an option (group/name), else ""."""
-        group, _, name = key.rpartition("/")
-        if name in self.forced.choices.get(group, ()):
-            return "the command line"
-        given = [text.lstrip("+~") for text in self._given]
-        return "the command line" if any(text.startswith((key, key.replace("/", "="))) for text in given) else ""
 
     def _file_of(self, key: str, choices: Mapping[str, str]) -> str:
         """Return the chosen file (of group -> option) that sets a key; "" if none does."""
@@ -371,7 +270,7 @@ class Composer:
             with closed():
                 loaded = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
         except (OmegaConfBaseException, YAMLError) as error:
-            raise _explain(error, [], lambda _: str(path)) from None
+            raise explained(error, [], lambda _: str(path)) from None
         assert isinstance(loaded, dict)
         return {str(key): value for key, value in loaded.items()}
 
@@ -429,30 +328,6 @@ def _of_method(choices: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     return tuple((group, choices[group]) for group in METHOD if group in choices)
 
 
-def _searchpath(text: str) -> list[str]:
-    """Return the addresses listed by an override of hydra.searchpath."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
-    listed = _plain(OverridesParser.create().parse_override(text).value())
-    return [str(url) for url in listed] if isinstance(listed, list) else [str(listed)]
-
-
-def _key(text: str) -> str:
-    """Return the key of an override, without Hydra's prefixes."""
-    return text.lstrip("+~").split("=")[0]
-
-
-def _plain(value: Any) -> Any:
-    """Convert a value parsed by Hydra (a quoted string, ...) to plain Python."""
-    if hasattr(value, "text") and hasattr(value, "quote"):
-        return value.text
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    if isinstance(value, dict):
-        return {str(_plain(key)): _plain(item) for key, item in value.items()}
-    return value
-
-
 def _yaml(file: Path) -> Mapping[str, Any]:
     """Return the contents of a configuration file, its defaults list included."""
     import yaml
@@ -470,119 +345,3 @@ def _holds(tree: Mapping[str, Any], key: str, group: str) -> bool:
         if node is not _NOTHING and (group == "method" or key.startswith(f"{group}.")):
             return True
     return False
-
-
-def _as_override(value: Any) -> str:
-    if isinstance(value, str):
-        return _quoted(value)
-    return "null" if value is None else str(value)
-
-
-def _with_path(text: str) -> str:
-    """Return an override whose value is a path as Hydra reads it: in its grammar most punctuation has a meaning.
-
-    Values that the user quoted are Hydra's, and so are several (model.path=A,B) unless all of it is one path.
-    """
-    key, _, value = text.partition("=")
-    if key.lstrip("+") not in PATHS or value in ("", "null") or value.startswith(("'", '"', "${")):
-        return text
-    if key != "state_dir" and not os.path.exists(os.path.expanduser(value)) and _several(text):
-        return text
-    return f"{key}={_quoted(value)}"
-
-
-def _several(text: str) -> bool:
-    """Return whether an override can be read as several values."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
-    try:
-        return bool(OverridesParser.create().parse_override(text).is_sweep_override())
-    except HydraException:
-        return False
-
-
-def _quoted(value: str) -> str:
-    """Return a string quoted in Hydra's grammar, where a backslash counts before a quote only."""
-    return "'" + re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), value) + "'"
-
-
-def _how_to_write(text: str, reason: str) -> str:
-    key, equals, value = text.partition("=")
-    if not equals:
-        return f"write key=value ({reason})"
-    return f"quote text twice, once for the shell: {shlex.quote(f'{key}={_quoted(value)}')} ({reason})"
-
-
-def _explain(error: Exception, overrides: Sequence[str], locate: Locate) -> UserError:
-    """Reduce Hydra's and OmegaConf's messages to one line: the problem, its place, the choices, the likely fix."""
-    chain: list[str] = []
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, UserError):  # of an interpolation that is refused
-            full = re.search(r"full_key: (\S+)", "\n".join(chain))
-            key = full[1] if full and full[1] != "_dummy_" else ""  # Hydra's name for an option of the defaults list
-            return UserError(cause.what, where=f"{key} ({locate(key)})" if key else "", fix=cause.fix)
-        chain.append(str(cause))
-        cause = cause.__cause__ or cause.__context__
-    text = "\n".join(chain)
-    if found := re.search(r"Could not find '([^']+)'", text):
-        group, _, name = found[1].rpartition("/")
-        listed = re.search(r"Available options in '[^']*':\n((?:\t.+\n?)*)", text)
-        choices = listed[1].split() if listed else ()
-        return unknown(group or "configuration", name, choices, where=locate(found[1]))
-    if found := re.search(r"Could not override '([^']+)'\. No match in the defaults list", text):
-        group = found[1].split("@")[0]
-        given = next((text for text in overrides if text.startswith(f"{group}=")), f"{group}=NAME")
-        return UserError(f"{group} is not in the defaults list", fix=f"to append to your default list use +{given}")
-    if found := re.search(r"Key '([^']+)' (?:not in|is not in) '?(\w+)", text):
-        full = re.search(r"full_key: (\S+)", text)
-        path = full[1] if full else found[1]
-        return unknown("key", path, _siblings(path), where=locate(path))
-    if found := re.search(r"Interpolation key '([^']*)' not found", text):
-        full = re.search(r"full_key: (\S+)", text)
-        key = full[1] if full else "a key"
-        return UserError(f"${{{found[1]}}} names no key", where=f"{key} ({locate(key)})" if full else "")
-    if found := re.search(r"Multiple values for ([\w/]+)", text):
-        return UserError(f"{found[1]} is given twice", fix="name it once")
-    if found := re.search(r"Value '(.*?)' of type '(.*?)' could not be converted to (\w+)", text):
-        full = re.search(r"full_key: (\S+)", text)
-        key = full[1] if full else "a key"
-        fix = f"it must be {KINDS.get(found[3], found[3])}"
-        return UserError(f"{key}={found[1]!r} has the wrong type", where=locate(key), fix=fix)
-    if found := re.search(r"Invalid value assigned: (\w+) is not a (\w+)", text):
-        full = re.search(r"full_key: (\S+)", text)
-        kind = "list" if found[2].startswith("List") else found[2]
-        key = full[1] if full else "a key"
-        return UserError(f"{key} has the wrong type", where=locate(key), fix=f"it must be a {kind}")
-    if found := re.search(r"Error merging override (\S+?)=(.).*\s+Cannot assign \w+ to Dict", text):
-        fix = "its entries must be mappings" if found[2] == "[" else "it must be a mapping"
-        return UserError(f"{found[1]} has the wrong type", where=locate(found[1]), fix=fix)
-    if found := re.search(r"Error merging override (\S+?)=", text):
-        return UserError(f"{found[1]} has the wrong type", where=locate(found[1]), fix=chain[-1].splitlines()[0])
-    if found := re.search(r"Primary config|mapping values are not allowed|while (?:parsing|scanning)[^\n]*", text):
-        return UserError("a configuration file is not valid YAML", fix=" ".join(text.split())[:300])
-    reason = "" if chain[-1] == chain[0] else chain[-1].splitlines()[0]
-    return UserError(" ".join(chain[0].split()), fix=reason)
-
-
-def _strangers(value: Any, path: str) -> Iterator[str]:
-    """Yield the dotted keys below `value` that its dataclasses do not declare."""
-    if is_dataclass(value):
-        known = {f.name for f in fields(value)}
-        yield from (f"{path}.{key}" for key in vars(value) if key not in known)
-        value = {name: getattr(value, name) for name in known}
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from _strangers(inner, f"{path}.{key}" if path else str(key))
-
-
-def _siblings(path: str) -> list[str]:
-    node: Any = Config
-    parts = path.split(".")
-    for part in parts[:-1]:
-        hints = get_type_hints(node) if is_dataclass(node) else {}
-        node = hints.get(part)
-    if not is_dataclass(node):
-        return []
-    return [".".join([*parts[:-1], f.name]) for f in fields(node)]

@@ -140,26 +140,47 @@ class Trial:
         return cls(**{**known, **read})
 
 
+METRICS: Mapping[str, str] = {  # of an outcome -> its meaning
+    "dev/loss": "at the selected step",
+    "dev/metric": "the task's first, at the selected step; a share is a fraction of 1",
+    "test/loss": "at the selected step",
+    "test/metric": "the task's first, at the selected step; a share is a fraction of 1",
+    "final_train_loss": "mean of the last 100 steps (of all, if fewer); a step's loss is the mean over its points",
+    "seconds_per_step": "median over steps",
+    "mean_seconds_per_step": "mean over steps",
+    "train_seconds": "of steps only",
+    "wall_seconds": "of the whole trial",
+    "tokens_per_second": "forwarded tokens in steps",
+    "peak_memory_bytes": "as the device defines it",
+    "weights_bytes": "of the stored model",
+    "trainable_parameters": "d",
+    "rows_truncated": "of all splits",
+    "train_rows": "of the train split",
+    "train_rows_short": "how many fewer rows than asked for",
+    "directions": "distinct ones of the run, where its generator repeats",
+    "resolution": "median difference of a direction's two losses, in spacings of the model's dtype at the loss",
+    "updates_lost": "mean share of an update lost by rounding",
+    "drift": "of in-place perturbation: the largest |theta - theta restored|",
+    "flops_per_step": "floating-point operations of the first step's matrix products, if counted",
+    "seconds_per_token": "median over rounds of generation",
+    "workers": "processes that share the steps, at their start, the leader included",
+    "exchanged_bytes_per_step": "questions and answers of all followers",
+    "peers_lost": "of those processes",
+    "directions_redone": "by other processes, because a peer was lost or slow",
+    "directions_dropped": "in all attempts",
+}
+
+
 @dataclass(frozen=True)
 class Outcome:
     """The end of an attempt at a trial, and its measurements.
 
-    `metrics` holds plain floats under these names (absent when not measured): `dev/metric`, `dev/loss`, `test/metric`,
-    `test/loss` (the task's first metric, at the selected step; a share is a fraction of 1), `dev/<name>` and
-    `test/<name>` of each of its metrics; `final_train_loss` (mean loss of the last 100 steps, of all if there are
-    fewer; a step's loss is the mean over its points); `seconds_per_step` (median over steps), `mean_seconds_per_step`,
-    `train_seconds` (steps only), `wall_seconds`, `tokens_per_second` (forwarded tokens in steps), `peak_memory_bytes`,
-    `weights_bytes`, `trainable_parameters`; `rows_truncated` (of all splits), `train_rows`, and how many
-    fewer they are than asked for, `train_rows_short`;
-    `directions` (distinct ones of the run, where its generator repeats);
-    `resolution` (median difference of a direction's two losses, in spacings of the model's dtype at the loss) and
-    `updates_lost` (mean share of an update lost by rounding), see `zo_sweeps.engine.rounding`;
-    `drift` (of in-place perturbation: the largest |theta - theta restored|);
-    `flops_per_step` (floating-point operations of the first step's matrix products, if counted);
-    `seconds_per_token` (median over rounds of generation); `gradients/...` (the last `covered`, by name).
-    If steps were shared: `workers` (processes at its start, the leader included), `exchanged_bytes_per_step` (questions
-    and answers of all followers), `peers_lost`,
-    `directions_redone` (by other processes, because a peer was lost or slow), `directions_dropped` (in all attempts).
+    Args:
+        metrics: plain floats under the names of METRICS, absent when not measured; `dev/<name>` and `test/<name>` of
+            each metric of the task; `gradients/...` (the last `covered`, by name).
+        device: kind, name, definition of memory, ...
+        error: one line; for DIVERGED: step, seed and both losses.
+        code: digest of the code that measured it (see `methods.code`), joined by "+" if attempts differ.
     """
 
     trial_id: str
@@ -167,10 +188,10 @@ class Outcome:
     metrics: Mapping[str, float] = field(default_factory=dict)
     selected_step: int = 0
     steps_done: int = 0
-    device: Mapping[str, Any] = field(default_factory=dict)  # kind, name, memory definition, ...
-    error: str = ""  # one line; for DIVERGED: step, seed and both losses
+    device: Mapping[str, Any] = field(default_factory=dict)
+    error: str = ""
     traceback: str = ""
-    code: str = ""  # digest of the code that measured it (see methods.code), joined by "+" if attempts differ
+    code: str = ""
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "state": self.state.value}

@@ -18,7 +18,6 @@ import psutil
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import replace_text
-from zo_sweeps.core.host import GIB
 from zo_sweeps.devices.probe import probe
 from zo_sweeps.fleet import preflight
 from zo_sweeps.fleet.keeper import Keeper, NodeSpec
@@ -147,10 +146,10 @@ def gpus_lent(options: WorkerOptions, device: Device) -> int:
 def memory_lent(options: WorkerOptions, device: Device) -> int | None:
     """Return the bytes for `ray start --memory`; None, for a profile without a size: as much as Ray finds free."""
     if options.memory_gb is not None:
-        return int(options.memory_gb * GIB)
+        return int(options.memory_gb * 10**9)
     if device.memory_gb is None:
         return None
-    return min(int(device.memory_gb * GIB), psutil.virtual_memory().total)
+    return min(int(device.memory_gb * 10**9), psutil.virtual_memory().total)
 
 
 def _folder(state_dir: Path) -> Path:

@@ -26,7 +26,7 @@ def altered(plan: Plan, composer: Composer) -> frozenset[tuple[str, str]]:
     """
     if plan.altered is not None:
         return plan.altered
-    if not composer.changes_trials:
+    if not composer.command_line.changes_trials:
         return frozenset()
     written = composer.as_written()
     grid = replace(written.run.grid, seeds=written.run.grid.seeds[:1])

@@ -101,7 +101,7 @@ def build(composer: Composer) -> Plan:
     """
     grid = composer.run.grid
     if not grid.blocks:
-        raise UserError(f"grid {grid.name!r} has no blocks", where=f"grid/{composer.grid_name}.yaml")
+        raise UserError(f"grid {grid.name!r} has no blocks", where=f"grid/{composer.command_line.grid}.yaml")
     draft = _Draft(composer)
     for name, block in draft.grid.blocks.items():
         draft.add(name, block)
@@ -123,7 +123,7 @@ class _Draft:
         self.devices: set[str] = set()
         self.places, self.options, self.overrides = Places(), Options(), Overrides(composer)
         try:
-            self.grid = shown(self.grid, composer.left_out)
+            self.grid = shown(self.grid, composer.command_line.left_out)
         except UserError as error:
             self.problems[str(error)] = []
 
@@ -292,8 +292,8 @@ def _caveats(
     shared = sum(len(where) for where in places.values() if len(where) > 1)
     if shared:
         found.append(f"{shared} entries became identical to others under these overrides and share their trials")
-    if composer.left_out:
-        found.append(f"left out: {', '.join(composer.left_out)}")
+    if composer.command_line.left_out:
+        found.append(f"left out: {', '.join(composer.command_line.left_out)}")
     choices, values = composer.forced.choices, composer.forced.values
     if "model" in choices:
         display = composer.trial["model"]["display"]

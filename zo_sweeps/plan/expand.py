@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from zo_sweeps.config.composer import CHOOSES, Composer, Forced
+from zo_sweeps.config.command_line import CHOOSES, Forced
+from zo_sweeps.config.composer import Composer
 from zo_sweeps.config.schema import TRIAL_GROUPS, BlockConfig, GridConfig
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.plan.overrides import Overrides, Promise

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from zo_sweeps.config.composer import Composer, Forced
+from zo_sweeps.config.command_line import PLACE, Forced
+from zo_sweeps.config.composer import Composer
 from zo_sweeps.config.schema import AMOUNTS, AXES, LENGTH, SEARCHED, WHOLE, GridConfig
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.plan.visible_rows import shown
@@ -117,7 +118,7 @@ class Overrides:
         if gone == {*grid.blocks}:
             raise UserError(
                 f"no row of grid {grid.name} agrees with {' '.join(self._left_out)}",
-                where="the command line",
+                where=PLACE,
                 fix=f"leave it out, or add {RELABEL} to run the rows so, under other labels",
             )
         blocks = {

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
+from zo_sweeps.config.command_line import PLACE
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.config.schema import AXES, ScaleConfig, ScaleSteps
 from zo_sweeps.core.errors import unknown
@@ -55,7 +56,7 @@ class Options:
             known = {f"{axis}.{f.name}" for member in registry.members(axis).values() for f in options(member)}
             forced = path in composer.forced.values
             if path not in known or forced:
-                where = "the command line" if forced else f"grid {composer.run.grid.name}"
+                where = PLACE if forced else f"grid {composer.run.grid.name}"
                 problems.append(str(unknown("key", path, known, where=where)))
         return sorted(problems)
 
@@ -72,7 +73,7 @@ def resolve(composer: Composer, setting: Setting, options: Options) -> TrialConf
     for path, value in setting.values.items():
         if options.takes(tree, path, setting):
             _set(tree, path, value)
-            given[path] = "the command line" if path in forced else setting.where
+            given[path] = PLACE if path in forced else setting.where
     located = composer.locate(setting.choices)
 
     def where(key: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -57,7 +58,8 @@ def compare(state_dir: Path, names: Sequence[str], console: Console) -> None:
         _print(console, name, lines, "not evaluated yet")
     _say(console, "\ntraining loss, both on the same scale")
     losses = [[value for _, _, value in each["train/loss"]] for each in curves]
-    low, high = min(map(min, filter(None, losses)), default=0.0), max(map(max, filter(None, losses)), default=0.0)
+    finite = [value for values in losses for value in values if math.isfinite(value)]
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
     for letter, values in zip("AB", losses, strict=True):
         _say(console, f"{letter}  {spark(values, low, high) or 'no steps'}  {len(values)} steps")
     for letter, outcome in zip("AB", outcomes, strict=True):

@@ -11,6 +11,7 @@ from typing import Any
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.config.schema import GridFigure
 from zo_sweeps.core.errors import UserError, unknown
+from zo_sweeps.core.trial import METRICS
 from zo_sweeps.plan.altered import altered
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.results import tables as readout
@@ -26,27 +27,6 @@ DEFAULTS = {
     "dev_metric": GridFigure(kind="curve", title="Dev metric by time", x="seconds", y="dev/metric"),
     "train_loss": GridFigure(kind="curve", title="Training loss by step", x="step", y="train/loss"),
 }
-METRICS = (  # of an outcome; a figure's y is one of them or a file of conf/table
-    "dev/loss",
-    "dev/metric",
-    "test/loss",
-    "test/metric",
-    "final_train_loss",
-    "seconds_per_step",
-    "mean_seconds_per_step",
-    "train_seconds",
-    "wall_seconds",
-    "tokens_per_second",
-    "peak_memory_bytes",
-    "weights_bytes",
-    "trainable_parameters",
-    "directions",
-    "drift",
-    "flops_per_step",
-    "seconds_per_token",
-)
-
-
 PERCENT = Measure(metric="dev/metric", unit="%", unit_size=0.01)  # of a dev/metric curve
 
 

@@ -146,7 +146,7 @@ def standings(of: Sequence[Item], state_dir: Path) -> dict[str, ItemProgress]:
         if latest(state_dir, grid) is not None:
             reading = recalled.read([f"+grid={grid}", f"state_dir={state_dir}"])
             plan, composer = reading.plan, reading.composer
-            written = composer.as_written().run.grid if composer.grid_name else plan.grid
+            written = composer.as_written().run.grid if composer.command_line.grid else plan.grid
             tables = readout.tables(plan, composer, read_standing(state_dir))
             ran[grid] = _Ran(tables, written, altered(plan, composer), plan.caveats)
     return {item.reference: _standing(item, ran) for item in of}

@@ -1,0 +1,216 @@
+"""The command line's overrides: what they force on every trial of a grid, what they set of the run, paths as typed."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from zo_sweeps.config.schema import AXES, TRIAL_GROUPS, TRIAL_KEYS
+from zo_sweeps.core.errors import UserError
+
+CHOOSES = {f"{group}.name": group for group in (*AXES, "precision")}  # estimator.name=X chooses X, as estimator=X does
+OPEN = (*AXES, "precision", "task", "method")  # parts of a trial that Hydra takes as they are
+SEARCH = "hydra.searchpath="  # Hydra's own override for further folders; --config-dir is short for it
+PATHS = ("model.path", "data.dir", "state_dir", "tracking.uri")  # taken as typed: Hydra's grammar stops at "~" and "("
+# Keys that give a grid's cells the trials that its files do, seed and machine aside.
+SAME_TRIALS = ("seed", "grid.seeds", "device", "data.dir", "executor", "cluster", "tracking", "state_dir")
+PLACE = "the command line"  # as the origin of a value
+
+
+@dataclass(frozen=True)
+class Forced:
+    """The command line's overrides of every trial: each replaces a grid's fixed value or its axis over the same key.
+
+    `choices` are group options (task=sst2), `values` are keys (update.lr=1e-3); several values, separated by commas,
+    make an axis.
+    """
+
+    choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    values: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """The overrides of a command.
+
+    Args:
+        texts: as given, in Hydra's grammar, without those of the search path.
+        search: those of the search path.
+        forced: what they force on every trial.
+        of_run: those of the run: grid, executor, state_dir, ...
+    """
+
+    texts: tuple[str, ...]
+    search: tuple[str, ...]
+    forced: Forced
+    of_run: tuple[str, ...]
+
+    @classmethod
+    def read(cls, overrides: Sequence[str]) -> CommandLine:
+        """Sort a command's overrides. Raises UserError for one that cannot be read."""
+        search = tuple(text for text in overrides if text.startswith(SEARCH))
+        texts = tuple(_with_path(text) for text in overrides if text not in search)
+        return cls(texts, search, *_sorted(texts))
+
+    @property
+    def grid(self) -> str:
+        """The name of the grid; "" if none is named."""
+        return next((text.split("=", 1)[1] for text in self.texts if text.startswith("+grid=")), "")
+
+    @property
+    def folders(self) -> list[str]:
+        """The addresses that the overrides of the search path list."""
+        return [address for text in self.search for address in _addresses(text)]
+
+    @property
+    def changes_trials(self) -> bool:
+        """Whether it may give the grid's cells other trials than the files do, seed and machine aside."""
+        keys = [_key(text) for text in self.texts]
+        return any(key not in SAME_TRIALS and key.partition(".")[0] not in SAME_TRIALS for key in keys if key != "grid")
+
+    @property
+    def left_out(self) -> list[str]:
+        """The blocks and columns that it removes: `~grid.blocks.NAME`, `~grid.columns.NAME`."""
+        given = (text for text in self.texts if text.startswith(("~grid.blocks.", "~grid.columns.")))
+        return [text.partition("=")[0].split(".", 2)[2] for text in given]
+
+    def sets(self, key: str) -> bool:
+        """Return whether it sets this very key."""
+        return any(_key(text) == key for text in self.texts)
+
+    def names(self, key: str) -> bool:
+        """Return whether it sets a key, or one below it, or chooses an option (group/name)."""
+        group, _, name = key.rpartition("/")
+        if name in self.forced.choices.get(group, ()):
+            return True
+        return any(text.lstrip("+~").startswith((key, key.replace("/", "="))) for text in self.texts)
+
+    @property
+    def one_of_each(self) -> list[str]:
+        """The forced overrides, reduced to the first value of each axis, so that Hydra checks them."""
+        choices, values = self.forced.choices, self.forced.values
+        shown = []
+        for text in self.texts:
+            key = text.split("=", 1)[0].lstrip("+")
+            if key in choices:
+                shown.append(f"{key}={choices[key][0]}")
+            elif key not in values or key.split(".")[0] in OPEN:
+                continue  # options depend on the member that a block chooses: the plan checks them
+            else:
+                shown.append(text if len(values[key]) == 1 else f"{key}={_as_override(values[key][0])}")
+        return shown
+
+
+def _sorted(overrides: Sequence[str]) -> tuple[Forced, tuple[str, ...]]:
+    """Split the overrides into those forced on trials and those of the run (grid, executor, state_dir, ...)."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    parser = OverridesParser.create()
+    choices: dict[str, tuple[str, ...]] = {}
+    values: dict[str, tuple[Any, ...]] = {}
+    run_level: list[str] = []
+    for text in overrides:
+        try:
+            override = parser.parse_override(text)
+        except HydraException as error:
+            reason = str(error).splitlines()[0]
+            raise UserError(f"cannot read the override {text!r}", fix=_how_to_write(text, reason)) from None
+        key = override.key_or_group
+        if not key:
+            raise UserError(f"cannot read the override {text!r}", fix="write key=value")
+        if override.is_delete() and not re.match(r"grid\.\w+\.", key):
+            fix = "only parts of the grid can (~grid.tables.NAME); grid.tables={} leaves out all"
+            raise UserError(f"{key} cannot be left out", where=repr(text), fix=fix)
+        trial_level = key.split(".")[0].split("/")[0] in TRIAL_KEYS
+        if key != "grid" and not re.match(r"grid\.\w+\.", key) and not trial_level:
+            text = text.lstrip("+")  # a + would add a key that nothing reads
+        if key.startswith("executor."):
+            text = f"++{text}"  # the options depend on the executor: its definition checks them
+        if override.is_sweep_override():
+            if not trial_level:
+                raise UserError(f"several values for {key}", where=repr(text), fix="only a trial's keys make an axis")
+            given: tuple[Any, ...] = tuple(override.sweep_iterator())
+            given = tuple(v.value() if hasattr(v, "value") and callable(v.value) else v for v in given)
+        else:
+            given = (override.value(),)
+        if key in TRIAL_GROUPS or key in CHOOSES:
+            key = CHOOSES.get(key, key)
+            if not all(isinstance(v, str) for v in given):
+                raise UserError(f"{text!r} does not name a {key}", fix=f"write {key}=NAME, or {key}=NAME,NAME")
+            choices[key] = tuple(map(str, given))
+        elif trial_level:
+            values[key] = tuple(_plain(v) for v in given)
+        else:
+            run_level.append(text)
+    return Forced(choices, values), tuple(run_level)
+
+
+def _addresses(text: str) -> list[str]:
+    """Return the addresses listed by an override of hydra.searchpath."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    listed = _plain(OverridesParser.create().parse_override(text).value())
+    return [str(url) for url in listed] if isinstance(listed, list) else [str(listed)]
+
+
+def _key(text: str) -> str:
+    """Return the key of an override, without Hydra's prefixes."""
+    return text.lstrip("+~").split("=")[0]
+
+
+def _plain(value: Any) -> Any:
+    """Convert a value parsed by Hydra (a quoted string, ...) to plain Python."""
+    if hasattr(value, "text") and hasattr(value, "quote"):
+        return value.text
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {str(_plain(key)): _plain(item) for key, item in value.items()}
+    return value
+
+
+def _as_override(value: Any) -> str:
+    if isinstance(value, str):
+        return quoted(value)
+    return "null" if value is None else str(value)
+
+
+def _with_path(text: str) -> str:
+    """Return an override whose value is a path as Hydra reads it: in its grammar most punctuation has a meaning.
+
+    Values that the user quoted are Hydra's, and so are several (model.path=A,B) unless all of it is one path.
+    """
+    key, _, value = text.partition("=")
+    if key.lstrip("+") not in PATHS or value in ("", "null") or value.startswith(("'", '"', "${")):
+        return text
+    if key != "state_dir" and not os.path.exists(os.path.expanduser(value)) and _several(text):
+        return text
+    return f"{key}={quoted(value)}"
+
+
+def _several(text: str) -> bool:
+    """Return whether an override can be read as several values."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        return bool(OverridesParser.create().parse_override(text).is_sweep_override())
+    except HydraException:
+        return False
+
+
+def quoted(value: str) -> str:
+    """Return a string quoted in Hydra's grammar, where a backslash counts before a quote only."""
+    return "'" + re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), value) + "'"
+
+
+def _how_to_write(text: str, reason: str) -> str:
+    key, equals, value = text.partition("=")
+    if not equals:
+        return f"write key=value ({reason})"
+    return f"quote text twice, once for the shell: {shlex.quote(f'{key}={quoted(value)}')} ({reason})"

@@ -1,0 +1,88 @@
+"""Hydra's and OmegaConf's messages as one line, and keys that nothing declares."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any, get_type_hints
+
+from zo_sweeps.config.schema import Config
+from zo_sweeps.core.errors import UserError, unknown
+from zo_sweeps.methods.definition import Locate
+
+KINDS = {"Integer": "an integer", "Float": "a number", "Boolean": "true or false", "String": "text"}
+
+
+def explained(error: Exception, overrides: Sequence[str], locate: Locate) -> UserError:
+    """Reduce Hydra's and OmegaConf's messages to one line: the problem, its place, the choices, the likely fix."""
+    chain: list[str] = []
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, UserError):  # of an interpolation that is refused
+            full = re.search(r"full_key: (\S+)", "\n".join(chain))
+            key = full[1] if full and full[1] != "_dummy_" else ""  # Hydra's name for an option of the defaults list
+            return UserError(cause.what, where=f"{key} ({locate(key)})" if key else "", fix=cause.fix)
+        chain.append(str(cause))
+        cause = cause.__cause__ or cause.__context__
+    text = "\n".join(chain)
+    if found := re.search(r"Could not find '([^']+)'", text):
+        group, _, name = found[1].rpartition("/")
+        listed = re.search(r"Available options in '[^']*':\n((?:\t.+\n?)*)", text)
+        choices = listed[1].split() if listed else ()
+        return unknown(group or "configuration", name, choices, where=locate(found[1]))
+    if found := re.search(r"Could not override '([^']+)'\. No match in the defaults list", text):
+        group = found[1].split("@")[0]
+        given = next((text for text in overrides if text.startswith(f"{group}=")), f"{group}=NAME")
+        return UserError(f"{group} is not in the defaults list", fix=f"to append to your default list use +{given}")
+    if found := re.search(r"Key '([^']+)' (?:not in|is not in) '?(\w+)", text):
+        full = re.search(r"full_key: (\S+)", text)
+        path = full[1] if full else found[1]
+        return unknown("key", path, siblings(path), where=locate(path))
+    if found := re.search(r"Interpolation key '([^']*)' not found", text):
+        full = re.search(r"full_key: (\S+)", text)
+        key = full[1] if full else "a key"
+        return UserError(f"${{{found[1]}}} names no key", where=f"{key} ({locate(key)})" if full else "")
+    if found := re.search(r"Multiple values for ([\w/]+)", text):
+        return UserError(f"{found[1]} is given twice", fix="name it once")
+    if found := re.search(r"Value '(.*?)' of type '(.*?)' could not be converted to (\w+)", text):
+        full = re.search(r"full_key: (\S+)", text)
+        key = full[1] if full else "a key"
+        fix = f"it must be {KINDS.get(found[3], found[3])}"
+        return UserError(f"{key}={found[1]!r} has the wrong type", where=locate(key), fix=fix)
+    if found := re.search(r"Invalid value assigned: (\w+) is not a (\w+)", text):
+        full = re.search(r"full_key: (\S+)", text)
+        kind = "list" if found[2].startswith("List") else found[2]
+        key = full[1] if full else "a key"
+        return UserError(f"{key} has the wrong type", where=locate(key), fix=f"it must be a {kind}")
+    if found := re.search(r"Error merging override (\S+?)=(.).*\s+Cannot assign \w+ to Dict", text):
+        fix = "its entries must be mappings" if found[2] == "[" else "it must be a mapping"
+        return UserError(f"{found[1]} has the wrong type", where=locate(found[1]), fix=fix)
+    if found := re.search(r"Error merging override (\S+?)=", text):
+        return UserError(f"{found[1]} has the wrong type", where=locate(found[1]), fix=chain[-1].splitlines()[0])
+    if found := re.search(r"Primary config|mapping values are not allowed|while (?:parsing|scanning)[^\n]*", text):
+        return UserError("a configuration file is not valid YAML", fix=" ".join(text.split())[:300])
+    reason = "" if chain[-1] == chain[0] else chain[-1].splitlines()[0]
+    return UserError(" ".join(chain[0].split()), fix=reason)
+
+
+def strangers(value: Any, path: str) -> Iterator[str]:
+    """Yield the dotted keys below `value` that its dataclasses do not declare."""
+    if is_dataclass(value):
+        known = {f.name for f in fields(value)}
+        yield from (f"{path}.{key}" for key in vars(value) if key not in known)
+        value = {name: getattr(value, name) for name in known}
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from strangers(inner, f"{path}.{key}" if path else str(key))
+
+
+def siblings(path: str) -> list[str]:
+    node: Any = Config
+    parts = path.split(".")
+    for part in parts[:-1]:
+        hints = get_type_hints(node) if is_dataclass(node) else {}
+        node = hints.get(part)
+    if not is_dataclass(node):
+        return []
+    return [".".join([*parts[:-1], f.name]) for f in fields(node)]
