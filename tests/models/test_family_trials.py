@@ -13,7 +13,7 @@ from tests.models.test_families import FAMILIES
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import TrialState
-from zo_sweeps.methods.parts import Model
+from zo_sweeps.methods.parts import Model, ModelSource
 from zo_sweeps.models.load import load
 from zo_sweeps.plan.build import Plan, build
 from zo_sweeps.run.run_trial import run_trial
@@ -28,7 +28,7 @@ class Events(list[Any]):
 
 def plan(folder: Path, family: str, *overrides: str, prompt: str = "mezo") -> Plan:
     """Plan two steps of one method on a saved checkpoint of the family."""
-    model = load(Model(source="random", arch=FAMILIES[family]), torch.float32, "cpu")
+    model = load(Model(source=ModelSource.RANDOM, arch=FAMILIES[family]), torch.float32, "cpu")
     model.module.save_pretrained(folder / "model")
     model.tokenizer.save_pretrained(folder / "model")
     grid = {

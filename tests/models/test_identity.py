@@ -101,7 +101,7 @@ def test_a_local_model_without_a_path_says_which_key_is_missing():
 
 
 def test_an_unknown_source_is_an_error_with_the_choices():
-    with pytest.raises(UserError, match=r"unknown model source 'hug'.*demo, hub, local, random; did you mean 'hub'"):
+    with pytest.raises(UserError, match=r"unknown source 'hug'.*demo, hub, local, random; did you mean 'hub'"):
         fingerprint_model(make(source="hug"))
 
 

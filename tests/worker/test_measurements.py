@@ -166,7 +166,7 @@ def test_generation_over_a_sparse_space_leaves_the_model_as_it_was(product: str)
 def test_a_continuation_has_exactly_the_tokens_that_are_asked_for_and_they_are_the_likeliest() -> None:
     from zo_sweeps.models.load import load
 
-    model = load(Model(source="demo"), torch.float32, "cpu")
+    model = load(Model(), torch.float32, "cpu")
     prompt = model.prompt("A film that")
     found = model.generate_exactly(prompt, 6)
     ids = list(prompt)

@@ -13,7 +13,7 @@ from zo_sweeps.bench.shapes import LLAMA_2_7B, Example, examples
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.engine import noise
 from zo_sweeps.engine.layers.full import FullModel
-from zo_sweeps.methods.parts import Model
+from zo_sweeps.methods.parts import Model, ModelSource
 from zo_sweeps.methods.points import NoiseKey
 from zo_sweeps.models.causal import LanguageModel
 from zo_sweeps.models.load import load
@@ -29,7 +29,7 @@ def rows(rounds: int) -> Iterator[Row]:
     device = torch.device("cuda")
     for dtype in (torch.float16, torch.float32):
         yield perturbation(device, dtype, ELEMENTS, rounds)
-    model = load(Model(source="random", arch=LLAMA_2_7B), torch.float16, device)
+    model = load(Model(source=ModelSource.RANDOM, arch=LLAMA_2_7B), torch.float16, device)
     yield step(model, examples([TOKENS], 1), "Llama-2-7B shape, fp16", rounds)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from zo_sweeps.methods.parts import Model
+from zo_sweeps.methods.parts import Model, ModelSource
 from zo_sweeps.models.causal import LanguageModel
 from zo_sweeps.models.load import load
 
@@ -55,7 +55,7 @@ class Example:
 
 def llama_58m() -> LanguageModel:
     """Load the Llama of LLAMA_58M, fp32, on the CPU."""
-    return load(Model(source="random", arch=LLAMA_58M), torch.float32, torch.device("cpu"))
+    return load(Model(source=ModelSource.RANDOM, arch=LLAMA_58M), torch.float32, torch.device("cpu"))
 
 
 def demo() -> LanguageModel:

@@ -56,9 +56,14 @@ def bound() -> Any:
     return field(default=None, metadata={"option": False}, repr=False, kw_only=True)
 
 
-def options(cls: Any) -> Iterator[Field[Any]]:
-    """Yield the fields that a user can set."""
-    return (f for f in fields(cls) if f.metadata.get("option", True))
+def options(of: Any) -> tuple[Field[Any], ...]:
+    """Return the fields that a user can set, of a class or its instance."""
+    return _options(of if isinstance(of, type) else type(of))
+
+
+@cache
+def _options(cls: type) -> tuple[Field[Any], ...]:
+    return tuple(f for f in fields(cls) if f.metadata.get("option", True))
 
 
 @cache

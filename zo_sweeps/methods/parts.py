@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any, Literal
 
 from zo_sweeps.core.errors import UserError, unknown
@@ -12,13 +13,22 @@ from zo_sweeps.methods.kind import Kind
 from zo_sweeps.methods.registry import member, names
 
 
+class ModelSource(str, Enum):
+    """Where a model comes from: the Hugging Face hub, a local folder, random weights, or this package."""
+
+    HUB = "hub"
+    LOCAL = "local"
+    RANDOM = "random"
+    DEMO = "demo"
+
+
 @dataclass(frozen=True)
 class Model(Checked):
     """A model and its source. Its identity is its fingerprint; paths and names do not count."""
 
     name: str = option("demo", "name in conf/model", identity=False)
     display: str = option("", "name as printed in the papers", identity=False)
-    source: str = option("demo", "hub, local, random or demo", identity=False)
+    source: ModelSource = option(ModelSource.DEMO, "hub, local, random or demo", identity=False)
     path: str | None = option(None, "folder (local) or id (hub)", identity=False)
     revision: str | None = option(None, "branch, tag or commit of a hub model; null: main", identity=False)
     family: str | None = option(None, "informative only: the family is read from config.json", identity=False)
@@ -28,7 +38,7 @@ class Model(Checked):
     fingerprint: str = option("", "identity of its weights and tokenizer; set by the planner")
 
     def to_identity(self) -> Any:
-        return self.fingerprint or [self.source, self.path, self.revision]
+        return self.fingerprint or [self.source.value, self.path, self.revision]
 
 
 @dataclass(frozen=True)

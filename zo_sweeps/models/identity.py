@@ -10,18 +10,17 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from zo_sweeps.core.errors import UserError, unknown
+from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import folder_at
 from zo_sweeps.core.fingerprint import canonical_json, fingerprint
 from zo_sweeps.methods.arch import Arch
-from zo_sweeps.methods.parts import Model
+from zo_sweeps.methods.parts import Model, ModelSource
 from zo_sweeps.models import families, hub
 from zo_sweeps.models.checkpoint import CheckpointInfo, read_checkpoint_info
 from zo_sweeps.models.tokenizer import FILE as TOKENIZER
 from zo_sweeps.models.tokenizer import TokenizerFile, front_of
 
 DEMO = Path(__file__).parent / "demo"
-SOURCES = ("hub", "local", "random", "demo")
 TOKENIZER_PARTS = (
     "tokenizer.json",
     "tokenizer.model",
@@ -60,7 +59,7 @@ class ModelStatus:
 
 def folder_of(model: Model) -> Path:
     """Return the folder of a `local` or `demo` model. Raises UserError if a local model has no path."""
-    if model.source == "demo":
+    if model.source == ModelSource.DEMO:
         return DEMO
     if not model.path:
         raise UserError("the local model has no path", where="model.path", fix="add model.path=FOLDER")
@@ -74,19 +73,16 @@ def fingerprint_model(model: Model) -> str:
     weight file (above 256 MiB: 64 evenly spaced blocks of 64 KiB). hub: "hf:<id>@<revision>". random: "random:" +
     hash of `arch`, `seed` and the demo tokenizer that it is used with.
 
-    Raises UserError for an unknown source or a folder that is not a model. Cost: reads at most 256 MiB per weight
+    Raises UserError for a folder that is not a model. Cost: reads at most 256 MiB per weight
     file, once per process.
     """
-    source = model.source
-    if source in ("local", "demo"):
-        return "local:" + _identify(folder_of(model))[1]
-    if source == "hub":
+    if model.source == ModelSource.HUB:
         return f"hf:{repo_of(model)}@{revision_of(model)}"
-    if source == "random":
+    if model.source == ModelSource.RANDOM:
         tokenizer = hashlib.sha256((DEMO / "tokenizer.json").read_bytes()).hexdigest()
         identity = {"arch": model.arch, "seed": model.seed, "tokenizer": tokenizer}
         return "random:" + fingerprint(identity)
-    raise unknown("model source", source, SOURCES, where="model.source")
+    return "local:" + _identify(folder_of(model))[1]
 
 
 def status(model: Model) -> ModelStatus:
@@ -96,10 +92,10 @@ def status(model: Model) -> ModelStatus:
     seconds, once per process, for a hub that does not answer.
     """
     try:
-        if model.source == "hub":
+        if model.source == ModelSource.HUB:
             return _hub_status(model)
         identity = fingerprint_model(model)
-        if model.source == "random":
+        if model.source == ModelSource.RANDOM:
             arch = families.describe(model.arch)
             tokens = demo_tokens(arch)
             if arch.vocabulary < tokens:
@@ -174,7 +170,7 @@ def revision_of(model: Model) -> str:
 
 def files_of(model: Model) -> Mapping[str, str]:
     """Return file -> digest of the files that a model in a folder is identified by; {} if it is none, or not here."""
-    if model.source not in ("local", "demo"):
+    if model.source in (ModelSource.HUB, ModelSource.RANDOM):
         return {}
     try:
         return _identify(folder_of(model))[2]

@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from zo_sweeps.core.errors import UserError, unknown
+from zo_sweeps.core.errors import UserError
 from zo_sweeps.methods.arch import Arch
-from zo_sweeps.methods.parts import Model
+from zo_sweeps.methods.parts import Model, ModelSource
 from zo_sweeps.models import families, hub
 from zo_sweeps.models.causal import LanguageModel
 from zo_sweeps.models.checkpoint import read_checkpoint_info
-from zo_sweeps.models.identity import DEMO, SOURCES, folder_of, repo_of, revision_of
+from zo_sweeps.models.identity import DEMO, folder_of, repo_of, revision_of
 from zo_sweeps.models.masked import MaskedLanguageModel
 
 # Tensors that a checkpoint may hold beyond its architecture: buffers that are computed (of rotary positions, positions,
@@ -35,22 +35,20 @@ def load(model: Model, dtype: torch.dtype, device: torch.device | str) -> Langua
     from `seed`, so that they are the same for every device, and leave the global generator as it was.
 
     Raises UserError for a folder that is not a model, weights that lack tensors of the architecture, have more of them
-    or other shapes, a hub model that cannot be downloaded, a family that cannot be served, an unknown source. Cost: one
-    read of the weights.
+    or other shapes, a hub model that cannot be downloaded, a family that cannot be served. Cost: one read of
+    the weights.
     """
-    source = model.source
     with quiet():
-        if source == "random":
+        if model.source == ModelSource.RANDOM:
             arch = families.describe(model.arch)
             module, tokenizer = _random(model.arch, arch, int(model.seed), dtype)
             return _wrapped(module.to(device), tokenizer, arch.masked)
-        if source not in SOURCES:
-            raise unknown("model source", source, SOURCES, where="model.source")
-        folder = _from_hub(model) if source == "hub" else folder_of(model)
+        on_hub = model.source == ModelSource.HUB
+        folder = _from_hub(model) if on_hub else folder_of(model)
         masked = read_checkpoint_info(folder).arch.masked
         module, tokenizer = _pretrained(folder, masked, dtype)
         # A hub snapshot's folder is named by its commit.
-        return _wrapped(module.to(device), tokenizer, masked, commit=folder.name if source == "hub" else "")
+        return _wrapped(module.to(device), tokenizer, masked, commit=folder.name if on_hub else "")
 
 
 def _wrapped(module: Any, tokenizer: Any, masked: bool, commit: str = "") -> LanguageModel:

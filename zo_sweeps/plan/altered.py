@@ -14,7 +14,7 @@ from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.plan.expand import expand
 from zo_sweeps.plan.overrides import Overrides
-from zo_sweeps.plan.resolve import Options, resolve
+from zo_sweeps.plan.resolve import Options, Parts, resolve
 
 ANYWHERE = Device()
 
@@ -31,9 +31,10 @@ def altered(plan: Plan, composer: Composer) -> frozenset[tuple[str, str]]:
     written = composer.as_written()
     grid = replace(written.run.grid, seeds=written.run.grid.seeds[:1])
     settings: dict[tuple[str, str], set[str]] = {}
+    options, parts = Options(), Parts()
     for name, block in grid.blocks.items():
         for setting in expand(written, grid, name, block, Overrides(written)):
-            config = resolve(written, setting, Options())
+            config = resolve(written, setting, options, parts)
             settings.setdefault((name, setting.column or config.task.name), set()).add(_comparable(config))
     seen: dict[str, str] = {}
     found = set()

@@ -20,12 +20,13 @@ from zo_sweeps.core.fingerprint import fingerprint
 from zo_sweeps.core.trial import Needs, SharedSteps, Trial
 from zo_sweeps.methods.definition import identity
 from zo_sweeps.methods.evaluation import Restore
+from zo_sweeps.methods.parts import ModelSource
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.availability import Availability, Places
 from zo_sweeps.plan.compatible import incompatible
 from zo_sweeps.plan.expand import Setting, expand, flatten
 from zo_sweeps.plan.overrides import Overrides
-from zo_sweeps.plan.resolve import Options, resolve
+from zo_sweeps.plan.resolve import Options, Parts, resolve
 from zo_sweeps.plan.visible_rows import shown
 
 
@@ -121,7 +122,7 @@ class _Draft:
         self.labels: dict[str, str] = {}
         self.problems: dict[str, list[str]] = {}  # what is wrong -> the blocks it is wrong in
         self.devices: set[str] = set()
-        self.places, self.options, self.overrides = Places(), Options(), Overrides(composer)
+        self.places, self.options, self.parts, self.overrides = Places(), Options(), Parts(), Overrides(composer)
         try:
             self.grid = shown(self.grid, composer.command_line.left_out)
         except UserError as error:
@@ -131,7 +132,7 @@ class _Draft:
         """Add the cells of a block, or what is wrong with it."""
         try:
             for setting in expand(self.composer, self.grid, name, block, self.overrides):
-                config = resolve(self.composer, setting, self.options)
+                config = resolve(self.composer, setting, self.options, self.parts)
                 if (device := config.device.name) not in self.devices:
                     self.composer.option("device", device)  # no node is labelled with a name that has no profile
                     self.devices.add(device)
@@ -283,7 +284,9 @@ def _caveats(
     scale = composer.run.scale
     if scale.name != "paper":
         less = f", texts of at most {scale.max_length} tokens" if scale.max_length else ""
-        if scale.layers and any(TrialConfig.of(trial.config).model.source == "random" for trial in trials.values()):
+        if scale.layers and any(
+            TrialConfig.of(trial.config).model.source == ModelSource.RANDOM for trial in trials.values()
+        ):
             less += f", random weights of {scale.layers} layer{'s' * (scale.layers != 1)}"
         found.append(f"scale={scale.name}: fewer steps and examples than the grid's{less}; not comparable with a paper")
     places: dict[str, set[tuple[str, str]]] = {}

@@ -11,11 +11,25 @@ from zo_sweeps.config.composer import Composer
 from zo_sweeps.config.schema import AXES, ScaleConfig, ScaleSteps
 from zo_sweeps.core.errors import unknown
 from zo_sweeps.methods import registry
-from zo_sweeps.methods.definition import options
+from zo_sweeps.methods.definition import Locate, options
 from zo_sweeps.methods.kind import Kind
-from zo_sweeps.methods.parts import Method
+from zo_sweeps.methods.parts import Method, ModelSource
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.expand import Setting
+
+
+class Parts:
+    """The parts of a plan's configurations as they were read: most trials share most of them."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str], Any] = {}
+
+    def read(self, tree: Mapping[str, Any], locate: Locate) -> TrialConfig:
+        """Return the configuration of a tree, equal parts as the same object. Raises UserError as TrialConfig.read."""
+        keys = {name: (name, repr(value)) for name, value in tree.items()}
+        config = TrialConfig.read({name: self._known.get(keys[name], tree[name]) for name in tree}, locate)
+        self._known |= {key: getattr(config, name) for name, key in keys.items()}
+        return config
 
 
 class Options:
@@ -61,7 +75,7 @@ class Options:
         return sorted(problems)
 
 
-def resolve(composer: Composer, setting: Setting, options: Options) -> TrialConfig:
+def resolve(composer: Composer, setting: Setting, options: Options, parts: Parts) -> TrialConfig:
     """Return the configuration of a trial; ascending precedence: presets, grid, scale, command line.
 
     Raises UserError for a key or value that no definition has.
@@ -88,7 +102,7 @@ def resolve(composer: Composer, setting: Setting, options: Options) -> TrialConf
     if tree["precision"]["name"] == "auto":
         tree["precision"] = {**tree["precision"], "name": tree["model"]["precision"]}
     tree["members"] = [str(folder) for folder in registry.folders()]
-    return _with_batch(TrialConfig.read(tree, where))
+    return _with_batch(parts.read(tree, where))
 
 
 def _scale(tree: dict[str, Any], scale: ScaleConfig, kind: Kind, forced: Collection[str]) -> None:
@@ -101,7 +115,11 @@ def _scale(tree: dict[str, Any], scale: ScaleConfig, kind: Kind, forced: Collect
     for key, value in asdict(scale.split).items():
         if value is not None and split[key] is not None and f"split.{key}" not in forced:
             split[key] = value
-    if scale.layers is not None and model["source"] == "random" and "model.arch.num_hidden_layers" not in forced:
+    if (
+        scale.layers is not None
+        and model["source"] == ModelSource.RANDOM
+        and "model.arch.num_hidden_layers" not in forced
+    ):
         from zo_sweeps.models.families import with_layers
 
         model["arch"] = with_layers(model["arch"], scale.layers)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import folder_at
 from zo_sweeps.core.trial import Event, Trial, TrialState
+from zo_sweeps.methods.parts import Model, ModelSource
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.record.journal import JournalStore, last_step, outcome
 from zo_sweeps.record.sweep_book import find_trial
@@ -18,7 +19,6 @@ from zo_sweeps.schedule.ledger import read_standing
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from zo_sweeps.methods.parts import Model
     from zo_sweeps.methods.space import InstalledSpace
     from zo_sweeps.run.workbench import Workbench
 
@@ -144,9 +144,9 @@ def _base(model: Model, commit: str) -> tuple[str, str]:
     """Return the hub repository or folder of a base model, and the hub commit; both "" for random weights."""
     from zo_sweeps.models.identity import folder_of, repo_of
 
-    if model.source == "random":
+    if model.source == ModelSource.RANDOM:
         return "", ""
-    return (repo_of(model), commit) if model.source == "hub" else (str(folder_of(model).resolve()), "")
+    return (repo_of(model), commit) if model.source == ModelSource.HUB else (str(folder_of(model).resolve()), "")
 
 
 def _empty(folder: Path) -> Path:
