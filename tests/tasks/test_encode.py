@@ -10,8 +10,10 @@ import pytest
 from tests.tasks.common import load_task, spec_of
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.models.tokenizer import front_of
+from zo_sweeps.plan import lengths
+from zo_sweeps.plan.lengths import too_long
 from zo_sweeps.tasks import Example, encode
-from zo_sweeps.tasks.lengths import too_long
+from zo_sweeps.tasks.prompts import render
 
 pytestmark = pytest.mark.unit
 
@@ -199,6 +201,18 @@ def test_rows_that_cannot_be_too_long_are_not_tokenised(tokenizer: Any, write_js
     assert len({text for text in asked if text.startswith("great")}) == 2 * 3  # two rows: a prompt and two options
 
 
-def test_a_plan_stops_counting_at_a_bound(tokenizer: Any, write_jsonl: Any, tmp_path: Path) -> None:
-    folder = write_jsonl(tmp_path, train=[REMARK] * 1001, validation=[REMARK], test=[REMARK])
-    assert too_long(spec_of(load_task("sst2"), "mezo"), folder, tokenizer, 6, (0,)) == (1000, False)
+def test_a_plan_stops_counting_at_a_bound(
+    tokenizer: Any, write_jsonl: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_jsonl(tmp_path, train=[REMARK] * 101, validation=[REMARK], test=[REMARK])
+    spec = spec_of(load_task("sst2"), "mezo")
+    assert too_long(spec, folder, tokenizer, 6, (0,)) == (103, True)
+    monkeypatch.setattr(lengths, "MOST", 40 * len(render(spec, REMARK).text) - 1)
+    assert too_long(spec, folder, tokenizer, 6, (0,)) == (40, False)
+
+
+def test_a_row_that_its_template_repeats_is_longer_than_its_line(
+    tokenizer: Any, write_jsonl: Any, tmp_path: Path
+) -> None:
+    folder = write_jsonl(tmp_path, train=[REMARK] * 9, validation=[REMARK], test=[REMARK])
+    assert too_long(spec_of(load_task("timing"), "mezo"), folder, tokenizer, 256, (0,)) == (11, True)

@@ -212,8 +212,8 @@ def _goes_with(config: TrialConfig, model: ModelStatus) -> None:
 
 def _longer(config: TrialConfig, model: ModelStatus, data: DataStatus, most: int) -> str:
     """Return the remark on rows of more than `most` tokens; "" for none. Raises UserError if no text fits."""
+    from zo_sweeps.plan.lengths import too_long
     from zo_sweeps.tasks.encode import room_of
-    from zo_sweeps.tasks.lengths import too_long
     from zo_sweeps.tasks.spec import TaskSpec
 
     spec = TaskSpec.of(config.task, config.prompt.name)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.tasks.prompts import render
+from zo_sweeps.tasks.prompts import Prompt, render
 from zo_sweeps.tasks.spec import TaskSpec
 
 MASKED_EDGES = 3  # tokens of a masked model's row besides the text: its two ends and the mask
@@ -78,25 +78,25 @@ def encode(
     """
     prompt = render(spec, row)
     room = room_of(spec, max_length, len(front))
-    text = prompt.text.strip(" ").lstrip()
-    prompt_ids = _ids(tokenizer, text)
+    text, *whole = texts_of(prompt)
+    prompt_ids = token_ids(tokenizer, text)
     candidates, truncated = [], False
-    for option in prompt.options:
-        ids = _ids(tokenizer, (prompt.text + option).strip(" ").lstrip())
+    for option, with_option in zip(prompt.options, whole, strict=True):
+        ids = token_ids(tokenizer, with_option)
         answer_length = len(ids) - len(prompt_ids)
         if answer_length < 1:
             raise UserError(
                 f"the option {option!r} adds no token to its prompt", where=f"task {spec.name!r} ({spec.dialect})"
             )
         if before:
-            ids = _ids(tokenizer, (before + (prompt.text + option).strip(" ")).lstrip())
+            ids = token_ids(tokenizer, (before + (prompt.text + option).strip(" ")).lstrip())
         truncated = truncated or len(ids) > room
         kept = (*front, *ids[-room:])
         # The first id of a sequence cannot be predicted: nothing precedes it.
         candidates.append(Candidate(kept, min(answer_length, len(kept) - 1)))
     check_different(spec, candidates)
     if before:
-        prompt_ids = _ids(tokenizer, (before + prompt.text.strip(" ")).lstrip())
+        prompt_ids = token_ids(tokenizer, (before + prompt.text.strip(" ")).lstrip())
     return Example(
         candidates=tuple(candidates),
         gold=prompt.gold,
@@ -107,6 +107,11 @@ def encode(
         value=prompt.value,
         truncated=truncated or len(prompt_ids) > room,
     )
+
+
+def texts_of(prompt: Prompt) -> list[str]:
+    """Return the texts that are tokenised: of the prompt, and of the prompt with each option."""
+    return [text.strip(" ").lstrip() for text in (prompt.text, *(prompt.text + option for option in prompt.options))]
 
 
 def room_of(spec: TaskSpec, max_length: int, front: int = 0) -> int:
@@ -147,9 +152,10 @@ def length(
     texts = [(before + (prompt.text + option).strip(" ")).lstrip() for option in prompt.options]
     if spec.max_new_tokens:
         texts = [(before + prompt.text.strip(" ")).lstrip()]
-    return len(front) + max(len(_ids(tokenizer, text)) for text in texts) + spec.max_new_tokens
+    return len(front) + max(len(token_ids(tokenizer, text)) for text in texts) + spec.max_new_tokens
 
 
-def _ids(tokenizer: Any, text: str) -> tuple[int, ...]:
+def token_ids(tokenizer: Any, text: str) -> tuple[int, ...]:
+    """Return the ids of a text, without special tokens."""
     # verbose=False: no warning about sequences beyond the model's length, which are cut here
     return tuple(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.tasks.encode import Candidate, Example, check_different, room_of
+from zo_sweeps.tasks.encode import Candidate, Example, check_different, room_of, token_ids
 from zo_sweeps.tasks.prompts import render
 from zo_sweeps.tasks.spec import MASK, TaskSpec
 
@@ -38,19 +38,15 @@ def encode_masked(spec: TaskSpec, row: Mapping[str, Any], tokenizer: Any, max_le
 def sides(text: str, tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the ids of the texts on either side of the mask."""
     left, right = text.split(MASK)
-    return _ids(tokenizer, left.strip(" ")), _ids(tokenizer, right.rstrip(" "))
+    return token_ids(tokenizer, left.strip(" ")), token_ids(tokenizer, right.rstrip(" "))
 
 
 def word_of(spec: TaskSpec, tokenizer: Any, word: str) -> int:
     """Return the id of a label word with a space before it. Raises UserError unless it is one token."""
-    ids = _ids(tokenizer, f" {word.strip()}")
+    ids = token_ids(tokenizer, f" {word.strip()}")
     if len(ids) != 1:
         raise UserError(
             f"the label word {word!r} is {len(ids)} tokens for this model, not one",
             where=f"task {spec.name!r} ({spec.dialect})",
         )
     return ids[0]
-
-
-def _ids(tokenizer: Any, text: str) -> tuple[int, ...]:
-    return tuple(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])

@@ -1,0 +1,64 @@
+"""Rows that are too long for a model, counted before it is loaded: from the files of a local task."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from zo_sweeps.tasks import files
+from zo_sweeps.tasks.encode import encode, room_of, texts_of, token_ids
+from zo_sweeps.tasks.masked import sides, word_of
+from zo_sweeps.tasks.prompts import Prompt, render
+from zo_sweeps.tasks.spec import TaskSpec
+
+MOST = 1 << 18  # characters of prompts that are tokenised, so that a plan stays fast
+REPEATS = ("{%", "*", "center", "indent", "join", "replace")  # what may make a text longer than its row
+
+
+def too_long(spec: TaskSpec, folder: Path, tokenizer: Any, max_length: int, front: tuple[int, ...]) -> tuple[int, bool]:
+    """Return how many rows of a task's folder would lose tokens, and whether all rows were looked at.
+
+    Args:
+        folder: holds files without malformed rows, as `data.check` sees to.
+        tokenizer, max_length, front: as for `encode`.
+
+    Raises UserError if a row cannot be encoded. Cost: one pass over the lines; only those whose bytes could be more
+    tokens than there is room for are tokenised (no token is less than a byte), and the first of each file.
+    """
+    room = room_of(spec, max_length, len(front))
+    long = tokenised = 0
+    for split in files.FILES:
+        for number, line in enumerate(files.path_of(folder, split).read_bytes().split(b"\n")):
+            if not line.strip() or (number and _most_bytes(spec, len(line)) <= room):
+                continue
+            if tokenised > MOST:
+                return long, False
+            row = json.loads(line)
+            prompt = render(spec, row)
+            tokenised += len(prompt.text)
+            if number:
+                long += _exceeds(room, spec, prompt, tokenizer)
+            elif spec.objective.masked:
+                for option in prompt.options:
+                    word_of(spec, tokenizer, option)
+                long += _exceeds(room, spec, prompt, tokenizer)
+            else:
+                long += encode(spec, row, tokenizer, max_length, front=front).truncated
+    return long, True
+
+
+def _exceeds(room: int, spec: TaskSpec, prompt: Prompt, tokenizer: Any) -> bool:
+    if spec.objective.masked:
+        return sum(map(len, sides(prompt.text, tokenizer))) > room
+    return any(len(token_ids(tokenizer, text)) > room for text in sorted(texts_of(prompt), key=len, reverse=True))
+
+
+def _most_bytes(spec: TaskSpec, line: int) -> float:
+    """Return the largest number of bytes that a prompt with an option may have, of a row of `line` bytes as JSON."""
+    sources = [spec.template, *spec.options]
+    if any(word in source for source in sources for word in REPEATS):
+        return math.inf
+    uses = sum(source.count(name) for source in sources for name in (*spec.columns, "item"))
+    return sum(len(source.encode()) for source in sources) + uses * line
