@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from tests.papers.common import composer, plan
+from tests.plan.test_grids import COUNTS
 from tests.tables.test_renderings import document
 from zo_sweeps.config.composer import conf_dir
 from zo_sweeps.core.fingerprint import canonical_json
@@ -89,15 +90,17 @@ def settings(grid: str, block: str) -> dict[str, Any]:
 
 
 def test_the_grids_of_the_papers_are_these() -> None:
-    files = (conf_dir() / "grid").glob("*.yaml")
-    of_a_paper = {path.stem for path in files if yaml.safe_load(path.read_text()).get("paper")}
-    assert of_a_paper == set(TRIALS)
+    contents = {path.stem: yaml.safe_load(path.read_text()) for path in (conf_dir() / "grid").glob("*.yaml")}
+    assert {name for name, grid in contents.items() if grid.get("paper")} == set(TRIALS)
+    assert set(contents) - set(TRIALS) < set(COUNTS), "counted there"
 
 
 @pytest.mark.parametrize("grid", TRIALS)
 def test_a_grid_has_its_number_of_trials_one_for_each_cell_setting_and_seed(grid: str) -> None:
     planned = plan(grid)
     assert len(planned.every) == TRIALS[grid]
+    assert set(planned.missing) | {trial.trial_id for trial in planned.trials} == set(planned.every)
+    assert {cell.trial_id for cell in planned.cells} == set(planned.every)
     line = "full" if grid.startswith("sensitive_fig5") else ""  # a line over all columns
     cells = [cell for cell in planned.cells if cell.block != line]
     assert len(cells) == len({cell.trial_id for cell in cells}), "two different cells share a trial"

@@ -17,11 +17,10 @@ from tests.plan.common import changed, configs, named, of, planned, problem, wri
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.plan.build import build
 
-GRIDS = sorted(path.stem for path in (REPO / "conf" / "grid").glob("*.yaml"))
-COUNTS = {  # grid -> trials, table entries (a zero-shot trial serves every seed)
+COUNTS = {  # grid -> trials, table entries (a zero-shot trial serves every seed); the others: tests/papers/test_grids
     "quickstart": (11, 12),
     "demo_sst2": (40, 42),
-    "methods": (256, 260),
+    "methods": (156, 160),
     "llama2_superglue": (756, 756),
 }
 BLOCKS = {  # P-RGE Table 8: learning rates x q x tasks
@@ -34,14 +33,6 @@ BLOCKS = {  # P-RGE Table 8: learning rates x q x tasks
     **{"cost_full": 27, "cost_q1": 36, "cost_q1_inner": 36, "cost_q": 144, "cost_q_inner": 144},
     **{"cost_full_ours": 9, "cost_q1_ours": 9, "cost_q1_inner_ours": 9, "cost_q_ours": 36, "cost_q_inner_ours": 36},
 }
-
-
-@pytest.mark.parametrize("grid", GRIDS)
-def test_every_grid_of_the_repository_plans_without_a_problem(grid: str) -> None:
-    plan = named(grid)
-    assert plan.cells
-    assert set(plan.missing) | {trial.trial_id for trial in plan.trials} == set(plan.every)
-    assert {cell.trial_id for cell in plan.cells} == set(plan.every)
 
 
 def test_a_phone_runs_no_trials_and_every_further_reason_is_kept(tmp_path: Path) -> None:
@@ -290,7 +281,7 @@ def test_an_axis_that_is_not_a_list_or_is_fixed_too_is_a_mistake(tmp_path: Path)
 
 
 def test_every_trained_row_of_the_comparison_has_the_same_search_and_work() -> None:
-    """Five learning rates a factor of three apart, five seeds, and the same number of forwarded examples."""
+    """Three learning rates a factor of three apart, five seeds, and the same number of forwarded examples."""
     for scale in ("paper", "short"):
         plan = named("methods", f"scale={scale}")
         work, looks = set(), set()
@@ -299,7 +290,7 @@ def test_every_trained_row_of_the_comparison_has_the_same_search_and_work() -> N
             if block in ("zero_shot", "icl"):
                 continue
             rates = sorted({cell.hyperparameters["update.lr"] for cell in cells})
-            assert [len(rates), len(cells)] == [5, 25], block
+            assert [len(rates), len(cells)] == [3, 15], block
             assert all(3 <= high / low * (1 + 1e-9) <= 3.4 for low, high in pairwise(rates)), block
             for config in configs(plan, block):
                 kind = config.method.kind

@@ -48,6 +48,7 @@ class _Compositions:
     chosen: dict[tuple[tuple[str, str], ...], dict[str, str]] = field(default_factory=dict)
 
 
+_registered: list[Path] = []  # the folders whose members Hydra's store holds: one for the whole process
 _PACKAGED = _Compositions()  # of the packaged files alone: shared by all composers of the process
 
 
@@ -118,7 +119,10 @@ class Composer:
         """Register the schema with Hydra, and each member's options and defaults unless it has a YAML file."""
         from hydra.core.config_store import ConfigStore
 
-        store = ConfigStore.instance()
+        global _registered
+        if self.folders == _registered == [conf_dir()]:  # the packaged members do not change
+            return
+        _registered, store = self.folders, ConfigStore.instance()
         store.store(name="base_config", node=Config, provider="zo_sweeps")
         for axis in MEMBER_GROUPS:
             store.repo.pop(axis, None)  # Hydra's store outlives a composer; the next one may have other folders
