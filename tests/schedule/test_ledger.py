@@ -123,6 +123,7 @@ def test_a_ledger_that_is_a_folder_is_one_clear_line(tmp_path):
         Ledger(tmp_path)
 
 
+@pytest.mark.multiprocess
 def test_a_full_disk_leaves_a_ledger_without_the_line(tmp_path):
     program = """
 import pathlib, resource, signal, sys

@@ -42,10 +42,17 @@ def conf_dir() -> Path:
 
 @dataclass(frozen=True)
 class _Compositions:
-    """A cache: choices of group options -> their composition, and the option that it has of every group."""
+    """A cache of what the files of some folders compose to.
+
+    Args:
+        composed: choices of a method and its axes -> their composition.
+        chosen: the same -> the option that it has of every group.
+        alone: (group of OWN_TREE, option) -> its part.
+    """
 
     composed: dict[tuple[tuple[str, str], ...], dict[str, Any]] = field(default_factory=dict)
     chosen: dict[tuple[tuple[str, str], ...], dict[str, str]] = field(default_factory=dict)
+    alone: dict[tuple[str, str], Any] = field(default_factory=dict)
 
 
 _registered: list[Path] = []  # the folders whose members Hydra's store holds: one for the whole process
@@ -68,7 +75,12 @@ class Composer:
     Raises UserError for anything unknown, misplaced or of the wrong type.
     """
 
-    def __init__(self, overrides: Sequence[str] = (), config_dirs: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        overrides: Sequence[str] = (),
+        config_dirs: Sequence[str] = (),
+        _compositions: _Compositions | None = None,
+    ) -> None:
         from omegaconf import OmegaConf
 
         self._config_dirs = config_dirs
@@ -80,8 +92,9 @@ class Composer:
             raise UserError(f"no such folder: {', '.join(absent)}", where="hydra.searchpath")
         further = {path.name for folder in self.folders[1:] for path in folder.iterdir()}
         local = len(self.folders) == 1 + len(self._search)  # a remote address may hold any group
-        compositions = _PACKAGED if local and further <= {"grid"} else _Compositions()
-        self._composed, self._chosen_by = compositions.composed, compositions.chosen
+        packaged = _PACKAGED if local and further <= {"grid"} else _Compositions()
+        self._compositions = packaged if _compositions is None else _compositions
+        self._composed, self._chosen_by = self._compositions.composed, self._compositions.chosen
         registry.use_folders(self.folders[1:])
         self._register()
         with self._hydra():
@@ -113,7 +126,8 @@ class Composer:
 
     def as_written(self) -> Composer:
         """Return a composer of the same grid and folders without any other override."""
-        return Composer([*self.command_line.search, f"+grid={self.command_line.grid}"], self._config_dirs)
+        given = [*self.command_line.search, f"+grid={self.command_line.grid}"]
+        return Composer(given, self._config_dirs, self._compositions)
 
     def _register(self) -> None:
         """Register the schema with Hydra, and each member's options and defaults unless it has a YAML file."""
@@ -182,13 +196,16 @@ class Composer:
     def trial_part(self, choices: Mapping[str, str]) -> dict[str, Any]:
         """Return the trial's part of the composition of these group options; other groups keep their defaults.
 
-        Cached by sub-tree: a grid over m methods and t tasks costs m + t compositions.
+        Cached by sub-tree: a grid over m methods and t tasks costs at most m + t compositions.
         """
         result = dict(self._cached(_of_method(choices)))
-        for group in OWN_TREE:
-            if group in choices:
-                result[group] = self._cached(((group, choices[group]),))[group]
-        return result
+        alone = self._compositions.alone
+        own = [(group, choices[group]) for group in OWN_TREE if group in choices]
+        if absent := [choice for choice in own if choice not in alone]:
+            with self._hydra():
+                composed = _tree(self._compose([f"{group}={option}" for group, option in absent]))
+            alone.update({choice: composed[choice[0]] for choice in absent})
+        return {**result, **{choice[0]: alone[choice] for choice in own}}
 
     def _cached(self, choices: tuple[tuple[str, str], ...]) -> dict[str, Any]:
         if choices not in self._composed:
