@@ -56,7 +56,7 @@ def tier(item: pytest.Item) -> list[str]:
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as `unit` what has no other marker, refuse two, and put files of slow tests first.
+    """Mark as `unit` what has no other marker, refuse two, and put files of slow tests first, then those of processes.
 
     What is left for the end are short files, which several workers finish at the same time.
     """
@@ -66,7 +66,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if unclear := sorted({item.nodeid.partition("[")[0] for item in items if len(tier(item)) > 1}):
         raise pytest.UsageError(f"one marker of {', '.join(TIERS)}, not several: {', '.join(unclear)}")
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
-    items.sort(key=lambda item: -slow[item.path])
+    starting = Counter(item.path for item in items if tier(item) != ["unit"])
+    every = Counter(item.path for item in items)
+    items.sort(key=lambda item: (-slow[item.path], -starting[item.path], -every[item.path]))
 
 
 def pytest_collection_finish() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.common import zo
+from tests.cli.common import in_process, zo
 
 pytestmark = [pytest.mark.e2e, pytest.mark.realdata, pytest.mark.slow]
 
@@ -17,7 +17,7 @@ LESS = ["task=sst2,winogrande", "update.lr=1e-4"]
 
 
 def test_the_smoke_run_names_what_is_missing_and_fills_every_other_cell(
-    tmp_path: Path, shared: Path, tracking: str
+    tmp_path: Path, shared: Path, tracking: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = f"model.path='{shared / 'models' / 'imdb-llama-6m'}'"
     where = ["model=local", model, f"data.dir='{shared / 'data'}'", "scale=smoke", f"state_dir={tmp_path / 'state'}"]
@@ -27,12 +27,11 @@ def test_the_smoke_run_names_what_is_missing_and_fills_every_other_cell(
     missing, began = done.stdout.index("missing here"), done.stdout.index("trials to run on")
     assert missing < began, "what is missing is said before anything runs"
     assert "WinoGrande" in done.stdout[missing:began]
-    table = zo("table", *command, "--format", "csv", cwd=tmp_path).stdout
+    table = in_process(capsys, "table", *command, "--format", "csv")
     cells = list(csv.DictReader(io.StringIO(table)))
     here = [cell for cell in cells if cell["column_key"] == "sst2"]
     assert {cell["column_key"] for cell in cells} == {"sst2", "winogrande"}
     assert [cell for cell in here if not cell["mean"]] == []
     assert len({cell["block"] for cell in here}) == 15
     assert [cell for cell in cells if cell["column_key"] == "winogrande" and cell["mean"]] == []
-    again = zo(*command, cwd=tmp_path)
-    assert "; 0 run now" in again.stdout
+    assert "; 0 run now" in in_process(capsys, *command)

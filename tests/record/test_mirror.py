@@ -354,6 +354,7 @@ def test_nothing_to_sync_is_a_users_error(tmp_path: Path) -> None:
         sync(tmp_path, "http://127.0.0.1:9")
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 def test_32_writers_through_an_outage_of_the_server_leave_every_row_once(experiment: str, tmp_path: Path) -> None:
     folder, said, store = tmp_path / "server", [], JournalStore(tmp_path)

@@ -69,6 +69,7 @@ def undisturbed(tmp_path: Path, **behaviour: Any) -> Any:
     return results(tmp_path / "alone")["t"]
 
 
+@pytest.mark.chaos
 def test_hundreds_that_wait_for_an_absent_device_hold_nobody_up_and_run_when_it_joins(
     nodes: Cluster, tmp_path: Path
 ) -> None:
@@ -116,7 +117,7 @@ def test_a_trial_that_was_handed_back_goes_on_elsewhere_and_that_is_no_loss(node
     assert results(tmp_path)["t"] == undisturbed(tmp_path, steps=60)
 
 
-@pytest.mark.parametrize("how", ["freeze", "kill"])
+@pytest.mark.parametrize("how", [pytest.param("freeze", marks=pytest.mark.chaos), "kill"])
 def test_a_trial_of_a_node_that_freezes_or_dies_goes_on_elsewhere_and_counts_once(
     nodes: Cluster, tmp_path: Path, how: str
 ) -> None:
@@ -149,6 +150,7 @@ def test_a_trial_of_a_node_that_freezes_or_dies_goes_on_elsewhere_and_counts_onc
     print(f"\n  {how}: {began[1] - began[0]:.1f} s until the trial ran elsewhere")
 
 
+@pytest.mark.chaos
 def test_a_trial_that_kills_every_process_is_given_up_and_the_rest_go_on(nodes: Cluster, tmp_path: Path) -> None:
     nodes.add("a")
     nodes.add("b")

@@ -61,7 +61,7 @@ class Plan:
         every: trial_id -> trial, with those that cannot run here.
         remarks: trial_id -> what limits it, such as few distinct directions.
         relabelled: the blocks whose labels name an override.
-        altered: of a plan that was read from a sweep's record, the cells that `plan.altered` found at its launch.
+        altered: the cells that `plan.altered` has found, of a plan that is run or was read from a sweep's record.
     """
 
     config: RunConfig

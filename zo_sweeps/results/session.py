@@ -6,7 +6,7 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -14,6 +14,7 @@ from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.core.fingerprint import fingerprint
 from zo_sweeps.core.trial import TrialState
+from zo_sweeps.plan.altered import altered
 from zo_sweeps.plan.build import Plan, build
 from zo_sweeps.record.commands import Command, remember
 from zo_sweeps.results import figures, recalled, report
@@ -135,7 +136,7 @@ def run(plan: Plan, composer: Composer, command: Command, view: View, *, rerun: 
     """
     from zo_sweeps.record.journal import JournalStore
 
-    state_dir = _state_folder(plan)
+    state_dir, plan = _state_folder(plan), replace(plan, altered=altered(plan, composer))  # found once, needed often
     with contextlib.closing(JournalStore(state_dir)) as store, Ledger(state_dir, _sweep_id(plan)) as ledger:
         for change in recalled.since(plan, command):
             view.say(f"note: {change}")
