@@ -276,7 +276,7 @@ def test_the_contract_holds_the_added_method(checkout: Path) -> None:
     python.chmod(0o755)
     for stamp in (".installed", ".installed-dev"):
         (checkout / ".venv" / stamp).touch()
-    done = run(shlex.split(command), checkout, checkout, PYTEST_ADDOPTS="-rA")
+    done = run(shlex.split(command), checkout, checkout, PYTEST_ADDOPTS="-rA", JOBS="1")
     assert done.returncode == 0, done.stdout + done.stderr
     passed = re.findall(r"^PASSED (\S+)", done.stdout, re.MULTILINE)
     assert any("mean_estimate" in name and "three_point" in name for name in passed), done.stdout
