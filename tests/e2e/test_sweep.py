@@ -117,12 +117,12 @@ def test_ray_gives_the_same_cells(inline: Sweep, new_sweep: Any) -> None:
     assert on_ray.cells() == inline.cells()
 
 
-def test_kills_at_random_moments_change_nothing(inline: Sweep, new_sweep: Any) -> None:
-    """SIGKILL to the driver; the last of the three is of a driver with a Ray cluster."""
+def test_five_kills_at_random_moments_change_nothing(inline: Sweep, new_sweep: Any) -> None:
+    """SIGKILL to the driver; the last of the five is of a driver with a Ray cluster."""
     rng = random.Random(20240915)
     sweep = new_sweep()
     killed_at = []
-    for executor in ("inline", "inline", "ray"):
+    for executor in ("inline", "inline", "inline", "inline", "ray"):
         process = sweep.begin(executor)
         time.sleep(rng.uniform(0.1, 2.0))
         process.kill()

@@ -182,7 +182,6 @@ def test_an_address_where_nobody_answers_is_one_clear_line(tmp_path):
             sweep(tmp_path, plan, RayBackend(tmp_path, address=address, target=TARGET))
 
 
-@pytest.mark.chaos
 @pytest.mark.slow
 def test_a_server_that_is_no_ray_head_is_one_clear_line(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as silent:  # connects, and never says a word
@@ -208,7 +207,6 @@ except UserError as error:
 """
 
 
-@pytest.mark.chaos
 @pytest.mark.slow
 def test_ray_that_does_not_start_is_one_clear_line_and_leaves_nothing_behind(tmp_path):
     """Its processes cannot write more than 100 kB, as on a full disk, so that their start times out."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from zo_sweeps.plan import lengths
 from zo_sweeps.plan.lengths import too_long
 from zo_sweeps.tasks import Example, encode
 from zo_sweeps.tasks.prompts import render
+from zo_sweeps.tasks.templates import uses
 
 pytestmark = pytest.mark.unit
 
@@ -209,6 +211,24 @@ def test_a_plan_stops_counting_at_a_bound(
     assert too_long(spec, folder, tokenizer, 6, (0,)) == (103, True)
     monkeypatch.setattr(lengths, "MOST", 40 * len(render(spec, REMARK).text) - 1)
     assert too_long(spec, folder, tokenizer, 6, (0,)) == (40, False)
+
+
+@pytest.mark.parametrize(
+    ("template", "times"),
+    [
+        ("{{ a }} or {{ b }}", 2),
+        ("{{ a | trim ~ a }}", 2),
+        ("{{ a if b else c }}", 3),
+        ("{{ a.removesuffix('?')[:-1] }}", 1),
+        ("{{ a * 64 }}", math.inf),
+        ("{{ a | urlencode }}", math.inf),
+        ("{{ a | center(999) }}", math.inf),
+        ("{% for x in a %}{{ b }}{% endfor %}", math.inf),
+        ("{{ a.center(999) }}", math.inf),
+    ],
+)
+def test_a_template_says_how_often_it_may_write_a_field(template: str, times: float) -> None:
+    assert uses(template) == times
 
 
 def test_a_row_that_its_template_repeats_is_longer_than_its_line(

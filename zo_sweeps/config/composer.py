@@ -136,7 +136,7 @@ class Composer:
         global _registered
         if self.folders == _registered == [conf_dir()]:  # the packaged members do not change
             return
-        _registered, store = self.folders, ConfigStore.instance()
+        _registered, store = [], ConfigStore.instance()  # nothing, should a member fail to load
         store.store(name="base_config", node=Config, provider="zo_sweeps")
         for axis in MEMBER_GROUPS:
             store.repo.pop(axis, None)  # Hydra's store outlives a composer; the next one may have other folders
@@ -145,6 +145,7 @@ class Composer:
                 if name not in own:
                     store.store(group=axis, name=name, node=member.defaults(), provider="zo_sweeps")
         store.store(group="precision", name="auto", node={"name": "auto"}, provider="zo_sweeps")  # the model's own
+        _registered = self.folders
 
     @contextmanager
     def _hydra(self) -> Iterator[None]:

@@ -73,8 +73,7 @@ def fingerprint_model(model: Model) -> str:
     weight file (above 256 MiB: 64 evenly spaced blocks of 64 KiB). hub: "hf:<id>@<revision>". random: "random:" +
     hash of `arch`, `seed` and the demo tokenizer that it is used with.
 
-    Raises UserError for a folder that is not a model. Cost: reads at most 256 MiB per weight
-    file, once per process.
+    Raises UserError for a folder that is not a model. Cost: reads at most 256 MiB per weight file, once per process.
     """
     if model.source == ModelSource.HUB:
         return f"hf:{repo_of(model)}@{revision_of(model)}"

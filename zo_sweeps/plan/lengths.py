@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,9 @@ from zo_sweeps.tasks.encode import encode, room_of, texts_of, token_ids
 from zo_sweeps.tasks.masked import sides, word_of
 from zo_sweeps.tasks.prompts import Prompt, render
 from zo_sweeps.tasks.spec import TaskSpec
+from zo_sweeps.tasks.templates import uses
 
 MOST = 1 << 18  # characters of prompts that are tokenised, so that a plan stays fast
-REPEATS = ("{%", "*", "center", "indent", "join", "replace")  # what may make a text longer than its row
 
 
 def too_long(spec: TaskSpec, folder: Path, tokenizer: Any, max_length: int, front: tuple[int, ...]) -> tuple[int, bool]:
@@ -57,8 +56,4 @@ def _exceeds(room: int, spec: TaskSpec, prompt: Prompt, tokenizer: Any) -> bool:
 
 def _most_bytes(spec: TaskSpec, line: int) -> float:
     """Return the largest number of bytes that a prompt with an option may have, of a row of `line` bytes as JSON."""
-    sources = [spec.template, *spec.options]
-    if any(word in source for source in sources for word in REPEATS):
-        return math.inf
-    uses = sum(source.count(name) for source in sources for name in (*spec.columns, "item"))
-    return sum(len(source.encode()) for source in sources) + uses * line
+    return sum(len(source.encode()) + uses(source) * line for source in (spec.template, *spec.options))

@@ -6,6 +6,7 @@ Filters besides Jinja's own: `upper_first` (first letter to upper case, the rest
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
@@ -32,6 +33,44 @@ _ENV.filters.update(upper_first=_upper_first, lower_first_word=_lower_first_word
 @lru_cache(maxsize=1024)
 def _compiled(source: str) -> Template:
     return _ENV.from_string(source)
+
+
+_NEVER_LONGER = {"trim", "lower", "upper", "capitalize", "title", "first", "last", "upper_first", "lower_first_word"}
+_NEVER_LONGER |= {"strip", "lstrip", "rstrip", "removeprefix", "removesuffix", "partition", "rpartition", "split"}
+_WRITES_ONCE: tuple[type[nodes.Node], ...] = (
+    *(
+        nodes.Template,
+        nodes.Output,
+        nodes.TemplateData,
+        nodes.Name,
+        nodes.Const,
+        nodes.Concat,
+        nodes.CondExpr,
+        nodes.If,
+    ),
+    *(nodes.Getattr, nodes.Getitem, nodes.Slice, nodes.Neg, nodes.Dict, nodes.Pair, nodes.List),
+    *(nodes.Compare, nodes.Operand, nodes.Not),
+)
+
+
+def uses(source: str) -> float:
+    """Return how often a template may write a field; infinity if it has anything that may lengthen or repeat one."""
+    counted = 0
+    left: list[nodes.Node] = [_ENV.parse(source)]
+    while left:
+        node = left.pop()
+        if not (isinstance(node, _WRITES_ONCE) or _called(node) in _NEVER_LONGER):
+            return math.inf
+        counted += isinstance(node, nodes.Name)
+        left += node.iter_child_nodes()
+    return counted
+
+
+def _called(node: nodes.Node) -> str:
+    """Return the name of the filter or method that a node calls; "" if it calls none."""
+    if isinstance(node, nodes.Filter):
+        return node.name
+    return node.node.attr if isinstance(node, nodes.Call) and isinstance(node.node, nodes.Getattr) else ""
 
 
 def fill(source: str, row: Mapping[str, Any]) -> str:
