@@ -329,6 +329,32 @@ def test_a_misspelt_part_of_a_grid_is_refused_with_its_file(
     near(refused(capsys, tmp_path, "+grid=tiny"), "grid.fixd", "grid.fixed", tmp_path / "grid/tiny.yaml")
 
 
+@pytest.mark.parametrize(
+    ("parts", "key", "kind"),
+    [
+        (
+            {"figures": {"one": {"footnotes": ["fine", {"published points": "Table 4"}]}}},
+            "figures.one.footnotes.1",
+            "text",
+        ),
+        ({"figures": {"one": {"series": {"zo": ["a", "b"]}}}}, "figures.one.series.zo", "text"),
+        ({"figures": {"one": {"at": [[0.5, 1.0]]}}}, "figures.one.at.0", "a number"),
+        ({"tables": {"one": {"rows": {"zo": {"a": "b"}}}}}, "tables.one.rows.zo", "text"),
+        ({"seeds": [{"a": 1}]}, "seeds.0", "an integer"),
+    ],
+)
+def test_a_list_or_mapping_in_the_place_of_a_text_or_number_is_refused_with_its_file(
+    parts: dict[str, Any], key: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """`- published points: Table 4` is a mapping in YAML."""
+    monkeypatch.chdir(tmp_path)
+    write_grid(tmp_path, changed(**parts))
+    line = refused(capsys, tmp_path, "+grid=tiny")
+    assert f"grid.{key} has the wrong type" in line
+    assert f"it must be {kind}" in line
+    assert str(tmp_path / "grid/tiny.yaml") in line
+
+
 # --- an option of another member
 
 

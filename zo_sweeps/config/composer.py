@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 from zo_sweeps.config.command_line import OPEN, PLACE, SEARCH, CommandLine, Forced, quoted
 from zo_sweeps.config.interpolation import closed
-from zo_sweeps.config.messages import KINDS, explained, siblings, strangers
+from zo_sweeps.config.messages import KINDS, explained, nested, siblings, strangers
 from zo_sweeps.config.schema import AXES, METHOD, OWN_TREE, TRIAL_KEYS, Config, RunConfig
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.core.files import folder_at
@@ -166,8 +166,12 @@ class Composer:
         typed: dict[str, Any] = {
             key: OmegaConf.to_object(composed[key]) for key in ("scale", "cluster", "tracking", "grid")
         }
+        origin = self.locate(self._chosen)
         for path in strangers(typed, ""):  # a + on the command line adds any key, and Hydra keeps it
-            raise unknown("key", path, siblings(path), where=self.locate({})(path))
+            raise unknown("key", path, siblings(path), where=origin(path))
+        for key, part in typed.items():
+            for path, kind in nested(part, key):
+                raise UserError(f"{path} has the wrong type", where=origin(path), fix=f"it must be {kind}")
         return RunConfig(executor=executor, state_dir=composed.state_dir, **typed)
 
     def _compose(self, overrides: Sequence[str]) -> DictConfig:
@@ -363,7 +367,8 @@ def _holds(tree: Mapping[str, Any], key: str, group: str) -> bool:
     for path in (key, key.removeprefix(f"{group}.")):
         node: Any = tree
         for part in path.split("."):
-            node = node.get(part) if isinstance(node, Mapping) and part in node else _NOTHING
+            entries = {str(i): entry for i, entry in enumerate(node)} if isinstance(node, list) else node
+            node = entries[part] if isinstance(entries, Mapping) and part in entries else _NOTHING
         if node is not _NOTHING and (group == "method" or key.startswith(f"{group}.")):
             return True
     return False

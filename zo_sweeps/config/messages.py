@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from zo_sweeps.config.schema import Config
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.methods.definition import Locate
 
 KINDS = {"Integer": "an integer", "Float": "a number", "Boolean": "true or false", "String": "text"}
+SCALARS = {str: "text (in quotes, if it has ': ' in it)", int: "an integer", float: "a number"}
 
 
 def explained(error: Exception, overrides: Sequence[str], locate: Locate) -> UserError:
@@ -75,6 +76,24 @@ def strangers(value: Any, path: str) -> Iterator[str]:
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from strangers(inner, f"{path}.{key}" if path else str(key))
+
+
+def nested(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    """Yield the dotted keys below `value` with a mapping or list for a text or number, and what it must be.
+
+    OmegaConf checks the entries of a list[str] or dict[str, str] unless they are containers.
+    """
+    if not is_dataclass(value):
+        return
+    hints = get_type_hints(type(value))
+    for f in fields(value):
+        inner, path_of = getattr(value, f.name), f"{path}.{f.name}"
+        yield from nested(inner, path_of)
+        entries = enumerate(inner) if isinstance(inner, list) else inner.items() if isinstance(inner, Mapping) else ()
+        for key, entry in entries:
+            yield from nested(entry, f"{path_of}.{key}")
+            if isinstance(entry, (Mapping, list)) and (kind := SCALARS.get(get_args(hints[f.name])[-1])):
+                yield f"{path_of}.{key}", kind
 
 
 def siblings(path: str) -> list[str]:
