@@ -68,6 +68,28 @@ def trail(trial_id: str) -> dict[str, list[tuple[int, float, float]]]:
     }
 
 
+def test_a_remark_on_runs_that_are_drawn_stands_below_with_their_series() -> None:
+    """Not on those that the selection left out, and not where time or memory is drawn."""
+    line = "theta moves along 17 distinct directions only: the generator repeats"
+    time = measure("step_time")
+    repeating = [
+        replace(
+            one,
+            metrics={
+                **one.metrics,
+                time.metric: 0.1,
+                **({"directions": 17.0 if one.hyperparameters[LR] == 0.1 else 3.0} if one.block == "pezo" else {}),
+            },
+        )
+        for one in searched()
+    ]
+    for figure in (points(layout(), repeating, look), curves(curve(), repeating, look, trail)):
+        assert [note for note in figure.notes if "directions" in note] == [f"PeZO: {line}."]
+    timed = points(layout(y="step_time", measure=time), repeating, look)
+    assert timed.panels[0].series[1].y
+    assert not [note for note in timed.notes if "directions" in note]
+
+
 @pytest.mark.parametrize("kind", ["line", "bar"])
 def test_a_point_is_the_setting_selected_on_dev_at_that_x(kind: str) -> None:
     figure = points(layout(kind=kind), searched(), look)

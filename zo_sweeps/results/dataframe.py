@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,10 +33,14 @@ def results(
 
     Columns: grid, block, row (its label), task (the column), seed, trial_id, state, node, steps_done, selected_step,
     error, then the searched hyper-parameters and the metrics under their own names (NaN where a trial has none).
-    Raises UserError as the command line does. Reads the ledger; runs nothing.
+    Reads the ledger; runs nothing. Warns of what has changed since the sweep was launched. Raises UserError as the
+    command line does.
     """
     words = [f"+grid={grid}", *overrides, *([f"state_dir={state_dir}"] if state_dir is not None else [])]
-    plan = recalled.read(words, list(map(str, config_dirs))).plan
+    reading = recalled.read(words, list(map(str, config_dirs)))
+    for note in reading.notes:
+        warnings.warn(note, stacklevel=3)  # the caller of zo_sweeps.results
+    plan = reading.plan
     return frame(plan, read_standing(plan.config.folder))
 
 

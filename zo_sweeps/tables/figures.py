@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, stdev
 from typing import Any
 
 from zo_sweeps.core.errors import UserError, unknown
+from zo_sweeps.core.remarks import remarks
 from zo_sweeps.tables.records import Measure, Record, Rule, check_over, described
 from zo_sweeps.tables.select import select, settings
 
@@ -27,6 +29,7 @@ PUBLISHED_KEYS = ("series", "panel", "x", "y")
 Cumulative = Mapping[int, Mapping[str, Sequence[float]]]  # of one run: step -> shares, mean, std over the layers
 Trail = Mapping[str, Sequence[tuple[int, float, float]]]  # of one run: name in CURVES -> (step, seconds, value)
 Lookup = Callable[[Record, str], Any]
+Behind = dict[str, list[Record]]  # label of a series -> the records whose values are in it
 
 
 @dataclass(frozen=True)
@@ -148,14 +151,16 @@ def points(spec: FigureSpec, records: Iterable[Record], lookup: Lookup) -> Figur
     numeric = spec.kind == "line" and spec.x != COLUMN and all(_is_number(x) for x in xs)
     place = {x: float(x) if numeric else float(i) for i, x in enumerate(xs)}
     panels, empty = [], []
+    behind: Behind = defaultdict(list)
     for key, title in _panels(spec, mine, lookup):
         here = [record for record in mine if not spec.panels or _value(record, spec.panels, lookup) == key]
         drawn = []
         for block, label in spec.series:
-            series = _points(spec, [record for record in here if record.block == block], lookup, place)
+            series, shown = _points(spec, [record for record in here if record.block == block], lookup, place)
+            behind[label] += shown
             if block in spec.over:
-                other = _points(spec, [record for record in here if record.block == spec.over[block]], lookup, place)
-                series = _divided(other, series)
+                of_other = [record for record in here if record.block == spec.over[block]]
+                series = _divided(_points(spec, of_other, lookup, place)[0], series)
             if series.x:
                 drawn.append(Series(label, order[block], series.x, series.y, series.std, series.n))
             else:
@@ -174,7 +179,9 @@ def points(spec: FigureSpec, records: Iterable[Record], lookup: Lookup) -> Figur
         tuple(panels),
         () if numeric else tuple(labels.get(x, str(x)) if spec.x == COLUMN else str(x) for x in xs),
         numeric and len(positive) == len(xs) > 2 and max(positive) >= 8 * min(positive),
-        _notes(spec, panels, empty, "bars" if spec.kind == "bar" else "error bars"),
+        _notes(
+            spec, panels, empty, "bars" if spec.kind == "bar" else "error bars", behind if measure.of_scores else {}
+        ),
     )
 
 
@@ -191,11 +198,13 @@ def curves(spec: FigureSpec, records: Iterable[Record], lookup: Lookup, trail: C
     if spec.measure is not None:
         label, unit_size = _measured(spec.measure, spec), spec.measure.unit_size
     panels, empty, windows = [], [], set()
+    behind: Behind = defaultdict(list)
     for key, title in _panels(spec, mine, lookup):
         here = [record for record in mine if not spec.panels or _value(record, spec.panels, lookup) == key]
         drawn = []
         for block, name in spec.series:
             selected = select(settings([record for record in here if record.block == block]), spec.rule)
+            behind[name] += selected.records if selected else ()
             trails = [trail(record.trial_id) for record in selected.records] if selected else []
             for curve, of_curve in spec.ys:
                 runs = [run.get(curve, ()) for run in trails]
@@ -213,7 +222,7 @@ def curves(spec: FigureSpec, records: Iterable[Record], lookup: Lookup, trail: C
         if title and not drawn:
             empty = [*(name for name in empty if not name.endswith(f"({title})")), title]
         panels.append(Panel(title, (*drawn, *_published(spec, key, None, order))))
-    notes = _notes(spec, panels, empty, "bands")
+    notes = _notes(spec, panels, empty, "bands", behind)
     if max(windows, default=1) > 1:
         notes = (*notes, f"Training losses are means over windows of {' or '.join(map(str, sorted(windows)))} steps.")
     return Figure(spec.name, spec.title, spec.kind, CURVE_X[spec.x], label, tuple(panels), notes=notes)
@@ -303,9 +312,13 @@ def _panels(spec: FigureSpec, records: list[Record], lookup: Lookup) -> list[tup
     return [(value, f"{name} = {value}") for value in _values(spec.panels, records, spec, lookup, ())]
 
 
-def _points(spec: FigureSpec, records: list[Record], lookup: Lookup, place: Mapping[Any, float]) -> Series:
+def _points(
+    spec: FigureSpec, records: list[Record], lookup: Lookup, place: Mapping[Any, float]
+) -> tuple[Series, list[Record]]:
+    """Return the series of these records, and those whose values are in it."""
     assert spec.measure is not None
     x, y, std, n = [], [], [], 0
+    shown: list[Record] = []
     for value, at in place.items():
         selected = select(settings([r for r in records if _value(r, spec.x, lookup) == value]), spec.rule)
         chosen = selected.records if selected else ()
@@ -315,7 +328,8 @@ def _points(spec: FigureSpec, records: list[Record], lookup: Lookup, place: Mapp
             y.append(fmean(values))
             std.append(stdev(values) if len(values) > 1 else None)
             n = max(n, len(values))
-    return Series("", 0, tuple(x), tuple(y), tuple(std), n)
+            shown += chosen
+    return Series("", 0, tuple(x), tuple(y), tuple(std), n), shown
 
 
 def _divided(above: Series, below: Series) -> Series:
@@ -355,7 +369,19 @@ def _mean_run(
     return x, tuple(map(fmean, values)), tuple(stdev(v) if len(v) > 1 else None for v in values)
 
 
-def _notes(spec: FigureSpec, panels: Sequence[Panel], empty: Sequence[str], spread: str) -> tuple[str, ...]:
+def _notes(
+    spec: FigureSpec,
+    panels: Sequence[Panel],
+    empty: Sequence[str],
+    spread: str,
+    behind: Behind,
+) -> tuple[str, ...]:
+    """Return the lines below a figure.
+
+    Args:
+        empty: series and panels without a finished run.
+        spread: what shows the standard deviation.
+    """
     sizes = {series.n for panel in panels for series in panel.series if series.n > 1}
     lines = []
     if sizes:
@@ -364,6 +390,11 @@ def _notes(spec: FigureSpec, panels: Sequence[Panel], empty: Sequence[str], spre
         )
     if empty:
         lines.append(f"No finished run yet: {', '.join(empty)}.")
+    named = defaultdict(list)
+    for label, records in behind.items():
+        for line in remarks(record.metrics for record in records):
+            named[line].append(label)
+    lines += [f"{', '.join(labels)}: {line}." for line, labels in named.items()]
     return (*lines, *spec.footnotes)
 
 
