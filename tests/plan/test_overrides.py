@@ -70,6 +70,64 @@ def test_a_method_promises_the_members_that_its_preset_chooses() -> None:
     assert set(named("quickstart", "perturbation=gaussian").every) == set(named("quickstart").every)
 
 
+@pytest.mark.parametrize(
+    ("grid", "override"),
+    [
+        ("prge_table3", "space=lora"),
+        ("prge_fig5", "method=fo_sgd_lora_fa"),
+        ("prge_table6", "update=momentum"),
+        ("sensitive_fig1_inference", "method=zero_shot"),
+    ],
+)
+def test_the_method_that_the_whole_grid_fixes_is_promised_by_every_row(grid: str, override: str) -> None:
+    with pytest.raises(UserError, match=f"no row of grid {grid} agrees with {override} in the command line"):
+        named(grid, override)
+
+
+def test_a_label_of_a_mask_or_a_precision_holds_it() -> None:
+    static = named("sensitive_table1a", "task=rte", "space.refresh=100")
+    assert not any("static" in label for label in rows(static))
+    assert "ZO, Sensitive (task, static)" not in rows(named("sensitive_table1a", "task=rte", "space.source=text"))
+    assert "ZO, Sensitive (C4, static), 16 bit" not in rows(named("sensitive_table1a", "task=rte", "precision=fp32"))
+
+
+def test_a_member_without_the_option_that_a_column_fixes_leaves_the_column_out(tmp_path: Path) -> None:
+    columns = {"2^8": {"perturbation": {"k": 8}}, "2^9": {"perturbation": {"k": 9}}, "B=2": {"train": {"batch": 2}}}
+    grid = changed(columns=columns, axes={})
+    grid["blocks"] = {"zo": {"label": "ZO", "axes": {"perturbation": ["pezo_pool", "gaussian"], "method": ["mezo"]}}}
+    both = planned(tmp_path, grid, "perturbation=gaussian")
+    assert list(both.labels) == ["B=2"]
+    assert "2^8; 2^9" in note(both, "perturbation=gaussian")
+    assert set(planned(tmp_path, grid, "perturbation=pezo_pool").labels) == {*columns}
+    renamed = planned(tmp_path, grid, "perturbation=gaussian", "grid.relabel=true").labels
+    assert renamed["2^8"] == "2^8 → perturbation=gaussian"
+    assert renamed["B=2"] == "B=2"
+
+
+def test_a_column_of_densities_is_one_to_a_full_space_and_stays(tmp_path: Path) -> None:
+    plan = named("sensitive_fig5_rte", "estimator=rge")
+    assert "full" in plan.grid.blocks
+
+
+def test_an_option_that_only_rows_left_out_have_is_no_unknown_key() -> None:
+    plan = named("pezo_table5", "perturbation.bits=8")
+    assert not any("On-the-fly" in label for label in rows(plan))
+    assert "On-the-fly" in note(plan, "perturbation.bits=8")
+    with pytest.raises(
+        UserError, match=r"perturbation\.bits is an option of no row's perturbation.*pezo_onthefly has it"
+    ):
+        named("quickstart", "perturbation.bits=8")
+
+
+def test_a_row_that_is_edited_on_the_command_line_says_so_in_its_label() -> None:
+    edit = "grid.blocks.zo_full.fixed.estimator.q=4"
+    plan = named("llama2_superglue", "task=rte", edit)
+    assert "ZO-Full (q=1) → estimator.q=4" in rows(plan)
+    assert ("zo_full", "rte") not in published("+grid=llama2_superglue", "task=rte", edit)
+    named_anew = named("llama2_superglue", "task=rte", edit, "grid.blocks.zo_full.label=Mine")
+    assert "Mine" in rows(named_anew)
+
+
 def test_amounts_change_under_the_same_label_but_for_the_length_that_a_column_names(tmp_path: Path) -> None:
     plan = named("quickstart", "train.steps=3", "split.test=7")
     assert rows(plan) == rows(named("quickstart"))

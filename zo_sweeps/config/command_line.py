@@ -18,6 +18,7 @@ SEARCH = "hydra.searchpath="  # Hydra's own override for further folders; --conf
 PATHS = ("model.path", "data.dir", "state_dir", "tracking.uri")  # taken as typed: Hydra's grammar stops at "~" and "("
 # Keys that give a grid's cells the trials that its files do, seed and machine aside.
 SAME_TRIALS = ("seed", "grid.seeds", "device", "data.dir", "executor", "cluster", "tracking", "state_dir")
+EDIT = re.compile(r"\+*grid\.(blocks\.(?P<block>\w+)\.(fixed|axes|per_task)\.?|columns\.(?P<column>[^.=]+)\.)")
 PLACE = "the command line"  # as the origin of a value
 
 
@@ -77,6 +78,17 @@ class CommandLine:
         """The blocks and columns that it removes: `~grid.blocks.NAME`, `~grid.columns.NAME`."""
         given = (text for text in self.texts if text.startswith(("~grid.blocks.", "~grid.columns.")))
         return [text.partition("=")[0].split(".", 2)[2] for text in given]
+
+    @property
+    def edits(self) -> list[tuple[str, str]]:
+        """(block or column, override) of each value of theirs that it changes, unless it labels the block anew."""
+        found = []
+        for text in self.texts:
+            if edit := EDIT.match(text):
+                name = edit["block"] or edit["column"]
+                if not (edit["block"] and self.sets(f"grid.blocks.{name}.label")):
+                    found.append((name, text[edit.end() :]))
+        return found
 
     def sets(self, key: str) -> bool:
         """Return whether it sets this very key."""

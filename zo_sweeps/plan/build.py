@@ -166,7 +166,7 @@ class _Draft:
             f"{text} (block{'s' * (len(where) > 1)} {', '.join(where)})" if where else text
             for text, where in self.problems.items()
         ]
-        if wrong := [*wrong, *self.options.unknown(self.composer)]:
+        if wrong := [*wrong, *self.options.unknown(self.composer, self.overrides)]:
             raise _all(wrong, self.grid.name)
         notes = tuple(self.overrides.notes(self.grid, self.labels))
         grid = self.overrides.kept(self.grid)

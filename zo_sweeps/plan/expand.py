@@ -58,7 +58,7 @@ def expand(
     exclude = [flatten(entry) for entry in (*grid.exclude, *block.exclude)]
     for column, task, of_column in _columns(grid.columns, forced, axes.get("task"), default_task, where):
         per_task = flatten(block.per_task.get(column or task, {}))
-        promise = Promise(flatten(block.fixed), of_column, per_task, axes, task)
+        promise = Promise(flatten(grid.fixed), flatten(block.fixed), of_column, per_task, axes, task)
         if (kept := overrides.at(promise, name, column or task)) is None:
             continue
         of_column = {key: value for key, value in of_column.items() if key != "task"}

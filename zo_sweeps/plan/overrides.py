@@ -3,18 +3,22 @@
 A printed row has the values that its block fixes, and a printed column its own. An override of such a key keeps the
 rows and columns that agree with it and leaves out the others, unless `grid.relabel=true` asks to run them under another
 label. An axis over any other key than a searched one is a promise too: its row holds the listed values and no others.
+So are the method that the whole grid fixes and the members that it chooses. A choice whose member has no such option as
+a row or column fixes (a Gaussian has no pool of 2^12 numbers) does not agree with that row or column.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from zo_sweeps.config.command_line import PLACE, Forced
 from zo_sweeps.config.composer import Composer
-from zo_sweeps.config.schema import AMOUNTS, AXES, LENGTH, SEARCHED, WHOLE, GridConfig
+from zo_sweeps.config.schema import AMOUNTS, AXES, LENGTH, METHOD, SEARCHED, WHOLE, GridConfig
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.methods import registry
+from zo_sweeps.methods.definition import options
 from zo_sweeps.plan.visible_rows import shown
 
 RELABEL = "grid.relabel=true"
@@ -25,12 +29,14 @@ class Promise:
     """The values of a block at one column, as the grid has them.
 
     Args:
+        of_grid: the fixed values of the grid.
         of_block, of_column, of_both: the fixed values of the block, of the column, and of the block at that column
             (`per_task`); a list in `of_both` is an axis.
         axes: the axes of the block and of the grid, as lists of values.
         task: the column's task.
     """
 
+    of_grid: Mapping[str, Any]
     of_block: Mapping[str, Any]
     of_column: Mapping[str, Any]
     of_both: Mapping[str, Any]
@@ -39,8 +45,7 @@ class Promise:
 
     def allowed(self, composer: Composer, key: str) -> tuple[Sequence[Any] | None, str]:
         """Return (values that the key may have, what promises them); None: any value."""
-        fixed = {name: value for name, value in self.of_both.items() if not isinstance(value, list)}
-        for source, values in (("cell", fixed), ("column", self.of_column), ("row", self.of_block)):
+        for source, values in self._sources:
             if key in values:
                 free = key in AMOUNTS and not (key == LENGTH and source == "column")
                 return (None, "") if free else ([_name(composer, key, values[key])], source)
@@ -50,10 +55,38 @@ class Promise:
             if key in AXES and "method" in values:
                 implied = composer.member_of(values["method"], key)
                 return (None, "") if implied is None else ([implied], source)
-        axes = {**self.axes, **{name: values for name, values in self.of_both.items() if name not in fixed}}
+        axes = {**self.axes, **{name: value for name, value in self.of_both.items() if isinstance(value, list)}}
         if key in axes and key not in (*SEARCHED, "task"):
             return [_name(composer, key, value) for value in axes[key]], "row"
         return None, ""
+
+    def without_option(self, composer: Composer, key: str, value: Any) -> str:
+        """Return the source of a fixed option that no member has once `key` chooses `value`; "" if there is none.
+
+        An option that the grid's own member does not have either (the density of a column, in a full space) is none.
+        """
+        for source, values in self._sources:
+            for path in values:
+                axis, _, option = path.partition(".")
+                if option and axis in AXES:
+                    before, after = (self._members(composer, axis, changed) for changed in ({}, {key: value}))
+                    if _have(axis, before, option) and not _have(axis, after, option):
+                        return source
+        return ""
+
+    @property
+    def _sources(self) -> list[tuple[str, Mapping[str, Any]]]:
+        """What promises values, and the values, the most specific first."""
+        fixed = {name: value for name, value in self.of_both.items() if not isinstance(value, list)}
+        methods = {name: value for name, value in self.of_grid.items() if name in METHOD}
+        return [("cell", fixed), ("column", self.of_column), ("row", self.of_block), ("row", methods)]
+
+    def _members(self, composer: Composer, axis: str, changed: Mapping[str, Any]) -> set[str | None]:
+        """Return the members of an axis with some of the choices changed; None for trials that do not use the axis."""
+        values = {**self.of_grid, **self.axes, **self.of_block, **self.of_column, **self.of_both, **changed}
+        if axis in values:
+            return {composer.member_name(axis, str(name)) for name in _listed(values[axis])}
+        return {composer.member_of(str(name), axis) for name in _listed(values.get("method", []))}
 
 
 @dataclass
@@ -61,7 +94,8 @@ class Overrides:
     """The overrides of a grid's trials, and what they leave out or rename.
 
     Attributes:
-        renamed: block or column -> the overrides that it is labelled with.
+        renamed: block or column -> the overrides that it is labelled with: those of what it promises, and edits of the
+            grid itself (`grid.blocks.NAME.fixed.estimator.q=4`).
     """
 
     composer: Composer
@@ -70,6 +104,10 @@ class Overrides:
         default_factory=dict
     )  # override -> (source, block, column)
     _kept: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        for name, text in self.composer.command_line.edits:
+            self._rename(name, text)
 
     @property
     def forced(self) -> Forced:
@@ -82,13 +120,19 @@ class Overrides:
         for given in (choices, values):
             for key, wanted in list(given.items()):
                 allowed, source = promise.allowed(self.composer, key)
-                if allowed is None:
+                lost = {one: promise.without_option(self.composer, key, one) for one in wanted} if key in METHOD else {}
+                if allowed is None and not any(lost.values()):
                     continue
+                source = source or next(filter(None, lost.values()))
                 wanted = (promise.task,) if key == "task" else wanted
-                agreeing = tuple(one for one in wanted if _name(self.composer, key, one) in allowed)
+                agreeing = tuple(
+                    one
+                    for one in wanted
+                    if (allowed is None or _name(self.composer, key, one) in allowed) and not lost.get(one)
+                )
                 if self.composer.run.grid.relabel:
-                    if len(agreeing) < len(wanted):
-                        self._rename(column if source == "column" else block, _text(key, wanted))
+                    for one in {source, *filter(None, lost.values())} if len(agreeing) < len(wanted) else ():
+                        self._rename(column if one == "column" else block, _text(key, wanted))
                 elif agreeing:
                     given[key] = agreeing
                 else:
@@ -99,6 +143,10 @@ class Overrides:
             return None
         self._kept.add(block)
         return Forced(choices, values)
+
+    def leaves_out(self, key: str) -> bool:
+        """Return whether an override of this key left a row or column out."""
+        return any(text.partition("=")[0] == key for text in self._left_out)
 
     def _rename(self, what: str, text: str) -> None:
         texts = self.renamed.setdefault(what, [])
@@ -150,6 +198,20 @@ class Overrides:
 
 def _name(composer: Composer, key: str, value: Any) -> Any:
     return composer.member_name(key, value) if key in AXES else value
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _have(axis: str, members: Iterable[str | None], option: str) -> bool:
+    """Return whether one of the members has an option; of an unknown member it is said when it is read."""
+    name, known = option.partition(".")[0], registry.names(axis)
+    return any(
+        one not in known or name in {f.name for f in options(registry.member(axis, one))}
+        for one in members
+        if one is not None
+    )
 
 
 def _text(key: str, values: Sequence[Any]) -> str:

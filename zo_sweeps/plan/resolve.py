@@ -9,13 +9,14 @@ from typing import Any
 from zo_sweeps.config.command_line import PLACE
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.config.schema import AXES, ScaleConfig, ScaleSteps
-from zo_sweeps.core.errors import unknown
+from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.methods import registry
 from zo_sweeps.methods.definition import Locate, options
 from zo_sweeps.methods.kind import Kind
 from zo_sweeps.methods.parts import Method, ModelSource
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.expand import Setting
+from zo_sweeps.plan.overrides import Overrides
 
 
 class Parts:
@@ -58,20 +59,27 @@ class Options:
         self._ignored.add(path)
         return False
 
-    def unknown(self, composer: Composer) -> list[str]:
+    def unknown(self, composer: Composer, overrides: Overrides) -> list[str]:
         """Return the problems of keys that no block took.
 
         The grid may have keys that only another member of the axis has (with method=mezo, its layers for LoRA). The
-        command line may not.
+        command line may not, unless it left the rows with such a member out.
         """
         problems = []
         for path in self._ignored - self._taken:
-            axis = path.partition(".")[0]
-            known = {f"{axis}.{f.name}" for member in registry.members(axis).values() for f in options(member)}
-            forced = path in composer.forced.values
-            if path not in known or forced:
-                where = PLACE if forced else f"grid {composer.run.grid.name}"
-                problems.append(str(unknown("key", path, known, where=where)))
+            axis, _, option = path.partition(".")
+            having = {
+                name: {f"{axis}.{f.name}" for f in options(member)} for name, member in registry.members(axis).items()
+            }
+            forced, name = path in composer.forced.values, f"{axis}.{option.partition('.')[0]}"
+            where = PLACE if forced else f"grid {composer.run.grid.name}"
+            if not any(name in one for one in having.values()):
+                problems.append(str(unknown("key", path, {key for one in having.values() for key in one}, where=where)))
+            elif forced and not overrides.leaves_out(path):
+                members = " or ".join(f"{axis}={member}" for member, one in having.items() if name in one)
+                problems.append(
+                    str(UserError(f"{path} is an option of no row's {axis}", where=where, fix=f"{members} has it"))
+                )
         return sorted(problems)
 
 
