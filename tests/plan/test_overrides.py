@@ -14,6 +14,7 @@ from zo_sweeps.plan.altered import altered
 from zo_sweeps.plan.build import Plan, build
 from zo_sweeps.results import figures, tables
 from zo_sweeps.schedule.ledger import Standing
+from zo_sweeps.tables.build import LARGEST, RANK
 
 pytestmark = pytest.mark.unit
 
@@ -187,6 +188,39 @@ def test_a_restricted_search_keeps_its_published_number_and_another_value_loses_
     assert set(few) == {("prge", "accuracy")}, "MeZO's search has no such value"
 
 
+def test_a_machine_that_the_grid_names_is_part_of_its_numbers() -> None:
+    every = published("+grid=prge_table3")
+    assert len(every) > 16
+    assert published("+grid=prge_table3", "device=jetson-orin-nano") == every
+    assert published("+grid=prge_table3", "device=cpu") == {}
+    assert "set on the command line: device=cpu" in named("prge_table3", "device=cpu").caveats
+
+
+def test_a_published_rank_stands_among_all_rows_and_columns_only() -> None:
+    def ranks(*overrides: str) -> set[str]:
+        return {row for row, column in published("+grid=sensitive_table1a", *overrides) if column == RANK}
+
+    every = ranks()
+    assert len(every) > 5
+    assert ranks("grid.seeds=[3]") == every
+    assert ranks("task=rte") == ranks("~grid.blocks.icl") == ranks("split.test=5") == set()
+    assert ("zero_shot", "rte") in published("+grid=sensitive_table1a", "task=rte")
+
+
+def test_a_published_largest_value_stands_among_all_columns_only() -> None:
+    def largest(*overrides: str) -> set[str]:
+        composer = Composer(["+grid=prge_fig5", *overrides])
+        made = tables.tables(build(composer), composer, Standing())
+        return {
+            row for table in made for (row, column), cell in table.cells.items() if column == LARGEST and cell.published
+        }
+
+    every = largest()
+    assert len(every) == 2
+    assert largest("train.batch=8") == largest("~grid.columns.seq64_b1") == set()
+    assert largest("~grid.blocks.tinyllama_fp16_zo") == every, "they are of other rows"
+
+
 def test_published_points_of_a_figure_follow_the_same_rule() -> None:
     def points(*overrides: str) -> list[Any]:
         composer = Composer(["+grid=prge_fig4", *overrides])
@@ -203,7 +237,7 @@ def test_published_points_of_a_figure_follow_the_same_rule() -> None:
 
 
 def test_nothing_is_composed_again_where_no_override_changes_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
-    composer = Composer(["+grid=quickstart", "device=cpu", "seed=3", "executor=inline"])
+    composer = Composer(["+grid=quickstart", "seed=3", "executor=inline"])
     plan = build(composer)
     monkeypatch.setattr(Composer, "as_written", lambda self: pytest.fail("composed"))
     assert altered(plan, composer) == frozenset()

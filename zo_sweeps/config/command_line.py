@@ -16,8 +16,8 @@ CHOOSES = {f"{group}.name": group for group in (*AXES, "precision")}  # estimato
 OPEN = (*AXES, "precision", "task", "method")  # parts of a trial that Hydra takes as they are
 SEARCH = "hydra.searchpath="  # Hydra's own override for further folders; --config-dir is short for it
 PATHS = ("model.path", "data.dir", "state_dir", "tracking.uri")  # taken as typed: Hydra's grammar stops at "~" and "("
-# Keys that give a grid's cells the trials that its files do, seed and machine aside.
-SAME_TRIALS = ("seed", "grid.seeds", "device", "data.dir", "executor", "cluster", "tracking", "state_dir")
+# Keys that give a grid's cells the trials that its files do, the seed aside.
+SAME_TRIALS = ("seed", "grid.seeds", "data.dir", "executor", "cluster", "tracking", "state_dir")
 EDIT = re.compile(r"\+*grid\.(blocks\.(?P<block>\w+)\.(fixed|axes|per_task)\.?|columns\.(?P<column>[^.=]+)\.)")
 PLACE = "the command line"  # as the origin of a value
 
@@ -69,7 +69,7 @@ class CommandLine:
 
     @property
     def changes_trials(self) -> bool:
-        """Whether it may give the grid's cells other trials than the files do, seed and machine aside."""
+        """Whether it may give the grid's cells other trials than the files do, the seed aside."""
         keys = [_key(text) for text in self.texts]
         return any(key not in SAME_TRIALS and key.partition(".")[0] not in SAME_TRIALS for key in keys if key != "grid")
 

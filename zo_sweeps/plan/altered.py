@@ -1,4 +1,4 @@
-"""The cells of a plan whose trials are not those of the grid as written: no published number stands beside them."""
+"""The cells whose trials are not those of the grid as written, or absent: no published number stands beside them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ ANYWHERE = Device()
 
 
 def altered(plan: Plan, composer: Composer) -> frozenset[tuple[str, str]]:
-    """Return the cells (block, column) with a trial that the grid as written does not have there.
+    """Return the cells (block, column) with a trial that the grid as written does not have there, and those left out.
 
-    The seed, the machine and the place of the data are not compared: they do not change what a cell means.
+    The seed and the place of the data are not compared: they do not change what a cell means. Nor is the machine,
+    unless the grid names one there.
     """
     if plan.altered is not None:
         return plan.altered
@@ -30,18 +31,21 @@ def altered(plan: Plan, composer: Composer) -> frozenset[tuple[str, str]]:
         return frozenset()
     written = composer.as_written()
     grid = replace(written.run.grid, seeds=written.run.grid.seeds[:1])
-    settings: dict[tuple[str, str], set[str]] = {}
+    settings: dict[tuple[str, str], set[tuple[str, str]]] = {}
     options, parts = Options(), Parts()
     for name, block in grid.blocks.items():
         for setting in expand(written, grid, name, block, Overrides(written)):
             config = resolve(written, setting, options, parts)
-            settings.setdefault((name, setting.column or config.task.name), set()).add(_comparable(config))
-    seen: dict[str, str] = {}
-    found = set()
+            device = "" if config.device.any else config.device.name
+            settings.setdefault((name, setting.column or config.task.name), set()).add((_comparable(config), device))
+    seen: dict[str, tuple[str, str]] = {}
+    found = {*settings} - {(cell.block, cell.task) for cell in plan.cells}
     for cell in plan.cells:
         if cell.trial_id not in seen:
-            seen[cell.trial_id] = _comparable(TrialConfig.of(plan.every[cell.trial_id].config))
-        if seen[cell.trial_id] not in settings.get((cell.block, cell.task), ()):
+            config = TrialConfig.of(plan.every[cell.trial_id].config)
+            seen[cell.trial_id] = _comparable(config), config.device.name
+        written_there = settings.get((cell.block, cell.task), set())
+        if not {seen[cell.trial_id], (seen[cell.trial_id][0], "")} & written_there:
             found.add((cell.block, cell.task))
     return frozenset(found)
 

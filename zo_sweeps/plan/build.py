@@ -301,7 +301,9 @@ def _caveats(
     if "model" in choices:
         display = composer.trial["model"]["display"]
         found.append(f"run on {' and '.join(values.get('model.path') or choices['model'])} ({display})")
-    apart = ("device", "model", "data.dir", "model.path", *(() if composer.run.grid.columns else ("task",)))
+    apart = ["model", "data.dir", "model.path"]
+    apart += [] if "device" in composer.run.grid.fixed else ["device"]
+    apart += [] if composer.run.grid.columns else ["task"]
     given = [f"{name}={','.join(map(str, v))}" for name, v in {**choices, **values}.items() if name not in apart]
     if given:
         found.append(f"set on the command line: {' '.join(given)}")

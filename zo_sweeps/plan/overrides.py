@@ -119,24 +119,21 @@ class Overrides:
         clashes = []
         for given in (choices, values):
             for key, wanted in list(given.items()):
-                allowed, source = promise.allowed(self.composer, key)
-                lost = {one: promise.without_option(self.composer, key, one) for one in wanted} if key in METHOD else {}
-                if allowed is None and not any(lost.values()):
-                    continue
-                source = source or next(filter(None, lost.values()))
                 wanted = (promise.task,) if key == "task" else wanted
-                agreeing = tuple(
-                    one
-                    for one in wanted
-                    if (allowed is None or _name(self.composer, key, one) in allowed) and not lost.get(one)
-                )
+                allowed, promised = promise.allowed(self.composer, key)
+                named = tuple(one for one in wanted if allowed is None or _name(self.composer, key, one) in allowed)
+                lost = {one: promise.without_option(self.composer, key, one) for one in named} if key in METHOD else {}
+                agreeing = tuple(one for one in named if not lost.get(one))
+                sources = {*([promised] if len(named) < len(wanted) else []), *filter(None, lost.values())}
+                if not sources:
+                    continue
                 if self.composer.run.grid.relabel:
-                    for one in {source, *filter(None, lost.values())} if len(agreeing) < len(wanted) else ():
-                        self._rename(column if one == "column" else block, _text(key, wanted))
+                    for source in sorted(sources):
+                        self._rename(column if source == "column" else block, _text(key, wanted))
                 elif agreeing:
                     given[key] = agreeing
                 else:
-                    clashes.append((_text(key, wanted), source))
+                    clashes += [(_text(key, wanted), source) for source in sorted(sources)]
         for text, source in clashes:
             self._left_out.setdefault(text, []).append((source, block, column))
         if clashes:

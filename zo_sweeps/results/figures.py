@@ -77,7 +77,7 @@ def _stands(point: Mapping[str, Any], plan: Plan, changed: Collection[tuple[str,
     of_grid = {*plan.grid.columns, *plan.labels}
     named = {key for name in ("x", "panel") if (key := str(point.get(name))) in of_grid}
     return named <= {*plan.labels} and not any(
-        block == point["series"] and (not named or column in named) for block, column in changed
+        block == point["series"] and column in (named or plan.labels) for block, column in changed
     )
 
 

@@ -111,6 +111,7 @@ def _spec(
     rule = Rule(chosen.metric, chosen.mode)
     check_rule(plan, rule)
     rows = {block: label or plan.grid.label(block) for block, label in layout.rows.items()}
+    shown = {(block, column) for block in rows for column in plan.labels}
     if not rows:
         raise UserError(f"table {name!r} has no rows", where=f"grid {plan.name}", fix="list them as block: row name")
     return TableSpec(
@@ -128,6 +129,7 @@ def _spec(
             if layout.published and name and block not in plan.relabelled
         },
         altered=changed,
+        whole=all(block in blocks and column in plan.labels for block, column in changed),
         footnotes=(*layout.footnotes, *(memory if measure.metric.startswith("peak_memory") else ())),
         average=layout.average,
         rank=layout.rank,
@@ -135,5 +137,5 @@ def _spec(
         over=layout.over,
         beyond=layout.beyond,
         setting_of={block: blocks[block].setting_of for block in rows if blocks[block].setting_of},
-        caveats=(*plan.caveats, *([NO_NUMBER] if layout.published and changed else [])),
+        caveats=(*plan.caveats, *([NO_NUMBER] if layout.published and changed & shown else [])),
     )

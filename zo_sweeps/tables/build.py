@@ -93,9 +93,10 @@ def _published_value(spec: TableSpec, published: Published | None, block: str, c
 
 def _altered(spec: TableSpec, block: str, column: str) -> bool:
     """Return whether a trial behind a cell is not one of the grid as written."""
+    if column == RANK:  # among all rows, over all columns
+        return not spec.whole or any(name in dict(spec.rows) for name, _ in spec.altered)
     blocks = {block, spec.over.get(block, block), spec.beyond or block}
-    columns = [key for key, _ in spec.columns] if column in (RANK, LARGEST) else [column]
-    return any((name, key) in spec.altered for name in blocks for key in columns)
+    return any(name in blocks and column in (key, LARGEST) for name, key in spec.altered)
 
 
 def _published_std(spec: TableSpec, published: Published, block: str, column: str, label: str) -> float | None:

@@ -164,8 +164,9 @@ class TableSpec:
         published: reference to a paper's table, "prge/table2"; "" for none.
         published_rows, published_columns: block or column key -> its name in the published table. An unnamed column is
             looked up by its label; an unnamed block has no published numbers.
-        altered: the cells (block, column) whose trials are not those of the grid as written: no published number stands
-            beside them.
+        altered: the cells (block, column) whose trials are not those of the grid as written, and those left out: no
+            published number stands beside them.
+        whole: whether all rows and columns of the grid as written are there: else no published rank stands.
         footnotes: lines printed below; caveats: the same, for conditions that differ from the paper's.
         average: whether to add a column with the mean over the columns.
         rank: whether to add a column with the mean over the columns of the row's rank; equal values share a rank.
@@ -186,6 +187,7 @@ class TableSpec:
     published_rows: Mapping[str, str] = field(default_factory=dict)
     published_columns: Mapping[str, str] = field(default_factory=dict)
     altered: frozenset[tuple[str, str]] = frozenset()
+    whole: bool = True
     footnotes: tuple[str, ...] = ()
     flags: tuple[Flag, ...] = ()
     caveats: tuple[str, ...] = ()
