@@ -257,7 +257,22 @@ def test_a_remark_on_the_selected_runs_is_a_footnote_of_their_cell_alone() -> No
     mark = table.footnotes.index(note)
     assert [mark in table.cells[block, "sst2"].marks for block, _ in rows] == [True, False]
     memory = build(spec(rows=rows, measure=measure("memory")), records)
-    assert not any("dropped" in note for note in memory.footnotes)
+    assert not any("dropped" in note for note in memory.footnotes), "what it learned is another matter"
+
+
+@pytest.mark.parametrize("name", ["accuracy", "memory", "train_loss"])
+def test_other_code_is_a_footnote_of_every_measure(name: str) -> None:
+    metrics = {"peak_memory_bytes": 1.0, "final_train_loss": 0.5, "other_code": 1.0}
+    made = record({LR: 1e-4}, dev=0.1)
+    table = build(spec(measure=measure(name)), [replace(made, metrics={**made.metrics, **metrics})])
+    (note,) = table.footnotes
+    assert note.startswith("measured with other code")
+
+
+def test_few_directions_are_a_footnote_of_the_training_loss() -> None:
+    made = record({LR: 1e-4}, dev=0.1)
+    repeating = replace(made, metrics={**made.metrics, "final_train_loss": 0.5, "directions": 255.0})
+    assert "255 distinct directions" in build(spec(measure=measure("train_loss")), [repeating]).footnotes[0]
 
 
 def test_a_remark_names_the_worst_value() -> None:

@@ -88,6 +88,9 @@ def test_a_remark_on_runs_that_are_drawn_stands_below_with_their_series() -> Non
     timed = points(layout(y="step_time", measure=time), repeating, look)
     assert timed.panels[0].series[1].y
     assert not [note for note in timed.notes if "directions" in note]
+    other = [replace(one, metrics={**one.metrics, "other_code": 1.0}) for one in repeating]
+    (note,) = [note for note in points(layout(y="step_time", measure=time), other, look).notes if "code" in note]
+    assert note.startswith("ZO, PeZO: measured with other code")
 
 
 @pytest.mark.parametrize("kind", ["line", "bar"])

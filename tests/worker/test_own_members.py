@@ -288,7 +288,9 @@ def test_the_code_of_a_trial_is_that_of_the_engine_and_of_the_members_that_it_us
         code._digest.cache_clear()
         return {name for name in every if after[name] != before[name]}
 
-    for name in ("engine/step.py", "engine/noise.py", "engine/losses.py", "tasks/scoring.py", "run/workbench.py"):
+    common = ["engine/step.py", "engine/noise.py", "engine/losses.py", "tasks/scoring.py", "run/workbench.py"]
+    common += [f"methods/{name}.py" for name in ("cycle", "points", "evaluation", "space")]
+    for name in (*common, "devices/memory.py"):
         assert (code.ROOT / name).is_file()
         assert changes(name) == {"zo", "sign"}, name
     assert changes("engine/updates/sgd.py") == {"zo"}

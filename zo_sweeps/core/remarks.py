@@ -18,12 +18,14 @@ class Remark:
         metric: name in `Outcome.metrics`.
         text: the line; `{}` stands for the metric's value, `{name}` for that of another metric of the run.
         below, above: the line is printed if the metric is below the one or above the other.
+        of_cost: whether it also limits what the trial took (time, memory, operations), and not only what it learned.
     """
 
     metric: str
     text: str
     below: float = -math.inf
     above: float = math.inf
+    of_cost: bool = False
 
     def of(self, runs: Iterable[Mapping[str, float]]) -> str:
         """Return the line for the worst of the runs; "" if none is out of bounds or the metric was not measured."""
@@ -43,6 +45,7 @@ REMARKS = (
         OTHER_CODE,
         "measured with other code: engine, models, tasks or members have changed since; see --rerun succeeded",
         above=0,
+        of_cost=True,
     ),
     Remark(
         "resolution",
@@ -69,14 +72,15 @@ REMARKS = (
 )
 
 
-def remarks(runs: Iterable[Mapping[str, float]]) -> list[str]:
+def remarks(runs: Iterable[Mapping[str, float]], *, of_cost: bool = False) -> list[str]:
     """Return the lines on runs that one value is the mean of.
 
     Args:
         runs: the metrics of each.
+        of_cost: whether the value is of time, memory or operations.
     """
     measured = list(runs)
-    return [line for remark in REMARKS if (line := remark.of(measured))]
+    return [line for remark in REMARKS if (remark.of_cost or not of_cost) and (line := remark.of(measured))]
 
 
 def remark(metric: str, value: float) -> str:

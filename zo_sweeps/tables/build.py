@@ -205,8 +205,7 @@ def _cell(
         trial_ids=tuple(record.trial_id for record in selected.records),
     )
     notes = [*([] if is_complete else [BEST_SO_FAR]), *([AT_EDGE] if at_edge else [])]
-    if measure.of_scores:
-        notes += remarks(record.metrics for record in selected.records)
+    notes += remarks((record.metrics for record in selected.records), of_cost=not measure.of_scores)
     return cell, notes
 
 

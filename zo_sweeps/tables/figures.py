@@ -180,7 +180,12 @@ def points(spec: FigureSpec, records: Iterable[Record], lookup: Lookup) -> Figur
         () if numeric else tuple(labels.get(x, str(x)) if spec.x == COLUMN else str(x) for x in xs),
         numeric and len(positive) == len(xs) > 2 and max(positive) >= 8 * min(positive),
         _notes(
-            spec, panels, empty, "bars" if spec.kind == "bar" else "error bars", behind if measure.of_scores else {}
+            spec,
+            panels,
+            empty,
+            "bars" if spec.kind == "bar" else "error bars",
+            behind,
+            of_cost=not measure.of_scores,
         ),
     )
 
@@ -375,12 +380,15 @@ def _notes(
     empty: Sequence[str],
     spread: str,
     behind: Behind,
+    *,
+    of_cost: bool = False,
 ) -> tuple[str, ...]:
     """Return the lines below a figure.
 
     Args:
         empty: series and panels without a finished run.
         spread: what shows the standard deviation.
+        of_cost: whether time, memory or operations are drawn.
     """
     sizes = {series.n for panel in panels for series in panel.series if series.n > 1}
     lines = []
@@ -392,7 +400,7 @@ def _notes(
         lines.append(f"No finished run yet: {', '.join(empty)}.")
     named = defaultdict(list)
     for label, records in behind.items():
-        for line in remarks(record.metrics for record in records):
+        for line in remarks((record.metrics for record in records), of_cost=of_cost):
             named[line].append(label)
     lines += [f"{', '.join(labels)}: {line}." for line, labels in named.items()]
     return (*lines, *spec.footnotes)

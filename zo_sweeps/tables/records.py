@@ -52,6 +52,9 @@ class Record:
         return self.state in TrialState.__members__ and TrialState(self.state).is_result
 
 
+LEARNED = ("dev/", "test/", "gradients/", "final_train_loss")  # how metrics begin that are no cost
+
+
 @dataclass(frozen=True)
 class Measure:
     """The value of a cell: (metrics[metric] - metrics[minus]) / unit_size, with `digits` decimals and `unit`.
@@ -87,8 +90,8 @@ class Measure:
 
     @property
     def of_scores(self) -> bool:
-        """Whether it shows what the trial learned, and not its time or memory."""
-        return self.metric.startswith(("dev/", "test/"))
+        """Whether it shows what the trial learned, and not its time, memory or operations."""
+        return self.metric.startswith(LEARNED)
 
     def value(self, metrics: Mapping[str, float]) -> float:
         """Return (metrics[metric] - metrics[minus]) / unit_size; NaN if one of the two is missing."""
