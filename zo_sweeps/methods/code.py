@@ -12,7 +12,7 @@ from zo_sweeps.methods.registry import PACKAGES
 from zo_sweeps.methods.trial_config import TrialConfig
 
 ROOT = Path(__file__).parents[1]
-# Step, noise, losses, forwards, batches, scores; in `methods`, the addresses of points and which are evaluated together.
+# Step, noise, losses, forwards, batches, scores; in `methods`, the addresses of points and which share a forward.
 MEASURING = ("engine", "methods", "models", "run", "tasks")
 METER = ROOT / "devices" / "memory.py"
 
