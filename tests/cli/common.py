@@ -25,11 +25,11 @@ ENVIRONMENT = {
 NOWHERE = "tracking.uri=http://127.0.0.1:9"  # nothing listens there: starting a server takes longer than a small sweep
 
 
-def zo(*arguments: object, cwd: Path, timeout: float = 240) -> subprocess.CompletedProcess[str]:
+def zo(*arguments: object, cwd: Path, timeout: float = 240, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "zo_sweeps", *map(str, arguments)],
         cwd=cwd,
-        env={**os.environ, **ENVIRONMENT},
+        env={**os.environ, **ENVIRONMENT, **environment},
         capture_output=True,
         text=True,
         timeout=timeout,

@@ -19,7 +19,6 @@ from zo_sweeps.cli.main import COMMANDS, main
 
 HERE = "<tmp>"  # stands for the test's folder
 READING = ("status", "table", "figure", "report", "ui", "sync")  # commands that show what has been run
-READING = ("status", "table", "figure", "report", "ui", "sync")  # commands that show what has been run
 RAN = f"state_dir={HERE}/ran"  # a folder with a ledger
 FIGURE = ["+grid=prge_fig4", "scale=smoke"]
 BAD = [

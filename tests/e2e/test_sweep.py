@@ -40,8 +40,8 @@ class Sweep:
         where = [f"state_dir={self.folder / 'state'}", "--config-dir", str(self.conf)]
         return ["+grid=small", f"executor={executor}", f"tracking.uri={self.tracking}", *where]
 
-    def run(self, executor: str = "inline", *more: str) -> subprocess.CompletedProcess[str]:
-        return zo(*self.arguments(executor), *more, cwd=self.folder)
+    def run(self, executor: str = "inline", **environment: str) -> subprocess.CompletedProcess[str]:
+        return zo(*self.arguments(executor), cwd=self.folder, **environment)
 
     def begin(self, executor: str = "inline") -> subprocess.Popen[str]:
         """Started, in a session of its own, and seen to have given out a trial."""
@@ -154,8 +154,10 @@ def test_an_interrupt_stops_cleanly_and_the_same_command_goes_on(inline: Sweep, 
     assert "Traceback" not in log
     before = sweep.finished()
     assert len(before) < TRIALS
-    done = sweep.run()
+    done = sweep.run(PYTHONIOENCODING="ascii")
     assert done.returncode == 0
+    assert done.stdout.isascii(), "a terminal that knows no other characters"
+    assert done.stdout.count("SUCCEEDED") == TRIALS - len(before)
     assert f"{TRIALS - len(before)} run now" in done.stdout
     assert sweep.cells() == inline.cells()
     assert set(sweep.finished().values()) == {1}

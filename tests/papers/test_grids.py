@@ -156,7 +156,8 @@ def test_opt_in_figure_3_selects_as_in_table_5(grid: str) -> None:
         chosen = TrialConfig.of(planned.every[cell.trial_id].config).train.select
         assert chosen == ("loss" if cell.block == "opt_sst2_k16" else "metric")
     rules = {table.spec.name: table.spec.rule for table in tables(grid)}
-    assert rules == {f"{grid}_accuracy": Rule("dev/metric", "max"), f"{grid}_accuracy_opt": Rule("dev/loss", "min")}
+    by_metric, by_loss = Rule("dev/metric", "max"), Rule("dev/loss", "min")
+    assert rules == {f"{grid}_accuracy": by_metric, f"{grid}_accuracy_opt": by_loss, f"{grid}_directions": by_metric}
     layouts = planned.grid.figures
     assert layouts["accuracy_opt"].select is not None
     assert (layouts["accuracy_opt"].select.metric, list(layouts["accuracy_opt"].series)) == (
@@ -167,7 +168,7 @@ def test_opt_in_figure_3_selects_as_in_table_5(grid: str) -> None:
 
 def test_figure_4_of_pezo_plots_the_training_loss() -> None:
     assert plan("pezo_fig4").grid.figures["loss"].y == "train_loss"
-    assert [table.spec.measure.metric for table in tables("pezo_fig4")] == ["final_train_loss"]
+    assert [table.spec.measure.metric for table in tables("pezo_fig4")] == ["final_train_loss", "directions"]
 
 
 def test_first_order_rows_are_evaluated_every_100_steps_and_every_500_on_squad() -> None:

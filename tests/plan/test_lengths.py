@@ -11,8 +11,10 @@ import pytest
 import yaml
 
 from tests.conftest import REPO
-from tests.plan.common import changed, planned, problem
+from tests.plan.common import changed, configs, planned, problem
+from zo_sweeps.plan.availability import Availability, Places
 from zo_sweeps.plan.build import Plan
+from zo_sweeps.tasks.data import DataStatus
 
 pytestmark = pytest.mark.unit
 
@@ -61,3 +63,20 @@ def test_a_template_that_the_sandbox_or_the_rows_refuse_is_refused_in_the_plan(
     (tmp_path / "task" / "mine.yaml").write_text("# @package task\n" + json.dumps(task))
     grid: dict[str, Any] = changed(axes={"task": ["mine"]})
     assert message in problem(tmp_path, grid)
+
+
+def test_hub_rows_are_planned_by_their_prepared_length_and_else_at_the_longest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configs(planned(tmp_path, changed()))[0]
+
+    def looked(row_bytes: float) -> Availability:
+        status = DataStatus(True, "the hub", "hf:here", row_bytes=row_bytes)
+        monkeypatch.setattr("zo_sweeps.tasks.data.check", lambda spec, task, folder: status)
+        return Places().look(config)
+
+    short, unknown = looked(200.0), looked(0.0)
+    assert (short.tokens, unknown.tokens) == (50, config.train.max_length)
+    assert short.memory_bytes < unknown.memory_bytes
+    assert "lengths are not known before the data is loaded" in unknown.remark
+    assert "lengths are not known" not in short.remark

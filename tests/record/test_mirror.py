@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -347,6 +348,22 @@ def test_a_server_away_is_said_once_and_nothing_is_lost(tmp_path: Path) -> None:
     assert len(said) <= 1  # none if the import of mlflow took longer than all this
     with pytest.raises(UserError, match=r"MLflow at \S+ does not answer \(connection refused\); check tracking.uri"):
         sync(tmp_path, "http://127.0.0.1:9")
+
+
+def test_a_server_that_has_ended_is_said_with_its_last_line_and_not_waited_for(tmp_path: Path) -> None:
+    """As of a folder whose mlflow.db is no database."""
+    (tmp_path / "mlflow").mkdir()
+    (tmp_path / "mlflow" / "server.json").write_text(json.dumps({"port": 9, "pid": 2**30}))
+    (tmp_path / "mlflow" / "server.log").write_text("Traceback\nsqlite3.DatabaseError: file is not a database\n")
+    said: list[str] = []
+    mirror = MlflowMirror("http://127.0.0.1:9", "nowhere", SWEEP, tmp_path, say=said.append)
+    mirror.register(made_up.trial(0))
+    mirror.finish("table")
+    mirror.drain(300.0)
+    assert not mirror._thread.is_alive(), "it gave up before the time was over"
+    assert len(said) == 1
+    assert "ended with: sqlite3.DatabaseError: file is not a database" in said[0]
+    mirror.close()
 
 
 def test_nothing_to_sync_is_a_users_error(tmp_path: Path) -> None:
