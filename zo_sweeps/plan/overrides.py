@@ -122,9 +122,9 @@ class Overrides:
                 wanted = (promise.task,) if key == "task" else wanted
                 allowed, promised = promise.allowed(self.composer, key)
                 named = tuple(one for one in wanted if allowed is None or _name(self.composer, key, one) in allowed)
-                lost = {one: promise.without_option(self.composer, key, one) for one in named} if key in METHOD else {}
-                agreeing = tuple(one for one in named if not lost.get(one))
-                sources = {*([promised] if len(named) < len(wanted) else []), *filter(None, lost.values())}
+                lost = [promise.without_option(self.composer, key, one) if key in METHOD else "" for one in named]
+                agreeing = tuple(one for one, source in zip(named, lost, strict=True) if not source)
+                sources = {*([promised] if len(named) < len(wanted) else []), *filter(None, lost)}
                 if not sources:
                     continue
                 if self.composer.run.grid.relabel:
