@@ -129,7 +129,7 @@ def _loaded(point: metadata.EntryPoint, axis: str, name: str) -> type[Definition
     """Load the class that an entry point offers and set its `name` to the entry point's."""
     try:
         loaded = point.load()
-    except Exception as error:
+    except Exception as error:  # importing another package runs its code, which can raise anything
         raise _broken(error, _place(point)) from error
     if not (isinstance(loaded, type) and issubclass(loaded, Definition)):
         raise UserError(f"it must be a class of the axis {axis}", where=_place(point))
@@ -159,7 +159,7 @@ def _run(stamp: _Stamp, axis: str, name: str) -> str:
     try:
         # Not by its loader, whose cached bytecode is valid for every version of the same size and second.
         exec(compile(file.read_bytes(), file, "exec"), vars(loaded))
-    except Exception as error:
+    except Exception as error:  # the file is the user's own
         del sys.modules[module]
         raise _broken(error, str(file)) from error
     return module

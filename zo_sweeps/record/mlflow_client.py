@@ -167,7 +167,7 @@ class SweepRuns:
         """
         try:
             return self._send(trial)
-        except Exception as error:
+        except Exception as error:  # a refusal is any of MLflow's errors; `_send` again raises it if it stays
             self._sent.pop(trial.trial_id, None)
             if is_temporary(error) or isinstance(error, UserError):
                 raise

@@ -161,7 +161,7 @@ class MlflowMirror:
                 self._finished = True
             else:
                 self._runs.send(self._trials[name])
-        except Exception as error:
+        except Exception as error:  # whatever it is, the sweep goes on, and its journals are sent later
             self._failed(name, error)
         else:
             self._pause, self._healthy = FIRST_WAIT, True

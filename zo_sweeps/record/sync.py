@@ -54,14 +54,14 @@ def _send(book: Contents, folder: Path, uri: str, say: Callable[[str], None]) ->
         for trial in book.trials:
             try:
                 sent += runs.send(trial)
-            except Exception as error:
+            except Exception as error:  # MLflow, SQLAlchemy and the network each raise their own
                 if is_temporary(error):
                     raise
                 problems.append(f"trial {trial.trial_id}: {reason(error)}")
         if book.final:
             runs.finish(book.final)
         runs.abandon(parent_too=book.final is None)
-    except Exception as error:
+    except Exception as error:  # as above; also of opening and finishing the sweep's run
         what = "does not answer" if is_temporary(error) else "refuses the sweep"
         fix = "check tracking.uri; the same command goes on where this one stopped"
         raise UserError(f"MLflow at {uri} {what} ({reason(error)})", fix=fix) from None

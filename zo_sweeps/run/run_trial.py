@@ -48,7 +48,7 @@ def run_trial(
         outcome = recorder.outcome(TrialState.DIVERGED, error=str(error))
     except UserError as error:
         outcome = recorder.outcome(TrialState.FAILED, error=f"UserError: {'; '.join(map(str, error.errors))}")
-    except Exception as error:
+    except Exception as error:  # any fault of a trial is its outcome; the sweep goes on
         state = TrialState.OUT_OF_MEMORY if _is_out_of_memory(error) else TrialState.FAILED
         what = f"{type(error).__name__}: {error}".splitlines()[0]
         outcome = recorder.outcome(state, error=what, trace=traceback.format_exc())

@@ -133,7 +133,7 @@ class _Stream:
         if time.monotonic() - self._last >= FLUSH_SECONDS and not self.broken:
             try:
                 self._flush()
-            except Exception as error:
+            except Exception as error:  # kept for `close`, which raises it outside the trial
                 self._error = error
 
     def close(self) -> None:

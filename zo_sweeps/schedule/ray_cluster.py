@@ -67,7 +67,7 @@ class Connection:
             self._init(address=self.address)
         except UserError:
             raise
-        except Exception as error:
+        except Exception as error:  # Ray raises no common type; see `_line`
             raise UserError(
                 f"cannot join the Ray cluster at {self.address} ({_line(error)})",
                 where="cluster.address",
