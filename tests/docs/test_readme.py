@@ -242,7 +242,7 @@ def test_the_python_interface_gives_weights_that_peft_and_transformers_load(tmp_
     assert done.returncode == 0, done.stderr
     first, last = done.stdout.splitlines()
     trial_id, parameters = last.split()
-    assert first == "6 trials"
+    assert first == "8 trials"
     for line in shown(section(title)):
         exported = line.replace("TRIAL_ID", trial_id).replace("--out ", "--out exported/")
         done = run(typed(exported), tmp_path, REPO)

@@ -18,7 +18,7 @@ from zo_sweeps.config.composer import Composer
 from zo_sweeps.plan.build import build
 
 COUNTS = {  # grid -> trials, table entries (a zero-shot trial serves every seed); the others: tests/papers/test_grids
-    "quickstart": (11, 12),
+    "quickstart": (15, 16),
     "demo_sst2": (40, 42),
     "methods": (156, 160),
     "llama2_superglue": (756, 756),
