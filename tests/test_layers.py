@@ -26,8 +26,8 @@ FLOORS = (
     {"results", "bench"},
     {"cli"},
 )
-# MeZO draws its seeds from numpy, and who wants its bits must too.
-ALSO = {"engine/mezo_stream.py": {"numpy"}}
+# MeZO draws its seeds from numpy, and who wants its bits must too; 4-bit codes are those of bitsandbytes.
+ALSO = {"engine/mezo_stream.py": {"numpy"}, "engine/codes/four_bit.py": {"bitsandbytes"}}
 AXES = {"estimators", "perturbations", "spaces", "precisions", "updates", "objectives"}
 ONLY_IN = {
     "ray": {
@@ -45,6 +45,7 @@ ONLY_IN = {
     "transformers": {"models/", "tasks/", "edge/"},
     "datasets": {"tasks/"},
     "executorch": {"edge/"},
+    "bitsandbytes": {"engine/codes/"},
 }
 LIGHT = (
     "zo_sweeps.plan.build",

@@ -16,7 +16,8 @@ from zo_sweeps.engine.losses import token_logprobs
 from zo_sweeps.methods.space import Found, Space
 
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "out_proj", "gate_proj", "up_proj", "down_proj", "fc1", "fc2")
-MEMBERS = contract.names("space")
+# A space of codes is tested over them, in test_codes.py.
+MEMBERS = [name for name in contract.names("space") if not contract.kind("space", name).of_codes]
 SPARSE = [name for name in MEMBERS if contract.kind("space", name).sparse]
 OPTIONS: dict[str, Any] = {
     "rank": 4,
@@ -51,7 +52,9 @@ def install(name: str, model: TinyModel, seed: int = 0, layers: Sequence[str] = 
         def find(step: int) -> masks.Masks:
             return masks.sensitive(weights_of(model, layers), example_losses(model), space.density, space.scope)
 
-        mask = Found(find(0), find)
+        mask = Found(
+            found := find(0), {n: weights_of(model, layers)[n].detach().view(-1)[i] for n, i in found.items()}, find
+        )
     return space.install(model.module, targets(model, tuple(layers)), seed, mask)
 
 

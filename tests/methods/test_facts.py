@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tests.engine import contract
 from tests.engine.conftest import TinyModel, make_examples, targets, tiny_model
-from tests.engine.spaces_common import LINEAR, definition, digest, install, nudge
+from tests.engine.spaces_common import LINEAR, MEMBERS, definition, digest, install, nudge
 from zo_sweeps.engine import losses
 from zo_sweeps.engine.batch import collate
 from zo_sweeps.engine.estimators.rge import RGE
@@ -184,7 +184,7 @@ def seen_sizes(estimator: Estimator, mode: Mode) -> list[int]:
 
 
 @pytest.mark.parametrize("layers", [("all",), ("q", "v"), ("down",)])
-@pytest.mark.parametrize("name", contract.names("space"))
+@pytest.mark.parametrize("name", MEMBERS)
 def test_a_space_moves_as_many_parameters_as_planned(name: str, layers: tuple[str, ...]) -> None:
     model = tiny_model()
     arch = arch_of(model)
@@ -202,7 +202,7 @@ def test_a_space_moves_as_many_parameters_as_planned(name: str, layers: tuple[st
         installed.uninstall()
 
 
-@pytest.mark.parametrize("name", contract.names("space"))
+@pytest.mark.parametrize("name", MEMBERS)
 def test_several_points_fit_one_forward_exactly_where_a_space_says_so(name: str) -> None:
     model, kind = tiny_model(), contract.kind("space", name)
     space = install(name, model)
@@ -222,7 +222,7 @@ def test_several_points_fit_one_forward_exactly_where_a_space_says_so(name: str)
                 losses_in(mode)
 
 
-@pytest.mark.parametrize("name", contract.names("space"))
+@pytest.mark.parametrize("name", MEMBERS)
 def test_the_models_own_weights_have_moved_exactly_where_a_space_says_so(name: str) -> None:
     model = tiny_model()
     before = digest(model.module.parameters())
@@ -232,7 +232,7 @@ def test_the_models_own_weights_have_moved_exactly_where_a_space_says_so(name: s
     assert (digest(model.module.parameters()) != before) == contract.kind("space", name).moves_base
 
 
-@pytest.mark.parametrize("name", contract.names("space"))
+@pytest.mark.parametrize("name", MEMBERS)
 def test_a_space_that_needs_gradients_is_not_installed_without_them(name: str) -> None:
     model, space = tiny_model(), definition(name)
     if space.needs_gradients:
@@ -242,7 +242,7 @@ def test_a_space_that_needs_gradients_is_not_installed_without_them(name: str) -
         space.install(model.module, targets(model, LINEAR), 0)
 
 
-@pytest.mark.parametrize("name", contract.names("space"))
+@pytest.mark.parametrize("name", MEMBERS)
 def test_a_spaces_parameters_change_at_the_steps_that_it_says(name: str) -> None:
     space = definition(name)
     installed = install(name, tiny_model())
@@ -254,7 +254,7 @@ def test_a_spaces_parameters_change_at_the_steps_that_it_says(name: str) -> None
         assert [number for number in range(1, 12) if installed.changes_at(number)] == [4, 7, 10]
 
 
-@pytest.mark.parametrize("name", contract.names("space"))
+@pytest.mark.parametrize("name", MEMBERS)
 def test_a_space_that_takes_positions_says_how_many(name: str) -> None:
     space = definition(name)
     assert (space.positions > 0) == space.takes_positions
@@ -266,16 +266,19 @@ def test_a_space_that_takes_positions_says_how_many(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", contract.names("precision"))
-def test_a_stored_precision_has_the_bytes_of_its_dtype(name: str) -> None:
+def test_a_format_has_the_bytes_of_its_dtype(name: str) -> None:
     precision = contract.member("precision", name)
-    if precision.stored:
-        assert precision.bytes_per_value == precision.dtype.itemsize
-        stored = torch.zeros(10, dtype=precision.dtype)
-        assert precision.bytes(10) == stored.untyped_storage().nbytes()
-    else:
-        assert 0 < precision.bytes_per_value < 2
-        with pytest.raises(NotImplementedError):
-            _ = precision.dtype
+    assert precision.format.bytes == precision.dtype.itemsize
+
+
+@pytest.mark.parametrize("name", contract.names("precision"))
+def test_a_model_takes_the_bytes_that_a_precision_says(name: str) -> None:
+    from zo_sweeps.methods.parts import Model
+    from zo_sweeps.models.load import load
+
+    precision = contract.member("precision", name)
+    model = load(Model(), precision.dtype, "cpu", precision if precision.coded else None)
+    assert model.weight_bytes == precision.weight_bytes(model.arch)
 
 
 # Perturbations

@@ -111,7 +111,7 @@ def test_the_status_of_what_is_there(copy):
         assert seen.available, seen.why
         assert seen.fingerprint == fingerprint_model(model)
         assert seen.parameters == seen.arch.parameters
-        assert FP16().bytes(seen.parameters) * 2 == FP32().bytes(seen.parameters) == 4 * seen.parameters
+        assert FP16().weight_bytes(seen.arch) * 2 == FP32().weight_bytes(seen.arch) == 4 * seen.parameters
 
 
 def test_a_second_look_at_a_model_does_not_read_it_again(copy):

@@ -9,18 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from zo_sweeps.engine import masks
 from zo_sweeps.models import mask_store
 
 
 def _ask(folder: str, log: str) -> None:
-    def find() -> masks.Masks:
+    def find() -> mask_store.Stored:
         with open(log, "a") as file:
             file.write(f"{os.getpid()}\n")
-        return {"a": torch.arange(1000)}
+        return mask_store.Stored({"a": torch.arange(1000)}, {"a": torch.zeros(1000)})
 
-    found, _ = mask_store.get({"k": 1}, find, Path(folder))
-    assert len(found["a"]) == 1000
+    assert len(mask_store.get({"k": 1}, find, Path(folder)).masks["a"]) == 1000
 
 
 @pytest.mark.multiprocess
@@ -40,16 +38,16 @@ def test_processes_that_ask_at_once_find_the_mask_once(tmp_path: Path) -> None:
 def test_a_sidecar_that_does_not_fit_the_mask_has_it_found_again(tmp_path: Path, text: str) -> None:
     found = []
 
-    def find() -> masks.Masks:
+    def find() -> mask_store.Stored:
         found.append(1)
-        return {"a": torch.arange(3)}
+        return mask_store.Stored({"a": torch.arange(3)}, {"a": torch.zeros(3)})
 
     first = mask_store.get({"k": 1}, find, tmp_path)
     (sidecar,) = tmp_path.glob("*.json")
     good = sidecar.read_text()
     sidecar.write_text(text)
     second = mask_store.get({"k": 1}, find, tmp_path)
-    assert second[1] == first[1]
+    assert second.fingerprint == first.fingerprint
     assert len(found) == 2
     assert sidecar.read_text() == good
     mask_store.get({"k": 1}, find, tmp_path)

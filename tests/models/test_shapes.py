@@ -87,7 +87,9 @@ def test_a_missing_or_senseless_size_names_its_key(value):
 
 
 def test_bytes_follow_the_precision():
-    assert [Precision.read(name).bytes(10) for name in ("fp32", "bf16", "fp16")] == [40, 20, 20]
+    arch = describe(TINY["llama"])
+    sizes = [Precision.read(name).weight_bytes(arch) for name in ("fp32", "bf16", "fp16")]
+    assert sizes == [4 * arch.parameters, 2 * arch.parameters, 2 * arch.parameters]
     with pytest.raises(UserError, match="unknown precision 'fp8'"):
         Precision.read("fp8")
 

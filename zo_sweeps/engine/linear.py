@@ -1,24 +1,70 @@
-"""The two ways a projection stores its weight: nn.Linear as [out, in], transformers' Conv1D (GPT-2) as [in, out]."""
+"""The ways a projection stores its weight.
+
+nn.Linear as [out, in], transformers' Conv1D (GPT-2) as [in, out], WeightOnly as codes. Callers that need more than the
+module's own forward ask here, never for its `weight`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+import torch.nn.functional as F
 from torch import Tensor, nn
+
+from zo_sweeps.engine.layers.weight_only import WeightOnly
 
 
 def check(layer: nn.Module, name: str) -> None:
-    """Assert that a layer is a projection: a Linear, or a Conv1D, recognized by its attribute `nf`."""
-    known = isinstance(layer, nn.Linear) or isinstance(getattr(layer, "nf", None), int)
+    """Assert that a layer is a projection: a Linear, a WeightOnly, or a Conv1D, recognized by its attribute `nf`."""
+    known = isinstance(layer, nn.Linear | WeightOnly) or isinstance(getattr(layer, "nf", None), int)
     assert known, f"{name} is a {type(layer).__name__}, not a Linear"
 
 
 def is_transposed(layer: nn.Module) -> bool:
-    """Tell whether the weight is stored as [in, out]."""
-    return not isinstance(layer, nn.Linear)
+    """Tell whether the weight is, or was before its encoding, stored as [in, out]."""
+    return layer.transposed if isinstance(layer, WeightOnly) else not isinstance(layer, nn.Linear)
+
+
+def shape(layer: Any) -> tuple[int, int]:
+    """Return the features (out, in)."""
+    if isinstance(layer, WeightOnly):
+        return layer.codes.shape
+    out, into = dense(layer).shape
+    return out, into
+
+
+def like(layer: Any) -> Tensor:
+    """Return a tensor of the dtype in which the layer multiplies, and of its device."""
+    return layer.codes.like if isinstance(layer, WeightOnly) else layer.weight
 
 
 def dense(layer: Any) -> Tensor:
-    """Return the weight as [out, in]: itself, or a transposed view of it."""
+    """Return the weight as [out, in]: itself, a transposed view of it, or decoded."""
+    if isinstance(layer, WeightOnly):
+        return layer.dense()
     weight: Tensor = layer.weight
     return weight.t() if is_transposed(layer) else weight
+
+
+def as_stored(layer: Any) -> Tensor:
+    """Return the weight as the model's own projection stores it, which is what the flat indices of masks refer to."""
+    if not isinstance(layer, WeightOnly):
+        weight: Tensor = layer.weight
+        return weight.detach()
+    return layer.dense().t().contiguous() if layer.transposed else layer.dense()
+
+
+def parts(layer: Any) -> Iterator[Tensor]:
+    """Yield the rows of the weight, in order: all at once, or as many as are decoded at a time."""
+    if isinstance(layer, WeightOnly):
+        yield from (rows for _, rows in layer.parts())
+    else:
+        yield dense(layer)
+
+
+def products(layer: Any, *inputs: Tensor) -> list[Tensor]:
+    """Return x W^T for every input, without the bias. A weight stored as codes is decoded once for all."""
+    if isinstance(layer, WeightOnly):
+        return layer.products(*inputs)
+    return [F.linear(x, dense(layer)) for x in inputs]

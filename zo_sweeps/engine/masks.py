@@ -16,7 +16,7 @@ The paper (Guo et al., 2024, "Zeroth-Order Fine-Tuning of LLMs with Extreme Spar
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Literal
 
 import torch
@@ -30,6 +30,22 @@ from zo_sweeps.methods.space import share
 Masks = dict[str, Tensor]  # layer -> [k] int64 flat indices into its weight, ascending
 Scope = Literal["per_layer", "global"]
 Score = Literal["fisher", "mean_gradient"]
+
+
+class Lazily(Mapping[str, Tensor]):
+    """layer -> a tensor that is computed at every access, so that one layer is in memory at a time."""
+
+    def __init__(self, names: Iterable[str], compute: Callable[[str], Tensor]) -> None:
+        self._names, self._compute = tuple(names), compute
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._compute(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def top(scores: Mapping[str, Tensor], density: float, scope: Scope = "per_layer") -> Masks:
@@ -62,7 +78,7 @@ def top(scores: Mapping[str, Tensor], density: float, scope: Scope = "per_layer"
 
 def outliers(weights: Mapping[str, Tensor], density: float, scope: Scope = "per_layer") -> Masks:
     """Return the entries of largest magnitude."""
-    return top({name: weight.detach().abs() for name, weight in weights.items()}, density, scope)
+    return top(Lazily(weights, lambda name: weights[name].detach().abs()), density, scope)
 
 
 def random(weights: Mapping[str, Tensor], density: float, key: NoiseKey) -> Masks:

@@ -15,14 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from zo_sweeps.engine.chunk import rows_at_once
 from zo_sweeps.engine.direction import combine
 from zo_sweeps.engine.types import Partial
 from zo_sweeps.methods.perturbation import Perturbation
 from zo_sweeps.methods.points import Point
 from zo_sweeps.methods.space import InstalledSpace
-
-CHUNK = {"cpu": 1 << 20}  # values per chunk: 4 MB, which fit the L2 caches; other devices need larger kernels
-CHUNK_ELSEWHERE = 1 << 26
 
 
 @contextmanager
@@ -82,7 +80,7 @@ def _linear(layer: nn.Linear, at: Callable[..., Tensor], x: Tensor) -> Tensor:
     """Return x W^T + b, computed a few rows of W (outputs) at a time, rounded once."""
     weight = layer.weight
     bias = None if layer.bias is None else at(layer.bias)
-    rows = max(1, CHUNK.get(weight.device.type, CHUNK_ELSEWHERE) // layer.in_features)
+    rows = rows_at_once(layer.in_features, weight.device)
     if rows >= layer.out_features:
         return F.linear(x, at(weight), bias)
     y = x.new_empty(*x.shape[:-1], layer.out_features)

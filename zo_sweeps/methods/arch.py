@@ -74,6 +74,11 @@ class Arch:
             chosen |= matches
         return tuple(role for role in self.linears if role in chosen)
 
+    def names(self, targets: Iterable[str]) -> list[str]:
+        """Return the qualified names of the target projections, layer by layer."""
+        paths = [self.projections[role] for role in self.roles(targets)]
+        return [f"{self.blocks}.{i}.{path}" for i in range(self.layers) for path in paths]
+
     def inputs(self, targets: Iterable[str]) -> int:
         """Sum the input features of the target projections over all layers."""
         return self.layers * sum(self.linears[role][1] for role in self.roles(targets))

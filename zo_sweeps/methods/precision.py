@@ -3,35 +3,98 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from zo_sweeps.methods.definition import Definition
+from zo_sweeps.methods.arch import ALL, Arch
+from zo_sweeps.methods.definition import Definition, option
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Format:
+    """A floating-point format.
+
+    Args:
+        torch_name: name in torch of its dtype.
+        bytes: per value.
+        backpropagates_on_cpu: whether torch can backpropagate through it on a CPU.
+    """
+
+    torch_name: str
+    bytes: int
+    backpropagates_on_cpu: bool = True
 
 
 @dataclass(frozen=True)
 class Precision(Definition):
-    """A storage format of frozen weights."""
+    """A way to store frozen weights, and the format in which they are multiplied."""
 
     axis: ClassVar[str] = "precision"
-    bytes_per_value: ClassVar[float] = 0.0
-    torch_name: ClassVar[str] = ""  # name in torch of the weights' dtype
-    stored: ClassVar[bool] = True  # False while storing weights this way is not implemented
-    backpropagates_on_cpu: ClassVar[bool] = True
+    coded: ClassVar[bool] = False  # the projections of the blocks are stored as codes: see `WeightOnlyPrecision`
+
+    @property
+    def format(self) -> Format:
+        """The format of activations, and of all weights that are not stored as codes."""
+        raise NotImplementedError
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the weights. Raises NotImplementedError for a precision without one."""
+        """The dtype of `format`."""
         import torch
 
-        if not self.torch_name:
-            raise NotImplementedError(self.name)
-
-        dtype: torch.dtype = getattr(torch, self.torch_name)
+        dtype: torch.dtype = getattr(torch, self.format.torch_name)
         return dtype
 
-    def bytes(self, values: int) -> int:
-        """Return the bytes that this many stored values take."""
-        return int(values * self.bytes_per_value)
+    def weight_bytes(self, arch: Arch) -> int:
+        """Return the bytes of a model's weights as they are stored."""
+        return arch.parameters * self.format.bytes
+
+
+@dataclass(frozen=True)
+class WeightOnlyPrecision(Precision):
+    """Codes for the weights of the blocks' projections, decoded for every product; the others are stored in `compute`.
+
+    Weights are encoded from their values in `compute`. Activations are not quantized: a forward equals that of the
+    decoded weights. Embeddings, head, norms and biases stay in `compute`, as with bitsandbytes in transformers.
+    """
+
+    coded: ClassVar[bool] = True
+
+    # fp16, not bf16: a finite difference divides the rounding of a loss by eps, and fp16 rounds 8 times finer.
+    compute: Literal["fp32", "bf16", "fp16"] = option(
+        "fp16", "format of activations, and of the weights that are not stored as codes", kw_only=True
+    )
+
+    @property
+    def format(self) -> Format:
+        from zo_sweeps.methods.registry import member
+
+        plain = member("precision", self.compute)()
+        assert isinstance(plain, Precision)
+        return plain.format
+
+    def code_bytes(self, out: int, into: int) -> int:
+        """Return the bytes of a weight [out, into]: of its codes, and of what decodes them."""
+        raise NotImplementedError
+
+    def scales(self, out: int, into: int) -> int:
+        """Count the scales of a weight [out, into]."""
+        raise NotImplementedError
+
+    def weight_bytes(self, arch: Arch) -> int:
+        others = (arch.parameters - arch.entries([ALL])) * self.format.bytes
+        return others + arch.layers * sum(self.code_bytes(*shape) for shape in arch.linears.values())
+
+    def stored(self, layer: nn.Module, weight: Tensor) -> nn.Module:
+        """Return a module in place of a projection, with its bias and the codes of `weight`, on its device.
+
+        Deterministic: the codes depend on the values alone.
+
+        Args:
+            layer: the projection; its own weight may be on the `meta` device.
+            weight: as the projection stores it ([out, in]; [in, out] for a Conv1D), in any floating-point dtype.
+        """
+        raise NotImplementedError

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.methods.arch import Arch
 from zo_sweeps.methods.definition import Definition, option
+from zo_sweeps.methods.precision import Precision
 
 if TYPE_CHECKING:
     from torch import nn
@@ -57,10 +58,12 @@ class Found:
 
     Args:
         masks: layer -> flat indices into its weight.
+        values: layer -> the entries of the weights that the mask was computed from.
         find: step -> the masks from that step on, computed from the weights as they are at the call.
     """
 
     masks: Any
+    values: Any
     find: Callable[[int], Any] | None = None
 
 
@@ -90,6 +93,7 @@ class Space(Definition):
     moves_base: ClassVar[bool] = False  # trains the model's own weights, which are reloaded after the trial
     needs_gradients: ClassVar[bool] = False  # its mask is computed by backpropagation before training
     sparse: ClassVar[bool] = False  # trains chosen entries of the target weights
+    of_codes: ClassVar[bool] = False  # trains a part of weights that are stored as codes
     adapter: ClassVar[AdapterFormat | None] = None  # peft's format for it, if there is one
     takes_positions: ClassVar[bool] = False  # takes positions before the text, in a causal model's cache
 
@@ -117,8 +121,12 @@ class Space(Definition):
         """Steps between replacements of its parameters; 0: never."""
         return 0
 
+    def bind(self, precision: Precision) -> Space:
+        """Return the space over weights that are stored this way; itself, if that does not matter to d."""
+        return self
+
     def trainable(self, arch: Arch) -> int:
-        """Count d, from the model's shape alone."""
+        """Count d, from the model's shape alone (and from the precision that a space of codes is bound to)."""
         raise NotImplementedError
 
     def install(self, module: nn.Module, layers: Sequence[str], seed: int, mask: Found | None = None) -> InstalledSpace:

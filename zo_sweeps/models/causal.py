@@ -160,6 +160,13 @@ class LanguageModel:
         continuation: list[int] = output[0, ids.shape[1] :].tolist()
         return continuation
 
+    @property
+    def weight_bytes(self) -> int:
+        """The bytes of the weights as they are stored: parameters, codes and what decodes them; tied ones once."""
+        saved = {*self.module.state_dict()}
+        codes = (buffer for name, buffer in self.module.named_buffers() if name in saved)
+        return sum(tensor.nbytes for tensor in (*self.module.parameters(), *codes))
+
     def target_modules(self, targets: Iterable[str]) -> dict[str, nn.Module]:
         """Return the projections (Linear or Conv1D) that `targets` name in every layer, by qualified name, in order.
 
@@ -167,10 +174,9 @@ class LanguageModel:
         see `Arch.roles`. Raises UserError, with the choices, for a target that the model does not have, or if there are
         none.
         """
-        paths = [self.arch.projections[role] for role in self.arch.roles(targets)]
-        if not paths:
+        names = {*self.arch.names(targets)}
+        if not names:
             raise UserError("no layer is named", where="space.targets", choices=[ALL, *self.arch.linears])
-        names = {f"{self.arch.blocks}.{i}.{path}" for i in range(self.arch.layers) for path in paths}
         modules = {name: layer for name, layer in self.module.named_modules() if name in names}
         if absent := sorted(names - set(modules)):
             what = f"the model has no {absent[0]}, which its family {self.arch.family!r} describes"

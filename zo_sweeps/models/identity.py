@@ -79,7 +79,7 @@ def fingerprint_model(model: Model) -> str:
         return f"hf:{repo_of(model)}@{revision_of(model)}"
     if model.source == ModelSource.RANDOM:
         tokenizer = hashlib.sha256((DEMO / "tokenizer.json").read_bytes()).hexdigest()
-        identity = {"arch": model.arch, "seed": model.seed, "tokenizer": tokenizer}
+        identity = {"arch": model.arch, "seed": model.seed, "tokenizer": tokenizer, "drawn": "by module"}
         return "random:" + fingerprint(identity)
     return "local:" + _identify(folder_of(model))[1]
 

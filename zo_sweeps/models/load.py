@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging as standard
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.methods.arch import Arch
+from zo_sweeps.methods.arch import ALL, Arch
 from zo_sweeps.methods.parts import Model, ModelSource
+from zo_sweeps.methods.precision import WeightOnlyPrecision
 from zo_sweeps.models import families, hub
 from zo_sweeps.models.causal import LanguageModel
 from zo_sweeps.models.checkpoint import read_checkpoint_info
@@ -28,8 +31,13 @@ HARMLESS = re.compile(
 )
 
 
-def load(model: Model, dtype: torch.dtype, device: torch.device | str) -> LanguageModel:
+def load(
+    model: Model, dtype: torch.dtype, device: torch.device | str, codes: WeightOnlyPrecision | None = None
+) -> LanguageModel:
     """Load the model of a configuration: weights frozen, in evaluation mode, stored as `dtype` on `device`.
+
+    With `codes`, the projections of the blocks are stored as its codes. Each is encoded as soon as it is read, on the
+    device: peak memory is that of the stored weights, and of one more tensor on either side.
 
     Safetensors only: no pickle is opened, and no code of the model's own is run. Random weights are drawn on the CPU
     from `seed`, so that they are the same for every device, and leave the global generator as it was.
@@ -41,14 +49,14 @@ def load(model: Model, dtype: torch.dtype, device: torch.device | str) -> Langua
     with quiet():
         if model.source == ModelSource.RANDOM:
             arch = families.describe(model.arch)
-            module, tokenizer = _random(model.arch, arch, int(model.seed), dtype)
+            module, tokenizer = _random(model.arch, arch, int(model.seed), dtype, codes)
             return _wrapped(module.to(device), tokenizer, arch.masked)
         on_hub = model.source == ModelSource.HUB
         folder = _from_hub(model) if on_hub else folder_of(model)
-        masked = read_checkpoint_info(folder).arch.masked
-        module, tokenizer = _pretrained(folder, masked, dtype)
+        arch = read_checkpoint_info(folder).arch
+        module, tokenizer = _pretrained(folder, arch, dtype, device, codes)
         # A hub snapshot's folder is named by its commit.
-        return _wrapped(module.to(device), tokenizer, masked, commit=folder.name if on_hub else "")
+        return _wrapped(module.to(device), tokenizer, arch.masked, commit=folder.name if on_hub else "")
 
 
 def _wrapped(module: Any, tokenizer: Any, masked: bool, commit: str = "") -> LanguageModel:
@@ -80,13 +88,21 @@ def _from_hub(model: Model) -> Path:
     return folder
 
 
-def _pretrained(folder: Path, masked: bool, dtype: torch.dtype) -> tuple[Any, Any]:
+def _pretrained(
+    folder: Path, arch: Arch, dtype: torch.dtype, device: torch.device | str, codes: WeightOnlyPrecision | None
+) -> tuple[Any, Any]:
     from transformers import AutoTokenizer
 
     where: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    as_codes: dict[str, Any] = {}
+    if codes is not None:
+        from zo_sweeps.models.coded import Quantization
+
+        as_codes = {"quantization_config": Quantization(codes, arch.names([ALL])), "device_map": {"": str(device)}}
     try:
-        module, report = _class_of(masked).from_pretrained(
+        module, report = _class_of(arch.masked).from_pretrained(
             str(folder),
+            **as_codes,
             dtype=dtype,
             use_safetensors=True,
             output_loading_info=True,
@@ -97,6 +113,10 @@ def _pretrained(folder: Path, masked: bool, dtype: torch.dtype) -> tuple[Any, An
     except (OSError, ValueError, RuntimeError) as error:
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise UserError(f"cannot load {folder}: {reason}", where="model.path") from error
+    if codes is not None:
+        from zo_sweeps.models.coded import misshapen
+
+        report["mismatched_keys"] = [*report["mismatched_keys"], *misshapen(module)]
     _check(report, str(folder))
     return module, tokenizer
 
@@ -123,8 +143,12 @@ def _check(report: Mapping[str, Any], where: str) -> None:
         )
 
 
-def _random(options: Mapping[str, Any], arch: Arch, seed: int, dtype: torch.dtype) -> tuple[Any, Any]:
+def _random(
+    options: Mapping[str, Any], arch: Arch, seed: int, dtype: torch.dtype, codes: WeightOnlyPrecision | None
+) -> tuple[Any, Any]:
     from transformers import AutoConfig, AutoTokenizer
+
+    from zo_sweeps.models.random import draw
 
     tokenizer = AutoTokenizer.from_pretrained(str(DEMO), local_files_only=True)
     ids: dict[str, Any] = {}
@@ -138,10 +162,14 @@ def _random(options: Mapping[str, Any], arch: Arch, seed: int, dtype: torch.dtyp
             fix=f"set it to {len(tokenizer)} or more",
         )
     config = AutoConfig.for_model(**{**options, **ids})
+    make = partial(_class_of(arch.masked).from_config, config, dtype=dtype)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        module = _class_of(arch.masked).from_config(config, dtype=dtype)
-    return module, tokenizer
+        if codes is None:
+            return draw(make), tokenizer
+        from zo_sweeps.models.coded import encode
+
+        return draw(make, partial(encode, codes, {*arch.names([ALL])})), tokenizer
 
 
 @contextmanager
@@ -149,6 +177,7 @@ def quiet() -> Iterator[None]:
     """Silence transformers' progress bars and warnings: problems are checked for here and reported in one line."""
     from transformers.utils import logging
 
+    standard.getLogger("bitsandbytes").setLevel(standard.ERROR)  # it warns of a kernel that is not used here
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

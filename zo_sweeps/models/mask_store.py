@@ -1,7 +1,8 @@
 """Masks on disk: computed once per machine, by the first trial that needs one, and reused by all with the same key.
 
-<folder>/<key>.safetensors holds a layer's flat indices (int32, ascending) under its name; the sidecar <key>.json holds
-the settings that the mask was computed from, its fingerprint and its size. Both appear by rename, the sidecar last.
+<folder>/<key>.safetensors holds a layer's flat indices (int32, ascending) under its name, and its weight's entries
+there under that name and ".values"; the sidecar <key>.json holds the settings that the mask was computed from, its
+fingerprint and its size. Both appear by rename, the sidecar last.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +20,28 @@ import torch
 from torch import Tensor
 
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.core.files import replace_text, replacing
+from zo_sweeps.core.files import cache_folder, replace_text, replacing
 from zo_sweeps.core.fingerprint import fingerprint
 
 Masks = dict[str, Tensor]  # layer -> [k] int64 flat indices into its weight, ascending
+VALUES = ".values"
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A mask, the entries of the weights that it was computed from, layer by layer, and the mask's fingerprint."""
+
+    masks: Masks
+    values: dict[str, Tensor]
+
+    @property
+    def fingerprint(self) -> str:
+        return mask_fingerprint(self.masks)
 
 
 def folder() -> Path:
-    """Return this machine's folder of masks, under ZO_SWEEPS_CACHE or zo_sweeps in the user's cache folder."""
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(os.environ.get("ZO_SWEEPS_CACHE") or f"{cache}/zo_sweeps").expanduser() / "masks"
+    """Return this machine's folder of masks."""
+    return cache_folder() / "masks"
 
 
 def mask_fingerprint(masks: Mapping[str, Tensor]) -> str:
@@ -39,8 +52,8 @@ def mask_fingerprint(masks: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()[:16]
 
 
-def get(key: Mapping[str, Any], find: Callable[[], Masks], where: Path | None = None) -> tuple[Masks, str]:
-    """Return the mask of `key`, and its fingerprint; `find` computes it if the store has none.
+def get(key: Mapping[str, Any], find: Callable[[], Stored], where: Path | None = None) -> Stored:
+    """Return the mask of `key`; `find` computes it if the store has none.
 
     Concurrent trials wait for the one that computes it, by a lock that its process releases even when killed. A file
     that does not match its sidecar is computed again. Raises UserError if the store cannot be written.
@@ -58,34 +71,38 @@ def get(key: Mapping[str, Any], find: Callable[[], Masks], where: Path | None = 
         raise UserError(f"cannot store masks ({error.strerror})", where=str(store), fix=fix) from None
     name = fingerprint(key)
     with _locked(store / f"{name}.lock"):
-        masks = _read(store, name)
-        if masks is None:
-            masks = find()
-            _write(store, name, masks, key)
-    return masks, mask_fingerprint(masks)
+        stored = _read(store, name)
+        if stored is None:
+            stored = find()
+            _write(store, name, stored, key)
+    return stored
 
 
-def _read(store: Path, name: str) -> Masks | None:
+def _read(store: Path, name: str) -> Stored | None:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     try:
         sidecar = json.loads((store / f"{name}.json").read_text(encoding="utf-8"))
-        masks = {layer: index.long() for layer, index in load_file(str(store / f"{name}.safetensors")).items()}
-    except (OSError, ValueError, SafetensorError):
+        tensors = load_file(str(store / f"{name}.safetensors"))
+        masks = {layer: index.long() for layer, index in tensors.items() if not layer.endswith(VALUES)}
+        stored = Stored(masks, {layer: tensors[layer + VALUES] for layer in masks})
+    except (OSError, ValueError, KeyError, SafetensorError):
         return None
-    whole = isinstance(sidecar, dict) and sidecar.get("fingerprint") == mask_fingerprint(masks)
-    return masks if whole else None
+    whole = isinstance(sidecar, dict) and sidecar.get("fingerprint") == stored.fingerprint
+    return stored if whole else None
 
 
-def _write(store: Path, name: str, masks: Masks, key: Mapping[str, Any]) -> None:
+def _write(store: Path, name: str, stored: Stored, key: Mapping[str, Any]) -> None:
     from safetensors.torch import save_file
 
+    masks = stored.masks
     tensors = {layer: index.to("cpu", torch.int32).contiguous() for layer, index in masks.items()}
+    tensors |= {layer + VALUES: values.to("cpu").contiguous() for layer, values in stored.values.items()}
     with replacing(store / f"{name}.safetensors") as part:
         save_file(tensors, str(part))
     entries = sum(map(len, masks.values()))
-    sidecar = {"fingerprint": mask_fingerprint(masks), "entries": entries, "layers": len(masks), "found_from": key}
+    sidecar = {"fingerprint": stored.fingerprint, "entries": entries, "layers": len(masks), "found_from": key}
     replace_text(store / f"{name}.json", json.dumps(sidecar, indent=2, sort_keys=True) + "\n")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 
 
@@ -13,11 +15,10 @@ def is_projection(layer: object) -> bool:
 
 
 def is_transposed(layer: nn.Module) -> bool:
-    """Tell whether a projection stores its weight as [in, out]."""
-    return not isinstance(layer, nn.Linear)
+    """Tell whether a projection stores its weight, or stored it before its encoding, as [in, out]."""
+    return bool(getattr(layer, "transposed", not isinstance(layer, nn.Linear)))
 
 
-def features(layer: nn.Module) -> tuple[int, int]:
-    """Return the (out, in) features of a projection."""
-    out, into = layer.get_parameter("weight").shape
-    return (into, out) if is_transposed(layer) else (out, into)
+def features(layer: Any) -> tuple[int, int]:
+    """Return the (out, in) features of a projection: a Linear, one stored as codes, or a Conv1D."""
+    return (layer.nf, layer.nx) if hasattr(layer, "nf") else (layer.out_features, layer.in_features)

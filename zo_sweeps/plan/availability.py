@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.remarks import remarks
 from zo_sweeps.devices.estimate import RUNTIME_BYTES, finding_memory, peak_memory
-from zo_sweeps.methods import registry
+from zo_sweeps.devices.kernels import troubles
 from zo_sweeps.methods.definition import write
 from zo_sweeps.methods.evaluation import Restore
-from zo_sweeps.methods.precision import Precision
 from zo_sweeps.methods.trial_config import TrialConfig
 
 if TYPE_CHECKING:
+    from zo_sweeps.methods.arch import Arch
     from zo_sweeps.models.identity import ModelStatus
     from zo_sweeps.tasks.data import DataStatus
 
@@ -46,9 +46,14 @@ class Availability:
 
 
 class Places:
-    """A cache of the models, data and texts of this machine: each is looked up once."""
+    """A cache of the models, data and texts of this machine: each is looked up once.
 
-    def __init__(self) -> None:
+    Args:
+        here: whether trials run on this machine; on a cluster, nodes may be able to store weights in other ways.
+    """
+
+    def __init__(self, here: bool = True) -> None:
+        self._here = here
         self._models: dict[str, ModelStatus] = {}
         self._data: dict[str, DataStatus | UserError] = {}
         self._texts: dict[Path, str] = {}
@@ -67,14 +72,12 @@ class Places:
         )
         reasons = [status.why for status in (model, data) if not status.available]
         reasons += [missing_text] if missing_text else []
-        if not config.precision.stored:
-            members = registry.members("precision").items()
-            stored = [name for name, one in members if issubclass(one, Precision) and one.stored]
-            reasons.append(f"weights cannot be stored as {config.precision.name} yet ({', '.join(stored)} can)")
+        if self._here and config.precision.coded and (trouble := troubles().get(config.precision.name)):
+            reasons.append(f"weights cannot be stored as {config.precision.name} on this machine: {trouble}")
         tokens = float(config.train.max_length)
         if data.row_bytes:
             tokens = min(tokens, max(data.row_bytes / BYTES_PER_TOKEN, 16) * (1 + config.method.kind.shown))
-        trainable = config.space.trainable(model.arch) if model.arch and config.method.kind.trains else 0
+        trainable = _trainable(config, model.arch) if model.arch and config.method.kind.trains else 0
         memory = self._memory(config, model, tokens, trainable)
         device = config.device
         if not device.runs_trials:
@@ -149,7 +152,7 @@ class Places:
     @staticmethod
     def _memory(config: TrialConfig, model: ModelStatus, tokens: float, trainable: int) -> int:
         arch, kind, space, precision = model.arch, config.method.kind, config.space, config.precision
-        if arch is None or not precision.stored:
+        if arch is None:
             return 0
         longest = int(min(config.train.max_length, 2 * tokens))  # the longest row of a batch, not the mean
         finding = 0
@@ -157,10 +160,11 @@ class Places:
             text = text_of(config)[0]
             length = getattr(space, "length", longest) if text else longest
             entries = arch.entries(space.layers)
-            finding = finding_memory(arch, precision.bytes_per_value, length, length if text else 1, entries)
+            finding = finding_memory(arch, precision.format.bytes, length, length if text else 1, entries)
         peak = peak_memory(
             arch,
-            precision.bytes_per_value,
+            precision.format.bytes,
+            weights=precision.weight_bytes(arch),
             trains=kind.trains,
             backpropagates=kind.backpropagates,
             moves_base=space.moves_base and kind.trains,
@@ -183,6 +187,10 @@ def text_of(config: TrialConfig) -> tuple[str, str]:
     return "", ""
 
 
+def _trainable(config: TrialConfig, arch: Arch) -> int:
+    return config.space.bind(config.precision).trainable(arch)
+
+
 def _goes_with(config: TrialConfig, model: ModelStatus) -> None:
     """Raise UserError for a model incompatible with the prompt, the method's kind or the space."""
     arch, kind = model.arch, config.method.kind
@@ -197,7 +205,7 @@ def _goes_with(config: TrialConfig, model: ModelStatus) -> None:
         )
     if arch.masked and kind.causal_only:
         raise UserError(f"{kind.causal_only} needs a causal model", fix=f"leave kind {kind.name} out for masked models")
-    if kind.trains and not config.space.trainable(arch):
+    if kind.trains and not _trainable(config, arch):
         what = f"space {config.space.name!r} trains no parameter of model {config.model.name!r}"
         raise UserError(what, fix="use other space.targets")
     if config.space.takes_positions and kind.trains and arch.no_prefix:

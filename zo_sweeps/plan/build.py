@@ -122,7 +122,8 @@ class _Draft:
         self.labels: dict[str, str] = {}
         self.problems: dict[str, list[str]] = {}  # what is wrong -> the blocks it is wrong in
         self.devices: set[str] = set()
-        self.places, self.options, self.parts, self.overrides = Places(), Options(), Parts(), Overrides(composer)
+        self.places = Places(here=composer.run.cluster.address is None)
+        self.options, self.parts, self.overrides = Options(), Parts(), Overrides(composer)
         try:
             self.grid = shown(self.grid, composer.command_line.left_out)
         except UserError as error:
@@ -210,7 +211,7 @@ def _trial(
         trial_id=trial_id,
         config=config,
         needs=Needs(device=config.device.name, memory_bytes=needs.memory_bytes),
-        warm_key=fingerprint([config.model.fingerprint, config.precision.name, config.device.name]),
+        warm_key=fingerprint([config.model.fingerprint, identity(config.precision), config.device.name]),
         cost=_cost(config, needs),
         steps=config.steps,
         memory_key=memory_key(config),

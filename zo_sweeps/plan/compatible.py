@@ -11,6 +11,7 @@ from zo_sweeps.methods.evaluation import Restore
 from zo_sweeps.methods.kind import Kind
 from zo_sweeps.methods.objective import OWN, Objective
 from zo_sweeps.methods.perturbation import Perturbation
+from zo_sweeps.methods.precision import WeightOnlyPrecision
 from zo_sweeps.methods.space import Space
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.methods.update import Update
@@ -18,7 +19,14 @@ from zo_sweeps.methods.update import Update
 
 def incompatible(config: TrialConfig) -> list[str]:
     """Return every reason why a configuration cannot run on any machine."""
-    return [*_estimation(config), *_objective(config), *_generation(config), *_gradients(config), *_training(config)]
+    return [
+        *_estimation(config),
+        *_objective(config),
+        *_generation(config),
+        *_gradients(config),
+        *_training(config),
+        *_codes(config),
+    ]
 
 
 def _estimation(config: TrialConfig) -> Iterator[str]:
@@ -106,18 +114,44 @@ def _training(config: TrialConfig) -> Iterator[str]:
         ]
         yield f"update {update.name!r} does not go with method kind {kind.name!r}; use {' or '.join(updates)}"
     if update.rounds_randomly and not (
-        space.moves_base and config.precision.bytes_per_value == 2 and not kind.backpropagates
+        space.moves_base and config.precision.format.bytes == 2 and not kind.backpropagates
     ):
         yield (
             "update.rounding=stochastic rounds weights that are trained in half precision: it needs a zeroth-order "
             f"method with space=full and precision=bf16 or fp16, not space={space.name} and {config.precision.name}"
         )
+    if update.keeps_nonnegative and kind.backpropagates:
+        yield "update.nonnegative is of zeroth-order methods"
     if config.train.steps < 1:
         yield f"train.steps must be at least 1, not {config.train.steps}"
     if kind.backpropagates and space.renewed_every:
         yield "space.refresh must be 0 in backpropagation: its optimizer holds the entries it began with"
-    if config.device.cpu and kind.backpropagates and not config.precision.backpropagates_on_cpu:
-        yield f"backpropagation in {config.precision.name} on a CPU is not supported; use precision=fp32 or bf16"
+    precision = config.precision
+    if config.device.cpu and kind.backpropagates and not precision.format.backpropagates_on_cpu:
+        name, fix = (precision.name, "precision=fp32 or bf16")
+        if isinstance(precision, WeightOnlyPrecision):
+            name, fix = precision.compute, "precision.compute=fp32 or bf16"
+        yield f"backpropagation in {name} on a CPU is not supported; use {fix}"
+
+
+def _codes(config: TrialConfig) -> Iterator[str]:
+    """Yield the problems of training over weights that are stored as codes."""
+    kind, space, precision = config.method.kind, config.space, config.precision
+    if not (kind.trains or kind.generates):
+        return
+    if space.of_codes and not precision.coded:
+        coded = [name for name, one in registry.members("precision").items() if getattr(one, "coded", False)]
+        yield f"space {space.name!r} trains a part of weights stored as codes: use precision={' or '.join(coded)}"
+    if not precision.coded:
+        return
+    if space.of_codes and kind.backpropagates:
+        yield f"backpropagation does not reach space {space.name!r}: use a zeroth-order method"
+    if space.moves_base and kind.trains:
+        yield f"space {space.name!r} trains the weights themselves, which precision={precision.name} stores as codes"
+    elif space.sparse and kind.backpropagates:
+        yield f"backpropagation does not reach entries beside the codes of precision={precision.name}"
+    elif space.needs_gradients and space.renewed_every:
+        yield f"space.refresh must be 0: the codes of precision={precision.name} have no gradients for later masks"
 
 
 def _fits(update: Update | type[Update], kind: Kind) -> bool:

@@ -50,6 +50,10 @@ def save_adapter(trial_id: str, folder: str | Path, state_dir: str | Path = "zo_
     if merge and config.space.takes_positions:
         what = f"space {config.space.name!r} cannot be merged: its trained values precede the text and change no weight"
         raise UserError(what, where=trial_id, fix="do not merge: save it as an adapter")
+    if merge and config.precision.coded:
+        what = f"the weights are stored as {config.precision.name} codes, into which nothing can be merged"
+        fix = "save it as an adapter" if config.space.adapter else "zo_sweeps.weights returns the trained values"
+        raise UserError(what, where=trial_id, fix=fix)
     target = _empty(Path(folder).expanduser())
     with rebuilt(trial_id, state_dir) as (bench, space):
         try:

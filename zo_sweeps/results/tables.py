@@ -53,10 +53,10 @@ def records(plan: Plan, standing: Standing) -> list[Record]:
 
 
 def other_code(trial: Trial, outcome: Outcome | None) -> bool:
-    """Return whether a result was measured with other code than today's; false if that cannot be known."""
-    if outcome is None or not outcome.code or not isinstance(trial.config, TrialConfig):  # a member that is not here
+    """Return whether a result was measured with other code than today's, which may not even know its options."""
+    if outcome is None or not outcome.code:
         return False
-    return outcome.code != code_of(trial.config)
+    return not isinstance(trial.config, TrialConfig) or outcome.code != code_of(trial.config)
 
 
 def _metrics(trial: Trial, outcome: Outcome) -> Mapping[str, float]:

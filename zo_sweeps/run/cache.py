@@ -12,6 +12,7 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.fingerprint import fingerprint
 from zo_sweeps.methods.definition import write
 from zo_sweeps.methods.parts import Device
+from zo_sweeps.methods.precision import WeightOnlyPrecision
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.models.causal import LanguageModel
 from zo_sweeps.models.load import load
@@ -62,8 +63,20 @@ def base_model(config: TrialConfig, warm_key: str, device: torch.device) -> Lang
     global warm
     if warm is None or warm.key != warm_key or warm.dirty:
         warm = None  # free it before the next one is loaded
-        warm = Warm(warm_key, load(config.model, config.precision.dtype, device))
+        precision = config.precision
+        codes = precision if isinstance(precision, WeightOnlyPrecision) else None
+        warm = Warm(warm_key, load(config.model, precision.dtype, device, codes))
     return warm.model
+
+
+def plain_model(config: TrialConfig, device: torch.device) -> LanguageModel:
+    """Return the base model with its weights themselves, also if the trial stores codes; it takes the place of `warm`.
+
+    The caller must hold no other reference to the cached model.
+    """
+    global warm
+    warm = None
+    return load(config.model, config.precision.dtype, device)
 
 
 def examples(config: TrialConfig, model: LanguageModel) -> EncodedSplits:

@@ -26,22 +26,29 @@ from zo_sweeps.tasks.encode import Candidate, Example
 
 
 def sensitive_mask(
-    config: TrialConfig, model: LanguageModel, layers: Sequence[str], examples: Sequence[Example], objective: Objective
+    config: TrialConfig,
+    loaded: Callable[[], LanguageModel],
+    plain: Callable[[], LanguageModel],
+    layers: Sequence[str],
+    examples: Sequence[Example],
+    objective: Objective,
 ) -> tuple[Found, str]:
     """Return (the first mask and the function that computes later ones, its fingerprint).
 
     Args:
         config: the trial's; its space is `Sensitive`.
-        model: must hold the base weights.
+        loaded: returns the model, which holds the base weights or their codes.
+        plain: returns the model with the base weights themselves, as codes have no gradients; it may take the place of
+            the one that `loaded` returns. Called only if the store has no mask.
         layers: qualified names of the target layers.
         examples, objective: the training split and f, used if the source is `task`.
 
     Cost: none if the store has the mask; otherwise one forward and one backward per sample.
     """
-    space = config.space
+    space, model = config.space, loaded()
     assert isinstance(space, Sensitive)
     key: dict[str, Any] = {name: getattr(space, name) for name in ("density", "scope", "score", "source", "samples")}
-    key |= {"model": config.model.fingerprint, "precision": config.precision.name, "layers": list(layers)}
+    key |= {"model": config.model.fingerprint, "precision": config.precision.format.torch_name, "layers": list(layers)}
     key["device"] = next(model.module.parameters()).device.type  # gradients round differently on another kind
     if space.of_text:
         samples = text_samples(space.text, space.samples, space.length, config.data.dir, model)
@@ -51,13 +58,16 @@ def sensitive_mask(
         samples = list(examples[: space.samples])
         key |= {"task": identity(config.task), "prompt": config.prompt.name, "max_length": config.train.max_length}
         key["split"] = identity(config.split)
+    del model  # so that `plain` can free it
 
-    def find(step: int) -> masks.Masks:
-        each = _losses(model, samples, objective)
-        return masks.sensitive(_weights(model, layers), each, space.density, space.scope, space.score)
+    def find(step: int) -> mask_store.Stored:
+        source = plain()
+        weights, each = _weights(source, layers), _losses(source, samples, objective)
+        found = masks.sensitive(weights, each, space.density, space.scope, space.score)
+        return mask_store.Stored(found, {name: weights[name].detach().view(-1)[i] for name, i in found.items()})
 
-    first, mark = mask_store.get(key, lambda: find(0))
-    return Found(first, find), mark
+    first = mask_store.get(key, lambda: find(0))
+    return Found(first.masks, first.values, lambda step: find(step).masks), first.fingerprint
 
 
 class Gradients:

@@ -78,8 +78,7 @@ def _execute(
     bench.load()
     recorder.selection = bench.selection()
     meter.start()
-    parameters = bench.model.module.parameters()
-    recorder.measured["weights_bytes"] = float(sum(p.numel() * p.element_size() for p in parameters))
+    recorder.measured["weights_bytes"] = float(bench.model.weight_bytes)
     runner_of(config.method.kind)(bench, meter, should_stop, sharing).run()
 
 

@@ -22,6 +22,7 @@ from zo_sweeps.methods.registry import member
 from zo_sweeps.methods.schedule import Rates
 from zo_sweeps.methods.space import Found, InstalledSpace
 from zo_sweeps.methods.trial_config import TrialConfig
+from zo_sweeps.models.causal import LanguageModel
 from zo_sweeps.run import cache
 from zo_sweeps.run.gradients import sensitive_mask
 from zo_sweeps.run.recorder import Recorder
@@ -164,7 +165,10 @@ class Workbench:
     def _mask(self, layers: Sequence[str]) -> Found:
         """Return the first mask and the function that computes later ones. A log continues only over its own mask."""
         recorder = self.recorder
-        mask, mark = sensitive_mask(self.config, self.model, layers, self.splits.train, self.evaluated)
+        loaded = lambda: self.model
+        plain = self._plain if self.config.precision.coded else loaded
+        mask, mark = sensitive_mask(self.config, loaded, plain, layers, self.splits.train, self.evaluated)
+        self.model = cache.base_model(self.config, self.warm_key, self.device)  # the same, if `_plain` was not called
         if recorder.mask not in ("", mark):
             raise UserError(
                 f"the mask computed here ({mark}) differs from the one that this trial began with ({recorder.mask})",
@@ -174,6 +178,11 @@ class Workbench:
             recorder.mask = mark
             recorder.emit("mask", fingerprint=mark, entries=sum(map(len, mask.masks.values())))
         return mask
+
+    def _plain(self) -> LanguageModel:
+        """Return the model with the weights themselves, in place of the one that stores codes, which is freed."""
+        del self.model
+        return cache.plain_model(self.config, self.device)
 
 
 def _objective(name: str, own: Objective) -> Objective:

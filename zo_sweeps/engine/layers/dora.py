@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from zo_sweeps.engine import linear
 from zo_sweeps.engine.layers.low_rank import LowRankLinear
-from zo_sweeps.engine.linear import dense
 from zo_sweeps.methods.points import NoiseKey
 
 
@@ -25,25 +24,26 @@ class DoraLinear(LowRankLinear):
     def __init__(self, base: nn.Module, rank: int, alpha: float, init: str, key: NoiseKey, name: str) -> None:
         super().__init__(base, rank, alpha, init, True, key, name)
         self.parts = ("A", "B", "m")
-        square = torch.linalg.vector_norm(dense(base), dim=1, dtype=torch.float32).square()
+        norms = [torch.linalg.vector_norm(rows, dim=1, dtype=torch.float32) for rows in linear.parts(base)]
+        square = torch.cat(norms).square()
         self.register_buffer("square", square, persistent=False)  # ||W||^2
         self.m = nn.Parameter(square.sqrt())
 
     def forward(self, x: Tensor) -> Tensor:
         A, B, m = self.held("A").to(x.dtype), self.held("B").to(x.dtype), self.held("m")
         P = B.shape[0]
-        y = F.linear(x, dense(self.base))
+        y, cross = linear.products(self.base, x, A.detach())
         h = torch.bmm(x.reshape(P, -1, x.shape[-1]), A.transpose(1, 2))
         y = torch.baddbmm(y.view(P, -1, y.shape[-1]), h, B.transpose(1, 2), alpha=self.scaling)
-        y = y * (m / self._norm(A, B)).unsqueeze(1).to(x.dtype)
+        y = y * (m / self._norm(A, B, cross)).unsqueeze(1).to(x.dtype)
         if self.base.bias is not None:
             y = y + self.base.bias
         return y.view(*x.shape[:-1], y.shape[-1])
 
     @torch.no_grad()
-    def _norm(self, A: Tensor, B: Tensor) -> Tensor:
-        """Return ||W + s B A|| per row, [P, out] fp32."""
-        cross = F.linear(A, dense(self.base)).float().transpose(1, 2)  # W A^T, [P, out, r]
+    def _norm(self, A: Tensor, B: Tensor, product: Tensor) -> Tensor:
+        """Return ||W + s B A|| per row, [P, out] fp32; `product` is A W^T, [P, r, out]."""
+        cross = product.float().transpose(1, 2)
         A, B, s = A.float(), B.float(), self.scaling
         inner = (2 * s * cross + s * s * (B @ (A @ A.transpose(1, 2)))) * B
         square: Tensor = self.square + inner.sum(-1)  # type: ignore[operator]

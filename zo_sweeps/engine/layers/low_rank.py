@@ -8,9 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zo_sweeps.engine import noise
+from zo_sweeps.engine import linear, noise
 from zo_sweeps.engine.layers.wrapped import PointLinear
-from zo_sweeps.engine.linear import dense
 from zo_sweeps.methods.points import NoiseKey
 
 
@@ -23,20 +22,19 @@ class LowRankLinear(PointLinear):
         super().__init__(base)
         self.parts = ("A", "B") if train_A else ("B",)
         self.scaling = alpha / rank
-        weight = dense(base)
-        out, into = weight.shape
+        (out, into), like = linear.shape(base), linear.like(base)
         shape = torch.Size((rank, into))
         if init == "gaussian":
-            A = noise.gaussian(key, f"{name}.A", shape, weight.device).mul_(1 / rank)
+            A = noise.gaussian(key, f"{name}.A", shape, like.device).mul_(1 / rank)
         else:
             bound = 1 / math.sqrt(into)  # Kaiming-uniform with a = sqrt(5), as in peft and the P-RGE code
-            A = noise.uniform(key, f"{name}.A", shape, weight.device).mul_(2 * bound).sub_(bound)
+            A = noise.uniform(key, f"{name}.A", shape, like.device).mul_(2 * bound).sub_(bound)
         # Trained factors are fp32 whatever the weights' dtype; a frozen A is stored in the dtype of its use.
         if train_A:
             self.A = nn.Parameter(A)
         else:
-            self.register_buffer("A", A.to(weight.dtype), persistent=False)
-        self.B = nn.Parameter(torch.zeros(out, rank, device=weight.device))
+            self.register_buffer("A", A.to(like.dtype), persistent=False)
+        self.B = nn.Parameter(torch.zeros(out, rank, device=like.device))
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.base(x)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from zo_sweeps.engine.linear import check, dense, is_transposed
-from zo_sweeps.engine.masks import Masks
+from zo_sweeps.engine import linear
+from zo_sweeps.engine.layers.weight_only import Entries, WeightOnly
+from zo_sweeps.engine.masks import Lazily, Masks
 from zo_sweeps.methods.space import InstalledSpace
 
 # PyTorch warns once per process that CSR tensors are in beta; our tests compare the product with dense weights.
@@ -19,41 +20,128 @@ warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta", UserWa
 Find = Callable[[int], Masks]  # step -> the masks in effect from that step on
 
 
-class _Layer:
-    """One target layer: its mask, the original values, and the hooks that write the current values."""
+class _Place(Protocol):
+    """Where the chosen entries of one layer stand between forwards."""
 
-    def __init__(self, linear: Any, index: Tensor, apart: bool = False) -> None:
-        self.linear, self.index, self.apart = linear, index, apart
-        self.weight: nn.Parameter = linear.weight
-        # All entries ever trained, with their original values in the weights' dtype; indices ascending.
-        self.touched, self.original = index, self.flat[index].clone()
-        self.param = nn.Parameter(self.original.to(torch.float32, copy=True), requires_grad=False)
+    dtype: torch.dtype
+
+    def read(self, index: Tensor) -> Tensor:
+        """Return the entries at flat indices, in `dtype`."""
+        ...
+
+    def write(self, index: Tensor, values: Tensor) -> None:
+        """Write values at flat indices, all of them added before."""
+        ...
+
+    def add(self, index: Tensor, values: Tensor | None) -> None:
+        """Make further entries writable; `values` replaces those that stand there."""
+        ...
+
+    def restore(self) -> None:
+        """Write the original values back."""
+        ...
+
+
+class _InWeight:
+    """Entries written into the weight of a Linear or Conv1D."""
+
+    def __init__(self, weight: nn.Parameter) -> None:
+        self._flat, self.dtype = weight.detach().view(-1), weight.dtype
+        # All entries ever trained, with their original values; indices ascending.
+        self._touched, self._original = torch.empty(0, dtype=torch.long, device=weight.device), self._flat[:0].clone()
+
+    def read(self, index: Tensor) -> Tensor:
+        return self._flat[index]
+
+    @torch.no_grad()
+    def write(self, index: Tensor, values: Tensor) -> None:
+        self._flat.index_copy_(0, index, values.to(self.dtype))
+
+    def add(self, index: Tensor, values: Tensor | None) -> None:
+        self._touched, self._original = _merged(self._touched, self._original, index, self._flat[index])
+        if values is not None:
+            self.write(index, values)
+
+    def restore(self) -> None:
+        self.write(self._touched, self._original)
+
+
+class _BesideCodes:
+    """Entries kept beside a layer's codes, and written into the decoded weight."""
+
+    def __init__(self, layer: WeightOnly) -> None:
+        assert layer.entries is None, "a layer has one sparse space"
+        self._layer, self.dtype = layer, layer.codes.like.dtype
+        self._touched = torch.empty(0, dtype=torch.long, device=layer.codes.like.device)
+        self._values = torch.empty(0, dtype=self.dtype, device=layer.codes.like.device)
+        self._at: tuple[Tensor, Tensor] | None = None  # the last index, and where it is in `_touched`
+        self._order: Tensor | None = None  # of the entries, as rows [out, in]; None: as they are
+
+    def read(self, index: Tensor) -> Tensor:
+        return self._values[self._place(index)]
+
+    @torch.no_grad()
+    def write(self, index: Tensor, values: Tensor) -> None:
+        self._values[self._place(index)] = values.to(self.dtype)
+        assert self._layer.entries is not None
+        self._layer.entries.values = self._values if self._order is None else self._values[self._order]
+
+    def add(self, index: Tensor, values: Tensor | None) -> None:
+        if values is None:
+            values = linear.as_stored(self._layer).view(-1)[index]
+        self._touched, self._values = _merged(self._touched, self._values, index, values.to(self._values))
+        self._at, self._order, rows = None, None, self._touched
+        if self._layer.transposed:
+            out, into = self._layer.codes.shape
+            rows, self._order = (self._touched % out * into + self._touched // out).sort()
+        held = self._values if self._order is None else self._values[self._order]
+        self._layer.entries = Entries(rows, held, self._layer.codes.shape)
+
+    def restore(self) -> None:
+        self._layer.entries = None
+
+    def _place(self, index: Tensor) -> Tensor:
+        if self._at is None or self._at[0] is not index:
+            self._at = index, torch.searchsorted(self._touched, index)
+        return self._at[1]
+
+
+def _merged(index: Tensor, values: Tensor, more: Tensor, theirs: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the union of two sets of entries, by ascending index."""
+    order = torch.cat([index, more]).sort()
+    return order.values, torch.cat([values, theirs])[order.indices]
+
+
+class _Layer:
+    """One target layer: its mask, and the hooks that write the current values."""
+
+    def __init__(self, layer: Any, index: Tensor, values: Tensor | None, apart: bool = False) -> None:
+        self.layer, self.apart = layer, apart
+        self.weight: nn.Parameter | None = None if isinstance(layer, WeightOnly) else layer.weight
+        self.place: _Place = _BesideCodes(layer) if isinstance(layer, WeightOnly) else _InWeight(layer.weight)
+        self.place.add(index, values)
+        self.index, self.touched = index, index  # now, and all ever trained
+        self.param = nn.Parameter(self.place.read(index).to(torch.float32, copy=True), requires_grad=False)
         self.points: Tensor | None = None  # [P, k]
         # CSR row starts, columns, and the permutation of the entries into row order (None: already in order).
         self._pattern: tuple[Tensor, Tensor, Tensor | None] | None = None
         self.delta: Tensor | None = None  # [out, in], sparse: theta minus the weights, for the sparse matmul
         self.handles = [
-            linear.register_forward_pre_hook(self._enter),
-            linear.register_forward_hook(self._leave, always_call=True),
+            layer.register_forward_pre_hook(self._enter),
+            layer.register_forward_hook(self._leave, always_call=True),
         ]
 
-    @property
-    def flat(self) -> Tensor:
-        return self.weight.detach().view(-1)
-
-    @torch.no_grad()
     def write(self, values: Tensor) -> None:
         """Write values into the weight at the chosen entries."""
-        self.flat.index_copy_(0, self.index, values.to(self.weight.dtype))
+        self.place.write(self.index, values)
 
     def move(self, index: Tensor) -> None:
         """Change the mask. Leaving entries keep their value in the weight's dtype; remaining ones their fp32 value."""
         self.write(self.param.detach())
         new = index[~torch.isin(index, self.touched)]
-        order = torch.cat([self.touched, new]).sort()
-        self.original = torch.cat([self.original, self.flat[new]])[order.indices]
-        self.touched = order.values
-        values = self.flat[index].float()
+        self.place.add(new, None)
+        self.touched = torch.cat([self.touched, new])
+        values = self.place.read(index).float()
         if len(self.index) and len(index):
             place = torch.searchsorted(self.index, index).clamp_(max=len(self.index) - 1)
             stays = self.index[place] == index
@@ -66,24 +154,26 @@ class _Layer:
         """Remove the hooks and write the original values back."""
         for handle in self.handles:
             handle.remove()
-        self.flat.index_copy_(0, self.touched, self.original)
+        self.place.restore()
 
     def use_sparse_matmul(self) -> None:
         """Apply theta as a separate sparse matmul from now on."""
-        self.delta = self._matrix(self.param.detach() - self.flat[self.index].float())
+        self.delta = self._matrix(self.param.detach() - self.place.read(self.index).float())
 
-    def _enter(self, linear: Any, args: object) -> None:
+    def _enter(self, layer: Any, args: object) -> None:
         if self.delta is not None or self._multiplies_apart:
             return
         values = self.param if self.points is None or len(self.points) > 1 else self.points[0]
         if values.requires_grad and torch.is_grad_enabled():  # backpropagate to the k values
-            moved = self.flat.index_copy(0, self.index, values.to(self.weight.dtype))
-            linear._parameters["weight"] = moved.view_as(self.weight)
+            assert self.weight is not None, "entries beside codes are not trained by backpropagation"
+            moved = self.weight.detach().view(-1).index_copy(0, self.index, values.to(self.weight.dtype))
+            layer._parameters["weight"] = moved.view_as(self.weight)
         else:
             self.write(values.detach())
 
-    def _leave(self, linear: Any, args: tuple[Tensor, ...], output: Tensor | None) -> Tensor | None:
-        linear.weight = self.weight
+    def _leave(self, layer: Any, args: tuple[Tensor, ...], output: Tensor | None) -> Tensor | None:
+        if self.weight is not None:
+            layer.weight = self.weight
         if output is not None and self.delta is not None:
             self._add_product(output, args[0], self.delta)
             return output
@@ -104,19 +194,20 @@ class _Layer:
 
         Cost: k multiplications per row, in fp32; in place, without a copy, for fp32 activations.
         """
-        out, into = dense(self.linear).shape
-        added = points - self.flat[self.index].float()
+        out, into = linear.shape(self.layer)
+        added = points - self.place.read(self.index).float()
         for y_p, x_p, values in zip(y.view(len(points), -1, out), x.reshape(len(points), -1, into), added, strict=True):
             self._add_product(y_p, x_p, self._matrix(values))
 
     def _matrix(self, values: Tensor) -> Tensor:
         """Return a sparse [out, in] matrix with `values` at the chosen entries."""
-        out, into = dense(self.linear).shape
+        out, into = linear.shape(self.layer)
         if self._pattern is None:
-            width = self.weight.shape[1]
+            transposed = linear.is_transposed(self.layer)
+            width = out if transposed else into
             row, column = self.index.div(width, rounding_mode="floor"), self.index.remainder(width)
             order = None
-            if is_transposed(self.linear):
+            if transposed:
                 order = column.argsort(stable=True)
                 row, column = column[order], row[order]
             starts = torch.zeros(out + 1, dtype=torch.int32, device=row.device)
@@ -151,6 +242,10 @@ class Sparse(InstalledSpace):
         masks: layer -> flat indices into its weight (see `engine.masks`).
         refresh: steps between masks ("dynamic"; 0: static). The first new mask is computed before step refresh + 1.
         find: step -> new masks, computed from the current weights.
+        values: layer -> initial values of the entries; defaults to those of the weights.
+
+    Over weights that are stored as codes, the entries are kept beside them, in the dtype of decoded values, and written
+    into every decoded part.
 
     Memory: 12 bytes per entry, and the original values. With `refresh` over half-precision weights, an entry that
     leaves the mask is rounded to the weights' dtype.
@@ -159,14 +254,20 @@ class Sparse(InstalledSpace):
     batched = True
 
     def __init__(
-        self, module: nn.Module, masks: Masks, refresh: int = 0, find: Find | None = None, apart: bool = False
+        self,
+        module: nn.Module,
+        masks: Masks,
+        refresh: int = 0,
+        find: Find | None = None,
+        apart: bool = False,
+        values: Masks | None = None,
     ) -> None:
         if refresh and find is None:
             raise ValueError("`refresh` needs `find`, which computes the next mask")
         self._module, self._find, self.refresh, self.apart = module, find, refresh, apart
         self.layers: dict[str, _Layer] = {}
         self.params: dict[str, nn.Parameter] = {}
-        self._set(masks)
+        self._set(masks, values or {})
 
     @property
     def masks(self) -> Masks:
@@ -183,7 +284,7 @@ class Sparse(InstalledSpace):
     def begin(self, step: int) -> None:
         assert self._find is not None
         self.write()
-        self._set(self._find(step))
+        self._set(self._find(step), {})
 
     def use_sparse_matmul(self) -> None:
         """Apply theta from now on as a separate sparse matmul over unchanged weights (SparseAddMM, eq. 19).
@@ -202,19 +303,21 @@ class Sparse(InstalledSpace):
         for layer in self.layers.values():
             layer.restore()
 
-    def _set(self, masks: Masks) -> None:
+    def _set(self, masks: Masks, values: Masks) -> None:
         for name in {**self.layers, **masks}:
             if name not in self.layers:
-                linear: Any = self._module.get_submodule(name)
-                check(linear, name)
-                self.layers[name] = _Layer(linear, masks[name].to(linear.weight.device), self.apart)
+                layer = self._module.get_submodule(name)
+                linear.check(layer, name)
+                device, own = linear.like(layer).device, values.get(name)
+                index, own = masks[name].to(device), None if own is None else own.to(device)
+                self.layers[name] = _Layer(layer, index, own, self.apart)
             elif name in masks or len(self.layers[name].index):
-                layer = self.layers[name]
-                layer.move(masks[name].to(layer.index.device) if name in masks else layer.index[:0])
+                held = self.layers[name]
+                held.move(masks[name].to(held.index.device) if name in masks else held.index[:0])
         self.params.clear()
         self.params.update({f"{name}.weight": layer.param for name, layer in self.layers.items() if len(layer.index)})
 
 
-def weights(module: nn.Module, layers: Sequence[str]) -> dict[str, nn.Parameter]:
-    """Return the weights from which a mask may choose: layer -> weight."""
-    return {name: module.get_submodule(name).weight for name in layers}  # type: ignore[misc]
+def weights(module: nn.Module, layers: Sequence[str]) -> Mapping[str, Tensor]:
+    """Return the weights from which a mask may choose: layer -> weight, as the model stores it; codes are decoded."""
+    return Lazily(layers, lambda name: linear.as_stored(module.get_submodule(name)))

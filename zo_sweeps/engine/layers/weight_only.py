@@ -1,0 +1,162 @@
+"""A projection whose weight is stored as codes and decoded, some rows at a time, for every product."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from zo_sweeps.engine.chunk import rows_at_once
+
+
+class Codes(nn.Module):
+    """A weight [out, in] as codes, with `scales` that multiply them: the base of all schemes.
+
+    Called, it returns the function (start, stop) -> decoded rows [stop - start, in], whose bits depend on neither.
+
+    Args:
+        shape: (out, in).
+        dtype: of decoded values.
+    """
+
+    def __init__(self, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.shape = shape
+        self.register_buffer("like", torch.empty(0, dtype=dtype, device=device), persistent=False)
+        self.like: Tensor
+        self.scales: Tensor  # registered by the scheme
+        self._stored: Tensor | None = None  # the scales as stored, while they are trained
+
+    def forward(self) -> Callable[[int, int], Tensor]:
+        raise NotImplementedError
+
+    def decoded_scales(self) -> Tensor:
+        """Return the scales in fp32, of any shape."""
+        return self.scales
+
+    def train_scales(self) -> nn.Parameter:
+        """Make the scales a parameter, in fp32, in place of the stored ones; return it."""
+        parameter = nn.Parameter(self.decoded_scales().clone(), requires_grad=False)
+        self._stored = self._buffers.pop("scales")
+        self.register_parameter("scales", parameter)
+        return parameter
+
+    def freeze_scales(self) -> None:
+        """Put the stored scales back."""
+        del self._parameters["scales"]
+        self.register_buffer("scales", self._stored)
+        self._stored = None
+
+    def dense(self) -> Tensor:
+        """Return the decoded weight [out, in]."""
+        rows: Tensor = self()(0, self.shape[0])
+        return rows
+
+
+class Entries:
+    """Chosen entries of a weight [out, in], kept beside its codes in the dtype of decoded values.
+
+    Args:
+        index: [k] flat indices, ascending.
+        values: [k].
+    """
+
+    def __init__(self, index: Tensor, values: Tensor, shape: tuple[int, int]) -> None:
+        self.index, self.values = index, values
+        borders = torch.arange(shape[0] + 1, device=index.device) * shape[1]
+        self._ends: list[int] = torch.searchsorted(index, borders).tolist()
+        self._into = shape[1]
+
+    def write(self, start: int, rows: Tensor) -> None:
+        """Replace the chosen entries among decoded rows that begin with row `start`."""
+        first, last = self._ends[start], self._ends[start + len(rows)]
+        if first < last:
+            place = self.index[first:last] - start * self._into
+            rows.view(-1).index_copy_(0, place, self.values[first:last])
+
+
+class WeightOnly(nn.Module):
+    """A projection y = x W^T + b over a frozen weight W that is stored as codes.
+
+    W is decoded at most 2^20 values at a time on a CPU (where they stay in cache), 2^26 elsewhere, once for all rows of
+    x: for the 2qB rows of P-RGE's inner loop as for one. Backpropagation to x decodes W once more.
+
+    Args:
+        codes: W.
+        bias: b, or None.
+        transposed: whether the projection stored its weight as [in, out] (Conv1D).
+
+    Attributes:
+        entries: values that replace the decoded ones, or None.
+    """
+
+    def __init__(self, codes: Codes, bias: nn.Parameter | None, transposed: bool) -> None:
+        super().__init__()
+        self.codes, self.transposed = codes, transposed
+        self.out_features, self.in_features = codes.shape
+        self.bias: nn.Parameter | None
+        self.register_parameter("bias", bias)
+        self.entries: Entries | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        (y,) = self._products((x,), self.bias)
+        return y
+
+    def products(self, *inputs: Tensor) -> list[Tensor]:
+        """Return x W^T for every input; see `zo_sweeps.engine.linear.products`."""
+        return self._products(inputs, None)
+
+    def multiply(self, inputs: Sequence[Tensor], bias: Tensor | None) -> list[Tensor]:
+        """Return x W^T + b for every input, outside autograd; b is added before the result is rounded."""
+        out = self.codes.shape[0]
+        results: list[Tensor] = []
+        for start, rows in self.parts():
+            if len(rows) == out:
+                return [F.linear(x, rows, bias) for x in inputs]
+            results = results or [x.new_empty(*x.shape[:-1], out) for x in inputs]
+            stop = start + len(rows)
+            for x, y in zip(inputs, results, strict=True):
+                y[..., start:stop] = F.linear(x, rows, None if bias is None else bias[start:stop])
+        return results
+
+    def _products(self, inputs: Sequence[Tensor], bias: Tensor | None) -> list[Tensor]:
+        if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
+            return list(_Products.apply(self, bias, *inputs))  # type: ignore[no-untyped-call]
+        return self.multiply(inputs, bias)
+
+    def parts(self) -> Iterator[tuple[int, Tensor]]:
+        """Yield (first row, decoded rows), as many rows at a time as one chunk holds."""
+        out, into = self.codes.shape
+        decode = self.codes()
+        rows = rows_at_once(into, self.codes.like.device)
+        for start in range(0, out, rows):
+            decoded = decode(start, min(start + rows, out))
+            if self.entries is not None:
+                self.entries.write(start, decoded)
+            yield start, decoded
+
+    def dense(self) -> Tensor:
+        """Return W [out, in], decoded, with the entries."""
+        return torch.cat([rows for _, rows in self.parts()])
+
+
+class _Products(torch.autograd.Function):
+    """The products of a weight with several inputs; the backward pass decodes the weight again."""
+
+    @staticmethod
+    def forward(ctx: Any, layer: WeightOnly, bias: Tensor | None, *inputs: Tensor) -> tuple[Tensor, ...]:
+        ctx.layer = layer
+        return tuple(layer.multiply(inputs, bias))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        layer: WeightOnly = ctx.layer
+        wanted = [i for i in range(len(grads)) if ctx.needs_input_grad[2 + i]]
+        found = {i: grads[i].new_zeros(*grads[i].shape[:-1], layer.in_features) for i in wanted}
+        for start, rows in layer.parts():
+            for i, total in found.items():
+                total += grads[i][..., start : start + len(rows)] @ rows
+        return None, None, *(found.get(i) for i in range(len(grads)))

@@ -1,0 +1,23 @@
+"""Frozen weights as 4-bit codes whose table holds floating-point numbers of 1 sign, 2 exponent and 1 mantissa bits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from zo_sweeps.engine.precisions._four_bit import FourBitPrecision
+
+
+@dataclass(frozen=True)
+class FP4(FourBitPrecision):
+    """w = table[c] * s_block; the table holds floating-point numbers of 1 sign, 2 exponent and 1 mantissa bits.
+
+    Args:
+        block: consecutive values with one scale.
+        double_quantization: whether the scales are quantized too.
+        compute: format of activations, and of the weights that are not stored as codes.
+
+    Source: bitsandbytes; QLoRA (Dettmers et al., 2023), table 2.
+    """
+
+    table: ClassVar[Literal["nf4", "fp4"]] = "fp4"
