@@ -20,9 +20,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 REPO = Path(__file__).resolve().parents[1]
 TIERS = ("unit", "multiprocess", "e2e")
 STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}  # audit events of the interpreter
-# The noise kernel's compiler, the standard library's `platform`, and git for a trial's provenance: once per process, in
-# whichever test is the first to need them.
-ONCE = ("gaussian.c", "uname", "git")
+# The noise kernel's compiler, the standard library's `platform`, git for a trial's provenance, and the trial of kernels
+# for quantized weights: once per process, in whichever test is the first to need them.
+ONCE = ("gaussian.c", "uname", "git", "zo_sweeps.devices.kernels")
 
 running: list[str] = []  # the unit test that runs now
 

@@ -79,7 +79,7 @@ def test_a_node_lends_what_its_profile_has_unless_told_otherwise(name: str, gpus
 
 def test_a_profile_of_ones_own_is_one_yaml(tmp_path: Path) -> None:
     (tmp_path / "device").mkdir()
-    text = "name: board\ndisplay: My board\nkind: cpu\nmemory_gb: 2\nunified: true\nprecisions: [fp32]\n"
+    text = "name: board\ndisplay: My board\nkind: cpu\nmemory_gb: 2\nunified: true\n"
     (tmp_path / "device" / "board.yaml").write_text(text)
     assert profile("board", [str(tmp_path)]).memory_gb == 2
     with pytest.raises(UserError, match=r"unknown device 'bord'.*did you mean 'board'"):
@@ -162,7 +162,7 @@ def test_what_is_not_known_of_a_device_is_a_dash_and_unified_memory_is_one_numbe
         "ram_free_bytes": 3 * GIB,
         "unified": True,
         "gpus": ["Orin"],
-        "bitsandbytes": True,
+        "codes": {"int8": "", "nf4": "", "fp4": "RuntimeError: no kernel image is available"},
         "versions": {"python": "3.10.12"},
         "temperature": 51.6,
         "power_mode": "15W",
@@ -173,7 +173,7 @@ def test_what_is_not_known_of_a_device_is_a_dash_and_unified_memory_is_one_numbe
     assert shown[2] == "3.0 of 8.0 GiB\nfree, unified"
     assert shown[3:] == [
         "6 CPU, 1 GPU\n8.0 GiB",
-        "cuda, nf4, int8",
+        "cuda, int8, nf4",
         "python 3.10.12\nL4T 36.4.3",
         "15W",
         "52 °C",

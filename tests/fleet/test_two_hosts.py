@@ -20,7 +20,7 @@ from zo_sweeps.schedule.ledger import read_standing
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.chaos, pytest.mark.timeout(1800)]
 
-PROFILE = "name: board\ndisplay: A board\nkind: cpu\nmemory_gb: 8\nunified: true\nprecisions: [fp32, bf16]\n"
+PROFILE = "name: board\ndisplay: A board\nkind: cpu\nmemory_gb: 8\nunified: true\n"
 GRID = """\
 # @package grid
 name: tiny

@@ -9,6 +9,7 @@ import yaml
 
 from zo_sweeps.config.composer import conf_dir
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.plan import availability
 from zo_sweeps.results.papers import Item, items, named, obstacles, standings
 
 pytestmark = pytest.mark.unit
@@ -49,12 +50,18 @@ def test_the_four_papers_are_there_with_all_that_has_numbers() -> None:
 
 
 def test_every_reason_that_holds_trials_back_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """2 models in 4 precisions, of which 2 cannot be stored yet; and 7 trials without model and without data."""
+    """2 models in 4 precisions, of which 2 cannot be stored here; and 7 trials without model and without data."""
+    broken = {"int8": "RuntimeError: no kernel image", "nf4": "trying it ended with SIGABRT", "fp4": ""}
+    monkeypatch.setattr(availability, "troubles", lambda: broken)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     some = named(ITEMS, ["prge/table9", "bytebots/table1", "prge/table7"])
     found = obstacles(some, [f"data.dir={tmp_path}"])
     precisions = {why: count for why, count in found["prge/table9"].reasons.items() if "stored" in why}
+    assert sorted(precisions) == [
+        "weights cannot be stored as int8 on this machine: RuntimeError: no kernel image",
+        "weights cannot be stored as nf4 on this machine: trying it ended with SIGABRT",
+    ]
     assert sorted(precisions.values()) == [2, 2]
     assert (found["prge/table9"].trials, found["bytebots/table1"].trials) == (8, 7)
     assert found["bytebots/table1"].missing == 7

@@ -27,6 +27,12 @@ def folder_at(name: str | os.PathLike[str], key: str) -> Path:
         raise UserError(f"{key}={name} is no folder that can be read ({reason})", fix=f"write {key}=FOLDER") from None
 
 
+def cache_folder() -> Path:
+    """Return this machine's folder of what can be computed again: ZO_SWEEPS_CACHE, or in the user's cache folder."""
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.environ.get("ZO_SWEEPS_CACHE") or f"{cache}/zo_sweeps").expanduser()
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`, and rename it to `path` when the block ends without an error.

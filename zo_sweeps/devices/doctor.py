@@ -18,13 +18,13 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from zo_sweeps.core.host import GIB, gib
+from zo_sweeps.devices import kernels
 from zo_sweeps.devices.probe import probe
 
 Status = Literal["ok", "warn", "fail"]
 PACKAGE = "zo-sweeps"
 TIMEOUT = 3.0  # seconds
 FIXES = {
-    "bitsandbytes": "pip install 'zo-sweeps[quant]' (only for NF4 and INT8)",
     "executorch": "pip install executorch (only for exported programs)",
 }
 OLDEST_CLOCK = 1_735_689_600  # 2025-01-01: boards without a clock battery start in 1970, and TLS then fails
@@ -46,7 +46,7 @@ def checks(state_dir: str | Path = "zo_runs") -> list[Check]:
     Cost: a few seconds (imports torch; at most 3 s for the hub).
     """
     folder = Path(state_dir).expanduser().absolute()
-    results = [_python(), *_packages(), imports("torch", "fail"), imports("bitsandbytes", "warn"), *_host()]
+    results = [_python(), *_packages(), imports("torch", "fail"), *codes(), *_host()]
     results += [disk(folder), _writable(folder), _loopback(), _hub_cache(), _hub(), _demo(), _clock(time.time())]
     return results
 
@@ -96,6 +96,13 @@ def imports(module: str, otherwise: Status) -> Check:
     finally:
         logging.disable(logging.NOTSET)
     return Check(f"import {module}", "ok", "works")
+
+
+def codes() -> Iterator[Check]:
+    """Check each precision that stores weights as codes: a quantize and a multiply of 64 numbers on this device."""
+    for name, trouble in kernels.troubles().items():
+        fix = "install a bitsandbytes built for this device; precision=fp16 or bf16 needs none" if trouble else ""
+        yield Check(name, "warn" if trouble else "ok", trouble or "64 numbers encoded and multiplied", fix)
 
 
 def _host() -> Iterator[Check]:

@@ -22,6 +22,7 @@ def peak_memory(
     value_bytes: float,
     *,
     trains: bool,
+    weights: int | None = None,
     backpropagates: bool = False,
     moves_base: bool = False,
     points: int = 1,
@@ -33,7 +34,7 @@ def peak_memory(
 ) -> int:
     """Estimate the peak bytes of a trial beyond an empty process with torch imported (RUNTIME_BYTES).
 
-    With W = P * value_bytes, b = value_bytes, N = batch * points rows of T tokens, and points =
+    With W = weights, b = value_bytes, N = batch * points rows of T tokens, and points =
     1, q, 2, 2q per forward for the modes sequential, outer, inner, both:
 
         zero_shot   W + F
@@ -54,7 +55,8 @@ def peak_memory(
     backpropagation through frozen weights, 16 rows, 1.07, 0.97. Not measured on a GPU.
 
     Args:
-        value_bytes: bytes per stored frozen parameter.
+        value_bytes: bytes per activation.
+        weights: bytes of the weights as they are stored; defaults to value_bytes for each.
         trains: whether parameters move; backpropagates: by gradients.
         moves_base: whether the model's own weights are trained (full), rather than a small additional fp32 state.
         points: points per forward.
@@ -72,7 +74,8 @@ def peak_memory(
     logits = logits_bytes(rows, answer_tokens, vocabulary)
     layer = 1.5 * rows * tokens * b * (2 * width + max(2 * queries + 4 * keys + width, 3 * inner))
     forward = max(layer, 2 * rows * tokens * width * b + logits)
-    weights = arch.parameters * b
+    if weights is None or b != value_bytes:
+        weights = int(arch.parameters * b)
     if not trains:
         return int(weights + forward)
     if backpropagates:

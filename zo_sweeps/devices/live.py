@@ -10,6 +10,7 @@ from typing import Any
 
 import psutil
 
+from zo_sweeps.devices import kernels
 from zo_sweeps.devices.probe import probe
 
 THERMAL = Path("/sys/class/thermal")
@@ -19,8 +20,11 @@ HOTTEST = 150.0  # a reading above this many degrees means a disabled zone: NVID
 
 
 def unchanging() -> dict[str, Any]:
-    """Return the static facts of this host: `probe()`, and `l4t`, the release of NVIDIA's system on a Jetson."""
-    return {**probe(), "l4t": l4t()}
+    """Return the static facts of this host.
+
+    `probe()`; `l4t`, the release of NVIDIA's system on a Jetson; `codes`, see `devices.kernels.troubles`.
+    """
+    return {**probe(), "l4t": l4t(), "codes": dict(kernels.troubles())}
 
 
 def changing() -> dict[str, Any]:

@@ -29,7 +29,7 @@ def probe() -> dict[str, Any]:
 
     `kind` (cpu, cuda or jetson), `profile` (its device profile), `name`, `cores`, `memory_bytes` (of the memory that
     holds models: RAM, or the GPU's own), `memory_free_bytes`, `ram_bytes`, `ram_free_bytes`, `unified` (GPU
-    and CPU share the RAM), `gpus` (names), `versions`, `bitsandbytes`, `executorch` (installed). Cost:
+    and CPU share the RAM), `gpus` (names), `versions`, `executorch` (installed). Cost:
     milliseconds; with a GPU, importing torch.
     """
     ram = psutil.virtual_memory()
@@ -50,7 +50,6 @@ def probe() -> dict[str, Any]:
         "unified": unified,
         "gpus": gpu.get("names", []),
         "versions": {"python": platform.python_version(), **{lib: _version(lib) for lib in LIBRARIES}},
-        "bitsandbytes": util.find_spec("bitsandbytes") is not None,
         "executorch": util.find_spec("executorch") is not None,
     }
 

@@ -17,7 +17,7 @@ import psutil
 from zo_sweeps import __version__
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.host import GIB, gib
-from zo_sweeps.devices.doctor import Check, disk, imports
+from zo_sweeps.devices.doctor import Check, codes, disk, imports
 from zo_sweeps.devices.probe import has_cuda, probe
 from zo_sweeps.fleet.node import OBJECT_STORE_BYTES, port_range
 from zo_sweeps.methods.parts import Device
@@ -40,7 +40,7 @@ def checks(address: str, token: Path, device: Device, gpus: int, ports: str, fol
         ports: the range that Ray will use here; "": any.
         folder: the node's state folder.
 
-    Cost: seconds; imports torch, bitsandbytes and executorch where they are installed.
+    Cost: seconds; imports torch, and executorch where it is installed.
     """
     try:
         head = Head(address, cluster.token_environment(token))
@@ -65,7 +65,7 @@ def checks(address: str, token: Path, device: Device, gpus: int, ports: str, fol
     yield shared_memory()
     yield cuda(gpus)
     yield imports("torch", "fail")
-    yield imports("bitsandbytes", "warn")
+    yield from codes()
     yield imports("executorch", "warn")
 
 

@@ -52,7 +52,6 @@ class Device(Checked):
     )
     memory_gb: float | None = option(None, "memory in GB (10^9 bytes); null: the host's own", identity=False)
     unified: bool = option(False, "CPU and GPU share the memory", identity=False)
-    precisions: tuple[str, ...] = option((), "precisions that it can store weights in", identity=False)
     cpu_cores: str = option("", "number, clock and kind of its cores, as a paper prints them", identity=False)
     bandwidth_gbs: float | None = option(None, "specified bandwidth of its memory in GB/s", identity=False)
     accelerator: str = option("", "its GPU or NPU, as a paper prints it", identity=False)
