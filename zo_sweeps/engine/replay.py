@@ -53,8 +53,9 @@ def revert(
     """
     update = method.update
     stateful, decaying = bool(update.init(params)), bool(getattr(update, "weight_decay", 0.0))
-    if stateful or decaying or method.in_place is not None:
-        raise ValueError(f"cannot walk back {type(update).__name__} with state, weight decay or in-place evaluation")
+    if stateful or decaying or update.keeps_nonnegative or method.in_place is not None:
+        what = "with state, weight decay, a projection or in-place evaluation"
+        raise ValueError(f"cannot walk back {type(update).__name__} {what}")
     if len(coefs) > last:
         raise ValueError(f"the log has {len(coefs)} steps, but only {last} were run")
     method = method.bind(params)

@@ -55,6 +55,11 @@ class Update(Definition):
         """Whether weights in half precision are rounded so that the mean of their updates is the one that was meant."""
         return False
 
+    @property
+    def keeps_nonnegative(self) -> bool:
+        """Whether parameters below 0 are set to 0 after a step."""
+        return False
+
     def rates(self, steps: int) -> Rates:
         """Return the function step -> learning rate for a run of `steps`."""
         return self.schedule.over(self.lr, steps)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import nan
+from math import inf, nan
 
 from zo_sweeps.methods.definition import option
 from zo_sweeps.methods.estimator import Estimator
@@ -18,6 +18,7 @@ class RGE(Estimator):
     Args:
         q: query budget, directions per step. All of them see the same minibatch.
         eps: perturbation scale.
+        clip: C > 0 bounds projected_grad to [-C, C], as QZO does; 0 does not.
 
     Cost: 2q forwards of the batch. Source: MeZO Algorithm 1 (q = 1) and 2; P-RGE eq. 1, with the seed and gradient
     lists cleared once per step (the paper's Algorithm 2 prints this inside the query loop, which would keep only the
@@ -26,6 +27,7 @@ class RGE(Estimator):
 
     q: int = option(1, "query budget: directions per step", least=1)
     eps: float = option(1e-3, "perturbation scale", above=0)
+    clip: float = option(0.0, "largest |projected_grad|; 0: any", least=0, added=True, kw_only=True)
 
     @property
     def budget(self) -> int:
@@ -33,7 +35,7 @@ class RGE(Estimator):
 
     @property
     def span(self) -> float:
-        return 2 * self.eps
+        return 0.0 if self.clip else 2 * self.eps
 
     def evaluations(self, d: int) -> int:
         return 2 * self.q
@@ -53,6 +55,7 @@ class RGE(Estimator):
 
     def _estimate(self, first: Sequence[Point], coefs: Sequence[float], loss: float) -> Estimate:
         """Build the estimate; `first` holds the first point of each query, in the order of `coefs`."""
-        by_query = {point.key.query: g for point, g in zip(first, coefs, strict=True)}
+        most = self.clip or inf
+        by_query = {point.key.query: min(max(g, -most), most) for point, g in zip(first, coefs, strict=True)}
         key = first[0].key
         return Estimate.mean(key.seed, key.step, [by_query.get(query, nan) for query in range(self.q)], loss)

@@ -19,8 +19,11 @@ if TYPE_CHECKING:
 class SGD(RoundedUpdate):
     """theta <- theta - lr * (ghat + weight_decay * theta), with ghat regenerated as it is added.
 
+    With `nonnegative`, theta <- max(theta, 0) after that: QZO's update of quantization scales.
+
     Args:
         weight_decay: decay of the parameters of two or more dimensions (matrices and embeddings; not biases and norms).
+        nonnegative: whether parameters below 0 are set to 0.
 
     Cost: q noise passes over the space; memory: one parameter in half precision, else none. With stochastic rounding,
     three copies of a parameter in fp32 and one more noise pass. No state.
@@ -29,6 +32,11 @@ class SGD(RoundedUpdate):
     backpropagates: ClassVar[bool] = True
 
     weight_decay: float = option(0.0, "decoupled, of parameters of two or more dimensions", least=0)
+    nonnegative: bool = option(False, "parameters below 0 are set to 0 after a step", added=True, kw_only=True)
+
+    @property
+    def keeps_nonnegative(self) -> bool:
+        return self.nonnegative
 
     def apply(self, params: Params, estimate: Estimate, noise: Perturbation, state: State, lr: float) -> State:
         import torch
@@ -42,10 +50,12 @@ class SGD(RoundedUpdate):
             for name, param in params.items():
                 if random is not None and param.dtype != torch.float32:
                     move(param, ghat(estimate, noise, name, param), lr, self.weight_decay, random, name)
-                    continue
-                if self.weight_decay and param.dim() >= 2:
-                    param.mul_(1 - lr * self.weight_decay)
-                combine(noise, [(key, -lr * weight) for key, weight in estimate.terms], name, param, out=param)
+                else:
+                    if self.weight_decay and param.dim() >= 2:
+                        param.mul_(1 - lr * self.weight_decay)
+                    combine(noise, [(key, -lr * weight) for key, weight in estimate.terms], name, param, out=param)
+                if self.nonnegative:
+                    param.clamp_(min=0)
             return state
 
     def optimizer(self, groups: Sequence[Mapping[str, Any]]) -> torch.optim.Optimizer:

@@ -1,0 +1,50 @@
+"""Quantization scales: the space of QZO."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from zo_sweeps.methods.arch import Arch
+from zo_sweeps.methods.definition import bound
+from zo_sweeps.methods.precision import Precision, WeightOnlyPrecision
+from zo_sweeps.methods.space import Found, InstalledSpace, LayerSpace
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(frozen=True)
+class Scales(LayerSpace):
+    """w = scale * code, with the codes frozen and the scales trained in fp32: d = the scales of the target layers.
+
+    The codes come from the precision: a scale per row (int8) or per block of values (nf4, fp4). Scales that are
+    quantized themselves are trained from their decoded values, and then take 4 bytes each. QZO keeps scales from
+    changing sign (`update.nonnegative`) and bounds the directional derivative (`estimator.clip`).
+
+    Args:
+        targets: roles of the layers whose scales are trained.
+
+    Cost: a point decodes every target weight once. Source: QZO (Shang et al., 2025, arXiv:2505.13430), sections 3.2
+    and 3.3; no released code.
+    """
+
+    batched: ClassVar[bool] = False
+    of_codes: ClassVar[bool] = True
+
+    precision: WeightOnlyPrecision | None = bound()
+
+    def bind(self, precision: Precision) -> Scales:
+        assert isinstance(precision, WeightOnlyPrecision)
+        return Scales(targets=self.targets, precision=precision)
+
+    def trainable(self, arch: Arch) -> int:
+        assert self.precision is not None, "bind the precision first"
+        shapes = (arch.linears[role] for role in arch.roles(self.targets))
+        return arch.layers * sum(self.precision.scales(*shape) for shape in shapes)
+
+    def install(self, module: nn.Module, layers: Sequence[str], seed: int, mask: Found | None = None) -> InstalledSpace:
+        from zo_sweeps.engine.layers import scales
+
+        return scales.Scales(module, layers)
