@@ -29,7 +29,7 @@ def test_training_moves_the_support_and_no_other_bit(name: str, refresh: int) ->
     fresh = dict(tiny_model().module.named_parameters())
     space, model, _ = run(name, 8, refresh=refresh)
     space.write()
-    seen = {layer: part.touched for layer, part in space.layers.items()}
+    seen = {layer: part.place.touched for layer, part in space.layers.items()}
     moved = 0
     for key, weight in model.module.named_parameters():
         allowed = torch.zeros(weight.numel(), dtype=torch.bool)

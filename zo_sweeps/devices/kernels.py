@@ -35,14 +35,15 @@ def troubles() -> Mapping[str, str]:
     Tried on the GPU where torch sees one, else on the CPU. Cost: a process that imports torch, some seconds; none if
     all worked with these versions, driver and kernel before, by a note in the cache folder.
     """
-    worked = cache_folder() / "kernels" / f"{fingerprint(_conditions())}.json"
+    conditions = _conditions()
+    worked = cache_folder() / "kernels" / f"{fingerprint(conditions)}.json"
     if worked.is_file():
         return dict.fromkeys(_coded(), "")
     found = _tried()
     if found and not any(found.values()):
         with suppress(OSError):  # it is tried again the next time
             worked.parent.mkdir(parents=True, exist_ok=True)
-            replace_text(worked, json.dumps(_conditions(), indent=2) + "\n")
+            replace_text(worked, json.dumps(conditions, indent=2) + "\n")
     return found
 
 

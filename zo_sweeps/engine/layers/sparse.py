@@ -24,6 +24,7 @@ class _Place(Protocol):
     """Where the chosen entries of one layer stand between forwards."""
 
     dtype: torch.dtype
+    touched: Tensor  # all entries that were ever added, ascending
 
     def read(self, index: Tensor) -> Tensor:
         """Return the entries at flat indices, in `dtype`."""
@@ -47,8 +48,7 @@ class _InWeight:
 
     def __init__(self, weight: nn.Parameter) -> None:
         self._flat, self.dtype = weight.detach().view(-1), weight.dtype
-        # All entries ever trained, with their original values; indices ascending.
-        self._touched, self._original = torch.empty(0, dtype=torch.long, device=weight.device), self._flat[:0].clone()
+        self.touched, self._original = torch.empty(0, dtype=torch.long, device=weight.device), self._flat[:0].clone()
 
     def read(self, index: Tensor) -> Tensor:
         return self._flat[index]
@@ -58,12 +58,12 @@ class _InWeight:
         self._flat.index_copy_(0, index, values.to(self.dtype))
 
     def add(self, index: Tensor, values: Tensor | None) -> None:
-        self._touched, self._original = _merged(self._touched, self._original, index, self._flat[index])
+        self.touched, self._original = _merged(self.touched, self._original, index, self._flat[index])
         if values is not None:
             self.write(index, values)
 
     def restore(self) -> None:
-        self.write(self._touched, self._original)
+        self.write(self.touched, self._original)
 
 
 class _BesideCodes:
@@ -72,9 +72,9 @@ class _BesideCodes:
     def __init__(self, layer: WeightOnly) -> None:
         assert layer.entries is None, "a layer has one sparse space"
         self._layer, self.dtype = layer, layer.codes.like.dtype
-        self._touched = torch.empty(0, dtype=torch.long, device=layer.codes.like.device)
+        self.touched = torch.empty(0, dtype=torch.long, device=layer.codes.like.device)
         self._values = torch.empty(0, dtype=self.dtype, device=layer.codes.like.device)
-        self._at: tuple[Tensor, Tensor] | None = None  # the last index, and where it is in `_touched`
+        self._at: tuple[Tensor, Tensor] | None = None  # the last index, and where it is in `touched`
         self._order: Tensor | None = None  # of the entries, as rows [out, in]; None: as they are
 
     def read(self, index: Tensor) -> Tensor:
@@ -89,11 +89,11 @@ class _BesideCodes:
     def add(self, index: Tensor, values: Tensor | None) -> None:
         if values is None:
             values = linear.as_stored(self._layer).view(-1)[index]
-        self._touched, self._values = _merged(self._touched, self._values, index, values.to(self._values))
-        self._at, self._order, rows = None, None, self._touched
+        self.touched, self._values = _merged(self.touched, self._values, index, values.to(self._values, copy=True))
+        self._at, self._order, rows = None, None, self.touched
         if self._layer.transposed:
             out, into = self._layer.codes.shape
-            rows, self._order = (self._touched % out * into + self._touched // out).sort()
+            rows, self._order = (self.touched % out * into + self.touched // out).sort()
         held = self._values if self._order is None else self._values[self._order]
         self._layer.entries = Entries(rows, held, self._layer.codes.shape)
 
@@ -102,12 +102,14 @@ class _BesideCodes:
 
     def _place(self, index: Tensor) -> Tensor:
         if self._at is None or self._at[0] is not index:
-            self._at = index, torch.searchsorted(self._touched, index)
+            self._at = index, torch.searchsorted(self.touched, index)
         return self._at[1]
 
 
 def _merged(index: Tensor, values: Tensor, more: Tensor, theirs: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the union of two sets of entries, by ascending index."""
+    """Return the union of two sets of entries, by ascending index; `more` ascends."""
+    if not len(index):
+        return more, theirs
     order = torch.cat([index, more]).sort()
     return order.values, torch.cat([values, theirs])[order.indices]
 
@@ -120,7 +122,7 @@ class _Layer:
         self.weight: nn.Parameter | None = None if isinstance(layer, WeightOnly) else layer.weight
         self.place: _Place = _BesideCodes(layer) if isinstance(layer, WeightOnly) else _InWeight(layer.weight)
         self.place.add(index, values)
-        self.index, self.touched = index, index  # now, and all ever trained
+        self.index = index
         self.param = nn.Parameter(self.place.read(index).to(torch.float32, copy=True), requires_grad=False)
         self.points: Tensor | None = None  # [P, k]
         # CSR row starts, columns, and the permutation of the entries into row order (None: already in order).
@@ -138,9 +140,7 @@ class _Layer:
     def move(self, index: Tensor) -> None:
         """Change the mask. Leaving entries keep their value in the weight's dtype; remaining ones their fp32 value."""
         self.write(self.param.detach())
-        new = index[~torch.isin(index, self.touched)]
-        self.place.add(new, None)
-        self.touched = torch.cat([self.touched, new])
+        self.place.add(index[~torch.isin(index, self.place.touched)], None)
         values = self.place.read(index).float()
         if len(self.index) and len(index):
             place = torch.searchsorted(self.index, index).clamp_(max=len(self.index) - 1)
