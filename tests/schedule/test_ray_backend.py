@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import psutil
 import pytest
@@ -26,7 +27,9 @@ from zo_sweeps.core.trial import Needs, TrialState
 from zo_sweeps.record.journal import JournalStore, scalars
 from zo_sweeps.schedule.cluster import private_token, short_folder
 from zo_sweeps.schedule.ledger import read_standing
-from zo_sweeps.schedule.ray_backend import RayBackend
+from zo_sweeps.schedule.ray_backend import RayBackend, _cause
+from zo_sweeps.schedule.ray_cluster import why_lost
+from zo_sweeps.schedule.ray_slots import Slot
 
 pytestmark = pytest.mark.multiprocess
 
@@ -197,7 +200,9 @@ from pathlib import Path
 from tests.schedule import fakes
 from tests.schedule.driver import TARGET, sweep
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.schedule.ray_backend import RayBackend
+from zo_sweeps.schedule.ray_backend import RayBackend, _cause
+from zo_sweeps.schedule.ray_cluster import why_lost
+from zo_sweeps.schedule.ray_slots import Slot
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 state = Path(sys.argv[1])
 try:
@@ -252,3 +257,28 @@ def test_a_standing_cluster_is_joined_with_its_token_and_refuses_another(tmp_pat
             with contextlib.suppress(psutil.NoSuchProcess):  # some end with their parent
                 process.kill()
         head.wait()
+
+
+@pytest.mark.parametrize(
+    ("then", "reason"),
+    [
+        (lambda of: of.OutOfMemoryError(""), "its process was killed because the node ran low on memory"),
+        (lambda of: of.ActorDiedError(), "its process ended unexpectedly (killed, or crashed)"),
+        (lambda of: of.GetTimeoutError(), "its node is gone or out of reach"),
+        (lambda of: None, "its node is gone or out of reach"),
+    ],
+    ids=["low memory", "died", "silent", "answers"],
+)
+def test_a_call_that_broke_off_is_asked_about_again_before_the_node_is_blamed(then, reason, monkeypatch):
+    from ray import exceptions
+
+    cut = exceptions.ActorUnavailableError("connection reset", None)
+    answers = [cut, then(exceptions)]
+
+    def get(reference, timeout):
+        if (answer := answers.pop(0)) is not None:
+            raise answer
+
+    monkeypatch.setattr("ray.get", get)
+    assert why_lost(_cause(Slot(MagicMock(), MagicMock(), 0), cut)) == reason
+    assert answers == []

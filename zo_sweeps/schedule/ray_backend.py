@@ -199,11 +199,12 @@ class RayBackend:
             events, outcome, leaving = ray.get(reference)
         except ray.exceptions.RayError as error:
             given_up = slot in self._slots.silent
+            why = "" if given_up else why_lost(_cause(slot, error))
             self._release(slot)
             self._slots.drop(slot)
             self._refresh()
             if not given_up:
-                if (why := why_lost(error)) == NODE_LOST:
+                if why == NODE_LOST:
                     self._slots.avoid(slot.node, DEAD_SECONDS)
                 self._deliver(Lost(trial_id, slot.attempt, why, slot.node.name))
             return
@@ -237,6 +238,28 @@ class RayBackend:
             self._release(slot)
             self._slots.give_up(slot)
             self._deliver(Lost(slot.trial.trial_id, slot.attempt, "its node does not answer", slot.node.name))
+
+
+def _cause(slot: Slot, error: Exception) -> Exception:
+    """Return why a slot's actor is dead.
+
+    A call that breaks off while its process ends may say no more than that the actor is unavailable; how the process
+    ended reaches this driver a moment later, with the next call.
+    """
+    import ray
+
+    until = time.monotonic() + ANSWER_SECONDS
+    while isinstance(error, ray.exceptions.ActorUnavailableError) and time.monotonic() < until:
+        stop = slot.actor.stop.options(concurrency_group="ctl").remote("", 0)
+        try:
+            ray.get(stop, timeout=max(0.0, until - time.monotonic()))
+            break  # it answers: only the way to it was cut
+        except ray.exceptions.GetTimeoutError:
+            break
+        except ray.exceptions.RayError as later:
+            error = later
+            time.sleep(0.1)
+    return error
 
 
 def _cpu_count() -> int:
