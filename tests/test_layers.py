@@ -26,8 +26,12 @@ FLOORS = (
     {"results", "bench"},
     {"cli"},
 )
-# MeZO draws its seeds from numpy, and who wants its bits must too; 4-bit codes are those of bitsandbytes.
-ALSO = {"engine/mezo_stream.py": {"numpy"}, "engine/codes/four_bit.py": {"bitsandbytes"}}
+# MeZO draws its seeds from numpy, and who wants its bits must too; 4-bit codes and 8-bit Adam are bitsandbytes'.
+ALSO = {
+    "engine/mezo_stream.py": {"numpy"},
+    "engine/codes/four_bit.py": {"bitsandbytes"},
+    "engine/updates/adam_8bit.py": {"bitsandbytes"},
+}
 AXES = {"estimators", "perturbations", "spaces", "precisions", "updates", "objectives"}
 ONLY_IN = {
     "ray": {
@@ -45,7 +49,7 @@ ONLY_IN = {
     "transformers": {"models/", "tasks/", "edge/"},
     "datasets": {"tasks/"},
     "executorch": {"edge/"},
-    "bitsandbytes": {"engine/codes/"},
+    "bitsandbytes": {"engine/codes/", "engine/updates/adam_8bit.py"},
 }
 LIGHT = (
     "zo_sweeps.plan.build",

@@ -11,8 +11,9 @@ import pytest
 
 from zo_sweeps.devices import doctor, kernels
 from zo_sweeps.engine.precisions.int8 import INT8
+from zo_sweeps.engine.updates.adam_8bit import Adam8bit
 
-CODED = {"fp4", "int8", "nf4"}
+TRIED = {"adam_8bit", "fp4", "int8", "nf4"}
 
 
 @pytest.fixture
@@ -27,10 +28,10 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.mark.multiprocess
 def test_what_ran_once_is_not_tried_again(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert kernels.troubles() == dict.fromkeys(sorted(CODED), "")
+    assert kernels.troubles() == dict.fromkeys(sorted(TRIED), "")
     kernels.troubles.cache_clear()
     monkeypatch.setattr(kernels, "_tried", lambda: pytest.fail("tried again"))
-    assert set(kernels.troubles()) == CODED
+    assert set(kernels.troubles()) == TRIED
     kernels.troubles.cache_clear()
     monkeypatch.setattr(kernels, "_conditions", lambda: {"torch": "another"})
     monkeypatch.setattr(kernels, "_tried", lambda: {"nf4": "RuntimeError: no"})
@@ -48,7 +49,7 @@ def test_what_ran_once_is_not_tried_again(machine: Path, monkeypatch: pytest.Mon
 def test_a_library_that_fails_or_crashes_is_told_and_tried_again(machine: Path, library: str, why: str) -> None:
     (machine / "bitsandbytes.py").write_text(library)
     found = kernels.troubles()
-    assert (found["nf4"], found["fp4"]) == (why, why)
+    assert (found["nf4"], found["fp4"], found["adam_8bit"]) == (why, why, why)
     assert found["int8"] in ("", why), "needs no library; not tried if an earlier one crashed"
     check = {one.name: one for one in doctor.codes()}["nf4"]
     assert (check.status, check.detail) == ("warn", why)
@@ -68,3 +69,15 @@ def test_a_product_that_is_wrong_is_trouble() -> None:
     assert kernels.trouble(INT8(), "cpu") == ""
     assert "a product of 64 numbers is" in kernels.trouble(Wrong(), "cpu")
     assert kernels.trouble(INT8(), "nosuch").startswith("RuntimeError")
+
+
+@pytest.mark.unit
+def test_a_step_that_goes_elsewhere_is_trouble() -> None:
+    @dataclass(frozen=True)
+    class Wrong(Adam8bit):
+        def optimizer(self, groups: Any) -> Any:
+            return Adam8bit(lr=3 * self.lr).optimizer(groups)
+
+    assert kernels.trouble(Adam8bit(), "cpu") == ""
+    assert kernels.trouble(Wrong(), "cpu") == "two steps under a constant gradient went 3.00 of their way"
+    assert kernels.trouble(Adam8bit(), "nosuch").startswith("RuntimeError")

@@ -26,6 +26,11 @@ def names(axis: str) -> list[str]:
     return list(registry.names(axis))
 
 
+def zeroth_order_updates() -> list[str]:
+    """The updates that move along an estimate; the others are of backpropagation alone."""
+    return [name for name in names("update") if kind("update", name).zeroth_order]
+
+
 def kind(axis: str, name: str) -> Any:
     return registry.member(axis, name)
 

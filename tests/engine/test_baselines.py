@@ -11,6 +11,7 @@ from tests.engine.conftest import make_examples, targets, tiny_model
 from tests.tasks.common import spec_of
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.remarks import remarks
 from zo_sweeps.core.trial import Outcome, Trial, TrialState
 from zo_sweeps.engine import losses
 from zo_sweeps.engine.baselines import first_order
@@ -225,6 +226,49 @@ def test_every_update_and_baseline_runs_as_a_trial(block: str, tmp_path: Path) -
     assert sum(len(event["losses"]) for event in events if event["type"] == "steps") == 3
 
 
+LESS = {"trained_bits": 16, "state_bits": 8.125, "recomputed": 1}
+
+
+@pytest.mark.parametrize(
+    ("block", "said"),
+    [
+        (f"{{method: fo_full, {FEW}}}", {}),
+        (f"{{method: fo_full_8bit, update: {{paged: true}}, {FEW}}}", LESS),
+        (f"{{method: fo_full_8bit, precision: fp16, {FEW}}}", LESS),
+        (f"{{method: fo_sgd_full, method.weights: bf16, {FEW}}}", {"trained_bits": 16}),
+        (f"{{method: fo_sgd_lora_fa, method.gradient_checkpointing: true, {FEW}}}", {"recomputed": 1}),
+    ],
+)
+def test_backpropagation_with_less_memory_says_so_in_its_outcome(
+    block: str, said: dict[str, float], tmp_path: Path
+) -> None:
+    (trial,) = trials(tmp_path, block)
+    outcome, _ = outcome_of(trial)
+    assert outcome.state is TrialState.SUCCEEDED, outcome.traceback or outcome.error
+    names = ("trained_bits", "state_bits", "recomputed")
+    assert {name: outcome.metrics[name] for name in names if name in outcome.metrics} == said
+    assert ("updates_lost" in outcome.metrics) == ("trained_bits" in said)
+    assert remarks([outcome.metrics], of_cost=True) == remarks([said], of_cost=True)
+    assert len(remarks([said])) == len(said), "each is a footnote of the cell"
+
+
+def test_checkpointing_changes_no_loss_and_the_format_of_weights_a_little(tmp_path: Path) -> None:
+    changes = ({}, {"gradient_checkpointing": "true"}, {"weights": "bf16"})
+    blocks = [
+        f"{{method: fo_sgd_full, {', '.join(f'method.{k}: {v}' for k, v in c.items())}{', ' * bool(c)}{FEW}}}"
+        for c in changes
+    ]
+    made = [trials(tmp_path, block)[0] for block in blocks]
+    assert len({trial.trial_id for trial in made}) == 3
+    plain, again, half = (
+        [loss for event in outcome_of(trial)[1] if event["type"] == "steps" for loss in event["losses"]]
+        for trial in made
+    )
+    assert again == plain
+    assert half != plain
+    assert half == pytest.approx(plain, rel=0.05)
+
+
 @pytest.mark.parametrize("method", ["mezo_compat", "mezo"])
 def test_in_place_trials_record_their_drift(method: str, tmp_path: Path) -> None:
     (trial,) = trials(tmp_path, f"{{method: {method}, {FEW}}}", "evaluation.restore=in_place")
@@ -260,7 +304,25 @@ def test_a_trial_whose_weights_run_away_ends_as_diverged_and_never_as_finished(m
 @pytest.mark.parametrize(
     ("block", "message"),
     [
-        ("{method: fo_full, update: momentum}", "update 'momentum' does not go with method kind 'fo'; use adam or sgd"),
+        (
+            "{method: fo_full, update: momentum}",
+            "update 'momentum' does not go with method kind 'fo'; use adam or adam_8bit or sgd",
+        ),
+        ("{method: mezo, update: adam_8bit}", "update 'adam_8bit' does not go with method kind 'zo'"),
+        (
+            "{method: fo_lora_fa, method.weights: bf16}",
+            "method.weights=bf16 is of space=full: space 'lora_fa' trains fp32",
+        ),
+        (
+            "{method: fo_full, method.weights: bf16}",
+            "update 'adam' would keep its state in bf16.*; use adam_8bit or sgd",
+        ),
+        (
+            "{method: fo_lora_fa, method.gradient_checkpointing: true, space: prefix}",
+            "space 'prefix' has keys and values",
+        ),
+        ("{method: mezo, method.gradient_checkpointing: true}", "unknown key 'method.gradient_checkpointing'"),
+        ("{method: fo_full, method.weights: fp16}", "unknown weights 'fp16'.*choose from: bf16, fp32"),
         ("{method: prge, evaluation: {restore: in_place}}", "restore=in_place holds one point"),
         ("{method: mezo, evaluation: {restore: inplace}}", "unknown restore 'inplace'"),
         ("{method: fo_full, train: {objective: accuracy}}", "accuracy is not differentiable"),

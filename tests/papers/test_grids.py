@@ -28,7 +28,7 @@ from zo_sweeps.tables.records import Rule
 
 TRIALS = {
     "bytebots_table1": 7,
-    "llama2_superglue": 756,
+    "llama2_superglue": 783,
     "pezo_fig3_pool": 495,
     "pezo_fig3_rngs": 275,
     "pezo_fig4": 140,

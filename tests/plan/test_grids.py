@@ -21,11 +21,12 @@ COUNTS = {  # grid -> trials, table entries (a zero-shot trial serves every seed
     "quickstart": (15, 16),
     "demo_sst2": (40, 42),
     "methods": (156, 160),
-    "llama2_superglue": (756, 756),
+    "llama2_superglue": (783, 783),
 }
 BLOCKS = {  # P-RGE Table 8: learning rates x q x tasks
     "zero_shot": 9,
     "fo_full": 27,
+    "fo_full_8bit": 27,
     "fo_lora_fa": 27,
     "zo_full": 27,
     "zo_lora_fa_q1": 36,

@@ -59,6 +59,19 @@ REMARKS = (
         above=0.5,
     ),
     Remark(
+        "trained_bits",
+        "the weights themselves are trained in {} bits by backpropagation, and not in fp32: small updates are lost",
+        below=32,
+        of_cost=True,
+    ),
+    Remark("state_bits", "the optimizer's states take {} bits per value, and not 32", below=32, of_cost=True),
+    Remark(
+        "recomputed",
+        "gradient checkpointing: each layer is computed again in the backward pass, for less memory and more time",
+        above=0,
+        of_cost=True,
+    ),
+    Remark(
         "directions_dropped",
         "directions were dropped from some steps, because a process that shared them was lost",
         above=0,

@@ -99,10 +99,10 @@ def imports(module: str, otherwise: Status) -> Check:
 
 
 def codes() -> Iterator[Check]:
-    """Check each precision that stores weights as codes: a quantize and a multiply of 64 numbers on this device."""
+    """Check each precision and update with a library's kernels: whether they computed a few numbers on this device."""
     for name, trouble in kernels.troubles().items():
-        fix = "install a bitsandbytes built for this device; precision=fp16 or bf16 needs none" if trouble else ""
-        yield Check(name, "warn" if trouble else "ok", trouble or "64 numbers encoded and multiplied", fix)
+        fix = "install a bitsandbytes built for this device; precision=fp16 or bf16, and update=adam, need none"
+        yield Check(name, "warn" if trouble else "ok", trouble or "its kernels ran", fix if trouble else "")
 
 
 def _host() -> Iterator[Check]:

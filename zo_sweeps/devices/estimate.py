@@ -29,7 +29,10 @@ def peak_memory(
     batch: int = 1,
     tokens: int,
     trainable: int = 0,
-    state_copies: int = 0,
+    state_copies: float = 0,
+    trained_bytes: float = FP32,
+    recomputes: bool = False,
+    on_host: bool = False,
     answer_tokens: int = 1,
 ) -> int:
     """Estimate the peak bytes of a trial beyond an empty process with torch imported (RUNTIME_BYTES).
@@ -40,11 +43,13 @@ def peak_memory(
         zero_shot   W + F
         zo          W + F + S,   PEFT: S = 4 * trainable * (2 + state_copies + points)  (state, copies, one z)
                                  full: S = 4 * state_copies * trainable + largest * (8 + b) (one layer computed anew)
-        fo          PEFT: W + 4 * trainable * (2 + state_copies) + B;  full: 4 * P * (2 + state_copies) + B, b = 4
+        fo          PEFT: W + 4 * trainable * (2 + state_copies) + B
+                    full: P * (2 b + 4 * state_copies) + B, b = trained_bytes  (weights, gradients, states)
+                    either, with `on_host`: one more copy of what is trained, B at least 20 * largest
         F = max(1.5 N T b * (2D + max(2Q + 4K + D, 3I)),  (one layer's tensors; 1.5: allocator overhead)
                 2 N T D b + logits_bytes)                 (after the last layer)
         B = N T (L b (6D + 2Q + 4K + 4I) + 8D L)  (kept for the backward pass: the norms' inputs in fp32)
-            + 2 * logits_bytes
+            + 2 * logits_bytes;  with `recomputes` the bracket is one layer's (L = 1), and L D b of inputs are added
 
     where D = hidden size, I = feed-forward size, Q, K = widths of queries and keys, L = layers, largest = the largest
     matrix's elements. Attention is SDPA without a mask: no T x T matrix is formed. The cache of generated answers is
@@ -52,7 +57,8 @@ def peak_memory(
 
     Estimate over measured peak (a 56 M Llama on a CPU, T = 128; fp32, bf16): zero-shot of 64 rows 0.71 in fp32; LoRA-FA
     with 4 points of 4 rows per forward 0.84, 0.83; full space, 4 rows 0.99, 0.95; FO-Adam full 0.81 in fp32;
-    backpropagation through frozen weights, 16 rows, 1.07, 0.97. Not measured on a GPU.
+    backpropagation through frozen weights, 16 rows, 1.07, 0.97. Over the bytes of tensors (7 M, 16 rows): FO full with
+    Adam 1.17, with 8-bit Adam in bf16 1.14, and 1.09 if layers are computed again. Not measured on a GPU.
 
     Args:
         value_bytes: bytes per activation.
@@ -63,27 +69,33 @@ def peak_memory(
         batch: sequences per point in a forward (for a loss over candidates: examples times distinct rows).
         tokens: padded length of a sequence.
         trainable: number of trained parameters.
-        state_copies: fp32 copies of them in the update's state.
+        state_copies: size of the update's state, in fp32 copies of them.
+        trained_bytes: bytes per weight that backpropagation trains in the full space, and of its gradient.
+        recomputes: whether layers are computed again in the backward pass (gradient checkpointing).
+        on_host: whether the trial computes in the host's memory, where the best weights so far are kept as well, and
+            8-bit Adam computes with five fp32 copies of a parameter.
         answer_tokens: positions per row whose logits are computed; `tokens` for all.
     """
     width, inner, layers, vocabulary = arch.width, arch.inner, arch.layers, arch.vocabulary
     queries, keys = arch.heads * arch.head_width, arch.kv_heads * arch.head_width
 
-    b = FP32 if backpropagates and moves_base else value_bytes
+    b = trained_bytes if backpropagates and moves_base else value_bytes
     rows = batch * points
     logits = logits_bytes(rows, answer_tokens, vocabulary)
     layer = 1.5 * rows * tokens * b * (2 * width + max(2 * queries + 4 * keys + width, 3 * inner))
     forward = max(layer, 2 * rows * tokens * width * b + logits)
+    largest = max(vocabulary * width, inner * width)
     if weights is None or b != value_bytes:
         weights = int(arch.parameters * b)
     if not trains:
         return int(weights + forward)
     if backpropagates:
-        saved = rows * tokens * layers * (b * (6 * width + 2 * queries + 4 * keys + 4 * inner) + 8 * width)
-        state = FP32 * (arch.parameters * (1 + state_copies) if moves_base else trainable * (2 + state_copies))
-        return int(weights + state + saved + 2 * logits)
+        per_layer = rows * tokens * (b * (6 * width + 2 * queries + 4 * keys + 4 * inner) + 8 * width)
+        saved = per_layer + rows * tokens * layers * b * width if recomputes else layers * per_layer
+        own = arch.parameters * b * (1 + on_host) if moves_base else FP32 * trainable * (2 + on_host)
+        stepping = 5 * FP32 * largest * on_host if moves_base else 0
+        return int(weights + own + FP32 * trainable * state_copies + max(saved + 2 * logits, stepping))
     if moves_base:
-        largest = max(vocabulary * width, inner * width)
         return int(weights + forward + FP32 * state_copies * trainable + largest * (8 + b))
     return int(weights + forward + FP32 * trainable * (2 + state_copies + points))
 

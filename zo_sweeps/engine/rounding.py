@@ -54,7 +54,8 @@ class LostUpdates:
     Not for updates that round stochastically: there most elements stay too, and the mean is right.
 
     Counted at up to PROBE evenly spaced elements of each parameter in half precision (in fp32, none is counted: 2^-24
-    of a weight is far below any update that matters). Every element of a direction is taken as meant to move.
+    of a weight is far below any update that matters). Every element of a direction is taken as meant to move, and with
+    backpropagated gradients every element whose gradient is not 0.
 
     Cost: two gathers of PROBE elements per parameter at a step that is measured; see `is_measured`.
     """
@@ -71,16 +72,15 @@ class LostUpdates:
     def around(self, params: Params) -> Iterator[None]:
         """Compare the parameters before and after the block."""
         halves = [param for param in params.values() if param.dtype in (torch.bfloat16, torch.float16)]
-        before = [_probe(param) for param in halves]
+        before = [(_probe(param), _moves(param)) for param in halves]
         yield
-        for param, old in zip(halves, before, strict=True):
-            self._stayed += int((_probe(param) == old).sum())
-            self._counted += old.numel()
+        for param, (old, moves) in zip(halves, before, strict=True):
+            self._stayed += int(((_probe(param) == old) & moves).sum())
+            self._counted += int(moves.sum())
 
-    def share(self, estimate: Estimate, lr: float) -> float:
-        """Return the share; NaN if nothing is in half precision, or the step was not to move anything."""
-        meant = lr != 0 and any(weight for _, weight in estimate.terms)
-        return self._stayed / self._counted if meant and self._counted else math.nan
+    def share(self, moves: bool) -> float:
+        """Return the share; NaN if nothing is in half precision, or the step was not to move anything (not `moves`)."""
+        return self._stayed / self._counted if moves and self._counted else math.nan
 
 
 def rounding_key(update: Update, estimate: Estimate) -> NoiseKey | None:
@@ -123,3 +123,7 @@ def _up_or_down(values: Tensor, dtype: torch.dtype, u: Tensor) -> Tensor:
 def _probe(param: Tensor) -> Tensor:
     flat = param.detach().view(-1)
     return flat[:: max(1, flat.numel() // PROBE)][:PROBE].clone()
+
+
+def _moves(param: Tensor) -> Tensor:
+    return torch.ones_like(_probe(param), dtype=torch.bool) if param.grad is None else _probe(param.grad) != 0

@@ -121,7 +121,7 @@ def train(
         if peers is not None:
             peers.tell(estimate.coefs)
         tokens = batch.input_ids.numel() * method.evaluations
-        share = math.nan if lost is None else lost.share(estimate, lr)
+        share = math.nan if lost is None else lost.share(lr != 0 and any(weight for _, weight in estimate.terms))
         yield StepDone(number, estimate.loss, estimate.coefs, time.perf_counter() - began, tokens, share)
         if number in due:
             yield evaluated_at(number, evaluate_dev, seed)

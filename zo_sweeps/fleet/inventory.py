@@ -121,7 +121,7 @@ def row(one: Device, now: float) -> list[str]:
 
 
 def capabilities(facts: Mapping[str, Any]) -> list[str]:
-    """Return the capabilities that a trial may need: cuda, the precisions that were tried there, executorch."""
+    """Return the capabilities that a trial may need: cuda, precisions and updates tried there, executorch."""
     names = ["cuda"] if facts.get("gpus") else []
     names += [name for name, trouble in facts.get("codes", {}).items() if not trouble]
     return names + (["executorch"] if facts.get("executorch") else [])

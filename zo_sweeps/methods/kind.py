@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from zo_sweeps.methods.definition import Definition
+from zo_sweeps.methods.precision import Precision
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,16 @@ class Kind(Definition):
     def shown(self) -> int:
         """Solved examples before each prompt."""
         return 0
+
+    @property
+    def trained_in(self) -> Precision | None:
+        """The format in which the model's own weights are trained; None: that of the trial's precision."""
+        return None
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether a layer is computed again in the backward pass, so that only its input is kept."""
+        return False
 
     @classmethod
     def _called(cls, option: str) -> str:

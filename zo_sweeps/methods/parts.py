@@ -70,6 +70,11 @@ class Device(Checked):
         """Whether the trial runs on the CPU even if there is a GPU."""
         return self.kind == "cpu"
 
+    @property
+    def in_host_memory(self) -> bool:
+        """Whether trials may compute in the host's memory: all but GPUs with memory of their own."""
+        return self.kind != "cuda" or self.unified
+
     def to_identity(self) -> Any:
         return None if self.any else self.name
 

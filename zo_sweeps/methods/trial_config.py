@@ -124,6 +124,23 @@ class TrialConfig:
         return key.partition(".")[0] in (*EVERY, *self.method.kind.parts) or key == "train.max_length"
 
     @property
+    def departures(self) -> dict[str, float]:
+        """How backpropagation differs from fp32 weights and states with all activations kept: metric -> value.
+
+        `core.remarks` has a line on each: the papers' first-order numbers are not of such training.
+        """
+        kind, found = self.method.kind, {}
+        if kind.backpropagates:
+            own = kind.trained_in
+            if self.space.moves_base and own is not None and own.format.bytes < 4:
+                found["trained_bits"] = 8.0 * own.format.bytes
+            if self.update.state_bits < 32:
+                found["state_bits"] = float(self.update.state_bits)
+            if kind.recomputes:
+                found["recomputed"] = 1.0
+        return found
+
+    @property
     def steps(self) -> int:
         """Optimization steps; 0 for a kind that does not train."""
         return self.train.steps if self.method.kind.trains else 0

@@ -42,10 +42,13 @@ class Update(Definition):
     """
 
     axis: ClassVar[str] = "update"
-    state_copies: ClassVar[int] = 0  # fp32 copies of the trainable parameters that its state holds
+    state_copies: ClassVar[int] = 0  # copies of the trainable parameters that its state holds
+    state_bits: ClassVar[float] = 32  # per value of these copies, with what decodes them
     evaluations: ClassVar[int] = 0  # points per step at which it evaluates f itself, besides the estimator's
     zeroth_order: ClassVar[bool] = True
     backpropagates: ClassVar[bool] = False
+    trains_halves: ClassVar[bool] = False  # its `optimizer` computes in fp32 where the weights are in half precision
+    has_kernels: ClassVar[bool] = False  # of a library: tried on a device before it is planned there
 
     lr: float = option(1e-6, "learning rate of step 1", least=0, kw_only=True)
     schedule: Schedule = option(_constant, "learning-rate schedule", kw_only=True)

@@ -74,6 +74,9 @@ class Places:
         reasons += [missing_text] if missing_text else []
         if self._here and config.precision.coded and (trouble := troubles().get(config.precision.name)):
             reasons.append(f"weights cannot be stored as {config.precision.name} on this machine: {trouble}")
+        steps = self._here and config.method.kind.backpropagates and config.update.has_kernels
+        if steps and (trouble := troubles().get(config.update.name)):
+            reasons.append(f"update {config.update.name!r} does not work on this machine: {trouble}")
         tokens = float(config.train.max_length)
         if data.row_bytes:
             tokens = min(tokens, max(data.row_bytes / BYTES_PER_TOKEN, 16) * (1 + config.method.kind.shown))
@@ -87,6 +90,7 @@ class Places:
                 f"needs about {memory / 10**9:.1f} GB, and a {device.display or device.name} has {device.memory_gb:g}"
             )
         notes = [self._truncated(config, model, data), _few_rows(config, data), _few_directions(config, trainable)]
+        notes += remarks([config.departures])
         if data.available and not data.row_bytes:
             notes.append("planned at train.max_length tokens per text: lengths are not known before the data is loaded")
         remark = "; ".join(note for note in notes if note)
@@ -168,11 +172,14 @@ class Places:
             trains=kind.trains,
             backpropagates=kind.backpropagates,
             moves_base=space.moves_base and kind.trains,
+            trained_bytes=(kind.trained_in or precision).format.bytes,
+            recomputes=kind.recomputes,
+            on_host=config.device.in_host_memory,
             points=config.evaluation.mode.points_per_forward(config.estimator.budget) if kind.estimates else 1,
             batch=config.train.batch or 1,
             tokens=longest,
             trainable=trainable,
-            state_copies=config.update.state_copies if kind.trains else 0,
+            state_copies=config.update.state_copies * config.update.state_bits / 32 if kind.trains else 0,
             answer_tokens=longest if kind.trains and config.train.logits == "all" else 1,
         )
         return RUNTIME_BYTES + max(peak, finding)

@@ -126,12 +126,41 @@ def _training(config: TrialConfig) -> Iterator[str]:
         yield f"train.steps must be at least 1, not {config.train.steps}"
     if kind.backpropagates and space.renewed_every:
         yield "space.refresh must be 0 in backpropagation: its optimizer holds the entries it began with"
+    yield from _backpropagation(config)
     precision = config.precision
-    if config.device.cpu and kind.backpropagates and not precision.format.backpropagates_on_cpu:
+    trained = (space.moves_base and kind.trained_in) or precision
+    if config.device.cpu and kind.backpropagates and not trained.format.backpropagates_on_cpu:
         name, fix = (precision.name, "precision=fp32 or bf16")
         if isinstance(precision, WeightOnlyPrecision):
             name, fix = precision.compute, "precision.compute=fp32 or bf16"
         yield f"backpropagation in {name} on a CPU is not supported; use {fix}"
+
+
+def _backpropagation(config: TrialConfig) -> Iterator[str]:
+    """Yield the problems of what backpropagation keeps: the format of the weights, and of activations."""
+    kind, update, space = config.method.kind, config.update, config.space
+    own = kind.trained_in
+    if own is not None and own.format.bytes < 4:
+        if not space.moves_base:
+            yield (
+                f"method.weights={own.name} is of space=full: space {space.name!r} trains fp32 parameters of its own, "
+                "over weights in `precision`"
+            )
+        elif not update.trains_halves:
+            fitting = [
+                name
+                for name, one in registry.members("update").items()
+                if issubclass(one, Update) and one.trains_halves
+            ]
+            yield (
+                f"update {update.name!r} would keep its state in {own.name}, where small changes are lost; use "
+                f"{' or '.join(fitting)}"
+            )
+    if kind.recomputes and space.takes_positions:
+        yield (
+            f"method.gradient_checkpointing computes layers again, and space {space.name!r} has keys and values that a "
+            "forward adds to"
+        )
 
 
 def _codes(config: TrialConfig) -> Iterator[str]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor
 
 from zo_sweeps.engine.baselines import first_order
+from zo_sweeps.engine.checkpointing import checkpointed
 from zo_sweeps.engine.train import Evaluated
 from zo_sweeps.engine.types import DivergedError
 from zo_sweeps.methods.space import InstalledSpace
@@ -14,13 +17,20 @@ from zo_sweeps.run.runner import Runner
 
 
 class Backpropagation(Runner):
-    """A first-order trial: restarts from step 1 after an interruption, and keeps a copy of the best weights so far."""
+    """A first-order trial: restarts from step 1 after an interruption.
+
+    It keeps a copy of the best weights so far, in the host's memory, so that a GPU's peak is the training's.
+    """
 
     def run(self) -> None:
         space = self.bench.install()
         self.recorder.measured["trainable_parameters"] = float(sum(p.numel() for p in space.params.values()))
+        self.recorder.measured |= self.config.departures
+        model = self.bench.model
+        layers = model.module.get_submodule(model.arch.blocks).children()
         try:
-            best = self._train(space)
+            with checkpointed(layers) if self.config.method.kind.recomputes else nullcontext():
+                best = self._train(space)
             self.stop_memory()  # the peak over steps and dev evaluations, without the test
             with torch.no_grad():
                 for name, param in space.params.items():
@@ -54,7 +64,7 @@ class Backpropagation(Runner):
                 if gradients:
                     self._record(gradients, event.step)
                 if self.recorder.best() == event.step:
-                    best = {name: param.detach().clone() for name, param in space.params.items()}
+                    best = {name: param.detach().to("cpu", copy=True) for name, param in space.params.items()}
             self.stop_if_asked(event)
         return best
 

@@ -73,7 +73,7 @@ class Workbench:
         return self.config.update.rates(self.config.train.steps)
 
     def install(self) -> InstalledSpace:
-        """Install the trial's space on the base weights, in fp32 if they are trained by backpropagation.
+        """Install the trial's space on the base weights, in the format in which the method's kind trains them.
 
         Raises UserError if the space trains nothing, or the mask differs from the one that the trial began with.
         """
@@ -84,8 +84,9 @@ class Workbench:
         space = self.config.space
         if space.moves_base:
             cache.warm.dirty = True
-            if self.config.method.kind.backpropagates:
-                self.model.module.float()
+            if (own := self.config.method.kind.trained_in) is not None:
+                for param in self.model.module.parameters():  # not the buffers: rotary frequencies stay in fp32
+                    param.data = param.data.to(own.dtype)
         layers = list(self.model.target_modules(space.layers)) if space.layers else []
         mask = self._mask(layers) if space.needs_gradients else None
         installed = space.install(self.model.module, layers, self.config.seed, mask)

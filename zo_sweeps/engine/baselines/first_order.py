@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 
 from zo_sweeps.engine.batch import Batch
 from zo_sweeps.engine.losses import Loss, token_logprobs
+from zo_sweeps.engine.rounding import LostUpdates
 from zo_sweeps.engine.train import Evaluated, Scores, StepDone, evaluated_at, evaluation_points
 from zo_sweeps.engine.types import DivergedError, LanguageModel
 from zo_sweeps.methods.space import InstalledSpace
@@ -26,12 +28,14 @@ def train(
     eval_every: int,
     seed: int,
 ) -> Iterator[StepDone | Evaluated]:
-    """Train the space's parameters, which must be fp32, with the optimizer of `update` on backpropagated gradients.
+    """Train the space's parameters with the optimizer of `update` on backpropagated gradients.
 
-    Weight decay is decoupled and applies to parameters of two or more dimensions, as in the ZO updates.
+    Parameters are fp32, or in half precision where the update `trains_halves`: a step then rounds each to the nearest
+    number, and loses an update below half the weight's spacing (2^-9 of the weight in bf16); see `LostUpdates`. Weight
+    decay is decoupled and applies to parameters of two or more dimensions, as in the ZO updates.
 
     P-RGE's Table 8 names Adam, batch 8, 1,000 iterations; its system figures and the released code use SGD. Cost:
-    a forward and a backward per step; memory: a gradient, and for adam two moments, per trainable value. Raises
+    a forward and a backward per step; memory: a gradient, and the update's state, per trainable value. Raises
     DivergedError as `engine.train` does: before the update, at the first non-finite loss.
     """
     due = set(evaluation_points(steps, eval_every))
@@ -49,9 +53,12 @@ def train(
         value.backward()
         for group in stepper.param_groups:
             group["lr"] = rates(number)
-        stepper.step()
+        lost = LostUpdates() if LostUpdates.is_measured(number) else None
+        with lost.around(space.params) if lost is not None else nullcontext():
+            stepper.step()
         stepper.zero_grad(set_to_none=True)
-        yield StepDone(number, value.item(), (), time.perf_counter() - began, batch.input_ids.numel())
+        share = math.nan if lost is None else lost.share(rates(number) != 0)
+        yield StepDone(number, value.item(), (), time.perf_counter() - began, batch.input_ids.numel(), share)
         if number in due:
             yield evaluated_at(number, evaluate_dev, seed)
     for param in params:

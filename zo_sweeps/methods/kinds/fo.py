@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
+from zo_sweeps.methods.definition import option
 from zo_sweeps.methods.kind import Kind
+from zo_sweeps.methods.precision import Precision
+from zo_sweeps.methods.registry import member
 
 
 @dataclass(frozen=True)
@@ -16,3 +19,22 @@ class FirstOrder(Kind):
     trains: ClassVar[bool] = True
     backpropagates: ClassVar[bool] = True
     parts: ClassVar[tuple[str, ...]] = ("space", "update", "train", "gradients", "seed")
+
+    # Not fp16: without a scaled loss its gradients underflow.
+    weights: Literal["fp32", "bf16"] = option(
+        "fp32", "format in which space=full trains the model's own weights; bf16 halves them and loses small updates",
+        added=True,
+    )  # fmt: skip
+    gradient_checkpointing: bool = option(
+        False, "keep the input of each layer only, and compute the layer again in the backward pass", added=True
+    )
+
+    @property
+    def trained_in(self) -> Precision:
+        made = member("precision", self.weights)()
+        assert isinstance(made, Precision)
+        return made
+
+    @property
+    def recomputes(self) -> bool:
+        return self.gradient_checkpointing
