@@ -260,7 +260,7 @@ def test_a_plan_says_what_is_missing(place: Path, capsys: pytest.CaptureFixture[
     assert main(["plan", "+grid=llama2_superglue", "task=rte,squad"]) == 0
     text = capsys.readouterr().out
     assert "0 can run here" in text
-    assert "missing here" in text
+    assert "cannot run here" in text
     assert "meta-llama/Llama-2-7b-hf" in text
 
 

@@ -6,11 +6,15 @@ from pathlib import Path
 
 import pytest
 import yaml
+from rich.console import Console
 
-from zo_sweeps.config.composer import conf_dir
+from zo_sweeps.cli.show import summary
+from zo_sweeps.config.composer import Composer, conf_dir
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.plan import availability
+from zo_sweeps.plan.build import build
 from zo_sweeps.results.papers import Item, items, named, obstacles, standings
+from zo_sweeps.schedule.this_host import for_this_host, must_have_work
 
 pytestmark = pytest.mark.unit
 
@@ -67,6 +71,43 @@ def test_every_reason_that_holds_trials_back_is_counted(tmp_path: Path, monkeypa
     assert found["bytebots/table1"].missing == 7
     assert list(found["bytebots/table1"].reasons.values())[:2] == [7, 7], "the model and the data"
     assert (found["prge/table7"].trials, found["prge/table7"].reasons) == (0, {})
+
+
+def test_every_reason_of_a_trial_is_given_in_its_plan_and_counted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No model, no data, no codes, no 8-bit steps, too little memory on the board, and this host is no board."""
+    broken = {"int8": "RuntimeError: no kernel image", "adam_8bit": "trying it ended with SIGABRT", "nf4": "no"}
+    monkeypatch.setattr(availability, "troubles", lambda: broken)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    overrides = ["grid.relabel=true", "method=fo_lora_fa", "update=adam_8bit", "precision=int8", "task=sst2"]
+    overrides += ["device=jetson-orin-nano", "train.batch=64", f"data.dir={tmp_path}", f"state_dir={tmp_path}"]
+    plan = for_this_host(build(Composer(["+grid=llama2_superglue", *overrides])))
+    assert not plan.trials
+    begins = (
+        "meta-llama/Llama-2-7b-hf is not in the Hugging Face cache",
+        f"no folder {tmp_path / 'sst2'}",
+        "weights cannot be stored as int8 on this machine: RuntimeError: no kernel image",
+        "update 'adam_8bit' does not work on this machine: trying it ended with SIGABRT",
+        "needs about ",
+        "needs device jetson-orin-nano, and this host is a c",
+    )
+    for reasons in plan.reasons.values():
+        assert len(reasons) == len(begins)
+        assert all(why.startswith(text) for why, text in zip(reasons, begins, strict=True)), reasons
+    console = Console(record=True, width=1000)
+    summary(plan, console)
+    lines = [line for line in console.export_text().splitlines() if line.startswith("cannot run here (")]
+    assert len(lines) == len(plan.obstacles)
+    for text in begins:
+        here = [line for line in lines if f" trials; SST-2): {text}" in line]
+        assert sum(int(line.split("(")[1].split()[0]) for line in here) == len(plan.every), text
+    table2 = obstacles(named(ITEMS, ["prge/table2"]), overrides)["prge/table2"]
+    assert table2.reasons == {why: len(ids) for why, ids in plan.obstacles.items()}
+    with pytest.raises(UserError) as refused:
+        must_have_work(plan)
+    assert all(text in str(refused.value) for text in begins)
 
 
 def test_a_grid_that_does_not_go_with_the_command_line_says_why() -> None:

@@ -25,7 +25,7 @@ from zo_sweeps.methods import registry
 from zo_sweeps.methods.definition import Definition, hints, options
 from zo_sweeps.methods.metric import Metrics
 from zo_sweeps.methods.parts import Method
-from zo_sweeps.methods.task import Hub
+from zo_sweeps.methods.task import Hub, Lengths
 from zo_sweeps.methods.trial_config import EVERY, TrialConfig
 from zo_sweeps.models.identity import DEMO
 from zo_sweeps.results.tables import records
@@ -76,6 +76,8 @@ def other(kind: Any, value: Any) -> Any:
         return Metrics([made(one) for name, one in registry.members("metric").items() if name != value[0].name][:1])
     if kind is Hub:
         return made(Hub)
+    if kind is Lengths:
+        return Lengths(30, 90)
     raise AssertionError(f"no other value of a {kind}: add one to this function")
 
 

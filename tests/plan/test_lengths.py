@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import yaml
 
 from tests.conftest import REPO
 from tests.plan.common import changed, configs, planned, problem
+from zo_sweeps.methods.task import Lengths
+from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.availability import Availability, Places
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.tasks.data import DataStatus
@@ -20,7 +23,7 @@ pytestmark = pytest.mark.unit
 
 
 def remark(plan: Plan) -> str:
-    (text,) = {plan.remarks.get(trial.trial_id, "") for trial in plan.trials}
+    (text,) = {"; ".join(plan.remarks.get(trial.trial_id, ())) for trial in plan.trials}
     return text
 
 
@@ -65,18 +68,37 @@ def test_a_template_that_the_sandbox_or_the_rows_refuse_is_refused_in_the_plan(
     assert message in problem(tmp_path, grid)
 
 
-def test_hub_rows_are_planned_by_their_prepared_length_and_else_at_the_longest(
+def test_hub_rows_are_planned_by_their_prepared_length_or_the_tasks_usual_one_and_else_at_the_longest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = configs(planned(tmp_path, changed()))[0]
+    usual = replace(config, task=replace(config.task, lengths=Lengths(mean=30, longest=90)))
 
-    def looked(row_bytes: float) -> Availability:
-        status = DataStatus(True, "the hub", "hf:here", row_bytes=row_bytes)
+    def looked(row_bytes: float, config: TrialConfig, available: bool = True) -> Availability:
+        status = DataStatus(available, "the hub", "hf:here", row_bytes=row_bytes)
         monkeypatch.setattr("zo_sweeps.tasks.data.check", lambda spec, task, folder: status)
         return Places().look(config)
 
-    short, unknown = looked(200.0), looked(0.0)
-    assert (short.tokens, unknown.tokens) == (50, config.train.max_length)
-    assert short.memory_bytes < unknown.memory_bytes
-    assert "lengths are not known before the data is loaded" in unknown.remark
-    assert "lengths are not known" not in short.remark
+    prepared, unknown, typical, away = (
+        looked(200.0, config), looked(0.0, config), looked(0.0, usual), looked(0.0, usual, available=False),
+    )  # fmt: skip
+    most = 512  # positions of the demo model, below train.max_length
+    assert (prepared.tokens, typical.tokens, away.tokens, unknown.tokens) == (50, 30, 30, most)
+    assert typical.memory_bytes < prepared.memory_bytes < unknown.memory_bytes
+    assert looked(200.0, usual).memory_bytes == prepared.memory_bytes, "longest is 100, and not 90"
+    short = replace(usual, train=replace(usual.train, max_length=20))
+    assert looked(0.0, short).tokens == 20
+    counted = "rows that exceed train.max_length are counted in the run, not in the plan"
+    assert prepared.remarks == (counted,)
+    assert typical.remarks == (counted, "lengths are not known here: planned as is typical of the task") == away.remarks
+    assert unknown.remarks == (counted, "lengths are not known here: planned at train.max_length")
+
+
+def test_shown_examples_and_templates_count_in_a_length(tmp_path: Path) -> None:
+    """The texts of `timing` are its rows 64 times over; in-context learning puts examples before each."""
+    full = planned(tmp_path, changed(axes={"task": ["timing"]}), "train.max_length=256")
+    assert {Places().look(config).tokens for config in configs(full)} == {256}
+    icl = changed(blocks={"icl": {"label": "ICL", "fixed": {"method": "icl"}}}, tables={})
+    one, four = (Places().look(configs(planned(tmp_path, icl, f"method.demonstrations={n}"))[0]) for n in (1, 4))
+    assert four.tokens == pytest.approx(2.5 * one.tokens)
+    assert four.memory_bytes > one.memory_bytes

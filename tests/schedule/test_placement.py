@@ -34,6 +34,8 @@ def test_memory_counts_where_the_trial_computes_in_it():
     big = Needs("auto", 20 * GIB)
     assert refusal(big, CPU) == "lends 16.0 GiB of memory"
     assert refusal(big, GPU) == ""
+    assert refusal(big, CPU, cpus=99) == "lends 8 CPUs where executor.cpus_per_trial is 99 and lends 16.0 GiB of memory"
+    assert refusal(Needs("cuda", 70 * GIB), CPU, cpus=99) == "has no CUDA GPU", "its memory is another device's"
     assert refusal(big, NANO) == "lends 7.0 GiB of memory"  # unified
     assert refusal(Needs("cpu", 70 * GIB), GPU) == "lends 64.0 GiB of memory"
     assert (gpus_needed(Needs("cpu"), GPU), gpus_needed(Needs(), GPU), gpus_needed(Needs(), CPU)) == (0, 1, 0)

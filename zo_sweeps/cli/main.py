@@ -178,7 +178,7 @@ def run(given: Sequence[str]) -> int:
 
 
 def plan(given: Sequence[str]) -> int:
-    """Show a grid's trials, their work and memory, and what is missing here. Launches nothing."""
+    """Show a grid's trials, their work and memory, and what cannot run here, and why. Launches nothing."""
     parser = _parser("plan")
     parser.add_argument("--trials", action="store_true", help="list every trial")
     options = _parse(parser, given)

@@ -18,7 +18,7 @@ from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError, nothing_run, unknown
 from zo_sweeps.core.host import gib
 from zo_sweeps.core.trial import TrialState
-from zo_sweeps.plan.build import Plan
+from zo_sweeps.plan.build import Plan, by_line
 from zo_sweeps.results import tables as readout
 from zo_sweeps.schedule.ledger import Standing, driver_of, has_run, read_standing
 from zo_sweeps.schedule.live import read_live
@@ -60,24 +60,18 @@ def summary(planned: Plan, console: Console) -> None:
 
 def _notes(planned: Plan, console: Console) -> None:
     """Print what limits the trials, and how they differ from the grid as written."""
-    for remark in dict.fromkeys(planned.remarks.values()):
-        trials = [planned.every[i] for i, text in planned.remarks.items() if text == remark]
-        rows = dict.fromkeys(planned.grid.label(trial.block) for trial in trials)
-        _say(console, f"note: {remark} ({len(trials)} trials; {'; '.join(rows)})")
+    for remark, ids in by_line(planned.remarks).items():
+        rows = dict.fromkeys(planned.grid.label(planned.every[i].block) for i in ids)
+        _say(console, f"note: {remark} ({len(ids)} trials; {'; '.join(rows)})")
     for caveat in planned.caveats:
         _say(console, f"note: {caveat}")
 
 
 def _missing(planned: Plan, console: Console) -> None:
-    for why, count in Counter(planned.missing.values()).most_common():
-        tasks = sorted(
-            {
-                planned.labels.get(planned.every[i].task, planned.every[i].task)
-                for i, text in planned.missing.items()
-                if text == why
-            }
-        )
-        _say(console, f"missing here ({count} trials; {', '.join(tasks)}): {why}")
+    """Print every reason why trials cannot run here, each once."""
+    for why, ids in planned.obstacles.items():
+        tasks = dict.fromkeys(planned.labels.get(task, task) for task in (planned.every[i].task for i in ids))
+        _say(console, f"cannot run here ({len(ids)} trials; {', '.join(sorted(tasks))}): {why}")
 
 
 def plan(planned: Plan, console: Console, *, trials: bool) -> None:

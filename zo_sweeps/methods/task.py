@@ -50,6 +50,17 @@ class Hub(Checked):
 
 
 @dataclass(frozen=True)
+class Lengths(Checked):
+    """The usual lengths of a task's texts, by which a plan estimates work and memory before rows can be read.
+
+    Those in conf/task are counted by the demo model's tokenizer: 4,096 words make more tokens than a larger vocabulary.
+    """
+
+    mean: int = option(help="mean tokens of a prompt with its longest answer", least=1)
+    longest: int = option(help="tokens that all but one in 1,000 do not exceed", least=1)
+
+
+@dataclass(frozen=True)
 class Task(Checked):
     """A task, as in conf/task/*.yaml."""
 
@@ -67,6 +78,7 @@ class Task(Checked):
     dev_size: int | None = option(None, "maximum number of dev rows", least=1)
     stop: str = option("", "text at which generated answers are cut; defaults to a newline")
     max_new_tokens: int = option(0, "maximum tokens of a generated answer", least=0)
+    lengths: Lengths | None = option(None, "usual lengths of its texts, for estimates", identity=False)
     fingerprint: str = option("", "identity of its data; set by the planner")
 
     def wording(self, dialect: str) -> Dialect:

@@ -34,7 +34,7 @@ class Availability:
         memory_bytes: estimated peak; 0 if the model's shape is unknown.
         tokens: mean tokens per sequence, for the cost.
         trainable: number of trainable parameters; 0 if the model's shape is unknown.
-        remark: what limits a trial that can run; "" for nothing.
+        remarks: lines on what limits a trial that can run.
     """
 
     config: TrialConfig
@@ -42,7 +42,7 @@ class Availability:
     memory_bytes: int
     tokens: float
     trainable: int
-    remark: str = ""
+    remarks: tuple[str, ...] = ()
 
 
 class Places:
@@ -74,27 +74,23 @@ class Places:
         reasons += [missing_text] if missing_text else []
         if self._here and config.precision.coded and (trouble := troubles().get(config.precision.name)):
             reasons.append(f"weights cannot be stored as {config.precision.name} on this machine: {trouble}")
-        steps = self._here and config.method.kind.backpropagates and config.update.has_kernels
-        if steps and (trouble := troubles().get(config.update.name)):
-            reasons.append(f"update {config.update.name!r} does not work on this machine: {trouble}")
-        tokens = float(config.train.max_length)
-        if data.row_bytes:
-            tokens = min(tokens, max(data.row_bytes / BYTES_PER_TOKEN, 16) * (1 + config.method.kind.shown))
+        update = config.update
+        tried = config.method.kind.trains and update.has_kernels
+        if self._here and tried and (trouble := troubles().get(update.name)):
+            reasons.append(f"update {update.name!r} does not work on this machine: {trouble}")
+        tokens, longest = _lengths(config, data, _most(config, model))
         trainable = _trainable(config, model.arch) if model.arch and config.method.kind.trains else 0
-        memory = self._memory(config, model, tokens, trainable)
+        memory = self._memory(config, model, longest, trainable)
         device = config.device
         if not device.runs_trials:
             reasons.append(f"a {device.display or device.name} runs exported programs, not trials of a sweep")
-        if not reasons and device.memory_gb and memory > device.memory_gb * 10**9:
+        elif device.memory_gb and memory > device.memory_gb * 10**9:
             reasons.append(
                 f"needs about {memory / 10**9:.1f} GB, and a {device.display or device.name} has {device.memory_gb:g}"
             )
         notes = [self._truncated(config, model, data), _few_rows(config, data), _few_directions(config, trainable)]
-        notes += remarks([config.departures])
-        if data.available and not data.row_bytes:
-            notes.append("planned at train.max_length tokens per text: lengths are not known before the data is loaded")
-        remark = "; ".join(note for note in notes if note)
-        return Availability(config, tuple(reasons), memory, tokens, trainable, remark)
+        notes += [*remarks([config.departures]), *_not_read(config, model, data)]
+        return Availability(config, tuple(reasons), memory, tokens, trainable, tuple(filter(None, notes)))
 
     def _model(self, config: TrialConfig) -> ModelStatus:
         from zo_sweeps.models.identity import status
@@ -127,9 +123,7 @@ class Places:
         """
         if config.method.kind.generates:
             return ""
-        most = config.train.max_length
-        if model.arch is not None:
-            most = min(most, model.arch.positions - config.space.positions)
+        most = _most(config, model)
         key = (id(model), id(data), most)  # both are cached here, one for each model and each task in its wording
         if key not in self._lengths:
             try:
@@ -154,11 +148,10 @@ class Places:
         return self._texts[file], ""
 
     @staticmethod
-    def _memory(config: TrialConfig, model: ModelStatus, tokens: float, trainable: int) -> int:
+    def _memory(config: TrialConfig, model: ModelStatus, longest: int, trainable: int) -> int:
         arch, kind, space, precision = model.arch, config.method.kind, config.space, config.precision
         if arch is None:
             return 0
-        longest = int(min(config.train.max_length, 2 * tokens))  # the longest row of a batch, not the mean
         finding = 0
         if space.needs_gradients and kind.trains:
             text = text_of(config)[0]
@@ -183,6 +176,38 @@ class Places:
             answer_tokens=longest if kind.trains and config.train.logits == "all" else 1,
         )
         return RUNTIME_BYTES + max(peak, finding)
+
+
+def _most(config: TrialConfig, model: ModelStatus) -> int:
+    """Return the most tokens that a sequence may have."""
+    most = config.train.max_length
+    return most if model.arch is None else min(most, model.arch.positions - config.space.positions)
+
+
+def _lengths(config: TrialConfig, data: DataStatus, most: int) -> tuple[float, int]:
+    """Return (mean tokens of a sequence, tokens of the longest of a run), from the rows' bytes and the task's lengths.
+
+    The task's are of whole prompts, and a floor: a row's bytes lack the template. `most` where nothing is known.
+    """
+    usual, texts = config.task.lengths, 1 + config.method.kind.shown
+    mean = data.row_bytes and max(data.row_bytes / BYTES_PER_TOKEN, 16)
+    longest = 2 * mean
+    if usual is not None:
+        mean, longest = max(mean, usual.mean), max(longest, usual.longest)
+    return (min(most, mean * texts), int(min(most, longest * texts))) if mean else (most, most)
+
+
+def _not_read(config: TrialConfig, model: ModelStatus, data: DataStatus) -> list[str]:
+    """Return the remarks on rows whose tokens the plan does not count: those of the hub, or without a tokenizer."""
+    if config.method.kind.generates:
+        return []
+    notes = []
+    if data.folder is None or model.tokenizer is None:
+        notes.append("rows that exceed train.max_length are counted in the run, not in the plan")
+    if not data.row_bytes:
+        planned = "as is typical of the task" if config.task.lengths else "at train.max_length"
+        notes.append(f"lengths are not known here: planned {planned}")
+    return notes
 
 
 def text_of(config: TrialConfig) -> tuple[str, str]:

@@ -59,7 +59,7 @@ class Plan:
         labels: column -> printed name.
         caveats: the differences between the trials and the grid as written.
         every: trial_id -> trial, with those that cannot run here.
-        remarks: trial_id -> what limits it, such as few distinct directions.
+        remarks: trial_id -> lines on what limits it, such as few distinct directions.
         relabelled: the blocks whose labels name an override.
         altered: the cells that `plan.altered` has found, of a plan that is run or was read from a sweep's record.
     """
@@ -71,7 +71,7 @@ class Plan:
     labels: Mapping[str, str]
     caveats: tuple[str, ...]
     every: Mapping[str, Trial] = field(default_factory=dict)
-    remarks: Mapping[str, str] = field(default_factory=dict)
+    remarks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     relabelled: frozenset[str] = frozenset()
     altered: frozenset[tuple[str, str]] | None = None
 
@@ -79,6 +79,11 @@ class Plan:
     def missing(self) -> Mapping[str, str]:
         """trial_id -> why the trial cannot run here, in one text."""
         return {trial_id: "; ".join(reasons) for trial_id, reasons in self.reasons.items()}
+
+    @cached_property
+    def obstacles(self) -> Mapping[str, list[str]]:
+        """reason -> the trial_ids that it holds back, the most frequent reason first; a trial may have several."""
+        return dict(sorted(by_line(self.reasons).items(), key=lambda item: -len(item[1])))
 
     @property
     def grid(self) -> GridConfig:
@@ -92,6 +97,15 @@ class Plan:
     def title(self) -> str:
         """The grid's title, or its name where it has none."""
         return self.grid.title or self.name
+
+
+def by_line(lines: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """Return line -> the trial_ids that have it, of trial_id -> lines."""
+    found: dict[str, list[str]] = {}
+    for trial_id, of_trial in lines.items():
+        for line in dict.fromkeys(of_trial):
+            found.setdefault(line, []).append(trial_id)
+    return found
 
 
 def build(composer: Composer) -> Plan:
@@ -118,7 +132,7 @@ class _Draft:
         self.cells: list[Cell] = []
         self.trials: dict[str, Trial] = {}
         self.reasons: dict[str, tuple[str, ...]] = {}
-        self.remarks: dict[str, str] = {}
+        self.remarks: dict[str, tuple[str, ...]] = {}
         self.labels: dict[str, str] = {}
         self.problems: dict[str, list[str]] = {}  # what is wrong -> the blocks it is wrong in
         self.devices: set[str] = set()
@@ -157,8 +171,8 @@ class _Draft:
             self.trials[trial_id] = _trial(trial_id, needs, self.grid.name, name, row, searched, display)
             if needs.reasons:
                 self.reasons[trial_id] = needs.reasons
-            if needs.remark:
-                self.remarks[trial_id] = needs.remark
+            if needs.remarks:
+                self.remarks[trial_id] = needs.remarks
         self.cells.append(Cell(name, column, config.seed, searched, trial_id))
 
     def finished(self) -> Plan:

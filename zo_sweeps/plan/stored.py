@@ -13,7 +13,7 @@ from zo_sweeps.core.fingerprint import fingerprint
 from zo_sweeps.core.trial import Stored, Trial
 from zo_sweeps.methods.definition import convert, hints
 from zo_sweeps.methods.trial_config import TrialConfig
-from zo_sweeps.plan.build import Cell, Plan
+from zo_sweeps.plan.build import Cell, Plan, by_line
 
 Sources = Mapping[str, Mapping[str, str]]  # "model NAME" or "data of NAME" -> file -> digest; "": the whole
 
@@ -32,12 +32,14 @@ def dump(plan: Plan, altered: Collection[tuple[str, str]]) -> dict[str, Any]:
             known = parts.setdefault(name, {})
             indices[name], _ = known.setdefault(fingerprint([value]), (len(known), value))
         trials.append({**trial.to_json(), "config": indices})
+    lines = [*by_line(plan.remarks)]
     return {
         "grid": asdict(plan.grid),
         "labels": dict(plan.labels),
         "caveats": list(plan.caveats),
         "reasons": {trial_id: list(reasons) for trial_id, reasons in plan.reasons.items()},
-        "remarks": dict(plan.remarks),
+        "lines": lines,
+        "remarks": {trial_id: [*map(lines.index, of_trial)] for trial_id, of_trial in plan.remarks.items()},
         "relabelled": sorted(plan.relabelled),
         "altered": sorted(map(list, altered)),
         "cells": [asdict(cell) for cell in plan.cells],
@@ -71,10 +73,16 @@ def load(data: Mapping[str, Any], run: RunConfig) -> Plan:
         labels=data["labels"],
         caveats=tuple(data["caveats"]),
         every=every,
-        remarks=data["remarks"],
+        remarks={trial_id: _remarks(data, of_trial) for trial_id, of_trial in data["remarks"].items()},
         relabelled=frozenset(data["relabelled"]),
         altered=frozenset((block, column) for block, column in data["altered"]),
     )
+
+
+def _remarks(data: Mapping[str, Any], of_trial: str | list[int]) -> tuple[str, ...]:
+    if isinstance(of_trial, str):  # one text, of an earlier version
+        return (of_trial,)
+    return tuple(data["lines"][index] for index in of_trial)
 
 
 def _read(name: str, value: Any) -> Any:

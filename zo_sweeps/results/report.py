@@ -65,7 +65,7 @@ def _summary(plan: Plan, standing: Standing) -> list[str]:
         f"Grid {plan.name}: {len(plan.every)} trials ({', '.join(f'{n} {state}' for state, n in counts.items())}); "
         f"seeds {', '.join(map(str, seeds))}; tasks and columns: {', '.join(plan.labels.values())}.",
         *plan.caveats,
-        *(f"Missing here ({n} trials): {why}" for why, n in Counter(plan.missing.values()).most_common()),
+        *(f"Cannot run here ({len(ids)} trials): {why}" for why, ids in plan.obstacles.items()),
     ]
 
 

@@ -43,22 +43,28 @@ def takes_main_memory(needs: Needs, node: Node) -> bool:
     return not gpus_needed(needs, node) or node.device not in HOSTS
 
 
-def refusal(needs: Needs, node: Node, cpus: int = 1) -> str:
-    """Return why `node` can never run a trial with these needs on `cpus` CPUs; "" when it can.
-
-    A GPU's own memory is not checked here; the plan checks it.
-    """
+def other_device(needs: Needs, node: Node) -> str:
+    """Return why `node` is not the device that a trial needs; "" when it is."""
     if needs.device == "cuda" and node.gpus < 1:
         return "has no CUDA GPU"
     if needs.device == "cpu" and node.device not in HOSTS:
         return f"is a {node.device}"
     if needs.device not in ("auto", *HOSTS) and node.device != needs.device:
         return f"is a {node.device}"
-    if node.cpus < cpus:
-        return f"lends {node.cpus:g} CPUs where executor.cpus_per_trial is {cpus}"
-    if takes_main_memory(needs, node) and needs.memory_bytes > node.memory_bytes:
-        return f"lends {gib(node.memory_bytes)} of memory"
     return ""
+
+
+def refusal(needs: Needs, node: Node, cpus: int = 1) -> str:
+    """Return why `node` can never run a trial with these needs on `cpus` CPUs; "" when it can.
+
+    What another device lacks besides does not matter. A GPU's own memory is not checked here; the plan checks it.
+    """
+    if other := other_device(needs, node):
+        return other
+    lacks = [f"lends {node.cpus:g} CPUs where executor.cpus_per_trial is {cpus}"] if node.cpus < cpus else []
+    if takes_main_memory(needs, node) and needs.memory_bytes > node.memory_bytes:
+        lacks.append(f"lends {gib(node.memory_bytes)} of memory")
+    return " and ".join(lacks)
 
 
 def reason(needs: Needs, nodes: Sequence[Node], cpus: int = 1) -> str:

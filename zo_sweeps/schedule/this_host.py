@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.host import gib
+from zo_sweeps.core.trial import Needs
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.schedule.ledger import read_standing
 from zo_sweeps.schedule.memory import Measured
-from zo_sweeps.schedule.placement import Node, refusal
+from zo_sweeps.schedule.placement import Node, other_device, refusal, takes_main_memory
 from zo_sweeps.schedule.sharing import Workers
 
 
@@ -31,25 +32,27 @@ def for_this_host(plan: Plan) -> Plan:
     node = Node("", "this host", host["profile"], host["cores"], len(host["gpus"]), host["memory_bytes"])
     reasons = dict(plan.reasons)
     for trial in plan.every.values():
-        known = reasons.get(trial.trial_id, ())
-        if why := refusal(trial.needs, node, options.cpus_per_trial):
-            needs = f"device {trial.needs.device}"
-            if "memory" in why:
-                needs += f" and about {gib(trial.needs.memory_bytes)}"
-            reasons[trial.trial_id] = (*known, f"needs {needs}, and this host {why}")
-        elif node.gpus and trial.needs.device != "cpu" and trial.needs.memory_bytes > node.memory_bytes:
-            reasons[trial.trial_id] = (*known, f"needs about {gib(trial.needs.memory_bytes)} of GPU memory")
+        if found := tuple(_reasons(trial.needs, node, options.cpus_per_trial)):
+            reasons[trial.trial_id] = (*reasons.get(trial.trial_id, ()), *found)
     return replace(plan, trials=tuple(t for t in plan.trials if t.trial_id not in reasons), reasons=reasons)
+
+
+def _reasons(needs: Needs, node: Node, cpus: int) -> Iterator[str]:
+    """Yield every reason why this host can never run a trial."""
+    if why := refusal(needs, node, cpus):
+        memory = f" and about {gib(needs.memory_bytes)}" if "memory" in why else ""
+        yield f"needs device {needs.device}{memory}, and this host {why}"
+    if not other_device(needs, node) and not takes_main_memory(needs, node) and needs.memory_bytes > node.memory_bytes:
+        yield f"needs about {gib(needs.memory_bytes)} of GPU memory"
 
 
 def must_have_work(plan: Plan) -> None:
     """Raise UserError when nothing of the plan can run here, with the reasons."""
     if plan.trials:
         return
-    reasons = Counter(plan.missing.values())
-    listed = "".join(f"\n  - {why} ({count} trials)" for why, count in reasons.most_common())
-    if len(reasons) == 1:
-        listed = f" {next(iter(reasons))}"
+    listed = "".join(f"\n  - {why} ({len(ids)} trials)" for why, ids in plan.obstacles.items())
+    if len(plan.obstacles) == 1:
+        listed = f" {next(iter(plan.obstacles))}"
     raise UserError(f"none of the {len(plan.every)} trials of grid {plan.name!r} can run here:{listed}")
 
 
