@@ -30,6 +30,7 @@ from zo_sweeps.methods.space import share
 Masks = dict[str, Tensor]  # layer -> [k] int64 flat indices into its weight, ascending
 Scope = Literal["per_layer", "global"]
 Score = Literal["fisher", "mean_gradient"]
+Zeros = Callable[[Mapping[str, torch.Size]], Mapping[str, Tensor]]  # shapes -> zeros of these shapes, fp32, CPU
 
 
 class Lazily(Mapping[str, Tensor]):
@@ -94,19 +95,26 @@ def random(weights: Mapping[str, Tensor], density: float, key: NoiseKey) -> Mask
 
 
 def squared_gradients(
-    weights: Mapping[str, nn.Parameter], losses: Iterable[Callable[[], Tensor]], score: Score = "fisher"
-) -> dict[str, Tensor]:
-    """Return the score of every entry of `weights`, fp32; see the module's docstring.
+    weights: Mapping[str, nn.Parameter],
+    losses: Iterable[Callable[[], Tensor]],
+    score: Score = "fisher",
+    zeros: Zeros | None = None,
+) -> Mapping[str, Tensor]:
+    """Return the score of every entry of `weights`, fp32, on the weight's device; see the module's docstring.
 
     Args:
         losses: one function per example, which runs the forward and returns a scalar.
+        zeros: returns the layers' sums over the examples at their start, 0, fp32, on the CPU, in any kind of storage;
+            defaults to main memory.
 
-    Raises ArithmeticError if a gradient is not finite. Cost: a forward and a backward per example; memory: 4 bytes per
-    entry, the activations of one example, the gradient of one layer at a time.
+    Raises ArithmeticError if a gradient is not finite. Cost: a forward and a backward per example, which move every
+    gradient to main memory. Memory: on the device, the activations of one example (see `engine.recomputing`) and the
+    gradient of one layer; in the place that `zeros` chooses, 4 bytes per entry; in main memory, 6 bytes per entry of
+    one layer. The result moves a layer to the device when it is read.
     """
     if score not in ("fisher", "mean_gradient"):
         raise ValueError(f"score must be fisher or mean_gradient, not {score!r}")
-    total = {name: torch.zeros_like(weight, dtype=torch.float32) for name, weight in weights.items()}
+    total = (zeros or _in_memory)({name: weight.shape for name, weight in weights.items()})
     # fp16 gradients of a mean loss underflow; scaling by a power of two neither rounds nor reorders them.
     scale = 1024.0 if any(weight.dtype == torch.float16 for weight in weights.values()) else 1.0
     required = {name: weight.requires_grad for name, weight in weights.items()}
@@ -115,7 +123,7 @@ def squared_gradients(
     def taker(name: str) -> Callable[[Tensor], None]:
         def take(weight: Tensor) -> None:
             assert weight.grad is not None
-            gradient, weight.grad = weight.grad.float().div_(scale), None
+            gradient, weight.grad = weight.grad.cpu().float().div_(scale), None
             total[name].add_(gradient.square_() if score == "fisher" else gradient)
 
         return take
@@ -138,7 +146,12 @@ def squared_gradients(
             raise ArithmeticError(f"the gradient of {name} is not finite; the sensitive entries cannot be found")
         if score == "mean_gradient":
             value.square_()
-    return total
+    devices = {name: weight.device for name, weight in weights.items()}
+    return Lazily(devices, lambda name: total[name].to(devices[name]))
+
+
+def _in_memory(shapes: Mapping[str, torch.Size]) -> Mapping[str, Tensor]:
+    return {name: torch.zeros(shape) for name, shape in shapes.items()}
 
 
 def sensitive(
@@ -147,9 +160,10 @@ def sensitive(
     density: float,
     scope: Scope = "per_layer",
     score: Score = "fisher",
+    zeros: Zeros | None = None,
 ) -> Masks:
     """Return the entries with the largest squared gradients (definition 3): `top` of `squared_gradients`."""
-    return top(squared_gradients(weights, losses, score), density, scope)
+    return top(squared_gradients(weights, losses, score, zeros), density, scope)
 
 
 def _first_largest(values: Tensor, k: int) -> Tensor:

@@ -8,7 +8,7 @@ from statistics import fmean, pstdev
 
 from torch import Tensor, nn
 
-from zo_sweeps.engine.masks import Masks, squared_gradients
+from zo_sweeps.engine.masks import Masks, Zeros, squared_gradients
 
 DENSITIES = (1e-4, 1e-3, 1e-2)  # the fractions of the paper's Figure 8
 SHARES = tuple(10 ** (k / 4) for k in range(-20, 1))  # 1e-5 to 1: the abscissas of the curve
@@ -62,18 +62,22 @@ def covered(scores: Mapping[str, Tensor], mask: Masks) -> float:
 
 
 def gradient_of_mean(
-    module: nn.Module, weights: Mapping[str, nn.Parameter], losses: Iterable[Callable[[], Tensor]]
-) -> dict[str, Tensor]:
+    module: nn.Module,
+    weights: Mapping[str, nn.Parameter],
+    losses: Iterable[Callable[[], Tensor]],
+    zeros: Zeros | None = None,
+) -> Mapping[str, Tensor]:
     """Return [grad F(w)]_i^2 for every entry of `weights`, up to a common factor; F is the mean of `losses`.
 
-    `module` holds the weights. No other parameter of it receives a gradient. Cost: see `masks.squared_gradients`.
+    `module` holds the weights. No other parameter of it receives a gradient. `zeros`, cost, memory: see
+    `masks.squared_gradients`.
     """
     chosen = {id(weight) for weight in weights.values()}
     others = [param for param in module.parameters() if param.requires_grad and id(param) not in chosen]
     for param in others:
         param.requires_grad_(False)
     try:
-        return squared_gradients(weights, losses, "mean_gradient")
+        return squared_gradients(weights, losses, "mean_gradient", zeros)
     finally:
         for param in others:
             param.requires_grad_(True)

@@ -167,6 +167,11 @@ class LanguageModel:
         codes = (buffer for name, buffer in self.module.named_buffers() if name in saved)
         return sum(tensor.nbytes for tensor in (*self.module.parameters(), *codes))
 
+    @property
+    def blocks(self) -> list[nn.Module]:
+        """The layers, each of attention and a feed-forward part, in order."""
+        return list(self.module.get_submodule(self.arch.blocks).children())
+
     def target_modules(self, targets: Iterable[str]) -> dict[str, nn.Module]:
         """Return the projections (Linear or Conv1D) that `targets` name in every layer, by qualified name, in order.
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.engine import losses, masks, sensitivity
 from zo_sweeps.engine.batch import collate
 from zo_sweeps.engine.objectives.tokens import Tokens
+from zo_sweeps.engine.recomputing import recomputed
 from zo_sweeps.engine.spaces.sensitive import Sensitive
 from zo_sweeps.methods.arch import ALL
 from zo_sweeps.methods.definition import identity
@@ -22,6 +25,7 @@ from zo_sweeps.methods.space import Found
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.models import mask_store
 from zo_sweeps.models.causal import LanguageModel
+from zo_sweeps.run import accumulators
 from zo_sweeps.tasks.encode import Candidate, Example
 
 
@@ -43,13 +47,14 @@ def sensitive_mask(
         layers: qualified names of the target layers.
         examples, objective: the training split and f, used if the source is `task`.
 
-    Cost: none if the store has the mask; otherwise one forward and one backward per sample.
+    Cost: none if the store has the mask; otherwise two forwards and one backward per sample. Memory: see
+    `devices.estimate.finding_memory`.
     """
     space, model = config.space, loaded()
     assert isinstance(space, Sensitive)
     key: dict[str, Any] = {name: getattr(space, name) for name in ("density", "scope", "score", "source", "samples")}
     key |= {"model": config.model.fingerprint, "precision": config.precision.format.torch_name, "layers": list(layers)}
-    key["device"] = next(model.module.parameters()).device.type  # gradients round differently on another kind
+    key["device"] = _device(model).type  # gradients round differently on another kind
     if space.of_text:
         samples = text_samples(space.text, space.samples, space.length, config.data.dir, model)
         objective = Tokens()
@@ -63,7 +68,8 @@ def sensitive_mask(
     def find(step: int) -> mask_store.Stored:
         source = plain()
         weights, each = _weights(source, layers), _losses(source, samples, objective)
-        found = masks.sensitive(weights, each, space.density, space.scope, space.score)
+        with recomputed(source.blocks):
+            found = masks.sensitive(weights, each, space.density, space.scope, space.score, _zeros(source))
         return mask_store.Stored(found, {name: weights[name].detach().view(-1)[i] for name, i in found.items()})
 
     first = mask_store.get(key, lambda: find(0))
@@ -79,7 +85,8 @@ class Gradients:
 
     Reported are the shares of three masks, each the largest entries of one squared gradient: `task_dynamic`, of the
     task's at this call; `task_static` and `text_static`, of the task's and the text's at the first call. Source: Guo et
-    al., 2024, Figures 2, 3, 7 and 8. Memory: 4 bytes per entry of the linear layers, plus the masks.
+    al., 2024, Figures 2, 3, 7 and 8. Memory: the masks, and 4 bytes per entry of the linear layers, twice at the first
+    call, off the device (`run.accumulators`).
     """
 
     def __init__(
@@ -110,13 +117,22 @@ class Gradients:
         covered |= {name: sensitivity.covered(scores, mask) for name, mask in self._static.items()}
         return {**asdict(curve), "covered": covered}
 
-    def _scores(self, samples: Sequence[Example], objective: Objective) -> dict[str, Tensor]:
-        each = _losses(self._model, samples, objective)
-        return sensitivity.gradient_of_mean(self._model.module, self._weights, each)
+    def _scores(self, samples: Sequence[Example], objective: Objective) -> Mapping[str, Tensor]:
+        model, each = self._model, _losses(self._model, samples, objective)
+        with recomputed(model.blocks):
+            return sensitivity.gradient_of_mean(model.module, self._weights, each, _zeros(model))
+
+
+def _zeros(model: LanguageModel) -> masks.Zeros:
+    return partial(accumulators.zeros, device=_device(model))
+
+
+def _device(model: LanguageModel) -> torch.device:
+    return next(model.module.parameters()).device
 
 
 def _losses(model: LanguageModel, samples: Sequence[Example], objective: Objective) -> Iterator[Callable[[], Tensor]]:
-    device = next(model.module.parameters()).device
+    device = _device(model)
     for sample in samples:
         batch = collate([sample], model.pad_id, gold_only=objective.gold_only).to(device)
         yield lambda batch=batch: objective.loss(losses.token_logprobs(model, batch), batch)[0]  # type: ignore[misc]
