@@ -60,6 +60,23 @@ def test_gradients_are_the_same_to_the_bit(tied: bool, dtype: torch.dtype) -> No
     assert not any("forward" in vars(layer) for layer in layers(model))
 
 
+def test_one_block_within_another_leaves_it_as_it_was() -> None:
+    """The gradients of a first-order trial with checkpointing are measured in a block of their own."""
+    model = tiny_model(layers=2)
+    counts: list[int] = []
+    inner = layers(model)[0].self_attn.register_forward_hook(lambda *_: counts.append(1))
+    with checkpointed(layers(model)):
+        with checkpointed(layers(model)):
+            gradients(model)
+        counts.clear()
+        gradients(model)
+        assert len(counts) == 2
+    counts.clear()
+    gradients(model)
+    inner.remove()
+    assert len(counts) == 1
+
+
 ARCH = {
     "model_type": "llama",
     "vocab_size": 4096,

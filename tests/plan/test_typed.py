@@ -422,5 +422,5 @@ def test_a_comma_belongs_to_a_path_that_exists_and_else_separates_two(tmp_path: 
 def test_an_empty_mapping_replaces_what_the_grid_has() -> None:
     """Hydra would merge it, and so change nothing."""
     assert set(Composer().run.grid.tables) == set()
-    assert set(Composer(["+grid=quickstart"]).run.grid.tables) == {"accuracy", "runtime"}
+    assert set(Composer(["+grid=quickstart"]).run.grid.tables) == {"accuracy", "runtime", "memory"}
     assert set(Composer(["+grid=quickstart", "grid.tables={}"]).run.grid.tables) == set()

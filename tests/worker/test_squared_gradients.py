@@ -25,8 +25,8 @@ from zo_sweeps.core.trial import TrialState
 from zo_sweeps.devices.estimate import finding_memory
 from zo_sweeps.engine import losses, masks
 from zo_sweeps.engine.batch import collate
+from zo_sweeps.engine.checkpointing import checkpointed
 from zo_sweeps.engine.objectives.tokens import Tokens
-from zo_sweeps.engine.recomputing import recomputed
 from zo_sweeps.models.causal import LanguageModel
 from zo_sweeps.models.load import load
 from zo_sweeps.run import accumulators
@@ -68,7 +68,7 @@ def test_scores_are_those_of_plain_backpropagation_to_the_bit(
             total[name] += gradient.float().square() if score == "fisher" else gradient.float()
     for weight in weights.values():
         weight.requires_grad_(False)
-    with recomputed(model.blocks):
+    with checkpointed(model.blocks):
         mapped = lambda shapes: accumulators.Mapped(shapes, tmp_path)
         ours = masks.squared_gradients(weights, text_losses(model, 24), score, mapped)
     assert all("forward" not in vars(block) for block in model.blocks)
@@ -110,7 +110,7 @@ def test_the_peak_is_the_estimate_beyond_the_weights(tokens: int, vocabulary: in
     model = load(random_model("llama", **arch), dtype, "cpu")
     weights = target_weights(model)
     peaks = []
-    for blocks in (recomputed(model.blocks), nullcontext()):
+    for blocks in (checkpointed(model.blocks), nullcontext()):
         sums = {name: torch.zeros(weight.shape) for name, weight in weights.items()}
         alive = Alive([*model.module.parameters(), *model.module.buffers(), *sums.values()])
         with blocks, alive:

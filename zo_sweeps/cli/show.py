@@ -26,6 +26,8 @@ from zo_sweeps.schedule.progress import duration
 from zo_sweeps.tables import Table, to_csv, to_html, to_latex, to_markdown, to_text
 from zo_sweeps.tables.html import page
 
+SHOWN = 0.01  # share of a trial's memory from which a part of it is named
+
 FORMATS: dict[str, Callable[[Sequence[Table], str], str]] = {  # of a grid's tables and its title
     "text": lambda tables, _: "\n".join(to_text(table, 120) for table in tables),
     "md": lambda tables, _: "\n".join(map(to_markdown, tables)),
@@ -105,6 +107,7 @@ def plan(planned: Plan, console: Console, *, trials: bool) -> None:
         f"{len(every)} trials ({len(planned.cells)} table entries), {len(planned.trials)} can run here, "
         f"about {_tokens(total)} forwarded tokens; tasks: {', '.join(planned.labels.values())}",
     )
+    _memory(planned, console)
     _missing(planned, console)
     _notes(planned, console)
     _say(console, _time_estimate(planned, standing))
@@ -116,6 +119,17 @@ def plan(planned: Plan, console: Console, *, trials: bool) -> None:
             )
             listing.add_row(trial.label, trial_id, state.lower())
         console.print(listing)
+
+
+def _memory(planned: Plan, console: Console) -> None:
+    """Print the estimated memory of the trial that needs the most, by part."""
+    largest = max(planned.every.values(), key=lambda trial: trial.needs.memory_bytes, default=None)
+    if largest is None or not largest.needs.parts:
+        return
+    needs = largest.needs
+    parts = {**needs.parts, "the process": needs.memory_bytes - sum(needs.parts.values())}
+    shown = ", ".join(f"{name} {gib(size)}" for name, size in parts.items() if size >= SHOWN * needs.memory_bytes)
+    _say(console, f"memory of {largest.label}, the most: {shown}")
 
 
 def _time_estimate(planned: Plan, standing: Standing) -> str:

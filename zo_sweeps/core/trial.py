@@ -29,6 +29,8 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any, Protocol
 
+from zo_sweeps.core.memory import MEANINGS, SCORING, TOTAL
+
 Event = Mapping[str, Any]
 
 
@@ -61,6 +63,9 @@ class Needs:
 
     device: str = "auto"  # a device profile (cpu, cuda, jetson-orin-nano, ...) or "auto": any that fits
     memory_bytes: int = 0  # estimated peak
+    parts: Mapping[str, int] = field(
+        default_factory=dict, compare=False
+    )  # these bytes by `core.memory.Part`, as first estimated
 
 
 class Config(Protocol):
@@ -153,6 +158,9 @@ METRICS: Mapping[str, str] = {  # of an outcome -> its meaning
     "tokens_per_second": "forwarded tokens in steps",
     "peak_memory_bytes": "as the device defines it",
     "weights_bytes": "of the stored model",
+    **{part.metric: f"of the tensors alive at the peak of a step: {text}" for part, text in MEANINGS.items()},
+    TOTAL: "the sum of these parts; of a trial without steps, all are those of a scored forward",
+    SCORING: "of the tensors alive at the peak of the largest scored forward",
     "trainable_parameters": "d",
     "rows_truncated": "of all splits",
     "train_rows": "of the train split",

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+from zo_sweeps.core.memory import Part
 from zo_sweeps.methods.arch import Arch
 
 RUNTIME_BYTES = 500 * 2**20  # a process with torch imported (CPU), or a CUDA context: not in `peak_memory`
 SCORES_BYTES = 2**30  # most bytes of a mask's scores in the memory that a trial reserves
 FP32 = 4
+INDEX = 8  # of an entry of a weight
 
 
 def logits_bytes(rows: int, positions: float, vocabulary: int) -> float:
@@ -20,14 +23,16 @@ def logits_bytes(rows: int, positions: float, vocabulary: int) -> float:
     return 2 * FP32 * rows * positions * vocabulary
 
 
-def peak_memory(
+def memory_by_part(
     arch: Arch,
     value_bytes: float,
     *,
     trains: bool,
     weights: int | None = None,
+    scales: int = 0,
     backpropagates: bool = False,
     moves_base: bool = False,
+    sparse: bool = False,
     points: int = 1,
     batch: int = 1,
     tokens: int,
@@ -37,8 +42,12 @@ def peak_memory(
     recomputes: bool = False,
     on_host: bool = False,
     answer_tokens: int = 1,
-) -> int:
-    """Estimate the peak bytes of a trial beyond an empty process with torch imported (RUNTIME_BYTES).
+    coded: bool = False,
+    scored_tokens: int = 0,
+) -> dict[Part, float]:
+    """Estimate the peak bytes of a trial, by part, beyond an empty process with torch imported (RUNTIME_BYTES).
+
+    The peak is that of a step, or of the forward that scores the most rows, whichever is larger.
 
     With W = weights, b = value_bytes, N = batch * points rows of T tokens, and points =
     1, q, 2, 2q per forward for the modes sequential, outer, inner, both:
@@ -53,21 +62,24 @@ def peak_memory(
                 2 N T D b + logits_bytes)                 (after the last layer)
         B = N T (L b (6D + 2Q + 4K + 4I) + 8D L)  (kept for the backward pass: the norms' inputs in fp32)
             + 2 * logits_bytes;  with `recomputes` the bracket is one layer's (L = 1), and L D b of inputs are added
+        scoring     W + S + F of `scored_tokens` instead of N T
+        codes       + largest * (4 + b), a decoded matrix; sparse: + trainable * (8 + b), indices and first values
 
     where D = hidden size, I = feed-forward size, Q, K = widths of queries and keys, L = layers, largest = the largest
     matrix's elements. Attention is SDPA without a mask: no T x T matrix is formed. The cache of generated answers is
     not included. Intended to be within a factor of 2 of the measured peak, either way.
 
-    Estimate over measured peak (a 56 M Llama on a CPU, T = 128; fp32, bf16): zero-shot of 64 rows 0.71 in fp32; LoRA-FA
-    with 4 points of 4 rows per forward 0.84, 0.83; full space, 4 rows 0.99, 0.95; FO-Adam full 0.81 in fp32;
-    backpropagation through frozen weights, 16 rows, 1.07, 0.97. Over the bytes of tensors (7 M, 16 rows): FO full with
-    Adam 1.17, with 8-bit Adam in bf16 1.14, and 1.09 if layers are computed again. Not measured on a GPU.
+    Over the bytes of tensors (7 M, 16 rows): FO full with Adam 1.17, with 8-bit Adam in bf16 1.14, and 1.09 if layers
+    are computed again. Not measured on a GPU.
+        Estimate over measured: TODO
 
     Args:
         value_bytes: bytes per activation.
-        weights: bytes of the weights as they are stored; defaults to value_bytes for each.
+        weights: bytes of the weights as they are stored, with what decodes them; defaults to value_bytes for each.
+        scales: what decodes them, of these bytes.
         trains: whether parameters move; backpropagates: by gradients.
         moves_base: whether the model's own weights are trained (full), rather than a small additional fp32 state.
+        sparse: whether the trained values are chosen entries of the weights, kept with their indices and first values.
         points: points per forward.
         batch: sequences per point in a forward (for a loss over candidates: examples times distinct rows).
         tokens: padded length of a sequence.
@@ -78,29 +90,54 @@ def peak_memory(
         on_host: whether the trial computes in the host's memory, where the best weights so far are kept as well, and
             8-bit Adam computes with five fp32 copies of a parameter.
         answer_tokens: positions per row whose logits are computed; `tokens` for all.
+        coded: whether the weights of the blocks are decoded for every product, one matrix at a time.
+        scored_tokens: tokens of the largest forward that scores rows, with padding; 0: the step's.
     """
     width, inner, layers, vocabulary = arch.width, arch.inner, arch.layers, arch.vocabulary
     queries, keys = arch.heads * arch.head_width, arch.kv_heads * arch.head_width
 
     b = trained_bytes if backpropagates and moves_base else value_bytes
     rows = batch * points
-    logits = logits_bytes(rows, answer_tokens, vocabulary)
-    layer = 1.5 * rows * tokens * b * (2 * width + max(2 * queries + 4 * keys + width, 3 * inner))
-    forward = max(layer, 2 * rows * tokens * width * b + logits)
-    largest = max(vocabulary * width, inner * width)
     if weights is None or b != value_bytes:
         weights = int(arch.parameters * b)
-    if not trains:
-        return int(weights + forward)
-    if backpropagates:
+    largest = max(vocabulary * width, inner * width)
+    parts = dict.fromkeys(Part, 0.0)
+    parts[Part.WEIGHTS], parts[Part.SCALES] = weights - scales, scales
+    if trains and sparse:
+        parts[Part.SPARSE] = trainable * (INDEX + b)
+    if coded:
+        parts[Part.WORKSPACE] = max(out * into for out, into in arch.linears.values()) * (FP32 + b)
+
+    def forward(positions: float, places: float) -> dict[Part, float]:
+        logits = logits_bytes(1, places, vocabulary)
+        layer = 1.5 * positions * b * (2 * width + max(2 * queries + 4 * keys + width, 3 * inner))
+        last = 2 * positions * width * b
+        if layer > last + logits:
+            return {Part.ACTIVATIONS: layer}
+        return {Part.ACTIVATIONS: last, Part.LOGITS: logits}
+
+    step: dict[Part, float] = forward(rows * tokens, rows * answer_tokens)
+    if trains and backpropagates:
         per_layer = rows * tokens * (b * (6 * width + 2 * queries + 4 * keys + 4 * inner) + 8 * width)
-        saved = per_layer + rows * tokens * layers * b * width if recomputes else layers * per_layer
+        step[Part.ACTIVATIONS] = per_layer + rows * tokens * layers * b * width if recomputes else layers * per_layer
+        step[Part.LOGITS] = 2 * logits_bytes(rows, answer_tokens, vocabulary)
         own = arch.parameters * b * (1 + on_host) if moves_base else FP32 * trainable * (2 + on_host)
+        parts[Part.TRAINABLE] = own + FP32 * trainable * state_copies
         stepping = 5 * FP32 * largest * on_host if moves_base else 0
-        return int(weights + own + FP32 * trainable * state_copies + max(saved + 2 * logits, stepping))
-    if moves_base:
-        return int(weights + forward + FP32 * state_copies * trainable + largest * (8 + b))
-    return int(weights + forward + FP32 * trainable * (2 + state_copies + points))
+        if stepping > sum(step.values()):
+            step = {Part.WORKSPACE: stepping}
+    elif trains and moves_base:
+        parts[Part.TRAINABLE] = FP32 * state_copies * trainable
+        step[Part.WORKSPACE] = largest * (8 + b)
+    elif trains:
+        parts[Part.TRAINABLE] = FP32 * trainable * (2 + state_copies + points)
+    scoring = forward(scored_tokens, scored_tokens / tokens)
+    return {**parts, **(step if sum(step.values()) >= sum(scoring.values()) else scoring)}
+
+
+def peak_memory(arch: Arch, value_bytes: float, **settings: Any) -> int:
+    """Return the sum of `memory_by_part`."""
+    return int(sum(memory_by_part(arch, value_bytes, **settings).values()))
 
 
 def finding_memory(arch: Arch, value_bytes: float, tokens: int, answer_tokens: int, entries: int) -> int:
@@ -109,7 +146,7 @@ def finding_memory(arch: Arch, value_bytes: float, tokens: int, answer_tokens: i
     The sum of
 
         weights                     b P
-        inputs of the layers        b L T D         (a layer's activations are computed again: `engine.recomputing`)
+        inputs of the layers        b L T D         (a layer's activations are computed again: `engine.checkpointing`)
         one layer's activations     as FO without trainable parameters holds them in `peak_memory`, and the logits
         one layer's attention       16 H T^2        (unfused, to be deterministic: T x T matrices in fp32)
         one gradient                (b + 4) I D     (moved to main memory and squared there)

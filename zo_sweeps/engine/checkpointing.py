@@ -22,14 +22,17 @@ def checkpointed(layers: Iterable[nn.Module]) -> Iterator[None]:
     Cost: one more forward of the layers per backward; memory: one layer's activations, and an input [N, T, D] per
     layer. Source: Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016.
     """
-    wrapped = list(layers)
-    for layer in wrapped:
+    before = {layer: vars(layer).get("forward") for layer in layers}  # of the instance, as after another `checkpointed`
+    for layer in before:
         layer.forward = partial(_again, layer.forward)
     try:
         yield
     finally:
-        for layer in wrapped:
-            del layer.forward
+        for layer, forward in before.items():
+            if forward is None:
+                del layer.forward
+            else:
+                layer.forward = forward
 
 
 def _again(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -21,6 +21,7 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor, nn
 
+from zo_sweeps.core.memory import Part, counted_as
 from zo_sweeps.engine.direction import combine
 from zo_sweeps.engine.out_of_place import out_of_place
 from zo_sweeps.engine.types import Partial
@@ -67,24 +68,26 @@ def evaluate(
 def _stacked(module: nn.Module, space: InstalledSpace, noise: Perturbation, points: Sequence[Point]) -> Iterator[None]:
     """Hold P copies of each trainable tensor, [P, *shape], in the space: small, because a batched space is small."""
     batched = cast(_Batched, space)
-    values: dict[str, Tensor] = {}
-    for name, param in batched.params.items():
-        stacked = param.detach().expand(len(points), *param.shape).clone()
-        if isinstance(noise, Partial):  # drawing a direction twice costs less than storing it
-            for i, point in enumerate(points):
-                combine(noise, [(point.key, point.scale)], name, stacked[i], out=stacked[i])
-            values[name] = stacked
-            continue
-        directions: dict[object, Tensor] = {}  # both signs of a query use the same direction
-        for i, point in enumerate(points):
-            if point.scale == 0:
-                continue
-            if point.key not in directions:
-                directions[point.key] = noise.sample(point.key, name, param.shape, param.device)
-            stacked[i].add_(directions[point.key], alpha=point.scale)
-        values[name] = stacked
-    batched.hold(values)
+    with counted_as(Part.TRAINABLE):
+        batched.hold({name: _at(points, noise, name, param) for name, param in batched.params.items()})
     try:
         yield
     finally:
         batched.hold({})
+
+
+def _at(points: Sequence[Point], noise: Perturbation, name: str, param: Tensor) -> Tensor:
+    """Return a parameter at P points, [P, *shape]."""
+    stacked = param.detach().expand(len(points), *param.shape).clone()
+    if isinstance(noise, Partial):  # drawing a direction twice costs less than storing it
+        for i, point in enumerate(points):
+            combine(noise, [(point.key, point.scale)], name, stacked[i], out=stacked[i])
+        return stacked
+    directions: dict[object, Tensor] = {}  # both signs of a query use the same direction
+    for i, point in enumerate(points):
+        if point.scale == 0:
+            continue
+        if point.key not in directions:
+            directions[point.key] = noise.sample(point.key, name, param.shape, param.device)
+        stacked[i].add_(directions[point.key], alpha=point.scale)
+    return stacked

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from zo_sweeps.core.memory import Part, continue_as, counted_as
 from zo_sweeps.engine.batch import Batch
 from zo_sweeps.engine.types import LanguageModel
 
@@ -27,12 +28,16 @@ def token_logprobs(model: LanguageModel, batch: Batch, copies: int = 1) -> Tenso
     if copies > 1:
         ids, mask = ids.repeat(copies, 1), mask.repeat(copies, 1)
         positions = None if positions is None else positions.repeat(copies, 1)
-    hidden = model.hidden(ids, mask, positions)
-    hidden = hidden.view(copies, batch.input_ids.shape[0], *hidden.shape[1:])
-    places = hidden[:, batch.place_row, batch.place_column]  # [P, U, D]
-    logits = model.head(places.flatten(0, 1)).float().view(*places.shape[:2], -1)
-    normaliser = torch.logsumexp(logits, dim=-1)  # [P, U]
-    return logits[:, batch.token_place, batch.token_id] - normaliser[:, batch.token_place]
+    with counted_as(Part.ACTIVATIONS):
+        hidden = model.hidden(ids, mask, positions)
+        hidden = hidden.view(copies, batch.input_ids.shape[0], *hidden.shape[1:])
+        places = hidden[:, batch.place_row, batch.place_column]  # [P, U, D]
+    if places.requires_grad:  # backward, what follows its gradient is no longer the logits'
+        places.register_hook(lambda _: continue_as(Part.ACTIVATIONS))
+    with counted_as(Part.LOGITS):
+        logits = model.head(places.flatten(0, 1)).float().view(*places.shape[:2], -1)
+        normaliser = torch.logsumexp(logits, dim=-1)  # [P, U]
+        return logits[:, batch.token_place, batch.token_id] - normaliser[:, batch.token_place]
 
 
 def candidate_scores(logprobs: Tensor, batch: Batch) -> Tensor:

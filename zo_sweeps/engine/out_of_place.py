@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from zo_sweeps.core.memory import Part, counted_as
 from zo_sweeps.engine.chunk import rows_at_once
 from zo_sweeps.engine.direction import combine
 from zo_sweeps.engine.types import Partial
@@ -40,7 +41,8 @@ def out_of_place(
         name = names.get(id(param))
         if name is None or point.scale == 0:
             return param[start:stop] if stop is not None else param
-        return combine(noise, [(point.key, point.scale)], name, param, rows=None if stop is None else (start, stop))
+        with counted_as(Part.WORKSPACE):
+            return combine(noise, [(point.key, point.scale)], name, param, rows=None if stop is None else (start, stop))
 
     undo: list[Callable[[], Any]] = []
     try:
@@ -73,7 +75,9 @@ def _in_parts(layer: nn.Module) -> Callable[..., Tensor] | None:
 
 def _embedding(layer: nn.Embedding, at: Callable[..., Tensor], ids: Tensor) -> Tensor:
     rows, where = torch.unique(ids, return_inverse=True)
-    return F.embedding(where, torch.cat([at(layer.weight, row, row + 1) for row in rows.tolist()]))
+    with counted_as(Part.WORKSPACE):
+        table = torch.cat([at(layer.weight, row, row + 1) for row in rows.tolist()])
+    return F.embedding(where, table)
 
 
 def _linear(layer: nn.Linear, at: Callable[..., Tensor], x: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from zo_sweeps.engine.batch import Example, collate
 from zo_sweeps.engine.losses import candidate_scores, token_logprobs
 from zo_sweeps.engine.types import LanguageModel
+from zo_sweeps.methods.evaluation import SCORED_TOKENS
 from zo_sweeps.methods.objective import Objective
 
 
@@ -24,6 +25,28 @@ class Scored(NamedTuple):
     scores: list[list[float]]
 
 
+def forwards(examples: Sequence[Example], gold_only: bool, tokens_per_forward: int = SCORED_TOKENS) -> list[list[int]]:
+    """Return the indices of the examples that each forward holds; sorted by length, to reduce padding."""
+
+    def rows(i: int) -> int:
+        return 1 if gold_only else len({tuple(c.ids[:-1]) for c in examples[i].candidates})
+
+    order = sorted(range(len(examples)), key=lambda i: (_longest(examples[i]), i))
+    groups: list[list[int]] = []
+    used = 0
+    for i in order:
+        used += rows(i)
+        if not groups or used * _longest(examples[i]) > tokens_per_forward:
+            groups.append([])
+            used = rows(i)
+        groups[-1].append(i)
+    return groups
+
+
+def _longest(example: Example) -> int:
+    return max(len(candidate.ids) for candidate in example.candidates)
+
+
 @torch.inference_mode()
 def score(
     model: LanguageModel,
@@ -33,7 +56,7 @@ def score(
     device: torch.device,
     *,
     gold_only: bool = False,
-    tokens_per_forward: int = 8192,
+    tokens_per_forward: int = SCORED_TOKENS,
 ) -> Scored:
     """Score the examples.
 
@@ -43,25 +66,10 @@ def score(
     has one score, and its choice is 0.
     """
 
-    def rows(i: int) -> int:
-        return 1 if gold_only else len({tuple(c.ids[:-1]) for c in examples[i].candidates})
-
-    def longest(i: int) -> int:
-        return max(len(c.ids) for c in examples[i].candidates)
-
-    order = sorted(range(len(examples)), key=lambda i: (longest(i), i))
     choices = [0] * len(examples)
     scores: list[list[float]] = [[] for _ in examples]
     total, terms = 0.0, 0
-    start = 0
-    while start < len(order):
-        stop, used = start, 0
-        while stop < len(order):
-            used += rows(order[stop])
-            if stop > start and used * longest(order[stop]) > tokens_per_forward:
-                break
-            stop += 1
-        chunk = order[start:stop]
+    for chunk in forwards(examples, gold_only, tokens_per_forward):
         batch = collate([examples[i] for i in chunk], pad_id, gold_only=gold_only).to(device)
         logprobs = token_logprobs(model, batch)
         count = objective.terms(batch)
@@ -69,5 +77,4 @@ def score(
         each = candidate_scores(logprobs, batch)[0]
         for i, choice, row in zip(chunk, each.argmax(dim=1).tolist(), each.tolist(), strict=True):
             choices[i], scores[i] = choice, row if gold_only else row[: len(examples[i].candidates)]
-        start = stop
     return Scored(total / terms, choices, scores)

@@ -9,6 +9,8 @@ from enum import Enum
 from zo_sweeps.methods.definition import option
 from zo_sweeps.methods.points import Point
 
+SCORED_TOKENS = 8192  # of a forward that scores dev or test, at most, padding included; one example may have more
+
 
 class Mode(str, Enum):
     """The points that share a forward. Forwards per step for q two-sided queries: 2q, 2, q and 1, in this order.

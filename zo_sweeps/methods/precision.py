@@ -49,8 +49,12 @@ class Precision(Definition):
         return dtype
 
     def weight_bytes(self, arch: Arch) -> int:
-        """Return the bytes of a model's weights as they are stored."""
+        """Return the bytes of a model's weights as they are stored, with what decodes them."""
         return arch.parameters * self.format.bytes
+
+    def decoding_bytes(self, arch: Arch) -> int:
+        """Return the bytes of what decodes them, of these."""
+        return 0
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,10 @@ class WeightOnlyPrecision(Precision):
         """Return the bytes of a weight [out, into]: of its codes, and of what decodes them."""
         raise NotImplementedError
 
+    def scale_bytes(self, out: int, into: int) -> int:
+        """Return the bytes of what decodes them, of these."""
+        raise NotImplementedError
+
     def scales(self, out: int, into: int) -> int:
         """Count the scales of a weight [out, into]."""
         raise NotImplementedError
@@ -87,6 +95,9 @@ class WeightOnlyPrecision(Precision):
     def weight_bytes(self, arch: Arch) -> int:
         others = (arch.parameters - arch.entries([ALL])) * self.format.bytes
         return others + arch.layers * sum(self.code_bytes(*shape) for shape in arch.linears.values())
+
+    def decoding_bytes(self, arch: Arch) -> int:
+        return arch.layers * sum(self.scale_bytes(*shape) for shape in arch.linears.values())
 
     def stored(self, layer: nn.Module, weight: Tensor) -> nn.Module:
         """Return a module in place of a projection, with its bias and the codes of `weight`, on its device.

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.memory import Part
 from zo_sweeps.methods.arch import Arch
 from zo_sweeps.methods.definition import Definition, option
 from zo_sweeps.methods.precision import Precision
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 PREFIX_LENGTH = "prefix_length"  # attribute of a module with an installed prefix: its tokens before every text
 
@@ -46,6 +47,10 @@ class InstalledSpace(Protocol):
     def begin(self, step: int) -> None:
         """Prepare a step at which the space changes, as when its mask is recomputed: `params` are replaced."""
         return None
+
+    def tensors(self) -> Iterator[tuple[Part, Tensor]]:
+        """Yield every tensor that the space added to the model, and the part of the memory that it counts as."""
+        yield from ((Part.TRAINABLE, param) for param in self.params.values())
 
     def uninstall(self) -> None:
         """Remove the space's own modules, leaving the base model as it was."""

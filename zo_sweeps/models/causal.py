@@ -5,7 +5,7 @@ Shapes: N rows, T tokens, D hidden width, K chosen positions, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -163,9 +163,13 @@ class LanguageModel:
     @property
     def weight_bytes(self) -> int:
         """The bytes of the weights as they are stored: parameters, codes and what decodes them; tied ones once."""
+        return sum(tensor.nbytes for tensor in self.stored())
+
+    def stored(self) -> Iterator[Tensor]:
+        """Yield the tensors that hold the weights: parameters, codes and what decodes them; tied ones once."""
         saved = {*self.module.state_dict()}
-        codes = (buffer for name, buffer in self.module.named_buffers() if name in saved)
-        return sum(tensor.nbytes for tensor in (*self.module.parameters(), *codes))
+        yield from self.module.parameters()
+        yield from (buffer for name, buffer in self.module.named_buffers() if name in saved)
 
     @property
     def blocks(self) -> list[nn.Module]:

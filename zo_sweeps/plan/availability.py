@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.memory import Part
 from zo_sweeps.core.remarks import remarks
-from zo_sweeps.devices.estimate import RUNTIME_BYTES, finding_memory, peak_memory
+from zo_sweeps.devices.estimate import RUNTIME_BYTES, finding_memory, memory_by_part
 from zo_sweeps.devices.kernels import troubles
 from zo_sweeps.methods.definition import write
-from zo_sweeps.methods.evaluation import Restore
+from zo_sweeps.methods.evaluation import SCORED_TOKENS, Restore
 from zo_sweeps.methods.trial_config import TrialConfig
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ class Availability:
         config: the trial's, with the fingerprints of model, data and text filled in.
         reasons: every reason why the trial cannot run here.
         memory_bytes: estimated peak; 0 if the model's shape is unknown.
+        parts: these bytes by part, without those of the process; empty if finding the mask needs more.
         tokens: mean tokens per sequence, for the cost.
         trainable: number of trainable parameters; 0 if the model's shape is unknown.
         remarks: lines on what limits a trial that can run.
@@ -40,6 +43,7 @@ class Availability:
     config: TrialConfig
     reasons: tuple[str, ...]
     memory_bytes: int
+    parts: Mapping[Part, float]
     tokens: float
     trainable: int
     remarks: tuple[str, ...] = ()
@@ -80,7 +84,7 @@ class Places:
             reasons.append(f"update {update.name!r} does not work on this machine: {trouble}")
         tokens, longest = _lengths(config, data, _most(config, model))
         trainable = _trainable(config, model.arch) if model.arch and config.method.kind.trains else 0
-        memory = self._memory(config, model, longest, trainable)
+        memory, parts = self._memory(config, model, longest, trainable)
         device = config.device
         if not device.runs_trials:
             reasons.append(f"a {device.display or device.name} runs exported programs, not trials of a sweep")
@@ -90,7 +94,7 @@ class Places:
             )
         notes = [self._truncated(config, model, data), _few_rows(config, data), _few_directions(config, trainable)]
         notes += [*remarks([config.departures]), *_not_read(config, model, data)]
-        return Availability(config, tuple(reasons), memory, tokens, trainable, tuple(filter(None, notes)))
+        return Availability(config, tuple(reasons), memory, parts, tokens, trainable, tuple(filter(None, notes)))
 
     def _model(self, config: TrialConfig) -> ModelStatus:
         from zo_sweeps.models.identity import status
@@ -148,20 +152,26 @@ class Places:
         return self._texts[file], ""
 
     @staticmethod
-    def _memory(config: TrialConfig, model: ModelStatus, longest: int, trainable: int) -> int:
+    def _memory(
+        config: TrialConfig, model: ModelStatus, longest: int, trainable: int
+    ) -> tuple[int, Mapping[Part, float]]:
         arch, kind, space, precision = model.arch, config.method.kind, config.space, config.precision
         if arch is None:
-            return 0
+            return 0, {}
+        scored = 0 if kind.generates else max(config.split.dev, config.split.test) * longest
         finding = 0
         if space.needs_gradients and kind.trains:
             text = text_of(config)[0]
             length = getattr(space, "length", longest) if text else longest
             entries = arch.entries(space.layers)
             finding = finding_memory(arch, precision.format.bytes, length, length if text else 1, entries)
-        peak = peak_memory(
+        parts = memory_by_part(
             arch,
             precision.format.bytes,
             weights=precision.weight_bytes(arch),
+            scales=precision.decoding_bytes(arch),
+            coded=precision.coded,
+            sparse=space.sparse,
             trains=kind.trains,
             backpropagates=kind.backpropagates,
             moves_base=space.moves_base and kind.trains,
@@ -174,8 +184,10 @@ class Places:
             trainable=trainable,
             state_copies=config.update.state_copies * config.update.state_bits / 32 if kind.trains else 0,
             answer_tokens=longest if kind.trains and config.train.logits == "all" else 1,
+            scored_tokens=min(scored, max(SCORED_TOKENS, longest)),
         )
-        return RUNTIME_BYTES + max(peak, finding)
+        peak = int(sum(parts.values()))
+        return RUNTIME_BYTES + max(peak, finding), parts if peak >= finding else {}
 
 
 def _most(config: TrialConfig, model: ModelStatus) -> int:

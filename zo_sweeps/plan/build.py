@@ -224,7 +224,9 @@ def _trial(
     return Trial(
         trial_id=trial_id,
         config=config,
-        needs=Needs(device=config.device.name, memory_bytes=needs.memory_bytes),
+        needs=Needs(
+            config.device.name, needs.memory_bytes, {part.value: int(size) for part, size in needs.parts.items()}
+        ),
         warm_key=fingerprint([config.model.fingerprint, identity(config.precision), config.device.name]),
         cost=_cost(config, needs),
         steps=config.steps,
@@ -259,6 +261,7 @@ def memory_key(config: TrialConfig) -> str:
     estimator = [config.estimator.name, config.estimator.budget]
     train = config.train
     sizes = [train.batch, train.max_length, train.objective, train.logits, train.packing, config.device.name]
+    sizes += [config.split.dev, config.split.test]  # of which as many are scored at a time as one forward holds
     contents = [config.model.fingerprint, config.task.fingerprint, config.task.name]
     return fingerprint([*map(identity, parts), estimator, sizes, contents])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -86,14 +87,38 @@ def tables(plan: Plan, composer: Composer, standing: Standing, only: Sequence[st
     for name in only or named:
         spec = _spec(plan, composer, name, sorted(memory), changed)
         mine = [row for row in rows if row.block in spec.blocks]
+        if spec.measure.columns:
+            spec, mine = _by_metric(spec, mine)
         built.append(build(spec, mine, load(spec.published, composer.folders) if spec.published else None))
     return built
+
+
+def _by_metric(spec: TableSpec, rows: Sequence[Record]) -> tuple[TableSpec, list[Record]]:
+    """Return a table with a column for each of its measure's metrics, and the records of each of these columns.
+
+    A metric that is 0 in all records has no column.
+    """
+    shown = {
+        label: metric
+        for label, metric in spec.measure.columns.items()
+        if not rows or any(row.metrics.get(metric, math.nan) for row in rows)
+    }
+    keys = [(column, label, f"{column}/{label}") for column, _ in spec.columns for label in shown]
+    named = dict(spec.columns) if len(spec.columns) > 1 else {}
+    by_metric = replace(
+        spec,
+        columns=tuple((key, f"{named[column]}, {label}" if named else label) for column, label, key in keys),
+        measures={key: replace(spec.measure, metric=shown[label]) for _, label, key in keys},
+    )
+    return by_metric, [replace(row, column=key) for row in rows for column, _, key in keys if column == row.column]
 
 
 def check(plan: Plan, composer: Composer) -> None:
     """Raise the UserErrors of `tables` before anything has run."""
     for name in plan.grid.tables:
         spec = _spec(plan, composer, name, [], frozenset())
+        if spec.measure.columns:
+            spec, _ = _by_metric(spec, [])
         build(spec, [], load(spec.published, composer.folders) if spec.published else None)
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from zo_sweeps.core.memory import Part
+from zo_sweeps.devices.tensors import Tensors
 from zo_sweeps.engine.baselines import first_order
+from zo_sweeps.engine.batch import Batch
 from zo_sweeps.engine.checkpointing import checkpointed
-from zo_sweeps.engine.train import Evaluated
+from zo_sweeps.engine.train import Evaluated, StepDone
 from zo_sweeps.engine.types import DivergedError
 from zo_sweeps.methods.space import InstalledSpace
 from zo_sweeps.run.gradients import Gradients
@@ -26,33 +31,36 @@ class Backpropagation(Runner):
         space = self.bench.install()
         self.recorder.measured["trainable_parameters"] = float(sum(p.numel() for p in space.params.values()))
         self.recorder.measured |= self.config.departures
-        model = self.bench.model
-        layers = model.module.get_submodule(model.arch.blocks).children()
         try:
-            with checkpointed(layers) if self.config.method.kind.recomputes else nullcontext():
-                best = self._train(space)
+            best = self._train(space)
             self.stop_memory()  # the peak over steps and dev evaluations, without the test
             with torch.no_grad():
                 for name, param in space.params.items():
                     param.copy_(best[name])
             self.report_test(self.recorder.best())
+            del best
+            self.measure_parts(space, partial(self._one_more, space))
         finally:
             space.uninstall()
+
+    def _one_more(self, space: InstalledSpace, tensors: Tensors) -> None:
+        """Take two steps from a new state of the optimizer, which it may make at the end of the first."""
+        batch = self.bench.batch(self.recorder.largest[0])
+        for param in space.params.values():
+            param.requires_grad_(True)
+            param.register_post_accumulate_grad_hook(partial(_is_trainable, tensors))
+        arch = self.bench.model.arch
+        if arch.tied and self.config.space.moves_base:
+            tensors.gradients_of(torch.Size((arch.vocabulary, arch.width)))
+        events = self._steps(space, lambda _: batch, steps=2, eval_every=2)
+        next(events)
+        tensors.left_over(Part.TRAINABLE)
+        next(events)
 
     def _train(self, space: InstalledSpace) -> dict[str, Tensor]:
         """Run the steps; return the selected step's parameters."""
         bench, train = self.bench, self.config.train
-        events = first_order.train(
-            bench.model,
-            space,
-            bench.batch,
-            bench.objective.loss,
-            self.config.update,
-            bench.score_dev,
-            steps=train.steps,
-            eval_every=train.eval_every,
-            seed=self.config.seed,
-        )
+        events = self._steps(space, bench.batch, steps=train.steps, eval_every=train.eval_every)
         gradients = None
         if self.config.gradients.samples:
             gradients = Gradients(self.config, bench.model, bench.splits.train, bench.evaluated)
@@ -68,6 +76,23 @@ class Backpropagation(Runner):
             self.stop_if_asked(event)
         return best
 
+    def _steps(
+        self, space: InstalledSpace, batches: Callable[[int], Batch], *, steps: int, eval_every: int
+    ) -> Iterator[StepDone | Evaluated]:
+        bench, config = self.bench, self.config
+        with checkpointed(bench.model.blocks) if config.method.kind.recomputes else nullcontext():
+            yield from first_order.train(
+                bench.model,
+                space,
+                batches,
+                bench.objective.loss,
+                config.update,
+                bench.score_dev,
+                steps=steps,
+                eval_every=eval_every,
+                seed=config.seed,
+            )
+
     def _record(self, gradients: Gradients, step: int) -> None:
         """Measure the squared gradients after a step, and report them unless an earlier attempt did."""
         recorder = self.recorder
@@ -80,3 +105,9 @@ class Backpropagation(Runner):
             recorder.emit("gradients", step=step, **measured)
             recorder.seen.add(step)
         recorder.measured |= {f"gradients/{name}": share for name, share in measured["covered"].items()}
+
+
+def _is_trainable(tensors: Tensors, param: Tensor) -> None:
+    """Count a gradient, once it is there, as trainable state."""
+    assert param.grad is not None
+    tensors.regard(param.grad, Part.TRAINABLE)

@@ -15,8 +15,8 @@ from torch import Tensor
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.engine import losses, masks, sensitivity
 from zo_sweeps.engine.batch import collate
+from zo_sweeps.engine.checkpointing import checkpointed
 from zo_sweeps.engine.objectives.tokens import Tokens
-from zo_sweeps.engine.recomputing import recomputed
 from zo_sweeps.engine.spaces.sensitive import Sensitive
 from zo_sweeps.methods.arch import ALL
 from zo_sweeps.methods.definition import identity
@@ -68,7 +68,7 @@ def sensitive_mask(
     def find(step: int) -> mask_store.Stored:
         source = plain()
         weights, each = _weights(source, layers), _losses(source, samples, objective)
-        with recomputed(source.blocks):
+        with checkpointed(source.blocks):
             found = masks.sensitive(weights, each, space.density, space.scope, space.score, _zeros(source))
         return mask_store.Stored(found, {name: weights[name].detach().view(-1)[i] for name, i in found.items()})
 
@@ -119,7 +119,7 @@ class Gradients:
 
     def _scores(self, samples: Sequence[Example], objective: Objective) -> Mapping[str, Tensor]:
         model, each = self._model, _losses(self._model, samples, objective)
-        with recomputed(model.blocks):
+        with checkpointed(model.blocks):
             return sensitivity.gradient_of_mean(model.module, self._weights, each, _zeros(model))
 
 

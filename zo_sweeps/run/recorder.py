@@ -35,6 +35,7 @@ class Recorder:
         mask: fingerprint of the sparse mask that the trial began with; "" before there is one.
         lost: step -> share of its update that rounding lost, at the steps where it is measured.
         seen: steps whose gradients are already recorded.
+        largest: the step of this attempt with the most tokens, the first of equals, and their number.
         selected: the step whose weights are tested.
         selection: the dev value that selects the step, and -1 if higher is better, otherwise 1.
         device: description of this machine, for the outcome.
@@ -51,6 +52,7 @@ class Recorder:
         self.lost = {event["step"]: float(event["lost"]) for event in journal if event["type"] == "updates"}
         self._warned = {event["metric"] for event in journal if event["type"] == "warning"}
         self.reported = len(self.losses)  # steps already in the journal
+        self.largest = (1, 0)
         self.measured: dict[str, float] = {}
         self.device: Mapping[str, Any] = {}
         self.selected = 0
@@ -76,6 +78,8 @@ class Recorder:
     def take(self, event: StepDone | Evaluated) -> None:
         """Keep and report an event, unless an earlier attempt did (a first-order run restarts from step 1)."""
         if isinstance(event, StepDone):
+            if event.tokens > self.largest[1]:
+                self.largest = event.step, event.tokens
             if event.step > self.reported:
                 self.coefs.append(list(event.coefs))
                 self.losses.append(event.loss)

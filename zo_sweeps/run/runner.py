@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 
+from zo_sweeps.core.memory import SCORING, TOTAL, Part
 from zo_sweeps.core.trial import Sharing
 from zo_sweeps.devices.memory import MemoryMeter
 from zo_sweeps.engine.train import Evaluated, StepDone
 from zo_sweeps.engine.types import DivergedError
 from zo_sweeps.methods.kind import Kind
+from zo_sweeps.methods.space import InstalledSpace
+from zo_sweeps.run.by_part import Work, at_peak
 from zo_sweeps.run.workbench import Workbench
 
 
@@ -50,6 +53,31 @@ class Runner:
     def stop_memory(self) -> None:
         """Record the peak memory so far."""
         self.recorder.measured["peak_memory_bytes"] = float(self.meter.stop())
+
+    def measure_parts(self, space: InstalledSpace | None, step: Work | None) -> None:
+        """Record the tensors alive at the peak of one more step, by part, and the bytes of one more scored forward.
+
+        Of a trial without steps, the parts are those of the forward. A step that diverges is not recorded. Changes
+        theta: for when the trial has its results.
+
+        Args:
+            space: as installed in the model; None if none is.
+            step: takes the step of `recorder.largest`.
+        """
+        measured, forward = self.recorder.measured, self.bench.largest_forward()
+        parts = at_peak(self.bench, space, lambda _: self.bench.score(forward))
+        measured[SCORING] = float(sum(parts.values()))
+        if step is not None:
+            try:
+                parts = at_peak(self.bench, space, step)
+            except DivergedError:
+                return
+        self.record_parts(parts)
+
+    def record_parts(self, parts: Mapping[Part, int]) -> None:
+        """Record the bytes of each part, and their sum."""
+        self.recorder.measured |= {part.metric: float(size) for part, size in parts.items()}
+        self.recorder.measured[TOTAL] = float(sum(parts.values()))
 
     def stop_if_asked(self, event: StepDone | Evaluated) -> None:
         """Raise StoppedError if a stop was requested, unless only the test is left."""

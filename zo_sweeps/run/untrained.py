@@ -14,3 +14,4 @@ class Untrained(Runner):
             self.recorder.take(evaluated_at(0, self.bench.score_dev, self.config.seed))
         self.report_test(0)
         self.stop_memory()
+        self.measure_parts(None, None)

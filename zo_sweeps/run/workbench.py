@@ -13,7 +13,7 @@ from zo_sweeps.engine.batch import Batch, collate
 from zo_sweeps.engine.data import indices
 from zo_sweeps.engine.evaluate import Objective as Losses
 from zo_sweeps.engine.in_place import InPlace
-from zo_sweeps.engine.score import score
+from zo_sweeps.engine.score import forwards, score
 from zo_sweeps.engine.step import Method
 from zo_sweeps.engine.train import Scores, of_batch
 from zo_sweeps.methods.evaluation import Restore
@@ -148,6 +148,12 @@ class Workbench:
     def score_dev(self) -> Scores:
         """Score the dev split."""
         return self.score(self.splits.dev)
+
+    def largest_forward(self) -> list[Example]:
+        """Return the examples of the largest forward when dev and test are scored."""
+        examples, gold_only = [*self.splits.dev, *self.splits.test], self.splits.spec.kind.generates
+        groups = [[examples[i] for i in group] for group in forwards(examples, gold_only)]
+        return max(groups, key=lambda of: collate(of, self.model.pad_id, gold_only=gold_only).input_ids.numel())
 
     def _generated(self, examples: Sequence[Example]) -> list[str]:
         """Generate an answer for each example, up to the task's stop.

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 
+from zo_sweeps.core.memory import Part
+from zo_sweeps.devices.tensors import Tensors
 from zo_sweeps.engine.peers import Team
 from zo_sweeps.engine.replay import rebuild
 from zo_sweeps.engine.rounding import resolution
-from zo_sweeps.engine.step import Method
+from zo_sweeps.engine.step import Method, step
 from zo_sweeps.engine.train import Evaluated, StepDone, train
 from zo_sweeps.methods.space import InstalledSpace
 from zo_sweeps.run.runner import Runner
@@ -41,6 +44,7 @@ class ZerothOrderRunner(Runner):
             best = recorder.best()
             if best == self.config.train.steps:
                 self.report_test(best)
+                self.measure_parts(space, partial(self._one_more, space))
                 return
             recorder.flush()
         finally:
@@ -72,8 +76,17 @@ class ZerothOrderRunner(Runner):
         try:
             rebuild(bench.method(), space, self.recorder.coefs[:step], bench.rates(), seed=self.config.seed)
             self.report_test(step)
+            self.measure_parts(space, partial(self._one_more, space))
         finally:
             space.uninstall()
+
+    def _one_more(self, space: InstalledSpace, tensors: Tensors) -> None:
+        """Take one more step, with a new state of the update."""
+        bench, (number, _) = self.bench, self.recorder.largest
+        method = bench.method().bind(space.params)
+        state, lr, f = method.update.init(space.params), bench.rates()(number), bench.losses(number)
+        _, state = step(method, bench.model.module, space, f, state, seed=self.config.seed, step=number, lr=lr)
+        tensors.left_over(Part.TRAINABLE)
 
     def _steps(self, method: Method, space: InstalledSpace, team: Team | None) -> Iterator[StepDone | Evaluated]:
         bench = self.bench

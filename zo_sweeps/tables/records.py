@@ -68,6 +68,7 @@ class Measure:
         better: "higher" or "lower".
         definition: one line printed below the table: the exact definition of the measurement.
         beside: a second measure printed in brackets in the same cell (seconds per step after minutes).
+        columns: label -> metric: the columns of a table in place of one for each of the grid's; {}: the grid's own.
         name: the measure's usual name, if `metric` does not tell ("Pearson correlation", for test/metric).
     """
 
@@ -81,6 +82,7 @@ class Measure:
     minus: str = ""
     name: str = ""
     ratio: bool = False
+    columns: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         if self.better not in ("higher", "lower"):
@@ -121,6 +123,8 @@ def described(
         name = "" if shown.name in title else shown.name
         text = ", ".join(part for part in (name, shown.unit) if part)
         parts.setdefault(text, []).append(label if key in measures else "")
+    if len(parts) == 1:
+        return next(iter(parts))
     return "; ".join(f"{text}: {', '.join(labels)}" if any(labels) else text for text, labels in parts.items() if text)
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 
+from zo_sweeps.core.memory import Part, counted_as
 from zo_sweeps.engine.batch import Batch
 from zo_sweeps.engine.losses import Loss, token_logprobs
 from zo_sweeps.engine.rounding import LostUpdates
@@ -50,7 +51,8 @@ def train(
         value = loss(token_logprobs(model, batch), batch)[0]
         if not math.isfinite(value.item()):
             raise DivergedError(f"non-finite loss at step {number}, seed {seed}: {value.item()}")
-        value.backward()
+        with counted_as(Part.LOGITS):  # until the gradient reaches the head's input: see `token_logprobs`
+            value.backward()
         for group in stepper.param_groups:
             group["lr"] = rates(number)
         lost = LostUpdates() if LostUpdates.is_measured(number) else None

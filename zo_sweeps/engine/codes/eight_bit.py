@@ -34,7 +34,6 @@ class EightBit(Codes):
             codes[start : start + rows] = (part * (LARGEST / largest.clamp(min=1e-38))).round_().to(torch.int8)
         self.register_buffer("values", codes)
         self.register_buffer("scales", scales)
-        self.values: Tensor
 
     def forward(self) -> Callable[[int, int], Tensor]:
         steps = self.scales / LARGEST

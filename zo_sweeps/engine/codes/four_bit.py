@@ -60,7 +60,7 @@ class FourBit(Codes):
                 codes, state = functional.quantize_4bit(part, blocksize=block, quant_type=table)
                 packed[first * block // 2 : last * block // 2] = codes.view(-1)
                 scales[first:last] = state.absmax
-        self.register_buffer("packed", packed)
+        self.register_buffer("values", packed)
         if group:
             mean = scales.mean()
             scales, state = functional.quantize_blockwise(scales - mean, blocksize=group)
@@ -68,7 +68,6 @@ class FourBit(Codes):
             self.register_buffer("scales_scales", state.absmax)
             self._scales_table = state.code  # of 256 values, the same for all weights
         self.register_buffer("scales", scales)
-        self.packed: Tensor
         self.scales_mean: Tensor
         self.scales_scales: Tensor
 
@@ -85,7 +84,7 @@ class FourBit(Codes):
                 quant_type=self._table,
                 dtype=self.like.dtype,
             )
-            packed = self.packed[first * block // 2 : last * block // 2].unsqueeze(1)
+            packed = self.values[first * block // 2 : last * block // 2].unsqueeze(1)
             values: Tensor = functional.dequantize_4bit(packed, state).view(-1)
             offset = start * into - first * block
             return values[offset : offset + (stop - start) * into].view(stop - start, into)

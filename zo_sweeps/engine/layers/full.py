@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from torch import nn
+from collections.abc import Iterator
 
+from torch import Tensor, nn
+
+from zo_sweeps.core.memory import Part
 from zo_sweeps.methods.space import InstalledSpace
 
 
@@ -14,6 +17,9 @@ class FullModel(InstalledSpace):
 
     def __init__(self, module: nn.Module) -> None:
         self.params = dict(module.named_parameters())
+
+    def tensors(self) -> Iterator[tuple[Part, Tensor]]:
+        yield from ()
 
     def uninstall(self) -> None:
         """Do nothing: no module was added. The weights have changed, so the caller must reload the base model."""

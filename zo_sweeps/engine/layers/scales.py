@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from torch import nn
+from torch import Tensor, nn
 
+from zo_sweeps.core.memory import Part
 from zo_sweeps.engine.layers.weight_only import WeightOnly
 from zo_sweeps.methods.space import InstalledSpace
 
@@ -22,6 +23,10 @@ class Scales(InstalledSpace):
             assert isinstance(layer, WeightOnly), f"{name} has no codes"
             self._codes[f"{name}.scales"] = layer.codes
         self.params = {name: codes.train_scales() for name, codes in self._codes.items()}
+
+    def tensors(self) -> Iterator[tuple[Part, Tensor]]:
+        yield from super().tensors()
+        yield from ((Part.SCALES, codes.stored_scales) for codes in self._codes.values())
 
     def uninstall(self) -> None:
         for codes in self._codes.values():

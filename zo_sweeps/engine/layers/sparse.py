@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from zo_sweeps.core.memory import Part, counted_as
 from zo_sweeps.engine import linear
 from zo_sweeps.engine.layers.weight_only import Entries, WeightOnly
 from zo_sweeps.engine.masks import Lazily, Masks
@@ -42,6 +43,10 @@ class _Place(Protocol):
         """Write the original values back."""
         ...
 
+    def tensors(self) -> list[Tensor]:
+        """Return the tensors that it holds beside the layer's own."""
+        ...
+
 
 class _InWeight:
     """Entries written into the weight of a Linear or Conv1D."""
@@ -64,6 +69,9 @@ class _InWeight:
 
     def restore(self) -> None:
         self.write(self.touched, self._original)
+
+    def tensors(self) -> list[Tensor]:
+        return [self.touched, self._original]
 
 
 class _BesideCodes:
@@ -99,6 +107,11 @@ class _BesideCodes:
 
     def restore(self) -> None:
         self._layer.entries = None
+
+    def tensors(self) -> list[Tensor]:
+        assert self._layer.entries is not None
+        held = [self.touched, self._values, self._layer.entries.index, self._layer.entries.values]
+        return [*held, *(self._at or ()), *([] if self._order is None else [self._order])]
 
     def _place(self, index: Tensor) -> Tensor:
         if self._at is None or self._at[0] is not index:
@@ -156,6 +169,11 @@ class _Layer:
             handle.remove()
         self.place.restore()
 
+    def tensors(self) -> list[Tensor]:
+        """Return the tensors that it holds beside the layer's own and the trained values."""
+        pattern = [part for part in self._pattern or () if part is not None]
+        return [*self.place.tensors(), self.index, *pattern, *([] if self.delta is None else [self.delta.values()])]
+
     def use_sparse_matmul(self) -> None:
         """Apply theta as a separate sparse matmul from now on."""
         self.delta = self._matrix(self.param.detach() - self.place.read(self.index).float())
@@ -169,7 +187,8 @@ class _Layer:
             moved = self.weight.detach().view(-1).index_copy(0, self.index, values.to(self.weight.dtype))
             layer._parameters["weight"] = moved.view_as(self.weight)
         else:
-            self.write(values.detach())
+            with counted_as(Part.SPARSE):
+                self.write(values.detach())
 
     def _leave(self, layer: Any, args: tuple[Tensor, ...], output: Tensor | None) -> Tensor | None:
         if self.weight is not None:
@@ -195,9 +214,12 @@ class _Layer:
         Cost: k multiplications per row, in fp32; in place, without a copy, for fp32 activations.
         """
         out, into = linear.shape(self.layer)
-        added = points - self.place.read(self.index).float()
+        with counted_as(Part.SPARSE):
+            added = points - self.place.read(self.index).float()
         for y_p, x_p, values in zip(y.view(len(points), -1, out), x.reshape(len(points), -1, into), added, strict=True):
-            self._add_product(y_p, x_p, self._matrix(values))
+            with counted_as(Part.SPARSE):
+                matrix = self._matrix(values)
+            self._add_product(y_p, x_p, matrix)
 
     def _matrix(self, values: Tensor) -> Tensor:
         """Return a sparse [out, in] matrix with `values` at the chosen entries."""
@@ -298,6 +320,11 @@ class Sparse(InstalledSpace):
         """Write theta into the weights, for callers that read them without running a forward."""
         for layer in self.layers.values():
             layer.write(layer.param.detach())
+
+    def tensors(self) -> Iterator[tuple[Part, Tensor]]:
+        yield from super().tensors()
+        for layer in self.layers.values():
+            yield from ((Part.SPARSE, tensor) for tensor in layer.tensors())
 
     def uninstall(self) -> None:
         for layer in self.layers.values():

@@ -9,13 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from zo_sweeps.core.memory import Part, counted_as
 from zo_sweeps.engine.chunk import rows_at_once
 
 
 class Codes(nn.Module):
     """A weight [out, in] as codes, with `scales` that multiply them: the base of all schemes.
 
-    Called, it returns the function (start, stop) -> decoded rows [stop - start, in], whose bits depend on neither.
+    Called, it returns the function (start, stop) -> decoded rows [stop - start, in], whose bits depend on neither. A
+    scheme registers the codes as the buffer `values`; all other buffers are there to decode them.
 
     Args:
         shape: (out, in).
@@ -27,8 +29,9 @@ class Codes(nn.Module):
         self.shape = shape
         self.register_buffer("like", torch.empty(0, dtype=dtype, device=device), persistent=False)
         self.like: Tensor
-        self.scales: Tensor  # registered by the scheme
-        self._stored: Tensor | None = None  # the scales as stored, while they are trained
+        self.values: Tensor  # registered by the scheme, as the scales
+        self.scales: Tensor
+        self.stored_scales: Tensor  # while they are trained
 
     def forward(self) -> Callable[[int, int], Tensor]:
         raise NotImplementedError
@@ -40,15 +43,15 @@ class Codes(nn.Module):
     def train_scales(self) -> nn.Parameter:
         """Make the scales a parameter, in fp32, in place of the stored ones; return it."""
         parameter = nn.Parameter(self.decoded_scales().clone(), requires_grad=False)
-        self._stored = self._buffers.pop("scales")
+        self.stored_scales = self._buffers.pop("scales")  # type: ignore[assignment]
         self.register_parameter("scales", parameter)
         return parameter
 
     def freeze_scales(self) -> None:
         """Put the stored scales back."""
         del self._parameters["scales"]
-        self.register_buffer("scales", self._stored)
-        self._stored = None
+        self.register_buffer("scales", self.stored_scales)
+        del self.stored_scales
 
     def dense(self) -> Tensor:
         """Return the decoded weight [out, in]."""
@@ -130,12 +133,14 @@ class WeightOnly(nn.Module):
     def parts(self) -> Iterator[tuple[int, Tensor]]:
         """Yield (first row, decoded rows), as many rows at a time as one chunk holds."""
         out, into = self.codes.shape
-        decode = self.codes()
+        with counted_as(Part.WORKSPACE):
+            decode = self.codes()
         rows = rows_at_once(into, self.codes.like.device)
         for start in range(0, out, rows):
-            decoded = decode(start, min(start + rows, out))
-            if self.entries is not None:
-                self.entries.write(start, decoded)
+            with counted_as(Part.WORKSPACE):
+                decoded = decode(start, min(start + rows, out))
+                if self.entries is not None:
+                    self.entries.write(start, decoded)
             yield start, decoded
 
     def dense(self) -> Tensor:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
+from zo_sweeps.core.memory import Part
 from zo_sweeps.engine import linear
 from zo_sweeps.methods.points import NoiseKey
 from zo_sweeps.methods.space import InstalledSpace
@@ -62,6 +63,11 @@ class Wrapped(InstalledSpace):
         """Hold P points: `values` maps parameter names to [P, *shape]. Empty: theta itself."""
         for name, layer in self.layers.items():
             layer.points = {part: values[f"{name}.{part}"] for part in layer.parts if f"{name}.{part}" in values}
+
+    def tensors(self) -> Iterator[tuple[Part, Tensor]]:
+        yield from super().tensors()
+        for layer in self.layers.values():  # frozen factors
+            yield from ((Part.TRAINABLE, buffer) for buffer in layer.buffers(recurse=False))
 
     def uninstall(self) -> None:
         for name, layer in self.layers.items():

@@ -33,10 +33,13 @@ class FourBitPrecision(Encoded):
         return -(-out * into // self.block)
 
     def code_bytes(self, out: int, into: int) -> int:
+        return self.scales(out, into) * self.block // 2 + self.scale_bytes(out, into)
+
+    def scale_bytes(self, out: int, into: int) -> int:
         blocks = self.scales(out, into)
         if not self.double_quantization:
-            return blocks * (self.block // 2 + 4)
-        return blocks * (self.block // 2 + 1) + 4 * (-(-blocks // SCALES_PER_SCALE) + 1)  # and the scales' mean
+            return 4 * blocks
+        return blocks + 4 * (-(-blocks // SCALES_PER_SCALE) + 1)  # and the scales' mean
 
     def encode(self, weight: Tensor) -> Codes:
         from zo_sweeps.engine.codes.four_bit import FourBit
