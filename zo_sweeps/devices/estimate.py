@@ -32,6 +32,7 @@ def memory_by_part(
     scales: int = 0,
     backpropagates: bool = False,
     moves_base: bool = False,
+    integers: bool = False,
     sparse: bool = False,
     points: int = 1,
     batch: int = 1,
@@ -55,6 +56,7 @@ def memory_by_part(
         zero_shot   W + F
         zo          W + F + S,   PEFT: S = 4 * trainable * (2 + state_copies + points)  (state, copies, one z)
                                  full: S = 4 * state_copies * trainable + largest * (8 + b) (one layer computed anew)
+                                 codes: S = 4 * state_copies * trainable + I D (one layer's codes computed anew)
         fo          PEFT: W + 4 * trainable * (2 + state_copies) + B
                     full: P * (2 b + 4 * state_copies) + B, b = trained_bytes  (weights, gradients, states)
                     either, with `on_host`: one more copy of what is trained, B at least 20 * largest
@@ -79,6 +81,7 @@ def memory_by_part(
         scales: what decodes them, of these bytes.
         trains: whether parameters move; backpropagates: by gradients.
         moves_base: whether the model's own weights are trained (full), rather than a small additional fp32 state.
+        integers: whether these weights are integer codes.
         sparse: whether the trained values are chosen entries of the weights, kept with their indices and first values.
         points: points per forward.
         batch: sequences per point in a forward (for a loss over candidates: examples times distinct rows).
@@ -128,7 +131,7 @@ def memory_by_part(
             step = {Part.WORKSPACE: stepping}
     elif trains and moves_base:
         parts[Part.TRAINABLE] = FP32 * state_copies * trainable
-        step[Part.WORKSPACE] = largest * (8 + b)
+        step[Part.WORKSPACE] = parts[Part.WORKSPACE] + inner * width if integers else largest * (8 + b)
     elif trains:
         parts[Part.TRAINABLE] = FP32 * trainable * (2 + state_copies + points)
     scoring = forward(scored_tokens, scored_tokens / tokens)

@@ -1,7 +1,8 @@
 """A model at theta + scale * z, with at most a few million perturbed values in memory at a time. theta is only read.
 
 A Linear computes its weight a few rows at a time and multiplies by them while they are in cache; an Embedding computes
-the rows that it looks up; in any other module the parameters are swapped while it computes.
+the rows that it looks up; in any other module the parameters are swapped while it computes. Integer codes are swapped
+for codes, 1 byte each, one weight at a time.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from zo_sweeps.core.memory import Part, counted_as
 from zo_sweeps.engine.chunk import rows_at_once
 from zo_sweeps.engine.direction import combine
+from zo_sweeps.engine.integers import Integers, moved
 from zo_sweeps.engine.types import Partial
 from zo_sweeps.methods.perturbation import Perturbation
 from zo_sweeps.methods.points import Point
@@ -42,6 +44,8 @@ def out_of_place(
         if name is None or point.scale == 0:
             return param[start:stop] if stop is not None else param
         with counted_as(Part.WORKSPACE):
+            if isinstance(param, Integers):
+                return moved(noise, point, name, param)
             return combine(noise, [(point.key, point.scale)], name, param, rows=None if stop is None else (start, stop))
 
     undo: list[Callable[[], Any]] = []

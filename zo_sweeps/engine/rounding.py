@@ -111,6 +111,23 @@ def stochastic(values: Tensor, key: NoiseKey, name: str, out: Tensor) -> None:
         into[start : start + CHUNK] = _up_or_down(part, out.dtype, u)
 
 
+def whole(values: Tensor, key: NoiseKey, name: str, start: int) -> Tensor:
+    """Return each value rounded down or up at random to an integer, so that the mean is the value; a new fp32 tensor.
+
+        Q(x) = sign(x) (floor(|x|) + [u < |x| - floor(|x|)])
+
+    u is the addressed uniform number of (key, name, element), in steps of 2^-23, so that Q(-x) = -Q(x), and Q has the
+    same bits on every device and in chunks of any size. A value below 2^-24 becomes 0.
+
+    Args:
+        values: fp32, [n]: the elements start, start + 1, ....
+    """
+    size = values.abs()
+    low = size.floor()
+    up = noise.uniform(key, name, values.shape, values.device, start=start) < size.sub_(low)
+    return low.add_(up).copysign_(values)
+
+
 def _up_or_down(values: Tensor, dtype: torch.dtype, u: Tensor) -> Tensor:
     """Return the neighbour in `dtype`: the one of larger magnitude where u is below the share of the way to it."""
     size, nearest = values.abs(), values.to(dtype)

@@ -21,6 +21,7 @@ from torch import nn
 from zo_sweeps.engine.direction import Along
 from zo_sweeps.engine.evaluate import Objective, evaluate
 from zo_sweeps.engine.in_place import InPlace
+from zo_sweeps.engine.integers import Integers
 from zo_sweeps.engine.rounding import LostUpdates
 from zo_sweeps.engine.types import DivergedError, LineSearchUpdate, Peers
 from zo_sweeps.methods.estimator import Estimator
@@ -50,12 +51,22 @@ class Method:
     def bind(self, params: Params) -> Method:
         """Return the method bound to these parameters: members that need the layout of the whole vector receive it.
 
-        `train` and `replay` do this; callers of `step` must do so once first. Idempotent.
+        `train` and `replay` do this; callers of `step` must do so once first. Idempotent. Raises ValueError for integer
+        codes and members that do not move them by integers.
         """
+        if any(isinstance(param, Integers) for param in params.values()):
+            for part, fits in (
+                (self.perturbation, self.perturbation.integers),
+                (self.update, self.update.moves_integers),
+            ):
+                if not fits:
+                    raise ValueError(f"integer codes do not stay integers under {part.axis} {part.name!r}")
         shapes = {name: param.shape for name, param in params.items()}
         d = sum(shape.numel() for shape in shapes.values())
         estimator = self.estimator.bind(d)
-        layout = Layout(shapes, estimator.directions(d), {name: param.dtype for name, param in params.items()})
+        dtypes = {name: param.dtype for name, param in params.items()}
+        eps = max(abs(point.scale) for point in estimator.points(0, 1))
+        layout = Layout(shapes, estimator.directions(d), dtypes, eps)
         return replace(self, estimator=estimator, perturbation=self.perturbation.bind(layout), d=d)
 
 

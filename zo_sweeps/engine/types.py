@@ -59,6 +59,26 @@ class Partial(Protocol):
 
 
 @runtime_checkable
+class IntegerDirections(Protocol):
+    """A perturbation that moves integer codes by integers; a code that would leave its range stays."""
+
+    def point(self, point: Point, name: str, codes: Tensor, largest: int, start: int) -> Tensor:
+        """Return codes at a point, int8.
+
+        Args:
+            codes: [n] int8, the elements start, start + 1, ... of the parameter `name`.
+            largest: codes lie from -largest to largest.
+        """
+        ...
+
+    def ghat(
+        self, terms: Sequence[tuple[NoiseKey, float]], name: str, codes: Tensor, largest: int, start: int
+    ) -> Tensor:
+        """Return sum_i c_i z(key_i) at the codes, a new fp32 tensor [n]."""
+        ...
+
+
+@runtime_checkable
 class LineSearchUpdate(Protocol):
     """An update that evaluates f along ghat before stepping, and scales the estimate (and its log) by its decision."""
 

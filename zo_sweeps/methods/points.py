@@ -22,17 +22,19 @@ class NoiseKey(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """The vector of all d parameters: each parameter's offset, and the number of directions per step.
+    """The vector of all d parameters, and what a step draws over it: how many directions, and how far it goes.
 
     Args:
         shapes: each parameter's shape, in the space's order.
         q: directions per step.
         dtypes: each parameter's dtype; fp32 where it is not named.
+        eps: the largest |scale| of a step's points theta + scale * z.
     """
 
     shapes: Mapping[str, torch.Size]
     q: int
     dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
+    eps: float = 1.0
 
     @cached_property
     def offsets(self) -> dict[str, int]:

@@ -34,6 +34,7 @@ class Precision(Definition):
 
     axis: ClassVar[str] = "precision"
     coded: ClassVar[bool] = False  # the projections of the blocks are stored as codes: see `WeightOnlyPrecision`
+    movable: ClassVar[bool] = False  # its codes are integers on a uniform grid, which can be trained themselves
 
     @property
     def format(self) -> Format:
@@ -91,6 +92,10 @@ class WeightOnlyPrecision(Precision):
     def scales(self, out: int, into: int) -> int:
         """Count the scales of a weight [out, into]."""
         raise NotImplementedError
+
+    def unpacked_bytes(self, out: int, into: int) -> int:
+        """Return the bytes that the codes of a weight [out, into] take beyond `code_bytes` while they are trained."""
+        return 0
 
     def weight_bytes(self, arch: Arch) -> int:
         others = (arch.parameters - arch.entries([ALL])) * self.format.bytes

@@ -99,6 +99,7 @@ class Space(Definition):
     needs_gradients: ClassVar[bool] = False  # its mask is computed by backpropagation before training
     sparse: ClassVar[bool] = False  # trains chosen entries of the target weights
     of_codes: ClassVar[bool] = False  # trains a part of weights that are stored as codes
+    integers: ClassVar[bool] = False  # its parameters are integer codes, and stay integers
     adapter: ClassVar[AdapterFormat | None] = None  # peft's format for it, if there is one
     takes_positions: ClassVar[bool] = False  # takes positions before the text, in a causal model's cache
 
@@ -133,6 +134,10 @@ class Space(Definition):
     def trainable(self, arch: Arch) -> int:
         """Count d, from the model's shape alone (and from the precision that a space of codes is bound to)."""
         raise NotImplementedError
+
+    def added_bytes(self, arch: Arch) -> int:
+        """Count the bytes by which it enlarges the stored weights while they are trained (space of codes: bound)."""
+        return 0
 
     def install(self, module: nn.Module, layers: Sequence[str], seed: int, mask: Found | None = None) -> InstalledSpace:
         """Put the space into a model.

@@ -28,7 +28,7 @@ def _constant() -> Schedule:
 
 
 class Rounding(str, Enum):
-    """Rounding of updated weights to half precision: to the nearest number, or up or down at random."""
+    """Rounding of updated weights to half precision or integers: to the nearest number, or up or down at random."""
 
     NEAREST = "nearest"
     STOCHASTIC = "stochastic"
@@ -49,6 +49,7 @@ class Update(Definition):
     backpropagates: ClassVar[bool] = False
     trains_halves: ClassVar[bool] = False  # its `optimizer` computes in fp32 where the weights are in half precision
     has_kernels: ClassVar[bool] = False  # of a library: tried on a device before it is planned there
+    integers_only: ClassVar[bool] = False  # moves integer codes, and nothing else
 
     lr: float = option(1e-6, "learning rate of step 1", least=0, kw_only=True)
     schedule: Schedule = option(_constant, "learning-rate schedule", kw_only=True)
@@ -62,6 +63,11 @@ class Update(Definition):
     def keeps_nonnegative(self) -> bool:
         """Whether parameters below 0 are set to 0 after a step."""
         return False
+
+    @property
+    def moves_integers(self) -> bool:
+        """Whether it moves integer codes by integers."""
+        return self.integers_only
 
     def rates(self, steps: int) -> Rates:
         """Return the function step -> learning rate for a run of `steps`."""

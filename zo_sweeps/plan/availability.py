@@ -165,16 +165,18 @@ class Places:
             length = getattr(space, "length", longest) if text else longest
             entries = arch.entries(space.layers)
             finding = finding_memory(arch, precision.format.bytes, length, length if text else 1, entries)
+        added = space.bind(precision).added_bytes(arch) if kind.trains else 0
         parts = memory_by_part(
             arch,
             precision.format.bytes,
-            weights=precision.weight_bytes(arch),
+            weights=precision.weight_bytes(arch) + added,
             scales=precision.decoding_bytes(arch),
             coded=precision.coded,
             sparse=space.sparse,
             trains=kind.trains,
             backpropagates=kind.backpropagates,
             moves_base=space.moves_base and kind.trains,
+            integers=space.integers,
             trained_bytes=(kind.trained_in or precision).format.bytes,
             recomputes=kind.recomputes,
             on_host=config.device.in_host_memory,

@@ -26,6 +26,7 @@ def incompatible(config: TrialConfig) -> list[str]:
         *_gradients(config),
         *_training(config),
         *_codes(config),
+        *_integers(config),
     ]
 
 
@@ -94,7 +95,7 @@ def _generation(config: TrialConfig) -> Iterator[str]:
 
 def _is_timed(space: type[Space]) -> bool:
     """Return whether generation can be timed over a space: one that needs no gradients and adds no layers."""
-    return not space.needs_gradients and (space.sparse or space.moves_base)
+    return not (space.needs_gradients or space.of_codes) and (space.sparse or space.moves_base)
 
 
 def _gradients(config: TrialConfig) -> Iterator[str]:
@@ -114,11 +115,12 @@ def _training(config: TrialConfig) -> Iterator[str]:
         ]
         yield f"update {update.name!r} does not go with method kind {kind.name!r}; use {' or '.join(updates)}"
     if update.rounds_randomly and not (
-        space.moves_base and config.precision.format.bytes == 2 and not kind.backpropagates
+        space.moves_base and (space.integers or config.precision.format.bytes == 2) and not kind.backpropagates
     ):
         yield (
-            "update.rounding=stochastic rounds weights that are trained in half precision: it needs a zeroth-order "
-            f"method with space=full and precision=bf16 or fp16, not space={space.name} and {config.precision.name}"
+            "update.rounding=stochastic rounds weights that are trained in half precision, and integer codes: it needs "
+            "a zeroth-order method with space=full and precision=bf16 or fp16, or with space=codes, not "
+            f"space={space.name} and {config.precision.name}"
         )
     if update.keeps_nonnegative and kind.backpropagates:
         yield "update.nonnegative is of zeroth-order methods"
@@ -168,19 +170,41 @@ def _codes(config: TrialConfig) -> Iterator[str]:
     kind, space, precision = config.method.kind, config.space, config.precision
     if not (kind.trains or kind.generates):
         return
-    if space.of_codes and not precision.coded:
-        coded = [name for name, one in registry.members("precision").items() if getattr(one, "coded", False)]
-        yield f"space {space.name!r} trains a part of weights stored as codes: use precision={' or '.join(coded)}"
+    if space.of_codes and not (precision.movable if space.integers else precision.coded):
+        part, fact = ("integer codes", "movable") if space.integers else ("a part of weights stored as codes", "coded")
+        fitting = [name for name, one in registry.members("precision").items() if getattr(one, fact, False)]
+        yield f"space {space.name!r} trains {part}: use precision={' or '.join(fitting)}, not {precision.name}"
     if not precision.coded:
         return
     if space.of_codes and kind.backpropagates:
         yield f"backpropagation does not reach space {space.name!r}: use a zeroth-order method"
-    if space.moves_base and kind.trains:
+    if space.moves_base and not space.of_codes and kind.trains:
         yield f"space {space.name!r} trains the weights themselves, which precision={precision.name} stores as codes"
     elif space.sparse and kind.backpropagates:
         yield f"backpropagation does not reach entries beside the codes of precision={precision.name}"
     elif space.needs_gradients and space.renewed_every:
         yield f"space.refresh must be 0: the codes of precision={precision.name} have no gradients for later masks"
+
+
+def _integers(config: TrialConfig) -> Iterator[str]:
+    """Yield the problems of training integer codes: their directions and updates are integers, and no others are."""
+    space, perturbation, update = config.space, config.perturbation, config.update
+    if not config.method.kind.estimates:
+        return
+    if perturbation.integers != space.integers:
+        if space.integers:
+            yield f"space {space.name!r} moves by integers: use perturbation=quantized, not {perturbation.name}"
+        else:
+            yield f"perturbation {perturbation.name!r} draws integers: use space=codes, not {space.name}"
+    if space.integers and not update.moves_integers:
+        yield (
+            f"space {space.name!r} moves by integers: use update=error_feedback, or update=sgd with "
+            f"update.rounding=stochastic, not {update.name}"
+        )
+    if update.integers_only and not space.integers:
+        yield f"update {update.name!r} moves integers: use space=codes, not {space.name}"
+    if space.integers and config.evaluation.restore is Restore.IN_PLACE:
+        yield f"space {space.name!r} is evaluated beside its codes: use evaluation.restore=exact"
 
 
 def _fits(update: Update | type[Update], kind: Kind) -> bool:

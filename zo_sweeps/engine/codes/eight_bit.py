@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from zo_sweeps.engine.chunk import rows_at_once
-from zo_sweeps.engine.layers.weight_only import Codes
-
-LARGEST = 127
+from zo_sweeps.engine.layers.weight_only import IntegerCodes
 
 
-class EightBit(Codes):
+class EightBit(IntegerCodes):
     """w = c * s_row / 127, s_row = max |w| of the row; the codes and scales of bitsandbytes' int8_vectorwise_quant.
 
     Args:
         weight: [out, in], any floating-point dtype; encoded in fp32, some rows at a time.
         dtype: of decoded values, rounded once.
     """
+
+    largest: ClassVar[int] = 127
 
     def __init__(self, weight: Tensor, dtype: torch.dtype) -> None:
         out, into = weight.shape
@@ -31,10 +32,10 @@ class EightBit(Codes):
             largest = part.abs().amax(dim=1, keepdim=True)
             scales[start : start + rows] = largest
             # A row of zeros keeps the scale 0, and decodes to zeros.
-            codes[start : start + rows] = (part * (LARGEST / largest.clamp(min=1e-38))).round_().to(torch.int8)
+            codes[start : start + rows] = (part * (self.largest / largest.clamp(min=1e-38))).round_().to(torch.int8)
         self.register_buffer("values", codes)
         self.register_buffer("scales", scales)
 
     def forward(self) -> Callable[[int, int], Tensor]:
-        steps = self.scales / LARGEST
-        return lambda start, stop: self.values[start:stop].float().mul_(steps[start:stop]).to(self.like.dtype)
+        values, steps = self.values if self.integers is None else self.integers, self.scales / self.largest
+        return lambda start, stop: values[start:stop].float().mul_(steps[start:stop]).to(self.like.dtype)

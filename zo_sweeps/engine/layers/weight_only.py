@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from zo_sweeps.core.memory import Part, counted_as
 from zo_sweeps.engine.chunk import rows_at_once
+from zo_sweeps.engine.integers import Integers
 
 
 class Codes(nn.Module):
@@ -57,6 +58,42 @@ class Codes(nn.Module):
         """Return the decoded weight [out, in]."""
         rows: Tensor = self()(0, self.shape[0])
         return rows
+
+
+class IntegerCodes(Codes):
+    """Integers from -`largest` to `largest`, times scales: codes that can be trained themselves.
+
+    Attributes:
+        values: the integers as they are stored; empty while they are trained.
+        integers: the integers [out, in] while they are trained, int8, 1 byte each; else None.
+    """
+
+    largest: ClassVar[int]
+
+    def __init__(self, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(shape, dtype, device)
+        self.register_parameter("integers", None)
+        self.integers: Integers | None
+
+    def unpack(self, values: Tensor) -> Tensor:
+        """Return the stored integers [out, in], int8, contiguous; they may share the memory of `values`."""
+        return values
+
+    def pack(self, integers: Tensor) -> Tensor:
+        """Return integers [out, in] as they are stored: the inverse of `unpack`."""
+        return integers
+
+    def train_codes(self) -> Integers:
+        """Make the integers a parameter, in place of the stored ones; return it."""
+        self.integers = Integers(self.unpack(self.values), self.largest)
+        self.values = self.values.new_empty(0)
+        return self.integers
+
+    def freeze_codes(self) -> None:
+        """Store the integers as they are now."""
+        assert self.integers is not None
+        self.values = self.pack(self.integers.detach())
+        self.integers = None
 
 
 class Entries:

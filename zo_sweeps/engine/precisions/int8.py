@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from zo_sweeps.engine.precisions._encoded import Encoded
 
@@ -25,6 +25,8 @@ class INT8(Encoded):
 
     Source: LLM.int8 (Dettmers et al., 2022), section 2.1, vector-wise quantization.
     """
+
+    movable: ClassVar[bool] = True
 
     def code_bytes(self, out: int, into: int) -> int:
         return out * into + self.scale_bytes(out, into)

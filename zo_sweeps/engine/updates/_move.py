@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from zo_sweeps.engine.rounding import stochastic
-from zo_sweeps.methods.points import NoiseKey
+from zo_sweeps.engine.integers import Integers, ghat_parts
+from zo_sweeps.engine.rounding import stochastic, whole
+from zo_sweeps.methods.perturbation import Perturbation
+from zo_sweeps.methods.points import Estimate, NoiseKey
 from zo_sweeps.methods.update import Params
 
 
@@ -29,6 +31,23 @@ def move(
         stochastic(param.float().sub_(direction, alpha=lr), random, name, out=param)
         return
     param.sub_(direction.to(param.dtype), alpha=lr)
+
+
+def move_integers(
+    param: Integers,
+    estimate: Estimate,
+    noise: Perturbation,
+    lr: float,
+    weight_decay: float,
+    random: NoiseKey,
+    name: str,
+) -> None:
+    """Set codes <- codes - Q(lr * (ghat + weight_decay * codes)), in place, clipped to their range; Q is `whole`."""
+    for start, codes, ghat in ghat_parts(estimate, noise, name, param):
+        if weight_decay:
+            ghat += codes.float().mul_(weight_decay)
+        there = codes - whole(ghat.mul_(lr), random, name, start)
+        codes.copy_(there.clamp_(-param.largest, param.largest))
 
 
 def zeros(params: Params) -> dict[str, Tensor]:

@@ -19,14 +19,16 @@ if TYPE_CHECKING:
 class SGD(RoundedUpdate):
     """theta <- theta - lr * (ghat + weight_decay * theta), with ghat regenerated as it is added.
 
-    With `nonnegative`, theta <- max(theta, 0) after that: QZO's update of quantization scales.
+    With `nonnegative`, theta <- max(theta, 0) after that: QZO's update of quantization scales. Integer codes need
+    stochastic rounding: theta <- clip(theta - Q(lr * (ghat + weight_decay * theta))), E[Q(x)] = x, to the codes' range:
+    QuZO's update (arXiv:2502.12346).
 
     Args:
         weight_decay: decay of the parameters of two or more dimensions (matrices and embeddings; not biases and norms).
         nonnegative: whether parameters below 0 are set to 0.
 
     Cost: q noise passes over the space; memory: one parameter in half precision, else none. With stochastic rounding,
-    three copies of a parameter in fp32 and one more noise pass. No state.
+    three copies of a parameter in fp32 (for integer codes, of one chunk) and one more noise pass. No state.
     """
 
     backpropagates: ClassVar[bool] = True
@@ -39,17 +41,25 @@ class SGD(RoundedUpdate):
     def keeps_nonnegative(self) -> bool:
         return self.nonnegative
 
+    @property
+    def moves_integers(self) -> bool:
+        return self.rounds_randomly
+
     def apply(self, params: Params, estimate: Estimate, noise: Perturbation, state: State, lr: float) -> State:
         import torch
 
         from zo_sweeps.engine.direction import combine, ghat
+        from zo_sweeps.engine.integers import Integers
         from zo_sweeps.engine.rounding import rounding_key
-        from zo_sweeps.engine.updates._move import move
+        from zo_sweeps.engine.updates._move import move, move_integers
 
         random = rounding_key(self, estimate)
         with torch.no_grad():
             for name, param in params.items():
-                if random is not None and param.dtype != torch.float32:
+                if isinstance(param, Integers):
+                    assert random is not None, "integer codes need stochastic rounding"
+                    move_integers(param, estimate, noise, lr, self.weight_decay, random, name)
+                elif random is not None and param.dtype != torch.float32:
                     move(param, ghat(estimate, noise, name, param), lr, self.weight_decay, random, name)
                 else:
                     if self.weight_decay and param.dim() >= 2:
