@@ -100,6 +100,8 @@ MOMENTS: dict[str, tuple[Moments, ...]] = {
     "rademacher": (Moments(ratio=d),),
     "sphere": (Moments(ratio=d),),
     "uniform": (Moments(mean=1 / 3, ratio=1 / 5 + (d - 1) / 9),),
+    # eps = 1: a fractional part p of |g| has E[p (1 - p)] = 1/6 to 3e-10.
+    "quantized": (Moments(mean=7 / 6),),
     "low_rank": tuple(
         Moments(ratio=30 + 2 + 2 * (6 + 5 + 1) / rank, shapes=MATRIX, options={"rank": rank, "interval": 1})
         for rank in (2, 4)
@@ -115,6 +117,8 @@ OTHER_BITS_ON_GPU = {"low_rank", "sphere", "mezo_compat"}
 
 # Updates
 
+# Those that move real numbers; test_integers.py holds the others to the same contract over integer codes.
+REAL_UPDATES = [name for name in zeroth_order_updates() if not kind("update", name).integers_only]
 # A learning rate at which a run of two directions refuses steps, for an update that chooses its step.
 REFUSING_RATES = {"conservative": 0.3}
 # Weight decay by a rule of their own: test_mezo_compat.py holds it bit for bit.

@@ -30,7 +30,7 @@ from zo_sweeps.methods.space import Found
 
 pytestmark = pytest.mark.unit
 CODED = [name for name in contract.names("precision") if contract.kind("precision", name).coded]
-FOUR_BIT = [name for name in CODED if contract.known("precision", name, {"block": 64})]
+FOUR_BIT = [name for name in CODED if contract.known("precision", name, {"double_quantization": True})]
 OVER_CODES = [name for name in MEMBERS if not contract.kind("space", name).moves_base]
 SHAPES = [(64, 64), (100, 1376), (33, 37), (3, 5), (1, 64)]  # whole blocks, blocks over rows, a part of a block
 

@@ -39,7 +39,7 @@ from zo_sweeps.methods.points import Estimate, NoiseKey
 from zo_sweeps.methods.update import Update
 
 pytestmark = pytest.mark.unit
-NAMES = contract.zeroth_order_updates()
+NAMES = contract.REAL_UPDATES
 RATES = (5e-3, 2e-2, 1e-2, 1e-3)  # learning rates at one of which every update converges on a quadratic
 
 

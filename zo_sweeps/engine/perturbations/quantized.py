@@ -26,8 +26,8 @@ class Quantized(Perturbation):
     With `independent`, the points use u = Q1(eps g) and the update u' = Q2(eps g), of the same g with other random
     numbers: E[u u'^T] = eps^2 I, so that the estimate is unbiased on a linear f, in units of f per code. Without it,
     u' = u and E[u u^T] = (eps^2 + v) I with v = E[p (1 - p)], p the fractional part of eps |g|: unbiased but for a
-    factor, 1 + v / eps^2. v is near 1/6 for eps from 1/2 on, near 0.8 eps for small eps, where the factor is 0.8 / eps:
-    then a code moves in one direction of 1 / (0.8 eps), by 1, and u' of another rounding meets almost none of u.
+    factor, 1 + v / eps^2. v is near 1/6 for eps from 1/2 on, and 0.8 eps - eps^2 below 1/4, so that the factor is
+    0.8 / eps: there a code moves in one direction of 1 / (0.8 eps), by 1, and u' meets few of the codes that u moved.
 
     Args:
         independent: whether the update rounds g anew (QuZO) or takes the points' own directions (QES).
