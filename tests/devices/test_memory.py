@@ -82,6 +82,15 @@ def test_weights_are_the_floor_and_adam_with_full_gradients_is_sixteen_bytes_a_p
     assert 16 * parameters < full < 1.01 * 16 * parameters
 
 
+def test_full_backpropagation_in_bf16_with_8_bit_states_fits_a_gpu_of_80_gib():
+    parameters = 6_738_415_616
+    full = {**FO, "moves_base": True, "trainable": parameters, "batch": 8, "tokens": 512, "points": 1}
+    less = {**full, "trained_bytes": 2, "state_copies": 2 * 8.125 / 32, "recomputes": True}
+    assert 6.03 * parameters < estimate(**less) < 6.03 * parameters + 4 * GIB < estimate(**full) / 3
+    assert estimate(**less, on_host=True) - estimate(**less) == 2 * parameters, "the best weights so far"
+    assert estimate(**less, on_host=True) < 56 * GIB
+
+
 def test_zeroth_order_needs_little_more_than_inference_and_less_than_first_order():
     inference, zo, fo = (estimate(**{**kind, "batch": 8, "points": 1}) for kind in (INFERENCE, ZO, FO))
     assert inference < zo < inference + GIB

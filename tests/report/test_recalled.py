@@ -163,6 +163,16 @@ def test_the_record_of_many_trials_is_small() -> None:
     assert len(text) < 0.5 * len(json.dumps(whole))
 
 
+def test_remarks_come_back_those_of_an_earlier_version_as_one() -> None:
+    composer = Composer(["+grid=llama2_superglue", "task=rte"])
+    plan = build(composer)
+    data = json.loads(json.dumps(stored.dump(plan, ())))
+    assert max(map(len, plan.remarks.values())) > 2
+    assert stored.load(data, composer.run).remarks == plan.remarks
+    earlier = {**data, "remarks": dict.fromkeys(data["remarks"], "one; two")}
+    assert {*stored.load(earlier, composer.run).remarks.values()} == {("one; two",)}
+
+
 def test_a_state_folder_without_the_record_is_read_by_the_plan_of_today(folder: Path, tmp_path: Path) -> None:
     old = shutil.copytree(folder / "state", tmp_path / "old", ignore=shutil.ignore_patterns("plans"))
     reading = recalled.read(["+grid=tiny", f"state_dir={old}"])
