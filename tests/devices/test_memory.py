@@ -87,7 +87,8 @@ def test_full_backpropagation_in_bf16_with_8_bit_states_fits_a_gpu_of_80_gib():
     full = {**FO, "moves_base": True, "trainable": parameters, "batch": 8, "tokens": 512, "points": 1}
     less = {**full, "trained_bytes": 2, "state_copies": 2 * 8.125 / 32, "recomputes": True}
     assert 6.03 * parameters < estimate(**less) < 6.03 * parameters + 4 * GIB < estimate(**full) / 3
-    assert estimate(**less, on_host=True) - estimate(**less) == 2 * parameters, "the best weights so far"
+    best, copies = 2 * parameters, 5 * 4 * 32000 * 4096  # of all weights so far, and of the embedding in a step
+    assert best <= estimate(**less, on_host=True) - estimate(**less) < best + copies
     assert estimate(**less, on_host=True) < 56 * GIB
 
 
