@@ -154,3 +154,25 @@ def test_a_row_without_a_label_is_printed_under_its_block_s_name(tmp_path: Path)
     composer, plan = planned(tmp_path, ["demo_remarks"], blocks={"zo": block}, tables=layout)
     (table,) = tables(plan, composer, standing(plan, tmp_path))
     assert [row for row in to_text(table).splitlines() if row.startswith("zo ")]
+
+
+@pytest.mark.parametrize("tasks", [["demo_remarks"], ["stsb", "demo_remarks"]])
+def test_a_layout_with_columns_has_one_for_each_metric_that_is_not_always_zero(
+    tmp_path: Path, tasks: list[str]
+) -> None:
+    composer, plan = planned(tmp_path, tasks, tables={"memory": {"layout": "memory_parts", "rows": {"zo": ""}}})
+    mib = 2**20
+    metrics = {f"memory/{part}_bytes": 0.0 for part in ("scales", "sparse", "workspace")}
+    metrics |= {"memory/weights_bytes": 3.0 * mib, "memory/logits_bytes": 0.5 * mib, "memory/total_bytes": 3.5 * mib}
+    outcomes = {
+        i: Outcome(i, TrialState.SUCCEEDED, {**ended(plan, trial).metrics, **metrics})
+        for i, trial in plan.every.items()
+    }
+    (table,) = tables(plan, composer, Standing(dict.fromkeys(plan.every, TrialState.SUCCEEDED), outcomes=outcomes))
+    names = [label for _, label in table.columns]
+    parts = ["Weights", "Logits", "Total"]
+    assert names == (parts if len(tasks) == 1 else [f"{plan.labels[task]}, {part}" for task in tasks for part in parts])
+    assert [table.cells["zo", key].mean for key, _ in table.columns] == [3.0, 0.5, 3.5] * len(tasks)
+    assert "memory by part (MiB)" in to_text(table, 120).replace("\n", " ")
+    empty = tables(plan, composer, Standing())[0]
+    assert len(empty.columns) == 8 * len(tasks), "before anything has run, every part has a column"

@@ -65,15 +65,18 @@ def memory_by_part(
         B = N T (L b (6D + 2Q + 4K + 4I) + 8D L)  (kept for the backward pass: the norms' inputs in fp32)
             + 2 * logits_bytes;  with `recomputes` the bracket is one layer's (L = 1), and L D b of inputs are added
         scoring     W + S + F of `scored_tokens` instead of N T
-        codes       + largest * (4 + b), a decoded matrix; sparse: + trainable * (8 + b), indices and first values
+        codes       + largest * (4 + b)  (a decoded matrix)
+        sparse      + trainable * (8 + b)  (indices, first values); over codes 16 + b  (where they are among the kept)
 
     where D = hidden size, I = feed-forward size, Q, K = widths of queries and keys, L = layers, largest = the largest
     matrix's elements. Attention is SDPA without a mask: no T x T matrix is formed. The cache of generated answers is
     not included. Intended to be within a factor of 2 of the measured peak, either way.
 
-    Over the bytes of tensors (7 M, 16 rows): FO full with Adam 1.17, with 8-bit Adam in bf16 1.14, and 1.09 if layers
-    are computed again. Not measured on a GPU.
-        Estimate over measured: TODO
+    Estimate over the tensors alive at the peak (`devices.tensors`; Llamas of 6 and 56 M weights on a CPU, fp32 if not
+    said): scoring 1.04 to 1.17; LoRA-FA with 2 to 8 points per forward 1.05 to 1.18, INT8 and NF4 among them; logits at
+    all positions 1.00; sparse over NF4 1.07 to 1.16; full 1.34, bf16 1.48 (a CPU computes fewer rows of a layer at a
+    time); FO-Adam 1.04 to 1.17, with 8-bit Adam in bf16 1.14, and 1.09 if layers are computed again; LoRA-FA over NF4
+    1.43. Over the process's growth, with the allocator's own: 0.71 to 1.07 (56 M, T = 128). Not measured on a GPU.
 
     Args:
         value_bytes: bytes per activation.
@@ -107,7 +110,7 @@ def memory_by_part(
     parts = dict.fromkeys(Part, 0.0)
     parts[Part.WEIGHTS], parts[Part.SCALES] = weights - scales, scales
     if trains and sparse:
-        parts[Part.SPARSE] = trainable * (INDEX + b)
+        parts[Part.SPARSE] = trainable * ((2 if coded else 1) * INDEX + b)
     if coded:
         parts[Part.WORKSPACE] = max(out * into for out, into in arch.linears.values()) * (FP32 + b)
 

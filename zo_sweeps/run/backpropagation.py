@@ -17,6 +17,7 @@ from zo_sweeps.engine.checkpointing import checkpointed
 from zo_sweeps.engine.train import Evaluated, StepDone
 from zo_sweeps.engine.types import DivergedError
 from zo_sweeps.methods.space import InstalledSpace
+from zo_sweeps.run.by_part import Work
 from zo_sweeps.run.gradients import Gradients
 from zo_sweeps.run.runner import Runner
 
@@ -39,23 +40,25 @@ class Backpropagation(Runner):
                     param.copy_(best[name])
             self.report_test(self.recorder.best())
             del best
-            self.measure_parts(space, partial(self._one_more, space))
+            self.measure_parts(space, self._one_more(space))
         finally:
             space.uninstall()
 
-    def _one_more(self, space: InstalledSpace, tensors: Tensors) -> None:
-        """Take two steps from a new state of the optimizer, which it may make at the end of the first."""
-        batch = self.bench.batch(self.recorder.largest[0])
-        for param in space.params.values():
-            param.requires_grad_(True)
-            param.register_post_accumulate_grad_hook(partial(_is_trainable, tensors))
-        arch = self.bench.model.arch
-        if arch.tied and self.config.space.moves_base:
-            tensors.gradients_of(torch.Size((arch.vocabulary, arch.width)))
-        events = self._steps(space, lambda _: batch, steps=2, eval_every=2)
-        next(events)
-        tensors.left_over(Part.TRAINABLE)
-        next(events)
+    def _one_more(self, space: InstalledSpace) -> Work:
+        """Return the work of two steps: an optimizer may make its state at the end of the first."""
+        arch, batch = self.bench.model.arch, self.bench.batch(self.recorder.largest[0])
+
+        def work(tensors: Tensors) -> None:
+            if arch.tied and self.config.space.moves_base:
+                tensors.gradients_of(torch.Size((arch.vocabulary, arch.width)))
+            for param in space.params.values():
+                param.requires_grad_(True).register_post_accumulate_grad_hook(partial(_is_trainable, tensors))
+            events = self._steps(space, lambda _: batch, steps=2, eval_every=2)
+            next(events)
+            tensors.left_over(Part.TRAINABLE)
+            next(events)
+
+        return work
 
     def _train(self, space: InstalledSpace) -> dict[str, Tensor]:
         """Run the steps; return the selected step's parameters."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from functools import partial
 
 from zo_sweeps.core.memory import Part
 from zo_sweeps.devices.tensors import Tensors
@@ -14,6 +13,7 @@ from zo_sweeps.engine.rounding import resolution
 from zo_sweeps.engine.step import Method, step
 from zo_sweeps.engine.train import Evaluated, StepDone, train
 from zo_sweeps.methods.space import InstalledSpace
+from zo_sweeps.run.by_part import Work
 from zo_sweeps.run.runner import Runner
 
 WARN_AFTER = 8  # directions after which the resolution is judged; the median of fewer is mostly chance
@@ -44,7 +44,7 @@ class ZerothOrderRunner(Runner):
             best = recorder.best()
             if best == self.config.train.steps:
                 self.report_test(best)
-                self.measure_parts(space, partial(self._one_more, space))
+                self.measure_parts(space, self._one_more(space))
                 return
             recorder.flush()
         finally:
@@ -76,17 +76,21 @@ class ZerothOrderRunner(Runner):
         try:
             rebuild(bench.method(), space, self.recorder.coefs[:step], bench.rates(), seed=self.config.seed)
             self.report_test(step)
-            self.measure_parts(space, partial(self._one_more, space))
+            self.measure_parts(space, self._one_more(space))
         finally:
             space.uninstall()
 
-    def _one_more(self, space: InstalledSpace, tensors: Tensors) -> None:
-        """Take one more step, with a new state of the update."""
+    def _one_more(self, space: InstalledSpace) -> Work:
+        """Return the work of one more step, with a new state of the update."""
         bench, (number, _) = self.bench, self.recorder.largest
-        method = bench.method().bind(space.params)
-        state, lr, f = method.update.init(space.params), bench.rates()(number), bench.losses(number)
-        _, state = step(method, bench.model.module, space, f, state, seed=self.config.seed, step=number, lr=lr)
-        tensors.left_over(Part.TRAINABLE)
+        method, lr, f = bench.method().bind(space.params), bench.rates()(number), bench.losses(number)
+
+        def work(tensors: Tensors) -> None:
+            state = method.update.init(space.params)
+            _, state = step(method, bench.model.module, space, f, state, seed=self.config.seed, step=number, lr=lr)
+            tensors.left_over(Part.TRAINABLE)
+
+        return work
 
     def _steps(self, method: Method, space: InstalledSpace, team: Team | None) -> Iterator[StepDone | Evaluated]:
         bench = self.bench

@@ -1,0 +1,219 @@
+"""The memory of trials by part: the tensors of a step and of a scored forward, against torch's own count."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from tests.conftest import REPO
+from tests.worker.common import make, measured, run
+from zo_sweeps.core.memory import SCORING, TOTAL, Part, current
+from zo_sweeps.core.trial import Outcome, Trial, TrialState
+from zo_sweeps.devices.tensors import Tensors
+from zo_sweeps.engine.types import DivergedError
+from zo_sweeps.run import by_part, cache, runner
+from zo_sweeps.run.zeroth_order import ZerothOrderRunner
+from zo_sweeps.schedule.placement import Node, refusal
+
+TINY = [
+    *("model=random_llama", "model.arch.hidden_size=64", "model.arch.intermediate_size=96"),
+    *("model.arch.num_hidden_layers=2", "train.steps=2"),
+]
+ZO = ["method=prge", "estimator.q=2", "update.lr=0.05"]
+RUNS = {
+    "zero-shot": ["method=zero_shot"],
+    "lora_fa, inner": [*ZO, "evaluation.mode=inner"],
+    "lora, int8, both": [*ZO, "space=lora", "precision=int8", "evaluation.mode=both"],
+    "dora, nf4 twice": [*ZO, "space=dora", "precision=nf4", "precision.double_quantization=true"],
+    "vera, bf16": [*ZO, "space=vera", "space.rank=16", "precision=bf16"],
+    "sparse": ["method=random_subset", "update.lr=0.1", "space.density=0.01"],
+    "sparse beside codes, outer": [
+        *("method=random_subset", "space.density=0.01", "precision=fp4", *ZO[1:], "evaluation.mode=outer"),
+    ],
+    "scales": ["method=qzo", "update.lr=1e-4", "precision=nf4"],
+    "full": ["method=mezo", "update.lr=1e-4"],
+    "full, adam, fp16": ["method=mezo", "update=adam", "update.lr=1e-4", "precision=fp16"],
+    "in place": ["method=mezo_compat", "update.lr=1e-4"],
+    "all logits": [*ZO, "train.logits=all", "train.packing=false", "evaluation.mode=inner"],
+    "fo lora_fa, int8": ["method=fo_lora_fa", "update.lr=1e-3", "precision=int8", "precision.compute=bf16"],
+    "fo full": ["method=fo_full", "update.lr=1e-4"],
+    "fo, all logits": ["method=fo_lora_fa", "update.lr=1e-3", "train.logits=all"],
+}  # fmt: skip
+CODED = ("precision=int8", "precision=nf4", "precision=fp4")
+SCRATCH = 128 * 2**10  # of the fused attention, per thread, whatever the model's size: within an operator, so not seen
+Totals = list[tuple[int, int]]  # of each work: (followed, as torch's CPU allocator counts)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Any:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def totals(monkeypatch: pytest.MonkeyPatch) -> Totals:
+    """The peaks of all work that is followed, and the allocator's, which sees the temporaries within operators too."""
+    seen: Totals = []
+    meters: list[Tensors] = []
+
+    class Kept(Tensors):
+        def __enter__(self) -> Tensors:
+            meters.append(self)
+            return super().__enter__()
+
+    def at_peak(*args: Any) -> Mapping[Part, int]:
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+            parts = original(*args)
+        events = [e for e in profiled.profiler.kineto_results.events() if e.name() == "[memory]"]
+        held = most = 0
+        for event in sorted(events, key=lambda e: e.start_ns()):
+            held += event.nbytes()
+            most = max(most, held)
+        older = sum(storage.bytes for storage in meters[-1]._every if not storage.born)
+        seen.append((sum(parts.values()), older + most))
+        return parts
+
+    original = by_part.at_peak
+    monkeypatch.setattr(by_part, "Tensors", Kept)
+    monkeypatch.setattr(runner, "at_peak", at_peak)
+    return seen
+
+
+def parts(outcome: Outcome) -> dict[Part, float]:
+    return {part: outcome.metrics[part.metric] for part in Part}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_parts_are_what_the_allocator_counts_and_the_weights_what_is_stored(name: str, totals: Totals) -> None:
+    outcome, _ = run(make(*TINY, *RUNS[name]))
+    assert outcome.state is TrialState.SUCCEEDED, outcome.traceback
+    found, metrics = parts(outcome), outcome.metrics
+    assert found[Part.WEIGHTS] + found[Part.SCALES] == metrics["weights_bytes"]
+    assert sum(found.values()) == metrics[TOTAL]
+    assert [round(metrics[key]) for key in ([SCORING, TOTAL] if len(totals) == 2 else [SCORING])] == [
+        f for f, _ in totals
+    ]
+    for followed, allocated in totals:
+        assert 0 <= allocated - followed <= SCRATCH
+    assert bool(found[Part.SCALES]) == any(option in CODED for option in RUNS[name])
+    assert bool(found[Part.SPARSE]) == name.startswith("sparse")
+    assert bool(found[Part.TRAINABLE]) == (name not in ("zero-shot", "full", "in place")), (
+        "in full the weights are theta"
+    )
+    assert current() is Part.WORKSPACE
+
+
+def test_trainable_state_is_theta_its_points_and_the_state_of_the_update() -> None:
+    d = run(make(*TINY, *RUNS["full"]))[0].metrics["trainable_parameters"]
+    adam = parts(run(make(*TINY, *RUNS["full, adam, fp16"]))[0])
+    assert adam[Part.TRAINABLE] == 2 * 4 * d
+    assert adam[Part.WEIGHTS] == 2 * d, "the weights themselves are theta"
+    first_order = parts(run(make(*TINY, *RUNS["fo full"]))[0])
+    table = 4096 * 64  # has two gradients, as head and as table, while they are summed
+    counters = 20  # of the optimizer's steps, one for each tensor
+    assert first_order[Part.TRAINABLE] == 4 * (3 * d + 2 * table + counters), "a gradient and two moments"
+    outcome = run(make(*TINY, *ZO, "space=lora", "evaluation.mode=both"))[0]
+    d = outcome.metrics["trainable_parameters"]
+    assert parts(outcome)[Part.TRAINABLE] == 4 * d * (1 + 4), "theta, and two queries of two signs"
+
+
+@pytest.mark.parametrize("name", ["lora_fa, inner", "sparse beside codes, outer", "fo lora_fa, int8"])
+def test_the_measurement_changes_no_result_and_leaves_the_model_as_it_was(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial = make(*TINY, *RUNS[name])
+    first = run(trial)
+    assert cache.warm is not None
+    model, hooks = (
+        cache.warm.model,
+        [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in cache.warm.model.module.modules()],
+    )
+    stored = [tensor.clone() for tensor in model.stored()]
+    again = run(trial)
+    assert cache.warm.model is model
+    assert all(torch.equal(a, b) for a, b in zip(stored, model.stored(), strict=True))
+    assert not any(tensor.requires_grad for tensor in model.module.parameters())
+    assert hooks == [0] * len(hooks)
+    monkeypatch.setattr(runner.Runner, "measure_parts", lambda *_: None)
+    without = run(trial)
+    assert TOTAL not in without[0].metrics
+    assert measured(*first) == measured(*again) == measured(*without)
+    assert parts(first[0]) == parts(again[0]), "and the bytes are the same every time"
+
+
+def test_a_step_that_diverges_is_not_recorded_and_the_trial_keeps_its_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    def diverges(*_: object) -> None:
+        raise DivergedError("non-finite loss")
+
+    trial = make(*TINY, *ZO)
+    expected = measured(*run(trial))
+    monkeypatch.setattr(ZerothOrderRunner, "_one_more", lambda *_: diverges)
+    outcome, journal = run(trial)
+    assert measured(outcome, journal) == expected
+    assert {SCORING, TOTAL} & {*outcome.metrics} == {SCORING}
+
+
+def planned(name: str, *more: str) -> tuple[Trial, Outcome]:
+    trial = make(*TINY[:3], "model.arch.num_hidden_layers=6", "train.steps=2", *RUNS[name], *more)
+    return trial, run(trial)[0]
+
+
+@pytest.mark.parametrize("name", [name for name in RUNS if name != "in place"])
+def test_the_plans_estimate_is_within_a_factor_of_two_of_the_tensors(name: str) -> None:
+    trial, outcome = planned(name, "split.dev=200", "split.test=200")
+    peak = max(outcome.metrics[TOTAL], outcome.metrics[SCORING])
+    assert 0.5 < sum(trial.needs.parts.values()) / peak < 2
+    for part in (Part.WEIGHTS, Part.SCALES):
+        assert trial.needs.parts[part.value] == outcome.metrics[part.metric]
+
+
+LIMITED = """
+import json, resource, sys
+import torch
+from tests.worker.common import make, run
+from zo_sweeps.devices.estimate import RUNTIME_BYTES
+from zo_sweeps.run import cache
+
+torch.set_num_threads(1)
+small, large, factor = *map(json.loads, sys.argv[1:3]), float(sys.argv[3])
+outcome, _ = run(make(*small))  # imports are not the trial's
+cache.warm = None
+trial = make(*large)
+held = next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmData"))
+limit = int(held + factor * (trial.needs.memory_bytes - RUNTIME_BYTES))
+resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+ended, _ = run(trial)
+print(json.dumps([outcome.state.value, ended.state.value, ended.error]))
+"""
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA counts anonymous memory on Linux only")
+@pytest.mark.parametrize(("factor", "state"), [(0.5, "OUT_OF_MEMORY"), (1.2, "SUCCEEDED")])
+@pytest.mark.parametrize("name", ["lora_fa, inner", "sparse beside codes, outer", "fo full"])
+def test_a_process_with_a_fifth_more_than_the_estimate_ends_and_one_with_half_has_too_little(
+    name: str, factor: float, state: str
+) -> None:
+    """The limit is on the process's own writable memory: what it held before, and a multiple of the estimate."""
+    wide = ["model.arch.hidden_size=512", "model.arch.intermediate_size=1408", "model.arch.num_hidden_layers=8"]
+    large = ["model=random_llama", *wide, "train.steps=2", "train.batch=16", *RUNS[name]]
+    command = [sys.executable, "-c", LIMITED, json.dumps([*TINY, *RUNS[name]]), json.dumps(large), str(factor)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=REPO)
+    small, ended, error = json.loads(done.stdout.splitlines()[-1])
+    assert (small, ended) == ("SUCCEEDED", state), error
+
+
+def test_a_node_that_lends_less_than_the_estimate_is_not_chosen() -> None:
+    needs = make(*TINY, *RUNS["full"]).needs
+    assert refusal(needs, Node("1", "desk", "cpu", 8, 0, needs.memory_bytes)) == ""
+    assert refusal(needs, Node("1", "desk", "cpu", 8, 0, needs.memory_bytes - 1)).startswith("lends")
