@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from tests.engine import contract
 from tests.engine.conftest import TinyModel, make_examples, targets, tiny_model
-from tests.engine.spaces_common import LINEAR, weights_of
+from tests.engine.spaces_common import LINEAR
 from tests.engine.test_codes import SHAPES, coded_model, layer_of, objective_of, precision_of, weight_of
+from tests.methods.test_facts import arch_of
 from zo_sweeps.engine import chunk, losses, noise
 from zo_sweeps.engine.batch import Batch, collate
 from zo_sweeps.engine.estimators.rge import RGE
@@ -486,10 +487,16 @@ def test_codes_take_the_bytes_that_the_plan_counts_while_they_are_trained(coded:
 
 
 @pytest.mark.parametrize("coded", MOVABLE)
-def test_as_many_codes_are_trained_as_there_are_weights(coded: str) -> None:
-    space = of_codes(coded_model(precision_of(coded)))
-    for name, weight in weights_of(tiny_model()).items():
-        assert space.params[f"{name}.codes"].shape == weight.shape
+def test_the_plan_knows_how_many_codes_are_trained_and_what_the_weights_take_then(coded: str) -> None:
+    precision, model = precision_of(coded), coded_model(precision_of(coded))
+    planned, arch = Codes().bind(precision), arch_of(tiny_model())
+    held = lambda: sum(tensor.nbytes for tensor in (*model.module.buffers(), *model.module.parameters()))
+    before = held()
+    space = of_codes(model)
+    assert sum(param.numel() for param in space.params.values()) == planned.trainable(arch)
+    assert held() - before == planned.added_bytes(arch)
+    space.uninstall()
+    assert held() == before
 
 
 @pytest.mark.parametrize("block", [32, 128])

@@ -36,7 +36,7 @@ from zo_sweeps.engine.updates.sgd import SGD
 from zo_sweeps.engine.updates.sign import Sign
 from zo_sweeps.methods.evaluation import Mode
 from zo_sweeps.methods.points import Estimate, NoiseKey
-from zo_sweeps.methods.update import Update
+from zo_sweeps.methods.update import Rounding, Update
 
 pytestmark = pytest.mark.unit
 NAMES = contract.REAL_UPDATES
@@ -397,7 +397,7 @@ def test_a_negative_weight_decay_is_refused(name: str) -> None:
         member(name, weight_decay=-0.1)
 
 
-@pytest.mark.parametrize("update", [Adam(), Momentum(), SGD(weight_decay=0.1)])
+@pytest.mark.parametrize("update", [Adam(), Momentum(), SGD(weight_decay=0.1), SGD(rounding=Rounding.STOCHASTIC)])
 def test_revert_refuses_what_the_log_alone_cannot_undo(update: Update) -> None:
     params = dict(Vector(quadratic).named_parameters())
     with pytest.raises(ValueError, match=f"cannot walk back {type(update).__name__}"):

@@ -12,6 +12,8 @@ from zo_sweeps.engine.types import IntegerDirections
 from zo_sweeps.methods.perturbation import Perturbation
 from zo_sweeps.methods.points import Estimate, Point
 
+CHUNK = 1 << 22  # codes moved at a time, at most: they take about 40 bytes each meanwhile
+
 
 class Integers(nn.Parameter):
     """Codes from -largest to largest, int8: 1 byte each, without gradients.
@@ -24,14 +26,14 @@ class Integers(nn.Parameter):
     largest: int
 
     def __new__(cls, codes: Tensor, largest: int) -> Integers:
-        made: Integers = torch.Tensor._make_subclass(cls, codes, False)
+        made = super().__new__(cls, codes, requires_grad=False)
         made.largest = largest
         return made
 
 
 def parts(param: Integers) -> Iterator[tuple[int, Tensor]]:
     """Yield (index of the first, codes), as many codes at a time as one chunk holds: flat views of the parameter."""
-    flat, at_once = param.detach().view(-1), rows_at_once(1, param.device)
+    flat, at_once = param.detach().view(-1), min(rows_at_once(1, param.device), CHUNK)
     for start in range(0, len(flat), at_once):
         yield start, flat[start : start + at_once]
 
