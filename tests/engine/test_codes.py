@@ -115,6 +115,30 @@ def test_bits_do_not_depend_on_how_many_values_are_computed_at_a_time(
         assert torch.equal(parts.dense(), whole.codes.dense())
 
 
+@pytest.mark.parametrize("options", [{}, {"double_quantization": True}])
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("name", CODED)
+def test_codes_are_restored_from_their_buffers(name: str, transposed: bool, options: dict[str, Any]) -> None:
+    precision = precision_of(name, compute="fp16", **contract.known("precision", name, options))
+    layer: Any = (Conv1D(33, 37) if transposed else nn.Linear(37, 33)).half()
+    stored = precision.stored(layer, layer.weight.detach())
+    layer.register_parameter("weight", None)
+    again = precision.restored(layer, (33, 37), stored.codes.state_dict())
+    assert torch.equal(again.dense(), stored.dense())
+    assert {key: value.nbytes for key, value in again.codes.named_buffers()} == {
+        key: value.nbytes for key, value in stored.codes.named_buffers()
+    }
+    x = weight_of((3, 37)).half()
+    assert torch.equal(again(x), stored(x))
+
+
+def test_codes_of_another_precision_are_refused() -> None:
+    layer = nn.Linear(37, 33)
+    codes = precision_of("int8").stored(layer, layer.weight.detach()).codes
+    with pytest.raises(ValueError, match=r"codes of other buffers: scales, values, not"):
+        precision_of("nf4").restored(layer, (33, 37), codes.state_dict())
+
+
 # Products
 
 

@@ -346,6 +346,23 @@ def export(given: Sequence[str]) -> int:
     return 0
 
 
+def package(given: Sequence[str]) -> int:
+    """Quantize a model into a folder for boards: codes, tokenizer, and with space=sensitive the mask of a text."""
+    parser = _parser("package")
+    parser.add_argument("--out", type=expanduser, required=True, metavar="DIR", help="a new or empty folder")
+    options = _parse(parser, given)
+    from rich.console import Console
+
+    from zo_sweeps.cli import show
+    from zo_sweeps.results.packaging import package
+
+    with show.Stages(Console(highlight=False)) as stages:
+        made = package(options.overrides, options.config_dir, options.out, stages.update)
+    print(f"{made.folder}   package:{made.contents.fingerprint}")
+    print(f"next: python -m zo_sweeps model=local model.path={shlex.quote(str(made.folder))}")
+    return 0
+
+
 def doctor(given: Sequence[str]) -> int:
     """Check this machine: versions, devices, memory, disk, ports, hub."""
     options = _parse(_parser("doctor"), given)
@@ -387,6 +404,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "ui": ui,
     "sync": sync,
     "export": export,
+    "package": package,
     "doctor": doctor,
     "head": head,
     "worker": worker,

@@ -30,6 +30,7 @@ def memory_by_part(
     trains: bool,
     weights: int | None = None,
     scales: int = 0,
+    kept: int = 0,
     backpropagates: bool = False,
     moves_base: bool = False,
     integers: bool = False,
@@ -81,7 +82,7 @@ def memory_by_part(
     Args:
         value_bytes: bytes per activation.
         weights: bytes of the weights as they are stored, with what decodes them; defaults to value_bytes for each.
-        scales: what decodes them, of these bytes.
+        scales: what decodes them, of these bytes; kept: entries outside the codes, of these bytes.
         trains: whether parameters move; backpropagates: by gradients.
         moves_base: whether the model's own weights are trained (full), rather than a small additional fp32 state.
         integers: whether these weights are integer codes.
@@ -108,9 +109,9 @@ def memory_by_part(
         weights = int(arch.parameters * b)
     largest = max(vocabulary * width, inner * width)
     parts = dict.fromkeys(Part, 0.0)
-    parts[Part.WEIGHTS], parts[Part.SCALES] = weights - scales, scales
+    parts[Part.WEIGHTS], parts[Part.SCALES], parts[Part.SPARSE] = weights - scales - kept, scales, kept
     if trains and sparse:
-        parts[Part.SPARSE] = trainable * ((2 if coded else 1) * INDEX + b)
+        parts[Part.SPARSE] += trainable * ((2 if coded else 1) * INDEX + b)
     if coded:
         parts[Part.WORKSPACE] = max(out * into for out, into in arch.linears.values()) * (FP32 + b)
 

@@ -9,6 +9,8 @@ from zo_sweeps.methods.arch import ALL, Arch
 from zo_sweeps.methods.definition import Definition, option
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import torch
     from torch import Tensor, nn
 
@@ -37,6 +39,11 @@ class Precision(Definition):
     movable: ClassVar[bool] = False  # its codes are integers on a uniform grid, which can be trained themselves
 
     @property
+    def of_text(self) -> str:
+        """The file under data.dir whose gradients its codes depend on; "" if none."""
+        return ""
+
+    @property
     def format(self) -> Format:
         """The format of activations, and of all weights that are not stored as codes."""
         raise NotImplementedError
@@ -57,6 +64,10 @@ class Precision(Definition):
         """Return the bytes of what decodes them, of these."""
         return 0
 
+    def outside_bytes(self, arch: Arch) -> int:
+        """Return the bytes of entries that are kept outside the codes, of these, with their indices."""
+        return 0
+
 
 @dataclass(frozen=True)
 class WeightOnlyPrecision(Precision):
@@ -67,6 +78,7 @@ class WeightOnlyPrecision(Precision):
     """
 
     coded: ClassVar[bool] = True
+    prepared: ClassVar[bool] = False  # its codes take long, or other weights' gradients: computed once per machine
 
     # fp16, not bf16: a finite difference divides the rounding of a loss by eps, and fp16 rounds 8 times finer.
     compute: Literal["fp32", "bf16", "fp16"] = option(
@@ -89,8 +101,12 @@ class WeightOnlyPrecision(Precision):
         """Return the bytes of what decodes them, of these."""
         raise NotImplementedError
 
+    def kept_bytes(self, out: int, into: int) -> int:
+        """Return the bytes of the entries that are kept outside the codes, of these, with their indices."""
+        return 0
+
     def scales(self, out: int, into: int) -> int:
-        """Count the scales of a weight [out, into]."""
+        """Count the scales of a weight [out, into]; 0 if codes are decoded without any."""
         raise NotImplementedError
 
     def unpacked_bytes(self, out: int, into: int) -> int:
@@ -104,13 +120,24 @@ class WeightOnlyPrecision(Precision):
     def decoding_bytes(self, arch: Arch) -> int:
         return arch.layers * sum(self.scale_bytes(*shape) for shape in arch.linears.values())
 
-    def stored(self, layer: nn.Module, weight: Tensor) -> nn.Module:
+    def outside_bytes(self, arch: Arch) -> int:
+        return arch.layers * sum(self.kept_bytes(*shape) for shape in arch.linears.values())
+
+    def stored(self, layer: nn.Module, weight: Tensor, sensitivity: Tensor | None = None) -> nn.Module:
         """Return a module in place of a projection, with its bias and the codes of `weight`, on its device.
 
-        Deterministic: the codes depend on the values alone.
+        Deterministic: the codes depend on the arguments alone.
 
         Args:
             layer: the projection; its own weight may be on the `meta` device.
             weight: as the projection stores it ([out, in]; [in, out] for a Conv1D), in any floating-point dtype.
+            sensitivity: of each entry of `weight`, at least 0, for a precision that is `prepared`; None: all alike.
+        """
+        raise NotImplementedError
+
+    def restored(self, layer: nn.Module, shape: tuple[int, int], buffers: Mapping[str, Tensor]) -> nn.Module:
+        """Return the module that `stored` returned, from the `state_dict` of its codes and the weight's (out, in).
+
+        Raises ValueError for buffers of another precision.
         """
         raise NotImplementedError

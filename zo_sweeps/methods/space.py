@@ -123,6 +123,11 @@ class Space(Definition):
         return ""
 
     @property
+    def found_from(self) -> Mapping[str, Any]:
+        """The settings that a mask found by backpropagation depends on, beside model, layers and text or task."""
+        return {}
+
+    @property
     def renewed_every(self) -> int:
         """Steps between replacements of its parameters; 0: never."""
         return 0

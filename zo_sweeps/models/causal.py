@@ -16,6 +16,7 @@ from zo_sweeps.methods.arch import ALL
 from zo_sweeps.methods.space import PREFIX_LENGTH
 from zo_sweeps.models import families
 from zo_sweeps.models.logits import logits_of
+from zo_sweeps.models.package import Package
 from zo_sweeps.models.projection import features
 from zo_sweeps.models.tokenizer import front_of
 
@@ -27,12 +28,13 @@ class LanguageModel:
         module: the whole model; qualified parameter names are relative to it.
         tokenizer: its tokenizer. A text starts with the tokens `front`, which need not be the tokenizer's own BOS.
         commit: the hub commit of the weights; "" for weights from elsewhere.
+        package: the package that the weights come from, if they do.
     """
 
-    def __init__(self, module: Any, tokenizer: Any, commit: str = "") -> None:
+    def __init__(self, module: Any, tokenizer: Any, commit: str = "", package: Package | None = None) -> None:
         self.module: nn.Module = module.eval().requires_grad_(False)
         self.tokenizer = tokenizer
-        self.commit = commit
+        self.commit, self.package = commit, package
         config = module.config.to_dict()
         self.arch = families.describe(config)
         self.front = front_of(tokenizer, families.family(config).bos)

@@ -6,7 +6,7 @@ weight in place of its `set_parameter`. Beside the codes, one tensor is in memor
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from zo_sweeps.methods.precision import WeightOnlyPrecision
+from zo_sweeps.models.projection import features
 
 NAME = "zo_sweeps"
 MISSHAPEN = "misshapen_weights"  # attribute of a loaded model: [(name, stored shape, wanted shape)]
@@ -27,11 +28,12 @@ class Quantization(QuantizationConfigMixin):
 
     Args:
         names: qualified names of the projections that are stored as codes.
+        packaged: whether the checkpoint has no weights for them: see `restore`.
     """
 
-    def __init__(self, precision: WeightOnlyPrecision, names: Collection[str]) -> None:
+    def __init__(self, precision: WeightOnlyPrecision, names: Collection[str], packaged: bool = False) -> None:
         super().__init__(NAME)  # type: ignore[arg-type]
-        self.precision, self.names = precision, names
+        self.precision, self.names, self.packaged = precision, names, packaged
 
     def to_dict(self) -> dict[str, Any]:
         return {"quant_method": NAME, "precision": self.precision.to_json()}
@@ -44,10 +46,15 @@ class Quantizer(HfQuantizer):
     def __init__(self, quantization_config: Quantization, **kwargs: Any) -> None:
         super().__init__(quantization_config, **kwargs)
         self.precision = quantization_config.precision
+        self.names, self.packaged = quantization_config.names, quantization_config.packaged
         self.weights = {f"{name}.weight" for name in quantization_config.names}
 
     def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
         setattr(model, MISSHAPEN, [])
+        for name in self.names if self.packaged else ():
+            layer = model.get_submodule(name)
+            layer.register_parameter("weight", None)  # nothing is read or drawn for it
+            replace(model, name, layer)
 
     def param_needs_quantization(self, model: Any, param_name: str, **kwargs: Any) -> bool:
         return param_name in self.weights
@@ -96,6 +103,16 @@ def encode(precision: WeightOnlyPrecision, names: Collection[str], model: Any, n
     if name in names:
         layer = model.get_submodule(name)
         replace(model, name, precision.stored(layer, layer.weight.detach()))
+
+
+def restore(precision: WeightOnlyPrecision, model: Any, codes: Iterable[tuple[str, Mapping[str, Tensor]]]) -> None:
+    """Put modules with stored codes in place of the projections of a model that was loaded as `packaged`.
+
+    Raises ValueError for codes of another precision.
+    """
+    for name, buffers in codes:
+        layer = model.get_submodule(name)
+        replace(model, name, precision.restored(layer, features(layer), buffers))
 
 
 def replace(model: nn.Module, name: str, child: nn.Module) -> None:

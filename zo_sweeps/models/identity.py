@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from zo_sweeps.methods.arch import Arch
 from zo_sweeps.methods.parts import Model, ModelSource
 from zo_sweeps.models import families, hub
 from zo_sweeps.models.checkpoint import CheckpointInfo, read_checkpoint_info
+from zo_sweeps.models.package import Package
+from zo_sweeps.models.package import of as package_of
 from zo_sweeps.models.tokenizer import FILE as TOKENIZER
 from zo_sweeps.models.tokenizer import TokenizerFile, front_of
 
@@ -46,6 +48,7 @@ class ModelStatus:
         available, why: whether it can be loaded; the reason if not, or a note that it will be downloaded.
         arch: None if its configuration is not known here.
         tokenizer, front: None and () if there is no tokenizer.json here; the ids that a text starts with.
+        package: set if the model is one.
     """
 
     available: bool
@@ -55,6 +58,7 @@ class ModelStatus:
     arch: Arch | None = None
     tokenizer: TokenizerFile | None = None
     front: tuple[int, ...] = ()
+    package: Package | None = None
 
 
 def folder_of(model: Model) -> Path:
@@ -71,7 +75,7 @@ def fingerprint_model(model: Model) -> str:
 
     local, demo: "local:" + SHA-256 over config.json, the tokenizer's files, and name, size, header and content of each
     weight file (above 256 MiB: 64 evenly spaced blocks of 64 KiB). hub: "hf:<id>@<revision>". random: "random:" +
-    hash of `arch`, `seed` and the demo tokenizer that it is used with.
+    hash of `arch`, `seed` and the demo tokenizer that it is used with. A package: "package:" + its own fingerprint.
 
     Raises UserError for a folder that is not a model. Cost: reads at most 256 MiB per weight file, once per process.
     """
@@ -81,6 +85,8 @@ def fingerprint_model(model: Model) -> str:
         tokenizer = hashlib.sha256((DEMO / "tokenizer.json").read_bytes()).hexdigest()
         identity = {"arch": model.arch, "seed": model.seed, "tokenizer": tokenizer, "drawn": "by module"}
         return "random:" + fingerprint(identity)
+    if package := package_of(model):
+        return "package:" + package.contents.fingerprint
     return "local:" + _identify(folder_of(model))[1]
 
 
@@ -101,8 +107,9 @@ def status(model: Model) -> ModelStatus:
                 what = f"random weights are used with the demo tokenizer, which has {tokens} tokens"
                 raise UserError(what, where="model.arch.vocab_size", fix=f"set it to {tokens} or more")
             return ModelStatus(True, "", identity, arch.parameters, arch, *_tokenizer(DEMO, model.arch))
-        info = _identify(folder_of(model))[0]
-        return _of_folder(folder_of(model), info, identity)
+        package = package_of(model)
+        info = read_checkpoint_info(folder_of(model)) if package else _identify(folder_of(model))[0]
+        return replace(_of_folder(folder_of(model), info, identity), package=package)
     except UserError as error:
         return ModelStatus(False, str(error))
 
@@ -172,6 +179,8 @@ def files_of(model: Model) -> Mapping[str, str]:
     if model.source in (ModelSource.HUB, ModelSource.RANDOM):
         return {}
     try:
+        if package := package_of(model):
+            return {str(package.folder / name): digest[:16] for name, digest in package.contents.files.items()}
         return _identify(folder_of(model))[2]
     except UserError:
         return {}

@@ -21,6 +21,8 @@ from zo_sweeps.models.causal import LanguageModel
 from zo_sweeps.models.checkpoint import read_checkpoint_info
 from zo_sweeps.models.identity import DEMO, folder_of, repo_of, revision_of
 from zo_sweeps.models.masked import MaskedLanguageModel
+from zo_sweeps.models.package import Package
+from zo_sweeps.models.package import of as package_of
 
 # Tensors that a checkpoint may hold beyond its architecture: buffers that are computed (of rotary positions, positions,
 # causal masks), a head that shares the embedding, and the heads of BERT's sentence tasks.
@@ -37,14 +39,15 @@ def load(
     """Load the model of a configuration: weights frozen, in evaluation mode, stored as `dtype` on `device`.
 
     With `codes`, the projections of the blocks are stored as its codes. Each is encoded as soon as it is read, on the
-    device: peak memory is that of the stored weights, and of one more tensor on either side.
+    device: peak memory is that of the stored weights, and of one more tensor on either side. A package
+    (`zo_sweeps.models.package`) has the codes already, which are verified and read one layer at a time.
 
     Safetensors only: no pickle is opened, and no code of the model's own is run. Random weights are drawn on the CPU
     from `seed`, so that they are the same for every device, and leave the global generator as it was.
 
     Raises UserError for a folder that is not a model, weights that lack tensors of the architecture, have more of them
-    or other shapes, a hub model that cannot be downloaded, a family that cannot be served. Cost: one read of
-    the weights.
+    or other shapes, a hub model that cannot be downloaded, a family that cannot be served, a package that is
+    damaged or of another precision. Cost: one read of the weights, two of a package.
     """
     with quiet():
         if model.source == ModelSource.RANDOM:
@@ -54,13 +57,17 @@ def load(
         on_hub = model.source == ModelSource.HUB
         folder = _from_hub(model) if on_hub else folder_of(model)
         arch = read_checkpoint_info(folder).arch
+        if package := package_of(model):
+            return _wrapped(*_packaged(package, arch, dtype, device, codes), arch.masked, package=package)
         module, tokenizer = _pretrained(folder, arch, dtype, device, codes)
         # A hub snapshot's folder is named by its commit.
         return _wrapped(module.to(device), tokenizer, arch.masked, commit=folder.name if on_hub else "")
 
 
-def _wrapped(module: Any, tokenizer: Any, masked: bool, commit: str = "") -> LanguageModel:
-    return (MaskedLanguageModel if masked else LanguageModel)(module, tokenizer, commit)
+def _wrapped(
+    module: Any, tokenizer: Any, masked: bool, commit: str = "", package: Package | None = None
+) -> LanguageModel:
+    return (MaskedLanguageModel if masked else LanguageModel)(module, tokenizer, commit, package)
 
 
 def _class_of(masked: bool) -> Any:
@@ -88,8 +95,32 @@ def _from_hub(model: Model) -> Path:
     return folder
 
 
+def _packaged(
+    package: Package, arch: Arch, dtype: torch.dtype, device: torch.device | str, codes: WeightOnlyPrecision | None
+) -> tuple[Any, Any]:
+    from zo_sweeps.models.coded import restore
+
+    name = package.contents.precision.get("name")
+    if codes is None:
+        raise UserError(f"the weights are packaged as {name} codes", where=str(package.folder), fix="precision=auto")
+    if wrong := package.contradiction(codes):
+        raise UserError(wrong, where=str(package.folder), fix="precision=auto takes the package's")
+    package.verify()
+    module, tokenizer = _pretrained(package.folder, arch, dtype, device, codes, packaged=True)
+    try:
+        restore(codes, module, package.layers(device))
+    except (ValueError, AttributeError) as error:
+        raise UserError(f"the codes are not those of a {name} model: {error}", where=str(package.folder)) from None
+    return module, tokenizer
+
+
 def _pretrained(
-    folder: Path, arch: Arch, dtype: torch.dtype, device: torch.device | str, codes: WeightOnlyPrecision | None
+    folder: Path,
+    arch: Arch,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    codes: WeightOnlyPrecision | None,
+    packaged: bool = False,
 ) -> tuple[Any, Any]:
     from transformers import AutoTokenizer
 
@@ -98,7 +129,8 @@ def _pretrained(
     if codes is not None:
         from zo_sweeps.models.coded import Quantization
 
-        as_codes = {"quantization_config": Quantization(codes, arch.names([ALL])), "device_map": {"": str(device)}}
+        quantization = Quantization(codes, arch.names([ALL]), packaged)
+        as_codes = {"quantization_config": quantization, "device_map": {"": str(device)}}
     try:
         module, report = _class_of(arch.masked).from_pretrained(
             str(folder),

@@ -7,11 +7,9 @@ fingerprint and its size. Both appear by rename, the sidecar last.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ import torch
 from torch import Tensor
 
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.core.files import cache_folder, replace_text, replacing
+from zo_sweeps.core.files import cache_folder, locked, replace_text, replacing
 from zo_sweeps.core.fingerprint import fingerprint
 
 Masks = dict[str, Tensor]  # layer -> [k] int64 flat indices into its weight, ascending
@@ -70,7 +68,7 @@ def get(key: Mapping[str, Any], find: Callable[[], Stored], where: Path | None =
         fix = "set ZO_SWEEPS_CACHE to a writable folder"
         raise UserError(f"cannot store masks ({error.strerror})", where=str(store), fix=fix) from None
     name = fingerprint(key)
-    with _locked(store / f"{name}.lock"):
+    with locked(store / f"{name}.lock"):
         stored = _read(store, name)
         if stored is None:
             stored = find()
@@ -80,34 +78,38 @@ def get(key: Mapping[str, Any], find: Callable[[], Stored], where: Path | None =
 
 def _read(store: Path, name: str) -> Stored | None:
     from safetensors import SafetensorError
-    from safetensors.torch import load_file
 
     try:
         sidecar = json.loads((store / f"{name}.json").read_text(encoding="utf-8"))
-        tensors = load_file(str(store / f"{name}.safetensors"))
-        masks = {layer: index.long() for layer, index in tensors.items() if not layer.endswith(VALUES)}
-        stored = Stored(masks, {layer: tensors[layer + VALUES] for layer in masks})
+        stored = read_file(store / f"{name}.safetensors")
     except (OSError, ValueError, KeyError, SafetensorError):
         return None
     whole = isinstance(sidecar, dict) and sidecar.get("fingerprint") == stored.fingerprint
     return stored if whole else None
 
 
-def _write(store: Path, name: str, stored: Stored, key: Mapping[str, Any]) -> None:
-    from safetensors.torch import save_file
+def read_file(file: Path) -> Stored:
+    """Return the mask in a file. Raises OSError, SafetensorError or KeyError if it holds none."""
+    from safetensors.torch import load_file
 
+    tensors = load_file(str(file))
+    masks = {layer: index.long() for layer, index in tensors.items() if not layer.endswith(VALUES)}
+    return Stored(masks, {layer: tensors[layer + VALUES] for layer in masks})
+
+
+def _write(store: Path, name: str, stored: Stored, key: Mapping[str, Any]) -> None:
     masks = stored.masks
-    tensors = {layer: index.to("cpu", torch.int32).contiguous() for layer, index in masks.items()}
-    tensors |= {layer + VALUES: values.to("cpu").contiguous() for layer, values in stored.values.items()}
-    with replacing(store / f"{name}.safetensors") as part:
-        save_file(tensors, str(part))
+    write_file(store / f"{name}.safetensors", stored)
     entries = sum(map(len, masks.values()))
     sidecar = {"fingerprint": stored.fingerprint, "entries": entries, "layers": len(masks), "found_from": key}
     replace_text(store / f"{name}.json", json.dumps(sidecar, indent=2, sort_keys=True) + "\n")
 
 
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield  # closing the file releases the lock
+def write_file(file: Path, stored: Stored) -> None:
+    """Write a mask to a file, which appears by rename."""
+    from safetensors.torch import save_file
+
+    tensors = {layer: index.to("cpu", torch.int32).contiguous() for layer, index in stored.masks.items()}
+    tensors |= {layer + VALUES: values.to("cpu").contiguous() for layer, values in stored.values.items()}
+    with replacing(file) as part:
+        save_file(tensors, str(part))

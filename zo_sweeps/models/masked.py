@@ -14,6 +14,7 @@ from torch import Tensor
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.models.causal import LanguageModel
+from zo_sweeps.models.package import Package
 
 
 class MaskedLanguageModel(LanguageModel):
@@ -23,10 +24,10 @@ class MaskedLanguageModel(LanguageModel):
     positions over the tokens that are not padding, from that id on.
     """
 
-    def __init__(self, module: Any, tokenizer: Any, commit: str = "") -> None:
+    def __init__(self, module: Any, tokenizer: Any, commit: str = "", package: Package | None = None) -> None:
         if tokenizer.bos_token_id is None:  # BERT's tokenizers have other names for the ends of a text
             tokenizer.bos_token, tokenizer.eos_token = tokenizer.cls_token, tokenizer.sep_token
-        super().__init__(module, tokenizer, commit)
+        super().__init__(module, tokenizer, commit, package)
         if tokenizer.mask_token_id is None:
             raise UserError("the tokenizer of the masked model has no mask token", where="model")
         self.mask_id: int = tokenizer.mask_token_id

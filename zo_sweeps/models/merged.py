@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from zo_sweeps.core.files import new_folder
 from zo_sweeps.models.causal import LanguageModel
 from zo_sweeps.models.load import quiet
 from zo_sweeps.models.projection import is_transposed
@@ -46,12 +45,7 @@ def save(model: LanguageModel, folder: Path) -> None:
     Args:
         folder: absent or empty.
     """
-    part = folder.with_name(f"{folder.name}.{os.getpid()}.part")
     module: Any = model.module
-    try:
-        with quiet():
-            module.save_pretrained(str(part), safe_serialization=True)
-            model.tokenizer.save_pretrained(str(part))
-        os.replace(part, folder)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
+    with quiet(), new_folder(folder) as part:
+        module.save_pretrained(str(part), safe_serialization=True)
+        model.tokenizer.save_pretrained(str(part))

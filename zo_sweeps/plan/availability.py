@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.fingerprint import fingerprint
 from zo_sweeps.core.memory import Part
 from zo_sweeps.core.remarks import remarks
 from zo_sweeps.devices.estimate import RUNTIME_BYTES, finding_memory, memory_by_part
 from zo_sweeps.devices.kernels import troubles
+from zo_sweeps.methods.arch import ALL
 from zo_sweeps.methods.definition import write
 from zo_sweeps.methods.evaluation import SCORED_TOKENS, Restore
 from zo_sweeps.methods.trial_config import TrialConfig
@@ -21,6 +23,7 @@ from zo_sweeps.methods.trial_config import TrialConfig
 if TYPE_CHECKING:
     from zo_sweeps.methods.arch import Arch
     from zo_sweeps.models.identity import ModelStatus
+    from zo_sweeps.models.package import Package
     from zo_sweeps.tasks.data import DataStatus
 
 BYTES_PER_TOKEN = 4  # of English text as JSON, roughly; for estimates only
@@ -67,13 +70,8 @@ class Places:
         """Return the needs of a trial. Raises UserError for parts incompatible with the model, or malformed data."""
         model, data = self._model(config), self._task(config)
         _goes_with(config, model)
-        text, missing_text = self._text(config)
-        config = replace(
-            config,
-            model=replace(config.model, fingerprint=model.fingerprint),
-            task=replace(config.task, fingerprint=data.fingerprint),
-            data=replace(config.data, text_fingerprint=text),
-        )
+        config, missing_text = self._with_sources(config, model)
+        config = replace(config, task=replace(config.task, fingerprint=data.fingerprint))
         reasons = [status.why for status in (model, data) if not status.available]
         reasons += [missing_text] if missing_text else []
         if self._here and config.precision.coded and (trouble := troubles().get(config.precision.name)):
@@ -95,6 +93,26 @@ class Places:
         notes = [self._truncated(config, model, data), _few_rows(config, data), _few_directions(config, trainable)]
         notes += [*remarks([config.departures]), *_not_read(config, model, data)]
         return Availability(config, tuple(reasons), memory, parts, tokens, trainable, tuple(filter(None, notes)))
+
+    def to_package(self, config: TrialConfig) -> TrialConfig:
+        """Return the configuration of a package to be made, with the fingerprints of model and text filled in.
+
+        Raises UserError if one of them is not here, or the model is a package.
+        """
+        model = self._model(config)
+        if model.package is not None:
+            raise UserError("the model is a package", where=str(model.package.folder), fix="package the plain model")
+        config, missing_text = self._with_sources(config, model)
+        for why in ("" if model.available else model.why, missing_text):
+            if why:
+                raise UserError(why)
+        return config
+
+    def _with_sources(self, config: TrialConfig, model: ModelStatus) -> tuple[TrialConfig, str]:
+        """Return (the configuration with the fingerprints of model and text, why the text is unavailable)."""
+        text, missing = self._text(config, model)
+        with_model = replace(config, model=replace(config.model, fingerprint=model.fingerprint))
+        return replace(with_model, data=replace(config.data, text_fingerprint=text)), missing
 
     def _model(self, config: TrialConfig) -> ModelStatus:
         from zo_sweeps.models.identity import status
@@ -139,17 +157,23 @@ class Places:
             raise found
         return found
 
-    def _text(self, config: TrialConfig) -> tuple[str, str]:
-        """Return (fingerprint of the text whose gradients are taken, why it is unavailable), one of them or both ""."""
-        name, key = text_of(config)
-        if not name:
-            return "", ""
-        file = Path(config.data.dir or ".").expanduser() / name
-        if not file.is_file():
-            return "", f"no text at {file} ({key}, under data.dir)"
-        if file not in self._texts:
-            self._texts[file] = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
-        return self._texts[file], ""
+    def _text(self, config: TrialConfig, model: ModelStatus) -> tuple[str, str]:
+        """Return (fingerprint of the text whose gradients are taken, why it is unavailable), one of them or both "".
+
+        Several texts have one fingerprint. A package was made from its texts.
+        """
+        if model.package is not None:
+            return model.package.contents.text, ""
+        found: dict[Path, str] = {}
+        for name, key in texts_of(config):
+            file = Path(config.data.dir or ".").expanduser() / name
+            if not file.is_file():
+                return "", f"no text at {file} ({key}, under data.dir)"
+            if file not in self._texts:
+                self._texts[file] = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+            found[file] = self._texts[file]
+        prints = list(dict.fromkeys(found.values()))
+        return (fingerprint(prints) if len(prints) > 1 else "".join(prints)), ""
 
     @staticmethod
     def _memory(
@@ -160,17 +184,21 @@ class Places:
             return 0, {}
         scored = 0 if kind.generates else max(config.split.dev, config.split.test) * longest
         finding = 0
-        if space.needs_gradients and kind.trains:
-            text = text_of(config)[0]
+        if space.needs_gradients and kind.trains and model.package is None:
+            text = space.of_text
             length = getattr(space, "length", longest) if text else longest
             entries = arch.entries(space.layers)
             finding = finding_memory(arch, precision.format.bytes, length, length if text else 1, entries)
+        if precision.of_text and model.package is None:
+            length = getattr(precision, "length", longest)
+            finding = max(finding, finding_memory(arch, precision.format.bytes, length, length, arch.entries([ALL])))
         added = space.bind(precision).added_bytes(arch) if kind.trains else 0
         parts = memory_by_part(
             arch,
             precision.format.bytes,
             weights=precision.weight_bytes(arch) + added,
             scales=precision.decoding_bytes(arch),
+            kept=precision.outside_bytes(arch),
             coded=precision.coded,
             sparse=space.sparse,
             trains=kind.trains,
@@ -224,13 +252,14 @@ def _not_read(config: TrialConfig, model: ModelStatus, data: DataStatus) -> list
     return notes
 
 
-def text_of(config: TrialConfig) -> tuple[str, str]:
-    """Return (the text whose gradients a trial takes, the key that names it); ("", "") if it takes none."""
+def texts_of(config: TrialConfig) -> Iterator[tuple[str, str]]:
+    """Yield every (text whose gradients a trial takes, key that names it)."""
     if config.gradients.samples:
-        return config.gradients.text, "gradients.text"
-    if config.method.kind.trains and config.space.needs_gradients and config.space.of_text:
-        return config.space.of_text, "space.text"
-    return "", ""
+        yield config.gradients.text, "gradients.text"
+    elif config.method.kind.trains and config.space.needs_gradients and config.space.of_text:
+        yield config.space.of_text, "space.text"
+    if config.precision.of_text:
+        yield config.precision.of_text, "precision.text"
 
 
 def _trainable(config: TrialConfig, arch: Arch) -> int:
@@ -238,8 +267,10 @@ def _trainable(config: TrialConfig, arch: Arch) -> int:
 
 
 def _goes_with(config: TrialConfig, model: ModelStatus) -> None:
-    """Raise UserError for a model incompatible with the prompt, the method's kind or the space."""
+    """Raise UserError for a model incompatible with the prompt, the precision, the method's kind or the space."""
     arch, kind = model.arch, config.method.kind
+    if model.package is not None:
+        _goes_with_package(config, model.package)
     if arch is None:
         return
     dialect = config.task.dialects.get(config.prompt.name)
@@ -262,6 +293,23 @@ def _goes_with(config: TrialConfig, model: ModelStatus) -> None:
     if arch.no_full and kind.estimates and config.space.moves_base and config.evaluation.restore is Restore.EXACT:
         what = f"model {config.model.name!r} is not evaluated beside its weights: {arch.no_full}"
         raise UserError(what, fix="use evaluation.restore=in_place, or another space")
+
+
+def _goes_with_package(config: TrialConfig, package: Package) -> None:
+    """Raise UserError for a trial whose settings are not those that a package was made with."""
+    where = str(package.folder)
+    if wrong := package.contradiction(config.precision):
+        raise UserError(wrong, where=where, fix="leave precision out for the package's")
+    if not (config.method.kind.trains and config.space.needs_gradients):
+        return
+    mask, wanted = package.contents.mask, config.space.found_from
+    if mask is None:
+        what = "the package holds no mask, and none can be found without the plain weights"
+        raise UserError(what, where=where, fix="package the model again, with the space")
+    theirs = {**mask}
+    for key, value in write({"targets": config.space.layers, **wanted}).items():
+        if theirs.get(key) != value:
+            raise UserError(f"space.{key} is {theirs.get(key)} in the package, not {value}", where=where)
 
 
 def _longer(config: TrialConfig, model: ModelStatus, data: DataStatus, most: int) -> str:

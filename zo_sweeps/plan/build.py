@@ -227,7 +227,7 @@ def _trial(
         needs=Needs(
             config.device.name, needs.memory_bytes, {part.value: int(size) for part, size in needs.parts.items()}
         ),
-        warm_key=fingerprint([config.model.fingerprint, identity(config.precision), config.device.name]),
+        warm_key=_warm_key(config),
         cost=_cost(config, needs),
         steps=config.steps,
         memory_key=memory_key(config),
@@ -237,6 +237,13 @@ def _trial(
         block=block,
         task=config.task.name,
     )
+
+
+def _warm_key(config: TrialConfig) -> str:
+    """Return a key shared by trials with the same loaded model."""
+    precision, text = config.precision, config.data.text_fingerprint
+    parts = [config.model.fingerprint, identity(precision), config.device.name]
+    return fingerprint([*parts, text] if precision.of_text else parts)
 
 
 def _cost(config: TrialConfig, needs: Availability) -> float:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from zo_sweeps.core.errors import unknown
 from zo_sweeps.methods import registry
+from zo_sweeps.methods.definition import Definition
 from zo_sweeps.methods.estimator import Estimator
 from zo_sweeps.methods.evaluation import Restore
 from zo_sweeps.methods.kind import Kind
@@ -170,9 +171,9 @@ def _codes(config: TrialConfig) -> Iterator[str]:
     kind, space, precision = config.method.kind, config.space, config.precision
     if not (kind.trains or kind.generates):
         return
-    if space.of_codes and not (precision.movable if space.integers else precision.coded):
-        part, fact = ("integer codes", "movable") if space.integers else ("a part of weights stored as codes", "coded")
-        fitting = [name for name, one in registry.members("precision").items() if getattr(one, fact, False)]
+    if space.of_codes and not _trains(space, precision):
+        part = "integer codes" if space.integers else "the scales of weights stored as codes"
+        fitting = [name for name, one in registry.members("precision").items() if _trains(space, one())]
         yield f"space {space.name!r} trains {part}: use precision={' or '.join(fitting)}, not {precision.name}"
     if not precision.coded:
         return
@@ -205,6 +206,13 @@ def _integers(config: TrialConfig) -> Iterator[str]:
         yield f"update {update.name!r} moves integers: use space=codes, not {space.name}"
     if space.integers and config.evaluation.restore is Restore.IN_PLACE:
         yield f"space {space.name!r} is evaluated beside its codes: use evaluation.restore=exact"
+
+
+def _trains(space: Space, precision: Definition) -> bool:
+    """Return whether weights stored this way have the integers, or else the scales, that a space of codes trains."""
+    if not isinstance(precision, WeightOnlyPrecision):
+        return False
+    return precision.movable if space.integers else precision.scales(1, 1) > 0
 
 
 def _fits(update: Update | type[Update], kind: Kind) -> bool:

@@ -13,7 +13,7 @@ from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.methods import registry
 from zo_sweeps.methods.definition import Locate, options
 from zo_sweeps.methods.kind import Kind
-from zo_sweeps.methods.parts import Method, ModelSource
+from zo_sweeps.methods.parts import Method, Model, ModelSource
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.expand import Setting
 from zo_sweeps.plan.overrides import Overrides
@@ -108,9 +108,19 @@ def resolve(composer: Composer, setting: Setting, options: Options, parts: Parts
     if not kind.trains:
         tree["train"]["steps"] = 0
     if tree["precision"]["name"] == "auto":
-        tree["precision"] = {**tree["precision"], "name": tree["model"]["precision"]}
+        own = {key: value for key, value in tree["precision"].items() if key != "name"}
+        tree["precision"] = {**_own_precision(tree["model"]), **own}
     tree["members"] = [str(folder) for folder in registry.folders()]
     return _with_batch(parts.read(tree, where))
+
+
+def _own_precision(model: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the precision of a model that a trial does not choose: the package's, if it is one."""
+    from zo_sweeps.models import package
+
+    source, path = ModelSource(model["source"]), model["path"]
+    stored = package.of(Model(source=source, path=path))
+    return {"name": model["precision"]} if stored is None else stored.contents.precision
 
 
 def _scale(tree: dict[str, Any], scale: ScaleConfig, kind: Kind, forced: Collection[str]) -> None:

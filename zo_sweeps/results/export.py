@@ -54,7 +54,7 @@ def save_adapter(trial_id: str, folder: str | Path, state_dir: str | Path = "zo_
         what = f"the weights are stored as {config.precision.name} codes, into which nothing can be merged"
         fix = "save it as an adapter" if config.space.adapter else "zo_sweeps.weights returns the trained values"
         raise UserError(what, where=trial_id, fix=fix)
-    target = _empty(Path(folder).expanduser())
+    target = new_or_empty(Path(folder).expanduser())
     with rebuilt(trial_id, state_dir) as (bench, space):
         try:
             if merge:
@@ -153,7 +153,7 @@ def _base(model: Model, commit: str) -> tuple[str, str]:
     return (repo_of(model), commit) if model.source == ModelSource.HUB else (str(folder_of(model).resolve()), "")
 
 
-def _empty(folder: Path) -> Path:
+def new_or_empty(folder: Path) -> Path:
     """Return the folder. Raises UserError unless it is absent or empty: two models must not share one."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)

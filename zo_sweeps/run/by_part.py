@@ -29,8 +29,8 @@ def at_peak(bench: Workbench, space: InstalledSpace | None, work: Work) -> Mappi
             tensors.claim(tensor, part)
     for module in bench.model.module.modules():
         if isinstance(module, Codes):
-            for name, buffer in module.named_buffers():
-                tensors.claim(buffer, Part.WEIGHTS if name == "values" else Part.SCALES)
+            for part, buffer in module.tensors():
+                tensors.claim(buffer, part)
     for tensor in bench.model.stored():
         tensors.claim(tensor, Part.WEIGHTS)
     with tensors:

@@ -14,9 +14,11 @@ from zo_sweeps.methods.definition import write
 from zo_sweeps.methods.parts import Device
 from zo_sweeps.methods.precision import WeightOnlyPrecision
 from zo_sweeps.methods.trial_config import TrialConfig
+from zo_sweeps.models import package
 from zo_sweeps.models.causal import LanguageModel
 from zo_sweeps.models.load import load
 from zo_sweeps.models.masked import MaskedLanguageModel
+from zo_sweeps.run.packages import prepared
 from zo_sweeps.tasks.data import load_splits
 from zo_sweeps.tasks.demonstrations import Demonstrator, demonstration
 from zo_sweeps.tasks.encode import Example, encode
@@ -63,9 +65,11 @@ def base_model(config: TrialConfig, warm_key: str, device: torch.device) -> Lang
     global warm
     if warm is None or warm.key != warm_key or warm.dirty:
         warm = None  # free it before the next one is loaded
-        precision = config.precision
+        precision, model = config.precision, config.model
         codes = precision if isinstance(precision, WeightOnlyPrecision) else None
-        warm = Warm(warm_key, load(config.model, precision.dtype, device, codes))
+        if codes is not None and codes.prepared and package.of(model) is None:
+            model = prepared(config, device)
+        warm = Warm(warm_key, load(model, precision.dtype, device, codes))
     return warm.model
 
 

@@ -47,18 +47,23 @@ def sensitive_mask(
         layers: qualified names of the target layers.
         examples, objective: the training split and f, used if the source is `task`.
 
+    A package brings its own mask, and neither text nor gradients are needed (the planner compares the settings).
+
     Cost: none if the store has the mask; otherwise two forwards and one backward per sample. Memory: see
     `devices.estimate.finding_memory`.
     """
     space, model = config.space, loaded()
     assert isinstance(space, Sensitive)
-    key: dict[str, Any] = {name: getattr(space, name) for name in ("density", "scope", "score", "source", "samples")}
+    if model.package is not None and model.package.contents.mask:
+        stored = model.package.mask()
+        return Found(stored.masks, stored.values), stored.fingerprint
+    key: dict[str, Any] = dict(space.found_from)
     key |= {"model": config.model.fingerprint, "precision": config.precision.format.torch_name, "layers": list(layers)}
     key["device"] = _device(model).type  # gradients round differently on another kind
     if space.of_text:
         samples = text_samples(space.text, space.samples, space.length, config.data.dir, model)
         objective = Tokens()
-        key |= {"text": config.data.text_fingerprint, "length": space.length}
+        key["text"] = config.data.text_fingerprint
     else:
         samples = list(examples[: space.samples])
         key |= {"task": identity(config.task), "prompt": config.prompt.name, "max_length": config.train.max_length}
@@ -74,6 +79,27 @@ def sensitive_mask(
 
     first = mask_store.get(key, lambda: find(0))
     return Found(first.masks, first.values, lambda step: find(step).masks), first.fingerprint
+
+
+def text_sensitivities(
+    model: LanguageModel, layers: Sequence[str], samples: Sequence[Example], taken: Callable[[int], None]
+) -> Mapping[str, Tensor]:
+    """Return layer -> the mean squared gradient of every entry of its weight, fp32, as the weight is stored.
+
+    Args:
+        model: with plain weights.
+        samples: texts, from `text_samples`; the loss of each is that of the language model.
+        taken: called before each sample's gradients are taken, with the number of those already taken.
+
+    Cost: as `masks.squared_gradients`.
+    """
+
+    def each() -> Iterator[Callable[[], Tensor]]:
+        for done, loss in enumerate(_losses(model, samples, Tokens())):
+            taken(done)
+            yield loss
+
+    return masks.squared_gradients(_weights(model, layers), each())
 
 
 class Gradients:

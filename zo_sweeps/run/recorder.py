@@ -32,7 +32,8 @@ class Recorder:
         evaluations: step -> its `eval` event on dev.
         test: the `test` event, once there is one.
         measured: metrics of the outcome, by name.
-        mask: fingerprint of the sparse mask that the trial began with; "" before there is one.
+        mask, quantized: fingerprints of the sparse mask and of the computed codes that the trial began with; "" before
+            there are any.
         lost: step -> share of its update that rounding lost, at the steps where it is measured.
         seen: steps whose gradients are already recorded.
         largest: the step of this attempt with the most tokens, the first of equals, and their number.
@@ -48,7 +49,10 @@ class Recorder:
         self.evaluations = {step: event for (split, step), event in evals(journal).items() if split == "dev"}
         self.test = next((event for event in journal if event["type"] == "test"), None)
         self.seen = {event["step"] for event in journal if event["type"] == "gradients"}
-        self.mask = next((str(event["fingerprint"]) for event in journal if event["type"] == "mask"), "")
+        prints = {
+            event["type"]: str(event["fingerprint"]) for event in journal if event["type"] in ("mask", "quantized")
+        }
+        self.mask, self.quantized = prints.get("mask", ""), prints.get("quantized", "")
         self.lost = {event["step"]: float(event["lost"]) for event in journal if event["type"] == "updates"}
         self._warned = {event["metric"] for event in journal if event["type"] == "warning"}
         self.reported = len(self.losses)  # steps already in the journal

@@ -50,6 +50,7 @@ class Workbench:
     def load(self) -> None:
         """Load the model, and the rows if the kind has any."""
         self.model = cache.base_model(self.config, self.warm_key, self.device)
+        self._same_codes()
         if self.config.method.kind.generates:
             return
         self.splits = cache.examples(self.config, self.model)
@@ -97,7 +98,7 @@ class Workbench:
     def agreed(self, space: InstalledSpace) -> bytes:
         """Return a fingerprint of everything that leader and followers must agree on, beyond the configuration."""
         shapes = [[name, list(param.shape)] for name, param in space.params.items()]
-        return fingerprint([self.recorder.mask, shapes]).encode()
+        return fingerprint([self.recorder.mask, self.recorder.quantized, shapes]).encode()
 
     def examples_of(self, step: int) -> list[Example]:
         """Return the rows of a step's minibatch."""
@@ -185,6 +186,20 @@ class Workbench:
             recorder.mask = mark
             recorder.emit("mask", fingerprint=mark, entries=sum(map(len, mask.masks.values())))
         return mask
+
+    def _same_codes(self) -> None:
+        """Record computed codes. A log continues only over its own: another kind of machine may compute other ones."""
+        recorder, package = self.recorder, self.model.package
+        if package is None:
+            return
+        if recorder.quantized not in ("", package.codes):
+            raise UserError(
+                f"the codes here ({package.codes}) differ from those that this trial began with ({recorder.quantized})",
+                fix="rerun the trial from its first step, or run it from a package",
+            )
+        if not recorder.quantized:
+            recorder.quantized = package.codes
+            recorder.emit("quantized", fingerprint=package.codes)
 
     def _plain(self) -> LanguageModel:
         """Return the model with the weights themselves, in place of the one that stores codes, which is freed."""

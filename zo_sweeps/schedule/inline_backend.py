@@ -18,7 +18,7 @@ from zo_sweeps.schedule.backend import (
     Progress,
     run_guarded,
 )
-from zo_sweeps.schedule.sharing import ALONE, Workers, of_mask
+from zo_sweeps.schedule.sharing import ALONE, Workers, of_weights
 
 NODE = "inline"
 
@@ -82,7 +82,7 @@ class InlineBackend:
         with ExitStack() as stack:
             peers = []
             for _ in range(count):
-                peers.append(ProcessPeer(self._target, trial, of_mask(journal), self._threads))
+                peers.append(ProcessPeer(self._target, trial, of_weights(journal), self._threads))
                 stack.callback(peers[-1].close)
             yield Sharing(peers, [NODE] * count, self._workers.on_lost == "drop", self._workers.patience)
 

@@ -30,7 +30,7 @@ from zo_sweeps.schedule.placement import reason
 from zo_sweeps.schedule.ray_cluster import NODE_LOST, Connection, why_lost
 from zo_sweeps.schedule.ray_peers import RayPeer
 from zo_sweeps.schedule.ray_slots import Slot, Slots
-from zo_sweeps.schedule.sharing import ALONE, Workers, no_room, of_mask
+from zo_sweeps.schedule.sharing import ALONE, Workers, no_room, of_weights
 
 REFRESH_SECONDS = 1.0  # how long a node that joined may go unnoticed
 SILENT_SECONDS = 20.0  # without a heartbeat, before an attempt is lost; Ray itself takes 64
@@ -157,7 +157,7 @@ class RayBackend:
         if not slot.followers:
             return None
         assert slot.trial
-        entry, mask = slot.trial.to_json(), of_mask(journal)
+        entry, mask = slot.trial.to_json(), of_weights(journal)
         peers = [RayPeer(f.actor, f.actor.follow.remote(entry, mask), f.node.name) for f in slot.followers]
         names = [follower.node.name for follower in slot.followers]
         return Sharing(peers, names, self._workers.on_lost == "drop", self._workers.patience)

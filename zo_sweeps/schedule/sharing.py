@@ -76,6 +76,6 @@ def no_room(trial: Trial, count: int, nodes: Sequence[Node], cpus: int, limit: i
     return "" if most >= count else f"executor.workers={count} of one kind of node: there is room for {most}"
 
 
-def of_mask(journal: Sequence[Event]) -> list[Event]:
+def of_weights(journal: Sequence[Event]) -> list[Event]:
     """Return the events of a journal that a follower needs: the rest reaches it with the leader's first question."""
-    return [event for event in journal if event["type"] == "mask"]
+    return [event for event in journal if event["type"] in ("mask", "quantized")]

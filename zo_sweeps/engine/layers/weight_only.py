@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -15,7 +15,7 @@ from zo_sweeps.engine.integers import Integers
 
 
 class Codes(nn.Module):
-    """A weight [out, in] as codes, with `scales` that multiply them: the base of all schemes.
+    """A weight [out, in] as codes, in buffers: the base of all schemes. Most have `scales` that multiply the codes.
 
     Called, it returns the function (start, stop) -> decoded rows [stop - start, in], whose bits depend on neither. A
     scheme registers the codes as the buffer `values`; all other buffers are there to decode them.
@@ -53,6 +53,27 @@ class Codes(nn.Module):
         del self._parameters["scales"]
         self.register_buffer("scales", self.stored_scales)
         del self.stored_scales
+
+    def holding(self, shape: tuple[int, int], buffers: Mapping[str, Tensor]) -> Codes:
+        """Hold the codes of another weight, encoded by the same scheme, in place of its own; return itself.
+
+        Args:
+            shape: (out, in) of that weight.
+            buffers: its `state_dict`.
+
+        Raises ValueError if they are buffers of another scheme.
+        """
+        own = {name: buffer.dtype for name, buffer in self.state_dict().items()}
+        if {name: buffer.dtype for name, buffer in buffers.items()} != own:
+            raise ValueError(f"codes of other buffers: {', '.join(sorted(buffers))}, not {', '.join(sorted(own))}")
+        self.shape = shape
+        self._buffers.update(buffers)
+        return self
+
+    def tensors(self) -> Iterator[tuple[Part, Tensor]]:
+        """Yield its buffers, and the part of the memory that each counts as."""
+        for name, buffer in self.named_buffers():
+            yield Part.WEIGHTS if name == "values" else Part.SCALES, buffer
 
     def dense(self) -> Tensor:
         """Return the decoded weight [out, in]."""

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from zo_sweeps.methods.precision import WeightOnlyPrecision
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor, nn
 
     from zo_sweeps.engine.layers.weight_only import Codes
@@ -21,10 +23,27 @@ class Encoded(WeightOnlyPrecision):
         """Return a contiguous weight [out, in] as codes, on its device."""
         raise NotImplementedError
 
-    def stored(self, layer: nn.Module, weight: Tensor) -> nn.Module:
+    def encode_weighted(self, weight: Tensor, sensitivity: Tensor) -> Codes:
+        """Return a contiguous weight [out, in] as codes that are made by the sensitivity of its entries, [out, in]."""
+        raise NotImplementedError
+
+    def stored(self, layer: nn.Module, weight: Tensor, sensitivity: Tensor | None = None) -> nn.Module:
+        from zo_sweeps.engine import linear
+
+        transposed = linear.is_transposed(layer)
+        weight = (weight.t() if transposed else weight).contiguous()
+        if sensitivity is None:
+            return self._module(layer, self.encode(weight))
+        sensitivity = (sensitivity.t() if transposed else sensitivity).contiguous()
+        return self._module(layer, self.encode_weighted(weight, sensitivity))
+
+    def restored(self, layer: nn.Module, shape: tuple[int, int], buffers: Mapping[str, Tensor]) -> nn.Module:
+        scheme = self.encode(next(iter(buffers.values())).new_zeros(1, shape[1], dtype=self.dtype))
+        return self._module(layer, scheme.holding(shape, buffers))
+
+    @staticmethod
+    def _module(layer: nn.Module, codes: Codes) -> nn.Module:
         from zo_sweeps.engine import linear
         from zo_sweeps.engine.layers.weight_only import WeightOnly
 
-        transposed = linear.is_transposed(layer)
-        codes = self.encode((weight.t() if transposed else weight).contiguous())
-        return WeightOnly(codes, layer.bias, transposed)  # type: ignore[arg-type]
+        return WeightOnly(codes, layer.bias, linear.is_transposed(layer))  # type: ignore[arg-type]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from zo_sweeps.methods.arch import Arch
 from zo_sweeps.methods.definition import option
@@ -43,6 +43,11 @@ class Sensitive(SparseSpace):
     @property
     def of_text(self) -> str:
         return self.text if self.source == "text" else ""
+
+    @property
+    def found_from(self) -> Mapping[str, Any]:
+        names = ("density", "scope", "score", "source", "samples", *(("length",) if self.of_text else ()))
+        return {name: getattr(self, name) for name in names}
 
     @property
     def renewed_every(self) -> int:

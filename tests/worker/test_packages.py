@@ -1,0 +1,202 @@
+"""Codes computed once, and packages: a trial from a package is the trial that quantized by itself, without a text."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.worker.common import SMALL, measured, run
+from zo_sweeps.config.composer import Composer
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.trial import Outcome, Trial, TrialState
+from zo_sweeps.models.package import read
+from zo_sweeps.plan.build import Plan, build
+from zo_sweeps.results.packaging import package
+from zo_sweeps.run import cache
+
+pytestmark = pytest.mark.unit
+TEXTS = [f"The {word} film was a {word} piece of work, and {word} it stays." for word in ("old", "new", "red", "odd")]
+OF_TEXT = ["precision.samples=3", "precision.length=16"]
+SENSITIVE = ["method=sensitive", "space.samples=3", "space.length=16", "space.density=0.01"]
+GRID = """# @package grid
+name: packed
+fixed: {prompt: mezo, task: demo_remarks}
+seeds: [3]
+blocks: {a: {label: A, fixed: {train: {steps: 4}}}}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a grid, a text, and a store of its own."""
+    monkeypatch.setenv("ZO_SWEEPS_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "grid").mkdir()
+    (tmp_path / "grid" / "packed.yaml").write_text(GRID)
+    (tmp_path / "text").mkdir()
+    rows = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS)
+    (tmp_path / "text" / "c4_sample.jsonl").write_text(rows)
+    cache.warm = None
+    return tmp_path
+
+
+def plan(folder: Path, *overrides: str, text: bool = True) -> Plan:
+    data = [f"data.dir={folder}"] if text else []
+    return build(Composer(["+grid=packed", "grid.relabel=true", *SMALL, *data, *overrides], [str(folder)]))
+
+
+def ran(trial: Trial, journal: Any = None) -> tuple[Outcome, list[Any]]:
+    cache.warm = None
+    outcome, events = run(trial, journal)
+    assert outcome.state is TrialState.SUCCEEDED, outcome.traceback or outcome.error
+    return outcome, events
+
+
+def made(folder: Path, *overrides: str, out: str = "package") -> Path:
+    given = [*overrides, f"data.dir={folder}", "device=cpu"]
+    return package(given, [], folder / out, lambda *_: None).folder
+
+
+@pytest.mark.parametrize(
+    ("precision", "method"),
+    [
+        ("squeezellm", SENSITIVE),
+        ("squeezellm", ["method=prge"]),
+        ("squeezellm", ["method=random_subset"]),
+        ("nf4", SENSITIVE),
+        ("int8", ["method=prge"]),
+    ],
+)
+def test_a_trial_from_a_package_is_the_one_that_quantized_by_itself(
+    folder: Path, method: list[str], precision: str
+) -> None:
+    chosen = [f"precision={precision}", "precision.compute=fp32", *(OF_TEXT if precision == "squeezellm" else [])]
+    (alone,) = plan(folder, *chosen, *method).trials
+    expected = measured(*ran(alone))
+    stored = made(folder, "model=demo", *chosen, *(method if method is SENSITIVE else []))
+    (folder / "text" / "c4_sample.jsonl").unlink()
+    (packed,) = plan(folder, "model=local", f"model.path={stored}", *method, text=False).trials
+    outcome, events = ran(packed)
+    assert measured(outcome, events) == expected
+    assert packed.trial_id != alone.trial_id
+
+
+def test_codes_are_computed_once_for_all_trials_with_the_same_settings(folder: Path) -> None:
+    def stored() -> set[str]:
+        return {path.name for path in (folder / "cache" / "codes").iterdir() if path.is_dir()}
+
+    squeezed = ["precision=squeezellm", "method=zero_shot"]
+    (first,) = plan(folder, *squeezed, *OF_TEXT).trials
+    ran(first)
+    (one,) = stored()
+    before = (folder / "cache" / "codes" / one / "package.json").stat().st_mtime_ns
+    (second,) = plan(folder, "precision=squeezellm", "method=prge", *OF_TEXT).trials
+    ran(second)
+    assert stored() == {one}
+    assert (folder / "cache" / "codes" / one / "package.json").stat().st_mtime_ns == before
+    for other in (["precision.samples=2"], ["precision.kept=0"], ["precision.sensitivity=none"]):
+        (trial,) = plan(folder, *squeezed, *OF_TEXT, *other).trials
+        assert trial.trial_id != first.trial_id
+        assert trial.warm_key != first.warm_key
+        ran(trial)
+    assert len(stored()) == 4
+    (folder / "text" / "c4_sample.jsonl").write_text("".join(json.dumps({"text": t[4:]}) + "\n" for t in TEXTS))
+    (changed,) = plan(folder, *squeezed, *OF_TEXT).trials
+    assert changed.trial_id != first.trial_id
+    assert changed.warm_key != first.warm_key
+    whole = folder / "cache" / "codes" / one / "codes-00001.safetensors"
+    whole.write_bytes(whole.read_bytes()[:-1] + b"?")
+    ran(first)
+    package_of_one = read(folder / "cache" / "codes" / one)
+    assert package_of_one is not None
+    package_of_one.verify()
+
+
+def test_without_sensitivities_no_text_is_needed(folder: Path) -> None:
+    (trial,) = plan(folder, "precision=squeezellm", "precision.sensitivity=none", "method=zero_shot", text=False).trials
+    ran(trial)
+    missing = plan(folder, "precision=squeezellm", "method=zero_shot", text=False).missing
+    assert list(missing.values()) == ["no text at text/c4_sample.jsonl (precision.text, under data.dir)"]
+
+
+def test_a_log_over_other_codes_is_not_continued(folder: Path) -> None:
+    (trial,) = plan(folder, "precision=squeezellm", "method=prge", *OF_TEXT).trials
+    _, events = ran(trial)
+    begun = [{**e, "fingerprint": "0" * 16} if e["type"] == "quantized" else e for e in events if e["type"] != "end"]
+    outcome, _ = run(trial, begun)
+    assert outcome.state is TrialState.FAILED
+    assert "differ from those that this trial began with (0000000000000000)" in outcome.error
+
+
+@pytest.fixture
+def packed(folder: Path) -> Path:
+    return made(folder, "model=demo", "precision=squeezellm", *OF_TEXT, *SENSITIVE)
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        (["precision=nf4"], "precision.name is squeezellm in the package, not nf4"),
+        (["precision=fp32"], "precision.name is squeezellm in the package, not fp32"),
+        (["precision.kept=0.5"], "precision.kept is 0.001 in the package, not 0.5"),
+        (["precision.compute=bf16"], "precision.compute is fp16 in the package, not bf16"),
+        ([*SENSITIVE, "space.density=0.02"], "space.density is 0.01 in the package, not 0.02"),
+        ([*SENSITIVE, "space.targets=[q]"], r"space.targets is \['all'\] in the package, not \['q'\]"),
+        ([*SENSITIVE, "space.source=task"], "space.source is text in the package, not task"),
+    ],
+)
+def test_a_setting_that_contradicts_the_package_is_refused_by_the_plan(
+    folder: Path, packed: Path, given: list[str], why: str
+) -> None:
+    with pytest.raises(UserError, match=why):
+        plan(folder, "model=local", f"model.path={packed}", "method=prge", *given, text=False)
+
+
+def test_a_mask_that_was_not_packaged_is_refused_by_the_plan(folder: Path) -> None:
+    bare = made(folder, "model=demo", "precision=nf4")
+    with pytest.raises(UserError, match="the package holds no mask"):
+        plan(folder, "model=local", f"model.path={bare}", *SENSITIVE)
+
+
+@pytest.mark.parametrize("name", ["codes-00001.safetensors", "model.safetensors", "mask.safetensors", "tokenizer.json"])
+def test_a_file_that_was_changed_is_refused(folder: Path, packed: Path, name: str) -> None:
+    (trial,) = plan(folder, "model=local", f"model.path={packed}", *SENSITIVE, text=False).trials
+    file = packed / name
+    content = file.read_bytes()
+    file.write_bytes(content[:-3] + bytes([content[-3] ^ 1]) + content[-2:])
+    cache.warm = None
+    outcome, _ = run(trial)
+    assert outcome.state is TrialState.FAILED
+    assert f"{name} is not the file that was packaged" in outcome.error
+
+
+def test_a_description_that_was_changed_is_refused_by_the_plan(folder: Path, packed: Path) -> None:
+    text = (packed / "package.json").read_text()
+    (packed / "package.json").write_text(text.replace('"kept": 0.001', '"kept": 0.002'))
+    with pytest.raises(UserError, match=r"package\.json does not match its own fingerprint"):
+        plan(folder, "model=local", f"model.path={packed}", "method=prge", text=False)
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        (["precision=fp16"], "precision=fp16 stores no codes"),
+        (["precision=nf4", "method=sensitive_task"], "a package holds the mask of a text, and space.source is task"),
+        (["precision=nf4,int8"], "precision has several values"),
+        (["precision=nf4", "+grid=quickstart"], "not of a grid"),
+        (["precision=squeezellm", "data.dir=nowhere"], "no text at nowhere/text/c4_sample.jsonl"),
+    ],
+)
+def test_what_cannot_be_packaged_is_refused_in_one_line(folder: Path, given: list[str], why: str) -> None:
+    with pytest.raises(UserError, match=why):
+        package(["model=demo", *given], [], folder / "out", lambda *_: None)
+    assert not (folder / "out").exists()
+
+
+def test_a_folder_with_files_is_not_overwritten_and_a_package_not_packaged(folder: Path, packed: Path) -> None:
+    with pytest.raises(UserError, match="is not empty"):
+        made(folder, "model=demo", "precision=nf4")
+    with pytest.raises(UserError, match="the model is a package"):
+        made(folder, "model=local", f"model.path={packed}", out="again")

@@ -1,0 +1,78 @@
+"""Frozen weights as 4-bit codes of a table per row, made by sensitivity-weighted k-means."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from zo_sweeps.engine.precisions._encoded import Encoded
+from zo_sweeps.methods.definition import option
+from zo_sweeps.methods.space import share
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from zo_sweeps.engine.layers.weight_only import Codes
+
+BITS = 4
+
+
+@dataclass(frozen=True)
+class SqueezeLLM(Encoded):
+    """w[r, j] = table[r, c[r, j]], c of 4 bits; a share of the entries is kept outside, in `compute`.
+
+    The table of a row minimizes sum_j s_j (w_j - table[c_j])^2 over its entries that are not kept; s, their
+    sensitivity, is the mean of the squared gradients of single texts (the diagonal of the empirical Fisher). Kept are
+    the most sensitive entries of each weight, as a mask of the same settings chooses them. Without sensitivities s = 1,
+    and the entries of largest magnitude are kept.
+
+    The codes are computed from the plain weights once per machine, and stored there; a package brings its own.
+
+    Args:
+        sensitivity: where s comes from.
+        text, samples, length: the texts, as those of a sensitive mask.
+        kept: share of each weight's entries that are kept.
+        compute: format of activations, of the weights that are not stored as codes, of tables and of kept entries.
+
+    Source: SqueezeLLM (Kim et al., 2023, arXiv:2306.07629), sections 4.1 and 4.2; Guo et al. (2024), Figure 4 and
+    eq. 13. SqueezeLLM keeps outliers by magnitude besides; its k-means is a heuristic of random starts.
+    """
+
+    prepared: ClassVar[bool] = True
+
+    sensitivity: Literal["text", "none"] = option(
+        "text", "weights of the k-means: squared gradients of the language-model loss on a text, or none"
+    )
+    text: str = option("text/c4_sample.jsonl", "the text: JSON lines, under data.dir", identity=False)
+    samples: int = option(128, "texts whose gradients are used", least=1)
+    length: int = option(512, "tokens of a text", least=2)
+    kept: float = option(1e-3, "share of each weight's entries that are kept outside the codes", least=0, most=1)
+
+    @property
+    def of_text(self) -> str:
+        return self.text if self.sensitivity == "text" else ""
+
+    def code_bytes(self, out: int, into: int) -> int:
+        return out * -(-into // 2) + self.scale_bytes(out, into) + self.kept_bytes(out, into)
+
+    def scale_bytes(self, out: int, into: int) -> int:
+        return out * (1 << BITS) * self.format.bytes
+
+    def kept_bytes(self, out: int, into: int) -> int:
+        return (share(out * into, self.kept) if self.kept else 0) * (4 + self.format.bytes)
+
+    def scales(self, out: int, into: int) -> int:
+        return 0
+
+    def encode(self, weight: Tensor) -> Codes:
+        return self._encoded(weight, weight.abs(), None)
+
+    def encode_weighted(self, weight: Tensor, sensitivity: Tensor) -> Codes:
+        return self._encoded(weight, sensitivity, sensitivity)
+
+    def _encoded(self, weight: Tensor, ranked: Tensor, sensitivity: Tensor | None) -> Codes:
+        from zo_sweeps.engine import masks
+        from zo_sweeps.engine.codes.lookup import Lookup
+
+        kept = masks.top({"": ranked}, self.kept)[""] if self.kept else ranked.new_empty(0).long()
+        return Lookup(weight, self.dtype, kept.to(weight.device), sensitivity)

@@ -1,0 +1,225 @@
+"""Packages: a model whose weights are already stored as codes, in one folder, with the mask of a sparse space or none.
+
+config.json and the tokenizer's files are those of transformers. model.safetensors holds what is not stored as codes, in
+the precision's format; codes-00001.safetensors and so on hold the codes of some layers each, as `<layer>.<buffer>`.
+mask.safetensors is as `mask_store` writes it. package.json says what the package was made from, and holds the SHA-256
+of every file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.files import replace_text
+from zo_sweeps.core.fingerprint import fingerprint
+from zo_sweeps.methods.definition import identity
+from zo_sweeps.methods.parts import Model, ModelSource
+from zo_sweeps.methods.precision import Precision
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from zo_sweeps.models.causal import LanguageModel
+    from zo_sweeps.models.mask_store import Stored
+
+FILE, MASK, CODES = "package.json", "mask.safetensors", "codes-"
+SHARD = 2**28  # bytes of codes per file, at least, except the last
+
+Codes = tuple[str, Mapping[str, "Tensor"]]  # a layer's qualified name, and the buffers of its codes
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What package.json says.
+
+    Args:
+        precision: as `Precision.to_json` writes it.
+        model: fingerprint of the model that it was made from.
+        text: fingerprint of the text whose gradients were taken; "" for none.
+        mask: what the mask was computed from (`Space.found_from`); None without one.
+        files: name -> SHA-256 of every other file.
+        versions: package -> version, of what made it; not part of the identity.
+    """
+
+    precision: Mapping[str, Any]
+    model: str
+    text: str
+    mask: Mapping[str, Any] | None
+    files: Mapping[str, str]
+    versions: Mapping[str, str]
+
+    @property
+    def fingerprint(self) -> str:
+        """The identity of the contents."""
+        return fingerprint({key: value for key, value in asdict(self).items() if key != "versions"})
+
+
+@dataclass(frozen=True)
+class Package:
+    """A package in a folder."""
+
+    folder: Path
+    contents: Contents
+
+    @property
+    def codes(self) -> str:
+        """The identity of the codes alone."""
+        files = self.contents.files
+        return fingerprint({name: files[name] for name in files if name.startswith(CODES)})
+
+    def verify(self) -> None:
+        """Raise UserError unless every file is the one that was packaged. Cost: reads all of them."""
+        for name, digest in self.contents.files.items():
+            if _digest(self.folder / name) != digest:
+                raise _damaged(self.folder, f"{name} is not the file that was packaged")
+
+    def layers(self, device: torch.device | str) -> Iterator[Codes]:
+        """Yield the codes of every layer, on a device, one layer at a time."""
+        from safetensors import safe_open
+
+        for name in sorted(name for name in self.contents.files if name.startswith(CODES)):
+            with safe_open(str(self.folder / name), "pt", device=str(device)) as file:
+                of_layer: dict[str, list[str]] = {}
+                for key in file.keys():  # noqa: SIM118 (not a mapping)
+                    of_layer.setdefault(key.rpartition(".")[0], []).append(key)
+                for layer, keys in of_layer.items():
+                    yield layer, {key.rpartition(".")[2]: file.get_tensor(key) for key in keys}
+
+    def mask(self) -> Stored:
+        """Return the mask, and the values of its entries in the plain weights."""
+        from zo_sweeps.models.mask_store import read_file
+
+        return read_file(self.folder / MASK)
+
+    def contradiction(self, precision: Precision) -> str:
+        """Return the option of a precision that is not the package's, as "key is x in the package, not y"; or ""."""
+        packaged = Precision.read(self.contents.precision)
+        theirs, ours = identity(packaged), identity(precision)
+        for key in {**theirs, **ours}:
+            if theirs.get(key) != ours.get(key):
+                return f"precision.{key} is {theirs.get(key)} in the package, not {ours.get(key)}"
+        return ""
+
+
+def read(folder: Path) -> Package | None:
+    """Return the package in a folder; None if it is none. Raises UserError if its package.json is damaged."""
+    try:
+        stored = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        mark = stored.pop("fingerprint")
+        contents = Contents(**stored)
+        good = mark == contents.fingerprint
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError, KeyError, AttributeError):
+        good = False
+    if not good:
+        raise _damaged(folder, f"{FILE} does not match its own fingerprint")
+    return Package(folder, contents)
+
+
+def of(model: Model) -> Package | None:
+    """Return the package that a local model is; None for any other. Raises UserError as `read` does."""
+    if model.source is not ModelSource.LOCAL or not model.path:
+        return None
+    return read(Path(model.path).expanduser())
+
+
+def write(
+    folder: Path, model: LanguageModel, codes: Iterable[Codes], precision: Precision, made_from: str, text: str
+) -> None:
+    """Write a package without a mask into an empty folder.
+
+    Args:
+        model: with plain weights; those of the layers in `codes` are left out.
+        codes: of every projection of the blocks, in the order of the files.
+        made_from: fingerprint of the model.
+        text: fingerprint of the text that the codes depend on; "" for none.
+
+    Memory: a file of codes beyond those that the iterator holds.
+    """
+    from zo_sweeps.models.load import quiet
+
+    coded = _write_codes(folder, codes)
+    module: Any = model.module
+    others = {name: tensor for name, tensor in module.state_dict().items() if name not in coded}
+    with quiet():
+        module.save_pretrained(str(folder), state_dict=others, safe_serialization=True)
+        model.tokenizer.save_pretrained(str(folder))
+    _describe(folder, Contents(precision.to_json(), made_from, text, None, {}, _versions()))
+
+
+def add_mask(folder: Path, stored: Stored, found_from: Mapping[str, Any], text: str) -> None:
+    """Add a mask to the package in a folder.
+
+    Args:
+        found_from: what it was computed from.
+        text: fingerprint of the text.
+    """
+    from zo_sweeps.models.mask_store import write_file
+
+    package = read(folder)
+    assert package is not None
+    write_file(folder / MASK, stored)
+    _describe(folder, replace(package.contents, mask=dict(found_from), text=text))
+
+
+def _write_codes(folder: Path, codes: Iterable[Codes]) -> set[str]:
+    """Write the codes; return the names of the weights that they stand for."""
+    from safetensors.torch import save_file
+
+    coded: set[str] = set()
+    held: dict[str, Tensor] = {}
+    written = 0
+
+    def flush() -> None:
+        nonlocal written
+        written += 1
+        save_file(held, str(folder / f"{CODES}{written:05}.safetensors"))
+        held.clear()
+
+    for layer, buffers in codes:
+        coded.add(f"{layer}.weight")
+        held |= {f"{layer}.{name}": buffer.cpu().contiguous() for name, buffer in buffers.items()}
+        if sum(tensor.nbytes for tensor in held.values()) >= SHARD:
+            flush()
+    if held:
+        flush()
+    return coded
+
+
+def _describe(folder: Path, contents: Contents) -> None:
+    """Write package.json, with the digests of the files as they are."""
+    names = sorted(path.name for path in folder.iterdir() if path.name != FILE)
+    contents = replace(contents, files={name: _digest(folder / name) for name in names})
+    whole = {"fingerprint": contents.fingerprint, **asdict(contents)}
+    replace_text(folder / FILE, json.dumps(whole, indent=2) + "\n")
+
+
+def _digest(file: Path) -> str:
+    digest = hashlib.sha256()
+    read: Callable[[], bytes]
+    try:
+        with file.open("rb") as stream:
+            read = lambda: stream.read(2**22)
+            for block in iter(read, b""):
+                digest.update(block)
+    except OSError:
+        return ""
+    return digest.hexdigest()
+
+
+def _versions() -> dict[str, str]:
+    from importlib.metadata import version
+
+    return {name: version(name) for name in ("zo-sweeps", "torch", "transformers", "safetensors")}
+
+
+def _damaged(folder: Path, what: str) -> UserError:
+    return UserError(what, where=str(folder), fix="copy the package again, or make it again")

@@ -1,0 +1,127 @@
+"""Packages made here: codes that are computed once per machine, and the folder that goes to a board."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.files import cache_folder, locked, new_folder
+from zo_sweeps.core.fingerprint import fingerprint
+from zo_sweeps.engine.objectives.tokens import Tokens
+from zo_sweeps.methods.arch import ALL
+from zo_sweeps.methods.definition import identity, write
+from zo_sweeps.methods.parts import Model, ModelSource
+from zo_sweeps.methods.precision import WeightOnlyPrecision
+from zo_sweeps.methods.trial_config import TrialConfig
+from zo_sweeps.models import package
+from zo_sweeps.models.load import load
+from zo_sweeps.models.mask_store import Stored
+from zo_sweeps.run.gradients import sensitive_mask, text_samples, text_sensitivities
+
+Progress = Callable[[str, int, int], None]  # what is done, how many of them are, of how many
+
+
+def silent(what: str, done: int, total: int) -> None:
+    """Show nothing."""
+
+
+def prepared(config: TrialConfig, device: torch.device, progress: Progress = silent) -> Model:
+    """Return a trial's model as a package, from this machine's store; compute it if the store has none.
+
+    Concurrent trials wait for the one that computes it. A package that is damaged is computed again. Raises UserError
+    if the store cannot be written. Cost: none if the store has it; else as `_build`.
+    """
+    precision = config.precision
+    key = {"model": config.model.fingerprint, "precision": identity(precision), "device": device.type}
+    key["text"] = config.data.text_fingerprint if precision.of_text else ""
+    folder = cache_folder() / "codes" / fingerprint(key)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with locked(folder.with_suffix(".lock")):
+            if not _is_whole(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+                with new_folder(folder) as part:
+                    _build(config, device, part, progress)
+    except OSError as error:
+        fix = "set ZO_SWEEPS_CACHE to a writable folder with room for the model"
+        raise UserError(f"cannot store codes ({error.strerror or error})", where=str(folder), fix=fix) from None
+    return replace(config.model, source=ModelSource.LOCAL, path=str(folder))
+
+
+def make(config: TrialConfig, device: torch.device, folder: Path, progress: Progress = silent) -> package.Package:
+    """Write the model of a configuration as a package, with the mask of its space if that is found on a text.
+
+    Args:
+        config: with the fingerprints of model and text; its precision stores codes.
+        folder: absent or empty; it appears whole or not at all.
+
+    Raises UserError if the folder cannot be written. Cost: as `prepared`, and as `sensitive_mask` for a mask.
+    """
+    precision, space = config.precision, config.space
+    assert isinstance(precision, WeightOnlyPrecision)
+    try:
+        with new_folder(folder) as part:
+            if precision.prepared:
+                source = prepared(config, device, progress).path
+                assert source is not None
+                shutil.copytree(source, part, dirs_exist_ok=True)
+            else:
+                _build(config, device, part, progress)
+            if space.needs_gradients:
+                model = load(config.model, precision.dtype, device)
+                layers, plain = list(model.target_modules(space.layers)), lambda: model
+                progress("masks found", 0, 1)
+                mask, _ = sensitive_mask(config, plain, plain, layers, (), Tokens())
+                found_from = write({"targets": space.layers, **space.found_from})
+                package.add_mask(part, Stored(mask.masks, mask.values), found_from, config.data.text_fingerprint)
+    except OSError as error:
+        raise UserError(f"cannot write {folder}: {error.strerror or error}") from None
+    made = package.read(folder)
+    assert made is not None
+    return made
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        stored = package.read(folder)
+        if stored is not None:
+            stored.verify()
+    except UserError:
+        return False
+    return stored is not None
+
+
+def _build(config: TrialConfig, device: torch.device, folder: Path, progress: Progress) -> None:
+    """Compute the codes of a trial's model and write them as a package into an empty folder.
+
+    Cost: for a precision `of_text`, a forward and a backward per sample; the precision's encoding. Memory: the plain
+    weights, and for a precision `of_text` `masks.squared_gradients`.
+    """
+    precision = config.precision
+    assert isinstance(precision, WeightOnlyPrecision)
+    model = load(config.model, precision.dtype, device)
+    layers = model.target_modules([ALL])
+    sensitivities: Mapping[str, Tensor] = {}
+    if precision.of_text:
+        options: Any = precision  # the samples are of the member itself
+        texts = text_samples(precision.of_text, options.samples, options.length, config.data.dir, model)
+        sensitivities = text_sensitivities(
+            model, list(layers), texts, lambda done: progress("gradients", done, len(texts))
+        )
+
+    def codes() -> Iterator[package.Codes]:
+        for done, (name, layer) in enumerate(layers.items()):
+            progress("layers quantized", done, len(layers))
+            weight: Any = layer.weight
+            stored: Any = precision.stored(layer, weight.detach(), sensitivities.get(name))
+            yield name, stored.codes.state_dict()
+
+    text = config.data.text_fingerprint if precision.of_text else ""
+    package.write(folder, model, codes(), precision, config.model.fingerprint, text)
