@@ -21,6 +21,8 @@ pytestmark = pytest.mark.unit
 TEXTS = [f"The {word} film was a {word} piece of work, and {word} it stays." for word in ("old", "new", "red", "odd")]
 OF_TEXT = ["precision.samples=3", "precision.length=16"]
 SENSITIVE = ["method=sensitive", "space.samples=3", "space.length=16", "space.density=0.01"]
+TINY = ["model=random_llama", "model.arch.hidden_size=32", "model.arch.intermediate_size=48"]
+TINY += ["model.arch.num_hidden_layers=2", "model.arch.max_position_embeddings=128"]
 GRID = """# @package grid
 name: packed
 fixed: {prompt: mezo, task: demo_remarks}
@@ -45,6 +47,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def plan(folder: Path, *overrides: str, text: bool = True) -> Plan:
     data = [f"data.dir={folder}"] if text else []
     return build(Composer(["+grid=packed", "grid.relabel=true", *SMALL, *data, *overrides], [str(folder)]))
+
+
+def local(package: Path) -> list[str]:
+    return ["model=local", f"model.path={package}"]
 
 
 def ran(trial: Trial, journal: Any = None) -> tuple[Outcome, list[Any]]:
@@ -73,11 +79,11 @@ def test_a_trial_from_a_package_is_the_one_that_quantized_by_itself(
     folder: Path, method: list[str], precision: str
 ) -> None:
     chosen = [f"precision={precision}", "precision.compute=fp32", *(OF_TEXT if precision == "squeezellm" else [])]
-    (alone,) = plan(folder, *chosen, *method).trials
+    (alone,) = plan(folder, *TINY, *chosen, *method).trials
     expected = measured(*ran(alone))
-    stored = made(folder, "model=demo", *chosen, *(method if method is SENSITIVE else []))
+    stored = made(folder, *TINY, *chosen, *(method if method is SENSITIVE else []))
     (folder / "text" / "c4_sample.jsonl").unlink()
-    (packed,) = plan(folder, "model=local", f"model.path={stored}", *method, text=False).trials
+    (packed,) = plan(folder, *local(stored), *method, text=False).trials
     outcome, events = ran(packed)
     assert measured(outcome, events) == expected
     assert packed.trial_id != alone.trial_id
@@ -88,22 +94,22 @@ def test_codes_are_computed_once_for_all_trials_with_the_same_settings(folder: P
         return {path.name for path in (folder / "cache" / "codes").iterdir() if path.is_dir()}
 
     squeezed = ["precision=squeezellm", "method=zero_shot"]
-    (first,) = plan(folder, *squeezed, *OF_TEXT).trials
+    (first,) = plan(folder, *TINY, *squeezed, *OF_TEXT).trials
     ran(first)
     (one,) = stored()
     before = (folder / "cache" / "codes" / one / "package.json").stat().st_mtime_ns
-    (second,) = plan(folder, "precision=squeezellm", "method=prge", *OF_TEXT).trials
+    (second,) = plan(folder, *TINY, "precision=squeezellm", "method=prge", *OF_TEXT).trials
     ran(second)
     assert stored() == {one}
     assert (folder / "cache" / "codes" / one / "package.json").stat().st_mtime_ns == before
     for other in (["precision.samples=2"], ["precision.kept=0"], ["precision.sensitivity=none"]):
-        (trial,) = plan(folder, *squeezed, *OF_TEXT, *other).trials
+        (trial,) = plan(folder, *TINY, *squeezed, *OF_TEXT, *other).trials
         assert trial.trial_id != first.trial_id
         assert trial.warm_key != first.warm_key
         ran(trial)
     assert len(stored()) == 4
     (folder / "text" / "c4_sample.jsonl").write_text("".join(json.dumps({"text": t[4:]}) + "\n" for t in TEXTS))
-    (changed,) = plan(folder, *squeezed, *OF_TEXT).trials
+    (changed,) = plan(folder, *TINY, *squeezed, *OF_TEXT).trials
     assert changed.trial_id != first.trial_id
     assert changed.warm_key != first.warm_key
     whole = folder / "cache" / "codes" / one / "codes-00001.safetensors"
@@ -115,14 +121,16 @@ def test_codes_are_computed_once_for_all_trials_with_the_same_settings(folder: P
 
 
 def test_without_sensitivities_no_text_is_needed(folder: Path) -> None:
-    (trial,) = plan(folder, "precision=squeezellm", "precision.sensitivity=none", "method=zero_shot", text=False).trials
+    (trial,) = plan(
+        folder, *TINY, "precision=squeezellm", "precision.sensitivity=none", "method=zero_shot", text=False
+    ).trials
     ran(trial)
-    missing = plan(folder, "precision=squeezellm", "method=zero_shot", text=False).missing
+    missing = plan(folder, *TINY, "precision=squeezellm", "method=zero_shot", text=False).missing
     assert list(missing.values()) == ["no text at text/c4_sample.jsonl (precision.text, under data.dir)"]
 
 
 def test_a_log_over_other_codes_is_not_continued(folder: Path) -> None:
-    (trial,) = plan(folder, "precision=squeezellm", "method=prge", *OF_TEXT).trials
+    (trial,) = plan(folder, *TINY, "precision=squeezellm", "method=prge", *OF_TEXT).trials
     _, events = ran(trial)
     begun = [{**e, "fingerprint": "0" * 16} if e["type"] == "quantized" else e for e in events if e["type"] != "end"]
     outcome, _ = run(trial, begun)
@@ -132,7 +140,7 @@ def test_a_log_over_other_codes_is_not_continued(folder: Path) -> None:
 
 @pytest.fixture
 def packed(folder: Path) -> Path:
-    return made(folder, "model=demo", "precision=squeezellm", *OF_TEXT, *SENSITIVE)
+    return made(folder, *TINY, "precision=squeezellm", *OF_TEXT, *SENSITIVE)
 
 
 @pytest.mark.parametrize(
@@ -151,18 +159,18 @@ def test_a_setting_that_contradicts_the_package_is_refused_by_the_plan(
     folder: Path, packed: Path, given: list[str], why: str
 ) -> None:
     with pytest.raises(UserError, match=why):
-        plan(folder, "model=local", f"model.path={packed}", "method=prge", *given, text=False)
+        plan(folder, *local(packed), "method=prge", *given, text=False)
 
 
 def test_a_mask_that_was_not_packaged_is_refused_by_the_plan(folder: Path) -> None:
-    bare = made(folder, "model=demo", "precision=nf4")
+    bare = made(folder, *TINY, "precision=nf4")
     with pytest.raises(UserError, match="the package holds no mask"):
-        plan(folder, "model=local", f"model.path={bare}", *SENSITIVE)
+        plan(folder, *local(bare), *SENSITIVE)
 
 
 @pytest.mark.parametrize("name", ["codes-00001.safetensors", "model.safetensors", "mask.safetensors", "tokenizer.json"])
 def test_a_file_that_was_changed_is_refused(folder: Path, packed: Path, name: str) -> None:
-    (trial,) = plan(folder, "model=local", f"model.path={packed}", *SENSITIVE, text=False).trials
+    (trial,) = plan(folder, *local(packed), *SENSITIVE, text=False).trials
     file = packed / name
     content = file.read_bytes()
     file.write_bytes(content[:-3] + bytes([content[-3] ^ 1]) + content[-2:])
@@ -176,7 +184,7 @@ def test_a_description_that_was_changed_is_refused_by_the_plan(folder: Path, pac
     text = (packed / "package.json").read_text()
     (packed / "package.json").write_text(text.replace('"kept": 0.001', '"kept": 0.002'))
     with pytest.raises(UserError, match=r"package\.json does not match its own fingerprint"):
-        plan(folder, "model=local", f"model.path={packed}", "method=prge", text=False)
+        plan(folder, *local(packed), "method=prge", text=False)
 
 
 @pytest.mark.parametrize(
@@ -191,12 +199,12 @@ def test_a_description_that_was_changed_is_refused_by_the_plan(folder: Path, pac
 )
 def test_what_cannot_be_packaged_is_refused_in_one_line(folder: Path, given: list[str], why: str) -> None:
     with pytest.raises(UserError, match=why):
-        package(["model=demo", *given], [], folder / "out", lambda *_: None)
+        package([*TINY, *given], [], folder / "out", lambda *_: None)
     assert not (folder / "out").exists()
 
 
 def test_a_folder_with_files_is_not_overwritten_and_a_package_not_packaged(folder: Path, packed: Path) -> None:
     with pytest.raises(UserError, match="is not empty"):
-        made(folder, "model=demo", "precision=nf4")
+        made(folder, *TINY, "precision=nf4")
     with pytest.raises(UserError, match="the model is a package"):
-        made(folder, "model=local", f"model.path={packed}", out="again")
+        made(folder, *local(packed), out="again")

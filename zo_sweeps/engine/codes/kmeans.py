@@ -66,7 +66,7 @@ def _partition(sums: _Sums, borders: Tensor, k: int) -> Tensor:
     """Return the means of the best k intervals between borders [rows, m]: D_t(j) = min_i D_{t-1}(i) + error(i, j)."""
     s, sx, sxx = (part.gather(1, borders) for part in (sums.s, sums.sx, sums.sxx))
     weight, first, second = (part[:, None, :] - part[:, :, None] for part in (s, sx, sxx))  # [rows, i, j]
-    error = (second - first.square() / weight.clamp(min=1e-300)).clamp_(min=0)
+    error = second.sub_(first.square_().div_(weight.clamp_(min=1e-300))).clamp_(min=0)
     m = borders.shape[1]
     backwards = torch.ones(m, m, dtype=torch.bool, device=s.device).tril(-1)
     error = error.float().masked_fill_(backwards, torch.inf)
