@@ -49,7 +49,7 @@ ONLY_IN = {
     "transformers": {"models/", "tasks/", "edge/"},
     "datasets": {"tasks/"},
     "executorch": {"edge/"},
-    "bitsandbytes": {"engine/codes/", "engine/updates/adam_8bit.py"},
+    "bitsandbytes": {"engine/codes/", "engine/updates/adam_8bit.py", "bench/library.py"},  # which compares with it
 }
 LIGHT = (
     "zo_sweeps.plan.build",

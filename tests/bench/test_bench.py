@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from zo_sweeps.bench import gpu, measure, mezo, noise, report, shapes
+from zo_sweeps.bench import codes, gpu, measure, mezo, noise, report, shapes, sparse
 from zo_sweeps.bench.measure import Row
 from zo_sweeps.bench.ours import Steps
 from zo_sweeps.core.errors import UserError
@@ -103,3 +105,38 @@ def test_without_a_gpu_its_part_says_so_in_one_line() -> None:
     with pytest.raises(UserError, match="no CUDA GPU here") as raised:
         report.run("gpu", rounds=1)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("compute", ["fp32", "bf16"])
+def test_products_with_codes_are_compared_with_the_gemm_and_are_exact(
+    compute: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(codes, "ROWS", (1, 8, 1024))
+    found = list(codes.products(torch.device("cpu"), (64, 128), compute, rounds=1))
+    assert [row.name.split(",")[0] for row in found] == list(codes.schemes(compute))
+    for row in found:
+        assert row.ratio == row.detail["1024 rows"]
+        assert all(row.detail[f"{count} rows, decoding alone"] > 0 for count in (1, 8, 1024))
+        assert row.detail["error"] < {"fp32": 1e-6, "bf16": 2**-8}[compute]
+    assert 1e-3 < found[0].detail["error, bitsandbytes"] < 0.05, "LLM.int8 rounds the activations too"
+
+
+@pytest.mark.parametrize("kind", ["fp32", "nf4"])
+def test_sparse_add_and_sparse_addmm_are_timed_at_the_same_moved_theta(kind: str, monkeypatch: Any) -> None:
+    monkeypatch.setattr(sparse, "ROWS", (1, 4))
+    seen: list[dict[str, torch.Tensor]] = []
+
+    def once(functions: Any, rounds: int) -> dict[str, float]:
+        seen.append({name: function.keywords["of"]() for name, function in functions.items()})
+        return dict(zip(functions, (1.0, 2.0, 4.0, 3.0), strict=True))
+
+    monkeypatch.setattr(sparse, "interleaved", once)
+    monkeypatch.setattr(sparse, "awaited", lambda function, device: partial(lambda of: None, of=function))
+    row = sparse.products(torch.device("cpu"), (96, 128), kind, "fp32", rounds=1)
+    assert row.ratio == 0.5
+    assert row.detail["4 rows, SparseAddMM, fixed theta"] == 3.0
+    for results in seen:
+        theta = results["SparseAdd"]
+        torch.testing.assert_close(results["SparseAddMM"], theta, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(results["SparseAddMM, fixed theta"], theta, rtol=1e-4, atol=1e-5)
+        assert not torch.allclose(results["GEMM"], theta, rtol=1e-4, atol=1e-5)

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+from tests.engine import contract
 from tests.engine.conftest import Candidate as _Candidate
 from tests.engine.conftest import Example as _Example
 from tests.engine.conftest import make_examples, tiny_model
 from tests.engine.spaces_common import SPARSE, digest, example_losses, install, logits, nudge, weights_of
 from tests.engine.test_peft_contract import run
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.engine import losses, masks
+from zo_sweeps.engine import linear, losses, masks
 from zo_sweeps.engine.batch import collate
+from zo_sweeps.engine.layers.sparse import Sparse
 from zo_sweeps.engine.losses import token_logprobs
 from zo_sweeps.methods.evaluation import Mode
 from zo_sweeps.methods.points import NoiseKey
@@ -162,6 +167,85 @@ def test_theta_is_in_the_model_for_every_forward() -> None:
     assert not torch.equal(after, before)
     space.write()
     assert torch.equal(logits(model), after)
+
+
+# products
+
+
+def projection(shape: tuple[int, int], kind: str, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
+    """A projection of known weights, as a Linear or as codes."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        layer = torch.nn.Linear(shape[1], shape[0], dtype=dtype).requires_grad_(False)
+    if kind == "plain":
+        return layer
+    compute = {torch.float32: "fp32", torch.bfloat16: "bf16"}[dtype]
+    return contract.member("precision", kind, compute=compute).stored(layer, layer.weight)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("points", [1, 3])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.02)])
+@pytest.mark.parametrize("kind", ["plain", "int8", "nf4"])
+def test_either_product_is_the_dense_product_with_the_values_in_the_weight(
+    kind: str, dtype: torch.dtype, tolerance: float, points: int, apart: bool
+) -> None:
+    layer = projection((48, 80), kind, dtype)
+    dense = linear.dense(layer).double()
+    index = masks.random({"layer": dense}, 0.05, NoiseKey(0, -1, 0))["layer"]
+    space = Sparse(torch.nn.ModuleDict({"layer": layer}), {"layer": index}, apart=apart)
+    draw = torch.Generator().manual_seed(1)
+    values = torch.randn(points, len(index), generator=draw)
+    x = torch.randn(points * 4, 80, generator=draw).to(dtype)
+    space.hold({"layer.weight": values})
+    with torch.inference_mode():
+        found = layer(x)
+    for p in range(points):
+        moved = dense.flatten().index_copy(0, index, values[p].to(dtype).double()).view(48, 80)
+        expected = torch.nn.functional.linear(x[4 * p : 4 * p + 4].double(), moved, layer.bias.double())
+        torch.testing.assert_close(found[4 * p : 4 * p + 4].double(), expected, rtol=tolerance, atol=4 * tolerance)
+        assert (expected - x[4 * p : 4 * p + 4].double() @ dense.t()).abs().max() > 1, "a test that can fail"
+
+
+class Touched(TorchDispatchMode):
+    """The elements that operations read and write, without those of some tensors and of dense products."""
+
+    def __init__(self, *apart: torch.Tensor) -> None:
+        super().__init__()
+        self.elements, self._apart = 0, {one.untyped_storage().data_ptr() for one in apart}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func.overloadpacket.__name__ not in ("mm", "addmm", "linear", "bmm"):
+            for one in tree_leaves((args, kwargs, result)):
+                if isinstance(one, torch.Tensor) and one.layout is torch.strided:
+                    held = one.untyped_storage().data_ptr() in self._apart
+                    self.elements += 0 if held else one.numel()
+        return result
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_perturbing_k_values_costs_k_however_many_the_weight_has(apart: bool) -> None:
+    """Noise, both points and the writes of a step, for the same k in weights of 2^9 to 2^15 entries."""
+    from zo_sweeps.engine.estimators.rge import RGE
+    from zo_sweeps.engine.evaluate import evaluate
+    from zo_sweeps.engine.perturbations.gaussian import Gaussian
+
+    def elements(into: int, k: int) -> int:
+        layer = projection((8, into), "plain")
+        x = torch.ones(2, into)
+        index = torch.arange(k) * (8 * into // k)
+        space = Sparse(torch.nn.ModuleDict({"layer": layer}), {"layer": index}, apart=apart)
+        objective = lambda points: layer(x).sum()[None]
+        points = RGE(1, 1e-3).points(0, 1)
+        for _ in range(2):  # the sparse matrix's pattern is made once
+            with torch.inference_mode(), Touched(layer.weight, x) as touched:
+                evaluate(objective, torch.nn.ModuleDict({"layer": layer}), space, Gaussian(), points, Mode.SEQUENTIAL)
+        return touched.elements
+
+    small, large = elements(1 << 6, 64), elements(1 << 12, 64)
+    assert small == large
+    assert small < elements(1 << 12, 512) < 8 * small
 
 
 # the store

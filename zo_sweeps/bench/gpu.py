@@ -1,4 +1,4 @@
-"""GPU benchmarks: the perturbation pass against memory bandwidth, and a whole step of a 7-billion-parameter model."""
+"""GPU benchmarks: the perturbation pass against memory bandwidth, products with codes, a step of a 7B model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from zo_sweeps.bench.measure import Row, interleaved
+from zo_sweeps.bench import codes, sparse
+from zo_sweeps.bench.measure import Row, awaited, interleaved
 from zo_sweeps.bench.ours import Steps
 from zo_sweeps.bench.shapes import LLAMA_2_7B, Example, examples
 from zo_sweeps.core.errors import UserError
@@ -29,6 +30,10 @@ def rows(rounds: int) -> Iterator[Row]:
     device = torch.device("cuda")
     for dtype in (torch.float16, torch.float32):
         yield perturbation(device, dtype, ELEMENTS, rounds)
+    for shape in codes.LARGE:
+        yield from codes.products(device, shape, "fp16", rounds)
+        for kind in ("fp16", "int8", "nf4"):
+            yield sparse.products(device, shape, kind, "fp16", rounds)
     model = load(Model(source=ModelSource.RANDOM, arch=LLAMA_2_7B), torch.float16, device)
     yield step(model, examples([TOKENS], 1), "Llama-2-7B shape, fp16", rounds)
 
@@ -41,7 +46,7 @@ def perturbation(device: torch.device, dtype: torch.dtype, elements: int, rounds
         "copy": lambda: out.copy_(theta),
         "perturbation": lambda: noise.combine([(key, 1e-3)], "w", theta.shape, device, base=theta, out=out),
     }
-    seconds = interleaved({name: _awaited(function, device) for name, function in functions.items()}, rounds)
+    seconds = interleaved({name: awaited(function, device) for name, function in functions.items()}, rounds)
     moved = 2 * elements * theta.element_size()
     kernel = device.type == "cuda" and noise._triton(torch.device("cuda", 0), dtype, True) is not None
     detail = {**{f"{name}, GB/s": moved / value / 1e9 for name, value in seconds.items()}, "triton": kernel}
@@ -66,18 +71,7 @@ def step(model: LanguageModel, data: list[Example], what: str, rounds: int) -> R
                 param.mul_(1.0)
 
     functions: dict[str, Callable[[], Any]] = {"ours": steps.one(), "two forwards": forwards, "two passes": passes}
-    seconds = interleaved({name: _awaited(function, device) for name, function in functions.items()}, rounds)
+    seconds = interleaved({name: awaited(function, device) for name, function in functions.items()}, rounds)
     limit = seconds["two forwards"] + seconds["two passes"]
     name = f"full-parameter step, {what}, B={len(data)} T={TOKENS}, against two forwards and two weight passes"
     return Row(name, seconds["ours"] / limit, "of", 1.25, 1.0, "1.00", seconds)
-
-
-def _awaited(function: Callable[[], Any], device: torch.device) -> Callable[[], None]:
-    """Return the function followed by a device synchronization."""
-
-    def run() -> None:
-        function()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-
-    return run

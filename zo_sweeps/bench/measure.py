@@ -53,6 +53,18 @@ def interleaved(functions: Mapping[str, Callable[[], Any]], rounds: int) -> dict
     return best
 
 
+def awaited(function: Callable[[], Any], device: Any) -> Callable[[], None]:
+    """Return the function followed by a synchronization of its torch device."""
+    import torch
+
+    def run() -> None:
+        function()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    return run
+
+
 def host() -> dict[str, Any]:
     """Describe the host of the measurements."""
     import torch

@@ -375,9 +375,11 @@ def doctor(given: Sequence[str]) -> int:
 
 
 def bench(given: Sequence[str]) -> int:
-    """Benchmark the engine here against plain MeZO (noise, step, memory, replay or all), on the GPU, or the cluster."""
+    """Benchmark the engine here (noise, step, memory, replay or all), its products (codes, sparse), GPU or cluster."""
     parser = Parser(prog="python -m zo_sweeps bench", description=bench.__doc__)
-    parser.add_argument("part", nargs="?", default="all", metavar="noise|step|memory|replay|all|gpu|cluster")
+    parser.add_argument(
+        "part", nargs="?", default="all", metavar="noise|step|memory|replay|all|codes|sparse|gpu|cluster"
+    )
     parser.add_argument("--rounds", type=int, default=5, help="repetitions per measurement; the minimum is reported")
     parser.add_argument(
         "--json", type=expanduser, metavar="FILE", help="also write the numbers, with this machine's name, to FILE"

@@ -108,7 +108,7 @@ def squared_gradients(
             defaults to main memory.
 
     Raises ArithmeticError if a gradient is not finite. Cost: a forward and a backward per example, which move every
-    gradient to main memory. Memory: on the device, the activations of one example (see `engine.recomputing`) and the
+    gradient to main memory. Memory: on the device, the activations of one example (see `engine.checkpointing`) and the
     gradient of one layer; in the place that `zeros` chooses, 4 bytes per entry; in main memory, 6 bytes per entry of
     one layer. The result moves a layer to the device when it is read.
     """

@@ -258,7 +258,8 @@ class Sparse(InstalledSpace):
     their own sparse products; this pays off where reading the weights dominates a forward, that is for few rows (19 M
     Llama shape, one CPU thread, density 0.001, two points in one forward against one after the other, CPU time: 0.88
     at 64 tokens per point, 1.05 at 256). With `apart`, every forward without gradients multiplies the k values
-    separately, also of a single point, and writes nothing (SparseAddMM instead of SparseAdd, eq. 21).
+    separately, also of a single point, and writes nothing (SparseAddMM instead of SparseAdd, eq. 21). It is not chosen
+    by the number of rows: the two round differently, and it is 7 % faster at best (docs/SPEED.md).
 
     Args:
         masks: layer -> flat indices into its weight (see `engine.masks`).

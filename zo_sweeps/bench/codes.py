@@ -1,0 +1,139 @@
+"""Products with weights that are stored as codes, against the bare GEMM of the same rows, and a step over them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from zo_sweeps.bench import library
+from zo_sweeps.bench.measure import Row, awaited, interleaved
+from zo_sweeps.bench.ours import Steps, with_lora_fa
+from zo_sweeps.bench.shapes import LLAMA_58M, examples
+from zo_sweeps.engine.layers.weight_only import WeightOnly
+from zo_sweeps.engine.precisions.int8 import INT8
+from zo_sweeps.engine.precisions.nf4 import NF4
+from zo_sweeps.methods.evaluation import Mode
+from zo_sweeps.methods.parts import Model, ModelSource
+from zo_sweeps.methods.precision import WeightOnlyPrecision
+from zo_sweeps.models.load import load
+
+SMALL = (1376, 512)  # (out, in) of a projection of LLAMA_58M
+LARGE = ((4096, 4096), (11008, 4096), (4096, 11008))  # the projections of LLAMA_2_7B: q, k, v, o; gate, up; down
+ROWS = (1, 16, 128, 1024)
+FORMATS = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp16": torch.float16}
+# The most that a product of 1024 rows, and a step, may cost, of the GEMM's time.
+MUST = {"int8": 1.2, "nf4": 1.3, "nf4 + double quantization": 1.3}
+
+
+def rows(rounds: int) -> Iterator[Row]:
+    """Measure all rows."""
+    for shape in (SMALL, *LARGE):
+        for compute in ("bf16", "fp32"):
+            yield from products(torch.device("cpu"), shape, compute, rounds)
+    yield from _steps(rounds)
+
+
+def schemes(compute: str) -> dict[str, WeightOnlyPrecision]:
+    """Return the measured ways to store a weight, by name."""
+    return {
+        "int8": INT8(compute=compute),  # type: ignore[arg-type]
+        "nf4": NF4(compute=compute),  # type: ignore[arg-type]
+        "nf4 + double quantization": NF4(compute=compute, double_quantization=True),  # type: ignore[arg-type]
+    }
+
+
+def projection(device: torch.device, shape: tuple[int, int], compute: str) -> nn.Linear:
+    """Return a projection of random weights, frozen."""
+    torch.manual_seed(0)
+    layer = nn.Linear(shape[1], shape[0], bias=False, device=device, dtype=FORMATS[compute])
+    return layer.requires_grad_(False)
+
+
+def products(device: torch.device, shape: tuple[int, int], compute: str, rounds: int) -> Iterator[Row]:
+    """Time y = x W^T of every scheme, of bitsandbytes' modules and of the bare GEMM, interleaved, for each of ROWS.
+
+    The ratio is that of 1024 rows; the detail has the others. `error` is |y - y'| / |y'|, with y' the product with the
+    decoded weight in fp32.
+    """
+    (out, into), dense = shape, projection(device, shape, compute)
+    ours = {name: scheme.stored(dense, dense.weight) for name, scheme in schemes(compute).items()}
+    theirs = {name: module for name in ours if (module := library.projection(name, dense)) is not None}
+    detail: dict[str, dict[str, float]] = {name: {} for name in ours}
+    for count in ROWS:
+        x = torch.randn(count, into, device=device, dtype=FORMATS[compute])
+        functions: dict[str, Callable[[], Any]] = {"gemm": partial(F.linear, x, dense.weight)}
+        functions |= {name: partial(layer, x) for name, layer in ours.items()}
+        functions |= {f"decode {name}": partial(_decode, layer) for name, layer in ours.items()}
+        functions |= {f"bitsandbytes {name}": partial(layer, x) for name, layer in theirs.items()}
+        seconds = _timed(functions, device, rounds)
+        gemm = seconds["gemm"]
+        for name, values in detail.items():
+            values[f"{count} rows"] = seconds[name] / gemm
+            values[f"{count} rows, GEMM, s"] = gemm
+            values[f"{count} rows, decoding alone"] = seconds[f"decode {name}"] / gemm
+            if name in theirs:
+                values[f"{count} rows, bitsandbytes"] = seconds[f"bitsandbytes {name}"] / gemm
+    for name, layer in ours.items():
+        assert isinstance(layer, WeightOnly)
+        values = detail[name]
+        exact = F.linear(x.float(), layer.dense().float())
+        values["error"] = _error(layer, x, exact)
+        if name in theirs:
+            values["error, bitsandbytes"] = _error(theirs[name], x, exact)
+        decode = values[f"{ROWS[-1]} rows, decoding alone"]
+        share = schemes(compute)[name].code_bytes(out, into) / dense.weight.nbytes
+        yield Row(
+            f"{name}, {out} x {into}, {ROWS[-1]} rows, against the {compute} GEMM",
+            values[f"{ROWS[-1]} rows"],
+            "of",
+            MUST[name],
+            1.05,
+            f"{1 + decode:.2f}: the GEMM and its decoding; {share:.2f}: the bytes, for few rows",
+            values,
+        )
+
+
+def _steps(rounds: int, batch: int = 16, tokens: int = 64) -> Iterator[Row]:
+    """Time P-RGE's inner loop (LoRA-FA, both signs of a direction in one forward) over weights of every scheme."""
+    steps: dict[str, Callable[[], Any]] = {}
+    stored: dict[str, float] = {}
+    for name, codes in {"bf16": None, **schemes("bf16")}.items():
+        model = load(Model(source=ModelSource.RANDOM, arch=LLAMA_58M), torch.bfloat16, "cpu", codes)
+        ours = Steps(model, with_lora_fa(model, 16, 16), examples([tokens] * batch, 1), mode=Mode.INNER, lr=1e-4)
+        steps[name], stored[name] = ours.one(), model.weight_bytes / 2**20
+        if name == "bf16":
+            steps["bare forward"] = torch.inference_mode()(partial(ours.forward, 2))
+    seconds = interleaved(steps, rounds)
+    for name in schemes("bf16"):
+        detail = {f"{key}, s": value for key, value in seconds.items()}
+        detail |= {f"weights of {key}, MiB": value for key, value in stored.items()}
+        yield Row(
+            f"LoRA-FA step, inner loop, {name}, 58 M, B={batch} T={tokens}, against bf16",
+            seconds[name] / seconds["bf16"],
+            "of",
+            MUST[name],
+            1.05,
+            f"{seconds['bare forward'] / seconds['bf16']:.2f}: a bare bf16 forward of its rows",
+            detail,
+        )
+
+
+def _timed(functions: Mapping[str, Callable[[], Any]], device: torch.device, rounds: int) -> dict[str, float]:
+    with torch.inference_mode():
+        return interleaved({name: awaited(function, device) for name, function in functions.items()}, rounds)
+
+
+def _decode(layer: nn.Module) -> None:
+    assert isinstance(layer, WeightOnly)
+    for _ in layer.parts():
+        pass
+
+
+def _error(layer: nn.Module, x: Tensor, exact: Tensor) -> float:
+    with torch.inference_mode():
+        return float((layer(x).float() - exact).norm() / exact.norm())
