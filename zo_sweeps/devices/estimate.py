@@ -162,9 +162,10 @@ def finding_memory(arch: Arch, value_bytes: float, tokens: int, answer_tokens: i
     The scores beyond SCORES_BYTES (`entries` are the values that the mask may choose from) are not counted: they are in
     main memory, if the device is a GPU with a memory of its own, otherwise in a file (`run.accumulators`).
 
-    Estimate over measured peak, both without weights and scores (Llamas of 58 M and 217 M on a CPU, T = 128 to 1024;
-    fp32, bf16, fp16): 0.92 to 2.2; too much where the logits and a layer's attention are alike, as only one of them is
-    held at a time. Not measured on a GPU.
+    Estimate over measured bytes of tensors, both without weights and scores (Llamas of 58 M and 217 M on a CPU, T = 128
+    to 1024; fp32, bf16, fp16): 0.92 to 2.2; too much where the logits and a layer's attention are alike, as only one of
+    them is held at a time. At Llama-2-7B's width, two layers in bf16 and T = 512: 751 MiB over 479. Not measured on a
+    GPU.
     """
     one_layer = peak_memory(
         replace(arch, layers=1),
