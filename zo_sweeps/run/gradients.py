@@ -91,7 +91,7 @@ def text_sensitivities(
         samples: texts, from `text_samples`; the loss of each is that of the language model.
         taken: called before each sample's gradients are taken, with the number of those already taken.
 
-    Cost: as `masks.squared_gradients`.
+    Cost: as `sensitive_mask`.
     """
 
     def each() -> Iterator[Callable[[], Tensor]]:
@@ -99,7 +99,8 @@ def text_sensitivities(
             taken(done)
             yield loss
 
-    return masks.squared_gradients(_weights(model, layers), each())
+    with checkpointed(model.blocks):
+        return masks.squared_gradients(_weights(model, layers), each(), zeros=_zeros(model))
 
 
 class Gradients:
