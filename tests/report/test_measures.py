@@ -162,7 +162,7 @@ def test_a_layout_with_columns_has_one_for_each_metric_that_is_not_always_zero(
 ) -> None:
     composer, plan = planned(tmp_path, tasks, tables={"memory": {"layout": "memory_parts", "rows": {"zo": ""}}})
     mib = 2**20
-    metrics = {f"memory/{part}_bytes": 0.0 for part in ("scales", "sparse", "workspace")}
+    metrics = {f"memory/{part}_bytes": 0.0 for part in ("scales", "sparse", "trainable", "activations", "workspace")}
     metrics |= {"memory/weights_bytes": 3.0 * mib, "memory/logits_bytes": 0.5 * mib, "memory/total_bytes": 3.5 * mib}
     outcomes = {
         i: Outcome(i, TrialState.SUCCEEDED, {**ended(plan, trial).metrics, **metrics})

@@ -161,7 +161,9 @@ def _memory(planned: Plan, console: Console) -> None:
         return
     needs = largest.needs
     parts = {**needs.parts, "the process": needs.memory_bytes - sum(needs.parts.values())}
-    shown = ", ".join(f"{name} {gib(size)}" for name, size in parts.items() if size >= SHOWN * needs.memory_bytes)
+    shown = ", ".join(
+        f"{name} {size / 2**20:,.0f} MiB" for name, size in parts.items() if size >= SHOWN * needs.memory_bytes
+    )
     _say(console, f"memory of {largest.label}, the most: {shown}")
 
 

@@ -63,9 +63,8 @@ class Needs:
 
     device: str = "auto"  # a device profile (cpu, cuda, jetson-orin-nano, ...) or "auto": any that fits
     memory_bytes: int = 0  # estimated peak
-    parts: Mapping[str, int] = field(
-        default_factory=dict, compare=False
-    )  # these bytes by `core.memory.Part`, as first estimated
+    # These bytes by `core.memory.Part`, as first estimated, without those of the process.
+    parts: Mapping[str, int] = field(default_factory=dict, compare=False)
 
 
 class Config(Protocol):

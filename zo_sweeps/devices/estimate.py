@@ -77,7 +77,7 @@ def memory_by_part(
     said): scoring 1.04 to 1.17; LoRA-FA with 2 to 8 points per forward 1.05 to 1.18, INT8 and NF4 among them; logits at
     all positions 1.00; sparse over NF4 1.07 to 1.16; full 1.34, bf16 1.48 (a CPU computes fewer rows of a layer at a
     time); FO-Adam 1.04 to 1.17, with 8-bit Adam in bf16 1.14, and 1.09 if layers are computed again; LoRA-FA over NF4
-    1.43. Over the process's growth, with the allocator's own: 0.71 to 1.07 (56 M, T = 128). Not measured on a GPU.
+    1.43. Over the growth of the process, allocator included: 0.71 to 1.07 (56 M, T = 128). Not measured on a GPU.
 
     Args:
         value_bytes: bytes per activation.
