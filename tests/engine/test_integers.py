@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,10 @@ from torch import Tensor, nn
 from tests.engine import contract
 from tests.engine.conftest import TinyModel, make_examples, targets, tiny_model
 from tests.engine.spaces_common import LINEAR
+from tests.engine.test_baselines import outcome_of, trials
 from tests.engine.test_codes import SHAPES, coded_model, layer_of, objective_of, precision_of, weight_of
 from tests.methods.test_facts import arch_of
+from zo_sweeps.core.trial import Trial, TrialState
 from zo_sweeps.engine import chunk, losses, noise
 from zo_sweeps.engine.batch import Batch, collate
 from zo_sweeps.engine.estimators.rge import RGE
@@ -449,6 +452,29 @@ def test_training_lowers_the_loss(name: str, coded: str, eps: float, lr: float) 
     for number in range(1, 51):
         _, state = step(method, model.module, space, f, state, seed=0, step=number, lr=lr)
     assert float(f(1)[0]) < 0.6 * before
+
+
+@pytest.mark.parametrize(("method", "coded", "lr"), [("quzo", "int8", 3e3), ("qes", "int4", 30.0)])
+def test_a_trial_tests_its_selected_step_and_goes_on_after_a_kill(
+    method: str, coded: str, lr: float, tmp_path: Path
+) -> None:
+    """The test at an earlier step, replayed on codes loaded anew, is that of a trial that ends there."""
+
+    def trial(steps: int) -> Trial:
+        train = f"{{steps: {steps}, batch: 4, eval_every: 1, max_length: 64}}"
+        (made,) = trials(tmp_path, f"{{method: {method}, precision: {coded}, update: {{lr: {lr}}}, train: {train}}}")
+        return made
+
+    outcome, events = outcome_of(trial(4))
+    assert outcome.state is TrialState.SUCCEEDED, outcome.error
+    assert outcome.selected_step < 4
+    short, _ = outcome_of(trial(outcome.selected_step))
+    assert short.selected_step == outcome.selected_step
+    assert short.metrics["test/loss"] == outcome.metrics["test/loss"]
+    killed = [i for i, event in enumerate(events) if event["type"] == "eval"][1]
+    resumed, _ = outcome_of(trial(4), events[: killed + 1])
+    assert resumed.selected_step == outcome.selected_step
+    assert resumed.metrics["test/loss"] == outcome.metrics["test/loss"]
 
 
 # The space, and 4-bit integers
