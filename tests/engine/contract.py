@@ -115,10 +115,12 @@ MOMENTS: dict[str, tuple[Moments, ...]] = {
 # Their bits depend on torch's generator or on floating-point sums, which another device orders otherwise.
 OTHER_BITS_ON_GPU = {"low_rank", "sphere", "mezo_compat"}
 
+# Those of real parameters; test_integers.py holds the others to the same contract over integer codes.
+REAL_PERTURBATIONS = [name for name in names("perturbation") if not kind("perturbation", name).integers]
+REAL_UPDATES = [name for name in zeroth_order_updates() if not kind("update", name).integers_only]
+
 # Updates
 
-# Those that move real numbers; test_integers.py holds the others to the same contract over integer codes.
-REAL_UPDATES = [name for name in zeroth_order_updates() if not kind("update", name).integers_only]
 # A learning rate at which a run of two directions refuses steps, for an update that chooses its step.
 REFUSING_RATES = {"conservative": 0.3}
 # Weight decay by a rule of their own: test_mezo_compat.py holds it bit for bit.

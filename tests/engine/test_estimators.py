@@ -202,7 +202,7 @@ def digest(module: nn.Module) -> str:
     return hashlib.blake2b(flat(module).detach().numpy().tobytes()).hexdigest()
 
 
-@pytest.mark.parametrize("noise", contract.names("perturbation"))
+@pytest.mark.parametrize("noise", contract.REAL_PERTURBATIONS)
 @pytest.mark.parametrize("estimator", contract.names("estimator"))
 def test_replay_and_resume_have_the_bits_of_the_run(estimator: str, noise: str) -> None:
     f, _, _ = quadratic()
