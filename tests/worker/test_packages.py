@@ -129,6 +129,11 @@ def test_without_sensitivities_no_text_is_needed(folder: Path) -> None:
     assert list(missing.values()) == ["no text at text/c4_sample.jsonl (precision.text, under data.dir)"]
 
 
+def test_codes_without_scales_are_refused_where_scales_are_trained(folder: Path) -> None:
+    with pytest.raises(UserError, match=r"trains the scales of weights .* use precision=fp4 or int8 or nf4 "):
+        plan(folder, *TINY, "precision=squeezellm", "method=qzo")
+
+
 def test_a_log_over_other_codes_is_not_continued(folder: Path) -> None:
     (trial,) = plan(folder, *TINY, "precision=squeezellm", "method=prge", *OF_TEXT).trials
     _, events = ran(trial)
@@ -194,6 +199,8 @@ def test_a_description_that_was_changed_is_refused_by_the_plan(folder: Path, pac
         (["precision=nf4", "method=sensitive_task"], "a package holds the mask of a text, and space.source is task"),
         (["precision=nf4,int8"], "precision has several values"),
         (["precision=nf4", "+grid=quickstart"], "not of a grid"),
+        (["precision=nf4", "space.rank=4"], "space.rank is an option of no row's space"),
+        (["precision=nf4", "precision.kept=0"], "unknown key 'precision.kept'"),
         (["precision=squeezellm", "data.dir=nowhere"], "no text at nowhere/text/c4_sample.jsonl"),
     ],
 )

@@ -359,7 +359,7 @@ def package(given: Sequence[str]) -> int:
     with show.Stages(Console(highlight=False)) as stages:
         made = package(options.overrides, options.config_dir, options.out, stages.update)
     print(f"{made.folder}   package:{made.contents.fingerprint}")
-    print(f"next: python -m zo_sweeps model=local model.path={shlex.quote(str(made.folder))}")
+    print(f"copy it to the board, and use it there as model=local model.path={made.folder}")
     return 0
 
 

@@ -114,7 +114,8 @@ def read(folder: Path) -> Package | None:
         stored = json.loads((folder / FILE).read_text(encoding="utf-8"))
         mark = stored.pop("fingerprint")
         contents = Contents(**stored)
-        good = mark == contents.fingerprint
+        plain = all(Path(name).name == name for name in contents.files)  # no file elsewhere
+        good = mark == contents.fingerprint and plain and isinstance(contents.precision, dict)
     except FileNotFoundError:
         return None
     except (ValueError, TypeError, KeyError, AttributeError):

@@ -306,10 +306,9 @@ def _goes_with_package(config: TrialConfig, package: Package) -> None:
     if mask is None:
         what = "the package holds no mask, and none can be found without the plain weights"
         raise UserError(what, where=where, fix="package the model again, with the space")
-    theirs = {**mask}
     for key, value in write({"targets": config.space.layers, **wanted}).items():
-        if theirs.get(key) != value:
-            raise UserError(f"space.{key} is {theirs.get(key)} in the package, not {value}", where=where)
+        if mask.get(key) != value:
+            raise UserError(f"space.{key} is {mask.get(key)} in the package, not {value}", where=where)
 
 
 def _longer(config: TrialConfig, model: ModelStatus, data: DataStatus, most: int) -> str:

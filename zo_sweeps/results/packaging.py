@@ -12,6 +12,7 @@ from zo_sweeps.methods import registry
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.availability import Places
 from zo_sweeps.plan.expand import Setting
+from zo_sweeps.plan.overrides import Overrides
 from zo_sweeps.plan.resolve import Options, Parts, resolve
 from zo_sweeps.results.export import new_or_empty
 
@@ -50,7 +51,10 @@ def _single(composer: Composer) -> TrialConfig:
         raise UserError(f"{several} has several values", fix="a package takes one of each")
     single = Setting({key: given[0] for key, given in choices.items()}, {k: v[0] for k, v in values.items()}, {})
     options = Options()
-    return resolve(composer, single, options, Parts())
+    config = resolve(composer, single, options, Parts())
+    if wrong := options.unknown(composer, Overrides(composer)):
+        raise UserError(wrong[0])
+    return config
 
 
 def _checked(config: TrialConfig) -> TrialConfig:

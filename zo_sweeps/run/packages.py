@@ -74,7 +74,7 @@ def make(config: TrialConfig, device: torch.device, folder: Path, progress: Prog
                 shutil.copytree(source, part, dirs_exist_ok=True)
             else:
                 _build(config, device, part, progress)
-            if space.needs_gradients:
+            if space.needs_gradients and config.method.kind.trains:
                 model = load(config.model, precision.dtype, device)
                 layers, plain = list(model.target_modules(space.layers)), lambda: model
                 progress("masks found", 0, 1)

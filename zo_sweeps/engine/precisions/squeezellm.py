@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from zo_sweeps.engine.layers.weight_only import Codes
 
-BITS = 4
-
 
 @dataclass(frozen=True)
 class SqueezeLLM(Encoded):
@@ -56,7 +54,7 @@ class SqueezeLLM(Encoded):
         return out * -(-into // 2) + self.scale_bytes(out, into) + self.kept_bytes(out, into)
 
     def scale_bytes(self, out: int, into: int) -> int:
-        return out * (1 << BITS) * self.format.bytes
+        return out * 16 * self.format.bytes
 
     def kept_bytes(self, out: int, into: int) -> int:
         return (share(out * into, self.kept) if self.kept else 0) * (4 + self.format.bytes)
