@@ -14,6 +14,8 @@ from torch import Tensor
 from zo_sweeps.engine.chunk import rows_at_once
 from zo_sweeps.engine.layers.weight_only import Codes
 
+TABLE = 16  # values
+
 
 @cache
 def library() -> Any:
@@ -50,7 +52,7 @@ class FourBit(Codes):
         flat = weight.contiguous().view(-1)
         packed = torch.empty(blocks * block // 2, dtype=torch.uint8, device=weight.device)
         scales = torch.empty(blocks, device=weight.device)
-        at_once = rows_at_once(block, weight.device)  # blocks
+        at_once = rows_at_once(block * TABLE, weight.device)  # blocks; on a CPU the library compares with all 16 values
         # On a CPU the library compiles its encoder anew for every shape unless told not to.
         with torch.compiler.set_stance("force_eager"):
             for first in range(0, blocks, at_once):
