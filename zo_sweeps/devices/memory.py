@@ -66,6 +66,16 @@ class MemoryMeter:
         return peak
 
 
+def is_out_of_memory(error: Exception) -> bool:
+    """Tell whether an exception says that memory ran out, on a GPU or in the process."""
+    import torch
+
+    if isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)):
+        return True
+    texts = ("can't allocate memory", "std::bad_alloc")  # of torch's CPU allocator, and of C++ beneath it
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in texts)
+
+
 class _HostPeak:
     """Peak resident memory of this process."""
 

@@ -11,7 +11,7 @@ import torch
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import Event, Outcome, Sharing, Sink, Trial, TrialState
-from zo_sweeps.devices.memory import MemoryMeter
+from zo_sweeps.devices.memory import MemoryMeter, is_out_of_memory
 from zo_sweeps.devices.probe import probe
 from zo_sweeps.engine.follower import Follower
 from zo_sweeps.engine.types import DivergedError
@@ -49,7 +49,7 @@ def run_trial(
     except UserError as error:
         outcome = recorder.outcome(TrialState.FAILED, error=f"UserError: {'; '.join(map(str, error.errors))}")
     except Exception as error:  # any fault of a trial is its outcome; the sweep goes on
-        state = TrialState.OUT_OF_MEMORY if _is_out_of_memory(error) else TrialState.FAILED
+        state = TrialState.OUT_OF_MEMORY if is_out_of_memory(error) else TrialState.FAILED
         what = f"{type(error).__name__}: {error}".splitlines()[0]
         outcome = recorder.outcome(state, error=what, trace=traceback.format_exc())
     outcome = replace(outcome, metrics={**outcome.metrics, "wall_seconds": time.perf_counter() - began})
@@ -111,9 +111,3 @@ class Following:
     def leave(self) -> None:
         """Restore the model, so that the next trial can use it."""
         self._space.uninstall()
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    if isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)):
-        return True
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)

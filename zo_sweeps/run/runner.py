@@ -8,7 +8,7 @@ from importlib import import_module
 
 from zo_sweeps.core.memory import SCORING, TOTAL, Part
 from zo_sweeps.core.trial import Sharing
-from zo_sweeps.devices.memory import MemoryMeter
+from zo_sweeps.devices.memory import MemoryMeter, is_out_of_memory
 from zo_sweeps.engine.train import Evaluated, StepDone
 from zo_sweeps.engine.types import DivergedError
 from zo_sweeps.methods.kind import Kind
@@ -57,21 +57,25 @@ class Runner:
     def measure_parts(self, space: InstalledSpace | None, step: Work | None) -> None:
         """Record the tensors alive at the peak of one more step, by part, and the bytes of one more scored forward.
 
-        Of a trial without steps, the parts are those of the forward. A step that diverges is not recorded. Changes
-        theta: for when the trial has its results.
+        Of a trial without steps, the parts are those of the forward. What diverges or runs out of memory is not
+        recorded: the results stand. Changes theta: for when the trial has its results.
 
         Args:
             space: as installed in the model; None if none is.
             step: takes the step of `recorder.largest`.
         """
         measured, forward = self.recorder.measured, self.bench.largest_forward()
-        parts = at_peak(self.bench, space, lambda _: self.bench.score(forward))
-        measured[SCORING] = float(sum(parts.values()))
-        if step is not None:
-            try:
+        try:
+            parts = at_peak(self.bench, space, lambda _: self.bench.score(forward))
+            measured[SCORING] = float(sum(parts.values()))
+            if step is not None:
                 parts = at_peak(self.bench, space, step)
-            except DivergedError:
+        except DivergedError:
+            return
+        except (MemoryError, RuntimeError) as error:  # torch's own are RuntimeErrors
+            if is_out_of_memory(error):
                 return
+            raise
         self.record_parts(parts)
 
     def record_parts(self, parts: Mapping[Part, int]) -> None:
