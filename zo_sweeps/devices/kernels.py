@@ -54,7 +54,8 @@ def _conditions() -> dict[str, str]:
     versions = {one.name.lower(): one.version for one in map(_distribution, PACKAGES) if one is not None}
     driver = DRIVER.read_text(errors="replace") if DRIVER.is_file() else ""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    return {**versions, "python": sys.executable, "kernel": platform.release(), "driver": driver, "visible": visible}
+    machine = {"python": sys.executable, "kernel": platform.release(), "driver": driver, "visible": visible}
+    return {**versions, **machine, "tried": " ".join(_shipped())}
 
 
 def _distribution(name: str) -> metadata.Distribution | None:

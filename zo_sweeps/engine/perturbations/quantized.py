@@ -21,7 +21,7 @@ class Quantized(Perturbation):
 
     Q rounds each element down or up at random, E[Q(x)] = x (see `zo_sweeps.engine.rounding.whole`). A code that u would
     take out of its range stays where it is, at that point; in the estimate, u_j counts by the share of the two points
-    theta + u, theta - u at which code j moves (1, 1/2 or 0).
+    theta + u, theta - u at which code j moves (1, 1/2 or 0), with a one-sided estimator too.
 
     With `independent`, the points use u = Q1(eps g) and the update u' = Q2(eps g), of the same g with other random
     numbers: E[u u'^T] = eps^2 I, so that the estimate is unbiased on a linear f, in units of f per code. Without it,
@@ -34,7 +34,9 @@ class Quantized(Perturbation):
 
     eps is the estimator's, in codes. Cost: 1 pass of Gaussian and 1 of uniform noise; memory: one chunk in fp32.
     Source: QuZO (Zhou et al., 2025, arXiv:2502.12346), whose two quantizers of one u are Q1 and Q2; it rounds u itself
-    to a low-bit grid and multiplies by eps, while here eps g is rounded, so that points lie on the weights' own grid.
+    to a low-bit grid and multiplies by eps, while here eps g is rounded, so that points lie on the weights' own grid. A
+    public copy of its trainer (github.com/jmha02/QuZO) rounds for points and update with one seed, u' = u, masks a
+    random half of u, and adds it to weights in floating point; none of it is followed.
     QES (Xu et al., 2026, arXiv:2602.03120) and its released code: mirrored pairs and masks as here; the code also
     clamps u to the number of codes, which only matters where |u| exceeds it.
     """

@@ -56,8 +56,8 @@ class ErrorFeedback(Update):
                     residual = residuals[start : start + len(codes)]
                     # Products and sums apart: fused, they would round otherwise at the end of a chunk.
                     step = ghat.mul_(-lr).add_(residual.float().mul_(self.decay))
-                    whole = step.round()
-                    whole.masked_fill_((codes + whole).abs() > param.largest, 0)
-                    codes += whole.to(codes.dtype)
-                    residual.copy_(step.sub_(whole).clamp_(-LIMIT, LIMIT))
+                    delta = step.round()
+                    delta.masked_fill_((codes + delta).abs() > param.largest, 0)
+                    codes += delta.to(codes.dtype)
+                    residual.copy_(step.sub_(delta).clamp_(-LIMIT, LIMIT))
             return state

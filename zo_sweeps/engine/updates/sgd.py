@@ -21,7 +21,7 @@ class SGD(RoundedUpdate):
 
     With `nonnegative`, theta <- max(theta, 0) after that: QZO's update of quantization scales. Integer codes need
     stochastic rounding: theta <- clip(theta - Q(lr * (ghat + weight_decay * theta))), E[Q(x)] = x, to the codes' range:
-    QuZO's update (arXiv:2502.12346).
+    QuZO's update (arXiv:2502.12346), which rounds the step of each query, while here their sum is rounded, once.
 
     Args:
         weight_decay: decay of the parameters of two or more dimensions (matrices and embeddings; not biases and norms).
