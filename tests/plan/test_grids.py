@@ -21,6 +21,7 @@ COUNTS = {  # grid -> trials, table entries (a zero-shot trial serves every seed
     "quickstart": (15, 16),
     "demo_sst2": (40, 42),
     "methods": (156, 160),
+    "precisions": (110, 114),
     "llama2_superglue": (783, 783),
 }
 BLOCKS = {  # P-RGE Table 8: learning rates x q x tasks
@@ -281,17 +282,18 @@ def test_an_axis_that_is_not_a_list_or_is_fixed_too_is_a_mistake(tmp_path: Path)
     assert "both fixed and an axis" in problem(tmp_path, grid)
 
 
-def test_every_trained_row_of_the_comparison_has_the_same_search_and_work() -> None:
-    """Three learning rates a factor of three apart, five seeds, and the same number of forwarded examples."""
+@pytest.mark.parametrize(("grid", "seeds"), [("methods", 5), ("precisions", 3)])
+def test_every_trained_row_of_the_comparison_has_the_same_search_and_work(grid: str, seeds: int) -> None:
+    """Three learning rates a factor of three apart, as many seeds, and the same number of forwarded examples."""
     for scale in ("paper", "short"):
-        plan = named("methods", f"scale={scale}")
+        plan = named(grid, f"scale={scale}")
         work, looks = set(), set()
         for block in plan.grid.blocks:
             cells = [cell for cell in plan.cells if cell.block == block]
-            if block in ("zero_shot", "icl"):
+            if not of(plan.every[cells[0].trial_id]).method.kind.trains:
                 continue
             rates = sorted({cell.hyperparameters["update.lr"] for cell in cells})
-            assert [len(rates), len(cells)] == [3, 15], block
+            assert [len(rates), len(cells)] == [3, 3 * seeds], block
             assert all(3 <= high / low * (1 + 1e-9) <= 3.4 for low, high in pairwise(rates)), block
             for config in configs(plan, block):
                 kind = config.method.kind
