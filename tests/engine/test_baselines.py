@@ -339,6 +339,7 @@ def test_a_trial_whose_weights_run_away_ends_as_diverged_and_never_as_finished(m
         ("{method: quzo, precision: int8, update: adam}", "update.rounding=stochastic, not adam"),
         ("{method: quzo, precision: int8, update: {rounding: nearest}}", "update.rounding=stochastic, not sgd"),
         ("{method: mezo, update: error_feedback}", "update 'error_feedback' moves integers: use space=codes, not full"),
+        ("{method: quzo, precision: int8, update: {nonnegative: true}}", "update.nonnegative must be false"),
         ("{method: qes, precision: int4, evaluation: {mode: both}}", "mode=both cannot hold several points"),
         ("{method: qes, precision: int4, evaluation: {restore: in_place}}", "use evaluation.restore=exact"),
         (

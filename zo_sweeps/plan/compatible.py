@@ -192,20 +192,28 @@ def _integers(config: TrialConfig) -> Iterator[str]:
     space, perturbation, update = config.space, config.perturbation, config.update
     if not config.method.kind.estimates:
         return
-    if perturbation.integers != space.integers:
-        if space.integers:
-            yield f"space {space.name!r} moves by integers: use perturbation=quantized, not {perturbation.name}"
-        else:
-            yield f"perturbation {perturbation.name!r} draws integers: use space=codes, not {space.name}"
+    of_integers = _with("space", "integers")
+    if space.integers and not perturbation.integers:
+        fitting = _with("perturbation", "integers")
+        yield f"space {space.name!r} moves by integers: use perturbation={fitting}, not {perturbation.name}"
+    if perturbation.integers and not space.integers:
+        yield f"perturbation {perturbation.name!r} draws integers: use space={of_integers}, not {space.name}"
     if space.integers and not update.moves_integers:
         yield (
-            f"space {space.name!r} moves by integers: use update=error_feedback, or update=sgd with "
-            f"update.rounding=stochastic, not {update.name}"
+            f"space {space.name!r} moves by integers: use update={_with('update', 'integers_only')}, or update=sgd "
+            f"with update.rounding=stochastic, not {update.name}"
         )
     if update.integers_only and not space.integers:
-        yield f"update {update.name!r} moves integers: use space=codes, not {space.name}"
+        yield f"update {update.name!r} moves integers: use space={of_integers}, not {space.name}"
+    if space.integers and update.keeps_nonnegative:
+        yield f"space {space.name!r} has integers of both signs: update.nonnegative must be false"
     if space.integers and config.evaluation.restore is Restore.IN_PLACE:
         yield f"space {space.name!r} is evaluated beside its codes: use evaluation.restore=exact"
+
+
+def _with(axis: str, fact: str) -> str:
+    """Return the names of an axis's members that have a fact."""
+    return " or ".join(name for name, one in registry.members(axis).items() if getattr(one, fact))
 
 
 def _trains(space: Space, precision: Definition) -> bool:
