@@ -20,6 +20,7 @@ from zo_sweeps.plan.build import Plan
 from zo_sweeps.tasks.data import DataStatus
 
 pytestmark = pytest.mark.unit
+FEW_SCORED = ("split.dev=1", "split.test=1")  # else the most tokens that are scored at a time decide on the memory
 
 
 def remark(plan: Plan) -> str:
@@ -71,7 +72,7 @@ def test_a_template_that_the_sandbox_or_the_rows_refuse_is_refused_in_the_plan(
 def test_hub_rows_are_planned_by_their_prepared_length_or_the_tasks_usual_one_and_else_at_the_longest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = configs(planned(tmp_path, changed()))[0]
+    config = configs(planned(tmp_path, changed(), *FEW_SCORED))[0]
     usual = replace(config, task=replace(config.task, lengths=Lengths(mean=30, longest=90)))
 
     def looked(row_bytes: float, config: TrialConfig, available: bool = True) -> Availability:
@@ -99,6 +100,8 @@ def test_shown_examples_and_templates_count_in_a_length(tmp_path: Path) -> None:
     full = planned(tmp_path, changed(axes={"task": ["timing"]}), "train.max_length=256")
     assert {Places().look(config).tokens for config in configs(full)} == {256}
     icl = changed(blocks={"icl": {"label": "ICL", "fixed": {"method": "icl"}}}, tables={})
-    one, four = (Places().look(configs(planned(tmp_path, icl, f"method.demonstrations={n}"))[0]) for n in (1, 4))
+    one, four = (
+        Places().look(configs(planned(tmp_path, icl, f"method.demonstrations={n}", *FEW_SCORED))[0]) for n in (1, 4)
+    )
     assert four.tokens == pytest.approx(2.5 * one.tokens)
     assert four.memory_bytes > one.memory_bytes

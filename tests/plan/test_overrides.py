@@ -31,7 +31,7 @@ def note(plan: Plan, override: str) -> str:
 def test_an_override_keeps_the_rows_that_agree_and_names_the_others() -> None:
     plan = named("llama2_superglue", "task=rte", "estimator.q=4")
     costs = {f"cost_q{mode}{ours}" for mode in ("", "_inner") for ours in ("", "_ours")}
-    assert {*plan.grid.blocks} == {"zero_shot", "fo_full", "fo_lora_fa", "zo_lora_fa_q", *costs}
+    assert {*plan.grid.blocks} == {"zero_shot", "fo_full", "fo_full_8bit", "fo_lora_fa", "zo_lora_fa_q", *costs}
     assert {*plan.grid.blocks} == {cell.block for cell in plan.cells}
     assert {config.estimator.budget for config in configs(plan) if config.method.kind.estimates} == {4}
     assert "ZO-Full (q=1); ZO-LoRA-FA (q=1)" in note(plan, "estimator.q=4")

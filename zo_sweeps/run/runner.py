@@ -66,7 +66,7 @@ class Runner:
         """
         measured, forward = self.recorder.measured, self.bench.largest_forward()
         try:
-            parts = at_peak(self.bench, space, lambda _: self.bench.score(forward))
+            parts = at_peak(self.bench, space, lambda _: self.bench.scored(forward))
             measured[SCORING] = float(sum(parts.values()))
             if step is not None:
                 parts = at_peak(self.bench, space, step)

@@ -13,7 +13,7 @@ from zo_sweeps.engine.batch import Batch, collate
 from zo_sweeps.engine.data import indices
 from zo_sweeps.engine.evaluate import Objective as Losses
 from zo_sweeps.engine.in_place import InPlace
-from zo_sweeps.engine.score import forwards, score
+from zo_sweeps.engine.score import Scored, forwards, score
 from zo_sweeps.engine.step import Method
 from zo_sweeps.engine.train import Scores, of_batch
 from zo_sweeps.methods.evaluation import Restore
@@ -128,14 +128,17 @@ class Workbench:
         examples = self.examples_of(step)
         return self.objective.of_texts(self._generated(examples), [example.references for example in examples])
 
+    def scored(self, examples: Sequence[Example]) -> Scored:
+        """Score the candidates of examples with the current weights; nothing is generated."""
+        generates = self.splits.spec.kind.generates
+        return score(self.model, examples, self.model.pad_id, self.evaluated, self.device, gold_only=generates)
+
     @torch.inference_mode()
     def score(self, examples: Sequence[Example]) -> Scores:
         """Score examples with the current weights."""
         spec = self.splits.spec
         generates = spec.kind.generates
-        loss, choices, scores = score(
-            self.model, examples, self.model.pad_id, self.evaluated, self.device, gold_only=generates
-        )
+        loss, choices, scores = self.scored(examples)
         texts = self._generated(examples) if generates else ()
         metrics = evaluate(spec, examples, Answers(choices, scores, texts))
         return Scores(loss, metrics[spec.metrics[0].name], metrics)
