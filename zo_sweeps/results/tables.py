@@ -108,6 +108,7 @@ def _by_metric(spec: TableSpec, rows: Sequence[Record]) -> tuple[TableSpec, list
     by_metric = replace(
         spec,
         columns=tuple((key, f"{named[column]}, {label}" if named else label) for column, label, key in keys),
+        searches=tuple({column: (key, named.get(column, "")) for column, _, key in reversed(keys)}.values())[::-1],
         measures={key: replace(spec.measure, metric=shown[label]) for _, label, key in keys},
     )
     return by_metric, [replace(row, column=key) for row in rows for column, _, key in keys if column == row.column]

@@ -168,6 +168,8 @@ class TableSpec:
         name: a short name, for labels and file names.
         measures: column key -> the measure of its cells, if not `measure`.
         rows, columns: (key, label) in printed order; the keys are values of `Record.block` and `Record.column`.
+        searches: (column key, label) of the selected hyper-parameters, where columns show several measures of one
+            search; () for all columns.
         published: reference to a paper's table, "prge/table2"; "" for none.
         published_rows, published_columns: block or column key -> its name in the published table. An unnamed column is
             looked up by its label; an unnamed block has no published numbers.
@@ -188,6 +190,7 @@ class TableSpec:
     measure: Measure
     rows: tuple[tuple[str, str], ...]
     columns: tuple[tuple[str, str], ...]
+    searches: tuple[tuple[str, str], ...] = ()
     caption: str = ""
     rule: Rule = Rule()
     published: str = ""

@@ -114,7 +114,8 @@ def main_grid(table: Table) -> Grid:
 
 def selected_grid(table: Table) -> Grid | None:
     """Return the selected hyper-parameters: "0.0005 · 4 · 4", the axes in the row's label; None without a search."""
-    columns = [(key, label) for key, label in table.columns if any(table.cells[b, key].selected for b, _ in table.rows)]
+    searches = table.spec.searches or table.columns
+    columns = [(key, label) for key, label in searches if any(table.cells[b, key].selected for b, _ in table.rows)]
     rows = []
     for block, label in table.rows:
         cells = [table.cells[block, key] for key, _ in columns]
