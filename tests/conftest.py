@@ -43,6 +43,17 @@ def _no_hub() -> None:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """torch computes with one thread, as a trial's process does by default, whatever the environment says."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(autouse=True)
 def _folders_of_one_test() -> Iterator[None]:
     """Members in the folders of a test (--config-dir) are not found by the next one."""

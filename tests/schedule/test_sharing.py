@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests.conftest import REPO
 from tests.schedule.driver import sweep
@@ -28,7 +27,7 @@ from zo_sweeps.schedule.process_peers import ProcessPeer
 from zo_sweeps.schedule.ray_backend import RayBackend
 from zo_sweeps.schedule.sharing import Workers, no_room
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = [pytest.mark.multiprocess, pytest.mark.usefixtures("one_thread")]
 
 PATIENCE = 500.0  # so that a busy machine looks like no lost worker
 LORA = ["method=prge", "evaluation.mode=inner", "estimator.q=4", "update.lr=0.05", "train.steps=4"]
@@ -37,14 +36,6 @@ TRIALS = {
     "lora_fa": LORA,
     "sensitive": ["method=sensitive", "space.source=task", "estimator.q=2", "update.lr=1e-3", "train.steps=3"],
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Any:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def result(state: Path, trial: Trial) -> tuple[dict[str, Any], dict[str, float], list[Event]]:

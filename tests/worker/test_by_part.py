@@ -52,14 +52,6 @@ SCRATCH = 128 * 2**10  # of the fused attention, per thread, whatever the model'
 Totals = list[tuple[int, int]]  # of each work: (followed, as torch's CPU allocator counts)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Any:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture
 def totals(monkeypatch: pytest.MonkeyPatch) -> Totals:
     """The peaks of all work that is followed, and the allocator's, which sees the temporaries within operators too."""
@@ -186,6 +178,8 @@ import torch
 from tests.worker.common import make, run
 from zo_sweeps.devices.estimate import RUNTIME_BYTES
 from zo_sweeps.run import cache
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 torch.set_num_threads(1)
 small, large, factor = *map(json.loads, sys.argv[1:3]), float(sys.argv[3])

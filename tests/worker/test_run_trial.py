@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests.conftest import REPO
 from tests.worker.common import make, measured, run
 from zo_sweeps.core.trial import METRICS, Event, Outcome, Stored, Trial, TrialState
 from zo_sweeps.engine.updates.sgd import SGD
 from zo_sweeps.run import recorder
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 SIZES = ("hidden_size=64", "intermediate_size=96", "num_hidden_layers=2")
 TINY = ["model=random_llama", *(f"model.arch.{size}" for size in SIZES)]  # many runs, and nothing has to be learned
@@ -38,14 +39,6 @@ TOLD = {  # what of an event does not depend on when and where it happened
     "eval": ("step", "split", "loss", "metric", "metrics"),
     "test": ("step", "loss", "metric", "metrics"),
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Any:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +25,9 @@ from zo_sweeps.models.load import load
 SMALL = (1376, 512)  # (out, in) of a projection of LLAMA_58M
 LARGE = ((4096, 4096), (11008, 4096), (4096, 11008))  # the projections of LLAMA_2_7B: q, k, v, o; gate, up; down
 ROWS = (1, 16, 128, 1024)
-FORMATS = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp16": torch.float16}
+Compute = Literal["fp32", "bf16", "fp16"]
+FORMATS: Mapping[Compute, torch.dtype] = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp16": torch.float16}
+CPU_FORMATS: tuple[Compute, ...] = ("bf16", "fp32")
 # The most that a product of 1024 rows, and a step, may cost, of the GEMM's time.
 MUST = {"int8": 1.2, "nf4": 1.3, "nf4 + double quantization": 1.3}
 
@@ -33,28 +35,28 @@ MUST = {"int8": 1.2, "nf4": 1.3, "nf4 + double quantization": 1.3}
 def rows(rounds: int) -> Iterator[Row]:
     """Measure all rows."""
     for shape in (SMALL, *LARGE):
-        for compute in ("bf16", "fp32"):
+        for compute in CPU_FORMATS:
             yield from products(torch.device("cpu"), shape, compute, rounds)
     yield from _steps(rounds)
 
 
-def schemes(compute: str) -> dict[str, WeightOnlyPrecision]:
+def schemes(compute: Compute) -> dict[str, WeightOnlyPrecision]:
     """Return the measured ways to store a weight, by name."""
     return {
-        "int8": INT8(compute=compute),  # type: ignore[arg-type]
-        "nf4": NF4(compute=compute),  # type: ignore[arg-type]
-        "nf4 + double quantization": NF4(compute=compute, double_quantization=True),  # type: ignore[arg-type]
+        "int8": INT8(compute=compute),
+        "nf4": NF4(compute=compute),
+        "nf4 + double quantization": NF4(compute=compute, double_quantization=True),
     }
 
 
-def projection(device: torch.device, shape: tuple[int, int], compute: str) -> nn.Linear:
+def projection(device: torch.device, shape: tuple[int, int], compute: Compute) -> nn.Linear:
     """Return a projection of random weights, frozen."""
     torch.manual_seed(0)
     layer = nn.Linear(shape[1], shape[0], bias=False, device=device, dtype=FORMATS[compute])
     return layer.requires_grad_(False)
 
 
-def products(device: torch.device, shape: tuple[int, int], compute: str, rounds: int) -> Iterator[Row]:
+def products(device: torch.device, shape: tuple[int, int], compute: Compute, rounds: int) -> Iterator[Row]:
     """Time y = x W^T of every scheme, of bitsandbytes' modules and of the bare GEMM, interleaved, for each of ROWS.
 
     The ratio is that of 1024 rows; the detail has the others. `error` is |y - y'| / |y'|, with y' the product with the

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from zo_sweeps.bench.codes import LARGE, SMALL, projection, schemes
+from zo_sweeps.bench.codes import LARGE, SMALL, Compute, projection, schemes
 from zo_sweeps.bench.measure import Row, awaited, interleaved
 from zo_sweeps.engine.layers.sparse import Sparse
 from zo_sweeps.engine.masks import Masks, random
@@ -18,16 +18,17 @@ from zo_sweeps.methods.points import NoiseKey
 
 ROWS = (1, 4, 16, 64, 256, 1024)
 DENSITY = 1e-3  # the papers'
+KINDS: tuple[tuple[str, Compute], ...] = (("fp32", "fp32"), ("bf16", "bf16"), ("int8", "bf16"), ("nf4", "bf16"))
 
 
 def rows(rounds: int) -> Iterator[Row]:
     """Measure all rows."""
     for shape in (SMALL, LARGE[0]):
-        for kind, compute in (("fp32", "fp32"), ("bf16", "bf16"), ("int8", "bf16"), ("nf4", "bf16")):
+        for kind, compute in KINDS:
             yield products(torch.device("cpu"), shape, kind, compute, rounds)
 
 
-def products(device: torch.device, shape: tuple[int, int], kind: str, compute: str, rounds: int) -> Row:
+def products(device: torch.device, shape: tuple[int, int], kind: str, compute: Compute, rounds: int) -> Row:
     """Time a product at a point of a sparse space in either way, and the bare GEMM, interleaved, for each of ROWS.
 
     `fixed theta` is SparseAddMM with its sparse matrix made once, as for generation; its SparseAdd writes nothing, and
@@ -64,7 +65,7 @@ def products(device: torch.device, shape: tuple[int, int], kind: str, compute: s
 
 
 def _with(
-    mask: Masks, dense: nn.Linear, kind: str, compute: str, *, apart: bool = False, fixed: bool = False
+    mask: Masks, dense: nn.Linear, kind: str, compute: Compute, *, apart: bool = False, fixed: bool = False
 ) -> nn.Module:
     """Return a projection with a sparse space whose theta has moved."""
     layer: nn.Module = projection(dense.weight.device, (dense.out_features, dense.in_features), compute)
