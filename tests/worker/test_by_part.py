@@ -23,6 +23,8 @@ from zo_sweeps.run import by_part, cache, runner
 from zo_sweeps.run.zeroth_order import ZerothOrderRunner
 from zo_sweeps.schedule.placement import Node, refusal
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 TINY = [
     *("model=random_llama", "model.arch.hidden_size=64", "model.arch.intermediate_size=96"),
     *("model.arch.num_hidden_layers=2", "train.steps=2"),
@@ -178,8 +180,6 @@ import torch
 from tests.worker.common import make, run
 from zo_sweeps.devices.estimate import RUNTIME_BYTES
 from zo_sweeps.run import cache
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 torch.set_num_threads(1)
 small, large, factor = *map(json.loads, sys.argv[1:3]), float(sys.argv[3])
