@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 TORCH = "torch==2.13.0"
 HEADER = """\
-# The lock: one version of everything in pyproject.toml, and the dev group, for Python 3.10 to 3.13.
+# The lock: one version of everything in pyproject.toml, its extras and the dev group, for Python 3.10 to 3.13.
 # Made by `make lock`: pip resolves on 3.10 and on 3.11, .ci/lock.py merges the two. Do not edit by hand.
 """
 
@@ -31,7 +31,7 @@ def resolve(python: str) -> dict[str, str]:
         subprocess.run([*run, "--upgrade", "pip"], check=True)
         report = f"{folder}/report.json"
         subprocess.run(
-            [*run, "--dry-run", "--report", report, TORCH, str(ROOT), "--group", "dev"], check=True, cwd=ROOT
+            [*run, "--dry-run", "--report", report, TORCH, f"{ROOT}[edge]", "--group", "dev"], check=True, cwd=ROOT
         )
         packages = [item["metadata"] for item in json.loads(Path(report).read_text())["install"]]
     chosen = {re.sub(r"[-_.]+", "-", p["name"]).lower(): p["version"].split("+")[0] for p in packages}

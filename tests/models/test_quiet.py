@@ -1,0 +1,35 @@
+"""What is printed by the libraries that the models import: nothing, unless it is an error."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+
+import pytest
+
+import zo_sweeps.models  # noqa: F401
+
+IMPORT = """
+import logging, sys
+import zo_sweeps.models.coded
+assert "torchao" in sys.modules, "transformers imports it"
+import executorch.runtime
+"""
+
+
+@pytest.mark.multiprocess
+def test_importing_transformers_beside_torchao_and_executorch_prints_nothing() -> None:
+    command = [sys.executable, "-W", "ignore", "-c", IMPORT]  # warnings of Python are tests' own: pytest shows them
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.unit
+def test_errors_and_other_warnings_pass(caplog: pytest.LogCaptureFixture) -> None:
+    logging.getLogger("torchao").error("broken")
+    logging.getLogger("torchao").warning("Failed to load x.so")
+    tree = logging.getLogger("torch.utils._pytree")
+    assert tree.filter(logging.makeLogRecord({"msg": "another warning"}))
+    assert not tree.filter(logging.makeLogRecord({"msg": "%s is an Enum subclass and is now natively supported"}))
+    assert caplog.messages == ["broken"]
