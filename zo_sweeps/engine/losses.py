@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from zo_sweeps.core.memory import Part, continue_as, counted_as
@@ -88,6 +87,9 @@ def negative_score(scores: Sequence[float]) -> Tensor:
 def candidates(logprobs: Tensor, batch: Batch) -> Tensor:
     """Return the cross-entropy over candidates scored by mean log-probability, mean over examples, [P]. MeZO."""
     scores = candidate_scores(logprobs, batch)
-    P = scores.shape[0]
-    gold = batch.gold.expand(P, -1).reshape(-1)
-    return F.cross_entropy(scores.flatten(0, 1), gold, reduction="none").view(P, -1).mean(dim=1)
+    return cross_entropy(scores, batch.gold.expand(scores.shape[0], -1)).mean(dim=1)
+
+
+def cross_entropy(scores: Tensor, gold: Tensor) -> Tensor:
+    """Return -log softmax(scores)[gold] of [P, B, slots] scores and [P, B] gold slots, [P, B]."""
+    return -scores.log_softmax(dim=2).gather(2, gold.unsqueeze(2)).squeeze(2)

@@ -55,7 +55,7 @@ HALVES = (torch.bfloat16, torch.float16)
 log = logging.getLogger(__name__)
 
 
-def _signed(word: int) -> int:
+def signed(word: int) -> int:
     """Return the int32 with the same bits as the unsigned 32-bit `word`."""
     return word - (1 << 32) if word >= 1 << 31 else word
 
@@ -64,7 +64,7 @@ def _signed(word: int) -> int:
 def words_of(key: NoiseKey, name: str) -> tuple[int, int]:
     """Return (k0, k1), the 64-bit address of a parameter's direction, as two int32."""
     digest = hashlib.blake2b(f"{key.seed}/{key.step}/{key.query}/{name}".encode(), digest_size=8).digest()
-    return _signed(int.from_bytes(digest[:4], "little")), _signed(int.from_bytes(digest[4:], "little"))
+    return signed(int.from_bytes(digest[:4], "little")), signed(int.from_bytes(digest[4:], "little"))
 
 
 @cached(256)
@@ -83,12 +83,12 @@ def _hash(x: Tensor, k0: int, k1: int, spare: Tensor) -> tuple[Tensor, Tensor]:
     """Return both words of each counter (int32). The first overwrites the counters."""
     x ^= k0
     _mix(x, 16, spare)
-    x *= _constant(_signed(M1))
+    x *= _constant(signed(M1))
     x ^= k1
     _mix(x, 15, spare)
-    x *= _constant(_signed(M2))
+    x *= _constant(signed(M2))
     _mix(x, 16, spare)
-    y = x * _constant(_signed(M3))
+    y = x * _constant(signed(M3))
     y += k0
     _mix(y, 15, spare)
     return x, y

@@ -27,8 +27,11 @@ class LanguageModel(Protocol):
     @property
     def module(self) -> nn.Module: ...
 
-    def hidden(self, input_ids: Tensor, attention_mask: Tensor, positions: Tensor | None) -> Tensor:
-        """Return last hidden states [N, T, D] of [N, T] token ids, mask, and positions if rows hold several texts."""
+    def hidden(self, input_ids: Tensor, attention_mask: Tensor | None, positions: Tensor | None) -> Tensor:
+        """Return last hidden states [N, T, D] of [N, T] token ids, mask, and positions if rows hold several texts.
+
+        No mask is needed where no row is padded, or no token attends to those on its right.
+        """
         ...
 
     def head(self, hidden: Tensor) -> Tensor:

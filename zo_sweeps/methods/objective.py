@@ -31,6 +31,7 @@ class Objective(Definition):
     generates: ClassVar[bool] = False  # f is `of_texts`, of answers generated at one point at a time
     masked: ClassVar[bool] = False  # reads label words at a mask: for masked models and prompts with a mask
     gold_only: ClassVar[bool] = False  # runs the forward on right answers only
+    not_in_program: ClassVar[str] = "a program computes the losses tokens and candidates only"
 
     def fits(self, task: Task) -> str:
         """Return why it cannot be computed for the task; "" if it can."""
@@ -49,6 +50,19 @@ class Objective(Definition):
         """Return the number of terms that `loss` is the mean of: the batch's examples, if not said otherwise."""
         examples: int = batch.examples
         return examples
+
+    def of_scores(self, scores: Tensor, gold: Tensor) -> Tensor:
+        """Return the terms of f, one per example, [P, B], for an exported program: differentiable operations alone.
+
+        Args:
+            scores: mean log-probability of each candidate's answer tokens, [P, B, C]; -inf for an empty slot.
+            gold: slot of the gold candidate, [P, B].
+        """
+        raise NotImplementedError
+
+    def mass(self, length: int) -> float:
+        """Return the weight of an example's term of `of_scores` in f; `length` is that of its gold answer."""
+        return 1.0
 
     def of_texts(self, texts: Sequence[str], references: Sequence[Sequence[str]]) -> Tensor:
         """Return f of the answers generated at one point, [1].

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zo_sweeps.engine import linear, noise
-from zo_sweeps.engine.layers.wrapped import PointLinear
+from zo_sweeps.engine.layers.wrapped import PointLinear, grouped, ungrouped
 from zo_sweeps.methods.points import NoiseKey
 
 
@@ -43,6 +43,5 @@ class LowRankLinear(PointLinear):
         if not self.points:
             return y + F.linear(F.linear(x, A), B).mul(self.scaling)
         P = B.shape[0]
-        rows = x.reshape(P, -1, x.shape[-1])
-        h = F.linear(rows, A) if A.dim() == 2 else torch.bmm(rows, A.transpose(1, 2))
-        return y.view(P, -1, y.shape[-1]).baddbmm_(h, B.transpose(1, 2), alpha=self.scaling).view(y.shape)
+        h = grouped(F.linear(x, A), P) if A.dim() == 2 else torch.bmm(grouped(x, P), A.transpose(1, 2))
+        return ungrouped(grouped(y, P).baddbmm_(h, B.transpose(1, 2), alpha=self.scaling), x)

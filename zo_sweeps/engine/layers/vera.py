@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zo_sweeps.engine import linear, noise
-from zo_sweeps.engine.layers.wrapped import INIT_STEP, PointLinear, Wrapped
+from zo_sweeps.engine.layers.wrapped import INIT_STEP, PointLinear, Wrapped, grouped, ungrouped
 from zo_sweeps.methods.points import NoiseKey
 
 
@@ -31,10 +31,10 @@ class VeraLinear(PointLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         d, b = self.held("d").to(x.dtype), self.held("b").to(x.dtype)
-        rows = x.reshape(d.shape[0], -1, x.shape[-1])
-        y = F.linear(F.linear(rows, self.A) * d.unsqueeze(1), self.B) * b.unsqueeze(1)  # type: ignore[arg-type]
+        h = grouped(F.linear(x, self.A), d.shape[0])  # type: ignore[arg-type]
+        y = F.linear(h * d.unsqueeze(1), self.B) * b.unsqueeze(1)  # type: ignore[arg-type]
         base: Tensor = self.base(x)
-        return base + y.view(*x.shape[:-1], y.shape[-1])
+        return base + ungrouped(y, x)
 
 
 class Vera(Wrapped):

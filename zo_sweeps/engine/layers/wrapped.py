@@ -40,6 +40,21 @@ class PointLinear(nn.Module):
         return value
 
 
+def grouped(x: Tensor, points: int) -> Tensor:
+    """Return rows [N, ..., D] as equal groups, one per point, [P, N / P * ..., D].
+
+    Without a computed shape: `torch.export` could not tell that it holds for every number of tokens.
+    """
+    groups: Tensor = x.unflatten(0, (points, -1))
+    return groups.flatten(1, -2)
+
+
+def ungrouped(y: Tensor, x: Tensor) -> Tensor:
+    """Return groups [P, N / P * ..., D] as rows with the leading shape of `x`."""
+    groups: Tensor = y.unflatten(1, (-1, *x.shape[1:-1]))
+    return groups.flatten(0, 1)
+
+
 class Wrapped(InstalledSpace):
     """A space with `wrap(base, name)` in place of each target Linear; the trained parameters are its parts, in fp32."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from zo_sweeps.methods.objective import Objective
 
@@ -21,6 +21,8 @@ class Candidates(Objective):
     In a regression task the gold candidate is the one with the nearest value.
     """
 
+    not_in_program: ClassVar[str] = ""
+
     def fits(self, task: Task) -> str:
         return "it chooses between options, and the task has none" if task.kind.generates else ""
 
@@ -28,3 +30,8 @@ class Candidates(Objective):
         from zo_sweeps.engine import losses
 
         return losses.candidates(logprobs, batch)
+
+    def of_scores(self, scores: Tensor, gold: Tensor) -> Tensor:
+        from zo_sweeps.engine import losses
+
+        return losses.cross_entropy(scores, gold)

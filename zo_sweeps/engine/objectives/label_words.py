@@ -22,6 +22,7 @@ class LabelWords(Objective):
     """
 
     masked: ClassVar[bool] = True
+    not_in_program: ClassVar[str] = "a program reads the token after a text, not a mask"
 
     def fits(self, task: Task) -> str:
         if task.kind.generates or task.kind.own_options:

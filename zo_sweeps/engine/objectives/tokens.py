@@ -18,6 +18,7 @@ class Tokens(Objective):
     """f = -mean of log p over the batch's gold answer tokens. P-RGE (arXiv:2409.15520)."""
 
     gold_only: ClassVar[bool] = True
+    not_in_program: ClassVar[str] = ""
 
     def loss(self, logprobs: Tensor, batch: Batch) -> Tensor:
         from zo_sweeps.engine import losses
@@ -29,3 +30,10 @@ class Tokens(Objective):
         from zo_sweeps.engine import losses
 
         return int(losses.is_gold(batch).sum())
+
+    def of_scores(self, scores: Tensor, gold: Tensor) -> Tensor:
+        """Return the mean over the gold answer's tokens of -log p."""
+        return -scores.gather(2, gold.unsqueeze(2)).squeeze(2)
+
+    def mass(self, length: int) -> float:
+        return length
