@@ -346,6 +346,11 @@ def test_a_trial_whose_weights_run_away_ends_as_diverged_and_never_as_finished(m
             "{method: fo_sgd_full, precision: int8, space: codes}",
             "backpropagation does not reach space 'codes': use a zeroth-order method",
         ),
+        (
+            "{method: fo_lora_fa, precision: w4a8}",
+            "precision=w4a8 rounds activations, which no gradient passes: use a zeroth-order method",
+        ),
+        ("{method: prge, precision: w4a8, precision.compute: fp16}", "unknown key 'precision.compute'"),
         ("{method: icl, method.demonstrations: 0}", "method.demonstrations must be at least 1, not 0"),
     ],
 )

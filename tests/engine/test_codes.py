@@ -30,13 +30,14 @@ from zo_sweeps.methods.space import Found
 
 pytestmark = pytest.mark.unit
 CODED = [name for name in contract.names("precision") if contract.kind("precision", name).coded]
+WEIGHT_ONLY = [name for name in CODED if not contract.kind("precision", name).rounds_activations]
 FOUR_BIT = [name for name in CODED if contract.known("precision", name, {"double_quantization": True})]
 OVER_CODES = [name for name in MEMBERS if not contract.kind("space", name).moves_base]
 SHAPES = [(64, 64), (100, 1376), (33, 37), (3, 5), (1, 64)]  # whole blocks, blocks over rows, a part of a block
 
 
 def precision_of(name: str, **options: Any) -> Any:
-    return contract.member("precision", name, **{"compute": "fp32", **options})
+    return contract.member("precision", name, **{**contract.known("precision", name, {"compute": "fp32"}), **options})
 
 
 def weight_of(shape: tuple[int, int], seed: int = 0) -> Tensor:
@@ -119,8 +120,8 @@ def test_bits_do_not_depend_on_how_many_values_are_computed_at_a_time(
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("name", CODED)
 def test_codes_are_restored_from_their_buffers(name: str, transposed: bool, options: dict[str, Any]) -> None:
-    precision = precision_of(name, compute="fp16", **contract.known("precision", name, options))
-    layer: Any = (Conv1D(33, 37) if transposed else nn.Linear(37, 33)).half()
+    precision = precision_of(name, **contract.known("precision", name, {"compute": "fp16", **options}))
+    layer: Any = (Conv1D(33, 37) if transposed else nn.Linear(37, 33)).to(precision.dtype)
     stored = precision.stored(layer, layer.weight.detach())
     layer.register_parameter("weight", None)
     again = precision.restored(layer, (33, 37), stored.codes.state_dict())
@@ -128,7 +129,7 @@ def test_codes_are_restored_from_their_buffers(name: str, transposed: bool, opti
     assert {key: value.nbytes for key, value in again.codes.named_buffers()} == {
         key: value.nbytes for key, value in stored.codes.named_buffers()
     }
-    x = weight_of((3, 37)).half()
+    x = weight_of((3, 37)).to(precision.dtype)
     assert torch.equal(again(x), stored(x))
 
 
@@ -144,7 +145,7 @@ def test_codes_of_another_precision_are_refused() -> None:
 
 @pytest.mark.parametrize("compute", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("values", [300, 1 << 20])
-@pytest.mark.parametrize("name", CODED)
+@pytest.mark.parametrize("name", WEIGHT_ONLY)
 def test_a_forward_is_that_of_the_decoded_weight(
     name: str, values: int, compute: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,7 +160,7 @@ def test_a_forward_is_that_of_the_decoded_weight(
 
 
 @pytest.mark.parametrize("values", [300, 1 << 20])
-@pytest.mark.parametrize("name", CODED)
+@pytest.mark.parametrize("name", WEIGHT_ONLY)
 def test_backpropagation_is_that_of_the_decoded_weight(name: str, values: int, monkeypatch: pytest.MonkeyPatch) -> None:
     layer = layer_of(weight_of((33, 37)), precision_of(name))
     x, up = weight_of((7, 37), 1).requires_grad_(), weight_of((7, 33), 2)
@@ -170,7 +171,7 @@ def test_backpropagation_is_that_of_the_decoded_weight(name: str, values: int, m
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", CODED)
+@pytest.mark.parametrize("name", WEIGHT_ONLY)
 def test_a_conv1d_is_stored_by_its_outputs(name: str) -> None:
     base = Conv1D(33, 37).requires_grad_(False)
     layer = precision_of(name).stored(base, base.weight)
@@ -233,7 +234,7 @@ def trained(name: str, model: TinyModel, **options: Any) -> tuple[Any, list[tupl
 @pytest.mark.parametrize("mode", [Mode.SEQUENTIAL, Mode.INNER, Mode.BOTH])
 @pytest.mark.parametrize("product", ["add", "addmm"])
 @pytest.mark.parametrize("name", OVER_CODES)
-@pytest.mark.parametrize("coded", CODED)
+@pytest.mark.parametrize("coded", WEIGHT_ONLY)
 def test_the_losses_of_a_space_are_those_over_the_decoded_weights(
     coded: str, name: str, product: str, mode: Mode
 ) -> None:
@@ -358,7 +359,7 @@ def test_scales_multiply_the_codes_of_their_row_or_block(coded: str, options: di
     assert torch.equal(objective_of(model)(1), before)
 
 
-@pytest.mark.parametrize(("coded", "options"), OPTIONS)
+@pytest.mark.parametrize(("coded", "options"), [*OPTIONS, ("w4a8", {})])
 def test_as_many_scales_are_trained_as_the_precision_says(coded: str, options: dict[str, Any]) -> None:
     precision = precision_of(coded, **options)
     space = of_scales(coded_model(precision))

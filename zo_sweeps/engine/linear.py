@@ -63,8 +63,13 @@ def parts(layer: Any) -> Iterator[Tensor]:
         yield dense(layer)
 
 
+def inputs(layer: Any, x: Tensor) -> Tensor:
+    """Return activations x as the layer multiplies them: rounded where its codes demand it."""
+    return layer.codes.inputs(x) if isinstance(layer, WeightOnly) else x
+
+
 def products(layer: Any, *inputs: Tensor) -> list[Tensor]:
-    """Return x W^T for every input, without the bias. A weight stored as codes is decoded once for all."""
+    """Return x W^T for every input as it is, without the bias. A weight stored as codes is decoded once for all."""
     if isinstance(layer, WeightOnly):
         return layer.products(*inputs)
     return [F.linear(x, dense(layer)) for x in inputs]

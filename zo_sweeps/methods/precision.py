@@ -37,6 +37,8 @@ class Precision(Definition):
     axis: ClassVar[str] = "precision"
     coded: ClassVar[bool] = False  # the projections of the blocks are stored as codes: see `WeightOnlyPrecision`
     movable: ClassVar[bool] = False  # its codes are integers on a uniform grid, which can be trained themselves
+    not_in_program: ClassVar[str] = "XNNPACK, which multiplies in a program, has no kernels for it"
+    rounds_activations: ClassVar[bool] = False  # before every product with codes: no gradient passes it
 
     @property
     def of_text(self) -> str:
@@ -73,8 +75,9 @@ class Precision(Definition):
 class WeightOnlyPrecision(Precision):
     """Codes for the weights of the blocks' projections, decoded for every product; the others are stored in `compute`.
 
-    Weights are encoded from their values in `compute`. Activations are not quantized: a forward equals that of the
-    decoded weights. Embeddings, head, norms and biases stay in `compute`, as with bitsandbytes in transformers.
+    Weights are encoded from their values in `compute`. Activations are not quantized, and a forward equals that of the
+    decoded weights, unless a member `rounds_activations`. Embeddings, head, norms and biases stay in `compute`, as with
+    bitsandbytes in transformers.
     """
 
     coded: ClassVar[bool] = True

@@ -31,7 +31,7 @@ class FourBitIntegers(IntegerCodes):
         super().__init__((out, into), dtype, weight.device)
         self._block = block
         blocks, flat = -(-out * into // block), weight.view(-1)
-        packed = torch.empty(blocks * block // 2, dtype=torch.uint8, device=weight.device)
+        values = torch.empty(blocks * block // 2, dtype=torch.uint8, device=weight.device)
         scales = torch.empty(blocks, device=weight.device)
         at_once = rows_at_once(block, weight.device)
         for first in range(0, blocks, at_once):
@@ -40,19 +40,19 @@ class FourBitIntegers(IntegerCodes):
             scales[first:last] = part.abs().amax(dim=1)
             # A block of zeros keeps the scale 0, and decodes to zeros.
             part = part * (self.largest / scales[first:last, None].clamp(min=1e-38))
-            packed[first * block // 2 : last * block // 2] = _packed(part.round_().to(torch.int8))
-        self.register_buffer("values", packed)
+            values[first * block // 2 : last * block // 2] = packed(part.round_().to(torch.int8))
+        self.register_buffer("values", values)
         self.register_buffer("scales", scales)
 
     def unpack(self, values: Tensor) -> Tensor:
         out, into = self.shape
-        return _unpacked(values)[: out * into].view(out, into)
+        return unpacked(values)[: out * into].view(out, into)
 
     def pack(self, integers: Tensor) -> Tensor:
-        return _packed(self._blocks(integers.view(-1), 0, len(self.scales)))
+        return packed(self._blocks(integers.view(-1), 0, len(self.scales)))
 
     def forward(self) -> Callable[[int, int], Tensor]:
-        packed, integers, steps = self.values, self.integers, self.scales / self.largest
+        stored, integers, steps = self.values, self.integers, self.scales / self.largest
         into, block = self.shape[1], self._block
 
         def decode(start: int, stop: int) -> Tensor:
@@ -60,7 +60,7 @@ class FourBitIntegers(IntegerCodes):
             if integers is not None:
                 codes = self._blocks(integers.view(-1), first, last)
             else:
-                codes = _unpacked(packed[first * block // 2 : last * block // 2]).view(-1, block)
+                codes = unpacked(stored[first * block // 2 : last * block // 2]).view(-1, block)
             rows = codes.float().mul_(steps[first:last, None]).view(-1)
             offset = start * into - first * block
             return rows[offset : offset + (stop - start) * into].view(stop - start, into).to(self.like.dtype)
@@ -73,12 +73,12 @@ class FourBitIntegers(IntegerCodes):
         return F.pad(part, (0, (last - first) * self._block - len(part))).view(-1, self._block)
 
 
-def _packed(codes: Tensor) -> Tensor:
+def packed(codes: Tensor) -> Tensor:
     """Return codes, int8, two in a byte, flat."""
     pairs = codes.view(-1, 2).add(8).to(torch.uint8)
     return pairs[:, 0] | pairs[:, 1] << 4
 
 
-def _unpacked(packed: Tensor) -> Tensor:
-    """Return the codes in some bytes, int8, flat."""
-    return torch.stack([packed & 15, packed >> 4], dim=1).view(-1).to(torch.int8).sub_(8)
+def unpacked(stored: Tensor) -> Tensor:
+    """Return the codes in some bytes, uint8 [n], as int8 [2 n]."""
+    return torch.stack([stored & 15, stored >> 4], dim=1).view(-1).to(torch.int8).sub_(8)

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from zo_sweeps.engine import linear
 from zo_sweeps.engine.layers.low_rank import LowRankLinear
+from zo_sweeps.engine.layers.wrapped import grouped, ungrouped
 from zo_sweeps.methods.points import NoiseKey
 
 
@@ -32,13 +33,13 @@ class DoraLinear(LowRankLinear):
     def forward(self, x: Tensor) -> Tensor:
         A, B, m = self.held("A").to(x.dtype), self.held("B").to(x.dtype), self.held("m")
         P = B.shape[0]
-        y, cross = linear.products(self.base, x, A.detach())
-        h = torch.bmm(x.reshape(P, -1, x.shape[-1]), A.transpose(1, 2))
-        y = torch.baddbmm(y.view(P, -1, y.shape[-1]), h, B.transpose(1, 2), alpha=self.scaling)
+        y, cross = linear.products(self.base, linear.inputs(self.base, x), A.detach())
+        h = torch.bmm(grouped(x, P), A.transpose(1, 2))
+        y = torch.baddbmm(grouped(y, P), h, B.transpose(1, 2), alpha=self.scaling)
         y = y * (m / self._norm(A, B, cross)).unsqueeze(1).to(x.dtype)
         if self.base.bias is not None:
             y = y + self.base.bias
-        return y.view(*x.shape[:-1], y.shape[-1])
+        return ungrouped(y, x)
 
     @torch.no_grad()
     def _norm(self, A: Tensor, B: Tensor, product: Tensor) -> Tensor:

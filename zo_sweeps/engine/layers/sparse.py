@@ -194,7 +194,7 @@ class _Layer:
         if self.weight is not None:
             layer.weight = self.weight
         if output is not None and self.delta is not None:
-            self._add_product(output, args[0], self.delta)
+            self._add_product(output, linear.inputs(self.layer, args[0]), self.delta)
             return output
         if output is None:  # the forward raised
             return output
@@ -214,6 +214,7 @@ class _Layer:
         Cost: k multiplications per row, in fp32; in place, without a copy, for fp32 activations.
         """
         out, into = linear.shape(self.layer)
+        x = linear.inputs(self.layer, x)
         with counted_as(Part.SPARSE):
             added = points - self.place.read(self.index).float()
         for y_p, x_p, values in zip(y.view(len(points), -1, out), x.reshape(len(points), -1, into), added, strict=True):

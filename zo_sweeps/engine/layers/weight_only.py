@@ -37,6 +37,10 @@ class Codes(nn.Module):
     def forward(self) -> Callable[[int, int], Tensor]:
         raise NotImplementedError
 
+    def inputs(self, x: Tensor) -> Tensor:
+        """Return activations as they are multiplied by the weight: x itself, unless the scheme rounds them."""
+        return x
+
     def decoded_scales(self) -> Tensor:
         """Return the scales in fp32, of any shape."""
         return self.scales
@@ -140,7 +144,7 @@ class Entries:
 
 
 class WeightOnly(nn.Module):
-    """A projection y = x W^T + b over a frozen weight W that is stored as codes.
+    """A projection y = x W^T + b over a frozen weight W that is stored as codes; a scheme may round x before.
 
     W is decoded at most 2^20 values at a time on a CPU (where they stay in cache), 2^26 elsewhere, once for all rows of
     x: for the 2qB rows of P-RGE's inner loop as for one. Backpropagation to x decodes W once more.
@@ -163,7 +167,7 @@ class WeightOnly(nn.Module):
         self.entries: Entries | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        (y,) = self._products((x,), self.bias)
+        (y,) = self._products((self.codes.inputs(x),), self.bias)
         return y
 
     def products(self, *inputs: Tensor) -> list[Tensor]:
