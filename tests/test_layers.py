@@ -20,6 +20,7 @@ FLOORS = (
     {"engine", "models", "tasks", "devices", "record", "tables"},
     {"config"},
     {"plan"},
+    {"edge"},
     {"run"},
     {"schedule"},
     {"fleet"},
@@ -48,7 +49,8 @@ ONLY_IN = {
     "omegaconf": {"config/"},
     "transformers": {"models/", "tasks/", "edge/"},
     "datasets": {"tasks/"},
-    "executorch": {"edge/"},
+    "executorch": {"edge/", "bench/programs.py"},  # which times the runtime itself
+    "torchao": {"edge/"},
     "bitsandbytes": {"engine/codes/", "engine/updates/adam_8bit.py", "bench/library.py"},  # which compares with it
 }
 LIGHT = (
@@ -58,7 +60,7 @@ LIGHT = (
     "zo_sweeps.cli.main",
     "zo_sweeps.cli.show",
 )
-HEAVY = {"torch", "ray", "mlflow", "transformers", "datasets", "bitsandbytes", "accelerate"}
+HEAVY = {"torch", "ray", "mlflow", "transformers", "datasets", "bitsandbytes", "accelerate", "executorch", "torchao"}
 # Names of Ray that are not its public interface, as imports or as texts (import_module, `python -m`).
 PRIVATE_RAY = re.compile(r"ray\.(_\w+|core|experimental|scripts|gcs_utils|dashboard)\b|internal_kv")
 STANDARD_LIBRARY = set(sys.stdlib_module_names)

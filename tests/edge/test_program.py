@@ -1,0 +1,127 @@
+"""Exported programs in ExecuTorch's runtime against PyTorch: the engine's noise and theta to the bit, its losses."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("executorch", reason="needs the extra [edge]")
+
+from tests.models.common import TINY, make
+from tests.models.test_families import FAMILIES
+from zo_sweeps.edge.export import compiled, export, forward_inputs
+from zo_sweeps.edge.noise import Noise, padded
+from zo_sweeps.edge.program import APPLY, FORWARD, Calls, Program
+from zo_sweeps.edge.rows import Frame
+from zo_sweeps.engine import noise
+from zo_sweeps.engine.evaluate import evaluate
+from zo_sweeps.engine.perturbations.gaussian import Gaussian
+from zo_sweeps.engine.spaces.lora_fa import LoRAFA
+from zo_sweeps.methods.evaluation import Mode
+from zo_sweeps.methods.points import NoiseKey, Point
+from zo_sweeps.methods.space import InstalledSpace
+from zo_sweeps.models.causal import LanguageModel
+from zo_sweeps.models.load import load
+
+pytestmark = [pytest.mark.slow, pytest.mark.multiprocess, pytest.mark.usefixtures("one_thread")]
+
+UNIT = 2.0**-24
+B, EPS, LR = 2, 1e-2, 0.05
+FRAME = Frame(shared=True, slots=2, places=2, tokens=40)
+MODELS = {
+    "llama": {**TINY["llama"], "tie_word_embeddings": True},  # grouped-query heads
+    "gpt2": FAMILIES["gpt2"],  # without what is rewritten for a Llama: LayerNorm, learned positions, Conv1D
+}
+
+
+def loaded(data: bytes) -> Any:
+    from executorch.runtime import Runtime
+
+    return Runtime.get().load_program(data)
+
+
+def words(step: int, q: int, names: tuple[str, ...]) -> Tensor:
+    each = [[noise.words_of(NoiseKey(0, step, query), name) for name in names] for query in range(q)]
+    return torch.tensor(each, dtype=torch.int32)
+
+
+@pytest.mark.parametrize("sizes", [[1], [1024, 7, 3000], [2**22]])
+def test_every_element_of_the_noise_has_the_engines_bits(sizes: list[int]) -> None:
+    """Words near the borders of an octave, and of the halves of its mantissas, are among two million counters."""
+    key, names = NoiseKey(3, 17, 2), [f"layers.{i}.B" for i in range(len(sizes))]
+    address = torch.tensor([noise.words_of(key, name) for name in names], dtype=torch.int32)
+    data, _ = compiled({FORWARD: torch.export.export(Noise(sizes), (address,), strict=False)}, [])
+    program = loaded(data)
+    (z,) = program.load_method(FORWARD).execute([address])
+    start = 0
+    for name, size in zip(names, sizes, strict=True):
+        assert torch.equal(z[start : start + size], noise.gaussian(key, name, torch.Size([size])))
+        start += padded(size)
+    assert start == len(z)
+
+
+def terms(scores: Tensor, gold: Tensor) -> Tensor:
+    return -scores.log_softmax(2).gather(2, gold.unsqueeze(2)).squeeze(2)
+
+
+@cache
+def exported(name: str) -> tuple[LanguageModel, InstalledSpace, Program, bytes]:
+    model = load(make(source="random", arch=MODELS[name]), torch.float32, "cpu")
+    space = LoRAFA().install(model.module, list(model.target_modules(LoRAFA().targets)), 0)
+    return model, space, *export(model, space, Calls(1, Mode.BOTH), FRAME, B, terms)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_step_has_the_engines_theta_and_its_losses(name: str) -> None:
+    """Losses differ by the rounding of sums of up to 48 products in four layers; theta by nothing."""
+    model, space, program, data = exported(name)
+    calls, q = program.calls, program.calls.q
+    methods = loaded(data)
+    forward, update = methods.load_method(FORWARD), methods.load_method(APPLY)
+    draw, P = torch.Generator().manual_seed(0), calls.points
+    zeros = forward_inputs(calls, FRAME, B, len(program.names))
+    past, grads, lr = words(1, q, program.names), torch.arange(1.0, q + 1).double() / 2, torch.tensor([LR]).double()
+    moves = [(NoiseKey(0, 1, query), -LR * (float(grads[query]) / q)) for query in range(q)]
+
+    def f(points: int) -> Tensor:
+        """The losses of the rows in PyTorch."""
+        hidden = model.hidden(ids[:B].repeat(points, 1))
+        places = hidden.gather(1, columns[: points * B].unsqueeze(2).expand(-1, -1, hidden.shape[2]))
+        logprobs = model.head(places.flatten(0, 1)).float().log_softmax(1).unflatten(0, (-1, FRAME.places))
+        chosen = (logprobs.gather(2, tokens[: points * B]) * weights[: points * B]).sum(1)
+        return terms(chosen.view(points, B, FRAME.slots), gold[:points]).mean(1)
+
+    for length in (40, 8, 24):
+        ids = torch.randint(5, 4000, (B, length), generator=draw).repeat(P, 1)
+        columns = torch.tensor([[length - 2, length - 1], [0, length - 3]]).repeat(P, 1)
+        tokens = torch.randint(5, 4000, (B, FRAME.places, FRAME.slots), generator=draw).repeat(P, 1, 1)
+        weights = torch.rand(B, FRAME.places, FRAME.slots, generator=draw).repeat(P, 1, 1)
+        gold = torch.tensor([0, 1]).repeat(P, 1)
+        rows = (ids, columns, tokens, weights, zeros[4], torch.full((P, B), 1 / B), gold)
+        update.execute((past, grads * 0, lr, torch.ones(1, dtype=torch.int64)))
+        losses, _ = forward.execute((*rows, words(2, q, program.names), torch.tensor([EPS]), past, grads, lr))
+        losses = losses.clone()
+        (theta,) = update.execute((past, grads * 0, lr, torch.zeros(1, dtype=torch.int64)))
+        for key, start in zip(program.names, program.starts, strict=True):
+            param = space.params[key]
+            param.data = noise.combine(moves, key, param.shape, base=torch.zeros_like(param))
+            assert torch.equal(theta[start : start + param.numel()].view(param.shape), param)
+        points = [Point(NoiseKey(0, 2, query), sign * EPS) for query in range(q) for sign in (1, -1)]
+        expected = torch.tensor(evaluate(f, model.module, space, Gaussian(), points, Mode.BOTH))
+        assert (losses - expected).abs().max() <= 32 * UNIT * expected.max()
+        assert len(set(losses.tolist())) == P
+
+
+def test_one_delegate_has_the_whole_model() -> None:
+    """What else XNNPACK takes are the few operations on inputs and on the answers' logits: for any number of layers."""
+    from executorch.exir._serialize._program import deserialize_pte_binary
+
+    *_, data = exported("llama")
+    plans = {plan.name: plan for plan in deserialize_pte_binary(data).program.execution_plan}
+    kernels = {operator.name for operator in plans[FORWARD].operators}
+    assert not kernels & {"aten::mean", "aten::_softmax", "aten::bmm", "aten::linear", "aten::permute_copy"}
+    assert not plans[APPLY].delegates

@@ -1,0 +1,92 @@
+"""What goes to XNNPACK, and in which form."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+# XNNPACK's passes over convolutions, pooling and their like, each of which traces the whole partition again, and the
+# two that look for subgraphs which no program of ours has.
+UNUSED_PASSES = {
+    *("FuseBatchNormPass", "DecomposeBatchNorm", "Conv1dUnsqueezePass", "PReLUReshapePass"),
+    *("ChannelsLastTaggedReshapePass", "ConvertToUpsampleBilinear2d", "ConvertToSDPAPass"),
+}
+NEEDED_BY = ("convolution", "batch_norm", "prelu", "pool", "mean", "upsample")
+
+
+def partitioner(excluded: Collection[type]) -> Any:
+    """Return XNNPACK's partitioner of all operations but those of the `excluded` kinds of modules."""
+    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+    from torch.export import ExportedProgram
+
+    names = {f"{kind.__module__}.{kind.__qualname__}" for kind in excluded}
+
+    class Partitioner(XnnpackPartitioner):  # type: ignore[misc]
+        def ops_to_not_decompose(self, program: ExportedProgram) -> tuple[list[Any], None]:
+            """Keep every Linear: without a condition, the exporter traces the program once, instead of three times."""
+            return super().ops_to_not_decompose(program)[0], None
+
+        def get_matched_nodes_from_configs(self, program: ExportedProgram) -> list[list[torch.fx.Node]]:
+            matches: list[list[torch.fx.Node]] = super().get_matched_nodes_from_configs(program)
+            return [nodes for nodes in matches if not any(_modules(node) & names for node in nodes)]
+
+    return Partitioner()
+
+
+def _modules(node: torch.fx.Node) -> set[str]:
+    """Return the kinds of the modules that a node comes from."""
+    kinds = [kind for _, kind in (node.meta.get("nn_module_stack") or {}).values()]
+    return {kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}" for kind in kinds}
+
+
+@contextmanager
+def fewer_passes() -> Iterator[None]:
+    """Let XNNPACK skip passes that change nothing in a causal model: half of its time."""
+    from executorch.backends.xnnpack import xnnpack_preprocess
+
+    class Manager(xnnpack_preprocess.XNNPACKPassManager):  # type: ignore[misc]
+        passes: list[Any]
+
+        def transform(self) -> Any:
+            called = [str(node.target) for node in self.exported_program.graph.nodes if node.op == "call_function"]
+            if not any(word in name for name in called for word in NEEDED_BY):
+                self.passes = [kind for kind in self.passes if kind.__name__ not in UNUSED_PASSES]
+            return super().transform()
+
+    with patch.object(xnnpack_preprocess, "XNNPACKPassManager", Manager):
+        yield
+
+
+def reshape_once(graph_module: torch.fx.GraphModule) -> None:
+    """Make one reshape of every chain of them, with -1 in place of a length that depends on T, which XNNPACK infers.
+
+    Args:
+        graph_module: in the exporter's dialect (ATen) or in the edge dialect; changed in place.
+    """
+    from executorch.exir.dialects._ops import ops
+
+    aten, edge = torch.ops.aten, ops.edge.aten
+    reshapes = {
+        **dict.fromkeys((aten.reshape.default, aten.view.default, aten.unflatten.int), aten.reshape.default),
+        **dict.fromkeys((aten.flatten.using_ints, aten.unsqueeze.default), aten.reshape.default),
+        **dict.fromkeys((edge.view_copy.default, edge.unsqueeze_copy.default), edge.view_copy.default),
+        edge.squeeze_copy.dims: edge.view_copy.default,
+    }
+    for node in graph_module.graph.nodes:
+        if node.target not in reshapes:
+            continue
+        source = node.args[0]
+        while source.target in reshapes:
+            source = source.args[0]
+        shape, before = tuple(node.meta["val"].shape), tuple(source.meta["val"].shape)
+        if shape == before:
+            node.replace_all_uses_with(source)
+        elif sum(not isinstance(size, int) for size in shape) <= 1:
+            node.target = reshapes[node.target]
+            node.args, node.kwargs = (source, [size if isinstance(size, int) else -1 for size in shape]), {}
+    graph_module.graph.eliminate_dead_code()
+    graph_module.recompile()
