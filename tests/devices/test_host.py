@@ -80,7 +80,7 @@ def test_profiles_say_what_placement_needs(name):
     assert profile["name"] == name
     assert profile["kind"] in ("auto", "cpu", "cuda", "jetson", "phone")
     assert profile["unified"] == (profile["kind"] in ("jetson", "phone"))
-    assert (profile["memory_gb"] is None) == (name in ("auto", "cpu", "cuda")), "those have the host's"
+    assert (profile["memory_gb"] is None) == (name in ("auto", "cpu", "cuda", "executorch")), "those have the host's"
 
 
 def test_the_profiles_of_the_papers_devices_have_the_published_numbers():
@@ -118,6 +118,7 @@ def by_name(found):
 def test_this_host_passes_one_line_a_check_and_nothing_is_left_behind(tmp_path):
     found = by_name(checks(tmp_path / "new" / "runs"))
     assert {"python", "torch", "ray", "mlflow", "hydra-core", "import torch", "int8", "nf4", "fp4"} <= set(found)
+    assert "import executorch.runtime" in found
     assert {
         "gpu",
         "cores",
@@ -170,6 +171,14 @@ def test_a_module_that_breaks_on_import_is_one_line(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(tmp_path)
     check = doctor.imports("broken_zz", "warn")
     assert (check.status, check.detail) == ("warn", "OSError: libcudart.so: cannot open")
+
+
+def test_executorch_runs_here_and_without_it_the_check_says_what_to_install(monkeypatch):
+    assert doctor.executorch() == doctor.Check("import executorch.runtime", "ok", "works")
+    monkeypatch.setitem(sys.modules, "executorch.runtime", None)  # as if it were not installed
+    check = doctor.executorch()
+    assert check.status == "warn"
+    assert check.fix == "pip install 'zo-sweeps[edge]' (only for device=executorch and phones)"
 
 
 def test_an_unreachable_hub_is_a_warning(monkeypatch):

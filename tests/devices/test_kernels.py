@@ -14,7 +14,7 @@ from zo_sweeps.devices import doctor, kernels
 from zo_sweeps.engine.precisions.int8 import INT8
 from zo_sweeps.engine.updates.adam_8bit import Adam8bit
 
-TRIED = {"adam_8bit", "fp4", "int4", "int8", "nf4", "squeezellm"}
+TRIED = {"adam_8bit", "fp4", "int4", "int8", "nf4", "squeezellm", "w4a8"}
 
 
 @pytest.fixture

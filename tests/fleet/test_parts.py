@@ -33,6 +33,7 @@ def test_labels_are_such_as_ray_takes() -> None:
     assert found["zo.device"] == "jetson-orin-nano"
     assert found["zo.name"] == "Ole-s-board-nd-so"
     assert found["zo.version"] == __version__
+    assert found["zo.programs"] == "true", "executorch is part of the tests' environment"
 
 
 def test_of_a_machine_that_joined_again_only_the_newest_node_counts_as_alive() -> None:
@@ -151,6 +152,16 @@ def test_power_mode_and_release_are_read_as_a_jetson_writes_them(tmp_path: Path,
     assert l4t(tmp_path / "none") == ""
     (tmp_path / "l4t").write_text("# R36 (release), REVISION: 4.3, GCID: 38968081, BOARD: generic, EABI: aarch64\n")
     assert l4t(tmp_path / "l4t") == "36.4.3"
+
+
+def test_a_phone_is_reached_with_adb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    phone = profile("oneplus-12", [])
+    assert gpus_lent(WorkerOptions("h:1"), phone) == 0
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert preflight.adb(phone).status == "fail"
+    (tmp_path / "adb").write_text("#!/bin/sh\n")
+    (tmp_path / "adb").chmod(0o755)
+    assert preflight.adb(phone) == preflight.Check("adb", "ok", str(tmp_path / "adb"))
 
 
 def test_what_is_not_known_of_a_device_is_a_dash_and_unified_memory_is_one_number() -> None:

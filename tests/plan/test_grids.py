@@ -37,11 +37,12 @@ BLOCKS = {  # P-RGE Table 8: learning rates x q x tasks
 }
 
 
-def test_a_phone_runs_no_trials_and_every_further_reason_is_kept(tmp_path: Path) -> None:
-    plan = planned(tmp_path, changed(), "device=oneplus-12", "task=sst2", f"data.dir={tmp_path}")
+def test_every_reason_why_a_trial_cannot_run_is_kept(tmp_path: Path) -> None:
+    small = ("device=oneplus-12", "device.client=zo_client", "device.memory_gb=0.1")
+    plan = planned(tmp_path, changed(), *small, "task=sst2", f"data.dir={tmp_path}")
     assert not plan.trials
     for trial_id, reasons in plan.reasons.items():
-        assert reasons[-1] == "a OnePlus 12 (12 GB) runs exported programs, not trials of a sweep"
+        assert reasons[-1].endswith("GB, and a OnePlus 12 (12 GB) has 0.1")
         assert len(reasons) == 2, "no data either"
         assert plan.missing[trial_id] == "; ".join(reasons)
 

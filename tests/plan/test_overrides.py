@@ -193,6 +193,10 @@ def test_a_machine_that_the_grid_names_is_part_of_its_numbers() -> None:
     assert len(every) > 16
     assert published("+grid=prge_table3", "device=jetson-orin-nano") == every
     assert published("+grid=prge_table3", "device=cpu") == {}
+    phone = published("+grid=prge_table4")
+    assert len(phone) == 8
+    assert published("+grid=prge_table4", "device=oneplus-12") == phone
+    assert published("+grid=prge_table4", "device=executorch") == {}
     assert "set on the command line: device=cpu" in named("prge_table3", "device=cpu").caveats
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.schedule import fakes
@@ -39,6 +41,24 @@ def test_memory_counts_where_the_trial_computes_in_it():
     assert refusal(big, NANO) == "lends 7.0 GiB of memory"  # unified
     assert refusal(Needs("cpu", 70 * GIB), GPU) == "lends 64.0 GiB of memory"
     assert (gpus_needed(Needs("cpu"), GPU), gpus_needed(Needs(), GPU), gpus_needed(Needs(), CPU)) == (0, 1, 0)
+
+
+def test_a_program_runs_on_the_cpu_of_a_node_with_executorch():
+    edge = [replace(node, programs=True) for node in (CPU, GPU, NANO)]
+    phone = Node("4", "desk2", "oneplus-12", 8, 0, 12 * GIB, programs=True)
+    for device, fits in {
+        "executorch": {"desk", "rack"},
+        "auto": {"desk", "rack", "nano", "desk2"},
+        "oneplus-12": {"desk2"},
+    }.items():
+        needs = Needs(device, programs=True)
+        assert {node.name for node in (*edge, phone) if not refusal(needs, node)} == fits
+        assert [gpus_needed(needs, node) for node in edge] == [0, 0, 0]
+    needs = Needs("executorch", programs=True)
+    assert refusal(needs, CPU) == "has no executorch: pip install 'zo-sweeps[edge]'"
+    assert refusal(needs, NANO) == "is a jetson-orin-nano", "what another device lacks besides does not matter"
+    assert refusal(Needs("executorch", 70 * GIB, programs=True), edge[1]) == "lends 64.0 GiB of memory"
+    assert refusal(Needs("cpu"), replace(CPU, device="executorch")) == "", "a node may join under this name"
 
 
 def test_the_reason_names_what_is_needed_and_what_each_node_has():

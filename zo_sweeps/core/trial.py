@@ -63,6 +63,7 @@ class Needs:
 
     device: str = "auto"  # a device profile (cpu, cuda, jetson-orin-nano, ...) or "auto": any that fits
     memory_bytes: int = 0  # estimated peak
+    programs: bool = False  # whether it runs as exported programs, on a CPU
     # These bytes by `core.memory.Part`, as first estimated, without those of the process.
     parts: Mapping[str, int] = field(default_factory=dict, compare=False)
 
@@ -170,6 +171,9 @@ METRICS: Mapping[str, str] = {  # of an outcome -> its meaning
     "trained_bits": "of the model's own weights, where backpropagation trains them in less than 32",
     "state_bits": "per value of an optimizer's states, where less than 32",
     "recomputed": "1 where the backward pass computes layers again",
+    "program_bytes": "of the exported program, weights included",
+    "planned_bytes": "of intermediate values and theta, as the exported program's runtime plans them",
+    "theta_difference": "largest |theta of the exported program - theta as the log gives it|, at the tested step",
     "drift": "of in-place perturbation: the largest |theta - theta restored|",
     "flops_per_step": "floating-point operations of the first step's matrix products, if counted",
     "seconds_per_token": "median over rounds of generation",

@@ -19,14 +19,11 @@ from urllib.parse import urlsplit
 
 from zo_sweeps.core.host import GIB, gib
 from zo_sweeps.devices import kernels
-from zo_sweeps.devices.probe import probe
+from zo_sweeps.devices.probe import EDGE, probe
 
 Status = Literal["ok", "warn", "fail"]
 PACKAGE = "zo-sweeps"
 TIMEOUT = 3.0  # seconds
-FIXES = {
-    "executorch": "pip install executorch (only for exported programs)",
-}
 OLDEST_CLOCK = 1_735_689_600  # 2025-01-01: boards without a clock battery start in 1970, and TLS then fails
 
 
@@ -46,7 +43,7 @@ def checks(state_dir: str | Path = "zo_runs") -> list[Check]:
     Cost: a few seconds (imports torch; at most 3 s for the hub).
     """
     folder = Path(state_dir).expanduser().absolute()
-    results = [_python(), *_packages(), imports("torch", "fail"), *codes(), *_host()]
+    results = [_python(), *_packages(), imports("torch", "fail"), *codes(), executorch(), *_host()]
     results += [disk(folder), _writable(folder), _loopback(), _hub_cache(), _hub(), _demo(), _clock(time.time())]
     return results
 
@@ -82,7 +79,12 @@ def _packages() -> Iterator[Check]:
             yield Check(need.name, "fail", f"{have}, needs {need.specifier}", fix)
 
 
-def imports(module: str, otherwise: Status) -> Check:
+def executorch() -> Check:
+    """Check that exported programs can run here."""
+    return imports("executorch.runtime", "warn", f"{EDGE} (only for device=executorch and phones)")
+
+
+def imports(module: str, otherwise: Status, fix: str = "reinstall it") -> Check:
     """Check that a module can be imported; the status is `otherwise` if it cannot."""
     logging.disable(logging.WARNING)  # libraries log messages about optional parts on import
     try:
@@ -91,7 +93,6 @@ def imports(module: str, otherwise: Status) -> Check:
             import_module(module)
     except Exception as error:  # a broken native library can raise anything
         reason = (str(error).splitlines() or [""])[0]
-        fix = FIXES.get(module, "reinstall it")
         return Check(f"import {module}", otherwise, f"{type(error).__name__}: {reason}", fix)
     finally:
         logging.disable(logging.NOTSET)

@@ -15,6 +15,7 @@ from zo_sweeps.core.host import processor
 BOARD = Path("/proc/device-tree/model")  # NVIDIA's boards write their name here
 GPU_NODES = ("/dev/nvidiactl", "/dev/nvhost-ctrl", "/dev/nvhost-ctrl-gpu", "/dev/nvmap", "/dev/dxg")
 LIBRARIES = ("torch", "transformers", "ray")
+EDGE = "pip install 'zo-sweeps[edge]'"  # what a host without ExecuTorch needs to run exported programs
 JETSONS = {  # part of the board's name -> device profile
     "Orin Nano": "jetson-orin-nano",
     "Orin NX": "jetson-orin-nx",

@@ -35,7 +35,8 @@ def sanitised(text: str) -> str:
 
 
 def labels(device: str | None, identity: str, name: str = "") -> str:
-    """Return the value of `ray start --labels`: zo.device, zo.id, zo.name, zo.kind, zo.unified, zo.version.
+    """Return the value of `ray start --labels`: zo.device, zo.id, zo.name, zo.kind, zo.unified, zo.programs,
+    zo.version.
 
     Labels are fixed when the node joins; facts that change are in its reporter's notes.
 
@@ -49,6 +50,7 @@ def labels(device: str | None, identity: str, name: str = "") -> str:
         "zo.name": name or socket.gethostname(),
         "zo.kind": host["kind"],
         "zo.unified": str(host["unified"]).lower(),
+        "zo.programs": str(host["executorch"]).lower(),
         "zo.version": __version__,
     }
     return ",".join(f"{key}={sanitised(value)}" for key, value in values.items() if sanitised(value))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import secrets
+import shutil
 import socket
 import time
 from collections.abc import Iterator, Mapping
@@ -17,7 +18,7 @@ import psutil
 from zo_sweeps import __version__
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.host import GIB, gib
-from zo_sweeps.devices.doctor import Check, codes, disk, imports
+from zo_sweeps.devices.doctor import Check, codes, disk, executorch, imports
 from zo_sweeps.devices.probe import has_cuda, probe
 from zo_sweeps.fleet.node import OBJECT_STORE_BYTES, port_range
 from zo_sweeps.methods.parts import Device
@@ -66,7 +67,9 @@ def checks(address: str, token: Path, device: Device, gpus: int, ports: str, fol
     yield cuda(gpus)
     yield imports("torch", "fail")
     yield from codes()
-    yield imports("executorch", "warn")
+    yield executorch()
+    if device.kind == "phone":
+        yield adb(device)
 
 
 def versions(heads: Mapping[str, str], ours: Mapping[str, str]) -> Iterator[Check]:
@@ -176,12 +179,18 @@ def memory(device: Device) -> Iterator[Check]:
 
 def shared_memory() -> Check:
     """Check the room in /dev/shm, where Ray keeps its object store; with too little, Ray falls back to a slow disk."""
-    import shutil
-
     free = shutil.disk_usage(SHM).free if SHM.exists() else 0
     enough = free > OBJECT_STORE_BYTES
     text = f"{free / 2**20:.0f} MiB free in {SHM}, {OBJECT_STORE_BYTES / 2**20:.0f} used"
     return Check("object store", "ok" if enough else "warn", text, "" if enough else "docker run --shm-size=256m")
+
+
+def adb(device: Device) -> Check:
+    """Check that the program that reaches a phone from here is installed."""
+    if path := shutil.which("adb"):
+        return Check("adb", "ok", path)
+    fix = "apt install adb, or put Android's platform-tools on PATH"
+    return Check("adb", "fail", f"not installed: trials of {device.name} run over it", fix)
 
 
 def cuda(gpus: int) -> Check:

@@ -16,6 +16,7 @@ class Estimator(Definition):
 
     axis: ClassVar[str] = "estimator"
     coordinates: ClassVar[bool] = False  # runs through the coordinates; its perturbation must do so too
+    not_in_program: ClassVar[str] = "the points of a program are theta + eps z and theta - eps z of every direction"
 
     @property
     def budget(self) -> int:

@@ -43,6 +43,10 @@ class Mode(str, Enum):
         """Return the most points in one forward for q two-sided queries."""
         return {Mode.SEQUENTIAL: 1, Mode.OUTER: q, Mode.INNER: 2, Mode.BOTH: 2 * q}[self]
 
+    def one_forward(self, q: int) -> bool:
+        """Whether one forward holds all points of q two-sided queries."""
+        return self.points_per_forward(q) == 2 * q
+
     def groups(self, points: Sequence[Point]) -> list[list[int]]:
         """Return the indices of the points in each forward."""
         if self is Mode.SEQUENTIAL:

@@ -15,12 +15,15 @@ class Kind(Definition):
 
     axis: ClassVar[str] = "kind"
     runner: ClassVar[str] = ""  # module:class, imported when a trial begins; see zo_sweeps/run
+    runner_in_program: ClassVar[str] = ""  # the same, where the device runs exported programs
+    runner_of_log: ClassVar[str] = ""  # the same, where the light client does
     trains: ClassVar[bool] = False
     estimates: ClassVar[bool] = False  # trains by zeroth-order estimates: uses estimator, perturbation and evaluation
     backpropagates: ClassVar[bool] = False
     causal_only: ClassVar[str] = ""  # its name in messages, if a masked model cannot do it
     generates: ClassVar[bool] = False
     resumes: ClassVar[bool] = False  # a further attempt continues after the last recorded step
+    not_in_program: ClassVar[str] = "a program holds the steps of zeroth-order training"
     parts: ClassVar[tuple[str, ...]] = ()  # parts of the configuration that it uses, besides those used by every kind
 
     @property

@@ -48,7 +48,22 @@ class Device(Checked):
     name: str = option("auto", "name in conf/device, and label of the cluster's nodes of this kind")
     display: str = option("", "name as printed in the papers", identity=False)
     kind: Literal["auto", "cpu", "cuda", "jetson", "phone"] = option(
-        "auto", "auto: a GPU if there is one; phone: runs exported programs, not trials", identity=False
+        "auto", "auto: a GPU if there is one; phone: runs exported programs alone", identity=False
+    )
+    # Not a part of the identity: a trial that names no device may start on one runtime and finish on the other.
+    runtime: Literal["torch", "executorch"] = option(
+        "torch", "torch, or executorch: training as calls of an exported program, on the CPU", identity=False
+    )
+    form: Literal["seed", "dual"] = option(
+        "seed", "of a program: seed draws a direction again for its update; dual keeps both perturbed copies",
+        identity=False,
+    )  # fmt: skip
+    log: str | None = option(
+        None, "folder of a bundle that the light client has run: its log is taken in place of a run", identity=False
+    )
+    client: str | None = option(None, "the light client, built for a phone that adb reaches", identity=False)
+    delegate: Literal["xnnpack", "none"] = option(
+        "xnnpack", "what computes a program's model: XNNPACK, or ExecuTorch's own kernels", identity=False
     )
     memory_gb: float | None = option(None, "memory in GB (10^9 bytes); null: the host's own", identity=False)
     unified: bool = option(False, "CPU and GPU share the memory", identity=False)
@@ -57,8 +72,14 @@ class Device(Checked):
     accelerator: str = option("", "its GPU or NPU, as a paper prints it", identity=False)
 
     @property
-    def runs_trials(self) -> bool:
-        return self.kind != "phone"
+    def runs_programs(self) -> bool:
+        """Whether trials run as exported programs: see docs/EDGE.md."""
+        return self.runtime == "executorch" or self.kind == "phone"
+
+    @property
+    def place(self) -> str:
+        """The profile and, if it is not PyTorch, the runtime: trials of one place load a model in the same way."""
+        return f"{self.name}, {self.form} program, {self.delegate}" if self.runs_programs else self.name
 
     @property
     def any(self) -> bool:
@@ -68,7 +89,7 @@ class Device(Checked):
     @property
     def cpu(self) -> bool:
         """Whether the trial runs on the CPU even if there is a GPU."""
-        return self.kind == "cpu"
+        return self.kind == "cpu" or self.runs_programs
 
     @property
     def in_host_memory(self) -> bool:
@@ -76,7 +97,10 @@ class Device(Checked):
         return self.kind != "cuda" or self.unified
 
     def to_identity(self) -> Any:
-        return None if self.any else self.name
+        own = None if self.any else self.name
+        if not self.runs_programs or (self.form, self.delegate) == ("seed", "xnnpack"):
+            return own
+        return [own, self.form, self.delegate]
 
 
 @dataclass(frozen=True)

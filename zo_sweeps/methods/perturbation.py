@@ -20,6 +20,7 @@ class Perturbation(Definition):
     axis: ClassVar[str] = "perturbation"
     coordinates: ClassVar[bool] = False  # z runs through the coordinates; only for estimators with the same flag
     integers: ClassVar[bool] = False  # eps z is of integers; only for spaces with the same flag
+    not_in_program: ClassVar[str] = "a program generates Gaussian noise only"
 
     def bind(self, layout: Layout) -> Perturbation:
         """Return the perturbation over the vector of all d parameters; itself, if parameters are independent."""

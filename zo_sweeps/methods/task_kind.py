@@ -24,6 +24,10 @@ class TaskKind(Definition):
     own_options: ClassVar[bool] = False  # options differ from row to row
 
     @property
+    def not_in_program(self) -> str:
+        return "a program scores given answers, and generates none" if self.generates else ""
+
+    @property
     def generates(self) -> bool:
         """Whether answers are generated."""
         return self.predicts is Of.TEXTS

@@ -84,9 +84,11 @@ class Places:
         trainable = _trainable(config, model.arch) if model.arch and config.method.kind.trains else 0
         memory, parts = self._memory(config, model, longest, trainable)
         device = config.device
-        if not device.runs_trials:
-            reasons.append(f"a {device.display or device.name} runs exported programs, not trials of a sweep")
-        elif device.memory_gb and memory > device.memory_gb * 10**9:
+        if device.kind == "phone" and not (device.client or device.log):
+            reasons.append(
+                f"a {device.display or device.name} runs the light client: set device.client=FILE (docs/EDGE.md)"
+            )
+        if device.memory_gb and memory > device.memory_gb * 10**9:
             reasons.append(
                 f"needs about {memory / 10**9:.1f} GB, and a {device.display or device.name} has {device.memory_gb:g}"
             )

@@ -225,7 +225,10 @@ def _trial(
         trial_id=trial_id,
         config=config,
         needs=Needs(
-            config.device.name, needs.memory_bytes, {part.value: int(size) for part, size in needs.parts.items()}
+            config.device.name,
+            needs.memory_bytes,
+            config.device.runs_programs,
+            {part.value: int(size) for part, size in needs.parts.items()},
         ),
         warm_key=_warm_key(config),
         cost=_cost(config, needs),
@@ -242,7 +245,7 @@ def _trial(
 def _warm_key(config: TrialConfig) -> str:
     """Return a key shared by trials with the same loaded model."""
     precision, text = config.precision, config.data.text_fingerprint
-    parts = [config.model.fingerprint, identity(precision), config.device.name]
+    parts = [config.model.fingerprint, identity(precision), config.device.place]
     return fingerprint([*parts, text] if precision.of_text else parts)
 
 
@@ -267,7 +270,7 @@ def memory_key(config: TrialConfig) -> str:
     parts.append(replace(config.update, lr=0.0))
     estimator = [config.estimator.name, config.estimator.budget]
     train = config.train
-    sizes = [train.batch, train.max_length, train.objective, train.logits, train.packing, config.device.name]
+    sizes = [train.batch, train.max_length, train.objective, train.logits, train.packing, config.device.place]
     sizes += [config.split.dev, config.split.test]  # of which as many are scored at a time as one forward holds
     contents = [config.model.fingerprint, config.task.fingerprint, config.task.name]
     return fingerprint([*map(identity, parts), estimator, sizes, contents])
@@ -279,7 +282,9 @@ def _shared_steps(config: TrialConfig) -> SharedSteps | None:
         return None
     why = ""
     if config.evaluation.restore is Restore.IN_PLACE:
-        why = "evaluation.restore=in_place leaves rounding in theta at every point"
+        why = "evaluation.restore=in_place, unlike exact, leaves rounding in theta at every point"
+    elif config.device.runs_programs:
+        why = "an exported program evaluates all points of a step"
     directions = 0 if config.estimator.coordinates else config.estimator.budget
     return SharedSteps(directions, config.evaluation.mode.forwards, config.evaluation.mode.value, why)
 

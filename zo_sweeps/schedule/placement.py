@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 from zo_sweeps.core.host import gib
 from zo_sweeps.core.trial import Needs
+from zo_sweeps.devices.probe import EDGE
 
-HOSTS = ("cpu", "cuda")  # general-purpose nodes; a trial requests any other device profile by name
+# General-purpose nodes, and what may run on them; a trial requests any other device profile by name.
+HOSTS = ("cpu", "cuda", "executorch")
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,7 @@ class Node:
         device: its device profile: "cpu", "cuda" (has a GPU), or an edge profile ("jetson-orin-nano").
         cpus, gpus: CPUs and GPUs that it lends.
         memory_bytes: main memory that it lends (unified memory on an edge device).
+        programs: whether ExecuTorch is installed, for trials that run as exported programs.
     """
 
     node_id: str
@@ -29,11 +32,12 @@ class Node:
     cpus: float
     gpus: float
     memory_bytes: int
+    programs: bool = False
 
 
 def gpus_needed(needs: Needs, node: Node) -> int:
     """Return the GPUs that a trial takes on `node`; "auto" takes one if there is one, which it would use anyway."""
-    if needs.device == "cpu":
+    if needs.device == "cpu" or needs.programs:
         return 0
     return 1 if needs.device == "cuda" or node.gpus >= 1 else 0
 
@@ -47,7 +51,7 @@ def other_device(needs: Needs, node: Node) -> str:
     """Return why `node` is not the device that a trial needs; "" when it is."""
     if needs.device == "cuda" and node.gpus < 1:
         return "has no CUDA GPU"
-    if needs.device == "cpu" and node.device not in HOSTS:
+    if needs.device in HOSTS and needs.device != "cuda" and node.device not in HOSTS:
         return f"is a {node.device}"
     if needs.device not in ("auto", *HOSTS) and node.device != needs.device:
         return f"is a {node.device}"
@@ -61,6 +65,8 @@ def refusal(needs: Needs, node: Node, cpus: int = 1) -> str:
     """
     if other := other_device(needs, node):
         return other
+    if needs.programs and not node.programs:
+        return f"has no executorch: {EDGE}"
     lacks = [f"lends {node.cpus:g} CPUs where executor.cpus_per_trial is {cpus}"] if node.cpus < cpus else []
     if takes_main_memory(needs, node) and needs.memory_bytes > node.memory_bytes:
         lacks.append(f"lends {gib(node.memory_bytes)} of memory")

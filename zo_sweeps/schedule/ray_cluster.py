@@ -17,7 +17,7 @@ from zo_sweeps.schedule.backend import HeadLostError
 from zo_sweeps.schedule.gcs import Head
 from zo_sweeps.schedule.placement import Node
 
-DEVICE_LABEL, NAME_LABEL = "zo.device", "zo.name"
+DEVICE_LABEL, NAME_LABEL, PROGRAMS_LABEL = "zo.device", "zo.name", "zo.programs"
 OBJECT_STORE_BYTES = 100 * 2**20  # only journals of kilobytes go through it; the default takes 30 % of the memory
 NODE_LOST = "its node is gone or out of reach"
 UNREACHABLE_SECONDS = 15.0  # Ray ends this process after 60 s without a head
@@ -146,4 +146,6 @@ def _node(description: dict[str, Any]) -> Node:
         cpus=resources.get("CPU", 0.0),
         gpus=gpus,
         memory_bytes=int(resources.get("memory", 0)),
+        # Absent on the node of a local cluster: `this_host` has left out what cannot run there.
+        programs=labels.get(PROGRAMS_LABEL) != "false",
     )

@@ -9,7 +9,7 @@ from typing import Literal
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import Event, SharedSteps, Trial
 from zo_sweeps.methods.executor import Executor
-from zo_sweeps.schedule.placement import Node, refusal
+from zo_sweeps.schedule.placement import Node, gpus_needed, refusal
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,12 @@ class Workers:
                 self._check(trial, trial.shared_steps)
 
     def _check(self, trial: Trial, shared: SharedSteps) -> None:
-        where, fix = f"executor.workers={self.count}", "executor.workers=1"
+        where = f"executor.workers={self.count}"
         if shared.one_process:
             raise UserError(
                 f"{shared.one_process}: {trial.label or trial.trial_id} has to be at all of them in one process",
                 where=where,
-                fix=f"evaluation.restore=exact, or {fix}",
+                fix="executor.workers=1",
             )
         if shared.forwards:
             most = shared.forwards
@@ -69,7 +69,7 @@ def no_room(trial: Trial, count: int, nodes: Sequence[Node], cpus: int, limit: i
     room: dict[str, int] = {}
     for node in nodes:
         if not refusal(trial.needs, node, cpus):
-            gpus = int(node.gpus) if node.gpus and trial.needs.device != "cpu" else None
+            gpus = int(node.gpus) if gpus_needed(trial.needs, node) else None
             places = int(node.cpus // cpus)
             room[node.device] = room.get(node.device, 0) + (places if gpus is None else min(places, gpus))
     most = min(max(room.values(), default=0), limit or count)

@@ -29,7 +29,8 @@ def for_this_host(plan: Plan) -> Plan:
     from zo_sweeps.devices.probe import probe
 
     host = probe()
-    node = Node("", "this host", host["profile"], host["cores"], len(host["gpus"]), host["memory_bytes"])
+    lent = host["cores"], len(host["gpus"]), host["memory_bytes"]
+    node = Node("", "this host", host["profile"], *lent, programs=host["executorch"])
     reasons = dict(plan.reasons)
     for trial in plan.every.values():
         if found := tuple(_reasons(trial.needs, node, options.cpus_per_trial)):

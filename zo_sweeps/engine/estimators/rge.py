@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf, nan
+from typing import ClassVar
 
 from zo_sweeps.methods.definition import option
 from zo_sweeps.methods.estimator import Estimator
@@ -24,6 +25,8 @@ class RGE(Estimator):
     lists cleared once per step (the paper's Algorithm 2 prints this inside the query loop, which would keep only the
     last query).
     """
+
+    not_in_program: ClassVar[str] = ""
 
     q: int = option(1, "query budget: directions per step", least=1)
     eps: float = option(1e-3, "perturbation scale", above=0)

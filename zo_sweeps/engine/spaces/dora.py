@@ -27,6 +27,7 @@ class DoRA(LowRank):
     Source: DoRA (Liu et al., 2024), eq. 5; P-RGE Table 6.
     """
 
+    multiplies_others: ClassVar[bool] = True
     adapter: ClassVar[AdapterFormat | None] = AdapterFormat("LORA", {**FACTORS, "m": "lora_magnitude_vector"})
 
     def adapter_options(self) -> dict[str, Any]:
