@@ -34,6 +34,7 @@ RUNS = {
     "zero-shot": ["method=zero_shot"],
     "lora_fa, inner": [*ZO, "evaluation.mode=inner"],
     "lora, int8, both": [*ZO, "space=lora", "precision=int8", "evaluation.mode=both"],
+    "lora_fa, w4a8, inner": [*ZO, "precision=w4a8", "evaluation.mode=inner"],
     "dora, nf4 twice": [*ZO, "space=dora", "precision=nf4", "precision.double_quantization=true"],
     "vera, bf16": [*ZO, "space=vera", "space.rank=16", "precision=bf16"],
     "sparse": ["method=random_subset", "update.lr=0.1", "space.density=0.01"],
@@ -49,7 +50,7 @@ RUNS = {
     "fo full": ["method=fo_full", "update.lr=1e-4"],
     "fo, all logits": ["method=fo_lora_fa", "update.lr=1e-3", "train.logits=all"],
 }  # fmt: skip
-CODED = ("precision=int8", "precision=nf4", "precision=fp4")
+CODED = ("precision=int8", "precision=w4a8", "precision=nf4", "precision=fp4")
 SCRATCH = 128 * 2**10  # of the fused attention, per thread, whatever the model's size: within an operator, so not seen
 Totals = list[tuple[int, int]]  # of each work: (followed, as torch's CPU allocator counts)
 

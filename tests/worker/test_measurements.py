@@ -229,3 +229,5 @@ def test_a_run_that_half_precision_does_not_resolve_says_so_once_in_its_journal_
     assert fine.metrics["resolution"] > 100
     assert "updates_lost" not in fine.metrics
     assert not [event for event in journal if event["type"] in ("warning", "updates")]
+    levels, _ = run(make(*tiny, "method=prge", "precision=w4a8", "update.lr=1e-4", "train.steps=9"))
+    assert "resolution" not in levels.metrics, "not the spacing of a format, but the levels of activations decide"

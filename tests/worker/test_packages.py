@@ -131,7 +131,7 @@ def test_without_sensitivities_no_text_is_needed(folder: Path) -> None:
 
 def test_codes_without_scales_are_refused_where_scales_are_trained(folder: Path) -> None:
     with pytest.raises(
-        UserError, match=r"trains the scales of weights .* use precision=fp4 or int4 or int8 or nf4, not "
+        UserError, match=r"trains the scales of weights .* use precision=fp4 or int4 or int8 or nf4 or w4a8, not "
     ):
         plan(folder, *TINY, "precision=squeezellm", "method=qzo")
 

@@ -40,7 +40,7 @@ examples:
 
 def _parser(command: str) -> argparse.ArgumentParser:
     commands = "\n".join(
-        f"  {name:8} {''.join((function.__doc__ or '').splitlines()[:1])}" for name, function in COMMANDS.items()
+        f"  {name:14} {''.join((function.__doc__ or '').splitlines()[:1])}" for name, function in COMMANDS.items()
     )
     parser = Parser(
         prog=f"python -m zo_sweeps {command}",
@@ -363,6 +363,21 @@ def package(given: Sequence[str]) -> int:
     return 0
 
 
+def export_program(given: Sequence[str]) -> int:
+    """Export a trial as a program and its data, for a board or phone that has only an inference engine."""
+    parser = _parser("export-program")
+    parser.add_argument("--out", type=expanduser, required=True, metavar="DIR", help="a new or empty folder")
+    options = _parse(parser, given)
+    from zo_sweeps.results.programs import export_program
+
+    folder, manifest, back = export_program(options.overrides, options.config_dir, options.out)
+    settings = manifest.settings
+    print(f"{folder}   trial {settings.trial_id}   {settings.steps} steps")
+    print("its README.md says how to run it; then read its log back here:")
+    print(f"  {back}")
+    return 0
+
+
 def doctor(given: Sequence[str]) -> int:
     """Check this machine: versions, devices, memory, disk, ports, hub."""
     options = _parse(_parser("doctor"), given)
@@ -375,10 +390,10 @@ def doctor(given: Sequence[str]) -> int:
 
 
 def bench(given: Sequence[str]) -> int:
-    """Benchmark the engine here (noise, step, memory, replay or all), its products (codes, sparse), GPU or cluster."""
+    """Benchmark the engine (noise, step, memory, replay, all), products (codes, sparse), programs, GPU or cluster."""
     parser = Parser(prog="python -m zo_sweeps bench", description=bench.__doc__)
     parser.add_argument(
-        "part", nargs="?", default="all", metavar="noise|step|memory|replay|all|codes|sparse|gpu|cluster"
+        "part", nargs="?", default="all", metavar="noise|step|memory|replay|all|codes|sparse|programs|gpu|cluster"
     )
     parser.add_argument("--rounds", type=int, default=5, help="repetitions per measurement; the minimum is reported")
     parser.add_argument(
@@ -407,6 +422,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "sync": sync,
     "export": export,
     "package": package,
+    "export-program": export_program,
     "doctor": doctor,
     "head": head,
     "worker": worker,

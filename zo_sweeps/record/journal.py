@@ -212,9 +212,17 @@ def outcome(events: Sequence[Event]) -> Outcome | None:
 
 
 def places(events: Sequence[Event]) -> list[tuple[str, str, int]]:
-    """Return (node, device profile, steps done before) of each attempt with a recorded node, in order."""
+    """Return (node, device profile, steps done before) of each attempt with a recorded node, in order.
+
+    A runtime other than PyTorch stands after the profile: "cpu, executorch".
+    """
     starts = [event for event in events if event["type"] == "start" and "node" in event]
-    return [(event["node"], event["profile"], event.get("resumed_from", 0)) for event in starts]
+    return [(event["node"], _profile(event), event.get("resumed_from", 0)) for event in starts]
+
+
+def _profile(start: Event) -> str:
+    runtime = start.get("device", {}).get("runtime", "torch")
+    return str(start["profile"]) if runtime in ("torch", start["profile"]) else f"{start['profile']}, {runtime}"
 
 
 class JournalStore:

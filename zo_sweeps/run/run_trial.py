@@ -7,12 +7,9 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-import torch
-
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import Event, Outcome, Sharing, Sink, Trial, TrialState
 from zo_sweeps.devices.memory import MemoryMeter, is_out_of_memory
-from zo_sweeps.devices.probe import probe
 from zo_sweeps.engine.follower import Follower
 from zo_sweeps.engine.types import DivergedError
 from zo_sweeps.methods.code import code_of
@@ -64,7 +61,8 @@ def _execute(
     config = TrialConfig.of(trial.config)
     bench = Workbench(config, trial.warm_key, recorder)
     meter = MemoryMeter(bench.device)
-    recorder.device = {**probe(), "memory_definition": meter.definition, "threads": torch.get_num_threads()}
+    runner = runner_of(config)(bench, meter, should_stop, sharing)
+    recorder.device = runner.device()
     code = code_of(config)
     recorder.codes = [*(recorder.codes if config.method.kind.resumes else ()), code]
     recorder.emit(
@@ -79,7 +77,7 @@ def _execute(
     recorder.selection = bench.selection()
     meter.start()
     recorder.measured["weights_bytes"] = float(bench.model.weight_bytes)
-    runner_of(config.method.kind)(bench, meter, should_stop, sharing).run()
+    runner.run()
 
 
 class Following:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
+from typing import Any
+
+import torch
 
 from zo_sweeps.core.memory import SCORING, TOTAL, Part
 from zo_sweeps.core.trial import Sharing
 from zo_sweeps.devices.memory import MemoryMeter, is_out_of_memory
+from zo_sweeps.devices.probe import probe
 from zo_sweeps.engine.train import Evaluated, StepDone
 from zo_sweeps.engine.types import DivergedError
-from zo_sweeps.methods.kind import Kind
 from zo_sweeps.methods.space import InstalledSpace
+from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.run.by_part import Work, at_peak
 from zo_sweeps.run.workbench import Workbench
 
@@ -35,6 +39,11 @@ class Runner:
     ) -> None:
         self.bench, self.config, self.recorder = bench, bench.config, bench.recorder
         self.meter, self.should_stop, self.sharing = meter, should_stop, sharing
+
+    def device(self) -> dict[str, Any]:
+        """Describe the device that runs the steps; see `devices.probe.probe`."""
+        runtime, threads = self.config.device.runtime, torch.get_num_threads()
+        return {**probe(), "runtime": runtime, "memory_definition": self.meter.definition, "threads": threads}
 
     def run(self) -> None:
         """Run the trial to its end. Raises StoppedError, DivergedError, or any other error on the way."""
@@ -103,9 +112,13 @@ class Runner:
         yield from events
 
 
-def runner_of(kind: Kind) -> type[Runner]:
-    """Return the class that runs a kind of trial."""
-    module, _, name = kind.runner.partition(":")
+def runner_of(config: TrialConfig) -> type[Runner]:
+    """Return the class that runs a trial, by its kind, and by the runtime of its device."""
+    kind = config.method.kind
+    path = kind.runner
+    if config.device.runs_programs:
+        path = kind.runner_of_log if config.device.log or config.device.kind == "phone" else kind.runner_in_program
+    module, _, name = path.partition(":")
     runner: type[Runner] = getattr(import_module(module), name)
-    assert issubclass(runner, Runner), f"{kind.runner} is not a Runner"
+    assert issubclass(runner, Runner), f"{path} is not a Runner"
     return runner

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -41,11 +41,13 @@ class Workbench:
         splits: the encoded rows, after `load`; absent for kinds without rows.
         objective: f of the training steps.
         evaluated: the dialect's own objective, which dev and test losses use.
+        scorer: scores candidates in place of the model here; None: the model does.
     """
 
     def __init__(self, config: TrialConfig, warm_key: str, recorder: Recorder) -> None:
         self.config, self.warm_key, self.recorder = config, warm_key, recorder
         self.device = torch.device(cache.torch_device(config.device))
+        self.scorer: Callable[[Sequence[Example]], Scored] | None = None
 
     def load(self) -> None:
         """Load the model, and the rows if the kind has any."""
@@ -130,6 +132,8 @@ class Workbench:
 
     def scored(self, examples: Sequence[Example]) -> Scored:
         """Score the candidates of examples with the current weights; nothing is generated."""
+        if self.scorer is not None:
+            return self.scorer(examples)
         generates = self.splits.spec.kind.generates
         return score(self.model, examples, self.model.pad_id, self.evaluated, self.device, gold_only=generates)
 

@@ -12,6 +12,7 @@ from zo_sweeps.engine.replay import rebuild
 from zo_sweeps.engine.rounding import resolution
 from zo_sweeps.engine.step import Method, step
 from zo_sweeps.engine.train import Evaluated, StepDone, train
+from zo_sweeps.engine.types import Peers
 from zo_sweeps.methods.space import InstalledSpace
 from zo_sweeps.run.by_part import Work
 from zo_sweeps.run.runner import Runner
@@ -22,16 +23,17 @@ WARN_AFTER = 8  # directions after which the resolution is judged; the median of
 class ZerothOrderRunner(Runner):
     """A zeroth-order trial. Earlier attempts and the weights of an earlier selected step are replayed from its log."""
 
+    _team: Team | None = None
+
     def run(self) -> None:
-        bench, recorder, team = self.bench, self.recorder, None
+        bench, recorder = self.bench, self.recorder
         space, method = bench.install(), bench.method()
         d = sum(p.numel() for p in space.params.values())
         recorder.measured["trainable_parameters"] = float(d)
         if (directions := self.config.perturbation.directions(d)) is not None:
             recorder.measured["directions"] = float(directions)
         try:
-            team = self._gather(space)
-            events = self.counted(self._steps(method, space, team))
+            events = self.counted(self._steps(method, space, self._gather(space)))
             for event in events:
                 recorder.take(event)
                 if isinstance(event, StepDone) and _reaches(event, WARN_AFTER):
@@ -48,8 +50,7 @@ class ZerothOrderRunner(Runner):
                 return
             recorder.flush()
         finally:
-            if team is not None:
-                self._measure(team)
+            self._release()
             space.uninstall()
         del space, events  # they hold the weights that are about to be loaded again
         self._test_replayed(best)
@@ -61,10 +62,13 @@ class ZerothOrderRunner(Runner):
             self.recorder.warn("resolution", value)
 
     def _resolution(self, d: int) -> float:
-        """Return the resolution of the log so far; NaN if f is a count, or its differences do not follow from it."""
+        """Return the resolution of the log so far; NaN if f is a count, or its differences do not follow from it.
+
+        NaN as well where f is not resolved by a format, but by the levels of rounded activations.
+        """
         config, recorder = self.config, self.recorder
         span = config.estimator.bind(d).span
-        if not (self.bench.objective.differentiable and span):
+        if not (self.bench.objective.differentiable and span) or config.precision.rounds_activations:
             return math.nan
         zeros = not config.update.evaluations
         return resolution(recorder.coefs, recorder.losses, span, config.precision.dtype, zeros=zeros)
@@ -75,6 +79,7 @@ class ZerothOrderRunner(Runner):
         space = bench.install()
         try:
             rebuild(bench.method(), space, self.recorder.coefs[:step], bench.rates(), seed=self.config.seed)
+            self._rewind(step)
             self.report_test(step)
             self.measure_parts(space, self._one_more(space))
         finally:
@@ -92,7 +97,7 @@ class ZerothOrderRunner(Runner):
 
         return work
 
-    def _steps(self, method: Method, space: InstalledSpace, team: Team | None) -> Iterator[StepDone | Evaluated]:
+    def _steps(self, method: Method, space: InstalledSpace, peers: Peers | None) -> Iterator[StepDone | Evaluated]:
         bench = self.bench
         return train(
             method,
@@ -108,18 +113,18 @@ class ZerothOrderRunner(Runner):
             log=list(self.recorder.coefs),
             evaluated=set(self.recorder.evaluations),
             objective=bench.of_texts if bench.objective.generates else None,
-            peers=team,
+            peers=peers,
         )
 
-    def _gather(self, space: InstalledSpace) -> Team | None:
-        """Return the peers that share the steps, once they are ready; None if the trial has none."""
+    def _gather(self, space: InstalledSpace) -> Peers | None:
+        """Return the peers that evaluate points of a step, once they are ready; None if this process is alone."""
         if self.sharing is None:
             return None
 
         def on_loss(why: str) -> None:
             self.recorder.emit("peer_lost", reason=why)
 
-        team = Team(
+        self._team = Team(
             self.sharing.peers,
             self.config.evaluation.mode,
             agreed=self.bench.agreed(space),
@@ -127,15 +132,20 @@ class ZerothOrderRunner(Runner):
             patience=self.sharing.patience,
             on_loss=on_loss,
         )
-        self.recorder.measured["workers"] = 1.0 + team.ready()
+        self.recorder.measured["workers"] = 1.0 + self._team.ready()
         self.recorder.emit("peers", names=list(self.sharing.names))
-        return team
+        return self._team
 
-    def _measure(self, team: Team) -> None:
-        measured = self.recorder.measured
-        measured["exchanged_bytes_per_step"] = team.exchanged / max(1, self.recorder.steps_run)
-        measured["peers_lost"] = float(team.lost)
-        measured["directions_redone"] = float(team.redone)
+    def _release(self) -> None:
+        """Record how the peers did: no further step is shared."""
+        if self._team is not None:
+            measured = self.recorder.measured
+            measured["exchanged_bytes_per_step"] = self._team.exchanged / max(1, self.recorder.steps_run)
+            measured["peers_lost"] = float(self._team.lost)
+            measured["directions_redone"] = float(self._team.redone)
+
+    def _rewind(self, step: int) -> None:
+        """Take whatever else holds theta to its value after a step; the space has it already."""
 
 
 def _reaches(event: StepDone, directions: int) -> bool:

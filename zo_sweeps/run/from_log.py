@@ -1,0 +1,143 @@
+"""A trial that the light client ran somewhere else: its log, as the events and the results of a trial."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Iterator, Sequence
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.files import cache_folder
+from zo_sweeps.core.jsonl import parse_object, read_lines
+from zo_sweeps.edge import bundle
+from zo_sweeps.edge.phone import Adb, Phone
+from zo_sweeps.edge.rows import Frame
+from zo_sweeps.edge.scored import scored
+from zo_sweeps.engine.replay import rebuild
+from zo_sweeps.engine.train import Evaluated, StepDone, evaluated_at
+from zo_sweeps.engine.types import DivergedError
+from zo_sweeps.run import bundles
+from zo_sweeps.run.runner import Runner
+from zo_sweeps.tasks.encode import Example
+
+Line = dict[str, Any]  # of the client's log, see edge/client
+
+
+class FromLog(Runner):
+    """Read a light client's log, step by step; the metrics of a split are computed here, from the scores in it.
+
+    The log is that of `device.log`, or grows while the client runs on a phone.
+    """
+
+    def device(self) -> dict[str, Any]:
+        name = self.config.device.name
+        return {"kind": "executorch", "profile": name, "name": "light client", "runtime": "executorch", "versions": {}}
+
+    def run(self) -> None:
+        bench, recorder, splits = self.bench, self.recorder, self.bench.splits
+        self.frame = Frame.of((*splits.train, *splits.dev, *splits.test), bench.objective.gold_only)
+        peak = 0.0
+        for line in self.lines():
+            if line["type"] == "step":
+                self._take(line)
+            elif line["type"] == "scores" and line["split"] == "dev":
+                step = int(line["step"])
+                event = evaluated_at(step, partial(bench.score, self._with(line, splits.dev)), self.config.seed)
+                recorder.take(Evaluated(step, event.loss, event.metric, event.metrics, float(line["seconds"])))
+            elif line["type"] == "diverged":
+                recorder.flush()
+                raise DivergedError(f"non-finite loss at step {line['step']}, seed {self.config.seed}")
+            peak = max(peak, float(line.get("peak_bytes", 0)))
+        recorder.flush()
+        if len(recorder.losses) < self.config.train.steps:
+            what = f"the log ends after {len(recorder.losses)} of {self.config.train.steps} steps"
+            raise UserError(what, fix="run the light client again: it continues from its log")
+        recorder.measured["peak_memory_bytes"] = peak
+        best = recorder.best()
+        line = self.test_scores(best)
+        self._compare(line, best)
+        self._with(line, splits.test)
+        self.report_test(best)
+
+    def lines(self) -> Iterator[Line]:
+        """Yield the log's lines, those that a phone still writes included."""
+        yield from read_log(self._bundle.log)
+        if self._phone is not None:
+            yield from self._phone.run()
+
+    def test_scores(self, step: int) -> Line:
+        """Return the line with the scores of the test split after a step."""
+        if self._phone is not None and self._test_line(step) is None:
+            deque(self._phone.run("--score", "test", "--at", str(step)), maxlen=0)
+        line = self._test_line(step)
+        if line is None:
+            fix = f"run zo_client {self._bundle.folder} --score test --at {step}, and read the log again"
+            raise UserError(f"the log has no scores of the test split at step {step}, the selected one", fix=fix)
+        return line
+
+    def _test_line(self, step: int) -> Line | None:
+        scores = (line for line in read_log(self._bundle.log) if line["type"] == "scores")
+        return next((line for line in scores if (line["split"], line["step"]) == ("test", step)), None)
+
+    @cached_property
+    def _bundle(self) -> bundle.Bundle:
+        """The bundle. Raises UserError if it is damaged or of another trial."""
+        trial, log = self.recorder.trial, self.config.device.log
+        folder = Path(log) if log else cache_folder() / "bundles" / trial.trial_id
+        if log is None and not folder.is_dir():
+            bundles.write(trial, "", folder)
+        read = bundle.read(folder)
+        if read.manifest.settings.trial_id != trial.trial_id:
+            what = f"the bundle is of trial {read.manifest.settings.trial_id}, not {trial.trial_id}"
+            raise UserError(what, where=str(folder), fix="use the version and the files with which it was exported")
+        return read
+
+    @cached_property
+    def _phone(self) -> Phone | None:
+        """The phone that runs the client; None if the client has run."""
+        device = self.config.device
+        return None if device.log or device.client is None else Phone(Adb(), self._bundle.folder, Path(device.client))
+
+    def _compare(self, line: Line, step: int) -> None:
+        """Raise UserError if the client's theta is not that of its log, to the bit; the form `dual` is not compared."""
+        if self.config.device.form == "dual":
+            return
+        bench = self.bench
+        space = bench.install()
+        try:
+            rebuild(bench.method(), space, self.recorder.coefs[:step], bench.rates(), seed=self.config.seed)
+            digest = hashlib.sha256()
+            for param in space.params.values():
+                digest.update(param.detach().numpy().tobytes())
+        finally:
+            space.uninstall()
+        if digest.hexdigest() != line["theta"]:
+            raise UserError(f"the parameters of the client after step {step} are not those that its log gives")
+        self.recorder.measured["theta_difference"] = 0.0
+
+    def _take(self, line: Line) -> None:
+        losses = [float(loss) for loss in line["losses"]]
+        coefs = tuple(map(float, line["coefs"]))
+        mean = sum(losses) / len(losses)
+        self.recorder.take(StepDone(int(line["step"]), mean, coefs, float(line["seconds"]), int(line["tokens"])))
+
+    def _with(self, line: Line, examples: Sequence[Example]) -> Sequence[Example]:
+        """Score these examples by a line of the log."""
+        scores = [[float(value) for value in row] for row in line["scores"]]
+        self.bench.scorer = partial(scored, lambda rows: scores, self.frame, self.bench.evaluated)
+        return examples
+
+
+def read_log(path: Path) -> Iterator[Line]:
+    """Yield the lines of a log, without a last one that is torn; none if there is no log yet.
+
+    Raises UserError for a line that is not a JSON object.
+    """
+    for number, (text, _) in enumerate(read_lines(path), 1):
+        line = parse_object(text)
+        if line is None:
+            raise UserError("not a log of the light client", where=f"{path}:{number}")
+        yield line

@@ -1,0 +1,89 @@
+"""Zeroth-order training in an inference engine: steps and scores of a trial as calls of an exported program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+
+from zo_sweeps.edge.export import export
+from zo_sweeps.edge.program import Calls, Program
+from zo_sweeps.edge.rows import Frame
+from zo_sweeps.edge.scored import scored
+from zo_sweeps.edge.session import Session, load
+from zo_sweeps.edge.store import stored
+from zo_sweeps.engine.step import Method
+from zo_sweeps.engine.train import Evaluated, StepDone
+from zo_sweeps.engine.types import Peers
+from zo_sweeps.methods.code import code_of
+from zo_sweeps.methods.definition import identity, write
+from zo_sweeps.methods.space import InstalledSpace
+from zo_sweeps.run.by_part import Work
+from zo_sweeps.run.workbench import Workbench
+from zo_sweeps.run.zeroth_order import ZerothOrderRunner
+
+
+class InProgram(ZerothOrderRunner):
+    """A zeroth-order trial whose forwards and updates are calls of an exported program.
+
+    The engine's theta, which the log determines, is moved beside it, and compared with the program's at the end.
+    """
+
+    _session: Session
+
+    def _gather(self, space: InstalledSpace) -> Peers:
+        bench, measured = self.bench, self.recorder.measured
+        program, file = program_of(bench, space)
+        measured["program_bytes"], measured["planned_bytes"] = float(file.stat().st_size), float(program.planned_bytes)
+        self.meter.start()  # not the memory of the export
+        seed = self.config.seed
+        self._session = Session(program, load(file), bench.objective, bench.examples_of, bench.rates(), seed)
+        bench.scorer = partial(scored, self._session.scores, program.frame, bench.evaluated)
+        return self._session
+
+    def _steps(self, method: Method, space: InstalledSpace, peers: Peers | None) -> Iterator[StepDone | Evaluated]:
+        for event in super()._steps(method, space, peers):
+            yield replace(event, tokens=self._session.tokens) if isinstance(event, StepDone) else event
+
+    def _rewind(self, step: int) -> None:
+        self._session.restart()
+        for coefs in self.recorder.coefs[:step]:
+            self._session.tell(coefs)
+
+    def measure_parts(self, space: InstalledSpace | None, step: Work | None) -> None:
+        """Record how far the program's theta is from the log's; the runtime does not tell its tensors apart."""
+        assert space is not None
+        theta = self._session.theta()
+        differences = [float((theta[name] - param.detach()).abs().max()) for name, param in space.params.items()]
+        self.recorder.measured["theta_difference"] = max(differences)
+
+
+def program_of(bench: Workbench, space: InstalledSpace) -> tuple[Program, Path]:
+    """Return a trial's program and its file, from this machine's store; export it if the store has none.
+
+    Cost: none if the store has it; else as `edge.export.export`.
+    """
+    config = bench.config
+    examples = (*bench.splits.train, *bench.splits.dev, *bench.splits.test)
+    frame = Frame.of(examples, bench.objective.gold_only)
+    calls = Calls(config.estimator.budget, config.evaluation.mode)
+    # The copies are at the scale of a step's points, which is the same for all.
+    dual = abs(config.estimator.points(0, 1)[0].scale) if config.device.form == "dual" else None
+    assert config.train.batch is not None
+    batch, objective = config.train.batch, bench.objective
+    key = {
+        "model": config.model.fingerprint,
+        "precision": identity(config.precision),
+        "space": identity(config.space),
+        "seed": config.seed,
+        "objective": identity(objective),
+        "sizes": write([calls, frame, batch]),
+        "dual": dual,
+        "delegate": config.device.delegate,
+        "code": code_of(config),
+        "versions": [version(package) for package in ("executorch", "torch", "transformers")],
+    }
+    make = partial(export, bench.model, space, calls, frame, batch, objective.of_scores)
+    return stored(key, partial(make, dual=dual, delegate=config.device.delegate == "xnnpack"))
