@@ -27,6 +27,7 @@ from zo_sweeps.tables.published import load
 from zo_sweeps.tables.records import Rule
 
 TRIALS = {
+    "bytebots_frameworks": 16,
     "bytebots_table1": 7,
     "llama2_superglue": 783,
     "pezo_fig3_pool": 495,
@@ -42,6 +43,7 @@ TRIALS = {
     "prge_fig5": 216,
     "prge_table1": 504,
     "prge_table3": 64,
+    "prge_table4": 24,
     "prge_table5": 36,
     "prge_table6": 32,
     "prge_table9": 8,
@@ -60,7 +62,7 @@ TRIALS = {
 SYSTEM = [
     name
     for name in TRIALS
-    if name.startswith(("prge_fig", "sensitive_fig1", "sensitive_8", "pezo_table2"))
+    if name.startswith(("prge_fig", "prge_table4", "bytebots_f", "sensitive_fig1", "sensitive_8", "pezo_table2"))
     or name[-7:] in ("_table2", "_table3", "_table5", "_table9")
 ]
 SYSTEM = [name for name in SYSTEM if name not in ("pezo_table3", "pezo_table5", "llama2_superglue")]
@@ -335,6 +337,34 @@ def test_texts_of_p_rge_have_at_most_512_tokens(grid: str) -> None:
 
 def test_a_jetson_s_table_is_pinned_to_the_jetson() -> None:
     assert {trial.needs.device for trial in plan("prge_table3").every.values()} == {"jetson-orin-nano"}
+
+
+def test_the_columns_of_prge_table4_count_both_copies_of_the_batch() -> None:
+    planned, (step_time, speedup) = plan("prge_table4"), tables("prge_table4")
+    assert {(trial.needs.device, trial.needs.programs) for trial in planned.every.values()} == {("oneplus-12", True)}
+    forms = {
+        block: {config.device.form for config in settings("prge_table4", block).values()} for block in ("dual", "seed")
+    }
+    assert forms == {"dual": {"dual"}, "seed": {"seed"}}
+    for column, config in settings("prge_table4", "dual").items():
+        assert column == f"seq{config.train.max_length}_e{2 * (config.train.batch or 0)}"
+        assert (config.precision.name, config.evaluation.mode.value) == ("fp16", "inner")
+        assert config.evaluation.mode.points_per_forward(config.estimator.budget) == 2
+    printed = {key[1]: cell.published for key, cell in step_time.cells.items() if cell.published is not None}
+    assert printed == load("prge/table4").rows["Dual-Forwarding"]
+    assert not any(cell.published for cell in speedup.cells.values()), "the paper prints none"
+
+
+def test_frameworks_are_compared_on_a_cpu_at_the_same_shapes() -> None:
+    devices = {config.device.name: config.device for config in configs("bytebots_frameworks")}
+    assert set(devices) == {"cpu", "executorch"}
+    assert all(device.cpu for device in devices.values())
+    for mode in ("sequential", "prge"):
+        one, other = (settings("bytebots_frameworks", f"{name}_{mode}") for name in ("torch", "executorch"))
+        for column, config in one.items():
+            apart = replace(other[column], device=config.device)
+            assert apart.identity() == config.identity()
+            assert config.estimator.budget * (config.train.batch or 0) == 16, "as in the report's Table 1"
 
 
 @pytest.mark.parametrize("letter", "abc")
