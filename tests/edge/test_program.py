@@ -12,7 +12,6 @@ from torch import Tensor
 pytest.importorskip("executorch", reason="needs the extra [edge]")
 
 from tests.models.common import TINY, make
-from tests.models.test_families import FAMILIES
 from zo_sweeps.edge.export import compiled, export, forward_inputs
 from zo_sweeps.edge.noise import Noise, padded
 from zo_sweeps.edge.program import APPLY, FORWARD, Calls, Program
@@ -32,10 +31,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.multiprocess, pytest.mark.usefixture
 UNIT = 2.0**-24
 B, EPS, LR = 2, 1e-2, 0.05
 FRAME = Frame(shared=True, slots=2, places=2, tokens=40)
-MODELS = {
-    "llama": {**TINY["llama"], "tie_word_embeddings": True},  # grouped-query heads
-    "gpt2": FAMILIES["gpt2"],  # without what is rewritten for a Llama: LayerNorm, learned positions, Conv1D
-}
+LLAMA = {**TINY["llama"], "tie_word_embeddings": True}  # with grouped-query heads; other families: test_lowered.py
 
 
 def loaded(data: bytes) -> Any:
@@ -69,16 +65,15 @@ def terms(scores: Tensor, gold: Tensor) -> Tensor:
 
 
 @cache
-def exported(name: str) -> tuple[LanguageModel, InstalledSpace, Program, bytes]:
-    model = load(make(source="random", arch=MODELS[name]), torch.float32, "cpu")
+def exported() -> tuple[LanguageModel, InstalledSpace, Program, bytes]:
+    model = load(make(source="random", arch=LLAMA), torch.float32, "cpu")
     space = LoRAFA().install(model.module, list(model.target_modules(LoRAFA().targets)), 0)
     return model, space, *export(model, space, Calls(1, Mode.BOTH), FRAME, B, terms)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_a_step_has_the_engines_theta_and_its_losses(name: str) -> None:
+def test_a_step_has_the_engines_theta_and_its_losses() -> None:
     """Losses differ by the rounding of sums of up to 48 products in four layers; theta by nothing."""
-    model, space, program, data = exported(name)
+    model, space, program, data = exported()
     calls, q = program.calls, program.calls.q
     methods = loaded(data)
     forward, update = methods.load_method(FORWARD), methods.load_method(APPLY)
@@ -120,7 +115,7 @@ def test_one_delegate_has_the_whole_model() -> None:
     """What else XNNPACK takes are the few operations on inputs and on the answers' logits: for any number of layers."""
     from executorch.exir._serialize._program import deserialize_pte_binary
 
-    *_, data = exported("llama")
+    *_, data = exported()
     plans = {plan.name: plan for plan in deserialize_pte_binary(data).program.execution_plan}
     kernels = {operator.name for operator in plans[FORWARD].operators}
     assert not kernels & {"aten::mean", "aten::_softmax", "aten::bmm", "aten::linear", "aten::permute_copy"}
