@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 
+from tests.engine.conftest import Candidate, Example
 from zo_sweeps.edge.rows import Frame, Row, call_of
 from zo_sweeps.edge.scored import scored
 from zo_sweeps.engine import losses
@@ -17,18 +17,6 @@ from zo_sweeps.engine.objectives.candidates import Candidates
 from zo_sweeps.engine.objectives.tokens import Tokens
 from zo_sweeps.engine.score import score
 from zo_sweeps.methods.objective import Objective
-
-
-@dataclass(frozen=True)
-class Candidate:
-    ids: tuple[int, ...]
-    answer_length: int
-
-
-@dataclass(frozen=True)
-class Example:
-    candidates: tuple[Candidate, ...]
-    gold: int
 
 
 class Unigrams:

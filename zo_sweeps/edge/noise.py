@@ -45,6 +45,10 @@ class Noise(nn.Module):
         sizes: elements per parameter, in the space's order.
     """
 
+    first: Tensor
+    lane: Tensor
+    owner: Tensor
+
     def __init__(self, sizes: Sequence[int]) -> None:
         super().__init__()
         groups = torch.tensor([padded(size) // GROUP for size in sizes])
@@ -59,8 +63,8 @@ class Noise(nn.Module):
         Args:
             words: [L, 2] int32, `engine.noise.words_of` each parameter.
         """
-        keys = words.index_select(0, self.owner)  # type: ignore[arg-type]
-        counter = self.first + self.lane  # type: ignore[operator]
+        keys = words.index_select(0, self.owner)
+        counter = self.first + self.lane
         return torch.stack(_pairs(counter, keys[:, :1], keys[:, 1:]), dim=1).flatten()
 
 

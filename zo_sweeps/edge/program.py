@@ -19,12 +19,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from zo_sweeps.edge.noise import Noise, padded
 from zo_sweeps.edge.rows import Frame
+from zo_sweeps.engine.evaluate import Batched
 from zo_sweeps.engine.types import LanguageModel
 from zo_sweeps.methods.evaluation import Mode
 from zo_sweeps.methods.space import InstalledSpace
@@ -51,14 +53,14 @@ class Calls:
         return self.q if self.mode.mixes_queries else 1
 
     @property
-    def both_signs(self) -> bool:
-        """Whether a call holds both points of its directions; else those at +eps or those at -eps."""
-        return self.mode in (Mode.INNER, Mode.BOTH)
-
-    @property
     def points(self) -> int:
         """P."""
-        return self.directions * (2 if self.both_signs else 1)
+        return self.mode.points_per_forward(self.q)
+
+    @property
+    def both_signs(self) -> bool:
+        """Whether a call holds both points of its directions; else those at +eps or those at -eps."""
+        return self.points > self.directions
 
     @property
     def per_step(self) -> int:
@@ -111,6 +113,9 @@ class Theta(nn.Module):
         calls: the points of a call.
     """
 
+    value: Tensor
+    initial: Tensor
+
     def __init__(self, params: Mapping[str, Tensor], calls: Calls) -> None:
         super().__init__()
         self.names, self.calls = tuple(params), calls
@@ -134,15 +139,14 @@ class Theta(nn.Module):
 
     def flushed(self, past: Tensor, grads: Tensor, lr: Tensor, fresh: Tensor) -> Tensor:
         """Apply an update alone, to the initial values if `fresh` is 1; return theta as one vector."""
-        before = torch.where(fresh > 0, self.initial, self.current())  # type: ignore[arg-type]
+        before = torch.where(fresh > 0, self.initial, self.current())
         theta = self.updated(before, past, grads, lr)
-        self.value.copy_(theta)  # type: ignore[operator]
+        self.value.copy_(theta)
         return theta.clone()
 
     def current(self) -> Tensor:
         """Return theta as one vector."""
-        value: Tensor = self.value  # type: ignore[assignment]
-        return value
+        return self.value
 
     def _held(self) -> tuple[int, ...]:
         """Return the leading sizes of the buffer."""
@@ -151,7 +155,7 @@ class Theta(nn.Module):
     def _points(self, words: Tensor, eps: Tensor, past: Tensor, grads: Tensor, lr: Tensor) -> Tensor:
         """Apply the pending update; return theta at the P points, [P, d]."""
         theta = self.updated(self.current(), past, grads, lr)
-        self.value.copy_(theta)  # type: ignore[operator]
+        self.value.copy_(theta)
         points: list[Tensor] = []
         for i in range(self.calls.directions):
             z = self.noise(words[i])
@@ -191,21 +195,19 @@ class Dual(Theta):
         self.eps = eps
 
     def current(self) -> Tensor:
-        copies: Tensor = self.value  # type: ignore[assignment]
-        return (copies[0, 0] + copies[1, 0]) * 0.5
+        return (self.value[0, 0] + self.value[1, 0]) * 0.5
 
     def _held(self) -> tuple[int, ...]:
         return 2, self.calls.q
 
     def _points(self, words: Tensor, eps: Tensor, past: Tensor, grads: Tensor, lr: Tensor) -> Tensor:
-        copies: Tensor = self.value  # type: ignore[assignment]
-        plus, minus = copies[0], copies[1]
+        plus, minus = self.value[0], self.value[1]
         diff = (plus - minus) * 0.5
         coefficients = (lr * (grads / self.calls.q) / self.eps).to(torch.float32)
         step = (diff * coefficients.unsqueeze(1)).sum(0)
         moved = torch.stack([self.noise(words[i]) for i in range(self.calls.q)]) * eps
         plus, minus = plus - diff - step + moved, minus + diff - step - moved
-        copies.copy_(torch.stack([plus, minus]))
+        self.value.copy_(torch.stack([plus, minus]))
         return torch.stack([plus, minus], dim=1).flatten(0, 1)
 
 
@@ -222,7 +224,7 @@ class Forward(nn.Module):
     ) -> None:
         super().__init__()
         self.module, self.theta = model.module, theta
-        self._model, self._space, self._of_scores = model, space, of_scores
+        self._model, self._space, self._of_scores = model, cast(Batched, space), of_scores
         self.scored = (theta.calls.points, batch, frame.slots)
 
     def forward(
@@ -257,14 +259,14 @@ class Forward(nn.Module):
             lr: [1] fp64, its learning rate.
         """
         values = self.theta(words, eps, past, grads, lr)
-        self._space.hold(dict(zip(self.theta.names, values, strict=True)))  # type: ignore[attr-defined]
+        self._space.hold(dict(zip(self.theta.names, values, strict=True)))
         try:
             hidden = self._model.hidden(ids, None, None)
             A, D = columns.shape[1], hidden.shape[2]
             places = hidden.gather(1, columns.unsqueeze(2).expand(-1, -1, D))
             logits = self._model.head(places.flatten(0, 1)).float().unflatten(0, (-1, A))
         finally:
-            self._space.hold({})  # type: ignore[attr-defined]
+            self._space.hold({})
         logprobs = logits.gather(2, tokens) - logits.logsumexp(2, keepdim=True)
         scores = ((logprobs * weights).sum(1) + bias).view(self.scored)
         return (self._of_scores(scores, gold) * share).sum(1), scores

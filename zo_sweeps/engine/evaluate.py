@@ -33,7 +33,9 @@ from zo_sweeps.methods.space import InstalledSpace
 Objective = Callable[[int], Tensor]  # number of row groups P -> losses [P]
 
 
-class _Batched(Protocol):
+class Batched(Protocol):
+    """An installed space that can hold several points: see `layers.wrapped.Wrapped.hold`."""
+
     params: dict[str, nn.Parameter]
 
     def hold(self, values: dict[str, Tensor]) -> None: ...
@@ -67,7 +69,7 @@ def evaluate(
 @contextmanager
 def _stacked(module: nn.Module, space: InstalledSpace, noise: Perturbation, points: Sequence[Point]) -> Iterator[None]:
     """Hold P copies of each trainable tensor, [P, *shape], in the space: small, because a batched space is small."""
-    batched = cast(_Batched, space)
+    batched = cast(Batched, space)
     with counted_as(Part.TRAINABLE):
         batched.hold({name: _at(points, noise, name, param) for name, param in batched.params.items()})
     try:
