@@ -22,8 +22,12 @@ gpus=${gpus##*:} # "a100:4" -> 4
 port=${RAY_PORT:-$((20000 + SLURM_JOB_ID % 10000))}
 mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 
-# The token is this job's own file on the shared file system, readable by its owner only. It is in no argument and no log.
-token=$(mktemp "$PWD/.ray-token-$SLURM_JOB_ID-XXXXXX")
+# The job's own folder on the shared file system, readable by its owner only: the token, which is in no argument and no
+# log, and a state folder a worker. Ray's sockets need a short path, on the head's node, which is where this script runs:
+# Ray lets everybody write to its own folder, so that one is inside another.
+job=$(mktemp -d "$PWD/.zo-job-$SLURM_JOB_ID-XXXXXX")
+sockets=$(mktemp -d /tmp/zo-XXXXXX)
+token=$job/ray_token
 head='' workers=()
 leave() { # the workers first: each hands its trials back while the head still runs
   trap - EXIT TERM INT
@@ -31,7 +35,7 @@ leave() { # the workers first: each hands its trials back while the head still r
   for step in "${workers[@]}"; do wait "$step" || true; done
   if [ -n "$head" ]; then kill -TERM "$head" 2>/dev/null || true; fi
   wait
-  rm -f "$token"
+  rm -rf -- "$job" "$sockets"
 }
 trap leave EXIT
 trap 'exit 143' TERM
@@ -44,14 +48,15 @@ on() { # NODE COMMAND... &: a step of this job on that node; `exec`, so that $! 
 }
 
 on "${nodes[0]}" ray start --head --block --port="$port" --include-dashboard=false --object-store-memory=104857600 \
-  --temp-dir="/tmp/zo-$SLURM_JOB_ID" --num-cpus="$cpus" --num-gpus="$gpus" --labels="zo.device=$device" &
+  --temp-dir="$sockets/ray" --num-cpus="$cpus" --num-gpus="$gpus" --labels="zo.device=$device" &
 head=$!
 until (exec 3<>"/dev/tcp/${nodes[0]}/$port") 2>/dev/null; do
   kill -0 "$head" # fails if the head has exited: see its output
   sleep 1
 done
 for node in "${nodes[@]:1}"; do
-  on "$node" zo-sweeps worker join "${nodes[0]}:$port" --device "$device" --token-file "$token" --cpus "$cpus" --gpus "$gpus" &
+  on "$node" zo-sweeps worker join "${nodes[0]}:$port" --device "$device" --token-file "$token" --state-dir "$job/$node" \
+    --cpus "$cpus" --gpus "$gpus" &
   workers+=($!)
 done
 

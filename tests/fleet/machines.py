@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -18,7 +17,7 @@ import psutil
 
 from tests.conftest import REPO
 from tests.schedule.nodes import wait_for
-from zo_sweeps.schedule.cluster import short_folder, token_environment
+from zo_sweeps.schedule.cluster import private_folder, remove_short_folder, token_environment
 from zo_sweeps.schedule.gcs import Head
 
 # No test is about how long Ray takes: 5 s alone, more than a minute only to be read where others have the cores.
@@ -84,7 +83,7 @@ class Worker:
                 with contextlib.suppress(psutil.Error):
                     one.kill()
         self.process.wait()
-        shutil.rmtree(short_folder((self.state / "worker").resolve()), ignore_errors=True)
+        remove_short_folder(self.state / "worker")
 
 
 class Machines:
@@ -139,7 +138,7 @@ class Machines:
 
     def processes(self) -> list[psutil.Process]:
         """Everything that runs from these folders."""
-        short = [str(short_name(self.state / "head")), str(self.folder)]
+        short = [str(private_folder(self.state / "head")), str(self.folder)]
         found = []
         for process in psutil.process_iter(["cmdline", "status"]):
             line = " ".join(process.info["cmdline"] or [])
@@ -154,15 +153,7 @@ class Machines:
         for process in self.processes():
             with contextlib.suppress(psutil.Error):
                 process.send_signal(signal.SIGKILL)
-        shutil.rmtree(short_name(self.state / "head"), ignore_errors=True)
-
-
-def short_name(folder: Path) -> Path:
-    """Where `short_folder` puts Ray's files, without emptying it."""
-    import hashlib
-
-    digest = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:10]
-    return Path("/tmp") / f"zo-{os.getuid()}-{digest}"
+        remove_short_folder(self.state / "head")
 
 
 @contextlib.contextmanager

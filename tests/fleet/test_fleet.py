@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.fleet.machines import PATIENCE, Machines, Worker, environment, machines, short_name, zo
+from tests.fleet.machines import PATIENCE, Machines, Worker, environment, machines, zo
 from tests.schedule import fakes
 from tests.schedule.driver import TARGET, sweep
 from tests.schedule.nodes import meanwhile, wait_for
@@ -24,6 +24,7 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import Needs, TrialState
 from zo_sweeps.fleet.node import running
 from zo_sweeps.record.journal import JournalStore, last_step
+from zo_sweeps.schedule.cluster import private_folder
 from zo_sweeps.schedule.ledger import read_standing
 from zo_sweeps.schedule.ray_backend import RayBackend
 from zo_sweeps.schedule.ray_private import forget_token
@@ -141,7 +142,11 @@ def test_no_secret_is_on_a_command_line_or_in_a_log(cluster: Machines) -> None:
         seen += str(cluster.folder).encode() in line
         assert token.encode() not in line
     assert seen > 3, "our own processes were among them"
-    for folder in (cluster.folder, short_name(cluster.state / "head"), short_name(cluster.folder / "nano" / "worker")):
+    for folder in (
+        cluster.folder,
+        private_folder(cluster.state / "head"),
+        private_folder(cluster.folder / "nano" / "worker"),
+    ):
         for path in folder.rglob("*"):
             if path.is_file() and path != cluster.token and path.stat().st_size < 50e6:
                 assert token.encode() not in path.read_bytes(), path
@@ -211,7 +216,7 @@ def test_workers_join_again_when_the_head_was_killed_and_came_back(cluster: Mach
     nano(cluster)
     before = cluster.wait_for_node("nano")
     gcs = [p for p in psutil.process_iter(["name", "cmdline"]) if p.info["name"] == "gcs_server"]
-    short = str(short_name(cluster.state / "head"))
+    short = str(private_folder(cluster.state / "head"))
     mine = [p for p in gcs if any(short in word for word in p.info["cmdline"])]
     assert len(mine) == 1
     mine[0].kill()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -18,7 +19,11 @@ from tests.launch_files.common import JOBS
 pytestmark = [pytest.mark.multiprocess]
 
 # Each notes its arguments and the mode of the token's file that it is told of; a step ends with TERM, and says so.
-NOTE = 'echo "{name} $*" >> called; stat -c "{name} %a" "$RAY_AUTH_TOKEN_PATH" >> modes; echo $$ >> pids\n'
+NOTE = (
+    'echo "{name} $*" >> called; stat -c "{name} %a" "$RAY_AUTH_TOKEN_PATH" >> modes; echo $$ >> pids\n'
+    "all=$*; folder=${{all#*--temp-dir=}}; folder=${{folder%%/ray *}}\n"
+    'if [ -d "$folder" ]; then stat -c "sockets %a" "$folder" >> modes; fi\n'
+)
 STEP = """
 import signal, socket, sys
 name, port = sys.argv[1], int(sys.argv[2])
@@ -67,7 +72,10 @@ def slurm(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
 
 def over(folder: Path) -> None:
     """Nothing is left: no token, no process, and the steps were asked to end."""
-    assert not list(folder.glob(".ray-token*"))
+    assert not list(folder.glob(".zo-job-*"))
+    sockets = re.search(r"--temp-dir=(/tmp/zo-\w{6})/ray ", (folder / "called").read_text())
+    assert sockets
+    assert not Path(sockets[1]).exists()
     assert (folder / "ended").read_text().split() == ["worker", "head"]
     for pid in (folder / "pids").read_text().split():
         with pytest.raises(ProcessLookupError):
@@ -82,7 +90,7 @@ def test_the_drivers_status_is_the_jobs_and_nothing_is_left(slurm: Callable, tmp
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 3, output
     over(tmp_path)
-    assert set((tmp_path / "modes").read_text().splitlines()) == {"head 600", "worker 600", "driver 600"}
+    assert set((tmp_path / "modes").read_text().splitlines()) == {"head 600", "worker 600", "driver 600", "sockets 700"}
     token = (tmp_path / "seen").read_text()
     called = (tmp_path / "called").read_text()
     assert len(token) == 64
@@ -92,6 +100,7 @@ def test_the_drivers_status_is_the_jobs_and_nothing_is_left(slurm: Callable, tmp
     assert "--num-cpus=8 --num-gpus=4 --labels=zo.device=cuda" in head
     assert driver.startswith("driver -m zo_sweeps +grid=mine state_dir=a b cluster.address=127.0.0.1:")
     assert "worker join 127.0.0.1:" in worker
+    assert re.search(r" --state-dir \S+/\.zo-job-7-\w{6}/node-2 ", worker), "one of its own, on a home that nodes share"
     assert worker.endswith(" --cpus 8 --gpus 4")
 
 
@@ -114,5 +123,5 @@ def test_a_head_that_ends_at_once_ends_the_job(slurm: Callable, tmp_path: Path) 
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "port in use" in output
-    assert not list(tmp_path.glob(".ray-token*"))
+    assert not list(tmp_path.glob(".zo-job-*"))
     assert not (tmp_path / "called").exists(), "no driver, no worker"

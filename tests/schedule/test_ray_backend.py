@@ -1,11 +1,9 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import random
-import shutil
 import signal
 import socket
 import stat
@@ -25,11 +23,12 @@ from tests.schedule.test_sweep import results, start_driver, wait_for
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import Needs, TrialState
 from zo_sweeps.record.journal import JournalStore, scalars
-from zo_sweeps.schedule.cluster import private_token, short_folder
+from zo_sweeps.schedule.cluster import private_folder, private_token, remove_short_folder, short_folder
 from zo_sweeps.schedule.ledger import read_standing
 from zo_sweeps.schedule.ray_backend import RayBackend, _cause
 from zo_sweeps.schedule.ray_cluster import why_lost
 from zo_sweeps.schedule.ray_slots import Slot
+from zo_sweeps.schedule.snapshot import Snapshot
 
 pytestmark = pytest.mark.multiprocess
 
@@ -38,7 +37,7 @@ pytestmark = pytest.mark.multiprocess
 def _no_remains(tmp_path):
     """Ray's folder outlives a driver that was killed, until the next one."""
     yield
-    shutil.rmtree(short_folder_name(tmp_path), ignore_errors=True)
+    remove_short_folder(tmp_path)
 
 
 def starts(folder: Path, name: str) -> list[dict[str, str]]:
@@ -48,16 +47,12 @@ def starts(folder: Path, name: str) -> list[dict[str, str]]:
 
 def ray_processes(state: Path) -> list[int]:
     """Processes of the cluster of `state`, found by its folder on their command lines."""
-    folder = str(short_folder_name(state))
+    folder = str(private_folder(state))
     found = []
     for process in psutil.process_iter(["pid", "cmdline"]):
         if any(folder in word for word in process.info["cmdline"] or []):
             found.append(process.info["pid"])
     return found
-
-
-def short_folder_name(state: Path) -> Path:
-    return Path("/tmp") / f"zo-{os.getuid()}-{hashlib.sha256(str(state.resolve()).encode()).hexdigest()[:10]}"
 
 
 def test_a_sweep_survives_the_death_of_an_actor_and_leaves_nothing_behind(tmp_path, capfd, monkeypatch):
@@ -69,8 +64,15 @@ def test_a_sweep_survives_the_death_of_an_actor_and_leaves_nothing_behind(tmp_pa
     plan += [fakes.trial(work, "far", needs=Needs("jetson-tx2")), fakes.trial(work, "big", needs=Needs("auto", 2**50))]
     plan.insert(0, plan.pop())  # nobody waits behind what no node can take
     said: list[str] = []
-    summary = sweep(tmp_path, plan, RayBackend(tmp_path, slots=2, target=TARGET), say=said.append)
+    ours, modes = private_folder(tmp_path), set()
 
+    def update(snapshot: Snapshot) -> None:
+        modes.add((stat.S_IMODE(ours.stat().st_mode), ours.stat().st_uid, len(list(ours.glob("ray/session_latest")))))
+
+    backend = RayBackend(tmp_path, slots=2, target=TARGET)
+    summary = sweep(tmp_path, plan, backend, say=said.append, on_update=update)
+
+    assert modes == {(0o700, os.getuid(), 1)}, "nobody else reaches Ray's sockets, which it lets anyone replace"
     assert summary.counts == {TrialState.SUCCEEDED: 12, TrialState.PENDING: 2}
     assert sorted(reason.split(":")[0] for reason in summary.waiting) == [
         "needs any device and 1048576.0 GiB of memory",
@@ -95,7 +97,7 @@ def test_a_sweep_survives_the_death_of_an_actor_and_leaves_nothing_behind(tmp_pa
     assert output.out + output.err == ""  # not a word from Ray, and no token
     assert os.environ["RAY_AUTH_MODE"] == "as it was"
     assert len(token) == 64
-    assert not short_folder_name(tmp_path).exists()
+    assert not private_folder(tmp_path).exists()
     wait_for(lambda: not ray_processes(tmp_path))
 
 
@@ -220,7 +222,7 @@ def test_ray_that_does_not_start_is_one_clear_line_and_leaves_nothing_behind(tmp
     assert "Traceback" not in done.stderr
     assert done.stderr.strip().splitlines()[-1].startswith("Ray did not start on this machine (")
     wait_for(lambda: not ray_processes(tmp_path))
-    assert not short_folder_name(tmp_path).exists()
+    assert not private_folder(tmp_path).exists()
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ from zo_sweeps.fleet.keeper import Keeper, NodeSpec, last_line
 from zo_sweeps.fleet.node import labels, new_identity, node_arguments, running, wait_until_gone
 from zo_sweeps.fleet.secrets import checked, token_for_head
 from zo_sweeps.record import server
-from zo_sweeps.schedule.cluster import short_folder, token_environment
+from zo_sweeps.schedule.cluster import remove_short_folder, short_folder, token_environment
 
 START_SECONDS = 300.0  # see BOOT_SECONDS of the keeper
 CHECK_SECONDS = 10.0  # between checks of the MLflow server
@@ -123,6 +123,7 @@ def keep(state_dir: Path, say: Callable[[str], None]) -> int:
     finally:
         server.stop(state_dir)
         (folder / "head.json").unlink(missing_ok=True)
+        remove_short_folder(folder)
 
 
 def ray_arguments(options: HeadOptions, temp_dir: Path) -> tuple[str, ...]:
@@ -150,6 +151,7 @@ def stop(state_dir: Path) -> bool:
                     one.kill()
     ended = server.stop(state_dir)
     (folder / "head.json").unlink(missing_ok=True)
+    remove_short_folder(folder)
     return head is not None or ended
 
 

@@ -25,7 +25,7 @@ from zo_sweeps.fleet.node import labels, new_identity, node_arguments, port_rang
 from zo_sweeps.fleet.secrets import token_for_joining
 from zo_sweeps.methods.definition import read
 from zo_sweeps.methods.parts import Device
-from zo_sweeps.schedule.cluster import short_folder
+from zo_sweeps.schedule.cluster import remove_short_folder, short_folder
 
 HOME = Path("~/.zo_sweeps")
 GRACE = 120.0
@@ -119,6 +119,7 @@ def _keep(
         return Keeper(spec, say).run()
     finally:
         (folder / "worker.json").unlink(missing_ok=True)
+        remove_short_folder(folder)
 
 
 def leave(state_dir: Path, say: Callable[[str], None]) -> int:

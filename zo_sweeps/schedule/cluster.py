@@ -9,6 +9,7 @@ import os
 import secrets
 import shutil
 import socket
+import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -47,19 +48,40 @@ def private_token(state_dir: Path) -> Path:
     return path
 
 
-def short_folder(state_dir: Path) -> Path:
-    """Return an empty folder for Ray's sockets and logs: their paths are limited to 107 bytes, too few in most homes.
+def private_folder(state_dir: Path) -> Path:
+    """Return the path of the folder, mode 0700, that `short_folder` makes its own in.
 
     A state folder always gets the same one, so the next driver removes the files that a killed driver left there.
     """
     digest = hashlib.sha256(str(state_dir.resolve()).encode()).hexdigest()[:10]
-    folder = Path("/tmp") / f"zo-{os.getuid()}-{digest}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.is_symlink() or folder.stat().st_uid != os.getuid():
-        raise UserError(f"{folder} belongs to someone else", fix="remove it, or use another state folder")
-    for child in folder.iterdir():
-        shutil.rmtree(child, ignore_errors=True)
+    return Path("/tmp") / f"zo-{os.getuid()}-{digest}"
+
+
+def short_folder(state_dir: Path) -> Path:
+    """Return an empty folder for Ray's sockets and logs: their paths are limited to 107 bytes, too few in most homes.
+
+    Ray sets its folder to mode 0777, and anyone who replaces a socket in there is taken for Ray. So its parent is a
+    folder that admits its owner only. Raises UserError when the parent belongs to someone else.
+    """
+    remove_short_folder(state_dir)
+    parent = private_folder(state_dir)
+    try:
+        parent.mkdir(mode=0o700)
+    except FileExistsError:
+        raise UserError(f"{parent} belongs to someone else", fix="remove it, or use another state folder") from None
+    folder = parent / "ray"
+    folder.mkdir()
     return folder
+
+
+def remove_short_folder(state_dir: Path) -> None:
+    """Remove the folder of `short_folder` with its parent, unless the parent belongs to someone else."""
+    parent = private_folder(state_dir)
+    with contextlib.suppress(OSError):
+        found = parent.lstat()
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid():
+            parent.chmod(0o700)  # nobody puts anything in while it is emptied
+            shutil.rmtree(parent, ignore_errors=True)
 
 
 def token_environment(token: Path) -> dict[str, str | None]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import shutil
 import socket
 import time
 from collections.abc import Mapping
@@ -39,7 +38,7 @@ class Connection:
         """Start a cluster on this machine. Raises UserError when Ray does not start."""
         token = cluster.private_token(self._state_dir)
         folder = cluster.short_folder(self._state_dir)
-        self._opened.callback(shutil.rmtree, folder, ignore_errors=True)
+        self._opened.callback(cluster.remove_short_folder, self._state_dir)
         auth = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token.resolve()), "RAY_AUTH_TOKEN": None}
         self._opened.enter_context(cluster.environment({**cluster.QUIET, **auth}))
         try:
