@@ -42,6 +42,7 @@ trap 'exit 143' TERM
 trap 'exit 130' INT
 od -An -N32 -tx1 /dev/urandom | tr -d ' \n' >"$token"
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=$token RAY_USAGE_STATS_ENABLED=0
+export RAY_enable_metrics_collection=0 DASHBOARD_METRIC_PORT=-1 AUTOSCALER_METRIC_PORT=-1 # exporters ask for no token
 
 on() { # NODE COMMAND... &: a step of this job on that node; `exec`, so that $! is the step itself
   exec srun --nodes=1 --ntasks=1 --overlap --nodelist="$1" "${@:2}"

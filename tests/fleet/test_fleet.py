@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.fleet.listeners import documented, listeners, refuses
 from tests.fleet.machines import PATIENCE, Machines, Worker, environment, machines, zo
 from tests.schedule import fakes
 from tests.schedule.driver import TARGET, sweep
@@ -73,7 +74,7 @@ def test_head_start_says_how_to_join_and_status_and_devices_know_the_nodes(clust
     nano = next(line for line in lines(shown) if line.startswith("nano"))
     assert "jetson-orin-nano" in nano
     assert "1 CPU" in nano
-    assert "8.0 GiB" in lines(shown)[lines(shown).index(nano) + 1], "the profile's memory, not this machine's"
+    assert "7.5 GiB" in lines(shown)[lines(shown).index(nano) + 1], "the profile's memory, not this machine's"
     again = zo("head", "start", "--state-dir", cluster.state, home=cluster.home)
     assert again.returncode == 2
     assert re.fullmatch(r"zo_sweeps: a head is already running .*\n", again.stderr)
@@ -150,6 +151,15 @@ def test_no_secret_is_on_a_command_line_or_in_a_log(cluster: Machines) -> None:
         for path in folder.rglob("*"):
             if path.is_file() and path != cluster.token and path.stat().st_size < 50e6:
                 assert token.encode() not in path.read_bytes(), path
+
+
+def test_a_head_and_a_worker_listen_on_what_the_table_says_and_refuse_a_stranger(cluster: Machines) -> None:
+    nano(cluster)
+    roots = cluster.processes()
+    found = listeners({*roots, *(child for one in roots for child in one.children(recursive=True))})
+    assert {(port.process, port.where) for port in found} <= documented()
+    assert {"gcs_server", "raylet", "python"} <= {port.process for port in found}
+    assert {port.address[1] for port in found if not refuses(port)} == {cluster.ports[1], 10001}, "MLflow; Ray Client"
 
 
 @pytest.fixture

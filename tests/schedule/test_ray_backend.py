@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from tests.conftest import REPO
+from tests.fleet.listeners import Listener, documented, listeners, refuses
 from tests.schedule import fakes
 from tests.schedule.driver import TARGET, sweep
 from tests.schedule.test_sweep import results, start_driver, wait_for
@@ -65,14 +66,22 @@ def test_a_sweep_survives_the_death_of_an_actor_and_leaves_nothing_behind(tmp_pa
     plan.insert(0, plan.pop())  # nobody waits behind what no node can take
     said: list[str] = []
     ours, modes = private_folder(tmp_path), set()
+    ports: dict[Listener, bool] = {}
 
     def update(snapshot: Snapshot) -> None:
         modes.add((stat.S_IMODE(ours.stat().st_mode), ours.stat().st_uid, len(list(ours.glob("ray/session_latest")))))
+        if not ports and snapshot.running and min(run.step for run in snapshot.running) > 0:
+            processes = [psutil.Process(pid) for pid in ray_processes(tmp_path)]
+            children = [child for one in processes for child in one.children(recursive=True)]
+            ports.update({port: refuses(port) for port in listeners({*processes, *children})})
 
     backend = RayBackend(tmp_path, slots=2, target=TARGET)
     summary = sweep(tmp_path, plan, backend, say=said.append, on_update=update)
 
     assert modes == {(0o700, os.getuid(), 1)}, "nobody else reaches Ray's sockets, which it lets anyone replace"
+    assert {port.process for port in ports} >= {"gcs_server", "raylet", "ray::DashboardA", "ray::TrialActor"}
+    assert {(port.process, port.where) for port in ports} <= documented()
+    assert [port for port, refused in ports.items() if not refused] == [], "they answer a stranger"
     assert summary.counts == {TrialState.SUCCEEDED: 12, TrialState.PENDING: 2}
     assert sorted(reason.split(":")[0] for reason in summary.waiting) == [
         "needs any device and 1048576.0 GiB of memory",

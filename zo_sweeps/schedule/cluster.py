@@ -30,6 +30,10 @@ ID_LABEL, BEGAN_LABEL = "zo.id", "zo.began"  # a machine's id, the same after a 
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # silences a FutureWarning; the devices we see are the ones we ask for
+    # Ray's exporters of metrics answer anyone, on all interfaces: each node's, the dashboard's and the autoscaler's.
+    "RAY_enable_metrics_collection": "0",
+    "DASHBOARD_METRIC_PORT": "-1",
+    "AUTOSCALER_METRIC_PORT": "-1",
 }
 
 
