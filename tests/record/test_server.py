@@ -182,6 +182,11 @@ def test_a_server_beyond_loopback_asks_for_a_password_and_knows_its_own_name_onl
         import mlflow
 
         mlflow.MlflowClient(tracking_uri=running.uri).create_experiment("ours")
+        os.kill(json.loads((tmp_path / "mlflow" / "server.json").read_text())["pid"], signal.SIGKILL)
+        again = server.start(tmp_path)
+        assert again.uri == running.uri, "the process that listens goes on: no second server opens its database"
+        assert asked(None) == 401
+        again.close()
     finally:
         running.close()
         server.stop(tmp_path)

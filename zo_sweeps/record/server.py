@@ -27,10 +27,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import util
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import replace_text
+
+if TYPE_CHECKING:
+    import psutil
 
 HOST = "127.0.0.1"
 USER = "admin"
@@ -215,13 +218,36 @@ def _log_in(folder: Path, server: dict[str, Any]) -> None:
 
 
 def _read(folder: Path) -> dict[str, Any] | None:
-    """Return the contents of server.json; None if its process is gone or its pid was reused."""
+    """Return the contents of server.json; None if all processes of the server are gone, or their ids were reused."""
     try:
         server = json.loads((folder / "server.json").read_text())
     except (OSError, ValueError):
         return None
     started = _started(server["pid"])
-    return server if started is not None and abs(started - server["started"]) < 1 else None
+    if started is not None and abs(started - server["started"]) < 1:
+        return dict(server)
+    return dict(server) if any(_runs_in(process, folder) for process in _group(server["pid"])) else None
+
+
+def _group(group: int) -> list[psutil.Process]:
+    """Return the processes of a group: the one that listens outlives its leader, which only waits for it."""
+    import psutil
+
+    members = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(OSError):
+            if os.getpgid(process.pid) == group:
+                members.append(process)
+    return members
+
+
+def _runs_in(process: psutil.Process, folder: Path) -> bool:
+    import psutil
+
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE and process.cwd() == str(folder)
+    except psutil.Error:
+        return False
 
 
 def _started(pid: int) -> float | None:
@@ -238,11 +264,7 @@ def _kill(folder: Path, group: int) -> None:
     """End the server's process group: SIGTERM, and SIGKILL after five seconds."""
     import psutil
 
-    members = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(OSError):
-            if os.getpgid(process.pid) == group:
-                members.append(process)
+    members = _group(group)
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(group, number)
