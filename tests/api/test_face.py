@@ -19,7 +19,6 @@ from zo_sweeps.cli.main import main
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.results import session
 from zo_sweeps.run.untrained import Untrained
-from zo_sweeps.schedule import cluster
 from zo_sweeps.schedule.backend import HeadLostError
 from zo_sweeps.schedule.inline_backend import InlineBackend
 
@@ -96,34 +95,9 @@ def test_a_head_that_goes_away_is_an_error_and_no_new_process(
         raise HeadLostError("the head is gone")
 
     monkeypatch.setattr(InlineBackend, "poll", lost)
-    monkeypatch.setattr(os, "execv", lambda *given: pytest.fail("the process is replaced"))
+    monkeypatch.setattr(os, "fork", lambda: pytest.fail("another process"))
     with pytest.raises(HeadLostError, match="the head is gone"):
         zo_sweeps.run("forms", only("zero_shot", swept), tmp_path, [swept.conf])
-
-
-def test_the_command_waits_for_the_head_and_begins_anew_in_another_process(
-    swept: Swept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def lost(self: InlineBackend, timeout: float) -> None:
-        raise HeadLostError("the head is gone")
-
-    class ReplacedError(Exception):
-        pass
-
-    def replaced(program: str, arguments: list[str]) -> None:
-        raise ReplacedError(*arguments)
-
-    waited: list[str] = []
-    monkeypatch.setattr(InlineBackend, "poll", lost)
-    monkeypatch.setattr(cluster, "await_answer", waited.append)
-    monkeypatch.setattr(os, "execv", replaced)
-    own = [f"state_dir={tmp_path}", "cluster.address=10.0.0.5:6379"]
-    given = ["+grid=forms", *only("zero_shot", swept), *own, "--config-dir", str(swept.conf)]
-    with pytest.raises(ReplacedError) as again:
-        main([*given, "--rerun", "failed"])
-    assert list(again.value.args) == [sys.executable, "-m", "zo_sweeps", *given]
-    assert waited == ["10.0.0.5:6379"]
-    assert "the head is gone. Waiting for it to return (Ctrl-C to stop)" in capsys.readouterr().out
 
 
 def test_ctrl_c_stops_a_sweep_cleanly_and_is_raised(

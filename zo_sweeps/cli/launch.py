@@ -1,19 +1,15 @@
-"""The output of `run`, and the restart of the command in a new process after the cluster's head was away."""
+"""The output of `run`."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import shlex
-import sys
 from collections import Counter
-from typing import NoReturn
 
 from rich.console import Console
 
 from zo_sweeps.core.trial import TrialState
 from zo_sweeps.plan.build import Plan
-from zo_sweeps.record.commands import Command
 from zo_sweeps.results.session import Progress, Result, View
 from zo_sweeps.schedule.progress import ProgressView, duration
 from zo_sweeps.tables import to_text
@@ -63,10 +59,3 @@ def _next(plan: Plan, result: Result) -> str:
     if result.no_success:
         return "no trial succeeded; the same command with other settings, such as a lower update.lr or train.batch"
     return f"{prefix} ui{state}   or   {prefix} table --format latex{state}"
-
-
-def again(command: Command) -> NoReturn:
-    """Restart a command in place of this process: Ray allows one cluster per process."""
-    flags = [part for folder in command.config_dirs for part in ("--config-dir", folder)]
-    # Without --rerun, which took effect when the sweep began: it would rerun those trials once more.
-    os.execv(sys.executable, [sys.executable, "-m", "zo_sweeps", *command.overrides, *flags])

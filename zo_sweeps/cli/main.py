@@ -151,30 +151,30 @@ def run(given: Sequence[str]) -> int:
     if late := next((word for word in options.overrides if word in COMMANDS), None):
         fix = f"write it first: python -m zo_sweeps {late} {shlex.join(word for word in given if word != late)}"
         raise UserError(f"the command {late!r} comes after the overrides", fix=fix)
+    composer, command = _compose(options)
+    address = composer.run.cluster.address
+    if not address:
+        return _sweep(composer, command, options.rerun)
+    from zo_sweeps.cli.supervisor import supervise
+
+    # --rerun takes effect when the sweep begins, and not once more after the head was away.
+    return supervise(address, lambda first: _sweep(composer, command, options.rerun if first else []))
+
+
+def _sweep(composer: Composer, command: Command, rerun: Sequence[str]) -> int:
     from rich.console import Console
 
     from zo_sweeps.cli import launch, show
     from zo_sweeps.results import session
-    from zo_sweeps.schedule.backend import HeadLostError
     from zo_sweeps.schedule.this_host import must_have_work
 
-    composer, command = _compose(options)
     console = Console(highlight=False)
     planned = session.plan_here(composer)
     must_have_work(planned)
-    session.check_rerun(options.rerun, planned)
+    session.check_rerun(rerun, planned)
     show.summary(planned, console)
-    view = launch.Terminal(console)
-    try:
-        return launch.EXIT[session.run(planned, composer, command, view, rerun=options.rerun).status]
-    except HeadLostError as error:
-        view.say(f"{error}. Waiting for it to return (Ctrl-C to stop)")
-    from zo_sweeps.schedule.cluster import await_answer
-
-    address = planned.config.cluster.address
-    assert address  # only the head of a cluster that was joined can be lost
-    await_answer(address)
-    launch.again(command)
+    result = session.run(planned, composer, command, launch.Terminal(console), rerun=rerun)
+    return launch.EXIT[result.status]
 
 
 def plan(given: Sequence[str]) -> int:

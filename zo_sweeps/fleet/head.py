@@ -27,10 +27,12 @@ from zo_sweeps.fleet.keeper import Keeper, NodeSpec, last_line
 from zo_sweeps.fleet.node import labels, new_identity, node_arguments, running, wait_until_gone
 from zo_sweeps.fleet.secrets import checked, token_for_head
 from zo_sweeps.record import server
-from zo_sweeps.schedule.cluster import remove_short_folder, short_folder, token_environment
+from zo_sweeps.schedule.cluster import private_folder, remove_short_folder, short_folder, token_environment
 
 START_SECONDS = 300.0  # see BOOT_SECONDS of the keeper
 CHECK_SECONDS = 10.0  # between checks of the MLflow server
+END_SECONDS = 60.0  # time allowed for the processes of a head that was stopped or killed to end
+QUIET_SECONDS = 15.0  # after which `start` reports what it waits for
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,10 @@ def start(state_dir: Path, options: HeadOptions, say: Callable[[str], None], *, 
     Raises UserError when a head already runs from this folder, a port is taken, or one of the two does not come up.
     """
     folder = _folder(state_dir)
-    if head := running(folder / "head.json"):
+    head = running(folder / "head.json")
+    if head and not head.get("leaving"):
         raise UserError(f"a head is already running (pid {head['pid']}, {head['address']})", fix="zo-sweeps head stop")
+    _await_the_end_of_the_last(folder, say)
     token = token_for_head(options.token_file, state_dir)
     for port in filter(None, (options.port, options.dashboard_port)):
         _must_be_free(port)
@@ -81,7 +85,7 @@ def start(state_dir: Path, options: HeadOptions, say: Callable[[str], None], *, 
             start_new_session=True,
         )
     try:
-        _wait(state_dir, process)
+        _wait(state_dir, process, say)
     except BaseException:
         stop(state_dir)
         raise
@@ -144,6 +148,7 @@ def stop(state_dir: Path) -> bool:
     head = running(folder / "head.json")
     if head:
         process = psutil.Process(head["pid"])
+        replace_text(folder / "head.json", json.dumps({**head, "leaving": True}))
         process.send_signal(signal.SIGTERM)
         if not wait_until_gone([process], 40):
             for one in [*process.children(recursive=True), process]:
@@ -196,14 +201,40 @@ def mlflow_uri(state: Mapping[str, Any]) -> str:
     return f"http://{state['host']}:{state['mlflow_port']}"
 
 
-def _wait(state_dir: Path, process: subprocess.Popen[bytes]) -> None:
-    """Wait until the head lists its own node and MLflow answers."""
+def _await_the_end_of_the_last(folder: Path, say: Callable[[str], None]) -> None:
+    """Wait for the processes of a head of this folder that was stopped or killed: they hold its ports.
+
+    Raises UserError when they do not end.
+    """
+    end, reported = time.monotonic() + END_SECONDS, False
+    while running(folder / "head.json") or _processes(folder):
+        if not reported:
+            reported = True
+            say("the last head from this folder is still ending; waiting for it")
+        if time.monotonic() > end:
+            pids = " ".join(str(one.pid) for one in _processes(folder))
+            raise UserError("the last head from this folder does not end", where=str(folder), fix=f"kill -9 {pids}")
+        time.sleep(0.2)
+
+
+def _processes(folder: Path) -> list[psutil.Process]:
+    """Return Ray's processes of this folder's head, by Ray's folder on their command lines."""
+    name = str(private_folder(folder))
+    return [one for one in psutil.process_iter(["cmdline"]) if any(name in word for word in one.info["cmdline"] or ())]
+
+
+def _wait(state_dir: Path, process: subprocess.Popen[bytes], say: Callable[[str], None]) -> None:
+    """Wait until the head lists its own node and MLflow answers; after a while, report what it waits for."""
     from zo_sweeps.schedule.gcs import Head
 
     folder = _folder(state_dir)
+    report = time.monotonic() + QUIET_SECONDS
     end = time.monotonic() + START_SECONDS
     why = "is not ready"
     while time.monotonic() < end:
+        if time.monotonic() > report:
+            report = end
+            say(f"still starting: the head {why}; {last_line(folder / 'keeper.log')}")
         if process.poll() is not None:
             raise UserError(f"the head exited: {last_line(folder / 'keeper.log')}", where=str(folder / "ray.log"))
         state = running(folder / "head.json")

@@ -10,13 +10,12 @@ and a node can be lost while every process lives.
 So the node's end has to be detected here in any case. Restarting it here as well costs one loop with a back-off,
 rejoins within about a second instead of after the supervisor's delay and all checks of `worker join`, and works without
 a supervisor: `worker join` in a terminal, `head start`, a Slurm job. The rest is left to the supervisor: boot, and the
-death of the keeper itself, which ends Ray's processes too (see `_die_with_parent`).
+death of the keeper itself, which ends Ray's processes too (see `_start`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import shutil
 import signal
@@ -31,6 +30,7 @@ from typing import Any
 import psutil
 
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.process import die_with_parent
 from zo_sweeps.fleet.node import alive, wait_until_gone
 from zo_sweeps.fleet.reporter import GONE
 from zo_sweeps.schedule import cluster, ray_private
@@ -43,7 +43,6 @@ HEAD_WAIT = 2.0  # seconds between checks for the head's return
 UNREGISTER_SECONDS = 5.0
 BOOT_SECONDS = 300.0  # time allowed for a raylet to appear: a starved machine takes a minute to import Ray
 ACTOR = f"{ray_private.ACTOR_TITLE}{TrialActor.__name__}"
-_TERMINATE_CHILD = 1  # PR_SET_PDEATHSIG
 
 
 @dataclass(frozen=True)
@@ -212,7 +211,7 @@ class Keeper:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,  # Ctrl-C reaches the keeper alone, which lets the trials stop first
-                preexec_fn=_die_with_parent,
+                preexec_fn=lambda: die_with_parent(signal.SIGTERM),
             )
 
     def _end(self) -> None:
@@ -245,12 +244,6 @@ def _actors(raylet: psutil.Process) -> list[psutil.Process]:
                 if "".join(child.cmdline()[:1]).startswith(ACTOR):  # the command line of a zombie is empty
                     actors.append(child)
     return actors
-
-
-def _die_with_parent() -> None:
-    """Have the kernel send this child SIGTERM when its parent dies, in whatever way (Linux)."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_TERMINATE_CHILD, signal.SIGTERM)
 
 
 def keep_newest(folder: Path) -> None:

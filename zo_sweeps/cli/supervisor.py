@@ -1,0 +1,86 @@
+"""A sweep on a cluster that was joined, in a child process: whatever a lost head does to it, the command goes on.
+
+Ray allows one cluster per process, and aborts a process that has waited for its head for a minute, or that meets
+another head at the same address. Between two checks of the driver it can happen at any call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.process import die_with_parent
+from zo_sweeps.schedule.backend import HeadLostError
+from zo_sweeps.schedule.cluster import await_answer, must_answer
+
+HEAD_LOST = 75  # exit status of a child that has lost its head (EX_TEMPFAIL)
+ABORTS = 3  # if so many children in a row were aborted although their head answered, the head is not the cause
+
+
+def supervise(address: str, sweep: Callable[[bool], int]) -> int:
+    """Run `sweep` in a child until it ends for another reason than a lost head; return its exit status.
+
+    Args:
+        address: "host:port" of the head.
+        sweep: called in each child, with whether it is the first; returns the exit status, or raises HeadLostError.
+
+    Call it before anything starts a thread: the child is forked. Ctrl-C and SIGTERM are passed on to the child.
+    """
+    first, aborts = True, 0
+    while True:
+        pid = _fork()
+        if not pid:
+            try:
+                return sweep(first)
+            except HeadLostError as error:
+                print(f"{error}. Waiting for it to return (Ctrl-C to stop)", flush=True)
+                return HEAD_LOST
+        status = _wait(pid)
+        if status == -signal.SIGABRT:
+            aborts = aborts + 1 if _answers(address) else 0
+            print("Ray has aborted the driver, as it does without a head. Waiting for one (Ctrl-C to stop)", flush=True)
+        if status not in (HEAD_LOST, -signal.SIGABRT) or aborts == ABORTS:
+            return status if status >= 0 else 128 - status
+        await_answer(address)
+        first = False
+
+
+def _fork() -> int:
+    """Fork; return 0 in the child, which gets no signal of the terminal and does not outlive its parent."""
+    parent = os.getpid()
+    sys.stdout.flush()
+    pid = os.fork()
+    if not pid:
+        die_with_parent(signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+        os.setpgid(0, 0)  # Ctrl-C reaches the parent alone, which passes it on: once
+    return pid
+
+
+def _wait(pid: int) -> int:
+    """Wait for the child, and pass signals on to it; return its exit status, or the negative number of a signal."""
+
+    def forward(number: int, frame: Any) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _answers(address: str) -> bool:
+    try:
+        must_answer(address)
+    except UserError:
+        return False
+    return True
