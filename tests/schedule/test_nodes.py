@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -17,10 +18,14 @@ from tests.schedule import fakes
 from tests.schedule.driver import TARGET, sweep
 from tests.schedule.nodes import Cluster, cluster, meanwhile, wait_for
 from tests.schedule.test_sweep import results, start_driver
+from zo_sweeps.core.host import GIB
 from zo_sweeps.core.trial import Needs, TrialState
+from zo_sweeps.fleet import inventory
 from zo_sweeps.record.journal import JournalStore
+from zo_sweeps.schedule.gcs import Head
 from zo_sweeps.schedule.ledger import read_standing
 from zo_sweeps.schedule.ray_backend import RayBackend
+from zo_sweeps.schedule.snapshot import Snapshot
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
 NANO = Needs("jetson-orin-nano")
@@ -104,6 +109,7 @@ def test_a_trial_that_was_handed_back_goes_on_elsewhere_and_that_is_no_loss(node
         nodes.add("desk")
         (actor,) = edge.actors()
         os.kill(actor, signal.SIGTERM)
+        wait_for(lambda: "stopped at=8" in fakes.log_of(tmp_path / "w", "t"), what="the end of its step")
         gate.touch()
 
     with meanwhile(script):
@@ -189,3 +195,42 @@ def test_a_killed_driver_s_trial_goes_on_under_the_next_and_its_old_worker_count
     assert [start[2] for start in starts(tmp_path, "t")] == [0, 8]
     assert read_standing(tmp_path).losses == {}
     assert results(tmp_path)["t"] == undisturbed(tmp_path, steps=60)
+
+
+def test_two_sweeps_do_not_share_out_memory_twice_and_the_one_that_waits_says_for_whom(
+    nodes: Cluster, tmp_path: Path
+) -> None:
+    """A node with two CPUs and memory for one trial: what waits is not running, for `devices` either."""
+    nodes.add("board", cpus=2, gib=3)
+    gate, needs = tmp_path / "gate", Needs("auto", 2 * GIB)
+    others, mine = tmp_path / "others", tmp_path / "mine"
+    others.mkdir()
+    driver = start_driver(
+        others, nodes.address, [fakes.trial(others / "w", "t", steps=60, gate=str(gate), needs=needs)]
+    )
+    wait_for(lambda: steps_done(others, "t") == 8)
+    said: list[str] = []
+    running: list[int] = []
+
+    def script() -> None:
+        wait_for(lambda: any(line.startswith("waits: ") for line in said), what="the other sweep's name")
+        head = Head(nodes.address, nodes.token)
+        runs = lambda: [run for device in inventory.read(head) for run in device.runs]
+        wait_for(runs, what="what runs")
+        assert runs() == ["t"]
+        assert running[-1] == 0
+        assert not list((mine / "w").glob("*.log"))
+        gate.touch()
+
+    def update(snapshot: Snapshot) -> None:
+        running.append(len(snapshot.running))
+
+    with meanwhile(script):
+        plan = [fakes.trial(mine / "w", f"m{i}", needs=needs) for i in range(2)]
+        summary = on(nodes, mine, plan, say=said.append, on_update=update)
+    assert summary.counts == {TrialState.SUCCEEDED: 2}
+    assert max(running) == 1
+    assert re.search(rf"^waits: busy with the sweep of \S+, pid {driver.pid} on ", said[-1])
+    assert driver.communicate(timeout=60)[0].count("ready") == 1
+    assert driver.returncode == 0
+    assert [read_standing(state).attempts for state in (others, mine)] == [{"t": 1}, {"m0": 1, "m1": 1}]

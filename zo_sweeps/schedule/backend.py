@@ -25,7 +25,7 @@ NO_SLOT, COLD, WARM = 0, 1, 2
 
 @dataclass(frozen=True)
 class Progress:
-    """Events that a running attempt emitted since the last report, in order."""
+    """Events that a running attempt emitted since the last report, in order; the first report may have none."""
 
     trial_id: str
     attempt: int
@@ -88,6 +88,9 @@ class Backend(Protocol):
 
         Raises HeadLostError.
         """
+
+    def held_up(self) -> str:
+        """Return what the nodes that could run the ready trials are busy with, if it is not this sweep; else ""."""
 
     def cancel_all(self) -> None:
         """Ask the running attempts to end as CANCELLED at their next step. Safe in a signal handler."""

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.schedule import ray_private
 
 TOKEN_FIX = (
     "copy the token file that `zo-sweeps head start` printed to this machine (mode 0600) and name it with --token-file "
@@ -173,11 +172,3 @@ def living(nodes: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _began(node: Mapping[str, Any]) -> float:
     return float(node["Labels"].get(BEGAN_LABEL, 0.0))
-
-
-def publish_runs(runs: Mapping[str, list[str]]) -> None:
-    """Tell the head which trials this driver runs (node id -> labels), for `zo-sweeps devices`. Cost: about 1 ms."""
-    note = {"time": time.time(), "driver": f"pid {os.getpid()} on {socket.gethostname()}", "runs": dict(runs)}
-    key = f"{RUNS}{socket.gethostname()}-{os.getpid()}"
-    with contextlib.suppress(Exception):  # Ray raises any kind of error while the head shuts down; the sweep goes on
-        ray_private.put_note(key, json.dumps(note).encode(), NOTES)

@@ -48,6 +48,9 @@ class InlineBackend:
     def refusal(self, trial: Trial) -> str:
         return ""  # one process on one machine: the plan has checked that the trial fits
 
+    def held_up(self) -> str:
+        return ""
+
     def fit(self, trial: Trial) -> int:
         if self._waiting:
             return NO_SLOT

@@ -47,6 +47,11 @@ def takes_main_memory(needs: Needs, node: Node) -> bool:
     return not gpus_needed(needs, node) or node.device not in HOSTS
 
 
+def main_memory(needs: Needs, node: Node) -> int:
+    """Return the bytes of main memory that a trial takes on `node`: with a GPU of its own, next to none."""
+    return needs.memory_bytes if takes_main_memory(needs, node) else 0
+
+
 def other_device(needs: Needs, node: Node) -> str:
     """Return why `node` is not the device that a trial needs; "" when it is."""
     if needs.device == "cuda" and node.gpus < 1:

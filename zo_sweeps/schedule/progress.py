@@ -86,7 +86,7 @@ def status_line(snapshot: Snapshot) -> str:
     parts = [f"{_terminal(snapshot)}/{snapshot.total} trials", f"{len(snapshot.running)} running"]
     parts += [f"{counts[state]} {state.value.lower()}" for state in TROUBLE if state in counts]
     if waiting := sum(snapshot.waiting.values()):
-        parts.append(f"{waiting} waiting for a node")
+        parts.append(f"{waiting} waiting")
     return ", ".join([*parts, f"ETA {duration(snapshot.eta_seconds)}"])
 
 

@@ -64,7 +64,7 @@ class RayBackend:
         self._connection, self._workers = Connection(state_dir, address), workers
         self._cpus, self._limit = cpus_per_trial, slots
         self.grows = address is not None
-        self._slots = Slots(target, cpus_per_trial, slots, workers)
+        self._slots = Slots(target, cpus_per_trial, slots, workers, self._connection.claims.driver)
         self._refreshed = 0.0
         self._polled = 0.0
         self._stopping = self._stop_sent = False
@@ -91,6 +91,8 @@ class RayBackend:
     def fit(self, trial: Trial) -> int:
         slot, node = self._slots.choose(trial, self._slots.kind(trial))
         if slot is None:
+            if node is None:
+                self._slots.want(trial)
             return COLD if node else NO_SLOT
         return WARM if slot.warm_key == trial.warm_key else COLD
 
@@ -112,9 +114,12 @@ class RayBackend:
         busy = {slot.pending: slot for slot in (*self._slots, *self._slots.silent) if slot.pending is not None}
         if self._stopping and not self._stop_sent:
             self._stop_sent = True
-            for slot in self._slots:
-                if slot.trial:
+            for slot in list(self._slots):
+                if slot.trial and slot.pending is not None and not slot.heard:
+                    self._call_off(slot)
+                elif slot.trial:
                     slot.actor.stop.options(concurrency_group="ctl").remote(slot.trial.trial_id, slot.attempt)
+            busy = {slot.pending: slot for slot in (*self._slots, *self._slots.silent) if slot.pending is not None}
         if busy:
             ready, _ = ray.wait(list(busy), num_returns=1, timeout=timeout)
             if ready:
@@ -127,6 +132,10 @@ class RayBackend:
         if self.grows and time.monotonic() - self._refreshed > REFRESH_SECONDS:
             self._refresh()
         self._polled = time.monotonic()
+
+    def held_up(self) -> str:
+        holders = self._slots.holders() if self.grows else []
+        return f"busy with the sweep of {' and of '.join(holders)}" if holders else ""
 
     def cancel_all(self) -> None:
         self._stopping = True
@@ -144,13 +153,15 @@ class RayBackend:
         return f"{where} ({nodes}, {cpus:g} CPUs, {self._cpus} a trial)"
 
     def _refresh(self) -> None:
-        self._slots.see(self._connection.nodes())
+        nodes = self._connection.nodes()
+        self._slots.see(nodes, self._connection.free() if nodes else {})
         self._refreshed = time.monotonic()
         runs: dict[str, list[str]] = {}
         for slot in self._slots:
-            if slot.trial:
+            if slot.trial and slot.heard:
                 runs.setdefault(slot.node.node_id, []).append(slot.trial.label or slot.trial.trial_id)
-        self._connection.publish(runs)
+        if self.grows:
+            self._slots.hear(self._connection.exchange(runs, self._slots.claim(self._slots.driver)))
 
     def _sharing(self, slot: Slot, journal: list[Event]) -> Sharing | None:
         """Make the trial's followers join it."""
@@ -162,6 +173,14 @@ class RayBackend:
         names = [follower.node.name for follower in slot.followers]
         return Sharing(peers, names, self._workers.on_lost == "drop", self._workers.patience)
 
+    def _call_off(self, slot: Slot) -> None:
+        """End an attempt whose actor has not answered yet: it may wait in Ray for as long as another sweep likes."""
+        assert slot.trial
+        trial_id, attempt = slot.trial.trial_id, slot.attempt
+        self._release(slot)
+        self._slots.drop(slot)
+        self._deliver(Finished(trial_id, attempt, Outcome(trial_id, TrialState.CANCELLED)))
+
     def _release(self, slot: Slot) -> None:
         """Release a trial's followers; drop the ones that do not answer at once."""
         import ray
@@ -169,7 +188,7 @@ class RayBackend:
         followers, slot.followers = slot.followers, []
         calls = {}
         for follower in followers:
-            follower.trial = None
+            self._slots.free(follower)
             follower.actor.leave.remote()  # runs after its current computation
             calls[follower.actor.stop.options(concurrency_group="ctl").remote("", 0)] = follower
         ready, _ = ray.wait(list(calls), num_returns=len(calls), timeout=ANSWER_SECONDS) if calls else ([], [])
@@ -211,14 +230,14 @@ class RayBackend:
         if slot in self._slots.silent:  # it answered, but too late
             self._slots.drop(slot)
             return
-        slot.heard = True
-        if events:
+        if events or not slot.heard:
+            slot.heard = True
             self._deliver(Progress(trial_id, slot.attempt, events))
             slot.cursor += len(events)
         if outcome is None:
             self._drain(slot)
             return
-        slot.trial = slot.pending = None
+        self._slots.free(slot)
         self._release(slot)
         ended = Outcome.from_json(outcome)
         if leaving:

@@ -13,6 +13,8 @@ from typing import Any
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.schedule import cluster, ray_private
 from zo_sweeps.schedule.backend import HeadLostError
+from zo_sweeps.schedule.claims import Claims
+from zo_sweeps.schedule.fairness import Claim
 from zo_sweeps.schedule.gcs import Head
 from zo_sweeps.schedule.placement import Node
 
@@ -33,6 +35,7 @@ class Connection:
         self._state_dir, self.address = state_dir, address
         self._opened = contextlib.ExitStack()
         self._unreachable_since: float | None = None
+        self.claims = Claims()
 
     def start_local(self, cpus: int) -> None:
         """Start a cluster on this machine. Raises UserError when Ray does not start."""
@@ -86,14 +89,19 @@ class Connection:
         leaving = ray_private.leaving_nodes() if self.address else set()
         return [_node(description) for description in alive if description["NodeID"] not in leaving]
 
-    def publish(self, runs: Mapping[str, list[str]]) -> None:
-        """Tell a running cluster which trials this driver runs: node id -> labels."""
-        if self.address and self._unreachable_since is None:
-            cluster.publish_runs(runs)
+    def free(self) -> dict[str, dict[str, float]]:
+        """Return node id -> resources that no driver holds, up to a second old; {} for a cluster of our own."""
+        return ray_private.free_resources() if self.address and self._unreachable_since is None else {}
+
+    def exchange(self, runs: Mapping[str, list[str]], mine: Claim) -> list[Claim]:
+        """Tell the other drivers of a running cluster what this one runs (node id -> labels); exchange claims."""
+        return self.claims.exchange(runs, mine) if self.address and self._unreachable_since is None else []
 
     def close(self) -> None:
         import ray
 
+        if self.address and ray.is_initialized() and self._unreachable_since is None:
+            self.claims.withdraw()
         ray.shutdown()
         self._opened.close()
 

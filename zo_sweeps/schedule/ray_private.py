@@ -47,6 +47,26 @@ def put_note(key: str, note: bytes, namespace: bytes) -> None:
     store._internal_kv_put(key.encode(), note, overwrite=True, namespace=namespace)
 
 
+def remove_note(key: str, namespace: bytes) -> None:
+    """Delete a note of this connected driver."""
+    store: Any = importlib.import_module("ray.experimental.internal_kv")
+    store._internal_kv_del(key.encode(), namespace=namespace)
+
+
+def notes(prefix: str, namespace: bytes) -> dict[str, bytes]:
+    """Return the notes at this connected driver's head whose keys begin with `prefix`."""
+    store: Any = importlib.import_module("ray.experimental.internal_kv")
+    keys = store._internal_kv_list(prefix.encode(), namespace=namespace)
+    texts = {key.decode(): store._internal_kv_get(key, namespace=namespace) for key in keys}
+    return {key: text for key, text in texts.items() if text}
+
+
+def free_resources() -> dict[str, dict[str, float]]:
+    """Return node id -> resources that nobody holds, up to a second old. The public call adds all nodes up."""
+    state: Any = importlib.import_module("ray._private.state")
+    return dict(state.available_resources_per_node())
+
+
 @contextlib.contextmanager
 def muted() -> Iterator[None]:
     """Keep Ray from printing a paragraph on each death into the progress view; `log_to_driver=False` is not enough."""

@@ -20,6 +20,7 @@ class Running:
     resumed_from: int
     step: int
     since: float  # time.monotonic()
+    heard: bool = False  # its process has reported; before, it may still wait for its turn on a node
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Snapshot:
         counts: trials by state, including results of earlier runs of the command.
         cost_total, cost_done: over all trials; done counts the steps of unfinished trials too.
         cost_this_run, seconds: cost done by this run, and its time: the rate for the ETA.
-        running: the attempts in flight.
+        running: the attempts whose processes have reported.
         waiting: reason -> number of trials that no node can take now.
         ended: the trial whose end caused this snapshot, if any.
     """

@@ -170,6 +170,12 @@ class Sweep:
             if kind not in self._reported_waits:
                 self._reported_waits.add(kind)
                 self._say(f"{n} trial{'s wait' if n > 1 else ' waits'} for a node to join: {reason}")
+        idle = self._queue and not any(run.heard for run in self._running.values())
+        if idle and not self._waiting and (why := self._backend.held_up()):
+            self._waiting = {why: len(self._queue)}
+            if why not in self._reported_waits:
+                self._reported_waits.add(why)
+                self._say(f"waits: {why}")
 
     def _launch(self, trial: Trial) -> None:
         trial_id = trial.trial_id
@@ -196,6 +202,7 @@ class Sweep:
         if run is None or run.attempt != report.attempt:
             return  # late: the attempt was given up, and its trial may run, or have ended, elsewhere
         if isinstance(report, Progress):
+            run.heard = True
             self._store.append(report.trial_id, report.events)
             for event in report.events:
                 if event["type"] == "steps":
@@ -282,7 +289,7 @@ class Sweep:
         return run.trial.cost * min(1.0, step / run.trial.steps) if run.trial.steps else 0.0
 
     def _update(self, ended: tuple[Trial, Outcome] | None = None) -> None:
-        running = tuple(self._running.values())
+        running = tuple(run for run in self._running.values() if run.heard)
         if self._interrupted and not self._announced:
             self._announced = True
             trials = f"{len(running)} running trial{'s' * (len(running) != 1)}"
