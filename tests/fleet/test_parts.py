@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import configparser
+import os
+import pwd
 import re
 import shutil
 import subprocess
@@ -10,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import REPO
 from zo_sweeps import __version__
 from zo_sweeps.cli.main import main
 from zo_sweeps.core.errors import UserError
@@ -196,6 +200,73 @@ def test_what_is_not_known_of_a_device_is_a_dash_and_unified_memory_is_one_numbe
     assert row(Device("n", "cuda", "up", facts=discrete), 0.0)[2] == "3.0 of 8.0 GiB\nfree; GPU 24.0 GiB"
 
 
+HARDENING = ("User", "StateDirectory", "NoNewPrivileges", "PrivateTmp", "ProtectSystem", "UMask")
+JOBS = REPO / "jobs"
+
+
+def service_section(text: str) -> dict[str, str]:
+    unit = configparser.ConfigParser(strict=False, interpolation=None)
+    unit.optionxform = str  # type: ignore[method-assign,assignment]
+    unit.read_string(text)
+    return dict(unit["Service"])
+
+
+@pytest.mark.multiprocess
+def test_a_service_of_the_system_has_an_account_and_a_token_of_its_own_and_goes_without_a_trace(
+    tmp_path: Path, monkeypatch, capsys
+) -> None:
+    """With folders in place of /etc, a `useradd` and a `systemctl` that note how they are called."""
+    for name in ("UNITS", "SETTINGS", "STATE"):
+        monkeypatch.setattr(service, name, tmp_path / name)
+    for tool in ("useradd", "systemctl"):
+        (tmp_path / tool).write_text(f'#!/bin/sh\necho "{tool} $*" >> {tmp_path}/called\n')
+        (tmp_path / tool).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    mine = pwd.getpwuid(os.getuid())
+    monkeypatch.setattr(pwd, "getpwnam", lambda name: mine if (tmp_path / "called").exists() else {}[name])
+    token = tmp_path / "token"
+    token.write_text("s3cret" * 10)
+    token.chmod(0o600)
+    words = ["worker", "install-service", "10.0.0.5:6379", "--device=cpu", f"--token-file={token}"]
+    monkeypatch.setattr(service, "_used", lambda arguments: iter([Path("/usr")]))
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    unit, copy = tmp_path / "UNITS" / service.NAME, tmp_path / "SETTINGS" / "ray_token"
+    assert said.splitlines() == [
+        str(unit),
+        f"runs as zo, with its copy of the token in {copy}",
+        f"next: systemctl daemon-reload && systemctl enable --now {service.NAME}",
+    ]
+    assert copy.read_text() == token.read_text()
+    assert (copy.stat().st_mode & 0o777, copy.stat().st_uid) == (0o600, mine.pw_uid)
+    assert str(token) not in unit.read_text()
+    assert main(["worker", "uninstall-service"]) == 0
+    assert not unit.exists()
+    assert not copy.exists()
+    called = (tmp_path / "called").read_text().splitlines()
+    assert called[0].startswith("useradd --system ")
+    assert called[0].endswith(" --shell /usr/sbin/nologin zo")
+    assert called[1:] == [f"systemctl disable --now {service.NAME}"]
+    assert main(["worker", "uninstall-service"]) == 1
+    (tmp_path / "systemctl").write_text("#!/bin/sh\necho 'Access denied' >&2\nexit 1\n")
+    unit.write_text("[Unit]\n")
+    capsys.readouterr()
+    assert main(["worker", "uninstall-service"]) == 2
+    assert "the service cannot be stopped: Access denied" in capsys.readouterr().err
+    assert unit.exists()
+
+
+def test_a_service_whose_account_cannot_read_the_code_is_not_installed(tmp_path: Path, monkeypatch) -> None:
+    closed = tmp_path / "closed"
+    (closed / "venv").mkdir(parents=True)
+    closed.chmod(0o700)
+    monkeypatch.setattr(service, "UNITS", tmp_path / "units")
+    monkeypatch.setattr(service, "_used", lambda arguments: iter([closed / "venv"]))
+    with pytest.raises(UserError, match=r"the account zo cannot read \S+/venv \(mode of \S+: 700\).*or use --user"):
+        service.install("", [], tmp_path / "token", say=print)
+    assert not (tmp_path / "units").exists()
+
+
 @pytest.mark.multiprocess
 def test_the_unit_joins_with_a_token_by_its_path_and_systemd_accepts_it(tmp_path: Path, capsys) -> None:
     token = tmp_path / "ray_token"
@@ -207,7 +278,16 @@ def test_the_unit_joins_with_a_token_by_its_path_and_systemd_accepts_it(tmp_path
     assert "s3cret" not in text
     start = re.search(r"^ExecStart=(.*)$", text, re.MULTILINE)
     assert start
-    assert start[1].endswith(f"worker join 10.0.0.5:6379 --device jetson-orin-nano --token-file {token}")
+    own = "--token-file /etc/zo-sweeps/ray_token --state-dir /var/lib/zo-sweeps"
+    assert start[1].endswith(f"worker join 10.0.0.5:6379 --device jetson-orin-nano {own}")
+    written, shipped = service_section(text), service_section((JOBS / "systemd" / service.NAME).read_text())
+    assert {name: written.get(name) for name in HARDENING} == {name: shipped[name] for name in HARDENING}
+    assert written["ProtectHome"] in ("true", "read-only"), "as this Python is in a home or not"
+    assert main([*words, "--print", "--user"]) == 0
+    users = service_section(capsys.readouterr().out)
+    assert users["ExecStart"].endswith(f"--token-file {token}")
+    assert "User" not in users
+    assert users["NoNewPrivileges"] == "true"
     assert "TimeoutStopSec=180" in text, "longer than the trials are given to stop"
     assert "Restart=on-failure" in text
     if not shutil.which("systemd-analyze"):
@@ -230,7 +310,7 @@ def test_the_units_files_are_found_from_wherever_systemd_starts(tmp_path: Path, 
         "tok",
     ]
     said: list[str] = []
-    path = service.install("[Unit]\n", system=False, say=said.append)
+    path = service.install("[Unit]\n", words, None, say=said.append)
     assert path.read_text() == "[Unit]\n"
     assert path.is_relative_to(tmp_path / "config" / "systemd" / "user")
     assert "systemctl --user daemon-reload" in said[1]

@@ -60,12 +60,13 @@ def _lending(parser: Parser) -> None:
 
 
 def worker(given: Sequence[str]) -> int:
-    """Join this machine to a cluster as a node and stay joined, or leave: worker join|leave|install-service."""
+    """Join this machine to a cluster as a node and stay joined, or leave: worker join|leave|(un)install-service."""
     from zo_sweeps.fleet import service
     from zo_sweeps.fleet import worker as workers
+    from zo_sweeps.fleet.secrets import token_for_joining
 
     parser = _parser("worker", worker.__doc__)
-    parser.add_argument("action", choices=("join", "leave", "install-service"))
+    parser.add_argument("action", choices=("join", "leave", "install-service", "uninstall-service"))
     parser.add_argument("address", nargs="?", metavar="HOST:PORT", help="address of the head (join, install-service)")
     parser.add_argument("--device", default="auto", metavar="NAME", help="device profile; default: detected")
     _lending(parser)
@@ -84,10 +85,13 @@ def worker(given: Sequence[str]) -> int:
     parser.add_argument(
         "--print", action="store_true", dest="only_print", help="install-service: print the unit, install nothing"
     )
-    parser.add_argument("--user", action="store_true", help="install-service: for this user instead of the system")
+    text = "(un)install-service: for this user instead of the system, where it has an account of its own"
+    parser.add_argument("--user", action="store_true", help=text)
     options = parser.parse_args(list(given))
     if options.action == "leave":
         return workers.leave(options.state_dir, _say)
+    if options.action == "uninstall-service":
+        return service.uninstall(system=not options.user, say=_say)
     if not options.address:
         raise UserError("no head named", fix=f"zo-sweeps worker {options.action} HOST:PORT")
     device = workers.profile(options.device, options.config_dir)
@@ -95,13 +99,15 @@ def worker(given: Sequence[str]) -> int:
         names = workers.WorkerOptions.__dataclass_fields__
         wanted = workers.WorkerOptions(**{name: getattr(options, name) for name in names})
         return workers.join(options.state_dir, wanted, device, _say)
-    arguments = [word for word in given if word not in ("install-service", "--print", "--user")]
-    system = not options.user
-    text = service.unit(service.absolute(arguments), options.address, options.grace, system=system)
+    arguments = service.absolute([word for word in given if word not in ("install-service", "--print", "--user")])
+    if not options.user:
+        arguments = service.of_system(arguments)
+    text = service.unit(arguments, options.address, options.grace, system=not options.user)
     if options.only_print:
         print(text, end="")
-    else:
-        service.install(text, system=system, say=_say)
+        return 0
+    token = None if options.user else token_for_joining(options.token_file, options.state_dir.expanduser() / "worker")
+    service.install(text, arguments, token, say=_say)
     return 0
 
 
