@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # A sweep on Slurm: a Ray head on the job's first node, a worker on each other node, the driver on the head's node.
 #   sbatch jobs/slurm.sh +grid=llama2_superglue state_dir=/shared/zo data.dir=/shared/data
-# After a time limit, submit it again: it resumes from the state folder, which all nodes must share.
+# At its time limit, after a lost node and after preemption it queues again, and resumes from the state folder, which all
+# nodes must share; sbatch --no-requeue: it does not.
 # ZO_DEVICE (default cuda) names the nodes' profile of conf/device; RAY_PORT sets the head's port, if not every port is open.
 # zo-sweeps must be on PATH, at one version, on every node.
 #SBATCH --job-name=zo-sweeps
@@ -10,7 +11,9 @@
 #SBATCH --cpus-per-task=8
 #SBATCH --gpus-per-node=1
 #SBATCH --time=24:00:00
-#SBATCH --signal=B:TERM@120
+#SBATCH --signal=B:USR1@120
+#SBATCH --requeue
+#SBATCH --open-mode=append
 set -euo pipefail
 umask 077
 
@@ -28,7 +31,7 @@ mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 job=$(mktemp -d "$PWD/.zo-job-$SLURM_JOB_ID-XXXXXX")
 sockets=$(mktemp -d /tmp/zo-XXXXXX)
 token=$job/ray_token
-head='' workers=()
+head='' again='' workers=()
 leave() { # the workers first: each hands its trials back while the head still runs
   trap - EXIT TERM INT
   for step in "${workers[@]}"; do kill -TERM "$step" 2>/dev/null || true; done
@@ -36,6 +39,7 @@ leave() { # the workers first: each hands its trials back while the head still r
   if [ -n "$head" ]; then kill -TERM "$head" 2>/dev/null || true; fi
   wait
   rm -rf -- "$job" "$sockets"
+  if [ -n "$again" ]; then scontrol requeue "$SLURM_JOB_ID" || true; fi
 }
 trap leave EXIT
 trap 'exit 143' TERM
@@ -45,7 +49,7 @@ export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=$token RAY_USAGE_STATS_ENABLED=0
 export RAY_enable_metrics_collection=0 DASHBOARD_METRIC_PORT=-1 AUTOSCALER_METRIC_PORT=-1 # exporters ask for no token
 
 on() { # NODE COMMAND... &: a step of this job on that node; `exec`, so that $! is the step itself
-  exec srun --nodes=1 --ntasks=1 --overlap --nodelist="$1" "${@:2}"
+  exec srun --nodes=1 --ntasks=1 --cpus-per-task="$cpus" --overlap --nodelist="$1" "${@:2}" # a step inherits no CPUs
 }
 
 on "${nodes[0]}" ray start --head --block --port="$port" --include-dashboard=false --object-store-memory=104857600 \
@@ -61,8 +65,10 @@ for node in "${nodes[@]:1}"; do
   workers+=($!)
 done
 
-# In the background, so that this shell gets Slurm's TERM at once and forwards it: the driver then stops cleanly.
+# In the background, so that this shell gets Slurm's signals at once and forwards them: the driver then stops cleanly.
 python -m zo_sweeps "$@" "cluster.address=${nodes[0]}:$port" &
 driver=$!
-trap 'kill -TERM "$driver" 2>/dev/null; wait "$driver" || true; exit 143' TERM
+stop() { kill -TERM "$driver" 2>/dev/null; wait "$driver" || true; exit 143; }
+trap stop TERM
+trap 'again=yes; stop' USR1 # the time limit is near
 wait "$driver"

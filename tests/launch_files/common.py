@@ -50,7 +50,7 @@ def commands(path: Path) -> list[list[str]]:
     """The arguments of each command of ours in a script, a unit, a Kubernetes or compose file or a README."""
     found = [_words(line) for line in _lines(path.read_text(encoding="utf-8"))]
     if path.name == "compose.yaml":
-        ours = (service for service in compose()["services"].values() if service["image"] == "zo-sweeps:cpu")
+        ours = (service for service in compose()["services"].values() if service["image"].startswith("zo-sweeps:"))
         found += [service["command"] for service in ours if "entrypoint" not in service]
     return found
 

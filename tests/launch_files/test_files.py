@@ -43,6 +43,8 @@ RAYJOB = fields(
             "rayVersion authOptions headGroupSpec workerGroupSpecs",
             rayVersion={"type": "string"},
             authOptions=fields("mode secretName", mode={"const": "token"}, secretName={"type": "string"}),
+            enableInTreeAutoscaling={"type": "boolean"},
+            autoscalerOptions=fields("", idleTimeoutSeconds=COUNT, upscalingMode={"enum": ["Default", "Aggressive"]}),
             headGroupSpec=fields("template", rayStartParams=TEXTS, labels=TEXTS, resources=TEXTS, template=POD),
             workerGroupSpecs={
                 "type": "array",
@@ -65,7 +67,7 @@ RAYJOB = fields(
 
 
 def test_the_rayjob_has_the_fields_of_kuberay_a_token_and_a_labelled_gpu_group() -> None:
-    claim, job = documents(JOBS / "rayjob.yaml")
+    claim, policy, job = documents(JOBS / "rayjob.yaml")
     Draft202012Validator(RAYJOB).validate(job)
     cluster = job["spec"]["rayClusterSpec"]
     assert cluster["rayVersion"] == LOCK["ray"]
@@ -80,10 +82,25 @@ def test_the_rayjob_has_the_fields_of_kuberay_a_token_and_a_labelled_gpu_group()
         volumes = {volume["name"]: volume for volume in pod["volumes"]}
         assert {mount["name"] for c in pod["containers"] for mount in c["volumeMounts"]} == set(volumes)
     assert pods[0]["volumes"][0]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+    assert cluster["enableInTreeAutoscaling"] is True
+    assert group["minReplicas"] <= group["replicas"] < group["maxReplicas"]
+    assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in pods[1]["tolerations"]
+    for pod in pods:
+        (token,) = (e["valueFrom"]["secretKeyRef"] for e in pod["containers"][0]["env"] if e["name"] == "HF_TOKEN")
+        assert token["optional"] is True, "models without a license need none"
+    rules = policy["spec"]
+    templates = [cluster["headGroupSpec"]["template"], group["template"]]
+    assert all(one["metadata"]["labels"] == rules["podSelector"]["matchLabels"] for one in templates)
+    among, dashboard = rules["ingress"]
+    assert among == {"from": [{"podSelector": rules["podSelector"]}]}
+    assert dashboard["ports"] == [{"port": 8265}]
+    assert {"podSelector": {"matchLabels": {"batch.kubernetes.io/job-name": job["metadata"]["name"]}}} in dashboard[
+        "from"
+    ]
 
 
 def test_the_schema_refuses_a_field_that_is_none() -> None:
-    job = documents(JOBS / "rayjob.yaml")[1]
+    job = documents(JOBS / "rayjob.yaml")[-1]
     job["spec"]["rayClusterSpec"]["authOption"] = {"mode": "token"}
     assert not Draft202012Validator(RAYJOB).is_valid(job)
 
@@ -92,7 +109,12 @@ SERVICES = compose()["services"]
 
 
 def test_compose_brings_up_a_head_its_tracking_server_and_a_worker_in_order() -> None:
-    assert set(SERVICES) == {"tracking", "head", "worker"}
+    assert set(SERVICES) == {"tracking", "head", "worker", "gpu-worker"}
+    gpu = SERVICES["gpu-worker"]
+    assert gpu["profiles"] == ["gpu"], "only where it is asked for"
+    (device,) = gpu["deploy"]["resources"]["reservations"]["devices"]
+    assert (device["driver"], device["capabilities"]) == ("nvidia", ["gpu"])
+    assert (gpu["image"], gpu["build"]["dockerfile"]) == ("zo-sweeps:cuda", "docker/cuda.Dockerfile")
     assert SERVICES["head"]["depends_on"] == {"tracking": {"condition": "service_healthy"}}
     assert SERVICES["worker"]["depends_on"] == {"head": {"condition": "service_healthy"}}
 

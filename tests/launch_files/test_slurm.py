@@ -36,8 +36,8 @@ while True:
     signal.pause()
 """
 STAND_INS = {
-    "srun": 'while case $1 in --*) true;; *) false;; esac; do shift; done; exec "$@"\n',
-    "scontrol": "echo 127.0.0.1; echo node-2\n",
+    "srun": 'echo "$*" >> sruns; while case $1 in --*) true;; *) false;; esac; do shift; done; exec "$@"\n',
+    "scontrol": 'case $1 in show) echo 127.0.0.1; echo node-2;; *) echo "$*" >> requeued; cp ended steps;; esac\n',
     "ray": NOTE.format(name="head") + 'exec {python} step.py head "$RAY_PORT"\n',
     "zo-sweeps": NOTE.format(name="worker") + "exec {python} step.py worker 0\n",
 }
@@ -102,20 +102,29 @@ def test_the_drivers_status_is_the_jobs_and_nothing_is_left(slurm: Callable, tmp
     assert "worker join 127.0.0.1:" in worker
     assert re.search(r" --state-dir \S+/\.zo-job-7-\w{6}/node-2 ", worker), "one of its own, on a home that nodes share"
     assert worker.endswith(" --cpus 8 --gpus 4")
+    assert all(" --cpus-per-task=8 " in line for line in (tmp_path / "sruns").read_text().splitlines())
+    assert not (tmp_path / "requeued").exists()
 
 
-def test_at_its_time_limit_the_driver_stops_first_then_the_steps(slurm: Callable, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM], ids=["time limit", "cancelled"])
+def test_at_its_time_limit_the_driver_stops_first_then_the_steps_and_the_job_queues_again(
+    slurm: Callable, tmp_path: Path, number: signal.Signals
+) -> None:
     stop = "trap 'echo driver >> first; cat ended >> first 2>/dev/null; exit 130' TERM\n"
     process = slurm(WAIT + stop + "touch up; while :; do sleep 0.05; done\n")
     deadline = time.monotonic() + 60
     while not (tmp_path / "up").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     time.sleep(0.3)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 143, output
     assert (tmp_path / "first").read_text() == "driver\n", "the steps were still there"
     over(tmp_path)
+    assert (tmp_path / "requeued").exists() == (number == signal.SIGUSR1)
+    if number == signal.SIGUSR1:
+        assert (tmp_path / "requeued").read_text() == "requeue 7\n"
+        assert (tmp_path / "steps").read_text().split() == ["worker", "head"], "when everything had ended"
 
 
 def test_a_head_that_ends_at_once_ends_the_job(slurm: Callable, tmp_path: Path) -> None:

@@ -67,10 +67,12 @@ class RayBackend:
         self._slots = Slots(target, cpus_per_trial, slots, workers, self._connection.claims.driver)
         self._refreshed = 0.0
         self._polled = 0.0
+        self._left = 0  # trials without a result
         self._stopping = self._stop_sent = False
 
     def start(self, deliver: Deliver, trials: int) -> None:
         self._deliver = deliver
+        self._left = trials
         self._stopping = self._stop_sent = False
         try:
             if self.grows:
@@ -162,6 +164,7 @@ class RayBackend:
                 runs.setdefault(slot.node.node_id, []).append(slot.trial.label or slot.trial.trial_id)
         if self.grows:
             self._slots.hear(self._connection.exchange(runs, self._slots.claim(self._slots.driver)))
+            self._connection.ask_for(self._slots.bundles(self._left))
 
     def _sharing(self, slot: Slot, journal: list[Event]) -> Sharing | None:
         """Make the trial's followers join it."""
@@ -247,6 +250,7 @@ class RayBackend:
                 why = "handed back: its node was asked to stop"
                 self._deliver(Lost(trial_id, slot.attempt, why, slot.node.name, blameless=True))
                 return
+        self._left -= ended.state.is_result
         self._deliver(Finished(trial_id, slot.attempt, ended))
 
     def _give_up_on_the_silent(self) -> None:

@@ -36,6 +36,7 @@ class Connection:
         self._opened = contextlib.ExitStack()
         self._unreachable_since: float | None = None
         self.claims = Claims()
+        self._asked_for: list[dict[str, float]] = []
 
     def start_local(self, cpus: int) -> None:
         """Start a cluster on this machine. Raises UserError when Ray does not start."""
@@ -97,10 +98,24 @@ class Connection:
         """Tell the other drivers of a running cluster what this one runs (node id -> labels); exchange claims."""
         return self.claims.exchange(runs, mine) if self.address and self._unreachable_since is None else []
 
+    def ask_for(self, bundles: list[dict[str, float]]) -> None:
+        """Ask a cluster with an autoscaler (Kubernetes) for nodes with room for these bundles; others ignore it.
+
+        The last sweep that asked counts.
+        """
+        if not self.address or self._unreachable_since is not None or bundles == self._asked_for:
+            return
+        from ray.autoscaler.sdk import request_resources
+
+        self._asked_for = bundles
+        with contextlib.suppress(Exception):  # Ray raises any kind of error while the head shuts down
+            request_resources(bundles=bundles)
+
     def close(self) -> None:
         import ray
 
         if self.address and ray.is_initialized() and self._unreachable_since is None:
+            self.ask_for([])
             self.claims.withdraw()
         ray.shutdown()
         self._opened.close()

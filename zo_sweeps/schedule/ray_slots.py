@@ -10,13 +10,14 @@ from typing import Any
 
 from zo_sweeps.core.trial import Trial
 from zo_sweeps.schedule.fairness import Claim, first_served
-from zo_sweeps.schedule.placement import Node, gpus_needed, main_memory, preference, refusal
+from zo_sweeps.schedule.placement import HOSTS, Node, gpus_needed, main_memory, preference, refusal
 from zo_sweeps.schedule.ray_actor import TrialActor
 from zo_sweeps.schedule.sharing import Workers
 
 LOOSE = 1.5  # an actor runs no trial that needs less than its memory divided by this: others may need the rest
 WANTED_SECONDS = 3.0  # a wish that was not repeated for so long has been granted
 IDLE_SECONDS = 30.0  # an idle actor keeps its base model for so long, on a cluster that others use too
+MOST_BUNDLES = 100
 GIVEN_SECONDS = 1.0  # ... and for so long where another sweep waits
 
 
@@ -62,6 +63,7 @@ class Slots:
         self._taken: dict[str, tuple[float, float, float]] = {}  # node_id -> CPUs, GPUs, bytes that others hold there
         self._used: defaultdict[str, float] = defaultdict(float)  # CPU-seconds by device profile
         self._counted = time.monotonic()
+        self._bundle: dict[str, float] = {}  # the resources of one slot
         self._wanted: dict[str, float] = {}  # device profile -> when a trial last found no slot there (monotonic)
         self._avoided: dict[str, float] = {}  # nodes that leave, or seem dead: node_id -> end of the ban (monotonic)
 
@@ -111,11 +113,18 @@ class Slots:
 
     def want(self, trial: Trial) -> None:
         """Note that the trial found no slot now."""
+        if trial.needs.device in ("auto", *HOSTS) and "GPU" not in self._bundle:  # no autoscaler adds an edge device
+            self._bundle = {"CPU": self._cpus, **({"GPU": 1.0} if trial.needs.device == "cuda" else {})}
         if self._limit and sum(slot.trial is not None for slot in self._slots) >= self._limit:
             return
         for node in self.nodes:
             if not refusal(trial.needs, node, self._cpus):
                 self._wanted[node.device] = time.monotonic()
+
+    def bundles(self, trials: int) -> list[dict[str, float]]:
+        """Return the resources of the slots that so many trials could use; [] if no trial has waited."""
+        count = min(trials, self._limit or trials, MOST_BUNDLES)
+        return [self._bundle] * count if self._bundle else []
 
     def holders(self) -> list[str]:
         """Return the drivers that hold slots of the device profiles that this sweep waits for."""

@@ -1,0 +1,89 @@
+"""The choice of a slot beside other drivers: what they hold, what they wait for, what is asked of Ray. No Ray."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.schedule import fakes
+from zo_sweeps.core.host import GIB
+from zo_sweeps.core.trial import Needs, Trial
+from zo_sweeps.schedule.fairness import Claim
+from zo_sweeps.schedule.placement import Node
+from zo_sweeps.schedule.ray_slots import Slot, Slots
+from zo_sweeps.schedule.sharing import ALONE
+
+pytestmark = pytest.mark.unit
+DESK = Node("1", "desk", "cpu", 2, 0, 4 * GIB)
+
+
+def slots(limit: int | None = None, **free: float) -> Slots:
+    """The slots of a driver that sees one node, with so much of it free."""
+    made = Slots("module:function", 1, limit, ALONE, "me, pid 1 on desk")
+    made.see([DESK], {"1": free})
+    return made
+
+
+def needing(memory: int, device: str = "auto") -> Trial:
+    return fakes.trial(Path("unused"), "t", needs=Needs(device, memory))
+
+
+@pytest.mark.parametrize(
+    ("free", "memory", "fits"),
+    [
+        ({"CPU": 2.0, "memory": 4.0 * GIB}, 4 * GIB, True),
+        ({"CPU": 1.0, "memory": 4.0 * GIB}, 4 * GIB, True),
+        ({"memory": 4.0 * GIB}, 0, False),  # Ray leaves out what is used up
+        ({"CPU": 1.0, "memory": 1.0 * GIB}, 2 * GIB, False),
+        ({"CPU": 1.0, "memory": 2.0 * GIB}, 2 * GIB, True),
+    ],
+)
+def test_what_others_hold_is_not_given_out_again(free: dict[str, float], memory: int, fits: bool) -> None:
+    assert slots(**free).choose(needing(memory)) == (None, DESK if fits else None)
+
+
+def test_an_actor_that_has_not_answered_is_counted_once_it_has() -> None:
+    mine = slots(CPU=2.0, memory=4.0 * GIB)
+    mine._slots.append(Slot(None, DESK, 0, trial=needing(GIB), memory_bytes=GIB))
+    mine.see([DESK], {"1": {"CPU": 2.0, "memory": 4.0 * GIB}})  # Ray does not know of it yet
+    assert mine.choose(needing(3 * GIB)) == (None, DESK)
+    assert mine.choose(needing(4 * GIB)) == (None, None)
+    mine._slots[0].heard = True
+    mine.see([DESK], {"1": {"CPU": 1.0, "memory": 3.0 * GIB}})
+    assert mine.choose(needing(3 * GIB)) == (None, DESK)
+
+
+def test_an_idle_actor_takes_trials_that_need_its_memory_and_not_much_less() -> None:
+    mine = slots(limit=2, CPU=1.0, memory=3.0 * GIB)
+    idle = Slot(None, DESK, 0, heard=True, memory_bytes=GIB)
+    mine._slots.append(idle)
+    assert mine.choose(needing(GIB)) == (idle, None)
+    assert mine.choose(needing(GIB * 3 // 4)) == (idle, None)
+    assert mine.choose(needing(GIB // 2)) == (None, DESK)
+    assert mine.choose(needing(GIB + 1)) == (None, DESK)
+
+
+def test_a_free_cpu_is_left_to_a_sweep_that_waits_and_has_had_less() -> None:
+    mine = slots(CPU=1.0, memory=4.0 * GIB)
+    mine.hear([Claim("other", {"cpu": 0.0}, {"cpu": 1.0}, ("cpu",))])
+    assert mine.choose(needing(0)) == (None, DESK), "it holds more"
+    mine._slots.append(Slot(None, DESK, 0, trial=needing(0), heard=True))
+    mine.hear([Claim("other", {}, {"cpu": 0.0}, ("cpu",))])
+    assert mine.choose(needing(0)) == (None, None)
+    mine.want(needing(0))
+    claim = mine.claim("me")
+    assert (claim.held, claim.wants) == ({"cpu": 1}, ("cpu",))
+    mine.hear([Claim("other", {}, {"cpu": 1.0})])
+    assert mine.holders() == ["other"]
+
+
+def test_an_autoscaler_is_asked_for_the_slots_that_waiting_trials_could_use() -> None:
+    mine = slots(limit=8)
+    assert mine.bundles(20) == [], "nothing has waited"
+    mine.want(needing(0, "jetson-orin-nano"))
+    assert mine.bundles(20) == [], "no autoscaler adds a board"
+    mine.want(needing(0, "cuda"))
+    mine.want(needing(0, "cpu"))
+    assert mine.bundles(20) == [{"CPU": 1, "GPU": 1.0}] * 8
+    assert mine.bundles(3) == [{"CPU": 1, "GPU": 1.0}] * 3
