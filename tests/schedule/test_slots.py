@@ -9,6 +9,7 @@ import pytest
 from tests.schedule import fakes
 from zo_sweeps.core.host import GIB
 from zo_sweeps.core.trial import Needs, Trial
+from zo_sweeps.schedule import ray_slots
 from zo_sweeps.schedule.fairness import Claim
 from zo_sweeps.schedule.placement import Node
 from zo_sweeps.schedule.ray_slots import Slot, Slots
@@ -64,16 +65,19 @@ def test_an_idle_actor_takes_trials_that_need_its_memory_and_not_much_less() -> 
     assert mine.choose(needing(GIB + 1)) == (None, DESK)
 
 
-def test_a_free_cpu_is_left_to_a_sweep_that_waits_and_has_had_less() -> None:
+def test_a_free_cpu_is_left_to_a_sweep_that_waits_and_has_had_less(monkeypatch: pytest.MonkeyPatch) -> None:
     mine = slots(CPU=1.0, memory=4.0 * GIB)
     mine.hear([Claim("other", {"cpu": 0.0}, {"cpu": 1.0}, ("cpu",))])
     assert mine.choose(needing(0)) == (None, DESK), "it holds more"
     mine._slots.append(Slot(None, DESK, 0, trial=needing(0), heard=True))
+    mine.see([DESK], {"1": {"CPU": 1.0, "memory": 4.0 * GIB}})
     mine.hear([Claim("other", {}, {"cpu": 0.0}, ("cpu",))])
     assert mine.choose(needing(0)) == (None, None)
     mine.want(needing(0))
-    claim = mine.claim("me")
+    claim = mine.claim()
     assert (claim.held, claim.wants) == ({"cpu": 1}, ("cpu",))
+    monkeypatch.setattr(ray_slots, "LEFT_SECONDS", -1.0)
+    assert mine.choose(needing(0)) == (None, DESK), "the other has not taken it: it may need more memory"
     mine.hear([Claim("other", {}, {"cpu": 1.0})])
     assert mine.holders() == ["other"]
 

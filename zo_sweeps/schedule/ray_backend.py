@@ -163,7 +163,7 @@ class RayBackend:
             if slot.trial and slot.heard:
                 runs.setdefault(slot.node.node_id, []).append(slot.trial.label or slot.trial.trial_id)
         if self.grows:
-            self._slots.hear(self._connection.exchange(runs, self._slots.claim(self._slots.driver)))
+            self._slots.hear(self._connection.exchange(runs, self._slots.claim()))
             self._connection.ask_for(self._slots.bundles(self._left))
 
     def _sharing(self, slot: Slot, journal: list[Event]) -> Sharing | None:
@@ -233,6 +233,8 @@ class RayBackend:
         if slot in self._slots.silent:  # it answered, but too late
             self._slots.drop(slot)
             return
+        for follower in slot.followers if events else ():
+            follower.heard = True  # the leader runs when all followers are ready
         if events or not slot.heard:
             slot.heard = True
             self._deliver(Progress(trial_id, slot.attempt, events))

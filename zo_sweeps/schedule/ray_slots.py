@@ -17,6 +17,7 @@ from zo_sweeps.schedule.sharing import Workers
 LOOSE = 1.5  # an actor runs no trial that needs less than its memory divided by this: others may need the rest
 WANTED_SECONDS = 3.0  # a wish that was not repeated for so long has been granted
 IDLE_SECONDS = 30.0  # an idle actor keeps its base model for so long, on a cluster that others use too
+LEFT_SECONDS = 10.0  # time allowed for another sweep to take a slot that is left to it
 MOST_BUNDLES = 100
 GIVEN_SECONDS = 1.0  # ... and for so long where another sweep waits
 
@@ -53,7 +54,7 @@ class Slots:
 
     def __init__(self, target: str, cpus: int, limit: int | None, workers: Workers, driver: str = "") -> None:
         self._target, self._cpus, self._limit, self._workers = target, cpus, limit, workers
-        self.driver = driver
+        self._driver = driver
         self.nodes: list[Node] = []
         self.silent: list[
             Slot
@@ -63,6 +64,7 @@ class Slots:
         self._taken: dict[str, tuple[float, float, float]] = {}  # node_id -> CPUs, GPUs, bytes that others hold there
         self._used: defaultdict[str, float] = defaultdict(float)  # CPU-seconds by device profile
         self._counted = time.monotonic()
+        self._left: dict[str, float] = {}  # node_id -> since when a free slot is left to another sweep
         self._bundle: dict[str, float] = {}  # the resources of one slot
         self._wanted: dict[str, float] = {}  # device profile -> when a trial last found no slot there (monotonic)
         self._avoided: dict[str, float] = {}  # nodes that leave, or seem dead: node_id -> end of the ban (monotonic)
@@ -80,15 +82,18 @@ class Slots:
         self._taken = {
             node.node_id: self._of_others(node, free[node.node_id]) for node in nodes if node.node_id in free
         }
-        for slot in self._slots:
-            if slot.trial and slot.heard:
+        busy = [slot for slot in self._slots if slot.trial]
+        room = {node.node_id for node in nodes if self._room(node, 0, 0, busy)}
+        self._left = {node_id: since for node_id, since in self._left.items() if node_id in room}
+        for slot in busy:
+            if slot.heard:
                 self._used[slot.node.device] += (now - self._counted) * self._cpus
         self._counted = now
         self._avoided = {node_id: until for node_id, until in self._avoided.items() if until > now}
         if alive := {node.node_id for node in nodes}:
             self._slots = [slot for slot in self._slots if slot.trial or slot.node.node_id in alive]
 
-    def claim(self, driver: str) -> Claim:
+    def claim(self) -> Claim:
         """Return what this sweep holds and wants, for the other drivers."""
         held: defaultdict[str, float] = defaultdict(float)
         for slot in self._slots:
@@ -96,7 +101,7 @@ class Slots:
                 held[slot.node.device] += self._cpus
         now = time.monotonic()
         wants = [device for device, when in self._wanted.items() if now - when < WANTED_SECONDS]
-        return Claim(driver, dict(self._used), dict(held), tuple(wants))
+        return Claim(self._driver, dict(self._used), dict(held), tuple(wants))
 
     def hear(self, others: Sequence[Claim]) -> None:
         """Take the claims of the other drivers into account, and end the idle actors that they wait for.
@@ -128,7 +133,7 @@ class Slots:
 
     def holders(self) -> list[str]:
         """Return the drivers that hold slots of the device profiles that this sweep waits for."""
-        wants = self.claim("").wants
+        wants = self.claim().wants
         return [other.driver for other in self.others if any(other.held.get(device) for device in wants)]
 
     def avoid(self, node: Node, seconds: float) -> None:
@@ -190,7 +195,7 @@ class Slots:
         nodes = [node for node in nodes if node.node_id not in away]
         nodes.sort(key=lambda node: preference(trial.needs, node))
         homes = {node.node_id: (gpus_needed(trial.needs, node), main_memory(trial.needs, node)) for node in nodes}
-        mine = self.claim(self.driver) if self.others else Claim("")
+        mine = self.claim() if self.others else Claim("")
         idle = [slot for slot in self._slots if slot.trial is None and slot.node.node_id in homes]
         idle = [slot for slot in idle if _suits(slot, *homes[slot.node.node_id])]
         idle = [slot for slot in idle if not first_served(mine, self.others, slot.node.device, warm=True)]
@@ -199,8 +204,14 @@ class Slots:
             return warm or min(idle, key=lambda slot: preference(trial.needs, slot.node)), None
         busy = [slot for slot in self._slots if slot.trial]  # idle actors make way for a new one
         nodes = [node for node in nodes if self._room(node, *homes[node.node_id], busy)]
-        free = (node for node in nodes if not first_served(mine, self.others, node.device, warm=False))
-        return None, next(free, None)
+        return None, next((node for node in nodes if not self._leaves(node, mine)), None)
+
+    def _leaves(self, node: Node, mine: Claim) -> bool:
+        """Return whether a free slot on `node` is left to another sweep: for a while only, as that may have no use."""
+        if not first_served(mine, self.others, node.device, warm=False):
+            return False
+        now = time.monotonic()
+        return now - self._left.setdefault(node.node_id, now) < LEFT_SECONDS
 
     def _has_room(self, trial: Trial, kind: str, count: int) -> bool:
         """Return whether `count` slots are free: take them, with placeholders for new ones, and give them back."""
