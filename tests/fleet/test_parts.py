@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import configparser
+import io
+import json
 import os
 import pwd
 import re
 import shutil
 import subprocess
+import threading
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+from rich.console import Console
 
 from tests.conftest import REPO
 from zo_sweeps import __version__
@@ -19,10 +24,11 @@ from zo_sweeps.cli.main import main
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.host import GIB
 from zo_sweeps.devices.live import l4t, power_mode, temperature
-from zo_sweeps.fleet import preflight, secrets, service, worker
-from zo_sweeps.fleet.inventory import Device, capabilities, row
-from zo_sweeps.fleet.node import FIXED_PORTS, labels, node_arguments, port_range, running, sanitised
+from zo_sweeps.fleet import head, preflight, secrets, service, worker
+from zo_sweeps.fleet.inventory import Device, capabilities, row, show, to_json
+from zo_sweeps.fleet.node import FIXED_PORTS, labels, node_arguments, port_range, running, sanitised, terminate
 from zo_sweeps.fleet.worker import WorkerOptions, gpus_lent, memory_lent, profile
+from zo_sweeps.schedule import gcs
 from zo_sweeps.schedule.cluster import living
 
 
@@ -265,6 +271,80 @@ def test_a_service_whose_account_cannot_read_the_code_is_not_installed(tmp_path:
     with pytest.raises(UserError, match=r"the account zo cannot read \S+/venv \(mode of \S+: 700\).*or use --user"):
         service.install("", [], tmp_path / "token", say=print)
     assert not (tmp_path / "units").exists()
+
+
+def test_devices_fit_80_columns_and_are_json_for_programs() -> None:
+    facts = {
+        "memory_bytes": 8 * GIB,
+        "ram_bytes": 8 * GIB,
+        "ram_free_bytes": 3 * GIB,
+        "unified": True,
+        "codes": dict.fromkeys(("int8", "nf4", "fp4", "int4", "squeezellm", "adam_8bit"), ""),
+        "versions": {"python": "3.10.12", "ray": "2.60.0", "torch": "2.13.0+cpu"},
+        "time": 100.0,
+    }
+    run = "P-RGE (outer loop) · Movie remarks · lr 0.0003 · seed 2"
+    devices = [
+        Device("orin-nano-on-the-bench", "jetson-orin-nano", "up", "a", cpus=6, gpus=1, facts=facts, runs=(run, run)),
+        Device("gone", "cpu", "gone"),
+    ]
+    printed = {}
+    for width in (80, 160):
+        console = Console(width=width, file=io.StringIO(), highlight=False)
+        show(devices, console, 103.0)
+        printed[width] = console.file.getvalue()  # type: ignore[attr-defined]
+        assert max(map(len, printed[width].splitlines())) <= width
+    narrow = [" ".join(line.split()) for line in printed[80].splitlines()]
+    assert narrow[0] == "name orin-nano-on-the-bench"
+    assert {"memory 3.0 of 8.0 GiB free, unified", "lends 6 CPU, 1 GPU", f"runs now {run}", run} <= set(narrow)
+    assert [line for line in narrow if "–" in line] == [], "what is unknown is left out"
+    assert printed[160].splitlines()[0].split()[:2] == ["name", "device"]
+    listed = json.loads(to_json(devices))
+    assert [(one["name"], one["state"], one["runs"]) for one in listed] == [
+        ("orin-nano-on-the-bench", "up", [run, run]),
+        ("gone", "gone", []),
+    ]
+    assert listed[0]["can"] == ["int8", "nf4", "fp4", "int4", "squeezellm", "adam_8bit"]
+
+
+def test_a_head_waits_for_the_end_of_the_last_one_and_reports_it_once(tmp_path: Path, monkeypatch) -> None:
+    left, said = [[psutil.Process()], [psutil.Process()], []], []
+    monkeypatch.setattr(head, "_processes", lambda folder: left.pop(0))
+    head._await_the_end_of_the_last(tmp_path, said.append)
+    assert left == []
+    monkeypatch.setattr(head, "_processes", lambda folder: [psutil.Process()])
+    monkeypatch.setattr(head, "END_SECONDS", -1.0)
+    with pytest.raises(UserError, match=rf"does not end in {tmp_path}; kill -9 {os.getpid()}"):
+        head._await_the_end_of_the_last(tmp_path, said.append)
+    with head._alone(tmp_path, said.append):
+        waits = threading.Event()
+        second = threading.Thread(target=lambda: head._alone(tmp_path, lambda text: waits.set()).__enter__())
+        second.start()
+        assert waits.wait(20), "a stop that goes on"
+    second.join(20)
+    assert not second.is_alive()
+    assert said == [head.ENDING] * 2
+
+
+def test_the_node_and_the_processes_of_another_user_are_refused_in_one_line(tmp_path: Path, monkeypatch) -> None:
+    socket = tmp_path / "ray" / "session" / "sockets" / "raylet"
+    socket.parent.mkdir(parents=True)
+    socket.touch()
+    nodes = [{"RayletSocketName": str(socket)}]
+    gcs._must_be_ours(nodes)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    me = pwd.getpwuid(os.getuid()).pw_name
+    with pytest.raises(
+        UserError, match=f"the Ray node on this machine runs as {me}, and only {me} can .*run this command as"
+    ):
+        gcs._must_be_ours(nodes)
+
+    class Theirs(psutil.Process):
+        def terminate(self) -> None:
+            raise psutil.AccessDenied(self.pid)
+
+    with pytest.raises(UserError, match=rf"pid {os.getpid()} runs as {me}; run this command as {me}"):
+        terminate(Theirs())
 
 
 @pytest.mark.multiprocess

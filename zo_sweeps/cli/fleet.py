@@ -122,6 +122,7 @@ def devices(given: Sequence[str]) -> int:
     parser.add_argument(
         "--token-file", metavar="FILE", help="default: the token of the cluster found here, then the environment's"
     )
+    parser.add_argument("--json", action="store_true", help="print a JSON list, with everything that is known")
     options = parser.parse_intermixed_args(list(given))
     import time
 
@@ -133,5 +134,9 @@ def devices(given: Sequence[str]) -> int:
 
     config = Composer(options.overrides, options.config_dir).run
     head = inventory.connect(config.cluster.address, options.token_file, config.folder, HOME.expanduser())
-    inventory.show(inventory.read(head), Console(highlight=False), time.time())
+    nodes = inventory.read(head)
+    if options.json:
+        print(inventory.to_json(nodes))
+    else:
+        inventory.show(nodes, Console(highlight=False), time.time())
     return 0

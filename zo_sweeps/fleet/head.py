@@ -7,14 +7,14 @@ state_dir/head/       head.json (what was started; no secrets), keeper.log, ray.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import shlex
-import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,14 +24,15 @@ import psutil
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import replace_text
 from zo_sweeps.fleet.keeper import Keeper, NodeSpec, last_line
-from zo_sweeps.fleet.node import labels, new_identity, node_arguments, running, wait_until_gone
+from zo_sweeps.fleet.node import labels, new_identity, node_arguments, running, terminate, wait_until_gone
 from zo_sweeps.fleet.secrets import checked, token_for_head
 from zo_sweeps.record import server
 from zo_sweeps.schedule.cluster import private_folder, remove_short_folder, short_folder, token_environment
 
 START_SECONDS = 300.0  # see BOOT_SECONDS of the keeper
 CHECK_SECONDS = 10.0  # between checks of the MLflow server
-END_SECONDS = 60.0  # time allowed for the processes of a head that was stopped or killed to end
+END_SECONDS = 60.0  # time allowed for the processes of a head that was killed to end
+ENDING = "the last head from this folder is still ending; waiting for it"
 QUIET_SECONDS = 15.0  # after which `start` reports what it waits for
 
 
@@ -63,17 +64,19 @@ def start(state_dir: Path, options: HeadOptions, say: Callable[[str], None], *, 
     Raises UserError when a head already runs from this folder, a port is taken, or one of the two does not come up.
     """
     folder = _folder(state_dir)
-    head = running(folder / "head.json")
-    if head and not head.get("leaving"):
-        raise UserError(f"a head is already running (pid {head['pid']}, {head['address']})", fix="zo-sweeps head stop")
-    _await_the_end_of_the_last(folder, say)
-    token = token_for_head(options.token_file, state_dir)
-    for port in filter(None, (options.port, options.dashboard_port)):
-        _must_be_free(port)
-    server.start(state_dir, options.mlflow_port, stay=True, host=options.host).close()  # fails here, not in the log
-    state = {**asdict(options), "token_file": str(token), "identity": new_identity(folder)}
-    state |= {"pid": 0, "started": 0.0, "address": f"{_address(options)}:{options.port}"}
-    replace_text(folder / "head.json", json.dumps(state))
+    with _alone(folder, say):
+        if head := running(folder / "head.json"):
+            raise UserError(
+                f"a head is already running (pid {head['pid']}, {head['address']})", fix="zo-sweeps head stop"
+            )
+        _await_the_end_of_the_last(folder, say)
+        token = token_for_head(options.token_file, state_dir)
+        for port in filter(None, (options.port, options.dashboard_port)):
+            _must_be_free(port)
+        server.start(state_dir, options.mlflow_port, stay=True, host=options.host).close()  # fails here, not in the log
+        state = {**asdict(options), "token_file": str(token), "identity": new_identity(folder)}
+        state |= {"pid": 0, "started": 0.0, "address": f"{_address(options)}:{options.port}"}
+        replace_text(folder / "head.json", json.dumps(state))
     if block:
         return keep(state_dir, say)
     with open(folder / "keeper.log", "ab") as log:
@@ -145,18 +148,17 @@ def ray_arguments(options: HeadOptions, temp_dir: Path) -> tuple[str, ...]:
 def stop(state_dir: Path) -> bool:
     """Stop the processes that `start` started from this folder, and no others; False when none runs."""
     folder = _folder(state_dir)
-    head = running(folder / "head.json")
-    if head:
-        process = psutil.Process(head["pid"])
-        replace_text(folder / "head.json", json.dumps({**head, "leaving": True}))
-        process.send_signal(signal.SIGTERM)
-        if not wait_until_gone([process], 40):
-            for one in [*process.children(recursive=True), process]:
-                with contextlib.suppress(psutil.Error):
-                    one.kill()
-    ended = server.stop(state_dir)
-    (folder / "head.json").unlink(missing_ok=True)
-    remove_short_folder(folder)
+    with _alone(folder, lambda text: None):
+        if head := running(folder / "head.json"):
+            process = psutil.Process(head["pid"])
+            terminate(process)
+            if not wait_until_gone([process], 40):
+                for one in [*process.children(recursive=True), process]:
+                    with contextlib.suppress(psutil.Error):
+                        one.kill()
+        ended = server.stop(state_dir)
+        (folder / "head.json").unlink(missing_ok=True)
+        remove_short_folder(folder)
     return head is not None or ended
 
 
@@ -201,16 +203,28 @@ def mlflow_uri(state: Mapping[str, Any]) -> str:
     return f"http://{state['host']}:{state['mlflow_port']}"
 
 
+@contextlib.contextmanager
+def _alone(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Let one `start` or `stop` of this folder at a time into the `with` block; a `start` waits for a `stop`."""
+    with open(folder / "lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(ENDING)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def _await_the_end_of_the_last(folder: Path, say: Callable[[str], None]) -> None:
-    """Wait for the processes of a head of this folder that was stopped or killed: they hold its ports.
+    """Wait for the processes of a head of this folder that was killed: they hold its ports.
 
     Raises UserError when they do not end.
     """
     end, reported = time.monotonic() + END_SECONDS, False
-    while running(folder / "head.json") or _processes(folder):
+    while _processes(folder):
         if not reported:
             reported = True
-            say("the last head from this folder is still ending; waiting for it")
+            say(ENDING)
         if time.monotonic() > end:
             pids = " ".join(str(one.pid) for one in _processes(folder))
             raise UserError("the last head from this folder does not end", where=str(folder), fix=f"kill -9 {pids}")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from zo_sweeps.fleet.secrets import checked, token_for_joining
 from zo_sweeps.schedule.cluster import ID_LABEL, token_environment
 from zo_sweeps.schedule.gcs import NODE, RUNS, Head
 
+HEADERS = ("name", "device", "memory", "lends", "can", "versions", "power", "temp.", "seen", "runs now")
+WIDE = 110  # columns that the table needs
 STALE = 30.0  # seconds after which a driver's note on its trials is ignored
 
 
@@ -84,13 +87,32 @@ def connect(address: str | None, token_file: str | None, state_dir: Path, worker
 
 
 def show(devices: list[Device], console: Console, now: float) -> None:
-    """Print the table of devices."""
+    """Print the table of devices; on a narrow terminal, a block of lines per device, without what is unknown."""
+    if console.width < WIDE:
+        for one in devices:
+            block = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+            name, *cells = row(one, now)
+            block.add_column(HEADERS[0], no_wrap=True)
+            block.add_column(Text(name), overflow="fold")
+            for header, text in zip(HEADERS[1:], cells, strict=True):
+                if text != "–":
+                    block.add_row(header, Text(text if header == HEADERS[-1] else " ".join(text.splitlines())))
+            console.print(block)
+            console.print()
+        return
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for name in ("name", "device", "memory", "lends", "can", "versions", "power", "temp.", "seen", "runs now"):
-        table.add_column(name, overflow="fold")
+    for header in HEADERS:
+        table.add_column(header, overflow="fold")
     for one in devices:
         table.add_row(*(Text(text) for text in row(one, now)))
     console.print(table)
+
+
+def to_json(devices: list[Device]) -> str:
+    """Return the devices as a JSON list: what `Device` holds, and what each can run."""
+    return json.dumps(
+        [{**asdict(one), "can": capabilities(one.facts)} for one in devices], indent=1, ensure_ascii=False
+    )
 
 
 def row(one: Device, now: float) -> list[str]:

@@ -104,6 +104,17 @@ def running(path: Path) -> Mapping[str, Any] | None:
         return None
 
 
+def terminate(process: psutil.Process) -> None:
+    """Send SIGTERM. Raises UserError when the process is another user's."""
+    try:
+        process.terminate()
+    except psutil.NoSuchProcess:
+        return
+    except psutil.AccessDenied:
+        owner = process.username()
+        raise UserError(f"pid {process.pid} runs as {owner}", fix=f"run this command as {owner}") from None
+
+
 def alive(process: psutil.Process) -> bool:
     """Return whether the process runs; a zombie does not (its parent, or a container's init, may never reap it)."""
     try:

@@ -5,9 +5,7 @@ state_dir/worker/   worker.json (the running worker; no secrets), id, ray.log
 
 from __future__ import annotations
 
-import contextlib
 import json
-import signal
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,7 +19,7 @@ from zo_sweeps.core.files import replace_text
 from zo_sweeps.devices.probe import probe
 from zo_sweeps.fleet import preflight
 from zo_sweeps.fleet.keeper import Keeper, NodeSpec
-from zo_sweeps.fleet.node import labels, new_identity, node_arguments, port_range, running, wait_until_gone
+from zo_sweeps.fleet.node import labels, new_identity, node_arguments, port_range, running, terminate, wait_until_gone
 from zo_sweeps.fleet.secrets import token_for_joining
 from zo_sweeps.methods.definition import read
 from zo_sweeps.methods.parts import Device
@@ -129,10 +127,9 @@ def leave(state_dir: Path, say: Callable[[str], None]) -> int:
         say("no worker runs here")
         return 1
     process = psutil.Process(worker["pid"])
-    with contextlib.suppress(psutil.NoSuchProcess):
-        process.send_signal(signal.SIGTERM)
-        say(f"asked pid {worker['pid']} to leave; waiting for its trials to stop")
-        wait_until_gone([process])
+    terminate(process)
+    say(f"asked pid {worker['pid']} to leave; waiting for its trials to stop")
+    wait_until_gone([process])
     say("left")
     return 0
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pwd
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from zo_sweeps.core.errors import UserError
@@ -60,7 +62,7 @@ class Head:
         return [{**n, "Alive": n["NodeID"] in alive, "Leaving": n["NodeID"] in leaving} for n in nodes]
 
     def must_have_this_machine(self) -> None:
-        """Raise UserError unless one of its nodes is on this machine: a driver needs a local node."""
+        """Raise UserError unless one of its nodes is on this machine, and this user's: a driver needs its sockets."""
         import psutil
 
         here = {one.address for addresses in psutil.net_if_addrs().values() for one in addresses}
@@ -69,7 +71,9 @@ class Head:
             if time.monotonic() > deadline:
                 break
             time.sleep(0.2)  # a head that has just started answers before it lists its own node
-        if not nodes & here:
+        if nodes & here:
+            _must_be_ours([node for node in self.nodes() if node["Alive"] and node["NodeManagerAddress"] in here])
+        else:
             raise UserError(
                 f"this machine is not a node of the Ray cluster at {self._address} (nodes: {', '.join(sorted(nodes))})",
                 where="cluster.address",
@@ -101,6 +105,27 @@ class Head:
     def remove(self, key: str) -> None:
         """Delete a note."""
         self._store.remove(key.encode(), _NAMESPACE)
+
+
+def _must_be_ours(nodes: list[dict[str, Any]]) -> None:
+    """Raise UserError when another user of this machine runs its nodes: Ray's sockets admit their owner only."""
+    sockets = [Path(node["RayletSocketName"]) for node in nodes]
+    if any(os.access(socket, os.R_OK | os.W_OK) for socket in sockets):
+        return
+    folders = [folder for folder in sockets[0].parents if os.path.lexists(folder) and folder != Path("/tmp")]
+    owner = _name(folders[0].stat().st_uid) if folders else "another user"
+    raise UserError(
+        f"the Ray node on this machine runs as {owner}, and only {owner} can run sweeps on it",
+        where="cluster.address",
+        fix=f"run this command as {owner}, or on a machine whose node is yours (zo-sweeps worker join)",
+    )
+
+
+def _name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
 
 
 @contextlib.contextmanager
