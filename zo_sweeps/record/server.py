@@ -112,9 +112,17 @@ def start(
 def stop(state_dir: str | os.PathLike[str]) -> bool:
     """End the server of this state directory even if it is in use; return False if none runs."""
     folder = Path(state_dir).resolve() / "mlflow"
-    server = _read(folder)
-    if server:
-        _kill(folder, server["pid"])
+    try:
+        starter = os.open(folder / "start.lock", os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(starter, fcntl.LOCK_EX)  # the record of a server that is started meanwhile is not removed
+        server = _read(folder)
+        if server:
+            _kill(folder, server["pid"])
+    finally:
+        os.close(starter)
     return server is not None
 
 
