@@ -1,7 +1,7 @@
 """The files of models and tasks that came from the head, each kept once by the SHA-256 of its contents.
 
-    files/blobs/SHA256        a file; SHA256.part while it is fetched, which goes on where it stopped
-    files/folders/ID/...      a model or data folder: hard links to blobs, under the names that it has at the head
+files/blobs/SHA256        a file; SHA256.part while it is fetched, which goes on where it stopped
+files/folders/ID/...      a model or data folder: hard links to blobs, under the names that it has at the head
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -29,8 +29,11 @@ class Cache:
     def __init__(self, root: Path) -> None:
         self._blobs, self._folders = root / "files" / "blobs", root / "files" / "folders"
 
-    def folder(self, link: Link, lease: str, files: Sequence[File]) -> Path:
+    def folder(self, link: Link, lease: str, files: Sequence[File], keep: Collection[Path]) -> Path:
         """Return a folder with these files of a lease, fetching those that are not here.
+
+        Args:
+            keep: folders that running trials use; others make way for new files on a full disk.
 
         Raises UnreachableError, which a later call resumes from, and UserError for a file that is not what was
         announced, a name outside the folder, or a full disk.
@@ -40,7 +43,7 @@ class Cache:
         if folder.is_dir():
             return folder
         for file in files:
-            self._fetch(link, lease, file, {digest for _, digest in listed})
+            self._fetch(link, lease, file, {digest for _, digest in listed}, keep)
         self._folders.mkdir(parents=True, exist_ok=True)
         with new_folder(folder) as part:
             for name, digest in listed:
@@ -49,7 +52,7 @@ class Cache:
                 os.link(self._blobs / digest, path)
         return folder
 
-    def _fetch(self, link: Link, lease: str, file: File, needed: set[str]) -> None:
+    def _fetch(self, link: Link, lease: str, file: File, needed: set[str], keep: Collection[Path]) -> None:
         digest, size = str(file["sha256"]), int(file["bytes"])
         blob = self._blobs / digest
         if blob.exists():
@@ -58,7 +61,7 @@ class Cache:
         self._blobs.mkdir(parents=True, exist_ok=True)
         part = blob.with_suffix(".part")
         have = part.stat().st_size if part.exists() else 0
-        self._make_room(size - have, needed)
+        self._make_room(size - have, needed, keep)
         with link.bytes_from(f"/v1/leases/{lease}/files/{digest}", have) as (start, parts), part.open("ab") as out:
             out.truncate(start)
             for data in parts:
@@ -72,18 +75,19 @@ class Cache:
             raise UserError(f"{file['path']} from the head is not the file that it announced")
         part.rename(blob)
 
-    def _make_room(self, size: int, needed: set[str]) -> None:
-        """Delete files, the least recently used first, until `size` bytes fit. Raises UserError if they do not.
+    def _make_room(self, size: int, needed: set[str], keep: Collection[Path]) -> None:
+        """Delete folders and files that no trial needs now, the least recently used first, until `size` bytes fit.
 
-        Links to them keep the files of trials that run now; their folders are made again.
+        Raises UserError if they do not.
         """
         free = lambda: shutil.disk_usage(self._blobs).free - SPARE
-        if free() < size:
-            shutil.rmtree(self._folders, ignore_errors=True)
+        if free() < size and self._folders.is_dir():
+            for folder in {*self._folders.iterdir()} - {*keep}:
+                shutil.rmtree(folder)
         for blob in sorted(self._blobs.iterdir(), key=lambda path: path.stat().st_mtime):
             if free() >= size:
                 return
-            if blob.stem not in needed:
+            if blob.stem not in needed and blob.stat().st_nlink == 1:
                 blob.unlink()
         if free() < size:
             raise UserError(f"no room for {gib(size)} of files", where=str(self._blobs), fix="free space on this disk")

@@ -1,6 +1,6 @@
 """The agent's registration with one head: a key pair made here, the head's certificate for it, and what it trusts.
 
-    HEAD/  key.pem (mode 0600)   certificate.pem   authority.pem (if pinned)   registration.json
+HEAD/  key.pem (mode 0600)   certificate.pem   authority.pem (if pinned)   registration.json
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ def folder_of(root: Path, url: str) -> Path:
     """Return the folder of the registration with the head at `url`, "https://HOST:PORT". Raises UserError."""
     match = re.fullmatch(r"https://([^/\s]+:\d+)/?", url)
     if not match:
-        raise UserError(f"{url!r} is not the address of a head", fix="as `zo-sweeps head start` prints it: https://HOST:PORT")
+        raise UserError(
+            f"{url!r} is not the address of a head", fix="as `zo-sweeps head start` prints it: https://HOST:PORT"
+        )
     return root / "heads" / re.sub(r"[^\w.-]+", "_", match[1])
 
 
@@ -120,9 +122,7 @@ def _authority(url: str, code: codes.Code) -> str:
 def _new_key(folder: Path) -> ec.EllipticCurvePrivateKey:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     key = ec.generate_private_key(ec.SECP256R1())
-    pem = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
+    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     path = folder / "key.pem"
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -92,9 +93,20 @@ class Spool:
         except OSError:
             return outcome(self.events())
 
+    @property
+    def waiting(self) -> int:
+        """Events that the head lacks."""
+        return len(self._events) - self.acknowledged
+
     def lose(self, why: str) -> None:
         """End the attempt as LOST."""
         (self.folder / "lost").write_text(why)
+
+    def cancel(self) -> None:
+        """End the attempt as CANCELLED, without a process."""
+        ended = Outcome(self.trial_id, TrialState.CANCELLED, error="stopped on request")
+        with Journal(self.folder / "events.jsonl") as journal:
+            journal.append({"type": "end", "time": time.time(), "outcome": ended.to_json()})
 
     @property
     def fruitless(self) -> bool:
@@ -109,6 +121,9 @@ class Spool:
         """
         ended = self.outcome  # before the events: none follows it
         rest = self.events()[self.acknowledged :]
+        if rest:  # what the head has must be here after a power cut, too: later events continue it
+            with (self.folder / "events.jsonl").open("rb") as file:
+                os.fsync(file.fileno())
         part, size = [], 0
         for event in rest:
             size += len(json.dumps(event))
