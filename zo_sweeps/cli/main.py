@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zo_sweeps import __version__
+from zo_sweeps.cli.agent import agent
 from zo_sweeps.cli.fleet import devices, head, worker
 from zo_sweeps.cli.parser import Parser
 from zo_sweeps.core.errors import UserError, unknown
@@ -426,6 +427,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "doctor": doctor,
     "head": head,
     "worker": worker,
+    "agent": agent,
     "devices": devices,
     "bench": bench,
 }

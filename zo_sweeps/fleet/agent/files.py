@@ -80,7 +80,10 @@ class Cache:
 
         Raises UserError if they do not.
         """
-        free = lambda: shutil.disk_usage(self._blobs).free - SPARE
+
+        def free() -> int:
+            return shutil.disk_usage(self._blobs).free - SPARE
+
         if free() < size and self._folders.is_dir():
             for folder in {*self._folders.iterdir()} - {*keep}:
                 shutil.rmtree(folder)

@@ -105,7 +105,7 @@ def enrol(folder: Path, url: str, code: codes.Code, name: str, device: str, auth
 
 
 def _authority(url: str, code: codes.Code) -> str:
-    """Return the authority's certificate (PEM), which the head sends to anybody, if it is the one that the code names."""
+    """Return the authority's certificate (PEM), which the head sends to anybody, if the code names it."""
     asked = Link(url, unverified())
     try:
         certificate = x509.load_pem_x509_certificate(str(asked.get("/v1/ca").get("ca", "")).encode())

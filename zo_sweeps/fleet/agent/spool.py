@@ -124,7 +124,8 @@ class Spool:
         if rest:  # what the head has must be here after a power cut, too: later events continue it
             with (self.folder / "events.jsonl").open("rb") as file:
                 os.fsync(file.fileno())
-        part, size = [], 0
+        part: list[Event] = []
+        size = 0
         for event in rest:
             size += len(json.dumps(event))
             if part and size > POST_BYTES:

@@ -96,7 +96,8 @@ class Slot:
             self._process, self.busy = None, False
 
     def _tell(self, words: Mapping[str, Any]) -> None:
-        assert self._process is not None and self._process.stdin is not None
+        assert self._process is not None
+        assert self._process.stdin is not None
         with contextlib.suppress(OSError):  # `ended` says that it is gone
             self._process.stdin.write(json.dumps(words).encode() + b"\n")
             self._process.stdin.flush()
@@ -152,9 +153,10 @@ def run_checked(trial: Trial, *args: Any, **options: Any) -> Outcome:
     from zo_sweeps.run.run_trial import run_trial
 
     model = TrialConfig.of(trial.config).model
-    if model.source is ModelSource.LOCAL and not model.fingerprint.startswith("hf:"):
-        if (found := fingerprint_model(model)) != model.fingerprint:
-            raise UserError(f"the model here is {found}, and the trial's is {model.fingerprint}", where=str(model.path))
+    wanted = model.fingerprint
+    from_hub = wanted.startswith("hf:")  # whose identity is its name; the digests of its files were checked
+    if model.source is ModelSource.LOCAL and not from_hub and (found := fingerprint_model(model)) != wanted:
+        raise UserError(f"the model here is {found}, and the trial's is {wanted}", where=str(model.path))
     return run_trial(trial, *args, **options)
 
 
