@@ -10,7 +10,7 @@ and a node can be lost while every process lives.
 So the node's end has to be detected here in any case. Restarting it here as well costs one loop with a back-off,
 rejoins within about a second instead of after the supervisor's delay and all checks of `worker join`, and works without
 a supervisor: `worker join` in a terminal, `head start`, a Slurm job. The rest is left to the supervisor: boot, and the
-death of the keeper itself, which ends Ray's processes too (see `_die_with_parent`).
+death of the keeper itself, which ends Ray's processes too (see `die_with_parent`).
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ class NodeSpec:
         log: the file for Ray's own output.
         grace: grace period in seconds for running trials to stop when the node is asked to leave.
         is_head: whether the node is itself the head, with no other to wait for.
+        agents: the head's store of agents, which the reporter tells the cluster of.
     """
 
     address: str
@@ -71,6 +72,7 @@ class NodeSpec:
     log: Path
     grace: float
     is_head: bool = False
+    agents: Path | None = None
 
 
 class Keeper:
@@ -190,7 +192,7 @@ class Keeper:
         self._say("left before all trials had stopped: the others resume elsewhere from their last scalars")
 
     def _report(self, *leaving: str) -> subprocess.Popen[bytes]:
-        known = (self._spec.address, str(self._spec.token), self._spec.identity)
+        known = (self._spec.address, str(self._spec.token), self._spec.identity, str(self._spec.agents or ""))
         return self._start("zo_sweeps.fleet.reporter", *known, *leaving)
 
     def _raylet(self) -> psutil.Process | None:
@@ -212,7 +214,7 @@ class Keeper:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,  # Ctrl-C reaches the keeper alone, which lets the trials stop first
-                preexec_fn=_die_with_parent,
+                preexec_fn=die_with_parent,
             )
 
     def _end(self) -> None:
@@ -247,7 +249,7 @@ def _actors(raylet: psutil.Process) -> list[psutil.Process]:
     return actors
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """Have the kernel send this child SIGTERM when its parent dies, in whatever way (Linux)."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_TERMINATE_CHILD, signal.SIGTERM)

@@ -155,7 +155,7 @@ class Store:
     def __init__(self, path: Path) -> None:
         self._lock = threading.RLock()
         try:
-            # Only a new file is opened here: closing any handle of it would drop the locks of this process's connections.
+            # Only a new file is opened here: closing any handle of it would drop this process's locks on it.
             with contextlib.suppress(FileExistsError):
                 os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))  # SQLite's other files get its mode
             self._db = sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
