@@ -28,7 +28,7 @@ from zo_sweeps.fleet.agent.files import Cache
 from zo_sweeps.fleet.agent.keys import Registration
 from zo_sweeps.fleet.agent.link import Backoff, RefusedError, UnreachableError
 from zo_sweeps.fleet.agent.spool import FRUITLESS, Spool, spools
-from zo_sweeps.fleet.agent.trials import Slot
+from zo_sweeps.fleet.agent.trials import TARGET, Slot
 from zo_sweeps.methods.parts import Device
 from zo_sweeps.models import hub
 
@@ -70,15 +70,24 @@ class Agent:
         device: this machine's profile.
         lent: what it lends.
         say: prints a line.
+        target: the RunTrial, as "module:function".
     """
 
-    def __init__(self, root: Path, registration: Registration, device: Device, lent: here.Lending, say: Say) -> None:
+    def __init__(
+        self,
+        root: Path,
+        registration: Registration,
+        device: Device,
+        lent: here.Lending,
+        say: Say,
+        target: str = TARGET,
+    ) -> None:
         self._root, self._registration, self._device, self._lent, self._say = root, registration, device, lent, say
         self._link = registration.link(root)
         self._place = {"node": registration.name, "profile": device.name}
         self._cache = Cache(root)
         gpus = [i % lent.gpus if lent.gpus else None for i in range(lent.slots)]
-        self._slots = [Slot(root / "trials.log", gpu) for gpu in gpus]
+        self._slots = [Slot(root / "trials.log", gpu, target) for gpu in gpus]
         self._spools = {spool.lease: spool for spool in spools(root)}
         self._folders: dict[str, Mapping[str, Path]] = {}  # lease -> folders of its files, while it runs
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -133,7 +142,8 @@ class Agent:
                 self._inbox.put(answer)
             except UnreachableError as error:
                 if not silent:
-                    self._say(f"cannot reach {self._registration.url} ({error}); trying again, and trials go on")
+                    what = "waiting for the head" if error.after else f"cannot reach {self._registration.url}"
+                    self._say(f"{what} ({error}); trials go on")
                 silent = True
                 self._leaving.wait(backoff.wait(error))
             except UserError as error:
@@ -149,7 +159,7 @@ class Agent:
             if not error.answer.get("challenge"):
                 raise
             challenge = self._link.get("/v1/challenge")
-            answers = here.answers(challenge)
+            answers = here.answers(challenge, facts["probe"]["codes"])
             answer = self._link.post("/v1/join", {"nonce": challenge["nonce"], "facts": facts, **answers})
         lent = self._lent
         gpus = f", {lent.gpus} GPU" if lent.gpus else ""

@@ -47,7 +47,7 @@ class Lending:
 def profile(name: str, folders: list[str]) -> Device:
     """Return a device profile: of conf/device, or of `device/` in a folder of the user's own. Raises UserError."""
     if name == "auto":
-        name = str(_asked("zo_sweeps.fleet.agent.facts", "")[-1]["profile"])
+        name = str(_asked("host")["profile"])
     known: dict[str, Path] = {}
     for folder in (conf_dir(), *map(Path, folders)):
         known |= {path.stem: path for path in (folder.expanduser() / "device").glob("*.yaml")}
@@ -67,7 +67,7 @@ def lending(device: Device, cpus: int | None, memory_gb: float | None, slots: in
 
 def facts(device: Device, lent: Lending) -> dict[str, Any]:
     """Return what the head is told of this machine. Raises UserError where no trial can run. Cost: imports torch."""
-    host = _asked("zo_sweeps.fleet.agent.facts", "")[-1]
+    host = _asked("host")
     if not host["versions"]["torch"]:
         fix = "install the wheel for this board (docs/FLEET.md); here: " + sys.executable
         raise UserError("this Python has no torch, which is the board's own choice", fix=fix)
@@ -81,29 +81,41 @@ def facts(device: Device, lent: Lending) -> dict[str, Any]:
     }
 
 
-def answers(challenge: Mapping[str, Any]) -> dict[str, Any]:
-    """Return this machine's answers to known-answer questions: see `zo_sweeps.fleet.known_answers`."""
-    found: dict[str, Any] = {"noise": [], "losses": {}, "failed": {}}
-    for part in _asked("zo_sweeps.fleet.known_answers", json.dumps(challenge)):
-        for name, value in part.items():
-            found[name] = {**found[name], **value} if isinstance(value, dict) else value
+def answers(challenge: Mapping[str, Any], troubles: Mapping[str, str]) -> dict[str, Any]:
+    """Return this machine's answers to the head's known-answer questions: see `known_answers.answer`.
+
+    Args:
+        troubles: precision -> why its kernels do not run here, "" if they do; such a one is not tried.
+    """
+    bad = {name: why for name, why in troubles.items() if why and name in challenge["precisions"]}
+    asked = {**challenge, "precisions": [name for name in challenge["precisions"] if name not in bad]}
+    found = _asked("answers", json.dumps(asked))
+    return {**found, "failed": {**found["failed"], **bad}}
+
+
+def _asked(what: str, text: str = "") -> dict[str, Any]:
+    """Return the JSON that this module prints in a process of its own. Raises UserError if it prints none."""
+    command = [sys.executable, "-m", "zo_sweeps.fleet.agent.facts", what]
+    try:
+        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=SECONDS)
+        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    except subprocess.TimeoutExpired:
+        raise UserError(f"examining this machine ({what}) took longer than {SECONDS:.0f} s") from None
+    except (ValueError, IndexError):
+        last = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
+        raise UserError(f"cannot examine this machine ({what}): {last}") from None
     return found
 
 
-def _asked(module: str, text: str) -> list[dict[str, Any]]:
-    """Return the lines of JSON that a module prints. Raises UserError if it prints none."""
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", module], input=text, capture_output=True, text=True, timeout=SECONDS
-        )
-    except subprocess.TimeoutExpired:
-        raise UserError(f"{module} took longer than {SECONDS:.0f} s") from None
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    if not lines:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise UserError(f"cannot examine this machine: {last}")
-    return lines
+def main(what: str) -> None:
+    """Print what this machine is ("host"), or its answers to the challenge on the standard input ("answers")."""
+    if what == "host":
+        print(json.dumps(unchanging()))
+        return
+    from zo_sweeps.run.known_answers import answer
+
+    print(json.dumps(answer(json.load(sys.stdin))))
 
 
 if __name__ == "__main__":
-    print(json.dumps(unchanging()))
+    main(sys.argv[1])

@@ -41,14 +41,15 @@ class Slot:
     Args:
         log: what the process and its libraries print.
         gpu: the GPU that it sees; None: none.
+        target: the RunTrial, as "module:function".
 
     Attributes:
         spool: of the trial that it runs, or is to run; None: idle.
         busy: whether that trial runs.
     """
 
-    def __init__(self, log: Path, gpu: int | None) -> None:
-        self._log, self._gpu = log, gpu
+    def __init__(self, log: Path, gpu: int | None, target: str = TARGET) -> None:
+        self._log, self._gpu, self._target = log, gpu, target
         self._process: subprocess.Popen[bytes] | None = None
         self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()
         self.busy = False
@@ -66,7 +67,7 @@ class Slot:
             self._process = self._start()
         self.busy = True
         there = {name: str(folder) for name, folder in folders.items()}
-        self._tell({"run": str(self.spool.folder), "place": dict(place), "folders": there})
+        self._tell({"run": str(self.spool.folder), "target": self._target, "place": dict(place), "folders": there})
 
     def stop(self) -> None:
         """Ask the trial to end as CANCELLED at its next step."""
@@ -170,7 +171,8 @@ def run(words: Mapping[str, Any], should_stop: Callable[[], bool]) -> None:
             sys.modules["torch"].set_num_threads(spool.threads)
         trial, journal = here(spool.trial, words["folders"]), spool.journal
         with Journal(folder / "events.jsonl") as events:
-            run_guarded(TARGET, trial, _Sink(events, words["place"]), journal, spool.attempt, should_stop)
+            sink = _Sink(events, words["place"])
+            run_guarded(words["target"], trial, sink, journal, spool.attempt, should_stop)
 
 
 def main() -> None:
