@@ -36,6 +36,7 @@ ALSO = {
 AXES = {"estimators", "perturbations", "spaces", "precisions", "updates", "objectives"}
 ONLY_IN = {
     "ray": {
+        "schedule/ray_agents.py",
         "schedule/ray_backend.py",
         "schedule/ray_cluster.py",
         "schedule/ray_peers.py",
@@ -44,6 +45,8 @@ ONLY_IN = {
         "schedule/gcs.py",
         "schedule/ray_private.py",
     },
+    "aiohttp": {"fleet/gateway/"},
+    "cryptography": {"fleet/gateway/identity.py", "fleet/agent/"},
     "mlflow": {"record/"},
     "hydra": {"config/"},
     "omegaconf": {"config/"},

@@ -64,6 +64,7 @@ class Needs:
     device: str = "auto"  # a device profile (cpu, cuda, jetson-orin-nano, ...) or "auto": any that fits
     memory_bytes: int = 0  # estimated peak
     programs: bool = False  # whether it runs as exported programs, on a CPU
+    precision: str = field(default="", compare=False)  # how it stores and multiplies weights
     # These bytes by `core.memory.Part`, as first estimated, without those of the process.
     parts: Mapping[str, int] = field(default_factory=dict, compare=False)
 
@@ -182,6 +183,8 @@ METRICS: Mapping[str, str] = {  # of an outcome -> its meaning
     "peers_lost": "of those processes",
     "directions_redone": "by other processes, because a peer was lost or slow",
     "directions_dropped": "in all attempts",
+    "agent_bytes_down": "of the files and the journal that an agent fetched for the last attempt",
+    "agent_bytes_up": "of the events that an agent sent in the last attempt",
 }
 
 

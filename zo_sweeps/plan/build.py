@@ -228,6 +228,7 @@ def _trial(
             config.device.name,
             needs.memory_bytes,
             config.device.runs_programs,
+            config.precision.name,
             {part.value: int(size) for part, size in needs.parts.items()},
         ),
         warm_key=_warm_key(config),

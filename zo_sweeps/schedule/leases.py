@@ -45,10 +45,10 @@ CREATE TABLE IF NOT EXISTS drivers (id TEXT PRIMARY KEY, seen REAL) WITHOUT ROWI
 CREATE TABLE IF NOT EXISTS leases (
     id TEXT PRIMARY KEY, agent TEXT, driver TEXT, trial_id TEXT, attempt INTEGER, label TEXT, made REAL, taken REAL,
     closed REAL, state TEXT, why TEXT DEFAULT '', blameless INTEGER DEFAULT 0, stop INTEGER DEFAULT 0,
-    received INTEGER DEFAULT 0, bytes INTEGER DEFAULT 0, down INTEGER DEFAULT 0, up INTEGER DEFAULT 0, outcome TEXT
+    received INTEGER DEFAULT 0, bytes INTEGER DEFAULT 0, down INTEGER DEFAULT 0, up INTEGER DEFAULT 0, outcome TEXT,
+    profile TEXT
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS leases_by_state ON leases (state, agent);
-CREATE INDEX IF NOT EXISTS leases_by_driver ON leases (driver);
 CREATE TABLE IF NOT EXISTS bodies (lease TEXT PRIMARY KEY, body TEXT);
 CREATE TABLE IF NOT EXISTS events (lease TEXT, number INTEGER, event TEXT, PRIMARY KEY (lease, number)) WITHOUT ROWID;
 """
@@ -114,7 +114,7 @@ class Agent:
 
     def is_online(self, now: float) -> bool:
         """Return whether it joined and was heard of lately, so that it may get a trial."""
-        return self.state == JOINED and now - self.heard < OFFLINE_SECONDS
+        return _is_online(self.state, self.heard, now)
 
 
 @dataclass(frozen=True)
@@ -127,6 +127,8 @@ class Lease:
         why: why it is over.
         blameless: its end counts towards no bound on losses.
         down, up: bytes of bodies sent to the board, and received from it.
+        profile: the agent's device profile when the lease was made.
+        online: whether the agent was heard of lately.
     """
 
     id: str
@@ -140,9 +142,14 @@ class Lease:
     blameless: bool
     down: int
     up: int
+    profile: str
+    online: bool
 
 
-_LEASE = "id, agent, trial_id, attempt, state, received, stop, why, blameless, down, up"
+_LEASE = (
+    "leases.id, agent, trial_id, attempt, leases.state, received, stop, why, blameless, down, up, profile, "
+    "agents.state, heard FROM leases JOIN agents ON agents.name = agent"
+)
 _AGENT = "name, key, serial, device, state, slots, heard, facts, live, refused, answered"
 
 
@@ -283,6 +290,7 @@ class Store:
         journal: Sequence[Event],
         attempt: int,
         files: Sequence[Mapping[str, Any]] = (),
+        place: Mapping[str, str] | None = None,
     ) -> str:
         """Make a lease of one of the agent's slots; return its id.
 
@@ -290,27 +298,34 @@ class Store:
             trial: `Trial.to_json()`.
             journal: the events of earlier attempts.
             files: as `lease_files` lists them.
+            place: `profile`, the device profile that the driver chose the agent for.
 
         Raises RefusedError when the agent is not online, and when it has no free slot.
         """
         identity = secrets.token_hex(8)
         body = json.dumps({"trial": trial, "journal": list(journal), "files": list(files)})
         label = trial.get("label") or trial["trial_id"]
-        row = (identity, agent, driver, trial["trial_id"], attempt, label, time.time(), OPEN)
-        columns = "id, agent, driver, trial_id, attempt, label, made, state"
+        profile = (place or {}).get("profile", "")
+        row = (identity, agent, driver, trial["trial_id"], attempt, label, time.time(), OPEN, profile)
+        columns = "id, agent, driver, trial_id, attempt, label, made, state, profile"
         with self.transaction():
             known = self.agent(agent)
             if known is None or not known.is_online(time.time()):
                 raise RefusedError(f"{agent} is not online")
             if self._one("SELECT count(*) FROM leases WHERE agent = ? AND state = ?", (agent, OPEN))[0] >= known.slots:
                 raise RefusedError(f"{agent} has no free slot")
-            self._db.execute(f"INSERT INTO leases ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+            self._db.execute(f"INSERT INTO leases ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
             self._db.execute("INSERT INTO bodies VALUES (?, ?)", (identity, body))
         return identity
 
-    def of_driver(self, driver: str) -> dict[str, Lease]:
-        """Return a driver's leases by id."""
-        return {row[0]: _lease(row) for row in self._all(f"SELECT {_LEASE} FROM leases WHERE driver = ?", (driver,))}
+    def of_driver(self, driver: str) -> list[Lease]:
+        """Return all leases of a driver."""
+        return [_lease(row) for row in self._all(f"SELECT {_LEASE} WHERE driver = ?", (driver,))]
+
+    def standing(self, leases: Sequence[str]) -> dict[str, Lease]:
+        """Return leases by id."""
+        query = f"SELECT {_LEASE} WHERE leases.id IN (SELECT value FROM json_each(?))"
+        return {row[0]: _lease(row) for row in self._all(query, (json.dumps(leases),))}
 
     def events(self, lease: str, first: int) -> list[dict[str, Any]]:
         """Return a lease's events from number `first` on."""
@@ -336,11 +351,11 @@ class Store:
 
     def open_leases(self) -> list[Lease]:
         """Return all leases that are open."""
-        return [_lease(row) for row in self._all(f"SELECT {_LEASE} FROM leases WHERE state = ?", (OPEN,))]
+        return [_lease(row) for row in self._all(f"SELECT {_LEASE} WHERE leases.state = ?", (OPEN,))]
 
     def lease_of(self, lease: str, agent: str) -> Lease:
         """Return an agent's lease. Raises UnknownLeaseError, for another agent's as for one that does not exist."""
-        row = self._one(f"SELECT {_LEASE} FROM leases WHERE id = ? AND agent = ?", (lease, agent))
+        row = self._one(f"SELECT {_LEASE} WHERE leases.id = ? AND agent = ?", (lease, agent))
         if row is None:
             raise UnknownLeaseError(f"{agent} has no lease {lease!r}")
         return _lease(row)
@@ -452,5 +467,10 @@ def _agent(row: Any, running: Iterable[tuple[str, str]]) -> Agent:
 
 
 def _lease(row: Any) -> Lease:
-    *plain, stop, why, blameless, down, up = row
-    return Lease(*(*plain, bool(stop), why, bool(blameless), down, up))
+    *plain, stop, why, blameless, down, up, profile, state, heard = row
+    online = _is_online(state, heard, time.time())
+    return Lease(*(*plain, bool(stop), why, bool(blameless), down, up, profile, online))
+
+
+def _is_online(state: str, heard: float, now: float) -> bool:
+    return state == JOINED and now - heard < OFFLINE_SECONDS

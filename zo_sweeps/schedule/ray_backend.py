@@ -64,7 +64,7 @@ class RayBackend:
         self._connection, self._workers = Connection(state_dir, address), workers
         self._cpus, self._limit = cpus_per_trial, slots
         self.grows = address is not None
-        self._slots = Slots(target, cpus_per_trial, slots, workers)
+        self._slots = Slots(target, cpus_per_trial, slots, workers, self._connection.agents)
         self._refreshed = 0.0
         self._polled = 0.0
         self._stopping = self._stop_sent = False

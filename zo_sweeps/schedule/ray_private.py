@@ -47,6 +47,13 @@ def put_note(key: str, note: bytes, namespace: bytes) -> None:
     store._internal_kv_put(key.encode(), note, overwrite=True, namespace=namespace)
 
 
+def get_note(key: str, namespace: bytes) -> bytes | None:
+    """Return a note stored at the head of this connected driver; None if there is none."""
+    store: Any = importlib.import_module("ray.experimental.internal_kv")
+    note: bytes | None = store._internal_kv_get(key.encode(), namespace=namespace)
+    return note
+
+
 @contextlib.contextmanager
 def muted() -> Iterator[None]:
     """Keep Ray from printing a paragraph on each death into the progress view; `log_to_driver=False` is not enough."""

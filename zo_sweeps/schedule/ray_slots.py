@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from zo_sweeps.core.trial import Trial
+from zo_sweeps.schedule.agents import AgentSlot
 from zo_sweeps.schedule.placement import HOSTS, Node, gpus_needed, preference, refusal, takes_main_memory
 from zo_sweeps.schedule.ray_actor import TrialActor
+from zo_sweeps.schedule.ray_agents import Agents
 from zo_sweeps.schedule.sharing import Workers
 
 
@@ -39,10 +41,11 @@ class Slots:
         cpus: CPUs per slot.
         limit: slots at a time; None: as many as CPUs (and GPUs) allow.
         workers: slots that share a trial's steps.
+        agents: of the cluster.
     """
 
-    def __init__(self, target: str, cpus: int, limit: int | None, workers: Workers) -> None:
-        self._target, self._cpus, self._limit, self._workers = target, cpus, limit, workers
+    def __init__(self, target: str, cpus: int, limit: int | None, workers: Workers, agents: Agents) -> None:
+        self._target, self._cpus, self._limit, self._workers, self._agents = target, cpus, limit, workers, agents
         self.nodes: list[Node] = []
         self.silent: list[
             Slot
@@ -57,7 +60,7 @@ class Slots:
         """Replace the nodes, and forget idle slots on other nodes; an empty list (the head is silent) forgets none."""
         self.nodes, now = nodes, time.monotonic()
         self._avoided = {node_id: until for node_id, until in self._avoided.items() if until > now}
-        if alive := {node.node_id for node in nodes}:
+        if alive := {node.node_id for node in nodes if not node.is_agent}:
             self._slots = [slot for slot in self._slots if slot.trial or slot.node.node_id in alive]
 
     def avoid(self, node: Node, seconds: float) -> None:
@@ -85,6 +88,10 @@ class Slots:
         import ray
 
         (self._slots if slot in self._slots else self.silent).remove(slot)
+        if isinstance(slot.actor, AgentSlot):
+            if slot.trial:
+                slot.actor.give_up(slot.trial.trial_id, slot.attempt)
+            return
         ray.kill(slot.actor)  # even if it seems dead: an actor that is only unreachable must not go on
 
     def clear(self) -> None:
@@ -111,17 +118,23 @@ class Slots:
         `kind`: only nodes of that device profile.
         """
         nodes = [node for node in self.nodes if not refusal(trial.needs, node, self._cpus)]
-        nodes = [node for node in nodes if kind is None or node.device == kind]
+        nodes = [node for node in nodes if kind is None or (node.device == kind and not node.is_agent)]
         away = {slot.node.node_id for slot in self.silent} | self._avoided.keys()
         nodes = [node for node in nodes if node.node_id not in away and self._memory_left(trial, node)]
         nodes.sort(key=lambda node: preference(trial.needs, node))
         homes = {node.node_id: gpus_needed(trial.needs, node) for node in nodes}
+        lent = {node.node_id: node.slots for node in nodes}
         idle = [slot for slot in self._slots if slot.trial is None and homes.get(slot.node.node_id) == slot.gpus]
+        idle = [slot for slot in idle if self._is_lent(slot.node, lent[slot.node.node_id])]
         if idle:
             warm = next((slot for slot in idle if slot.warm_key == trial.warm_key), None)
             return warm or min(idle, key=lambda slot: preference(trial.needs, slot.node)), None
         busy = [slot for slot in self._slots if slot.trial]  # idle actors make way for a new one
         return None, next((node for node in nodes if self._room(node, homes[node.node_id], busy)), None)
+
+    def _is_lent(self, node: Node, slots: int | None) -> bool:
+        """Return whether a node still lends the slots there: another driver may have taken an idle one of an agent."""
+        return slots is None or sum(slot.node.node_id == node.node_id for slot in self._slots) <= slots
 
     def _has_room(self, trial: Trial, kind: str, count: int) -> bool:
         """Return whether `count` slots are free: take them, with placeholders for new ones, and give them back."""
@@ -156,6 +169,7 @@ class Slots:
             (not self._limit or len(slots) < self._limit)
             and (len(here) + 1) * self._cpus <= node.cpus
             and sum(slot.gpus for slot in here) + gpus <= node.gpus
+            and (node.slots is None or len(here) < node.slots)
         )
 
     def _new(self, node: Node, gpus: int) -> Slot:
@@ -165,6 +179,9 @@ class Slots:
         while not self._room(node, gpus, self._slots):
             idle = [slot for slot in self._slots if slot.trial is None]
             self.drop(min(idle, key=lambda slot: slot.node.node_id != node.node_id))
+        if node.is_agent:
+            self._slots.append(Slot(self._agents.slot(node), node, gpus))
+            return self._slots[-1]
         actor = (
             ray.remote(concurrency_groups={"ctl": 2})(TrialActor)  # type: ignore[call-overload]
             .options(
