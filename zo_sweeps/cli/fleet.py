@@ -118,10 +118,13 @@ def worker(given: Sequence[str]) -> int:
 
 
 def devices(given: Sequence[str]) -> int:
-    """List the nodes of a cluster: device, memory, capabilities, versions, temperature, running trials."""
+    """List the nodes and agents of a cluster: device, memory, capabilities, versions, temperature, running trials.
+
+    devices revoke NAME, on the head's machine, takes an agent's key from it at once.
+    """
     parser = _parser("devices", devices.__doc__)
     text = "cluster.address=HOST:PORT; default: the head started from state_dir=FOLDER, else the one joined here"
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help=text)
+    parser.add_argument("overrides", nargs="*", metavar="revoke NAME|key=value", help=text)
     parser.add_argument(
         "--config-dir", action="append", default=[], metavar="FOLDER", help="folder with configuration of your own"
     )
@@ -137,7 +140,17 @@ def devices(given: Sequence[str]) -> int:
     from zo_sweeps.fleet import inventory
     from zo_sweeps.fleet.worker import HOME
 
+    names: list[str] = []
+    if options.overrides[:1] == ["revoke"]:
+        names = [word for word in options.overrides[1:] if "=" not in word]
+        options.overrides = [word for word in options.overrides[1:] if "=" in word]
+        if len(names) != 1:
+            raise UserError("which agent's key?", fix="zo-sweeps devices revoke NAME")
     config = Composer(options.overrides, options.config_dir).run
+    if names:
+        inventory.revoke(config.folder, names[0])
+        _say(f"{names[0]} was revoked: it gets nothing more, and its trials go to other nodes")
+        return 0
     head = inventory.connect(config.cluster.address, options.token_file, config.folder, HOME.expanduser())
     inventory.show(inventory.read(head), Console(highlight=False), time.time())
     return 0

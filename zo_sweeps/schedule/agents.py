@@ -19,7 +19,7 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import Event, Outcome, Sharing, Trial, TrialState
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.schedule.lease_files import lease_files
-from zo_sweeps.schedule.leases import ENDED, OFFLINE_SECONDS, OPEN, Lease, RefusedError, Store
+from zo_sweeps.schedule.leases import ENDED, JOINED, OFFLINE_SECONDS, OPEN, Lease, RefusedError, Store
 from zo_sweeps.schedule.placement import Node
 
 PREFIX = "agent:"  # of the node ids of agents
@@ -50,8 +50,13 @@ def nodes(note: Mapping[str, Any], driver: str, now: float) -> list[Node]:
             refused=agent["refused"],
         )
         for agent in note["agents"]
-        if agent["state"] == "joined" and note["time"] - agent["heard"] < OFFLINE_SECONDS
+        if is_online(agent, note["time"])
     ]
+
+
+def is_online(agent: Mapping[str, Any], now: float) -> bool:
+    """Return whether an agent of the note could take trials when it was written."""
+    return bool(agent["state"] == JOINED and now - agent["heard"] < OFFLINE_SECONDS)
 
 
 @dataclass
