@@ -59,6 +59,13 @@ def is_online(agent: Mapping[str, Any], now: float) -> bool:
     return bool(agent["state"] == JOINED and now - agent["heard"] < OFFLINE_SECONDS)
 
 
+def bound_to_hosts(trial: Trial) -> bool:
+    """Return whether a trial needs files or code that no agent fetches: own members, a log or a phone of this host."""
+    config = trial.config.to_json()
+    device = config.get("device", {})
+    return bool(config.get("members") or device.get("log") or device.get("kind") == "phone")
+
+
 @dataclass
 class _Held:
     """A lease, or why there is none."""
@@ -79,7 +86,7 @@ class Proxies:
     def __init__(self, store: str, driver: str) -> None:
         self._store, self._driver = Store(Path(store)), driver
         self._store.drive(driver)
-        self._held = {(one.trial_id, one.attempt): _Held(one.id) for one in self._store.of_driver(driver)}
+        self._held = {(one.trial_id, one.attempt): _Held(one.id) for one in self._store.of_driver(driver).values()}
         self._standing: dict[str, Lease] = {}
         self._look()
         self._changed = asyncio.Condition()
@@ -88,7 +95,8 @@ class Proxies:
     async def run(
         self,
         agent: str,
-        place: Mapping[str, str],
+        profile: str,
+        threads: int,
         trial: dict[str, Any],
         journal: list[Event],
         attempt: int,
@@ -103,7 +111,7 @@ class Proxies:
         held = _Held()
         try:
             files = await asyncio.to_thread(_files, trial)
-            held.lease = self._store.lease(self._driver, agent, trial, journal, attempt, files, place)
+            held.lease = self._store.lease(self._driver, agent, trial, journal, attempt, files, profile, threads)
         except RefusedError as error:
             held.refused = str(error)
         except UserError as error:
@@ -138,6 +146,10 @@ class Proxies:
             return events, None, False  # it ended between the two looks
         if lease.state == ENDED:
             outcome = self._store.outcome(lease.id) or {}
+            if outcome["state"] == TrialState.LOST.value and not events:
+                raise LeaseLostError(outcome["error"] or "its process ended unexpectedly")
+            if outcome["state"] == TrialState.LOST.value:
+                return events, None, False
             return events, _with_bytes(outcome, lease), False
         if events:
             return events, None, False
@@ -233,12 +245,12 @@ class AgentSlot:
     Args:
         proxies: the actor of `Proxies`.
         node: the agent.
+        threads: of a trial's process.
     """
 
-    def __init__(self, proxies: Any, node: Node) -> None:
+    def __init__(self, proxies: Any, node: Node, threads: int) -> None:
         self._proxies = proxies
-        place = {"node": node.name, "profile": node.device}
-        self.run = _Method(lambda *args: proxies.run.remote(node.name, place, *args))
+        self.run = _Method(lambda *args: proxies.run.remote(node.name, node.device, threads, *args))
         self.drain = _Method(proxies.drain.remote)
         self.stop = _Method(proxies.stop.remote)
         self.leave = _Method(lambda: None)  # it never follows

@@ -290,7 +290,8 @@ class Store:
         journal: Sequence[Event],
         attempt: int,
         files: Sequence[Mapping[str, Any]] = (),
-        place: Mapping[str, str] | None = None,
+        profile: str = "",
+        threads: int = 1,
     ) -> str:
         """Make a lease of one of the agent's slots; return its id.
 
@@ -298,14 +299,14 @@ class Store:
             trial: `Trial.to_json()`.
             journal: the events of earlier attempts.
             files: as `lease_files` lists them.
-            place: `profile`, the device profile that the driver chose the agent for.
+            profile: the device profile that the driver chose the agent for.
+            threads: of the trial's process.
 
         Raises RefusedError when the agent is not online, and when it has no free slot.
         """
         identity = secrets.token_hex(8)
-        body = json.dumps({"trial": trial, "journal": list(journal), "files": list(files)})
+        body = json.dumps({"trial": trial, "journal": list(journal), "files": list(files), "threads": threads})
         label = trial.get("label") or trial["trial_id"]
-        profile = (place or {}).get("profile", "")
         row = (identity, agent, driver, trial["trial_id"], attempt, label, time.time(), OPEN, profile)
         columns = "id, agent, driver, trial_id, attempt, label, made, state, profile"
         with self.transaction():
@@ -318,9 +319,9 @@ class Store:
             self._db.execute("INSERT INTO bodies VALUES (?, ?)", (identity, body))
         return identity
 
-    def of_driver(self, driver: str) -> list[Lease]:
-        """Return all leases of a driver."""
-        return [_lease(row) for row in self._all(f"SELECT {_LEASE} WHERE driver = ?", (driver,))]
+    def of_driver(self, driver: str) -> dict[str, Lease]:
+        """Return all leases of a driver, by id."""
+        return {row[0]: _lease(row) for row in self._all(f"SELECT {_LEASE} WHERE driver = ?", (driver,))}
 
     def standing(self, leases: Sequence[str]) -> dict[str, Lease]:
         """Return leases by id."""
@@ -361,7 +362,7 @@ class Store:
         return _lease(row)
 
     def body(self, lease: str) -> dict[str, Any]:
-        """Return `trial`, `journal` and `files` of a lease."""
+        """Return `trial`, `journal`, `files` and `threads` of a lease."""
         return dict(json.loads(self._one("SELECT body FROM bodies WHERE lease = ?", (lease,))[0]))
 
     def sent(self, lease: str, size: int) -> None:

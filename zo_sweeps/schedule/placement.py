@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from zo_sweeps.core.host import gib
 from zo_sweeps.core.trial import Needs
 from zo_sweeps.devices.probe import EDGE
-from zo_sweeps.run.known_answers import NOISE
 
 # General-purpose nodes, and what may run on them; a trial requests any other device profile by name.
 HOSTS = ("cpu", "cuda", "executorch")
+NOISE = "noise"  # what a node must compute to the bit, besides a trial's precision
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Node:
         memory_bytes: main memory that it lends (unified memory on an edge device).
         programs: whether ExecuTorch is installed, for trials that run as exported programs.
         slots: of an agent, trials that it takes of this driver at a time; None: a node of Ray's, as many as CPUs allow.
-        refused: what it does not lend ("noise", a precision) -> why: see `run.known_answers`.
+        refused: what it does not lend ("noise", a precision) -> why: see `fleet.known_answers`.
     """
 
     node_id: str

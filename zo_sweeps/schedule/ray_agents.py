@@ -37,11 +37,11 @@ class Agents:
         self._store = parsed["store"]
         return nodes(parsed, self._driver, time.time())
 
-    def slot(self, node: Node) -> AgentSlot:
-        """Return a proxy for one trial at a time on an agent."""
+    def slot(self, node: Node, threads: int) -> AgentSlot:
+        """Return a proxy for one trial at a time on an agent, in a process of so many threads."""
         if self._proxies is None:
             self._proxies = self._start()
-        return AgentSlot(self._proxies, node)
+        return AgentSlot(self._proxies, node, threads)
 
     def close(self) -> None:
         """End this driver's leases."""

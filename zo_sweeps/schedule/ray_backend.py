@@ -85,8 +85,9 @@ class RayBackend:
 
     def refusal(self, trial: Trial) -> str:
         count = self._workers.of_trial(trial)
-        few = no_room(trial, count, self._slots.nodes, self._cpus, self._limit) if count > 1 else ""
-        return reason(trial.needs, self._slots.nodes, self._cpus) or few
+        nodes = self._slots.nodes_for(trial)
+        few = no_room(trial, count, nodes, self._cpus, self._limit) if count > 1 else ""
+        return reason(trial.needs, nodes, self._cpus) or few
 
     def fit(self, trial: Trial) -> int:
         slot, node = self._slots.choose(trial, self._slots.kind(trial))

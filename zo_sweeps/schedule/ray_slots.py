@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from zo_sweeps.core.trial import Trial
-from zo_sweeps.schedule.agents import AgentSlot
+from zo_sweeps.schedule.agents import AgentSlot, bound_to_hosts
 from zo_sweeps.schedule.placement import HOSTS, Node, gpus_needed, preference, refusal, takes_main_memory
 from zo_sweeps.schedule.ray_actor import TrialActor
 from zo_sweeps.schedule.ray_agents import Agents
@@ -99,6 +99,12 @@ class Slots:
         self._slots.clear()
         self.silent.clear()
 
+    def nodes_for(self, trial: Trial) -> list[Node]:
+        """Return the nodes without agents, where agents cannot take a trial whatever they are."""
+        if self._workers.of_trial(trial) > 1 or bound_to_hosts(trial):
+            return [node for node in self.nodes if not node.is_agent]
+        return self.nodes
+
     def kind(self, trial: Trial) -> str | None:
         """Return a device profile with free slots for all of a trial's workers; "" if none has, None: no restriction.
 
@@ -107,7 +113,9 @@ class Slots:
         count = self._workers.of_trial(trial)
         if count == 1:
             return None
-        for kind in dict.fromkeys(n.device for n in sorted(self.nodes, key=lambda n: preference(trial.needs, n))):
+        for kind in dict.fromkeys(
+            n.device for n in sorted(self.nodes_for(trial), key=lambda n: preference(trial.needs, n))
+        ):
             if self._has_room(trial, kind, count):
                 return kind
         return ""
@@ -117,8 +125,8 @@ class Slots:
 
         `kind`: only nodes of that device profile.
         """
-        nodes = [node for node in self.nodes if not refusal(trial.needs, node, self._cpus)]
-        nodes = [node for node in nodes if kind is None or (node.device == kind and not node.is_agent)]
+        nodes = [node for node in self.nodes_for(trial) if not refusal(trial.needs, node, self._cpus)]
+        nodes = [node for node in nodes if kind is None or node.device == kind]
         away = {slot.node.node_id for slot in self.silent} | self._avoided.keys()
         nodes = [node for node in nodes if node.node_id not in away and self._memory_left(trial, node)]
         nodes.sort(key=lambda node: preference(trial.needs, node))
@@ -180,7 +188,7 @@ class Slots:
             idle = [slot for slot in self._slots if slot.trial is None]
             self.drop(min(idle, key=lambda slot: slot.node.node_id != node.node_id))
         if node.is_agent:
-            self._slots.append(Slot(self._agents.slot(node), node, gpus))
+            self._slots.append(Slot(self._agents.slot(node, self._cpus), node, gpus))
             return self._slots[-1]
         actor = (
             ray.remote(concurrency_groups={"ctl": 2})(TrialActor)  # type: ignore[call-overload]

@@ -68,7 +68,7 @@ def no_room(trial: Trial, count: int, nodes: Sequence[Node], cpus: int, limit: i
     """Return why `count` processes of a trial never fit on nodes of one device profile; "" when they do."""
     room: dict[str, int] = {}
     for node in nodes:
-        if not node.is_agent and not refusal(trial.needs, node, cpus):
+        if not refusal(trial.needs, node, cpus):
             gpus = int(node.gpus) if gpus_needed(trial.needs, node) else None
             places = int(node.cpus // cpus)
             room[node.device] = room.get(node.device, 0) + (places if gpus is None else min(places, gpus))

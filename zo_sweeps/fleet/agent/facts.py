@@ -112,7 +112,7 @@ def main(what: str) -> None:
     if what == "host":
         print(json.dumps(unchanging()))
         return
-    from zo_sweeps.run.known_answers import answer
+    from zo_sweeps.fleet.known_answers import answer
 
     print(json.dumps(answer(json.load(sys.stdin))))
 

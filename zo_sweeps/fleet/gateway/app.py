@@ -28,7 +28,7 @@ from zo_sweeps.fleet.gateway.events import checked, checked_outcome, printable
 from zo_sweeps.fleet.gateway.identity import Authority, new_serial, read_request
 from zo_sweeps.fleet.gateway.limits import Buckets
 from zo_sweeps.fleet.gateway.writer import Writer
-from zo_sweeps.run.known_answers import compare
+from zo_sweeps.fleet.known_answers import compare
 from zo_sweeps.schedule.leases import (
     OPEN,
     REVOKED,
@@ -329,7 +329,7 @@ class Gateway:
         body = self._store.body(lease.id)
         listed = [{key: file[key] for key in ("of", "path", "sha256", "bytes")} for file in body["files"]]
         known = {"lease": lease.id, "trial_id": lease.trial_id, "attempt": lease.attempt, "held": lease.received}
-        response = _json({**known, "trial": body["trial"], "journal": body["journal"], "files": listed})
+        response = _json({**known, **body, "files": listed})
         size = len(response.body) if isinstance(response.body, bytes) else 0
         response.enable_compression()
         await self._write(lambda store: store.sent(lease.id, size))

@@ -16,7 +16,7 @@ Check = Callable[[Any], bool]
 TEXT = 100_000  # characters
 METRIC = re.compile(r"[A-Za-z0-9_./ -]{1,200}")
 LARGEST = 2**53
-ENDS = {state.value for state in TrialState} - {"PENDING", "RUNNING", "LOST"}
+ENDS = {state.value for state in TrialState} - {"PENDING", "RUNNING"}
 # Control characters except tab, newline and carriage return: as JSON writes them, and as they are.
 _CONTROL_IN_JSON = re.compile(r"\\u00[01]|\\[bf]|[\x7f-\x9f]")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")

@@ -116,7 +116,7 @@ class _Refused(asyncio.Protocol):
 
 async def _compute(known: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
     """Append known answers as another process computes them: torch stays out of this one."""
-    command = [sys.executable, "-m", "zo_sweeps.run.known_answers", str(CHALLENGES)]
+    command = [sys.executable, "-m", "zo_sweeps.fleet.known_answers", str(CHALLENGES)]
     process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, limit=2**24)
     assert process.stdout
     try:

@@ -3,7 +3,7 @@
 A log of scalars is a training run only where noise has the same bits, and losses the same values up to rounding. Both
 sides call `answer` of the same challenge; `compare` needs no torch.
 
-    python -m zo_sweeps.run.known_answers COUNT      prints COUNT challenges with this machine's answers, a JSON a line
+    python -m zo_sweeps.fleet.known_answers COUNT      prints COUNT challenges with this machine's answers, a JSON a line
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from zo_sweeps.methods.arch import ALL
 from zo_sweeps.methods.parts import Model, ModelSource
 from zo_sweeps.methods.points import NoiseKey
 from zo_sweeps.methods.precision import Precision, WeightOnlyPrecision
+from zo_sweeps.schedule.placement import NOISE
 
 if TYPE_CHECKING:
     from zo_sweeps.models.causal import LanguageModel
 
-NOISE = "noise"
 VOCABULARY = 4096
 ARCH: Mapping[str, Any] = {
     "model_type": "llama",
