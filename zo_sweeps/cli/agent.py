@@ -15,7 +15,7 @@ def agent(given: Sequence[str]) -> int:
     try:
         from zo_sweeps.fleet.agent import commands
     except ModuleNotFoundError as error:
-        raise UserError(f"the agent needs {error.name}", fix="pip install 'zo-sweeps[agent]'") from None
+        raise UserError(f"the agent needs {error.name}", fix="pip install zo-sweeps-agent, from the folder `agent` of the repository") from None
 
     parser = Parser(prog="python -m zo_sweeps agent", description=agent.__doc__)
     parser.add_argument("action", choices=("join", "leave", "status", "install-service"))

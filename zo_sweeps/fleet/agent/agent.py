@@ -139,7 +139,10 @@ class Agent:
                     self._say("the head answers again")
                 silent, self._heard = False, time.time()
                 backoff.reset()
-                self._inbox.put(answer)
+                taken = threading.Event()
+                self._inbox.put((answer, taken))
+                while not (taken.wait(1.0) or self._leaving.is_set()):
+                    pass  # the next question names the leases of this answer
             except UnreachableError as error:
                 if not silent:
                     what = "waiting for the head" if error.after else f"cannot reach {self._registration.url}"
@@ -189,11 +192,13 @@ class Agent:
             if spool := self._spools.get(message.lease):
                 spool.lose(message.why)
         elif message is not None:
-            for lease in message["leases"]:
+            answer, taken = message
+            for lease in answer["leases"]:
                 if lease["lease"] not in self._spools:
                     self._accept(str(lease["lease"]))
-            for name in message["stop"]:
+            for name in answer["stop"]:
                 self._stop(str(name))
+            taken.set()
 
     def _accept(self, lease: str) -> None:
         """Fetch a new lease."""

@@ -86,7 +86,8 @@ class Link:
     def bytes_from(self, path: str, start: int) -> Iterator[tuple[int, Iterator[bytes]]]:
         """Open a file at the head from byte `start` on; yield the byte that it begins with, and its parts."""
         try:
-            with self._client.stream("GET", path, headers={"Range": f"bytes={start}-"} if start else {}) as answer:
+            headers = {"Accept-Encoding": "identity", **({"Range": f"bytes={start}-"} if start else {})}
+            with self._client.stream("GET", path, headers=headers) as answer:
                 if answer.status_code not in (200, 206):
                     answer.read()
                     _checked(answer)
