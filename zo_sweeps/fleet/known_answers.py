@@ -3,7 +3,7 @@
 A log of scalars is a training run only where noise has the same bits, and losses the same values up to rounding. Both
 sides call `answer` of the same challenge; `compare` needs no torch.
 
-    python -m zo_sweeps.fleet.known_answers COUNT      prints COUNT challenges with this machine's answers, a JSON a line
+    python -m zo_sweeps.fleet.known_answers COUNT      prints COUNT challenges with this machine's answers, one per line
 """
 
 from __future__ import annotations

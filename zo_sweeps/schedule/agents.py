@@ -61,9 +61,10 @@ def is_online(agent: Mapping[str, Any], now: float) -> bool:
 
 def bound_to_hosts(trial: Trial) -> bool:
     """Return whether a trial needs files or code that no agent fetches: own members, a log or a phone of this host."""
-    config = trial.config.to_json()
-    device = config.get("device", {})
-    return bool(config.get("members") or device.get("log") or device.get("kind") == "phone")
+    config = trial.config
+    if not isinstance(config, TrialConfig):
+        return False
+    return bool(config.members or config.device.log or config.device.kind == "phone")
 
 
 @dataclass
