@@ -350,9 +350,10 @@ class Store:
 
     # --- leases: the agent's side
 
-    def open_leases(self) -> list[Lease]:
-        """Return all leases that are open."""
-        return [_lease(row) for row in self._all(f"SELECT {_LEASE} WHERE leases.state = ?", (OPEN,))]
+    def open_leases(self, agent: str | None = None) -> list[Lease]:
+        """Return the leases that are open, of one agent or of all."""
+        where, values = ("", ()) if agent is None else (" AND agent = ?", (agent,))
+        return [_lease(row) for row in self._all(f"SELECT {_LEASE} WHERE leases.state = ?{where}", (OPEN, *values))]
 
     def lease_of(self, lease: str, agent: str) -> Lease:
         """Return an agent's lease. Raises UnknownLeaseError, for another agent's as for one that does not exist."""

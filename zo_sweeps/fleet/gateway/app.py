@@ -52,6 +52,7 @@ REAP_SECONDS = 2.0
 AGAIN_SECONDS = 2.0  # before an agent is told the same again
 NONCES = 10_000  # challenges that wait for an answer; the oldest are forgotten
 TAKEN = 256  # leases whose list of files is kept in memory
+AGENT = web.RequestKey("agent", Agent)  # of a request: the agent whose certificate it has
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -107,6 +108,7 @@ class Gateway:
         self._heard: dict[str, float] = {}
         self._live: dict[str, dict[str, Any]] = {}
         self._nonces: OrderedDict[str, tuple[str, dict[str, Any]]] = OrderedDict()  # nonce -> agent, expected answer
+        self._version = -1  # of the store, as last seen
         self._open: dict[str, dict[str, Lease]] = {}  # agent -> its open leases
         self._changes: dict[str, asyncio.Event] = {}  # agents that poll
         self._told: dict[str, tuple[str, float]] = {}  # agent -> its last answer, and when
@@ -139,7 +141,7 @@ class Gateway:
 
     async def _tasks(self, app: web.Application) -> AsyncIterator[None]:
         """Run the loops that look, note and reap, while the server runs."""
-        self._see()
+        self._see_changes()
         tasks = [asyncio.create_task(one()) for one in (self._look, self._note, self._reap)]
         yield
         for task in tasks:
@@ -161,6 +163,8 @@ class Gateway:
             return await asyncio.wait_for(handler(request), seconds)
         except web.HTTPRequestEntityTooLarge:
             return _refusal(413, f"more than {limits.BODY_BYTES >> 20} MiB in one request")
+        except web.RequestPayloadError:
+            return _refusal(400, "the body cannot be decompressed")
         except web.HTTPException as error:
             return _refusal(error.status, error.reason)
         except ProblemError as error:
@@ -178,12 +182,12 @@ class Gateway:
             return _refusal(503, "the head cannot store this now", retry=10.0)
 
     def _admit(self, request: web.Request) -> None:
-        """Set `request["agent"]`. Raises ProblemError for a stranger, a revoked key, and too many requests."""
+        """Set `request[AGENT]`. Raises ProblemError for a stranger, a revoked key, and too many requests."""
         if request.path in STRANGERS:
             if wait := self._strangers.wait(request.remote or ""):
                 raise ProblemError(429, "too many requests from this address", retry=wait)
             return
-        agent = request["agent"] = self._peer(request)
+        agent = request[AGENT] = self._peer(request)
         if wait := self._agents.wait(agent.name):
             raise ProblemError(429, "too many requests", retry=wait)
         self._heard[agent.name] = time.time()
@@ -240,13 +244,13 @@ class Gateway:
             raise ProblemError(503, "the head is still computing its known answers", retry=2.0)
         challenge, answer = secrets.choice(self._challenges)
         nonce = secrets.token_hex(8)
-        self._nonces[nonce] = (request["agent"].name, answer)
+        self._nonces[nonce] = (request[AGENT].name, answer)
         if len(self._nonces) > NONCES:
             self._nonces.popitem(last=False)
         return _json({"nonce": nonce, **challenge})
 
     async def _join(self, request: web.Request) -> web.Response:
-        agent: Agent = request["agent"]
+        agent: Agent = request[AGENT]
         body = await _body(request)
         facts = body.get("facts")
         if not isinstance(facts, dict) or len(canonical(facts)) > limits.FACTS_BYTES:
@@ -276,11 +280,11 @@ class Gateway:
         live = body.get("facts")
         if not isinstance(live, dict):
             raise ProblemError(400, "no facts")
-        self._live[request["agent"].name] = {**_plain(live), "time": time.time()}
+        self._live[request[AGENT].name] = {**_plain(live), "time": time.time()}
         return _json({})
 
     async def _leave(self, request: web.Request) -> web.Response:
-        name = request["agent"].name
+        name = request[AGENT].name
         await self._write(lambda store: store.leave(name))
         self._log(f"{name} left")
         return _json({})
@@ -288,11 +292,12 @@ class Gateway:
     # --- trials
 
     async def _work(self, request: web.Request) -> web.Response:
-        name = request["agent"].name
+        name = request[AGENT].name
         try:
             wait = min(max(float(request.query.get("wait", "0")), 0.0), limits.WAIT_SECONDS)
         except ValueError:
             raise ProblemError(400, "wait is not a number") from None
+        self._open[name] = {one.id: one for one in self._store.open_leases(name)}
         running = set(filter(None, request.query.get("running", "").split(",")))
         loop = asyncio.get_running_loop()
         end = loop.time() + wait
@@ -323,7 +328,7 @@ class Gateway:
         return {"leases": new, "stop": sorted(one for one in running if one not in own or own[one].stop)}
 
     async def _lease(self, request: web.Request) -> web.Response:
-        lease = self._store.lease_of(request.match_info["lease"], request["agent"].name)
+        lease = self._store.lease_of(request.match_info["lease"], request[AGENT].name)
         if lease.state != OPEN:
             raise LeaseOverError(lease.why or "the lease has ended")
         body = self._store.body(lease.id)
@@ -336,7 +341,7 @@ class Gateway:
         return response
 
     async def _events(self, request: web.Request) -> web.Response:
-        name = request["agent"].name
+        name = request[AGENT].name
         lease = self._store.lease_of(request.match_info["lease"], name)
         body = await _body(request)
         first, events, outcome = body.get("first"), body.get("events"), body.get("outcome")
@@ -352,7 +357,7 @@ class Gateway:
         return _json({"acknowledged": received})
 
     async def _file(self, request: web.Request) -> web.StreamResponse:
-        name, digest = request["agent"].name, request.match_info["digest"]
+        name, digest = request[AGENT].name, request.match_info["digest"]
         lease = self._store.lease_of(request.match_info["lease"], name)
         if lease.state != OPEN:
             raise LeaseOverError(lease.why or "the lease has ended")
@@ -384,14 +389,14 @@ class Gateway:
 
     async def _look(self) -> None:
         """Wake the agents that poll when another process has changed their leases, or their keys."""
-        version = -1
         while True:
-            if (now := self._store.version()) != version:
-                version = now
-                self._see()
+            self._see_changes()
             await asyncio.sleep(LOOK_SECONDS)
 
-    def _see(self) -> None:
+    def _see_changes(self) -> None:
+        if (now := self._store.version()) == self._version:
+            return
+        self._version = now
         before, self._open = self._open, {}
         for lease in self._store.open_leases():
             self._open.setdefault(lease.agent, {})[lease.id] = lease
