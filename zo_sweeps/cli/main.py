@@ -391,10 +391,13 @@ def doctor(given: Sequence[str]) -> int:
 
 
 def bench(given: Sequence[str]) -> int:
-    """Benchmark the engine (noise, step, memory, replay, all), products (codes, sparse), programs, GPU or cluster."""
+    """Benchmark the engine (noise, step, memory, replay, all), codes, sparse, programs, gpu, cluster, agents."""
     parser = Parser(prog="python -m zo_sweeps bench", description=bench.__doc__)
     parser.add_argument(
-        "part", nargs="?", default="all", metavar="noise|step|memory|replay|all|codes|sparse|programs|gpu|cluster"
+        "part",
+        nargs="?",
+        default="all",
+        metavar="noise|step|memory|replay|all|codes|sparse|programs|gpu|cluster|agents",
     )
     parser.add_argument("--rounds", type=int, default=5, help="repetitions per measurement; the minimum is reported")
     parser.add_argument(

@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import resource
 import signal
 import subprocess
 import sys
@@ -132,6 +133,14 @@ async def _compute(known: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
                 process.kill()
 
 
+def open_many_files() -> None:
+    """Raise this process's limit of open files: each agent has a connection, and the usual limit is 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * limits.CONNECTIONS if hard == resource.RLIM_INFINITY else min(2 * limits.CONNECTIONS, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def _log(line: str) -> None:
     print(time.strftime("%Y-%m-%d %H:%M:%S"), line, flush=True)
 
@@ -155,6 +164,7 @@ def main(arguments: list[str]) -> int:
         with contextlib.suppress(asyncio.CancelledError):
             await task
 
+    open_many_files()
     try:
         asyncio.run(run())
     except UserError as error:
