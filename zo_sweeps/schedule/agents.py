@@ -17,6 +17,7 @@ from typing import Any
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import Event, Outcome, Sharing, Trial, TrialState
+from zo_sweeps.methods.definition import own_source
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.schedule.lease_files import lease_files
 from zo_sweeps.schedule.leases import ENDED, JOINED, OFFLINE_SECONDS, OPEN, Lease, RefusedError, Store
@@ -64,7 +65,8 @@ def bound_to_hosts(trial: Trial) -> bool:
     config = trial.config
     if not isinstance(config, TrialConfig):
         return False
-    return bool(config.members or config.device.log or config.device.kind == "phone")
+    own = any(own_source(kind) for kind in config.members_used)  # a folder may hold profiles and grids alone
+    return own or bool(config.device.log) or config.device.kind == "phone"
 
 
 @dataclass
