@@ -48,11 +48,12 @@ def wait(what: Callable[[], Any], seconds: float = PATIENCE) -> Any:
 class Process:
     """This module as a process, with its output in a file."""
 
-    def __init__(self, log: Path, *words: object) -> None:
+    def __init__(self, log: Path, *words: object, proxy: int = 0) -> None:
         self._log = log
+        through = {"HTTPS_PROXY": f"http://127.0.0.1:{proxy}", "NO_PROXY": "", "no_proxy": ""} if proxy else {}
         with log.open("a") as file:
             command = [sys.executable, "-m", "tests.fleet.agents", *map(str, words)]
-            environment = {**os.environ, "PYTHONPATH": str(REPO)}
+            environment = {**os.environ, "PYTHONPATH": str(REPO), **through}
             self._process = subprocess.Popen(command, stdout=file, stderr=file, env=environment, cwd=REPO)
 
     @property
@@ -68,10 +69,13 @@ class Process:
 
 
 class Cable:
-    """A TCP connection that can be cut: forwards a port of its own to another, while it is whole."""
+    """A TCP connection that can be cut: forwards a port of its own to another, while it is whole.
+
+    It is an HTTP proxy, too, whatever host it is asked for.
+    """
 
     def __init__(self, to: int) -> None:
-        self._to, self.whole = to, True
+        self._to, self.whole, self.asked = to, True, 0
         self._server = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._server.getsockname()[1])
         self._ends: list[socket.socket] = []
@@ -95,6 +99,11 @@ class Cable:
             except OSError:
                 near.close()
                 continue
+            if near.recv(7, socket.MSG_PEEK) == b"CONNECT":
+                while not near.recv(1 << 16).endswith(b"\r\n\r\n"):
+                    pass
+                near.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+                self.asked += 1
             self._ends += [near, far]
             for one, other in ((near, far), (far, near)):
                 threading.Thread(target=self._copy, args=(one, other), daemon=True).start()
@@ -135,11 +144,11 @@ class Head:
         self.store.add_code(code.secret, time.time() + 900)
         return code.text
 
-    def agent(self, name: str, *, code: str = "", port: int = 0) -> Process:
+    def agent(self, name: str, *, code: str = "", port: int = 0, proxy: int = 0) -> Process:
         """An agent; it goes on where one of this name stopped."""
         url = f"https://127.0.0.1:{port or self.port}"
         log, state = self.folder.parent / f"{name}.log", self.folder.parent / name
-        one = Process(log, "agent", url, code or (self.code() if not state.exists() else "-"), state, name)
+        one = Process(log, "agent", url, code or (self.code() if not state.exists() else "-"), state, name, proxy=proxy)
         self._agents.append(one)
         return one
 

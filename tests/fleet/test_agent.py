@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
+import pwd
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,7 +19,7 @@ from tests.schedule import fakes
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import Event, Outcome, TrialState
 from zo_sweeps.fleet import codes
-from zo_sweeps.fleet.agent import facts, keys, link, trials
+from zo_sweeps.fleet.agent import commands, facts, keys, link, service, trials
 from zo_sweeps.fleet.agent import files as fetched
 from zo_sweeps.fleet.agent import spool as spools
 from zo_sweeps.fleet.agent.spool import Spool
@@ -25,6 +28,7 @@ from zo_sweeps.models.identity import DEMO, fingerprint_model
 from zo_sweeps.record.journal import Journal
 
 pytestmark = pytest.mark.unit
+URL = "https://10.8.0.1:7443"
 
 # --- codes
 
@@ -280,6 +284,22 @@ def test_the_address_of_a_head_is_https(tmp_path: Path) -> None:
     for wrong in ("http://10.8.0.1:7443", "10.8.0.1:7443", "https://10.8.0.1", "https://../x:1"):
         with pytest.raises(UserError, match="is not the address of a head"):
             keys.folder_of(tmp_path, wrong)
+
+
+def test_a_service_runs_as_the_owner_of_the_key_and_is_confined(tmp_path: Path) -> None:
+    options = commands.AgentOptions(URL, device="jetson-orin-nano", memory_gb=6.0, slots=2)
+    with pytest.raises(UserError, match=f"is not registered with {re.escape(URL)}"):
+        commands.install_service(tmp_path, options, print, only_print=True)
+    if os.getuid() == 0:
+        with pytest.raises(UserError, match="root registered this machine"):
+            service.unit(tmp_path, URL, options.lending)
+        os.chown(tmp_path, pwd.getpwnam("nobody").pw_uid, -1)
+    text = service.unit(tmp_path, URL, options.lending)
+    command = f"agent join {URL} --device jetson-orin-nano --memory 6 --slots 2 --state-dir {tmp_path}"
+    assert command in text
+    assert "--code" not in text
+    assert f"User={pwd.getpwuid(tmp_path.stat().st_uid).pw_name}" in text
+    assert {"NoNewPrivileges=true", "ProtectSystem=strict", "RestartPreventExitStatus=2"} <= {*text.splitlines()}
 
 
 def test_waits_grow_are_spread_and_begin_again() -> None:

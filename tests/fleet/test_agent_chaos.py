@@ -161,9 +161,10 @@ def test_a_revoked_key_ends_the_trial_and_the_agent(gateway: Head, tmp_path: Pat
 
 
 def test_a_code_registers_one_machine(gateway: Head, tmp_path: Path) -> None:
-    code = gateway.code()
-    first = gateway.agent("a", code=code)
+    code, proxy = gateway.code(), Cable(gateway.port)
+    first = gateway.agent("a", code=code, proxy=proxy.port)
     wait(lambda: "joined" in first.said)
+    assert proxy.asked > 0, "it went through the HTTP proxy that its environment names"
     second = gateway.agent("b", code=code)
     assert second.ended() == 2
     assert "this one-time code is not valid" in second.said

@@ -15,7 +15,10 @@ def agent(given: Sequence[str]) -> int:
     try:
         from zo_sweeps.fleet.agent import commands
     except ModuleNotFoundError as error:
-        raise UserError(f"the agent needs {error.name}", fix="pip install zo-sweeps-agent, from the folder `agent` of the repository") from None
+        raise UserError(
+            f"the agent needs {error.name}",
+            fix="pip install zo-sweeps-agent, from the folder `agent` of the repository",
+        ) from None
 
     parser = Parser(prog="python -m zo_sweeps agent", description=agent.__doc__)
     parser.add_argument("action", choices=("join", "leave", "status", "install-service"))
@@ -45,6 +48,9 @@ def agent(given: Sequence[str]) -> int:
         metavar="FOLDER",
         help="folder with device profiles of your own",
     )
+    parser.add_argument(
+        "--print", action="store_true", dest="only_print", help="install-service: print the unit, install nothing"
+    )
     options = parser.parse_args(list(given))
     say = lambda text: print(text, flush=True)
     if options.action == "leave":
@@ -56,4 +62,6 @@ def agent(given: Sequence[str]) -> int:
     wanted = commands.AgentOptions(
         **{name: getattr(options, name) for name in commands.AgentOptions.__dataclass_fields__}
     )
-    return commands.join(options.state_dir, wanted, say)
+    if options.action == "join":
+        return commands.join(options.state_dir, wanted, say)
+    return commands.install_service(options.state_dir, wanted, say, only_print=options.only_print)

@@ -1,4 +1,4 @@
-"""`agent join | leave | status`: this machine as an agent, from its registration to its end.
+"""`agent join | leave | status | install-service`: this machine as an agent, from its registration to its end.
 
 ~/.zo_sweeps/agent/heads/HOST_PORT/   registration and key (keys.py), leases (spool.py), files (files.py),
                                       running.json (the running agent), trials.log
@@ -18,7 +18,7 @@ import psutil
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.fleet import codes
-from zo_sweeps.fleet.agent import keys
+from zo_sweeps.fleet.agent import keys, service
 from zo_sweeps.fleet.agent.agent import Agent
 from zo_sweeps.fleet.agent.facts import lending, profile
 from zo_sweeps.fleet.agent.spool import spools
@@ -53,6 +53,15 @@ class AgentOptions:
     authorities: Path | None = None
     config_dirs: Sequence[str] = field(default=())
 
+    @property
+    def lending(self) -> list[str]:
+        """The command line's words for what is lent, which each start needs again."""
+        words = [] if self.device == "auto" else ["--device", self.device]
+        words += ["--cpus", str(self.cpus)] if self.cpus else []
+        words += ["--memory", f"{self.memory_gb:g}"] if self.memory_gb else []
+        words += ["--slots", str(self.slots)] if self.slots > 1 else []
+        return words + [word for one in self.config_dirs for word in ("--config-dir", str(Path(one).absolute()))]
+
 
 def join(state_dir: Path, options: AgentOptions, say: Say) -> int:
     """Register if need be, then serve the head until SIGTERM or Ctrl-C. Raises UserError for anything to fix first."""
@@ -71,6 +80,19 @@ def join(state_dir: Path, options: AgentOptions, say: Say) -> int:
         registration = keys.enrol(folder, options.url.rstrip("/"), code, name, device.name, options.authorities)
         say(f"registered with {registration.url} as {registration.name}; its key is {folder / 'key.pem'} (mode 0600)")
     return Agent(folder, registration, device, lent, say).run()
+
+
+def install_service(state_dir: Path, options: AgentOptions, say: Say, *, only_print: bool) -> int:
+    """Write, or only print, a systemd unit that runs this machine's agent. Raises UserError when it cannot."""
+    state_dir = (service.own_home(state_dir) if state_dir == HOME else state_dir).absolute()
+    if keys.read(keys.folder_of(_root(state_dir), options.url)) is None:
+        raise UserError(f"this machine is not registered with {options.url}", where=str(state_dir), fix=keys.AGAIN)
+    text = service.unit(state_dir, options.url.rstrip("/"), options.lending)
+    if only_print:
+        print(text, end="")
+    else:
+        service.install(text, say)
+    return 0
 
 
 def leave(state_dir: Path, say: Say) -> int:
