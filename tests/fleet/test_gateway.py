@@ -92,25 +92,35 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
     patch.setattr(limits, "STRANGER_BURST", 1e6)
     patch.setattr(limits, "HANDSHAKE_SECONDS", 1.0)
     patch.setattr(limits, "BODY_BYTES", 2**18)
-    one = Head(tmp_path_factory.mktemp("head"), free_port())
+    with gateway(tmp_path_factory.mktemp("head")) as one:
+        yield one
+    patch.undo()
+
+
+@contextlib.contextmanager
+def gateway(folder: Path, own: tuple[str, str] | None = None) -> Iterator[Head]:
+    """A gateway in a thread."""
+    one = Head(folder, free_port())
     loop, tasks = asyncio.new_event_loop(), []
 
     async def run() -> None:
         tasks.append(asyncio.current_task())
-        await serve.serve(one.folder, "127.0.0.1", one.port, 600.0, None, [(CHALLENGE, ANSWER)])
+        await serve.serve(folder, "127.0.0.1", one.port, 600.0, own, [(CHALLENGE, ANSWER)])
 
     def thread() -> None:
         with contextlib.suppress(asyncio.CancelledError):
             loop.run_until_complete(run())
 
-    serving = threading.Thread(target=thread)
+    serving = threading.Thread(target=thread, daemon=True)
     serving.start()
     wait(lambda: _answers(one.port))
-    one.store = Store(one.folder / leases.FILE)
-    yield one
-    loop.call_soon_threadsafe(tasks[0].cancel)
-    serving.join(30)
-    patch.undo()
+    one.store = Store(folder / leases.FILE)
+    try:
+        yield one
+    finally:
+        one.store.close()
+        loop.call_soon_threadsafe(tasks[0].cancel)
+        serving.join(30)
 
 
 def _answers(port: int) -> bool:
@@ -193,6 +203,33 @@ def test_another_head_is_found_out_before_anything_is_sent(head: Head, tmp_path:
     theirs = codes.new(Authority(tmp_path / "pki").der).text
     with pytest.raises(UserError, match="nothing was sent to it"):
         keys.enrol(tmp_path / "board", head.url, codes.parse(theirs), "x", "cpu", None)
+
+
+def test_a_certificate_of_ones_own_is_checked_as_a_websites(tmp_path: Path) -> None:
+    other = Authority(tmp_path / "theirs")
+    own = other._server("127.0.0.1")
+    authorities = tmp_path / "authorities.pem"
+    authorities.write_bytes(other.certificate)
+    with gateway(tmp_path, own) as head:
+        code = codes.parse(serve.new_code(tmp_path, 1.0, public=True))
+        assert code.pin == codes.PUBLIC
+        with pytest.raises(UserError, match="its certificate is another authority's"):
+            keys.enrol(tmp_path / "a", head.url, code, "a", "cpu", None)
+        made = keys.enrol(tmp_path / "a", head.url, code, "a", "cpu", authorities)
+        assert made.link(tmp_path / "a").get("/v1/work", {"wait": "0"}) == {"leases": [], "stop": []}
+
+
+def test_old_tls_is_refused(head: Head) -> None:
+    for version, accepted in ((ssl.TLSVersion.TLSv1_1, False), (ssl.TLSVersion.TLSv1_2, True)):
+        context = unverified()
+        context.set_ciphers("ALL:@SECLEVEL=0")
+        context.minimum_version = context.maximum_version = version
+        with socket.create_connection(("127.0.0.1", head.port), timeout=20) as plain:
+            if accepted:
+                assert context.wrap_socket(plain).version() == "TLSv1.2"
+            else:
+                with pytest.raises((ssl.SSLError, ConnectionResetError)):
+                    context.wrap_socket(plain)
 
 
 def test_a_code_works_once_for_a_while(head: Head, tmp_path: Path) -> None:
