@@ -43,6 +43,7 @@ from zo_sweeps.schedule.leases import (
     UnknownLeaseError,
     canonical,
 )
+from zo_sweeps.schedule.placement import NOISE
 
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 STRANGERS = {"/v1/ca", "/v1/enrol"}
@@ -264,14 +265,14 @@ class Gateway:
         if body.get("nonce") is None:
             if agent.answered != answered:
                 raise ProblemError(409, "the head has no known answers of this board yet", challenge=True)
-            refused = dict(agent.refused)
+            refused, lent = dict(agent.refused), list(agent.facts.get("lent", ()))
         else:
             owner, expected = self._nonces.pop(str(body["nonce"]), ("", {}))
             if owner != agent.name:
                 raise ProblemError(409, "an unknown or used challenge", challenge=True)
             refused = compare(expected, body)
-        await self._write(lambda store: store.join(agent.name, facts, slots, refused, answered))
-        lent = sorted({*_compared(self._challenges)} - set(refused))
+            lent = sorted({NOISE, *expected["losses"]} - set(refused))
+        await self._write(lambda store: store.join(agent.name, {**facts, "lent": lent}, slots, refused, answered))
         self._log(f"{agent.name} joined" + "".join(f"; not lent: {what}: {why}" for what, why in refused.items()))
         return _json({"lent": lent, "refused": refused})
 
@@ -433,11 +434,6 @@ class Gateway:
 
 
 _STATUS: Mapping[type, int] = {UnknownLeaseError: 404, LeaseOverError: 410, TooLargeError: 413, CodeError: 403}
-
-
-def _compared(challenges: list[tuple[dict[str, Any], dict[str, Any]]]) -> list[str]:
-    """Return what the known answers cover: "noise" and precisions."""
-    return ["noise", *challenges[0][1].get("losses", {})] if challenges else []
 
 
 def _asked(leases: Mapping[str, Lease]) -> set[tuple[str, bool]]:
