@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ STEPS = 12
 
 
 @pytest.fixture
-def gateway(tmp_path: Path):
+def gateway(tmp_path: Path) -> Iterator[Head]:
     with head(tmp_path / "head") as one:
         yield one
 
@@ -144,6 +145,21 @@ def test_a_process_that_dies_is_lost_and_the_agent_lives(gateway: Head, tmp_path
     )  # fmt: skip
     trial = a_trial(tmp_path, "next", gated=False)
     must_be_exact(gateway, gateway.lease(trial, "a"), trial)
+
+
+def test_a_damaged_spool_is_given_back_and_the_agent_lives(gateway: Head, tmp_path: Path) -> None:
+    trial, agent = a_trial(tmp_path), gateway.agent("a")
+    lease = gateway.lease(trial, "a")
+    wait(lambda: gateway.steps(lease) == 8)
+    agent.kill()
+    (journal,) = (tmp_path / "a").rglob("events.jsonl")
+    journal.write_bytes(journal.read_bytes().replace(b'"first":3', b'"first":4'))
+    gateway.agent("a")
+    outcome = gateway.outcome(lease)
+    assert outcome["state"] == "LOST"
+    assert "in a journal" in outcome["error"]
+    other = a_trial(tmp_path, "other", gated=False)
+    must_be_exact(gateway, gateway.lease(other, "a"), other)
 
 
 def test_a_revoked_key_ends_the_trial_and_the_agent(gateway: Head, tmp_path: Path) -> None:

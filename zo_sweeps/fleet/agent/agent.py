@@ -22,6 +22,7 @@ import psutil
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import replace_text
 from zo_sweeps.core.host import gib
+from zo_sweeps.core.trial import Outcome, TrialState
 from zo_sweeps.devices.live import changing
 from zo_sweeps.fleet.agent import facts as here
 from zo_sweeps.fleet.agent.files import Cache
@@ -149,7 +150,7 @@ class Agent:
                     self._say(f"{what} ({error}); trials go on")
                 silent = True
                 self._leaving.wait(backoff.wait(error))
-            except UserError as error:
+            except Exception as error:  # the main thread raises it
                 self._inbox.put(error)
                 return
 
@@ -195,12 +196,12 @@ class Agent:
             answer, taken = message
             for lease in answer["leases"]:
                 if lease["lease"] not in self._spools:
-                    self._accept(str(lease["lease"]))
+                    self._accept(str(lease["lease"]), lease)
             for name in answer["stop"]:
                 self._stop(str(name))
             taken.set()
 
-    def _accept(self, lease: str) -> None:
+    def _accept(self, lease: str, listed: Mapping[str, Any]) -> None:
         """Fetch a new lease."""
         try:
             answer = self._link.get(f"/v1/leases/{lease}")
@@ -210,9 +211,20 @@ class Agent:
         except RefusedError as error:
             self._refused_of(error)
             return
+        except (UserError, OSError) as error:  # its events here are damaged, or the disk is full
+            self._give_back(lease, listed, str(error))
+            return
         self._spools[spool.lease] = spool
         more = len(spool.events())
         self._say(f"leased {spool.label or spool.trial_id}" + (f", going on from {more} events here" if more else ""))
+
+    def _give_back(self, lease: str, listed: Mapping[str, Any], why: str) -> None:
+        """End a lease that has no spool as LOST."""
+        self._say(f"cannot take {listed['trial_id']}: {why}")
+        outcome = Outcome(str(listed["trial_id"]), TrialState.LOST, error=f"the board cannot take it: {why}")
+        message = {"first": listed["held"], "events": [], "outcome": outcome.to_json()}
+        with contextlib.suppress(UnreachableError, RefusedError):
+            self._link.post(f"/v1/leases/{lease}/events", message)
 
     def _start_trials(self) -> None:
         """Give idle slots the trials that wait, and fetch what these read."""
@@ -239,8 +251,8 @@ class Agent:
                 return
             except UnreachableError as error:
                 self._leaving.wait(backoff.wait(error))
-            except (UserError, OSError) as error:
-                self._inbox.put(_Failed(spool.lease, str(error)))
+            except Exception as error:  # refused, a full disk, files that are not the announced ones
+                self._inbox.put(_Failed(spool.lease, str(error) or type(error).__name__))
                 return
 
     def _files(self, spool: Spool) -> dict[str, Path]:
