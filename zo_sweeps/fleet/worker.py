@@ -29,7 +29,6 @@ from zo_sweeps.schedule.cluster import short_folder
 
 HOME = Path("~/.zo_sweeps")
 GRACE = 120.0
-OF_A_NODE = {"python", "ray", "ports out", "ports in"}  # checks of what a Ray node needs and an agent does not
 AGENT = "an agent needs neither that Python nor those ports: `zo-sweeps head code` on the head prints its command"
 
 

@@ -81,6 +81,7 @@ _OUTCOME: Mapping[str, Check] = {
     "error": _text,
     "traceback": _text,
     "code": _text,
+    "unmeasured": _mapping,
 }
 
 
