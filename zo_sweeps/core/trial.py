@@ -15,6 +15,7 @@ seconds). The types:
     updates  step, lost (share of the step's update that rounding to half precision lost)
     warning  metric, text (a remark on the run so far; see core.remarks)
     generate  tokens (per round), seconds (of each round)
+    file    name, text (a report or source that the trial made: an artifact of its run)
     peers   names (where the followers that share its steps run; only the ready ones)
     peer_lost   reason
     end     outcome (Outcome.to_json())
@@ -177,6 +178,14 @@ METRICS: Mapping[str, str] = {  # of an outcome -> its meaning
     "drift": "of in-place perturbation: the largest |theta - theta restored|",
     "flops_per_step": "floating-point operations of the first step's matrix products, if counted",
     "seconds_per_token": "median over rounds of generation",
+    "luts": "look-up tables of the circuit, synthesised for UltraScale+; of all copies",
+    "ffs": "its flip-flops",
+    "brams": "its block memories of 36 Kbit, half for one of 18",
+    "ecp5_luts": "the same on an ECP5, after placement: look-up tables of 4 inputs",
+    "ecp5_ffs": "its flip-flops there",
+    "ecp5_brams": "its block memories of 18 Kbit there",
+    "ecp5_mhz": "the highest clock of one copy there, the best of all placements, without pads",
+    "clocks_checked": "simulated clocks whose outputs equal the engine's integers",
     "workers": "processes that share the steps, at their start, the leader included",
     "exchanged_bytes_per_step": "questions and answers of all followers",
     "peers_lost": "of those processes",

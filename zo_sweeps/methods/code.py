@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -24,12 +24,14 @@ def code_of(config: TrialConfig) -> str:
     parses the files once per process, half a second.
     """
     modules = {base.__module__ for kind in config.members_used for base in kind.__mro__}
-    return _digest(frozenset(name for name in modules if name.rpartition(".")[0] in PACKAGES.values()))
+    members = frozenset(name for name in modules if name.rpartition(".")[0] in PACKAGES.values())
+    return _digest(members, config.method.kind.measured_by)
 
 
 @cache
-def _digest(members: Collection[str]) -> str:
+def _digest(members: Collection[str], rooms: Sequence[str]) -> str:
     files = [*common_files(), *(ROOT.joinpath(*name.split(".")[1:]).with_suffix(".py") for name in sorted(members))]
+    files += [file for room in rooms for file in sorted((ROOT / room).rglob("*.py"))]
     return fingerprint([[file.relative_to(ROOT).as_posix(), file_digest(file)] for file in files])
 
 

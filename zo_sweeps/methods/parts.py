@@ -47,8 +47,10 @@ class Device(Checked):
 
     name: str = option("auto", "name in conf/device, and label of the cluster's nodes of this kind")
     display: str = option("", "name as printed in the papers", identity=False)
-    kind: Literal["auto", "cpu", "cuda", "jetson", "phone"] = option(
-        "auto", "auto: a GPU if there is one; phone: runs exported programs alone", identity=False
+    kind: Literal["auto", "cpu", "cuda", "jetson", "phone", "rtl"] = option(
+        "auto",
+        "auto: a GPU if there is one; phone: runs exported programs alone; rtl: makes circuits, on the CPU of any node",
+        identity=False,
     )
     # Not a part of the identity: a trial that names no device may start on one runtime and finish on the other.
     runtime: Literal["torch", "executorch"] = option(
@@ -89,7 +91,7 @@ class Device(Checked):
     @property
     def cpu(self) -> bool:
         """Whether the trial runs on the CPU even if there is a GPU."""
-        return self.kind == "cpu" or self.runs_programs
+        return self.kind in ("cpu", "rtl") or self.runs_programs
 
     @property
     def in_host_memory(self) -> bool:

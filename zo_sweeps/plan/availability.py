@@ -68,6 +68,8 @@ class Places:
 
     def look(self, config: TrialConfig) -> Availability:
         """Return the needs of a trial. Raises UserError for parts incompatible with the model, or malformed data."""
+        if not config.method.kind.of_model:
+            return _of_tools(config)
         model, data = self._model(config), self._task(config)
         _goes_with(config, model)
         config, missing_text = self._with_sources(config, model)
@@ -220,6 +222,20 @@ class Places:
         )
         peak = int(sum(parts.values()))
         return RUNTIME_BYTES + max(peak, finding), parts if peak >= finding else {}
+
+
+def _of_tools(config: TrialConfig) -> Availability:
+    """Return the needs of a trial without a model: tools, whose versions become part of its identity."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    kind, versions, reasons = config.method.kind, [], []
+    for name in kind.tools:
+        try:
+            versions.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            reasons.append(f"{name} is not installed here: {kind.extra}")
+    with_versions = replace(config, method=replace(config.method, kind=kind.with_versions(versions)))
+    return Availability(with_versions, tuple(reasons), 0, {}, 0, 0)
 
 
 def _most(config: TrialConfig, model: ModelStatus) -> int:

@@ -165,6 +165,8 @@ class _Draft:
         needs = self.places.look(config)
         trial_id = needs.config.trial_id()
         column, display = setting.column or config.task.name, config.task.display or config.task.name
+        if not config.method.kind.of_model:
+            display = column
         self.labels[column] = self.overrides.label(column, setting.column or display)
         if trial_id not in self.trials:
             row = self.overrides.label(name, self.grid.label(name))
@@ -238,7 +240,7 @@ def _trial(
         label=" · ".join(parts),
         grid=grid,
         block=block,
-        task=config.task.name,
+        task=config.task.name if kind.of_model else "",
     )
 
 
@@ -254,6 +256,8 @@ def _cost(config: TrialConfig, needs: Availability) -> float:
     kind, train, split = config.method.kind, config.train, config.split
     if kind.generates:
         return kind.generated
+    if not kind.of_model:
+        return 1
     passes = 3
     if kind.estimates:
         passes = config.estimator.evaluations(max(needs.trainable, 1)) + config.update.evaluations

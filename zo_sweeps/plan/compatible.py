@@ -20,6 +20,10 @@ from zo_sweeps.methods.update import Update
 
 def incompatible(config: TrialConfig) -> list[str]:
     """Return every reason why a configuration cannot run on any machine."""
+    if wrong := [*_circuit(config)]:
+        return wrong
+    if not config.method.kind.of_model:
+        return []
     return [
         *_estimation(config),
         *_objective(config),
@@ -30,6 +34,15 @@ def incompatible(config: TrialConfig) -> list[str]:
         *_integers(config),
         *_program(config),
     ]
+
+
+def _circuit(config: TrialConfig) -> Iterator[str]:
+    """Yield the problems of a kind of trial on a device that makes circuits, or of a circuit on any other."""
+    kind, device = config.method.kind, config.device
+    if kind.of_model and device.kind == "rtl":
+        yield f"device={device.name} makes circuits: method kind {kind.name!r} needs a device that runs models"
+    if not kind.of_model and device.kind != "rtl":
+        yield f"method kind {kind.name!r} makes circuits: use device=rtl, not {device.name}"
 
 
 def _estimation(config: TrialConfig) -> Iterator[str]:

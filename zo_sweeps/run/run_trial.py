@@ -73,10 +73,11 @@ def _execute(
         resumed_from=recorder.reported if config.method.kind.resumes else 0,
         code=code,
     )
-    bench.load()
-    recorder.selection = bench.selection()
+    if config.method.kind.of_model:
+        bench.load()
+        recorder.selection = bench.selection()
+        recorder.measured["weights_bytes"] = float(bench.model.weight_bytes)
     meter.start()
-    recorder.measured["weights_bytes"] = float(bench.model.weight_bytes)
     runner.run()
 
 
