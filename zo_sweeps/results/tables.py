@@ -99,9 +99,9 @@ def _by_metric(spec: TableSpec, rows: Sequence[Record]) -> tuple[TableSpec, list
     A metric that is 0 in all records has no column.
     """
     shown = {
-        label: metric
-        for label, metric in spec.measure.columns.items()
-        if not rows or any(row.metrics.get(metric, math.nan) for row in rows)
+        label: measure
+        for label, measure in ((label, spec.measure.of_column(label)) for label in spec.measure.columns)
+        if not rows or any(row.metrics.get(measure.metric, math.nan) for row in rows)
     }
     keys = [(column, label, f"{column}/{label}") for column, _ in spec.columns for label in shown]
     named = dict(spec.columns) if len(spec.columns) > 1 else {}
@@ -109,7 +109,9 @@ def _by_metric(spec: TableSpec, rows: Sequence[Record]) -> tuple[TableSpec, list
         spec,
         columns=tuple((key, f"{named[column]}, {label}" if named else label) for column, label, key in keys),
         searches=tuple({column: (key, named.get(column, "")) for column, _, key in reversed(keys)}.values())[::-1],
-        measures={key: replace(spec.measure, metric=shown[label]) for _, label, key in keys},
+        measures={key: shown[label] for _, label, key in keys},
+        published_columns={key: name for _, label, key in keys if (name := shown[label].published)},
+        altered=frozenset((block, key) for block, at in spec.altered for column, _, key in keys if column == at),
     )
     return by_metric, [replace(row, column=key) for row in rows for column, _, key in keys if column == row.column]
 

@@ -11,7 +11,7 @@ from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.core.remarks import remarks
 from zo_sweeps.core.trial import TrialState
 from zo_sweeps.tables.cells import CellState, Table, TableCell
-from zo_sweeps.tables.published import NUMERIC_KINDS, Published
+from zo_sweeps.tables.published import Published
 from zo_sweeps.tables.ranks import mean_ranks
 from zo_sweeps.tables.records import MISSING, NOT_RUN, Flag, Measure, Record, TableSpec
 from zo_sweeps.tables.select import HyperparameterSetting, edges, select, settings
@@ -69,7 +69,7 @@ def build(spec: TableSpec, records: Iterable[Record], published: Published | Non
 
 def _check(spec: TableSpec, published: Published) -> None:
     where = f"table {spec.name!r}"
-    if published.kind not in NUMERIC_KINDS:
+    if not published.numeric:
         raise UserError(f"{published.reference} is a table of {published.kind}, not of numbers", where=where)
     for name in spec.published_rows.values():
         if name not in published.rows:
@@ -85,9 +85,9 @@ def _published_value(spec: TableSpec, published: Published | None, block: str, c
     if published is None or block not in spec.published_rows or _altered(spec, block, column):
         return None
     row = spec.published_rows[block]
-    if spec.of(column).unit != published.unit_of(row) and column != RANK:
-        return None
     name = spec.published_columns.get(column) or published.column(label)
+    if spec.of(column).unit != published.unit_of(row, name or "") and column != RANK:
+        return None
     return published.rows[row][name] if name else None
 
 
@@ -177,6 +177,8 @@ def _cell(
     if selected is None:
         state, notes = _empty(candidates, spec)
         return _without_value(state, records, published, finished), notes
+    if not measure.metric:
+        return _without_value(CellState.NOT_COMPARABLE, records, published, finished), []
     values = _values(selected, measure)
     if values is None:
         note = f"the selected runs did not measure {measure.metric}"

@@ -18,6 +18,7 @@ EMPTY = {
     CellState.OUT_OF_MEMORY: "OOM",
     CellState.FAILED: "failed",
     CellState.UNMEASURED: "not measured",
+    CellState.NOT_COMPARABLE: "not comparable",
 }
 LEGEND = {
     CellState.NOT_RUN: "–: not run",
