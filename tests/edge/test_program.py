@@ -48,16 +48,17 @@ def words(step: int, q: int, names: tuple[str, ...]) -> Tensor:
 @pytest.mark.parametrize("sizes", [[1], [1024, 7, 3000], [2**22]])
 def test_every_element_of_the_noise_has_the_engines_bits(sizes: list[int]) -> None:
     """Words near the borders of an octave, and of the halves of its mantissas, are among two million counters."""
-    key, names = NoiseKey(3, 17, 2), [f"layers.{i}.B" for i in range(len(sizes))]
-    address = torch.tensor([noise.words_of(key, name) for name in names], dtype=torch.int32)
+    keys, names = [NoiseKey(3, 17, 2), NoiseKey(3, 18, 0)], [f"layers.{i}.B" for i in range(len(sizes))]
+    address = torch.tensor([[noise.words_of(key, name) for name in names] for key in keys], dtype=torch.int32)
     data, _ = compiled({FORWARD: torch.export.export(Noise(sizes), (address,), strict=False)}, [])
     program = loaded(data)
     (z,) = program.load_method(FORWARD).execute([address])
     start = 0
     for name, size in zip(names, sizes, strict=True):
-        assert torch.equal(z[start : start + size], noise.gaussian(key, name, torch.Size([size])))
+        for direction, key in zip(z, keys, strict=True):
+            assert torch.equal(direction[start : start + size], noise.gaussian(key, name, torch.Size([size])))
         start += padded(size)
-    assert start == len(z)
+    assert start == z.shape[1]
 
 
 def terms(scores: Tensor, gold: Tensor) -> Tensor:
