@@ -69,7 +69,7 @@ class Noise(nn.Module):
             words: [D, L, 2] int32, `engine.noise.words_of` each parameter, per direction.
         """
         if torch.compiler.is_exporting():
-            directions: Tensor = map_over(self._direction, words)
+            directions: Tensor = map_over(self._direction, words)  # type: ignore[arg-type]  # it has no further inputs
             return directions
         return torch.stack([self._direction(one) for one in words])
 

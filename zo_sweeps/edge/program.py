@@ -156,7 +156,7 @@ class Theta(nn.Module):
         """Apply the pending update; return theta at the P points, [P, d]."""
         theta = self.updated(self.current(), past, grads, lr)
         self.value.copy_(theta)
-        moved = self.noise(words) * eps
+        moved: Tensor = self.noise(words) * eps
         if self.calls.both_signs:
             return torch.stack([theta + moved, theta - moved], dim=1).flatten(0, 1)
         return theta + moved
