@@ -12,6 +12,7 @@ from typing import Any
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import cache_folder
 from zo_sweeps.core.jsonl import parse_object, read_lines
+from zo_sweeps.devices.energy import EnergyMeter
 from zo_sweeps.edge import bundle
 from zo_sweeps.edge.phone import Adb, Phone
 from zo_sweeps.edge.rows import Frame
@@ -35,6 +36,9 @@ class FromLog(Runner):
     def device(self) -> dict[str, Any]:
         name = self.config.device.name
         return {"kind": "executorch", "profile": name, "name": "light client", "runtime": "executorch", "versions": {}}
+
+    def energy_meter(self) -> EnergyMeter:
+        return EnergyMeter(None, reason="the light client, which runs the steps, reads no energy")
 
     def run(self) -> None:
         bench, recorder, splits = self.bench, self.recorder, self.bench.splits

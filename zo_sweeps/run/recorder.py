@@ -9,9 +9,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from zo_sweeps.core.remarks import remark
-from zo_sweeps.core.trial import Event, Outcome, Sink, Trial, TrialState
+from zo_sweeps.core.trial import ENERGY, Event, Outcome, Sink, Trial, TrialState
+from zo_sweeps.devices.energy import EnergyMeter
 from zo_sweeps.engine.train import Evaluated, Scores, StepDone
 from zo_sweeps.record.journal import evals, scalars
+from zo_sweeps.record.spent import spent
 
 FLUSH_SECONDS = 0.5  # steps are reported in groups; a killed process loses its last group, which is recomputed
 FINAL_STEPS = 100  # whose mean loss is `final_train_loss`: the loss of one batch is noisy
@@ -40,6 +42,7 @@ class Recorder:
         selected: the step whose weights are tested.
         selection: the dev value that selects the step, and -1 if higher is better, otherwise 1.
         device: description of this machine, for the outcome.
+        energy: the meter of the device that runs the steps.
         codes: digests of the code that has run the attempts whose steps count, in order.
     """
 
@@ -59,11 +62,14 @@ class Recorder:
         self.largest = (1, 0)
         self.measured: dict[str, float] = {}
         self.device: Mapping[str, Any] = {}
+        self.energy = EnergyMeter(None, reason="the steps did not run")
         self.selected = 0
         self.selection = ("loss", 1)
         self.codes = [str(event["code"]) for event in journal if event["type"] == "start" and "code" in event]
-        self._seconds = [event["seconds"] for event in journal if event["type"] == "steps"]
-        self._tokens = sum(event["tokens"] for event in journal if event["type"] == "steps")
+        self._reports = [event for event in journal if event["type"] == "steps"]
+        self._defined = [
+            event.get("device", {}).get("energy_definition") for event in journal if event["type"] == "start"
+        ]
         self._step_seconds: list[float] = []
         self._pending: list[StepDone] = []
         self._flushed_at = time.perf_counter()
@@ -125,18 +131,19 @@ class Recorder:
     def flush(self) -> None:
         """Report the steps done since the last report, as one event."""
         if self._pending:
-            seconds = sum(step.seconds for step in self._pending)
-            tokens = sum(step.tokens for step in self._pending)
-            self._seconds.append(seconds)
-            self._tokens += tokens
-            self.emit(
+            joules = sum(step.joules for step in self._pending)
+            measured = {} if math.isnan(joules) else {"joules": joules}
+            report = self.emit(
                 "steps",
                 first=self._pending[0].step,
                 losses=[step.loss for step in self._pending],
                 coefs=[list(step.coefs) for step in self._pending],
-                seconds=seconds,
-                tokens=tokens,
+                seconds=sum(step.seconds for step in self._pending),
+                tokens=sum(step.tokens for step in self._pending),
+                **measured,
+                **self.energy.report(),
             )
+            self._reports.append(report)
             self.reported = self._pending[-1].step
             self._pending = []
         self._flushed_at = time.perf_counter()
@@ -147,18 +154,22 @@ class Recorder:
         return min(self.evaluations, key=lambda step: (sign * self.evaluations[step][by], step))
 
     def outcome(self, state: TrialState, *, error: str = "", trace: str = "") -> Outcome:
-        """Return the outcome of the attempt, with its metrics."""
+        """Report the steps that are not reported yet, and return the outcome of the attempt, with its metrics."""
+        self.flush()
         metrics = dict(self.measured)
         done = len(self.losses)
         if done:
-            spent = sum(self._seconds) + sum(step.seconds for step in self._pending)
-            tokens = self._tokens + sum(step.tokens for step in self._pending)
-            metrics["train_seconds"] = spent
+            seconds = sum(report["seconds"] for report in self._reports)
+            metrics["train_seconds"] = seconds
             if all(map(math.isfinite, self.losses[-FINAL_STEPS:])):
                 metrics["final_train_loss"] = statistics.fmean(self.losses[-FINAL_STEPS:])
-            metrics["seconds_per_step"] = statistics.median(self._step_seconds) if self._step_seconds else spent / done
-            metrics["mean_seconds_per_step"] = spent / done
-            metrics["tokens_per_second"] = tokens / spent if spent else 0.0
+            metrics["seconds_per_step"] = (
+                statistics.median(self._step_seconds) if self._step_seconds else seconds / done
+            )
+            metrics["mean_seconds_per_step"] = seconds / done
+            tokens = sum(report["tokens"] for report in self._reports)
+            metrics["tokens_per_second"] = tokens / seconds if seconds else 0.0
+            metrics |= spent(self._reports)
         if dropped := sum(math.isnan(g) for line in self.coefs for g in line):
             metrics["directions_dropped"] = float(dropped)
         if self.lost:
@@ -174,8 +185,19 @@ class Recorder:
             metrics=metrics,
             selected_step=self.selected,
             steps_done=done,
-            device=self.device,
+            device=self._device(),
             error=error,
             traceback=trace,
             code="+".join(dict.fromkeys(self.codes)),
+            unmeasured={ENERGY: self._no_energy()} if done and f"{ENERGY}joules" not in metrics else {},
         )
+
+    def _device(self) -> Mapping[str, Any]:
+        """Return the description of this machine, with each definition of energy of an attempt."""
+        defined = dict.fromkeys([*self._defined, self.device.get("energy_definition")])
+        both = "; then ".join(filter(None, defined))
+        return {**self.device, "energy_definition": both} if both else self.device
+
+    def _no_energy(self) -> str:
+        """Return the reason why the steps' energy is not known."""
+        return self.energy.reason or "an earlier attempt did not measure it"

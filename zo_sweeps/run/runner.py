@@ -11,6 +11,7 @@ import torch
 
 from zo_sweeps.core.memory import SCORING, TOTAL, Part
 from zo_sweeps.core.trial import Sharing
+from zo_sweeps.devices.energy import EnergyMeter
 from zo_sweeps.devices.memory import MemoryMeter, is_out_of_memory
 from zo_sweeps.devices.probe import probe
 from zo_sweeps.engine.train import Evaluated, StepDone
@@ -44,6 +45,12 @@ class Runner:
         """Describe the device that runs the steps; see `devices.probe.probe`."""
         runtime, threads = self.config.device.runtime, torch.get_num_threads()
         return {**probe(), "runtime": runtime, "memory_definition": self.meter.definition, "threads": threads}
+
+    def energy_meter(self) -> EnergyMeter:
+        """Return the meter of the steps' joules, and of the condition of the device that runs them."""
+        if self.sharing is not None:
+            return EnergyMeter(None, reason="the steps are shared by several processes")
+        return EnergyMeter.of(self.bench.device)
 
     def run(self) -> None:
         """Run the trial to its end. Raises StoppedError, DivergedError, or any other error on the way."""
