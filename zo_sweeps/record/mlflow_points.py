@@ -84,6 +84,7 @@ def event_tags(events: Iterable[Event]) -> dict[str, str]:
             tags |= {"zo.state": outcome.state.value, **_device_tags(outcome.device)}
             if outcome.error:
                 tags["zo.error"] = outcome.error
+            tags |= {f"zo.unmeasured.{name.rstrip('/')}": why for name, why in outcome.unmeasured.items()}
             if dropped := outcome.metrics.get("directions_dropped"):  # the result differs from one process's
                 tags["zo.dropped"] = f"{dropped:.0f} directions of lost or slow peers"
         elif event["type"] == "peers":
@@ -191,7 +192,12 @@ def _curve(event: Event, stride: int, steps_sent: int) -> Iterator[MetricPoint]:
             yield MetricPoint("train/projected_grad", sum(sizes) / len(sizes), time, step)
         last = step
     if last:
-        yield MetricPoint("train/seconds_per_step", event["seconds"] / count, int(event["time"] * 1000), last)
+        for name, value in (
+            ("seconds_per_step", event["seconds"] / count),
+            ("joules_per_step", event.get("joules", math.nan) / count),
+            ("celsius", event.get("celsius", math.nan)),
+        ):
+            yield MetricPoint(f"train/{name}", value, int(event["time"] * 1000), last)
 
 
 def _summary(trial: Trial, outcome: Outcome, time: int) -> Iterator[MetricPoint]:
@@ -219,7 +225,10 @@ def _metric(trial: Trial) -> str:
 def _device_tags(device: Mapping[str, Any]) -> dict[str, Any]:
     kind, name = device.get("kind"), device.get("name")
     text = " · ".join(str(part) for part in (kind, name) if part and part != "auto")
-    return {"zo.device": text or None, "zo.memory_definition": device.get("memory_definition")}
+    definitions = {
+        f"zo.{part}_definition": device.get(f"{part}_definition") for part in ("memory", "energy", "condition")
+    }
+    return {"zo.device": text or None, **definitions}
 
 
 def clean_name(text: str) -> str:

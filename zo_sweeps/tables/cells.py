@@ -23,6 +23,7 @@ class CellState(str, Enum):
     OUT_OF_MEMORY = "OUT_OF_MEMORY"
     FAILED = "FAILED"
     UNMEASURED = "UNMEASURED"  # finished, but without the metric
+    NOT_REACHED = "NOT_REACHED"  # finished, but short of the table's target in some seed
 
 
 @dataclass(frozen=True)
