@@ -220,8 +220,7 @@ def _unmeasured(setting: HyperparameterSetting, measure: Measure) -> tuple[CellS
         return CellState.NOT_REACHED, []
     lacking = [record for record in setting.records if not math.isfinite(measure.value(record.metrics))]
     reasons = [why for record in lacking for name, why in record.unmeasured.items() if measure.metric.startswith(name)]
-    known = [f"not measured: {why}" for why in dict.fromkeys(reasons)]
-    return CellState.UNMEASURED, known or [f"the selected runs did not measure {measure.metric}"]
+    return CellState.UNMEASURED, list(dict.fromkeys(reasons)) or [f"the selected runs did not measure {measure.metric}"]
 
 
 def _without_value(state: CellState, records: list[Record], published: float | None, finished: int) -> TableCell:
