@@ -189,3 +189,19 @@ def test_a_trial_that_moved_says_where_it_was() -> None:
         "zo.places": "nano (jetson-orin-nano), from step 120 desk (cpu)",
     }
     assert rows.place_tags([{"type": "start", "time": 1.0}]) == {}
+
+
+def test_joules_and_temperature_are_curves_and_why_there_are_none_is_a_tag() -> None:
+    made = made_up.trial()
+    event = {"type": "steps", "time": 9.0, "first": 1, "losses": [1.0, 0.5], "coefs": [], "seconds": 4.0, "tokens": 8}
+    points = {point.key: point for point in rows.points(made, [{**event, "joules": 30.0, "celsius": 61.5}])}
+    assert (points["train/joules_per_step"].value, points["train/celsius"].value) == (15.0, 61.5)
+    plain = {point.key for point in rows.points(made, [event])}
+    assert "train/seconds_per_step" in plain
+    assert not plain & {"train/joules_per_step", "train/celsius"}
+    *_, end = made_up.whole(made)
+    device = {"energy_definition": "RAPL", "condition_definition": "zones"}
+    outcome = {**end["outcome"], "device": device, "unmeasured": {"energy/": "for root alone"}}
+    tags = rows.event_tags([{**end, "outcome": outcome}])
+    assert (tags["zo.energy_definition"], tags["zo.condition_definition"]) == ("RAPL", "zones")
+    assert tags["zo.unmeasured"] == "energy/: for root alone"

@@ -198,7 +198,7 @@ METRICS: Mapping[str, str] = {  # of an outcome -> its meaning
 
 
 # What a table with a target computes from a trial's journal; infinite if the target was not reached.
-SECONDS_TO_TARGET, JOULES_TO_TARGET = "seconds_to_target", f"{ENERGY}joules_to_target"
+TO_TARGET = SECONDS_TO_TARGET, JOULES_TO_TARGET = "seconds_to_target", f"{ENERGY}joules_to_target"
 
 
 @dataclass(frozen=True)

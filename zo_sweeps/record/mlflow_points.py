@@ -78,13 +78,14 @@ def event_tags(events: Iterable[Event]) -> dict[str, str]:
                 **version_tags(event.get("versions", {})),
             }
             if event.get("attempt", 1) > 1:
-                tags["zo.error"] = ""  # the earlier attempt's
+                tags |= {"zo.error": "", "zo.unmeasured": ""}  # the earlier attempt's
         elif event["type"] == "end":
             outcome = Outcome.from_json(event["outcome"])
             tags |= {"zo.state": outcome.state.value, **_device_tags(outcome.device)}
             if outcome.error:
                 tags["zo.error"] = outcome.error
-            tags |= {f"zo.unmeasured.{name.rstrip('/')}": why for name, why in outcome.unmeasured.items()}
+            if outcome.unmeasured:
+                tags["zo.unmeasured"] = "; ".join(f"{name}: {why}" for name, why in outcome.unmeasured.items())
             if dropped := outcome.metrics.get("directions_dropped"):  # the result differs from one process's
                 tags["zo.dropped"] = f"{dropped:.0f} directions of lost or slow peers"
         elif event["type"] == "peers":

@@ -10,7 +10,7 @@ from zo_sweeps.config.composer import Composer
 from zo_sweeps.config.schema import GridTable
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.core.remarks import OTHER_CODE
-from zo_sweeps.core.trial import ENERGY, JOULES_TO_TARGET, SECONDS_TO_TARGET, Outcome, Trial, TrialState
+from zo_sweeps.core.trial import ENERGY, TO_TARGET, Outcome, Trial, TrialState
 from zo_sweeps.methods.code import code_of
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.altered import altered
@@ -21,7 +21,6 @@ from zo_sweeps.tables import Record, Table, TableSpec, build
 from zo_sweeps.tables.published import load
 from zo_sweeps.tables.records import MISSING, NOT_RUN, Measure, Rule
 
-TO_TARGET = (SECONDS_TO_TARGET, JOULES_TO_TARGET)
 NO_NUMBER = "no published number stands beside cells whose settings are not those of the grid as written"
 
 
