@@ -13,7 +13,8 @@ import pytest
 
 from zo_sweeps.devices import energy
 from zo_sweeps.devices.condition import GpuCondition, HostCondition, temperature
-from zo_sweeps.devices.energy import Counter, EnergyMeter, Integral, Rapl, ina3221, of_gpu
+from zo_sweeps.devices.counters import MOST_WATTS, Counter, Integral, Rapl, ina3221, of_gpu
+from zo_sweeps.devices.energy import EnergyMeter
 from zo_sweeps.devices.nvml import Gpu
 from zo_sweeps.devices.sysfs import UnreadableError
 
@@ -212,7 +213,7 @@ def test_rapl_adds_packages_and_dram_and_nothing_that_overlaps_them(tmp_path: Pa
 
 def test_rapl_goes_on_over_every_wrap_of_a_counter_and_is_read_often_enough_to_see_it(tmp_path: Path) -> None:
     counter = Rapl(write(tmp_path, SERVER))
-    assert counter.period * energy.MOST_WATTS == pytest.approx(RANGE / 1e6)
+    assert counter.period * MOST_WATTS == pytest.approx(RANGE / 1e6)
     file, total = tmp_path / "class/powercap/intel-rapl:1/energy_uj", 0
     for _ in range(5):
         total += 200_000_000_000

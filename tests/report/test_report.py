@@ -244,7 +244,7 @@ def cell_to(target: float | None, swept: tuple[Composer, Plan], layout: str = "e
 
 def test_what_a_target_took_is_read_from_the_journals(swept: tuple[Composer, Plan]) -> None:
     text, table = cell_to(0.8, swept)
-    assert text.startswith("30 ± 0")
+    assert text.startswith("30.0 ± 0.0")
     assert "Target: 0.8 on dev, of the task's first metric." in table
     assert "0.08 min" in table, "5 s"
     assert cell_to(0.81, swept)[0] == "not reached"

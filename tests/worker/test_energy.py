@@ -8,7 +8,8 @@ import pytest
 
 from tests.worker.common import make, measured, run
 from zo_sweeps.core.trial import TrialState
-from zo_sweeps.devices.energy import Counter, EnergyMeter
+from zo_sweeps.devices.counters import Counter
+from zo_sweeps.devices.energy import EnergyMeter
 from zo_sweeps.engine.train import Scores
 from zo_sweeps.run import recorder
 from zo_sweeps.run.workbench import Workbench

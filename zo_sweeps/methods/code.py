@@ -14,7 +14,9 @@ from zo_sweeps.methods.trial_config import TrialConfig
 ROOT = Path(__file__).parents[1]
 # Step, noise, losses, forwards, batches, scores; in `methods`, the addresses of points and which share a forward.
 MEASURING = ("engine", "methods", "models", "run", "tasks")
-METERS = tuple(ROOT / "devices" / f"{name}.py" for name in ("condition", "energy", "memory", "nvml", "sysfs"))
+METERS = tuple(
+    ROOT / "devices" / f"{name}.py" for name in ("condition", "counters", "energy", "memory", "nvml", "sysfs")
+)
 
 
 def code_of(config: TrialConfig) -> str:
