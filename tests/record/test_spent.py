@@ -30,7 +30,7 @@ MEASURED = [
 
 
 def test_a_trials_energy_is_the_sum_over_its_events_and_its_condition_their_mean_or_worst() -> None:
-    metrics = spent(MEASURED)
+    metrics = spent(MEASURED, 8)
     assert metrics == pytest.approx(
         {
             "energy/joules": 72,
@@ -49,19 +49,19 @@ def test_a_trials_energy_is_the_sum_over_its_events_and_its_condition_their_mean
 
 def test_a_part_without_joules_leaves_no_energy_and_the_rest_of_the_readings() -> None:
     lacking = {key: value for key, value in MEASURED[1].items() if key not in ("joules", "mhz")}
-    metrics = spent([MEASURED[0], lacking, MEASURED[2]])
+    metrics = spent([MEASURED[0], lacking, MEASURED[2]], 8)
     assert not [name for name in metrics if name.startswith("energy/")]
     assert metrics["device/mhz"] == pytest.approx((2 * 1000 + 700) / 3)
     assert metrics["device/celsius"] == 71.5
-    assert spent([]) == {}
-    assert spent([steps(1, 2, 1.0)]) == {}
+    assert spent([], 0) == {}
+    assert spent([steps(1, 2, 1.0)], 2) == {}
 
 
 def test_a_peak_is_no_shorter_than_a_second_and_no_step_is_left_out_of_it() -> None:
     burst = [steps(1, 1, 0.01, joules=1.0), steps(2, 1, 0.99, joules=9.0), steps(3, 1, 1.0, joules=5.0)]
-    assert spent(burst)["energy/peak_watts"] == pytest.approx(10), "a counter's late update is no peak of 100 W"
-    assert spent([*burst, steps(4, 1, 0.5, joules=30.0)])["energy/peak_watts"] == pytest.approx(35 / 1.5)
-    assert spent([steps(1, 1, 0.1, joules=2.0)])["energy/peak_watts"] == pytest.approx(20), "all there is"
+    assert spent(burst, 3)["energy/peak_watts"] == pytest.approx(10), "a counter's late update is no peak of 100 W"
+    assert spent([*burst, steps(4, 1, 0.5, joules=30.0)], 4)["energy/peak_watts"] == pytest.approx(35 / 1.5)
+    assert spent([steps(1, 1, 0.1, joules=2.0)], 1)["energy/peak_watts"] == pytest.approx(20), "all there is"
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ seconds). The types:
     steps   first (1-based number of the event's first step), losses ([steps], mean of the points' losses),
             coefs ([steps][q], the projected gradients, NaN where a direction was dropped: together with the seed they
             *are* the run), seconds (of these steps), tokens; where they can be read: joules (of these steps), celsius
-            and mhz (at their end), throttled (causes since the last event: "heat", "power"), own_share (the trial's
-            part of the CPU time that the machine spent since)
+            and mhz (at their end), throttled ("heat", "power": since the last event; on a GPU, at their end), own_share
+            (the trial's part of the CPU time that the machine spent since the last event)
     eval    step, split ("dev"), loss, metric (the task's first), metrics (mapping name -> value), seconds
     test    step (the selected one), loss, metric, metrics
     mask    fingerprint, entries (of the sparse mask computed before training)
@@ -180,8 +180,6 @@ METRICS: Mapping[str, str] = {  # of an outcome -> its meaning
     "drift": "of in-place perturbation: the largest |theta - theta restored|",
     "flops_per_step": "floating-point operations of the first step's matrix products, if counted",
     "seconds_per_token": "median over rounds of generation",
-    "workers": "processes that share the steps, at their start, the leader included",
-    "exchanged_bytes_per_step": "questions and answers of all followers",
     f"{ENERGY}joules": "of steps only, as the device defines it",
     f"{ENERGY}joules_per_step": "mean over steps",
     f"{ENERGY}mean_watts": "mean over the time of the steps",
@@ -191,6 +189,8 @@ METRICS: Mapping[str, str] = {  # of an outcome -> its meaning
     "device/mhz": "clock between steps, mean over their time",
     "device/throttled_by_heat": "share of the steps' time in which the device was slowed down because of its heat",
     "device/throttled_by_power": "share of the steps' time in which it was slowed down to stay within its power",
+    "workers": "processes that share the steps, at their start, the leader included",
+    "exchanged_bytes_per_step": "questions and answers of all followers",
     "peers_lost": "of those processes",
     "directions_redone": "by other processes, because a peer was lost or slow",
     "directions_dropped": "in all attempts",

@@ -85,7 +85,7 @@ class GpuCondition:
         self._readings = {"celsius": gpu.celsius, "mhz": gpu.mhz, "throttled": gpu.throttled}
 
     def read(self) -> dict[str, Any]:
-        """Return `celsius`, `mhz` and `throttled`."""
+        """Return `celsius`, `mhz` and `throttled`, all as they are now."""
         report: dict[str, Any] = {}
         for name, reading in self._readings.items():
             try:

@@ -13,16 +13,20 @@ WINDOW = (
 )
 
 
-def spent(reports: Sequence[Event]) -> dict[str, float]:
+def spent(reports: Sequence[Event], steps: int) -> dict[str, float]:
     """Return the metrics `energy/…` and `device/…` of `steps` events; those that not all events allow are left out.
 
     A trial's joules are thus the sum over its attempts, and it has none if a part of one was not measured.
+
+    Args:
+        reports: the events; their losses and coefficients are not read.
+        steps: number of steps in them.
     """
     seconds, metrics = sum(report["seconds"] for report in reports), {}
     joules = sum(report.get("joules", math.nan) for report in reports)
     if seconds and not math.isnan(joules):
         metrics["energy/joules"] = joules
-        metrics["energy/joules_per_step"] = joules / sum(len(report["losses"]) for report in reports)
+        metrics["energy/joules_per_step"] = joules / steps
         metrics["energy/mean_watts"] = joules / seconds
         metrics["energy/peak_watts"] = max(_windows(reports))
         if (share := _mean(reports, "own_share")) is not None:

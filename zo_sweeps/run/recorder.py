@@ -66,7 +66,7 @@ class Recorder:
         self.selected = 0
         self.selection = ("loss", 1)
         self.codes = [str(event["code"]) for event in journal if event["type"] == "start" and "code" in event]
-        self._reports = [event for event in journal if event["type"] == "steps"]
+        self._reports = [_without_log(event) for event in journal if event["type"] == "steps"]
         self._defined = [
             event.get("device", {}).get("energy_definition") for event in journal if event["type"] == "start"
         ]
@@ -143,7 +143,7 @@ class Recorder:
                 **measured,
                 **self.energy.report(),
             )
-            self._reports.append(report)
+            self._reports.append(_without_log(report))
             self.reported = self._pending[-1].step
             self._pending = []
         self._flushed_at = time.perf_counter()
@@ -169,7 +169,7 @@ class Recorder:
             metrics["mean_seconds_per_step"] = seconds / done
             tokens = sum(report["tokens"] for report in self._reports)
             metrics["tokens_per_second"] = tokens / seconds if seconds else 0.0
-            metrics |= spent(self._reports)
+            metrics |= spent(self._reports, done)
         if dropped := sum(math.isnan(g) for line in self.coefs for g in line):
             metrics["directions_dropped"] = float(dropped)
         if self.lost:
@@ -201,3 +201,8 @@ class Recorder:
     def _no_energy(self) -> str:
         """Return the reason why the steps' energy is not known."""
         return self.energy.reason or "an earlier attempt did not measure it"
+
+
+def _without_log(event: Event) -> Event:
+    """Return a `steps` event without what the log already holds."""
+    return {key: value for key, value in event.items() if key not in ("losses", "coefs")}
