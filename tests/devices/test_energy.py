@@ -378,4 +378,4 @@ def test_an_intel_processor_is_throttled_when_a_count_has_grown(tmp_path: Path) 
 def test_where_nothing_tells_of_throttling_nothing_is_claimed(tmp_path: Path) -> None:
     condition = HostCondition(gpu=False, sys=tmp_path)
     assert condition.read() == {}
-    assert "heat: not readable" in condition.definition
+    assert condition.definition.count("not readable") == 4

@@ -53,11 +53,13 @@ class HostCondition:
         self._power = [file for file in events if text(file.with_name(f"{file.name[:3]}_throt_en")) == "1"]
         self._last = self._counts()
         heat = [name for name, files in (("throttle counts", self._heat), ("cooling devices", self._cooling)) if files]
-        self.definition = (
-            f"temperature: the hottest thermal zone; clock: {'devfreq of the GPU' if gpu else 'mean of cpufreq'}; "
-            f"throttling by heat: {' and '.join(heat) or 'not readable'}, "
-            f"by power: {'over-current event counts' if self._power else 'not readable'}"
-        )
+        parts = {
+            "temperature": "the hottest thermal zone" if temperature(sys) is not None else "",
+            "clock": ("devfreq of the GPU" if gpu else "mean of cpufreq") if self._clocks else "",
+            "throttling by heat": " and ".join(heat),
+            "throttling by power": "over-current event counts" if self._power else "",
+        }
+        self.definition = "; ".join(f"{name}: {source or 'not readable'}" for name, source in parts.items())
 
     def read(self) -> dict[str, Any]:
         """Return `celsius`, `mhz` and `throttled`. Cost: a file each, of some ten microseconds and more."""
