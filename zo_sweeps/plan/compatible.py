@@ -28,7 +28,7 @@ def incompatible(config: TrialConfig) -> list[str]:
         *_training(config),
         *_codes(config),
         *_integers(config),
-        *_program(config),
+        *_log(config),
     ]
 
 
@@ -215,8 +215,17 @@ def _integers(config: TrialConfig) -> Iterator[str]:
         yield f"space {space.name!r} is evaluated beside its codes: use evaluation.restore=exact"
 
 
-def _program(config: TrialConfig) -> Iterator[str]:
-    """Yield the reasons why a trial cannot run as an exported program."""
+def _log(config: TrialConfig) -> Iterator[str]:
+    """Yield the problem of a log that would not be read."""
+    if config.device.log is not None and not config.device.runs_programs:
+        yield "device.log is of a program's run: set device.runtime=executorch"
+
+
+def outside_programs(config: TrialConfig) -> Iterator[str]:
+    """Yield the reasons why a trial of a device that runs exported programs is in none; nothing for other devices.
+
+    Its parts go together, and it runs on another device: so it is left out, and the rest of its grid runs.
+    """
     kind, train = config.method.kind, config.train
     if not config.device.runs_programs:
         return
