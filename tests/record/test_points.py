@@ -44,6 +44,23 @@ def test_gradients_that_were_looked_at_are_curves_and_their_last_values_stand_on
     assert curve(points, "gradients/task_static/0.001") == {0: 0.5, 4: 0.25}
 
 
+def test_what_a_phone_s_sensors_say_is_curves_over_steps() -> None:
+    made = made_up.trial(steps=4)
+    values = {"battery_celsius": 31.4, "zones/cpu-0": 45200.0}
+    reading = {"type": "sensors", "time": 7.5, "step": 3, "values": values}
+    points = [point for point in rows.points(made, [reading]) if point.key.startswith("phone/")]
+    assert points == [("phone/battery_celsius", 31.4, 7500, 3), ("phone/zones/cpu-0", 45200.0, 7500, 3)]
+
+
+def test_the_device_of_a_trial_names_a_runtime_other_than_pytorch() -> None:
+    device = {"kind": "cpu", "name": "AMD EPYC", "runtime": "torch"}
+    named = [
+        rows.event_tags([{"type": "start", "time": 1.0, "device": one}])["zo.device"]
+        for one in (device, {**device, "runtime": "executorch"})
+    ]
+    assert named == ["cpu · AMD EPYC", "cpu · AMD EPYC · executorch"]
+
+
 @pytest.mark.parametrize("steps", [1000, 1001, 20_000])
 def test_a_long_trial_is_thinned_to_about_a_thousand_points_whatever_the_chunks(steps: int) -> None:
     made = made_up.trial(steps=steps)

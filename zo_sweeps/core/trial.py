@@ -15,6 +15,8 @@ seconds). The types:
     gradients  step, shares, mean, std, layers (the cumulative normalized squared gradient: see engine.sensitivity),
             covered (mapping "task_dynamic/0.001" -> the share of it in this mask at this density)
     updates  step, lost (share of the step's update that rounding to half precision lost)
+    sensors  step (the last done), values (mapping name -> number: battery_percent, battery_celsius, and zones/NAME as
+            the phone's kernel gives them); `time` is that of the reading
     warning  metric, text (a remark on the run so far; see core.remarks)
     generate  tokens (per round), seconds (of each round)
     peers   names (where the followers that share its steps run; only the ready ones)
@@ -177,6 +179,8 @@ METRICS: Mapping[str, str] = {  # of an outcome -> its meaning
     "program_bytes": "of the exported program, weights included",
     "planned_bytes": "of intermediate values and theta, as the exported program's runtime plans them",
     "theta_difference": "largest |theta of the exported program - theta as the log gives it|, at the tested step",
+    "battery_percent": "charge of the phone that ran it, the lowest reading",
+    "battery_celsius": "temperature of that phone's battery, the highest reading",
     "drift": "of in-place perturbation: the largest |theta - theta restored|",
     "flops_per_step": "floating-point operations of the first step's matrix products, if counted",
     "seconds_per_token": "median over rounds of generation",

@@ -148,6 +148,9 @@ def points(trial: Trial, events: Iterable[Event], steps_sent: int = 0) -> list[M
             metrics += [
                 MetricPoint(f"gradients/{name}", share, time, event["step"]) for name, share in event["covered"].items()
             ]
+        elif event["type"] == "sensors":
+            values = event["values"].items()
+            metrics += [MetricPoint(f"phone/{clean_name(name)}", value, time, event["step"]) for name, value in values]
         elif event["type"] == "end":
             metrics += _summary(trial, Outcome.from_json(event["outcome"]), time)
     return [p for p in metrics if p.value is not None and math.isfinite(p.value)]
@@ -224,8 +227,9 @@ def _metric(trial: Trial) -> str:
 
 
 def _device_tags(device: Mapping[str, Any]) -> dict[str, Any]:
-    kind, name = device.get("kind"), device.get("name")
-    text = " · ".join(str(part) for part in (kind, name) if part and part != "auto")
+    runtime = device.get("runtime", "torch")
+    parts = [device.get("kind"), device.get("name"), *([] if runtime == "torch" else [runtime])]
+    text = " · ".join(str(part) for part in dict.fromkeys(parts) if part and part != "auto")
     definitions = {
         f"zo.{part}_definition": device.get(f"{part}_definition") for part in ("memory", "energy", "condition")
     }

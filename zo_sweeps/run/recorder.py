@@ -57,6 +57,7 @@ class Recorder:
         }
         self.mask, self.quantized = prints.get("mask", ""), prints.get("quantized", "")
         self.lost = {event["step"]: float(event["lost"]) for event in journal if event["type"] == "updates"}
+        self._readings = [event for event in journal if event["type"] == "sensors"]
         self._warned = {event["metric"] for event in journal if event["type"] == "warning"}
         self.reported = len(self.losses)  # steps already in the journal
         self.largest = (1, 0)
@@ -128,6 +129,16 @@ class Recorder:
         """Keep and report the test scores."""
         self.test = self.emit("test", step=step, loss=scores.loss, metric=scores.metric, metrics=dict(scores.metrics))
 
+    def take_reading(self, time: float, step: int, values: Mapping[str, float]) -> None:
+        """Keep and report a reading of a phone's sensors, unless an earlier attempt did.
+
+        Args:
+            time: of the reading.
+            step: the last one that had ended.
+        """
+        if all(time > event["time"] for event in self._readings[-1:]):
+            self._readings.append(self.emit("sensors", time=time, step=step, values=dict(values)))
+
     def flush(self) -> None:
         """Report the steps done since the last report, as one event."""
         if self._pending:
@@ -170,6 +181,9 @@ class Recorder:
             tokens = sum(report["tokens"] for report in self._reports)
             metrics["tokens_per_second"] = tokens / seconds if seconds else 0.0
             metrics |= spent(self._reports, done)
+        for name, worst in (("battery_percent", min), ("battery_celsius", max)):
+            if values := [event["values"][name] for event in self._readings if name in event["values"]]:
+                metrics[name] = worst(values)
         if dropped := sum(math.isnan(g) for line in self.coefs for g in line):
             metrics["directions_dropped"] = float(dropped)
         if self.lost:
