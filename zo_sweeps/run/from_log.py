@@ -13,6 +13,7 @@ from typing import Any
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import cache_folder
 from zo_sweeps.core.jsonl import parse_object, read_lines, read_objects
+from zo_sweeps.core.memory import MEMORY
 from zo_sweeps.devices.energy import EnergyMeter
 from zo_sweeps.edge import bundle
 from zo_sweeps.edge.phone import SENSORS, Adb, Phone
@@ -22,6 +23,7 @@ from zo_sweeps.engine.replay import rebuild
 from zo_sweeps.engine.train import Evaluated, StepDone, evaluated_at
 from zo_sweeps.engine.types import DivergedError
 from zo_sweeps.run import bundles
+from zo_sweeps.run.by_part import OF_AN_ENGINE
 from zo_sweeps.run.runner import Runner
 from zo_sweeps.tasks.encode import Example
 
@@ -70,6 +72,7 @@ class FromLog(Runner):
             what = f"the log ends after {len(recorder.losses)} of {self.config.train.steps} steps"
             raise UserError(what, fix="run the light client again: it continues from its log")
         recorder.measured["peak_memory_bytes"] = peak
+        recorder.unmeasured[MEMORY] = OF_AN_ENGINE
         best = recorder.best()
         line = self.test_scores(best)
         self._take_readings()

@@ -34,6 +34,7 @@ class Recorder:
         evaluations: step -> its `eval` event on dev.
         test: the `test` event, once there is one.
         measured: metrics of the outcome, by name.
+        unmeasured: how the names of metrics begin that cannot be measured here -> the reason.
         mask, quantized: fingerprints of the sparse mask and of the computed codes that the trial began with; "" before
             there are any.
         lost: step -> share of its update that rounding lost, at the steps where it is measured.
@@ -62,6 +63,7 @@ class Recorder:
         self.reported = len(self.losses)  # steps already in the journal
         self.largest = (1, 0)
         self.measured: dict[str, float] = {}
+        self.unmeasured: dict[str, str] = {}
         self.device: Mapping[str, Any] = {}
         self.energy = EnergyMeter(None, reason="the steps did not run")
         self.selected = 0
@@ -193,6 +195,7 @@ class Recorder:
             for split, event in (("dev", chosen), ("test", self.test)):
                 metrics[f"{split}/loss"], metrics[f"{split}/metric"] = event["loss"], event["metric"]
                 metrics |= {f"{split}/{name}": value for name, value in event.get("metrics", {}).items()}
+        no_energy = {ENERGY: self._no_energy()} if done and f"{ENERGY}joules" not in metrics else {}
         return Outcome(
             trial_id=self.trial.trial_id,
             state=state,
@@ -203,7 +206,7 @@ class Recorder:
             error=error,
             traceback=trace,
             code="+".join(dict.fromkeys(self.codes)),
-            unmeasured={ENERGY: self._no_energy()} if done and f"{ENERGY}joules" not in metrics else {},
+            unmeasured={**self.unmeasured, **no_energy},
         )
 
     def _device(self) -> Mapping[str, Any]:
