@@ -91,9 +91,8 @@ class Places:
                 f"a {device.display or device.name} runs the light client: set device.client=FILE (docs/EDGE.md)"
             )
         needed = memory
-        if (
-            device.kind == "phone" and model.arch is not None
-        ):  # the light client is there; PyTorch and its weights are not
+        if device.kind == "phone" and model.arch is not None:
+            # The light client is there; PyTorch and its copy of the weights are not.
             needed -= RUNTIME_BYTES + config.precision.weight_bytes(model.arch)
         if device.memory_gb and not device.reads_log and needed > device.memory_gb * 10**9:
             reasons.append(

@@ -149,7 +149,7 @@ class FromLog(Runner):
         """Record what a phone's sensors said since the last call; a line that cannot be read is not missed."""
         lines = read_objects(self._bundle.folder / SENSORS, self._sensors_read)
         for reading, self._sensors_read in lines:
-            if reading is not None:
+            if reading is not None and {"time", "step"} <= {*reading}:
                 values = {**reading, **{f"zones/{name}": value for name, value in reading.get("zones", {}).items()}}
                 numbers = {name: float(value) for name, value in values.items() if type(value) in (int, float)}
                 self.recorder.take_reading(numbers.pop("time"), int(numbers.pop("step")), numbers)

@@ -124,9 +124,8 @@ def runner_of(config: TrialConfig) -> type[Runner]:
     kind = config.method.kind
     path = kind.runner
     if config.device.runs_programs:
-        path = (
-            kind.runner_of_log if config.device.reads_log or config.device.kind == "phone" else kind.runner_in_program
-        )
+        by_client = config.device.reads_log or config.device.kind == "phone"
+        path = kind.runner_of_log if by_client else kind.runner_in_program
     module, _, name = path.partition(":")
     runner: type[Runner] = getattr(import_module(module), name)
     assert issubclass(runner, Runner), f"{path} is not a Runner"
