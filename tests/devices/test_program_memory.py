@@ -85,7 +85,7 @@ def test_a_session_and_an_export_take_what_is_estimated(tmp_path: Path) -> None:
     arch = describe(ARCH)
     weights = 4 * arch.parameters
     parts = memory_by_part(arch, 4, trains=True, points=2, batch=1, tokens=TOKENS, trainable=d)
-    step, exporting = program_memory(parts, arch, 4, weights=weights, points=2, queries=1, d=d)
+    step, exporting = program_memory(parts, arch, 4, weights=weights, points=2, queries=1, d=d, dual=False)
     assert parts[Part.WEIGHTS] == weights
     assert 0.8 < (exporting - weights) / exported < 1.25
     assert 0.8 < (sum(step.values()) - weights) / held < 1.25

@@ -145,15 +145,23 @@ def memory_by_part(
 
 
 def program_memory(
-    parts: Mapping[Part, float], arch: Arch, value_bytes: float, *, weights: int, points: int, queries: int, d: int
+    parts: Mapping[Part, float],
+    arch: Arch,
+    value_bytes: float,
+    *,
+    weights: int,
+    points: int,
+    queries: int,
+    d: int,
+    dual: bool,
 ) -> tuple[dict[Part, float], int]:
     """Estimate the peak of a step of an exported program by part, and the peak bytes of exporting it.
 
     With W = weights, b = value_bytes, V words of width D, and the program's P = W (+ b V D if tied: the head is apart):
 
-        step    `parts` + P + 4 d (2 + 6 max(points, queries))
+        step    `parts` + P + 4 d (6 + k (points + queries)), k = 2 in the form dual, else 1
                 P: the weights as XNNPACK packs them, and the embedding, beside PyTorch's
-                d: theta (or the copies of it in the form dual), noise and points, as the runtime plans them
+                d: theta or its copies, temporaries of the noise, directions and points, as the runtime plans them
         export  W + 2 P + EXPORT_BYTES      (the weights in the graph and in the file)
 
     Opening a program takes less than exporting it: the file and the packed weights, at most W + 2 P.
@@ -166,11 +174,12 @@ def program_memory(
         value_bytes: bytes per activation.
         weights: bytes of the weights as they are stored.
         points: points per call; queries: q.
+        dual: whether the program keeps both copies of each direction.
         d: number of trained parameters.
     """
     program = weights + arch.tied * arch.vocabulary * arch.width * value_bytes
     held = {**parts, Part.WEIGHTS: parts[Part.WEIGHTS] + program}
-    held[Part.TRAINABLE] += FP32 * d * (2 + 6 * max(points, queries))
+    held[Part.TRAINABLE] += FP32 * d * (6 + (2 if dual else 1) * (points + queries))
     return held, int(weights + 2 * program + EXPORT_BYTES)
 
 

@@ -72,6 +72,11 @@ class Device(Checked):
     accelerator: str = option("", "its GPU or NPU, as a paper prints it", identity=False)
 
     @property
+    def keeps_copies(self) -> bool:
+        """Whether a program keeps both copies of each direction, and not theta."""
+        return self.form == "dual"
+
+    @property
     def runs_programs(self) -> bool:
         """Whether trials run as exported programs: see docs/EDGE.md."""
         return self.runtime == "executorch" or self.kind == "phone"

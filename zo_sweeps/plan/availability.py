@@ -228,7 +228,13 @@ class Places:
         )
         if config.device.runs_programs and not config.device.reads_log and kind.estimates:
             q, size = config.estimator.budget, precision.format.bytes
-            parts, exporting = program_memory(parts, arch, size, weights=weights, points=points, queries=q, d=trainable)
+            form: dict[str, Any] = {
+                "points": points,
+                "queries": q,
+                "d": trainable,
+                "dual": config.device.keeps_copies,
+            }
+            parts, exporting = program_memory(parts, arch, size, weights=weights, **form)
             finding = max(finding, exporting)
         peak = int(sum(parts.values()))
         return RUNTIME_BYTES + max(peak, finding), parts if peak >= finding else {}

@@ -253,7 +253,7 @@ def outside_programs(config: TrialConfig) -> Iterator[str]:
         yield f"space={space.name} over precision={precision.name} {cannot}: it multiplies by the weights themselves"
     if precision.rounds_activations and device.delegate == "none":
         yield f"precision={precision.name} with device.delegate=none {cannot}: XNNPACK alone multiplies it"
-    if device.form == "dual" and not config.evaluation.mode.one_forward(config.estimator.budget):
+    if device.keeps_copies and not config.evaluation.mode.one_forward(config.estimator.budget):
         yield f"device.form=dual {cannot} in several forwards per step, whose points it keeps; use evaluation.mode=both"
     if train.logits == "all":
         yield f"train.logits=all {cannot}: a program computes the logits of answers alone; use train.logits=answers"

@@ -72,7 +72,7 @@ def program_of(bench: Workbench, space: InstalledSpace) -> tuple[Program, Path]:
     frame = Frame.of(examples, bench.objective.gold_only)
     calls = Calls(config.estimator.budget, config.evaluation.mode)
     # The copies are at the scale of a step's points, which is the same for all.
-    dual = abs(config.estimator.points(0, 1)[0].scale) if config.device.form == "dual" else None
+    dual = abs(config.estimator.points(0, 1)[0].scale) if config.device.keeps_copies else None
     assert config.train.batch is not None
     batch, objective = config.train.batch, bench.objective
     key = {
