@@ -14,11 +14,13 @@ from zo_sweeps.methods.trial_config import TrialConfig
 ROOT = Path(__file__).parents[1]
 # Step, noise, losses, forwards, batches, scores; in `methods`, the addresses of points and which share a forward.
 MEASURING = ("engine", "methods", "models", "run", "tasks")
-METER = ROOT / "devices" / "memory.py"
+METERS = tuple(
+    ROOT / "devices" / f"{name}.py" for name in ("condition", "counters", "energy", "memory", "nvml", "sysfs")
+)
 
 
 def code_of(config: TrialConfig) -> str:
-    """Return a digest of the code that measures the trial: of MEASURING, METER, and the shipped members that it uses.
+    """Return a digest of the code that measures the trial: of MEASURING, METERS, and the shipped members that it uses.
 
     Comments, docstrings and formatting do not count. The user's own members are part of the trial_id instead. Cost:
     parses the files once per process, half a second.
@@ -36,7 +38,7 @@ def _digest(members: Collection[str], rooms: Sequence[str]) -> str:
 
 
 def common_files() -> list[Path]:
-    """Return the files that every trial may use: those of MEASURING but the axes' members, and METER."""
+    """Return the files that every trial may use: those of MEASURING but the axes' members, and METERS."""
     axes = [ROOT.joinpath(*package.split(".")[1:]) for package in PACKAGES.values()]
     files = (file for package in MEASURING for file in (ROOT / package).rglob("*.py"))
-    return sorted([METER, *(file for file in files if file.parent not in axes or file.name.startswith("_"))])
+    return sorted([*METERS, *(file for file in files if file.parent not in axes or file.name.startswith("_"))])

@@ -74,13 +74,30 @@ class Device(Checked):
     accelerator: str = option("", "its GPU or NPU, as a paper prints it", identity=False)
 
     @property
+    def keeps_copies(self) -> bool:
+        """Whether a program keeps both copies of each direction, and not theta."""
+        return self.form == "dual"
+
+    @property
     def runs_programs(self) -> bool:
         """Whether trials run as exported programs: see docs/EDGE.md."""
         return self.runtime == "executorch" or self.kind == "phone"
 
     @property
+    def reads_log(self) -> bool:
+        """Whether a trial's steps were run by the light client somewhere else, and its log is read here."""
+        return self.runs_programs and self.log is not None
+
+    @property
+    def node(self) -> str:
+        """The profile of the nodes that take its trials: a log is read on the CPU of any."""
+        return "cpu" if self.reads_log else self.name
+
+    @property
     def place(self) -> str:
         """The profile and, if it is not PyTorch, the runtime: trials of one place load a model in the same way."""
+        if self.reads_log:
+            return f"{self.name}, log"
         return f"{self.name}, {self.form} program, {self.delegate}" if self.runs_programs else self.name
 
     @property

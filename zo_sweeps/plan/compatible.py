@@ -32,7 +32,7 @@ def incompatible(config: TrialConfig) -> list[str]:
         *_training(config),
         *_codes(config),
         *_integers(config),
-        *_program(config),
+        *_log(config),
     ]
 
 
@@ -228,8 +228,17 @@ def _integers(config: TrialConfig) -> Iterator[str]:
         yield f"space {space.name!r} is evaluated beside its codes: use evaluation.restore=exact"
 
 
-def _program(config: TrialConfig) -> Iterator[str]:
-    """Yield the reasons why a trial cannot run as an exported program."""
+def _log(config: TrialConfig) -> Iterator[str]:
+    """Yield the problem of a log that would not be read."""
+    if config.device.log is not None and not config.device.runs_programs:
+        yield "device.log is of a program's run: set device.runtime=executorch"
+
+
+def outside_programs(config: TrialConfig) -> Iterator[str]:
+    """Yield the reasons why a trial of a device that runs exported programs is in none; nothing for other devices.
+
+    Its parts go together, and it runs on another device: so it is left out, and the rest of its grid runs.
+    """
     kind, train = config.method.kind, config.train
     if not config.device.runs_programs:
         return
@@ -257,7 +266,7 @@ def _program(config: TrialConfig) -> Iterator[str]:
         yield f"space={space.name} over precision={precision.name} {cannot}: it multiplies by the weights themselves"
     if precision.rounds_activations and device.delegate == "none":
         yield f"precision={precision.name} with device.delegate=none {cannot}: XNNPACK alone multiplies it"
-    if device.form == "dual" and not config.evaluation.mode.one_forward(config.estimator.budget):
+    if device.keeps_copies and not config.evaluation.mode.one_forward(config.estimator.budget):
         yield f"device.form=dual {cannot} in several forwards per step, whose points it keeps; use evaluation.mode=both"
     if train.logits == "all":
         yield f"train.logits=all {cannot}: a program computes the logits of answers alone; use train.logits=answers"

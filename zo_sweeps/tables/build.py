@@ -181,8 +181,8 @@ def _cell(
         return _without_value(CellState.NOT_COMPARABLE, records, published, finished), []
     values = _values(selected, measure)
     if values is None:
-        note = f"the selected runs did not measure {measure.metric}"
-        return _without_value(CellState.UNMEASURED, records, published, finished), [note]
+        state, notes = _unmeasured(selected, measure)
+        return _without_value(state, records, published, finished), notes
     mean = fmean(values)
     at_edge = edges(selected, candidates)
     beside = _values(selected, measure.beside) if measure.beside else None
@@ -207,13 +207,22 @@ def _cell(
         trial_ids=tuple(record.trial_id for record in selected.records),
     )
     notes = [*([] if is_complete else [BEST_SO_FAR]), *([AT_EDGE] if at_edge else [])]
-    notes += remarks((record.metrics for record in selected.records), of_cost=not measure.of_scores)
+    notes += remarks((record.metrics for record in selected.records), measure.metric, of_cost=not measure.of_scores)
     return cell, notes
 
 
 def _values(setting: HyperparameterSetting, measure: Measure) -> list[float] | None:
     values = [measure.value(record.metrics) for record in setting.records]
     return values if all(math.isfinite(value) for value in values) else None
+
+
+def _unmeasured(setting: HyperparameterSetting, measure: Measure) -> tuple[CellState, list[str]]:
+    """Return the state of a cell whose runs have no finite value, and the reasons."""
+    if any(measure.value(record.metrics) == math.inf for record in setting.records):
+        return CellState.NOT_REACHED, []
+    lacking = [record for record in setting.records if not math.isfinite(measure.value(record.metrics))]
+    reasons = [why for record in lacking for name, why in record.unmeasured.items() if measure.metric.startswith(name)]
+    return CellState.UNMEASURED, list(dict.fromkeys(reasons)) or [f"the selected runs did not measure {measure.metric}"]
 
 
 def _without_value(state: CellState, records: list[Record], published: float | None, finished: int) -> TableCell:

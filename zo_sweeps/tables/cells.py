@@ -24,6 +24,7 @@ class CellState(str, Enum):
     FAILED = "FAILED"
     NOT_COMPARABLE = "NOT_COMPARABLE"  # finished; only the paper has such a number
     UNMEASURED = "UNMEASURED"  # finished, but without the metric
+    NOT_REACHED = "NOT_REACHED"  # finished, but short of the table's target in some seed
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ class Record:
         note: one line on why there is no result; printed as a footnote if `state` is "MISSING".
         order: position in the grid; in the selection, ties go to the first.
         also: further seeds that this same trial serves because nothing in it is random (zero-shot).
+        unmeasured: how the names of metrics begin that could not be measured -> the reason.
     """
 
     trial_id: str
@@ -42,6 +43,7 @@ class Record:
     note: str = ""
     order: int = 0
     also: tuple[int, ...] = ()
+    unmeasured: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.state not in STATES:
