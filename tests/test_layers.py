@@ -18,6 +18,7 @@ FLOORS = (
     {"core"},
     {"methods"},
     {"engine", "models", "tasks", "devices", "record", "tables"},
+    {"rtl"},
     {"config"},
     {"plan"},
     {"edge"},

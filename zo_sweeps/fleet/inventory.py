@@ -167,7 +167,7 @@ def row(one: Device, now: float) -> list[str]:
         lends if one.state != "gone" else "–",
         ", ".join(capabilities(facts)) or "–",
         "\n".join(words) or "–",
-        facts.get("power_mode") or "–",
+        _power(facts),
         f"{heat:.0f} °C" if heat is not None else "–",
         f"{one.state},\n{_ago(now - facts['time'])}" if "time" in facts else one.state,
         "\n".join(one.runs) or "–",
@@ -189,6 +189,13 @@ def _memory(facts: Mapping[str, Any]) -> str:
     if facts["unified"]:
         return text + ", unified"
     return text + (f"; GPU {gib(facts['memory_bytes'])}" if own else "")
+
+
+def _power(facts: Mapping[str, Any]) -> str:
+    """Return the power mode, the watts now, and why the device is throttled, as far as they are known."""
+    watts, causes = facts.get("watts"), facts.get("throttled", ())
+    lines = [facts.get("power_mode") or "", "" if watts is None else f"{watts:.1f} W"]
+    return "\n".join(filter(None, [*lines, *(f"throttled: {cause}" for cause in causes)])) or "–"
 
 
 def _ago(seconds: float) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 
 from zo_sweeps import __version__
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.devices.energy import EnergyMeter
 from zo_sweeps.devices.live import changing, unchanging
 from zo_sweeps.schedule import cluster
 from zo_sweeps.schedule.gcs import AGENTS, NODE, REACH, REACHED, Head
@@ -36,6 +37,8 @@ def main(address: str, token: str, identity: str, agents: str = "", leave_within
     try:
         head = Head(address, cluster.token_environment(Path(token)))
         facts = {**unchanging(), "zo_sweeps": __version__, "host": socket.gethostname()}
+        meter = EnergyMeter.of("cuda" if facts["gpus"] else "cpu")
+        facts.update(meter.definitions, energy_reason=meter.reason)
         known, count = time.monotonic(), 0
         while True:
             node = head.own_node(identity)
@@ -47,7 +50,7 @@ def main(address: str, token: str, identity: str, agents: str = "", leave_within
                 head.drain(node["NodeID"], float(leave_within))
                 leave_within = ""
             if count % SLOW == 0:
-                facts.update(changing())
+                facts.update(changing(meter))
             head.put(NODE + identity, {**facts, "time": time.time()})
             if node and "node:__internal_head__" in node["Resources"]:
                 answer(head)

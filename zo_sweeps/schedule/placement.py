@@ -10,7 +10,7 @@ from zo_sweeps.core.trial import Needs
 from zo_sweeps.devices.probe import EDGE
 
 # General-purpose nodes, and what may run on them; a trial requests any other device profile by name.
-HOSTS = ("cpu", "cuda", "executorch")
+HOSTS = ("cpu", "cuda", "executorch", "rtl")
 NOISE = "noise"  # what a node must compute to the bit, besides a trial's precision
 
 
@@ -47,7 +47,7 @@ class Node:
 
 def gpus_needed(needs: Needs, node: Node) -> int:
     """Return the GPUs that a trial takes on `node`; "auto" takes one if there is one, which it would use anyway."""
-    if needs.device == "cpu" or needs.programs:
+    if needs.device in ("cpu", "rtl") or needs.programs:
         return 0
     return 1 if needs.device == "cuda" or node.gpus >= 1 else 0
 

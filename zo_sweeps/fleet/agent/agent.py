@@ -23,6 +23,7 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import replace_text
 from zo_sweeps.core.host import gib
 from zo_sweeps.core.trial import Outcome, TrialState
+from zo_sweeps.devices.energy import EnergyMeter
 from zo_sweeps.devices.live import changing
 from zo_sweeps.fleet.agent import facts as here
 from zo_sweeps.fleet.agent.files import Cache
@@ -84,6 +85,7 @@ class Agent:
         target: str = TARGET,
     ) -> None:
         self._root, self._registration, self._device, self._lent, self._say = root, registration, device, lent, say
+        self._meter = EnergyMeter.of("cuda" if lent.gpus else "cpu")
         self._link = registration.link(root)
         self._place = {"node": registration.name, "profile": device.name}
         self._cache = Cache(root)
@@ -363,7 +365,7 @@ class Agent:
         write_running(self._root, self._registration, self._heard, trials)
         if now - before >= NOTE_SECONDS and self._heard is not None:
             with contextlib.suppress(UnreachableError, RefusedError):
-                self._link.post("/v1/facts", {"facts": changing()})
+                self._link.post("/v1/facts", {"facts": changing(self._meter)})
 
     # --- the end
 
