@@ -48,6 +48,6 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(PY)
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	@echo "[+] test tools, and the extra [edge]"
-	@$(PIP) --constraint constraints.txt --editable '.[edge]' --group dev
+	@echo "[+] test tools, and the extras [edge] and [rtl]"
+	@$(PIP) --constraint constraints.txt --editable '.[edge,rtl]' --group dev
 	@touch $@

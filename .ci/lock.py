@@ -31,7 +31,7 @@ def resolve(python: str) -> dict[str, str]:
         subprocess.run([*run, "--upgrade", "pip"], check=True)
         report = f"{folder}/report.json"
         subprocess.run(
-            [*run, "--dry-run", "--report", report, TORCH, f"{ROOT}[edge]", "--group", "dev"], check=True, cwd=ROOT
+            [*run, "--dry-run", "--report", report, TORCH, f"{ROOT}[edge,rtl]", "--group", "dev"], check=True, cwd=ROOT
         )
         packages = [item["metadata"] for item in json.loads(Path(report).read_text())["install"]]
     chosen = {re.sub(r"[-_.]+", "-", p["name"]).lower(): p["version"].split("+")[0] for p in packages}

@@ -1,4 +1,4 @@
-# zo_sweeps for CUDA GPUs.    docker build --file docker/cuda.Dockerfile --tag zo-sweeps:cuda .
+# zo_sweeps for CUDA GPUs, and for Jetson Orin with JetPack 7.2 (build it there: docs/JETSON.md).    docker build --file docker/cuda.Dockerfile --tag zo-sweeps:cuda .
 # torch's wheels bring CUDA's libraries; the host gives the driver: docker run --gpus all (NVIDIA container toolkit).
 # All nodes of a Ray cluster need the same Python, to the patch level: with Jetsons, --build-arg PYTHON=3.10.12.
 ARG PYTHON=3.11.13

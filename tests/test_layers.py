@@ -18,6 +18,7 @@ FLOORS = (
     {"core"},
     {"methods"},
     {"engine", "models", "tasks", "devices", "record", "tables"},
+    {"rtl"},
     {"config"},
     {"plan"},
     {"edge"},
@@ -36,6 +37,7 @@ ALSO = {
 AXES = {"estimators", "perturbations", "spaces", "precisions", "updates", "objectives"}
 ONLY_IN = {
     "ray": {
+        "schedule/ray_agents.py",
         "schedule/ray_backend.py",
         "schedule/ray_cluster.py",
         "schedule/ray_peers.py",
@@ -44,6 +46,8 @@ ONLY_IN = {
         "schedule/gcs.py",
         "schedule/ray_private.py",
     },
+    "aiohttp": {"fleet/gateway/", "bench/agents.py"},
+    "cryptography": {"fleet/gateway/identity.py", "fleet/agent/", "bench/agents.py"},
     "mlflow": {"record/"},
     "hydra": {"config/"},
     "omegaconf": {"config/"},

@@ -17,6 +17,7 @@ from tests.api.conftest import Swept
 from tests.cli.common import NOWHERE
 from zo_sweeps.cli.main import main
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.record.journal import JournalStore, places
 from zo_sweeps.results import session
 from zo_sweeps.run.untrained import Untrained
 from zo_sweeps.schedule.backend import HeadLostError
@@ -44,6 +45,8 @@ def test_a_sweep_runs_once_and_says_nothing(
         torch.set_num_threads(threads)
     assert capfd.readouterr() == ("", "")
     assert again.equals(swept.frame)
+    first = JournalStore(swept.state).read(swept.id("lora_fa"))
+    assert [node for node, _, _ in places(first)] == ["inline"], "where it ran, so that a change of device is seen"
     assert zo_sweeps.results("forms", state_dir=swept.state).equals(swept.frame), "the last sweep is found again"
     assert swept.line("diverged")["state"] == "DIVERGED"
 

@@ -66,6 +66,7 @@ def test_a_trial_on_a_phone_is_the_trial(
     ended, journal = run(trial)
     assert ended.state is TrialState.SUCCEEDED, ended.traceback
     assert measured(ended, journal) == measured(*by_the_bindings)
+    assert "the light client, which runs the steps" in ended.unmeasured["energy/"]
     assert (device / "data" / "local" / "tmp" / "zo_sweeps" / trial.trial_id / "log.jsonl").is_file()
 
 

@@ -13,6 +13,11 @@ from zo_sweeps.methods.points import NoiseKey
 pytestmark = pytest.mark.unit
 
 
+def one(sizes: list[int], key: NoiseKey, names: list[str]) -> torch.Tensor:
+    words = torch.tensor([[noise.words_of(key, name) for name in names]], dtype=torch.int32)
+    return Noise(sizes)(words)[0]
+
+
 @pytest.mark.parametrize("exponent", [0, 1, 15, 30])
 def test_every_mantissa_is_scaled_as_the_engine_does(exponent: int) -> None:
     mantissas = torch.arange(127 + exponent << 23, 128 + exponent << 23, dtype=torch.int32)
@@ -30,8 +35,9 @@ def test_the_exponent_of_every_power_of_two() -> None:
 def test_the_words_are_the_engines() -> None:
     key, count = NoiseKey(3, 17, 2), 1 << 20
     k0, k1 = (torch.tensor(word, dtype=torch.int32) for word in noise.words_of(key, "w"))
+    factors = Noise([1]).factors[:, :1]
     counters = torch.arange(count // 2, dtype=torch.int32)
-    both = torch.stack([word.view(-1, noise.LANES) for word in _words(counters, k0, k1)], dim=1).flatten()
+    both = torch.stack([word.view(-1, noise.LANES) for word in _words(counters, k0, k1, factors)], dim=1).flatten()
     assert torch.equal(both, noise.integers(key, "w", count))
 
 
@@ -39,7 +45,7 @@ def test_the_words_are_the_engines() -> None:
 def test_every_element_has_the_engines_bits(sizes: list[int]) -> None:
     key = NoiseKey(3, 17, 2)
     names = [f"layers.{i}.B" for i in range(len(sizes))]
-    z = Noise(sizes)(torch.tensor([noise.words_of(key, name) for name in names], dtype=torch.int32))
+    z = one(sizes, key, names)
     start = 0
     for name, size in zip(names, sizes, strict=True):
         assert torch.equal(z[start : start + size], noise.gaussian(key, name, torch.Size([size])))
@@ -50,5 +56,5 @@ def test_every_element_has_the_engines_bits(sizes: list[int]) -> None:
 def test_rare_words_have_the_engines_bits_too() -> None:
     """Words near the borders of an octave and of the halves of its mantissas: 4 million counters have all of them."""
     key, count = NoiseKey(0, 1, 0), 2**23
-    z = Noise([count])(torch.tensor([noise.words_of(key, "w")], dtype=torch.int32))
+    z = one([count], key, ["w"])
     assert torch.equal(z, noise.gaussian(key, "w", torch.Size([count])))

@@ -19,16 +19,18 @@ from zo_sweeps.edge.rows import Frame
 from zo_sweeps.engine import noise
 from zo_sweeps.engine.evaluate import evaluate
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
+from zo_sweeps.engine.spaces.dora import DoRA
 from zo_sweeps.engine.spaces.lora_fa import LoRAFA
+from zo_sweeps.engine.spaces.prefix import PrefixTuning
+from zo_sweeps.engine.spaces.vera import VeRA
 from zo_sweeps.methods.evaluation import Mode
 from zo_sweeps.methods.points import NoiseKey, Point
-from zo_sweeps.methods.space import InstalledSpace
+from zo_sweeps.methods.space import InstalledSpace, Space
 from zo_sweeps.models.causal import LanguageModel
 from zo_sweeps.models.load import load
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess, pytest.mark.usefixtures("one_thread")]
 
-UNIT = 2.0**-24
 B, EPS, LR = 2, 1e-2, 0.05
 FRAME = Frame(shared=True, slots=2, places=2, tokens=40)
 LLAMA = {**TINY["llama"], "tie_word_embeddings": True}  # with grouped-query heads; other families: test_lowered.py
@@ -48,16 +50,17 @@ def words(step: int, q: int, names: tuple[str, ...]) -> Tensor:
 @pytest.mark.parametrize("sizes", [[1], [1024, 7, 3000], [2**22]])
 def test_every_element_of_the_noise_has_the_engines_bits(sizes: list[int]) -> None:
     """Words near the borders of an octave, and of the halves of its mantissas, are among two million counters."""
-    key, names = NoiseKey(3, 17, 2), [f"layers.{i}.B" for i in range(len(sizes))]
-    address = torch.tensor([noise.words_of(key, name) for name in names], dtype=torch.int32)
+    keys, names = [NoiseKey(3, 17, 2), NoiseKey(3, 18, 0)], [f"layers.{i}.B" for i in range(len(sizes))]
+    address = torch.tensor([[noise.words_of(key, name) for name in names] for key in keys], dtype=torch.int32)
     data, _ = compiled({FORWARD: torch.export.export(Noise(sizes), (address,), strict=False)}, [])
     program = loaded(data)
     (z,) = program.load_method(FORWARD).execute([address])
     start = 0
     for name, size in zip(names, sizes, strict=True):
-        assert torch.equal(z[start : start + size], noise.gaussian(key, name, torch.Size([size])))
+        for direction, key in zip(z, keys, strict=True):
+            assert torch.equal(direction[start : start + size], noise.gaussian(key, name, torch.Size([size])))
         start += padded(size)
-    assert start == len(z)
+    assert start == z.shape[1]
 
 
 def terms(scores: Tensor, gold: Tensor) -> Tensor:
@@ -65,16 +68,28 @@ def terms(scores: Tensor, gold: Tensor) -> Tensor:
 
 
 @cache
-def exported() -> tuple[LanguageModel, InstalledSpace, Program, bytes]:
-    model = load(make(source="random", arch=LLAMA), torch.float32, "cpu")
-    space = LoRAFA().install(model.module, list(model.target_modules(LoRAFA().targets)), 0)
+def exported(member: Space, layers: int, dtype: torch.dtype) -> tuple[LanguageModel, InstalledSpace, Program, bytes]:
+    model = load(make(source="random", arch={**LLAMA, "num_hidden_layers": layers}), dtype, "cpu")
+    targets = list(model.target_modules(member.layers)) if member.layers else []
+    space = member.install(model.module, targets, 0)
     return model, space, *export(model, space, Calls(1, Mode.BOTH), FRAME, B, terms)
 
 
-def test_a_step_has_the_engines_theta_and_its_losses() -> None:
-    """Losses differ by the rounding of sums of up to 48 products in four layers; theta by nothing."""
-    model, space, program, data = exported()
+@pytest.mark.parametrize(
+    ("member", "layers", "dtype"),
+    [
+        (LoRAFA(), 2, torch.float32),
+        (DoRA(), 1, torch.float32),
+        (VeRA(rank=16), 1, torch.float32),
+        (PrefixTuning(), 1, torch.float16),
+    ],
+    ids=lambda value: str(getattr(value, "name", value)),
+)
+def test_a_step_has_the_engines_theta_and_its_losses(member: Space, layers: int, dtype: torch.dtype) -> None:
+    """Losses differ by the rounding of sums of up to 48 products per layer, in the model's dtype; theta by nothing."""
+    model, space, program, data = exported(member, layers, dtype)
     calls, q = program.calls, program.calls.q
+    initial = {key: param.detach().clone() for key, param in space.params.items()}
     methods = loaded(data)
     forward, update = methods.load_method(FORWARD), methods.load_method(APPLY)
     draw, P = torch.Generator().manual_seed(0), calls.points
@@ -103,11 +118,11 @@ def test_a_step_has_the_engines_theta_and_its_losses() -> None:
         (theta,) = update.execute((past, grads * 0, lr, torch.zeros(1, dtype=torch.int64)))
         for key, start in zip(program.names, program.starts, strict=True):
             param = space.params[key]
-            param.data = noise.combine(moves, key, param.shape, base=torch.zeros_like(param))
+            param.data = noise.combine(moves, key, param.shape, base=initial[key])
             assert torch.equal(theta[start : start + param.numel()].view(param.shape), param)
         points = [Point(NoiseKey(0, 2, query), sign * EPS) for query in range(q) for sign in (1, -1)]
         expected = torch.tensor(evaluate(f, model.module, space, Gaussian(), points, Mode.BOTH))
-        assert (losses - expected).abs().max() <= 32 * UNIT * expected.max()
+        assert (losses - expected).abs().max() <= 16 * torch.finfo(dtype).eps * expected.max()
         assert len(set(losses.tolist())) == P
 
 
@@ -115,7 +130,7 @@ def test_one_delegate_has_the_whole_model() -> None:
     """What else XNNPACK takes are the few operations on inputs and on the answers' logits: for any number of layers."""
     from executorch.exir._serialize._program import deserialize_pte_binary
 
-    *_, data = exported()
+    *_, data = exported(LoRAFA(), 2, torch.float32)
     plans = {plan.name: plan for plan in deserialize_pte_binary(data).program.execution_plan}
     kernels = {operator.name for operator in plans[FORWARD].operators}
     assert not kernels & {"aten::mean", "aten::_softmax", "aten::bmm", "aten::linear", "aten::permute_copy"}

@@ -96,7 +96,8 @@ class Machines:
         self.ports = [free_port()]
         self.ports.append(next(p for p in range(self.ports[0] + 1, 32000) if _is_free(p)))
         command = [*prefix, sys.executable, "-m", "zo_sweeps", "head", "start", "--state-dir", str(self.state)]
-        command += ["--port", str(self.ports[0]), "--mlflow-port", str(self.ports[1]), "--dashboard-port", "0", *words]
+        command += ["--port", str(self.ports[0]), "--mlflow-port", str(self.ports[1]), "--dashboard-port", "0"]
+        command += ["--gateway-port", "0", *words]  # its usual port may be another test's
         started = subprocess.run(
             command, env=environment(self.home), cwd=self.home, capture_output=True, text=True, timeout=400
         )

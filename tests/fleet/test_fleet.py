@@ -129,6 +129,7 @@ def test_another_version_is_told_what_to_install(cluster: Machines, tmp_path: Pa
     assert joined.returncode == 1
     assert f"fail  ray: 2.59.0 here, {ray.__version__} at the head; pip install 'ray[default]==" in joined.stdout
     assert "not joined: 1 check failed" in joined.stdout
+    assert "`zo-sweeps head code` on the head prints its command" in joined.stdout
 
 
 def test_no_secret_is_on_a_command_line_or_in_a_log(cluster: Machines) -> None:

@@ -23,7 +23,7 @@ from zo_sweeps import __version__
 from zo_sweeps.cli.main import main
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.host import GIB
-from zo_sweeps.devices.live import l4t, power_mode, temperature
+from zo_sweeps.devices.live import l4t, power_mode
 from zo_sweeps.fleet import head, preflight, secrets, service, worker
 from zo_sweeps.fleet.inventory import Device, capabilities, row, show, to_json
 from zo_sweeps.fleet.node import FIXED_PORTS, labels, node_arguments, port_range, running, sanitised, terminate
@@ -138,15 +138,6 @@ def test_a_clock_that_differs_is_said(skew: float, status: str) -> None:
     assert preflight.clock(1e9 + skew, 1e9).status == status
 
 
-def test_temperature_is_the_hottest_zone_that_is_on(tmp_path: Path) -> None:
-    assert temperature(tmp_path) is None
-    for i, text in enumerate(["47500\n", "61250\n", "-256000\n", "", "256000\n"]):
-        (tmp_path / f"thermal_zone{i}").mkdir()
-        (tmp_path / f"thermal_zone{i}" / "temp").write_text(text)
-    (tmp_path / "thermal_zone9" / "temp").mkdir(parents=True)  # reading it is an error, as of a zone that is off
-    assert temperature(tmp_path) == 61.25
-
-
 @pytest.mark.multiprocess
 def test_power_mode_and_release_are_read_as_a_jetson_writes_them(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -187,6 +178,8 @@ def test_what_is_not_known_of_a_device_is_a_dash_and_unified_memory_is_one_numbe
         "versions": {"python": "3.10.12"},
         "temperature": 51.6,
         "power_mode": "15W",
+        "watts": 9.27,
+        "throttled": ["heat"],
         "l4t": "36.4.3",
         "time": 100.0,
     }
@@ -196,7 +189,7 @@ def test_what_is_not_known_of_a_device_is_a_dash_and_unified_memory_is_one_numbe
         "6 CPU, 1 GPU\n8.0 GiB",
         "cuda, int8, nf4",
         "python 3.10.12\nL4T 36.4.3",
-        "15W",
+        "15W\n9.3 W\nthrottled: heat",
         "52 °C",
         "up,\n3 s ago",
         "–",

@@ -11,7 +11,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from tests.conftest import REPO
-from tests.launch_files.common import DOCKERFILES, FILES, JOBS, UNITS, compose, documents
+from tests.launch_files.common import DOCKER, DOCKERFILES, FILES, JOBS, UNITS, compose, documents
 
 pytestmark = pytest.mark.unit
 
@@ -158,6 +158,12 @@ def test_an_image_has_a_pinned_base_the_locked_versions_and_no_root(path: Path) 
     assert [line for line in lines if line.startswith("USER ")] == ["USER ${UID}"]
     assert lines.index("USER ${UID}") < min(i for i, line in enumerate(lines) if line.startswith("ENTRYPOINT"))
     assert not re.search(r"^(ENV|ARG) .*(TOKEN|PASSWORD|SECRET)\w*=(?!/run/secrets/)", text, re.MULTILINE)
+
+
+def test_jetsons_build_the_locked_bitsandbytes() -> None:
+    for path in (DOCKER / "jetson.Dockerfile", REPO / "docs" / "JETSON.md"):
+        (tag,) = re.findall(r"bitsandbytes\.git#([\d.]+)|--branch ([\d.]+) \S+/bitsandbytes", path.read_text())
+        assert "".join(tag) == LOCK["bitsandbytes"], path
 
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)

@@ -59,9 +59,9 @@ def test_only_cells_with_the_settings_of_the_grid_as_written_count_and_are_compa
     assert any("random" in note for note in table.notes)
     assert standings(items(), state)["pezo/table3"].state == "not run"
     printed = in_process(
-        capsys, "papers", "prge/table4", "pezo/table6", "prge/table9", "bytebots", f"state_dir={state}"
+        capsys, "papers", "prge/table4", "prge/table14", "prge/table9", "bytebots", f"state_dir={state}"
     )
-    assert "no grid: needs an FPGA" in printed
+    assert "no grid: specifications" in printed
     assert "with other settings" in printed
     assert "Cannot run here: [reason] number of trials" in printed
     assert "random weights" in printed

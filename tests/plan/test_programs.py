@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.plan.common import TINY, changed, configs, named, planned, problem
-from zo_sweeps.config.composer import Composer
+from tests.plan.common import TINY, changed, configs, named, of, planned, problem
 from zo_sweeps.devices import probe
 from zo_sweeps.methods import registry
 from zo_sweeps.methods.definition import Definition
-from zo_sweeps.plan.build import build
+from zo_sweeps.plan.compatible import outside_programs
 from zo_sweeps.schedule.this_host import for_this_host
 
 pytestmark = pytest.mark.unit
@@ -51,14 +51,23 @@ def test_axes_of_the_host_have_no_reason() -> None:
         assert not any(one().not_in_program for one in registry.members(axis).values())
 
 
+def refused(folder: Path, grid: dict[str, Any], *overrides: str) -> list[str]:
+    """Why no trial of a grid can run: one line for each reason."""
+    plan = planned(folder, grid, *overrides)
+    assert plan.every
+    assert not plan.trials
+    return [*plan.obstacles]
+
+
 @pytest.mark.parametrize("axis", ["estimator", "perturbation", "space", "update", "precision"])
 def test_a_plan_refuses_what_no_program_holds_and_names_what_one_does(axis: str, tmp_path: Path) -> None:
     held = sorted(IN_PROGRAMS[axis])
     others = [name for name in registry.names(axis) if name not in held]
-    for name in (others[0], others[-1]):
-        text = problem(tmp_path, TINY, ON, AS_GIVEN, f"{axis}={name}")
-        line = next(line for line in text.splitlines() if f"{axis}={name} does not run on executorch" in line)
-        assert f"use {axis}={' or '.join(held)}" in line
+    (config, *_) = configs(planned(tmp_path, TINY, ON))
+    for name in others:
+        (line,) = outside_programs(replace(config, **{axis: registry.member(axis, name)()}))
+        assert line.startswith(f"{axis}={name} does not run on executorch: ")
+        assert line.endswith(f"; use {axis}={' or '.join(held)}")
     for name in held:
         mode = f"evaluation.mode={'sequential' if axis == 'space' else 'inner'}"
         grid = changed(fixed={"model": "demo", "prompt": "mezo"})
@@ -89,12 +98,13 @@ def test_a_plan_refuses_what_no_program_holds_and_names_what_one_does(axis: str,
     ],
 )
 def test_options_and_other_parts_that_no_program_holds_are_refused(given: list[str], why: str, tmp_path: Path) -> None:
-    assert why in problem(tmp_path, TINY, ON, AS_GIVEN, *given)
+    assert any(why in line for line in refused(tmp_path, TINY, ON, AS_GIVEN, *given))
 
 
 def test_a_task_that_generates_is_refused(tmp_path: Path) -> None:
     grid = changed(axes={"task": ["squad"]})
-    assert "task squad does not run on executorch: a program scores given" in problem(tmp_path, grid, ON, "prompt=prge")
+    lines = refused(tmp_path, grid, ON, "prompt=prge")
+    assert any(line.startswith("task squad does not run on executorch: a program scores given") for line in lines)
 
 
 OWN = '''
@@ -113,8 +123,8 @@ def test_a_member_of_one_s_own_is_refused_even_if_its_base_runs(tmp_path: Path) 
     (tmp_path / "perturbation").mkdir()
     (tmp_path / "perturbation" / "mine.py").write_text(OWN)
     assert planned(tmp_path, TINY, AS_GIVEN, "perturbation=mine").trials
-    text = problem(tmp_path, TINY, ON, AS_GIVEN, "perturbation=mine")
-    assert text.endswith("does not run on executorch: it is a member of your own; use perturbation=gaussian (block zo)")
+    (line,) = refused(tmp_path, TINY, ON, AS_GIVEN, "perturbation=mine")
+    assert line.endswith("does not run on executorch: it is a member of your own; use perturbation=gaussian")
 
 
 def test_a_trial_of_any_device_keeps_its_id_on_the_other_runtime_and_a_named_device_is_another_trial(
@@ -156,15 +166,51 @@ def test_a_phone_s_trials_are_programs_and_wait_for_a_node_with_the_phone(tmp_pa
     held = for_this_host(plan)
     assert not held.trials
     assert all(why.startswith("needs device oneplus-12, and this host is a ") for why in held.missing.values())
-    assert "precision=bf16 does not run on executorch" in problem(tmp_path, TINY, "device=oneplus-12", "precision=bf16")
+    lines = refused(tmp_path, TINY, "device=oneplus-12", "device.client=zo_client", "precision=bf16")
+    assert any("precision=bf16 does not run on executorch" in line for line in lines)
 
 
-def test_the_shapes_of_prge_table3_run_on_executorch_without_nf4_and_all_logits() -> None:
+def test_the_shapes_of_prge_table3_run_on_executorch_but_for_rows_that_compute_all_logits() -> None:
+    plan = named("prge_table3", "device=executorch", "precision=fp16", "grid.relabel=true")
     rows = ["tinyllama_zo_ours", "tinyllama_inner_ours", "llama2_zo_ours", "llama2_inner_ours"]
-    left_out = [f"~grid.blocks.{name.removesuffix('_ours')}" for name in rows]
-    given = ["device=executorch", "precision=fp16", "grid.relabel=true", *left_out]
-    plan = build(Composer(["+grid=prge_table3", *given]))
-    assert [*plan.grid.blocks] == rows
+    assert [*dict.fromkeys(trial.block for trial in plan.trials)] == rows
     assert len(plan.trials) == 32
-    with pytest.raises(Exception, match="precision=nf4 does not run on executorch"):
-        named("prge_table3", "device=executorch", "grid.relabel=true")
+    (why,) = plan.obstacles
+    assert why.startswith("train.logits=all does not run on executorch")
+    (why, *_) = named("prge_table3", "device=executorch", "grid.relabel=true").obstacles
+    assert why.startswith("precision=nf4 does not run on executorch")
+
+
+def test_rows_that_no_program_holds_are_left_out_and_the_others_run() -> None:
+    """A row stays what its label says: the zero-shot row of this device is absent, not run on another runtime."""
+    plan = named("quickstart", ON)
+    assert {trial.block for trial in plan.trials} == {"zo_lora_fa_q1", "zo_lora_fa_q4"}
+    assert {plan.every[i].block for i in plan.reasons} == {"zero_shot", "fo_lora_fa"}
+    assert {of(trial).device.name for trial in plan.every.values()} == {"executorch"}
+    assert len(plan.cells) == len(named("quickstart").cells), "every row of the grid is in its tables"
+    (zero_shot, _) = sorted(plan.obstacles, key=len)
+    assert "method.kind=zero_shot does not run on executorch" in zero_shot
+
+
+def test_trials_of_a_grid_with_columns_are_told_apart_and_no_length_is_named_that_is_not_theirs() -> None:
+    plan = named("prge_table4", ON, "model=random_llama", "scale=smoke", AS_GIVEN)
+    labels = [trial.label for trial in plan.trials]
+    assert len({*labels}) == len(labels) == 24
+    assert labels[0] == "Dual-Forwarding · seq64_e2 · seed 0"
+    assert not any("texts of at most" in line for line in plan.caveats), "half of the columns have 128 tokens"
+
+
+def test_a_log_of_the_light_client_is_read_on_any_node_without_the_extra_and_only_in_place_of_a_program(
+    tmp_path: Path,
+) -> None:
+    for device in (ON, "device=oneplus-12", "device.runtime=executorch"):
+        program = planned(tmp_path, TINY, device, "device.client=zo_client")
+        log = planned(tmp_path, TINY, device, "device.log=BUNDLE")
+        assert set(program.every) == set(log.every), "the same trials"
+        for trial in log.trials:
+            assert (trial.needs.programs, trial.needs.device) == (False, "cpu")
+            assert trial.memory_key != program.every[trial.trial_id].memory_key, "it holds no program"
+    assert len(log.trials) == 2
+    assert "device.log is of a program's run: set device.runtime=executorch" in problem(
+        tmp_path, TINY, "device.log=BUNDLE"
+    )

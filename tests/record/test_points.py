@@ -44,6 +44,23 @@ def test_gradients_that_were_looked_at_are_curves_and_their_last_values_stand_on
     assert curve(points, "gradients/task_static/0.001") == {0: 0.5, 4: 0.25}
 
 
+def test_what_a_phone_s_sensors_say_is_curves_over_steps() -> None:
+    made = made_up.trial(steps=4)
+    values = {"battery_celsius": 31.4, "zones/cpu-0": 45200.0}
+    reading = {"type": "sensors", "time": 7.5, "step": 3, "values": values}
+    points = [point for point in rows.points(made, [reading]) if point.key.startswith("phone/")]
+    assert points == [("phone/battery_celsius", 31.4, 7500, 3), ("phone/zones/cpu-0", 45200.0, 7500, 3)]
+
+
+def test_the_device_of_a_trial_names_a_runtime_other_than_pytorch() -> None:
+    device = {"kind": "cpu", "name": "AMD EPYC", "runtime": "torch"}
+    named = [
+        rows.event_tags([{"type": "start", "time": 1.0, "device": one}])["zo.device"]
+        for one in (device, {**device, "runtime": "executorch"})
+    ]
+    assert named == ["cpu · AMD EPYC", "cpu · AMD EPYC · executorch"]
+
+
 @pytest.mark.parametrize("steps", [1000, 1001, 20_000])
 def test_a_long_trial_is_thinned_to_about_a_thousand_points_whatever_the_chunks(steps: int) -> None:
     made = made_up.trial(steps=steps)
@@ -189,3 +206,19 @@ def test_a_trial_that_moved_says_where_it_was() -> None:
         "zo.places": "nano (jetson-orin-nano), from step 120 desk (cpu)",
     }
     assert rows.place_tags([{"type": "start", "time": 1.0}]) == {}
+
+
+def test_joules_and_temperature_are_curves_and_why_there_are_none_is_a_tag() -> None:
+    made = made_up.trial()
+    event = {"type": "steps", "time": 9.0, "first": 1, "losses": [1.0, 0.5], "coefs": [], "seconds": 4.0, "tokens": 8}
+    points = {point.key: point for point in rows.points(made, [{**event, "joules": 30.0, "celsius": 61.5}])}
+    assert (points["train/joules_per_step"].value, points["train/celsius"].value) == (15.0, 61.5)
+    plain = {point.key for point in rows.points(made, [event])}
+    assert "train/seconds_per_step" in plain
+    assert not plain & {"train/joules_per_step", "train/celsius"}
+    *_, end = made_up.whole(made)
+    device = {"energy_definition": "RAPL", "condition_definition": "zones"}
+    outcome = {**end["outcome"], "device": device, "unmeasured": {"energy/": "for root alone"}}
+    tags = rows.event_tags([{**end, "outcome": outcome}])
+    assert (tags["zo.energy_definition"], tags["zo.condition_definition"]) == ("RAPL", "zones")
+    assert tags["zo.unmeasured"] == "energy/: for root alone"

@@ -77,7 +77,14 @@ def fill(plan: Plan, folder: Path) -> None:
             for first in range(1, steps, 10):
                 losses = [1 / step for step in range(first, first + 10)]
                 events.append(
-                    {"type": "steps", "first": first, "losses": losses, "seconds": 5.0, "coefs": [[0.1]] * 10}
+                    {
+                        "type": "steps",
+                        "first": first,
+                        "losses": losses,
+                        "seconds": 5.0,
+                        "joules": 30.0,
+                        "coefs": [[0.1]] * 10,
+                    }
                 )
                 events.append({"type": "eval", "step": first + 9, "split": "dev", "loss": 0.5, "metric": 0.8})
             events.append({"type": "end", "outcome": ended.to_json()})

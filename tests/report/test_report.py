@@ -15,6 +15,7 @@ from tests.cli.common import zo
 from tests.tables.test_html import Reader
 from zo_sweeps.cli import show
 from zo_sweeps.config.composer import Composer
+from zo_sweeps.config.schema import GridTable
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.methods.code import code_of
 from zo_sweeps.methods.trial_config import TrialConfig
@@ -27,6 +28,7 @@ from zo_sweeps.results import tables as readout
 from zo_sweeps.results.compare import compare, differences, spark
 from zo_sweeps.schedule.ledger import Ledger, read_standing
 from zo_sweeps.tables import to_text
+from zo_sweeps.tables.text_cells import value_text
 
 from .common import GRID, composed, fill, outcome
 
@@ -227,3 +229,30 @@ def test_a_result_that_was_measured_with_other_code_says_so_in_its_cell_and_in_t
     said = io.StringIO()
     show.status(plan, Console(file=said, width=200), failed=False)
     assert "1 measured with other code than today's: --rerun succeeded" in said.getvalue()
+
+
+def cell_to(target: float | None, swept: tuple[Composer, Plan], layout: str = "energy_to_target") -> tuple[str, str]:
+    """The text of a cell in a table of costs to a target, and the text of the table."""
+    composer, plan = swept
+    chosen = GridTable(layout=layout, rows={"zo": ""}, target=target)
+    grid = replace(plan.grid, tables={"cost": chosen})
+    altered = replace(plan, config=replace(plan.config, grid=grid))
+    (table,) = readout.tables(altered, composer, read_standing(plan.config.folder))
+    ((key, cell),) = table.cells.items()
+    return value_text(cell, table, key[1]), to_text(table)
+
+
+def test_what_a_target_took_is_read_from_the_journals(swept: tuple[Composer, Plan]) -> None:
+    text, table = cell_to(0.8, swept)
+    assert text.startswith("30.0 ± 0.0")
+    assert "Target: 0.8 on dev, of the task's first metric." in table
+    assert "0.08 min" in table, "5 s"
+    assert cell_to(0.81, swept)[0] == "not reached"
+
+
+def test_a_layout_of_costs_to_a_target_needs_one_and_no_other_takes_one(swept: tuple[Composer, Plan]) -> None:
+    with pytest.raises(UserError, match="needs a target") as error:
+        cell_to(None, swept)
+    assert "grid.tables.cost.target=0.8" in str(error.value)
+    with pytest.raises(UserError, match="'step_time' has no target"):
+        cell_to(0.8, swept, "step_time")

@@ -83,7 +83,8 @@ def run_trial(task: Trial, sink: Sink, journal: list[Event], attempt: int, shoul
         time.sleep(config.get("pause", 0.0))
         value = 3.7 * value * (1.0 - value)  # chaotic: a step that is left out or done twice shows
         losses.append(value * step)
-        sink.emit({"type": "steps", "time": time.time(), "first": step, "losses": [losses[-1]], "coefs": [[value]]})
+        done_now = {"losses": [losses[-1]], "coefs": [[value]], "seconds": 0.0, "tokens": 0}
+        sink.emit({"type": "steps", "time": time.time(), "first": step, **done_now})
         done = step
     note(task, f"done attempt={attempt}")
     return end(TrialState(config.get("ends", "SUCCEEDED")))

@@ -61,6 +61,12 @@ def test_a_program_runs_on_the_cpu_of_a_node_with_executorch():
     assert refusal(Needs("cpu"), replace(CPU, device="executorch")) == "", "a node may join under this name"
 
 
+def test_a_circuit_is_made_on_the_cpu_of_a_general_purpose_node():
+    needs = Needs("rtl")
+    assert {node.name for node in (CPU, GPU, NANO) if not refusal(needs, node)} == {"desk", "rack"}
+    assert gpus_needed(needs, GPU) == 0
+
+
 def test_the_reason_names_what_is_needed_and_what_each_node_has():
     text, _, nodes = reason(Needs("jetson-tx2", 2 * GIB), [CPU, NANO]).partition(" (")
     assert text == "needs device jetson-tx2 and 2.0 GiB of memory: 0 of 2 nodes offer it"

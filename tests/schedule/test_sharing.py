@@ -108,6 +108,7 @@ def test_a_killed_process_changes_nothing_when_its_directions_are_done_again(alo
     trial, expected = alone("lora_fa")
     found, journal = shared(trial, 2, drop=False, kills_at=3)
     assert measured(found, journal) == expected
+    assert found.unmeasured == {"energy/": "the steps are shared by several processes"}
     assert (found.metrics["peers_lost"], found.metrics["directions_redone"]) == (1, 1)
     (lost,) = [event for event in journal if event["type"] == "peer_lost"]
     assert lost["reason"] == "a peer's process ended (exit code -9)"

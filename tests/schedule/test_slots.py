@@ -12,6 +12,7 @@ from zo_sweeps.core.trial import Needs, Trial
 from zo_sweeps.schedule import ray_slots
 from zo_sweeps.schedule.fairness import Claim
 from zo_sweeps.schedule.placement import Node
+from zo_sweeps.schedule.ray_agents import Agents
 from zo_sweeps.schedule.ray_slots import Slot, Slots
 from zo_sweeps.schedule.sharing import ALONE
 
@@ -21,7 +22,7 @@ DESK = Node("1", "desk", "cpu", 2, 0, 4 * GIB)
 
 def slots(limit: int | None = None, **free: float) -> Slots:
     """The slots of a driver that sees one node, with so much of it free."""
-    made = Slots("module:function", 1, limit, ALONE, "me, pid 1 on desk")
+    made = Slots("module:function", 1, limit, ALONE, Agents(), "me, pid 1 on desk")
     made.see([DESK], {"1": free})
     return made
 

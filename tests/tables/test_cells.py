@@ -11,7 +11,7 @@ import pytest
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.remarks import Remark
-from zo_sweeps.tables import CellState, Flag, Measure, Record, Rule, build
+from zo_sweeps.tables import CellState, Flag, Measure, Record, Rule, build, to_markdown
 from zo_sweeps.tables.text_cells import below_texts, signed, value_text
 
 from .examples import ACCURACY, LR, PUBLISHED, Q, measure, record, shuffled, small, spec
@@ -61,6 +61,42 @@ def test_a_metric_that_was_not_measured_is_named() -> None:
     table = build(spec(measure=measure("memory")), [record({})])
     assert table.cells[CELL].state is CellState.UNMEASURED
     assert table.footnotes == ("the selected runs did not measure peak_memory_bytes",)
+
+
+def test_a_metric_that_could_not_be_measured_has_its_reason() -> None:
+    runs = [record({}, seed=seed, unmeasured={"energy/": "no counter here"}) for seed in (0, 1)]
+    table = build(spec(measure=measure("energy")), runs)
+    assert table.cells[CELL].state is CellState.UNMEASURED
+    assert table.footnotes == ("no counter here",)
+    assert build(spec(measure=measure("memory")), runs).footnotes == (
+        "the selected runs did not measure peak_memory_bytes",
+    )
+
+
+def test_a_target_that_a_seed_did_not_reach_is_no_value() -> None:
+    reached = {"energy/joules_to_target": 30.0, "seconds_to_target": 60.0, "dev/loss": 0.5}
+    never = {"energy/joules_to_target": math.inf, "seconds_to_target": math.inf, "dev/loss": 0.5}
+    runs = [record({}, seed=0, metrics=reached), record({}, seed=1, metrics=never)]
+    table = build(spec(measure=measure("energy_to_target")), runs)
+    assert table.cells[CELL].state is CellState.NOT_REACHED
+    assert "not reached" in to_markdown(table)
+    assert "did not reach the target on dev" in to_markdown(table)
+    (cell,) = build(spec(measure=measure("energy_to_target")), runs[:1]).cells.values()
+    assert (cell.state, cell.mean, cell.beside) == (CellState.DONE, 30, 1)
+
+
+def test_cells_that_were_measured_while_the_device_was_throttled_are_marked_and_scores_are_not() -> None:
+    cost = {"seconds_per_step": 1.0, "energy/joules_per_step": 2.0, "peak_memory_bytes": 1.0, "dev/loss": 0.5}
+    hot = record({}, metrics={**cost, "test/metric": 0.9, "device/throttled_by_heat": 0.25, "energy/own_share": 0.5})
+    notes = {name: build(spec(measure=measure(name)), [hot]).footnotes for name in ("step_time", "energy", "memory")}
+    throttled = "measured while the device was throttled because of its heat"
+    assert notes["step_time"] == (throttled,)
+    assert notes["memory"] == ()
+    assert notes["energy"][0] == throttled
+    assert notes["energy"][1].startswith("the joules include other work of the machine")
+    assert build(spec(), [hot]).footnotes == ()
+    cool = record({}, metrics={**cost, "device/throttled_by_heat": 0.0, "energy/own_share": 0.95})
+    assert build(spec(measure=measure("energy")), [cool]).footnotes == ()
 
 
 def test_a_search_without_the_dev_metric_says_so_and_a_single_setting_needs_none() -> None:

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.core.trial import METRICS
+from zo_sweeps.core.trial import METRICS, TO_TARGET
 from zo_sweeps.tables import build
 from zo_sweeps.tables.paper_files import names, read
 from zo_sweeps.tables.published import NUMERIC_KINDS, load
@@ -22,8 +22,12 @@ from .examples import spec
 
 pytestmark = pytest.mark.unit
 
-# Of the metrics that trial.Outcome names.
-MEASURED = {*METRICS, *(f"gradients/{mask}/0.001" for mask in ("task_dynamic", "task_static", "text_static"))}
+# Of the metrics that trial.Outcome names, and of those that a table computes from journals.
+MEASURED = {
+    *METRICS,
+    *TO_TARGET,
+    *(f"gradients/{mask}/0.001" for mask in ("task_dynamic", "task_static", "text_static")),
+}
 
 
 def references() -> list[str]:

@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import yaml
 
+from zo_sweeps.bench import agents
 from zo_sweeps.bench.measure import Row
 from zo_sweeps.bench.raylets import Cluster, Raylet, cluster, wait_for
 from zo_sweeps.bench.trials import TARGET, trials
@@ -53,6 +54,7 @@ def rows(rounds: int) -> Iterator[Row]:
         yield from losses(Path(folder))
         yield from many(Path(folder) / "many")
         yield points(Path(folder) / "points")
+    yield from agents.rows(rounds)
 
 
 def overhead(folder: Path, count: int = 300) -> Row:

@@ -18,11 +18,12 @@ def _say(text: str) -> None:
 
 
 def head(given: Sequence[str]) -> int:
-    """Start, stop or inspect a Ray head with its MLflow server: head start|stop|status."""
+    """Start, stop or inspect a Ray head with its MLflow server and gateway, or print a code for a board to register."""
     from zo_sweeps.fleet import head as heads
+    from zo_sweeps.fleet.gateway.serve import CODE_MINUTES
 
     parser = _parser("head", head.__doc__)
-    parser.add_argument("action", choices=("start", "stop", "status"))
+    parser.add_argument("action", choices=("start", "stop", "status", "code"))
     parser.add_argument(
         "--state-dir", type=Path, default=Path("zo_runs"), metavar="FOLDER", help="state folder; default: zo_runs"
     )
@@ -34,6 +35,15 @@ def head(given: Sequence[str]) -> int:
     parser.add_argument(
         "--dashboard-port", type=int, default=default.dashboard_port, help="of Ray's dashboard; default: 8265; 0: none"
     )
+    text = "port of the gateway, which agents dial; default: 7443; 0: none"
+    parser.add_argument("--gateway-port", type=int, default=default.gateway_port, help=text)
+    text = "time that an agent may be silent before its trial runs elsewhere; default: 60"
+    parser.add_argument("--lease", type=float, default=default.lease, metavar="MINUTES", help=text)
+    text = "the gateway's certificate chain and its key; default: one of its own, which the code names"
+    parser.add_argument("--certificate", metavar="FILE", help=text)
+    parser.add_argument("--key", metavar="FILE", help="see --certificate")
+    text = "code: how long it can be used; default: 15"
+    parser.add_argument("--minutes", type=float, default=CODE_MINUTES, help=text)
     _lending(parser)
     parser.add_argument("--block", action="store_true", help="stay in the foreground (systemd, containers)")
     options = parser.parse_args(list(given))
@@ -42,6 +52,8 @@ def head(given: Sequence[str]) -> int:
         return 0
     if options.action == "status":
         return heads.status(options.state_dir, _say)
+    if options.action == "code":
+        return heads.code(options.state_dir, options.minutes, _say)
     names = heads.HeadOptions.__dataclass_fields__
     wanted = heads.HeadOptions(**{name: getattr(options, name) for name in names})
     return heads.start(options.state_dir, wanted, _say, block=options.block)
@@ -112,10 +124,13 @@ def worker(given: Sequence[str]) -> int:
 
 
 def devices(given: Sequence[str]) -> int:
-    """List the nodes of a cluster: device, memory, capabilities, versions, temperature, running trials."""
+    """List the nodes and agents of a cluster: device, memory, capabilities, versions, temperature, running trials.
+
+    devices revoke NAME, on the head's machine, takes an agent's key from it at once.
+    """
     parser = _parser("devices", devices.__doc__)
     text = "cluster.address=HOST:PORT; default: the head started from state_dir=FOLDER, else the one joined here"
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help=text)
+    parser.add_argument("overrides", nargs="*", metavar="revoke NAME|key=value", help=text)
     parser.add_argument(
         "--config-dir", action="append", default=[], metavar="FOLDER", help="folder with configuration of your own"
     )
@@ -132,7 +147,17 @@ def devices(given: Sequence[str]) -> int:
     from zo_sweeps.fleet import inventory
     from zo_sweeps.fleet.worker import HOME
 
+    names: list[str] = []
+    if options.overrides[:1] == ["revoke"]:
+        names = [word for word in options.overrides[1:] if "=" not in word]
+        options.overrides = [word for word in options.overrides[1:] if "=" in word]
+        if len(names) != 1:
+            raise UserError("which agent's key?", fix="zo-sweeps devices revoke NAME")
     config = Composer(options.overrides, options.config_dir).run
+    if names:
+        inventory.revoke(config.folder, names[0])
+        _say(f"{names[0]} was revoked: it gets nothing more, and its trials go to other nodes")
+        return 0
     head = inventory.connect(config.cluster.address, options.token_file, config.folder, HOME.expanduser())
     nodes = inventory.read(head)
     if options.json:

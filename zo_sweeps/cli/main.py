@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zo_sweeps import __version__
+from zo_sweeps.cli.agent import agent
 from zo_sweeps.cli.fleet import devices, head, worker
 from zo_sweeps.cli.parser import Parser
 from zo_sweeps.core.errors import UserError, unknown
@@ -378,6 +379,23 @@ def export_program(given: Sequence[str]) -> int:
     return 0
 
 
+def rtl(given: Sequence[str]) -> int:
+    """Write a perturbation's generator as a circuit: Verilog, a test bench, constraints, and what open tools count."""
+    parser = _parser("rtl")
+    parser.add_argument("--rngs", type=int, metavar="N", help="registers of an array, 2^k - 1; default: 31")
+    parser.add_argument("--bits", type=int, metavar="B", help="bits of a register; default: 8")
+    parser.add_argument("--clocks", type=int, default=10_000, help="clocks of the test bench; default: 10000")
+    parser.add_argument("--out", type=expanduser, required=True, metavar="DIR", help="a new or empty folder")
+    options = _parse(parser, given)
+    from zo_sweeps.results.circuits import write_circuit
+
+    size = {"rngs": options.rngs, "bits": options.bits}
+    made = write_circuit(options.overrides, options.config_dir, options.out, size, options.clocks)
+    print(made.text, end="")
+    print(f"\n{made.folder}")
+    return 0
+
+
 def doctor(given: Sequence[str]) -> int:
     """Check this machine: versions, devices, memory, disk, ports, hub."""
     options = _parse(_parser("doctor"), given)
@@ -390,10 +408,13 @@ def doctor(given: Sequence[str]) -> int:
 
 
 def bench(given: Sequence[str]) -> int:
-    """Benchmark the engine (noise, step, memory, replay, all), products (codes, sparse), programs, GPU or cluster."""
+    """Benchmark the engine (noise, step, memory, replay, all), codes, sparse, programs, gpu, cluster, agents."""
     parser = Parser(prog="python -m zo_sweeps bench", description=bench.__doc__)
     parser.add_argument(
-        "part", nargs="?", default="all", metavar="noise|step|memory|replay|all|codes|sparse|programs|gpu|cluster"
+        "part",
+        nargs="?",
+        default="all",
+        metavar="noise|step|memory|replay|all|codes|sparse|programs|gpu|cluster|agents",
     )
     parser.add_argument("--rounds", type=int, default=5, help="repetitions per measurement; the minimum is reported")
     parser.add_argument(
@@ -423,9 +444,11 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "export": export,
     "package": package,
     "export-program": export_program,
+    "rtl": rtl,
     "doctor": doctor,
     "head": head,
     "worker": worker,
+    "agent": agent,
     "devices": devices,
     "bench": bench,
 }

@@ -269,6 +269,8 @@ def trial(planned: Plan, trial_id: str, console: Console) -> None:
     if ended:
         for name, value in ended.metrics.items():
             _say(console, f"  {name} = {value:.6g}")
+        for name, why in ended.unmeasured.items():
+            _say(console, f"  {name} not measured: {why}")
         if ended.error:
             _say(console, f"{ended.error}\n{ended.traceback}")
     _say(console, json.dumps(chosen.config.to_json(), indent=1, sort_keys=True, ensure_ascii=False))

@@ -139,6 +139,7 @@ class GridTable:
     average: bool = False  # a column with the mean over the columns
     rank: bool = False  # a column with the mean rank over the columns
     largest: bool = False  # a column with the largest value of the row
+    target: float | None = None  # of a layout of costs to a target: of the task's first metric on dev; 0.8 is 80 %
     select: SelectConfig | None = None  # the rule of this table; null: the grid's
 
 

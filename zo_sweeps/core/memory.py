@@ -21,7 +21,7 @@ class Part(str, Enum):
     @property
     def metric(self) -> str:
         """The name of its bytes among the metrics of an outcome."""
-        return f"memory/{self.value}_bytes"
+        return f"{MEMORY}{self.value}_bytes"
 
 
 MEANINGS: Mapping[Part, str] = {
@@ -34,7 +34,8 @@ MEANINGS: Mapping[Part, str] = {
     Part.WORKSPACE: "all else: decoded or perturbed rows of weights, temporaries of an update, the batch",
 }
 
-TOTAL, SCORING = "memory/total_bytes", "memory/scoring_bytes"
+MEMORY = "memory/"  # how the metrics by part begin
+TOTAL, SCORING = f"{MEMORY}total_bytes", f"{MEMORY}scoring_bytes"
 
 _current = Part.WORKSPACE
 

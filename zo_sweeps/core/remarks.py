@@ -19,6 +19,7 @@ class Remark:
         text: the line; `{}` stands for the metric's value, `{name}` for that of another metric of the run.
         below, above: the line is printed if the metric is below the one or above the other.
         of_cost: whether it also limits what the trial took (time, memory, operations), and not only what it learned.
+        only: how the metrics begin that it is about, if these are not all of them.
     """
 
     metric: str
@@ -26,6 +27,7 @@ class Remark:
     below: float = -math.inf
     above: float = math.inf
     of_cost: bool = False
+    only: tuple[str, ...] = ()
 
     def of(self, runs: Iterable[Mapping[str, float]]) -> str:
         """Return the line for the worst of the runs; "" if none is out of bounds or the metric was not measured."""
@@ -38,6 +40,7 @@ class Remark:
         return self.text.format(_plain(worst[self.metric]), **values)
 
 
+SPEEDS = ("seconds_per_", "mean_seconds", "train_seconds", "seconds_to_", "tokens_per_", "energy/")
 OTHER_CODE = "other_code"  # 1 for a result that was measured with other code than today's: see `methods.code`
 REMARKS = (
     Remark("directions", "theta moves along {} distinct directions only: the generator repeats", below=1000),
@@ -81,19 +84,42 @@ REMARKS = (
         "{} rows exceed train.max_length, or the model's positions, and have lost part of their text",
         above=0,
     ),
+    Remark(
+        "device/throttled_by_heat",
+        "measured while the device was throttled because of its heat",
+        above=0,
+        of_cost=True,
+        only=SPEEDS,
+    ),
+    Remark(
+        "device/throttled_by_power",
+        "measured while the device was throttled to stay within its power",
+        above=0,
+        of_cost=True,
+        only=SPEEDS,
+    ),
+    Remark(
+        "energy/own_share",
+        "the joules include other work of the machine: more than a tenth of its CPU time meanwhile was not the trial's",
+        below=0.9,
+        of_cost=True,
+        only=("energy/",),
+    ),
     Remark("train_rows_short", "trained on {train_rows} rows, all there are: {} fewer than asked for", above=0),
 )
 
 
-def remarks(runs: Iterable[Mapping[str, float]], *, of_cost: bool = False) -> list[str]:
+def remarks(runs: Iterable[Mapping[str, float]], metric: str = "", *, of_cost: bool = False) -> list[str]:
     """Return the lines on runs that one value is the mean of.
 
     Args:
         runs: the metrics of each.
+        metric: the name of the one that the value is of.
         of_cost: whether the value is of time, memory or operations.
     """
     measured = list(runs)
-    return [line for remark in REMARKS if (remark.of_cost or not of_cost) and (line := remark.of(measured))]
+    meant = (one for one in REMARKS if (metric.startswith(one.only) if one.only else one.of_cost or not of_cost))
+    return [line for one in meant if (line := one.of(measured))]
 
 
 def remark(metric: str, value: float) -> str:

@@ -6,15 +6,20 @@ seconds). The types:
     start   attempt, device (mapping), versions (mapping), resumed_from (step), code (digest: see methods.code)
     steps   first (1-based number of the event's first step), losses ([steps], mean of the points' losses),
             coefs ([steps][q], the projected gradients, NaN where a direction was dropped: together with the seed they
-            *are* the run), seconds (of these steps), tokens
+            *are* the run), seconds (of these steps), tokens; where they can be read: joules (of these steps), celsius
+            and mhz (at their end), throttled ("heat", "power": since the last event; on a GPU, at their end), own_share
+            (the trial's part of the CPU time that the machine spent since the last event)
     eval    step, split ("dev"), loss, metric (the task's first), metrics (mapping name -> value), seconds
     test    step (the selected one), loss, metric, metrics
     mask    fingerprint, entries (of the sparse mask computed before training)
     gradients  step, shares, mean, std, layers (the cumulative normalized squared gradient: see engine.sensitivity),
             covered (mapping "task_dynamic/0.001" -> the share of it in this mask at this density)
     updates  step, lost (share of the step's update that rounding to half precision lost)
+    sensors  step (the last done), values (mapping name -> number: battery_percent, battery_celsius, and zones/NAME as
+            the phone's kernel gives them); `time` is that of the reading
     warning  metric, text (a remark on the run so far; see core.remarks)
     generate  tokens (per round), seconds (of each round)
+    file    name, text (a report or source that the trial made: an artifact of its run)
     peers   names (where the followers that share its steps run; only the ready ones)
     peer_lost   reason
     end     outcome (Outcome.to_json())
@@ -64,6 +69,7 @@ class Needs:
     device: str = "auto"  # a device profile (cpu, cuda, jetson-orin-nano, ...) or "auto": any that fits
     memory_bytes: int = 0  # estimated peak
     programs: bool = False  # whether it runs as exported programs, on a CPU
+    precision: str = field(default="", compare=False)  # how it stores and multiplies weights
     # These bytes by `core.memory.Part`, as first estimated, without those of the process.
     parts: Mapping[str, int] = field(default_factory=dict, compare=False)
 
@@ -145,6 +151,7 @@ class Trial:
         return cls(**{**known, **read})
 
 
+ENERGY = "energy/"  # how metrics begin that a trial has only where joules could be read
 METRICS: Mapping[str, str] = {  # of an outcome -> its meaning
     "dev/loss": "at the selected step",
     "dev/metric": "the task's first, at the selected step; a share is a fraction of 1",
@@ -174,15 +181,40 @@ METRICS: Mapping[str, str] = {  # of an outcome -> its meaning
     "program_bytes": "of the exported program, weights included",
     "planned_bytes": "of intermediate values and theta, as the exported program's runtime plans them",
     "theta_difference": "largest |theta of the exported program - theta as the log gives it|, at the tested step",
+    "battery_percent": "charge of the phone that ran it, the lowest reading",
+    "battery_celsius": "temperature of that phone's battery, the highest reading",
     "drift": "of in-place perturbation: the largest |theta - theta restored|",
     "flops_per_step": "floating-point operations of the first step's matrix products, if counted",
     "seconds_per_token": "median over rounds of generation",
+    "luts": "look-up tables of the circuit, synthesised for UltraScale+; of all copies",
+    "ffs": "its flip-flops",
+    "brams": "its block memories of 36 Kbit, half for one of 18",
+    "ecp5_luts": "the same on an ECP5, after placement: look-up tables of 4 inputs",
+    "ecp5_ffs": "its flip-flops there",
+    "ecp5_brams": "its block memories of 18 Kbit there",
+    "ecp5_mhz": "the highest clock of one copy there, the best of all placements, without pads",
+    "clocks_checked": "simulated clocks whose outputs equal the engine's integers",
+    f"{ENERGY}joules": "of steps only, as the device defines it",
+    f"{ENERGY}joules_per_step": "mean over steps",
+    f"{ENERGY}mean_watts": "mean over the time of the steps",
+    f"{ENERGY}peak_watts": "highest mean over a second of steps or more",
+    f"{ENERGY}own_share": "of the CPU time that the machine spent meanwhile, the trial's part",
+    "device/celsius": "highest temperature between steps",
+    "device/mhz": "clock between steps, mean over their time",
+    "device/throttled_by_heat": "share of the steps' time in which the device was slowed down because of its heat",
+    "device/throttled_by_power": "share of the steps' time in which it was slowed down to stay within its power",
     "workers": "processes that share the steps, at their start, the leader included",
     "exchanged_bytes_per_step": "questions and answers of all followers",
     "peers_lost": "of those processes",
     "directions_redone": "by other processes, because a peer was lost or slow",
     "directions_dropped": "in all attempts",
+    "agent_bytes_down": "of the files and the journal that an agent fetched for the last attempt",
+    "agent_bytes_up": "of the events that an agent sent in the last attempt",
 }
+
+
+# What a table with a target computes from a trial's journal; infinite if the target was not reached.
+TO_TARGET = SECONDS_TO_TARGET, JOULES_TO_TARGET = "seconds_to_target", f"{ENERGY}joules_to_target"
 
 
 @dataclass(frozen=True)
@@ -192,9 +224,10 @@ class Outcome:
     Args:
         metrics: plain floats under the names of METRICS, absent when not measured; `dev/<name>` and `test/<name>` of
             each metric of the task; `gradients/...` (the last `covered`, by name).
-        device: kind, name, definition of memory, ...
+        device: kind, name, definitions of memory, energy and condition, ...
         error: one line; for DIVERGED: step, seed and both losses.
         code: digest of the code that measured it (see `methods.code`), joined by "+" if attempts differ.
+        unmeasured: how the names of metrics begin that could not be measured -> the reason.
     """
 
     trial_id: str
@@ -206,6 +239,7 @@ class Outcome:
     error: str = ""
     traceback: str = ""
     code: str = ""
+    unmeasured: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "state": self.state.value}

@@ -19,7 +19,8 @@ from urllib.parse import urlsplit
 
 from zo_sweeps.core.host import GIB, gib
 from zo_sweeps.devices import kernels
-from zo_sweeps.devices.probe import EDGE, probe
+from zo_sweeps.devices.energy import EnergyMeter
+from zo_sweeps.devices.probe import EDGE, has_cuda, probe
 
 Status = Literal["ok", "warn", "fail"]
 PACKAGE = "zo-sweeps"
@@ -44,7 +45,16 @@ def checks(state_dir: str | Path = "zo_runs") -> list[Check]:
     """
     folder = Path(state_dir).expanduser().absolute()
     results = [_python(), *_packages(), imports("torch", "fail"), *codes(), executorch(), *_host()]
-    results += [disk(folder), _writable(folder), _loopback(), _hub_cache(), _hub(), _demo(), _clock(time.time())]
+    results += [
+        _energy(),
+        disk(folder),
+        _writable(folder),
+        _loopback(),
+        _hub_cache(),
+        _hub(),
+        _demo(),
+        _clock(time.time()),
+    ]
     return results
 
 
@@ -116,6 +126,14 @@ def _host() -> Iterator[Check]:
     enough = host["ram_free_bytes"] >= 2 * GIB
     fix = "" if enough else "close other programs: a trial of the demo model needs about 1 GiB, Ray about as much"
     yield Check("memory", "ok" if enough else "warn", f"{gib(host['ram_free_bytes'], host['ram_bytes'])} free", fix)
+
+
+def _energy() -> Check:
+    meter = EnergyMeter.of("cuda" if has_cuda() else "cpu")
+    fix = "only energy is not measured, see docs/ENERGY.md"
+    return Check(
+        "energy", "warn" if meter.reason else "ok", meter.reason or meter.definition, fix if meter.reason else ""
+    )
 
 
 def disk(folder: Path) -> Check:

@@ -1,4 +1,4 @@
-"""Live readings of a node: free memory, temperature, power mode; None or "" where the host provides none."""
+"""Live readings of a node: free memory, temperature, power; None or "" where the host provides none."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from typing import Any
 import psutil
 
 from zo_sweeps.devices import kernels
+from zo_sweeps.devices.energy import EnergyMeter
 from zo_sweeps.devices.probe import probe
 
-THERMAL = Path("/sys/class/thermal")
 L4T = Path("/etc/nv_tegra_release")
 NVPMODEL_STATUS = Path("/var/lib/nvpmodel/status")
-HOTTEST = 150.0  # a reading above this many degrees means a disabled zone: NVIDIA's boards then report 256 and more
 
 
 def unchanging() -> dict[str, Any]:
@@ -27,21 +26,20 @@ def unchanging() -> dict[str, Any]:
     return {**probe(), "l4t": l4t(), "codes": dict(kernels.troubles())}
 
 
-def changing() -> dict[str, Any]:
-    """Return the readings: `ram_free_bytes`, `temperature` (Celsius or None), `power_mode` ("" where there is none)."""
-    free = psutil.virtual_memory().available
-    return {"ram_free_bytes": free, "temperature": temperature(), "power_mode": power_mode()}
+def changing(meter: EnergyMeter) -> dict[str, Any]:
+    """Return the readings of this host.
 
-
-def temperature(folder: Path = THERMAL) -> float | None:
-    """Return the hottest zone that the kernel reports, in degrees Celsius; None if it reports none."""
-    readings = []
-    for path in sorted(folder.glob("thermal_zone*/temp")):
-        try:
-            readings.append(int(path.read_text()) / 1000)
-        except (OSError, ValueError):  # reading a disabled zone fails
-            continue
-    return max((degrees for degrees in readings if -40 < degrees < HOTTEST), default=None)
+    `ram_free_bytes`; `temperature` (Celsius or None); `power_mode` ("" where there is none); `watts` (now, or since the
+    last call; None without an energy meter) and `throttled` (causes since the last call).
+    """
+    condition = meter.report()
+    return {
+        "ram_free_bytes": psutil.virtual_memory().available,
+        "temperature": condition.get("celsius"),
+        "power_mode": power_mode(),
+        "watts": meter.watts(),
+        "throttled": condition.get("throttled", []),
+    }
 
 
 def power_mode(status: Path = NVPMODEL_STATUS) -> str:

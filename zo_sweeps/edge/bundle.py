@@ -139,7 +139,8 @@ class Manifest:
 
     Args:
         settings: the same facts as in settings.txt.
-        config: the trial's configuration, as JSON: from it and a log the server rebuilds the weights.
+        config: `trial`, from which and a log the server rebuilds the weights; `command`, which reads a log back;
+            `planned_bytes` of the program.
         fingerprints: name -> fingerprint of what the program was exported from (model, tokenizer, program, ...).
         splits: (rows, W) of each split.
         files: size and SHA-256 of every other file, by name.

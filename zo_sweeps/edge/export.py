@@ -70,7 +70,7 @@ def traced(
     tokens = MULTIPLE_OF * torch.export.Dim("T", min=1, max=frame.tokens // MULTIPLE_OF)
     dynamic = tuple({1: tokens} if i == 0 and frame.tokens > MULTIPLE_OF else None for i in range(len(inputs)))
     rewrites = lowered(model.module, frame.tokens) if delegate else nullcontext()
-    with torch.no_grad(), _quiet(), quantized_linears(model.module), rewrites:
+    with torch.no_grad(), _quiet(), quantized_linears(model.module), _contiguous(model.module), rewrites:
         program = torch.export.export(forward.eval(), inputs, dynamic_shapes=dynamic, strict=False)
     reshape_once(program.graph_module)
     return program
@@ -118,6 +118,21 @@ def forward_inputs(calls: Calls, frame: Frame, batch: int, params: int) -> tuple
     rows = (long(N, frame.tokens), long(N, A), long(N, A, S), torch.zeros(N, A, S), torch.zeros(N, S))
     points = (torch.zeros(P, batch), long(P, batch), words(calls.directions, params, 2), torch.zeros(1))
     return (*rows, *points, words(calls.q, params, 2), double(calls.q), double(1))
+
+
+@contextmanager
+def _contiguous(module: nn.Module) -> Iterator[None]:
+    """Store buffers that are parts of a larger one (VeRA's factors) as tensors of their own, one per distinct part."""
+    parts: dict[tuple[object, ...], Tensor] = {}
+    before = [(owner, name, held) for owner in module.modules() for name, held in owner.named_buffers(recurse=False)]
+    before = [(owner, name, held) for owner, name, held in before if not held.is_contiguous()]
+    try:
+        for owner, name, held in before:
+            setattr(owner, name, parts.setdefault((held.data_ptr(), held.shape, held.stride()), held.contiguous()))
+        yield
+    finally:
+        for owner, name, held in before:
+            setattr(owner, name, held)
 
 
 @contextmanager

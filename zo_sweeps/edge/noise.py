@@ -3,12 +3,12 @@
 The words, the polynomials and the order of rounding are the engine's. Operations that ExecuTorch does not have, or has
 in slow kernels (a comparison takes as long as a hundred additions, floor division as forty), are rewritten:
 
-    x >> s (logical)      ((x and -2^s) / 2^s) and (2^(32 - s) - 1): the division is exact, and so truncates nothing
+    x >> s (logical)      (x and -2^s) 2^-s, and (2^(32 - s) - 1): in fp32, whose 24 bits hold what is left of x
+    x * M, x xor k        M and k written out over the lanes first: a scalar, or one per group, has a slow kernel
     frexp v               s = p - p (1 - 2^-24) with p = SCALE v: one unit in the last place of p, a power of two.
                           SCALE is such that |p| passes a power of two where |v| passes the engine's border, 2^k times
                           sqrt(1/2). Then v / s is exact.
-    log2 |s|              a sum of five sigmoids |s| / (|s| + 2^c), a straight line in log2 |s| within 0.25 from 1 to
-                          2^31, rounded to an integer
+    log2 |s|              aten's, rounded to an integer: |s| is a power of two
     sign of x             s / |s|
 
 Every operation is an integer one, an IEEE addition, multiplication, division or square root, or exact. ExecuTorch's
@@ -16,7 +16,8 @@ portable and optimized kernels round each of them separately, and the result is 
 delegate may fuse or approximate (XNNPACK's differs in a quarter of the elements, by at most 5e-7), so that these nodes
 are never delegated.
 
-Cost: about 100 operations per pair of elements, each a pass over fp32 or int32 temporaries.
+Cost: about 80 operations per pair of elements, each a pass over fp32 or int32 temporaries. The directions of a call are
+made one after the other, by one loop in the program, so that neither its size nor the temporaries grow with them.
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch._higher_order_ops.map import map as map_over
 
 from zo_sweeps.engine.noise import COS, LANES, LOG, M1, M2, M3, SIN, TWO_LN2, signed
 
 GROUP = 2 * LANES  # elements of a group; each parameter begins at a new one
 SCALE = 11863285.0  # about 2^23 sqrt(2)
-CENTRES, WIDTH, SHIFT, ROUND = tuple(2.0**c for c in (2.7, 9.0, 15.5, 22.0, 28.3)), 6.48, -0.7, 1.5 * 2.0**23
+ROUND = 1.5 * 2.0**23  # added and subtracted again, rounds to an integer
 
 
 def padded(count: int) -> int:
@@ -39,7 +41,7 @@ def padded(count: int) -> int:
 
 
 class Noise(nn.Module):
-    """The direction z of all parameters as one vector, from the words of its address.
+    """The directions z of all parameters, each as one vector, from the words of their addresses.
 
     Args:
         sizes: elements per parameter, in the space's order.
@@ -48,6 +50,7 @@ class Noise(nn.Module):
     first: Tensor
     lane: Tensor
     owner: Tensor
+    factors: Tensor
 
     def __init__(self, sizes: Sequence[int]) -> None:
         super().__init__()
@@ -56,31 +59,40 @@ class Noise(nn.Module):
         self.register_buffer("first", first.unsqueeze(1), persistent=False)  # counter of each group's first lane
         self.register_buffer("lane", torch.arange(LANES, dtype=torch.int32), persistent=False)
         self.register_buffer("owner", torch.arange(len(sizes)).repeat_interleave(groups), persistent=False)
+        factors = torch.tensor([signed(M1), signed(M2), signed(M3)], dtype=torch.int32)
+        self.register_buffer("factors", factors.unsqueeze(1).repeat(1, LANES), persistent=False)
 
     def forward(self, words: Tensor) -> Tensor:
-        """Return z, fp32, each parameter padded to whole groups.
+        """Return z [D, d], fp32, each parameter padded to whole groups.
 
         Args:
-            words: [L, 2] int32, `engine.noise.words_of` each parameter.
+            words: [D, L, 2] int32, `engine.noise.words_of` each parameter, per direction.
         """
+        if torch.compiler.is_exporting():
+            directions: Tensor = map_over(self._direction, words)  # type: ignore[arg-type]  # it has no further inputs
+            return directions
+        return torch.stack([self._direction(one) for one in words])
+
+    def _direction(self, words: Tensor) -> Tensor:
         keys = words.index_select(0, self.owner)
-        counter = self.first + self.lane
-        return torch.stack(_pairs(counter, keys[:, :1], keys[:, 1:]), dim=1).flatten()
+        k0, k1 = keys[:, :1] + self.lane * 0, keys[:, 1:] + self.lane * 0
+        x, y = _words(self.first + self.lane, k0, k1, self.factors)
+        return torch.stack(_pairs(x, y), dim=1).flatten()
 
 
 def _mixed(x: Tensor, shift: int) -> Tensor:
     """Return x xor x >> shift."""
-    whole = torch.bitwise_and(x, -(1 << shift))  # a multiple of 2^shift, so that the division is exact
-    high = torch.div(whole, 1 << shift, rounding_mode="trunc")
+    whole = torch.bitwise_and(x, -(1 << shift)).to(torch.float32)
+    high = (whole * 2.0**-shift).to(torch.int32)
     return torch.bitwise_xor(x, torch.bitwise_and(high, (1 << (32 - shift)) - 1))
 
 
-def _words(counter: Tensor, k0: Tensor, k1: Tensor) -> tuple[Tensor, Tensor]:
+def _words(counter: Tensor, k0: Tensor, k1: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:
     """Return both words of each counter, int32."""
-    x = _mixed(torch.bitwise_xor(counter, k0), 16) * signed(M1)
-    x = _mixed(torch.bitwise_xor(x, k1), 15) * signed(M2)
+    x = _mixed(torch.bitwise_xor(counter, k0), 16) * factors[0]
+    x = _mixed(torch.bitwise_xor(x, k1), 15) * factors[1]
     x = _mixed(x, 16)
-    return x, _mixed(x * signed(M3) + k0, 15)
+    return x, _mixed(x * factors[2] + k0, 15)
 
 
 def _polynomial(coefficients: Sequence[float], x: Tensor) -> Tensor:
@@ -99,10 +111,8 @@ def _scale(v: Tensor) -> Tensor:
 
 
 def _exponent(s: Tensor) -> Tensor:
-    """Return log2 s of powers of two from 1 to 2^31."""
-    steps = [s / (s + centre) for centre in CENTRES]
-    line: Tensor = sum(steps[1:], steps[0]) * WIDTH + SHIFT
-    return line + ROUND - ROUND
+    """Return log2 s of powers of two."""
+    return torch.log2(s) + ROUND - ROUND
 
 
 def _root(w: Tensor) -> Tensor:
@@ -110,9 +120,8 @@ def _root(w: Tensor) -> Tensor:
     return torch.sqrt(w) if torch.compiler.is_exporting() else w.double().sqrt().float()
 
 
-def _pairs(counter: Tensor, k0: Tensor, k1: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both Gaussians of each counter."""
-    x, y = _words(counter, k0, k1)
+def _pairs(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the two Gaussians of both words."""
     v = torch.bitwise_or(x, 1).to(torch.float32)
     scale = _scale(v)
     size, f = scale.abs(), v / scale - 1.0

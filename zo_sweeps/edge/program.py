@@ -156,20 +156,18 @@ class Theta(nn.Module):
         """Apply the pending update; return theta at the P points, [P, d]."""
         theta = self.updated(self.current(), past, grads, lr)
         self.value.copy_(theta)
-        points: list[Tensor] = []
-        for i in range(self.calls.directions):
-            z = self.noise(words[i])
-            points.append(theta + z * eps)
-            if self.calls.both_signs:
-                points.append(theta + z * -eps)
-        return torch.stack(points)
+        moved: Tensor = self.noise(words) * eps
+        if self.calls.both_signs:
+            return torch.stack([theta + moved, theta - moved], dim=1).flatten(0, 1)
+        return theta + moved
 
     def updated(self, theta: Tensor, past: Tensor, grads: Tensor, lr: Tensor) -> Tensor:
         """Return theta - (lr / q) sum_i g_i z(past_i): coefficients in fp64, each rounded once; the sum in fp32."""
         coefficients = (-lr * (grads / self.calls.q)).to(torch.float32)
-        total: Tensor = self.noise(past[0]) * coefficients[0]
+        directions = self.noise(past)
+        total: Tensor = directions[0] * coefficients[0]
         for i in range(1, self.calls.q):
-            total = total + self.noise(past[i]) * coefficients[i]
+            total = total + directions[i] * coefficients[i]
         return theta + total
 
 
@@ -205,7 +203,7 @@ class Dual(Theta):
         diff = (plus - minus) * 0.5
         coefficients = (lr * (grads / self.calls.q) / self.eps).to(torch.float32)
         step = (diff * coefficients.unsqueeze(1)).sum(0)
-        moved = torch.stack([self.noise(words[i]) for i in range(self.calls.q)]) * eps
+        moved = self.noise(words) * eps
         plus, minus = plus - diff - step + moved, minus + diff - step - moved
         self.value.copy_(torch.stack([plus, minus]))
         return torch.stack([plus, minus], dim=1).flatten(0, 1)

@@ -31,6 +31,7 @@ class StepDone:
     seconds: float
     tokens: int  # forwarded, padding included
     lost: float = math.nan  # share of the update that rounding lost; NaN: not measured
+    joules: float = math.nan  # NaN: not measured
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,11 @@ class Evaluated:
     seconds: float
 
 
+def no_joules() -> float:
+    """Return NaN: the counter of joules where there is none."""
+    return math.nan
+
+
 def evaluation_points(steps: int, every: int) -> list[int]:
     """Return the steps after which to evaluate: the multiples of `every`, and the last step."""
     return sorted({*range(every, steps + 1, every), steps}) if steps else []
@@ -80,6 +86,7 @@ def train(
     evaluated: Collection[int] = (),
     objective: Callable[[int, int], Tensor] | None = None,
     peers: Peers | None = None,
+    joules: Callable[[], float] = no_joules,
 ) -> Iterator[StepDone | Evaluated]:
     """Run steps len(log)+1 .. steps, after replaying `log` onto the space's base values.
 
@@ -91,6 +98,7 @@ def train(
         objective: (step number, P) -> [P]; replaces `loss` of the step's batch where f is not a function of the answer
             tokens' log-probabilities (the F1 of generated text).
         peers: the processes that share the steps' points; None: this process evaluates all of them.
+        joules: a counter that grows, read before and after every step, outside of its seconds; NaN: none.
 
     Raises DivergedError at the first non-finite loss, and ValueError for peers with in-place evaluation, because theta
     would depend on which process evaluated which points.
@@ -106,7 +114,7 @@ def train(
     if len(log) in due:
         yield evaluated_at(len(log), evaluate_dev, seed)
     for number in range(len(log) + 1, steps + 1):
-        began = time.perf_counter()
+        spent, began = joules(), time.perf_counter()
         if space.changes_at(number):
             space.begin(number)
             method = method.bind(space.params)
@@ -122,7 +130,8 @@ def train(
             peers.tell(estimate.coefs)
         tokens = batch.input_ids.numel() * method.evaluations
         share = math.nan if lost is None else lost.share(lr != 0 and any(weight for _, weight in estimate.terms))
-        yield StepDone(number, estimate.loss, estimate.coefs, time.perf_counter() - began, tokens, share)
+        seconds, spent = time.perf_counter() - began, joules() - spent
+        yield StepDone(number, estimate.loss, estimate.coefs, seconds, tokens, share, spent)
         if number in due:
             yield evaluated_at(number, evaluate_dev, seed)
 

@@ -1,7 +1,7 @@
-"""`head start | stop | status`: a Ray head and its MLflow server, both kept up by one background process.
+"""`head start | stop | status | code`: a Ray head, its MLflow server and gateway, kept up by one background process.
 
 state_dir/ray_token   the cluster's token, mode 0600, unless another file is named
-state_dir/head/       head.json (what was started; no secrets), keeper.log, ray.log
+state_dir/head/       head.json (what was started; no secrets), keeper.log, ray.log; and see `gateway.serve`
 """
 
 from __future__ import annotations
@@ -23,10 +23,13 @@ import psutil
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import replace_text
+from zo_sweeps.fleet.gateway.process import LOG, GatewayProcess, listens
+from zo_sweeps.fleet.gateway.serve import CODE_MINUTES, LEASE_MINUTES, PORT, new_code
 from zo_sweeps.fleet.keeper import Keeper, NodeSpec, last_line
 from zo_sweeps.fleet.node import labels, new_identity, node_arguments, running, terminate, wait_until_gone
 from zo_sweeps.fleet.secrets import checked, token_for_head
 from zo_sweeps.record import server
+from zo_sweeps.schedule import leases
 from zo_sweeps.schedule.cluster import private_folder, remove_short_folder, short_folder, token_environment
 
 START_SECONDS = 300.0  # see BOOT_SECONDS of the keeper
@@ -46,6 +49,9 @@ class HeadOptions:
         cpus, gpus: CPUs and GPUs that the head lends to trials; None: all.
         ports: "first-last" for everything else Ray listens on; "": any.
         token_file: the token to use, instead of one made in the state folder.
+        gateway_port: of the HTTPS server that agents dial (0: none).
+        lease: minutes without a sign of life of an agent, before its trial runs elsewhere.
+        certificate, key: files of the gateway's own certificate chain and its key, instead of one that we make.
     """
 
     host: str = "127.0.0.1"
@@ -56,6 +62,10 @@ class HeadOptions:
     gpus: int | None = None
     ports: str = ""
     token_file: str | None = None
+    gateway_port: int = PORT
+    lease: float = LEASE_MINUTES
+    certificate: str | None = None
+    key: str | None = None
 
 
 def start(state_dir: Path, options: HeadOptions, say: Callable[[str], None], *, block: bool = False) -> int:
@@ -71,7 +81,9 @@ def start(state_dir: Path, options: HeadOptions, say: Callable[[str], None], *, 
             )
         _await_the_end_of_the_last(folder, say)
         token = token_for_head(options.token_file, state_dir)
-        for port in filter(None, (options.port, options.dashboard_port)):
+        if bool(options.certificate) != bool(options.key):
+            raise UserError("a certificate needs its key, and a key its certificate", where="--certificate, --key")
+        for port in filter(None, (options.port, options.dashboard_port, options.gateway_port)):
             _must_be_free(port)
         server.start(state_dir, options.mlflow_port, stay=True, host=options.host).close()  # fails here, not in the log
         state = {**asdict(options), "token_file": str(token), "identity": new_identity(folder)}
@@ -115,11 +127,17 @@ def keep(state_dir: Path, say: Callable[[str], None]) -> int:
         log=folder / "ray.log",
         grace=0,
         is_head=True,
+        agents=folder / leases.FILE if options.gateway_port else None,
     )
+    gateway = GatewayProcess(folder, gateway_arguments(options), say)
+    if options.gateway_port:
+        gateway.keep_up()
     checked_at = time.monotonic()
 
     def tick() -> None:
         nonlocal checked_at
+        if options.gateway_port:
+            gateway.keep_up()
         if time.monotonic() - checked_at > CHECK_SECONDS:
             checked_at = time.monotonic()
             with contextlib.suppress(UserError):  # another program holds its port for now
@@ -128,6 +146,7 @@ def keep(state_dir: Path, say: Callable[[str], None]) -> int:
     try:
         return Keeper(spec, say, tick).run()
     finally:
+        gateway.stop()
         server.stop(state_dir)
         (folder / "head.json").unlink(missing_ok=True)
         remove_short_folder(folder)
@@ -143,6 +162,32 @@ def ray_arguments(options: HeadOptions, temp_dir: Path) -> tuple[str, ...]:
     if options.dashboard_port:
         arguments.append(f"--dashboard-port={options.dashboard_port}")
     return (*arguments, *node_arguments(temp_dir, options.cpus, options.gpus, None, options.ports))
+
+
+def gateway_arguments(options: HeadOptions) -> tuple[str, ...]:
+    """Return the arguments of the gateway's process, after its folder."""
+    arguments = [f"--host={options.host}", f"--port={options.gateway_port}", f"--lease-minutes={options.lease}"]
+    if options.certificate:
+        arguments += [
+            f"--certificate={Path(options.certificate).resolve()}",
+            f"--key={Path(str(options.key)).resolve()}",
+        ]
+    return tuple(arguments)
+
+
+def code(state_dir: Path, minutes: float, say: Callable[[str], None]) -> int:
+    """Print another one-time code, and the command in which a board uses it.
+
+    Raises UserError when no head with a gateway runs from this folder.
+    """
+    folder = _folder(state_dir)
+    state = running(folder / "head.json")
+    if not state or not state["gateway_port"]:
+        raise UserError(f"no head with a gateway runs from {state_dir}", fix="zo-sweeps head start")
+    text = new_code(folder, minutes, public=bool(state["certificate"]))
+    say(f"on a board that only dials out (one use, {minutes:g} minutes; another: zo-sweeps head code):")
+    say(f"  zo-sweeps agent join https://{state['host']}:{state['gateway_port']} --code {text} --device NAME")
+    return 0
 
 
 def stop(state_dir: Path) -> bool:
@@ -177,6 +222,10 @@ def status(state_dir: Path, say: Callable[[str], None]) -> int:
     say(f"nodes: {len(alive)} (zo-sweeps devices)")
     healthy = server.is_healthy(mlflow_uri(state))
     say(f"MLflow: {mlflow_uri(state)}{'' if healthy else ' does not answer'}")
+    if state["gateway_port"]:
+        listening = listens(state["host"], state["gateway_port"])
+        say(f"gateway: https://{state['host']}:{state['gateway_port']}{'' if listening else ' does not answer'}")
+        healthy = healthy and listening
     return 0 if healthy else 1
 
 
@@ -191,6 +240,8 @@ def announce(state_dir: Path, say: Callable[[str], None]) -> None:
         say(f"Ray dashboard: http://127.0.0.1:{state['dashboard_port']}   this machine only, asks for the token")
     say("\non each node, with a copy of the token file (mode 0600):")
     say(f"  zo-sweeps worker join {state['address']} --device NAME --token-file ray_token")
+    if state["gateway_port"]:
+        code(state_dir, CODE_MINUTES, say)
     say("here, to run a grid on the cluster:")
     is_default = str(state_dir) == "zo_runs"
     folder = shlex.quote(str(state_dir))
@@ -256,9 +307,12 @@ def _wait(state_dir: Path, process: subprocess.Popen[bytes], say: Callable[[str]
             try:
                 head = Head(state["address"], token_environment(Path(state["token_file"])))
                 if head.own_node(state["identity"]):
-                    if server.is_healthy(mlflow_uri(state)):
+                    if not server.is_healthy(mlflow_uri(state)):
+                        why = f"has no MLflow: {last_line(state_dir / 'mlflow' / 'server.log')}"
+                    elif state["gateway_port"] and not listens(state["host"], state["gateway_port"]):
+                        why = f"has no gateway: {last_line(folder / LOG)}"
+                    else:
                         return
-                    why = f"has no MLflow: {last_line(state_dir / 'mlflow' / 'server.log')}"
             except UserError as error:
                 why = str(error)
         time.sleep(0.5)
@@ -294,7 +348,7 @@ def _must_be_free(port: int) -> None:
         except (OSError, OverflowError) as error:
             raise UserError(
                 f"port {port} cannot be used: {getattr(error, 'strerror', error)}",
-                fix="choose another with --port, --mlflow-port or --dashboard-port",
+                fix="choose another with --port, --mlflow-port, --dashboard-port or --gateway-port",
             ) from None
 
 

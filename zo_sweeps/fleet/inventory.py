@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.core.host import gib
 from zo_sweeps.fleet.node import running
 from zo_sweeps.fleet.secrets import checked, token_for_joining
+from zo_sweeps.schedule.agents import PREFIX, is_online
 from zo_sweeps.schedule.cluster import ID_LABEL, token_environment
-from zo_sweeps.schedule.gcs import NODE, RUNS, Head
+from zo_sweeps.schedule.gcs import AGENTS, NODE, RUNS, Head
+from zo_sweeps.schedule.leases import FILE, JOINED, Store
 
 HEADERS = ("name", "device", "memory", "lends", "can", "versions", "power", "temp.", "seen", "runs now")
 WIDE = 110  # columns that the table needs
@@ -27,11 +29,14 @@ STALE = 30.0  # seconds after which a driver's note on its trials is ignored
 
 @dataclass
 class Device:
-    """One machine. `facts` is its reporter's last note: `devices.live`, host, versions, time."""
+    """One machine. `facts` is its reporter's last note: `devices.live`, host, versions, time.
+
+    `refused`: what an agent does not lend, because its known answers differ.
+    """
 
     name: str
     device: str
-    state: str  # up, leaving, gone
+    state: str  # up, leaving, gone; of an agent: up, offline, enrolled, left, revoked
     node_id: str = ""
     address: str = ""
     cpus: float = 0.0
@@ -40,10 +45,14 @@ class Device:
     is_head: bool = False
     facts: Mapping[str, Any] = field(default_factory=dict)
     runs: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
 
 
 def read(head: Head) -> list[Device]:
-    """Return every machine that the head knows, once each: the head first, then live machines, then dead ones."""
+    """Return every machine that the head knows, once each: the head first, then live machines, then dead ones.
+
+    Agents that the head's gateway knows are among them.
+    """
     notes = head.notes(NODE)
     devices: dict[str, Device] = {}
     runs: dict[str, list[str]] = {}
@@ -68,7 +77,46 @@ def read(head: Head) -> list[Device]:
             facts=facts,
             runs=tuple(runs.get(node["NodeID"], ())),
         )
-    return sorted(devices.values(), key=lambda one: (not one.is_head, one.state == "gone", one.name))
+    every = [*devices.values(), *agents(head.notes(AGENTS).get("", {}))]
+    return sorted(every, key=lambda one: (not one.is_head, one.state in ("gone", "left", "revoked"), one.name))
+
+
+def agents(note: Mapping[str, Any]) -> list[Device]:
+    """Return the agents of a gateway, from its reporter's note."""
+    return [
+        Device(
+            name=one["name"],
+            device=one["facts"].get("profile", one["device"]),
+            state=one["state"] if one["state"] != JOINED else "up" if is_online(one, note["time"]) else "offline",
+            node_id=PREFIX + one["name"],
+            cpus=one["facts"].get("cpus", 0.0),
+            gpus=one["facts"].get("gpus", 0.0),
+            memory_bytes=int(one["facts"].get("memory_bytes", 0)),
+            facts={
+                **one["facts"].get("probe", {}),
+                "zo_sweeps": one["facts"].get("zo_sweeps", ""),
+                **one["live"],
+                "time": one["heard"],
+            },
+            runs=tuple(label for _, label in one["running"]),
+            refused=tuple(one["refused"]),
+        )
+        for one in note.get("agents", ())
+    ]
+
+
+def revoke(state_dir: Path, name: str) -> None:
+    """Revoke an agent's key at once, on the head's machine. Raises UserError if there is no such agent."""
+    path = state_dir / "head" / FILE
+    if not path.exists():
+        fix = "run this on the head's machine, with state_dir=FOLDER as `head start --state-dir` had it"
+        raise UserError(f"no gateway's store in {path.parent}", fix=fix)
+    store = Store(path)
+    try:
+        if not store.revoke(name):
+            raise unknown("agent", name, [agent.name for agent in store.agents()])
+    finally:
+        store.close()
 
 
 def connect(address: str | None, token_file: str | None, state_dir: Path, worker_dir: Path) -> Head:
@@ -91,7 +139,7 @@ def show(devices: list[Device], console: Console, now: float) -> None:
     if console.width < WIDE:
         for one in devices:
             block = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-            name, *cells = row(one, now)
+            name, *cells = _cells(one, now)
             block.add_column(HEADERS[0], no_wrap=True)
             block.add_column(Text(name), overflow="fold")
             for header, text in zip(HEADERS[1:], cells, strict=True):
@@ -104,8 +152,15 @@ def show(devices: list[Device], console: Console, now: float) -> None:
     for header in HEADERS:
         table.add_column(header, overflow="fold")
     for one in devices:
-        table.add_row(*(Text(text) for text in row(one, now)))
+        table.add_row(*map(Text, _cells(one, now)))
     console.print(table)
+
+
+def _cells(device: Device, now: float) -> list[str]:
+    try:
+        return row(device, now)
+    except (TypeError, ValueError, KeyError, AttributeError):  # an agent may say anything of itself
+        return row(replace(device, facts={}), now)
 
 
 def to_json(devices: list[Device]) -> str:
@@ -128,6 +183,8 @@ def row(one: Device, now: float) -> list[str]:
     lends = f"{one.cpus:g} CPU" + (f", {one.gpus:g} GPU" if one.gpus else "")
     if one.memory_bytes:
         lends += f"\n{gib(one.memory_bytes)}"
+    if one.refused:
+        lends += f"\nnot {', '.join(one.refused)}"
     return [
         one.name + (" (head)" if one.is_head else ""),
         kind,
@@ -135,7 +192,7 @@ def row(one: Device, now: float) -> list[str]:
         lends if one.state != "gone" else "–",
         ", ".join(capabilities(facts)) or "–",
         "\n".join(words) or "–",
-        facts.get("power_mode") or "–",
+        _power(facts),
         f"{heat:.0f} °C" if heat is not None else "–",
         f"{one.state},\n{_ago(now - facts['time'])}" if "time" in facts else one.state,
         "\n".join(one.runs) or "–",
@@ -157,6 +214,13 @@ def _memory(facts: Mapping[str, Any]) -> str:
     if facts["unified"]:
         return text + ", unified"
     return text + (f"; GPU {gib(facts['memory_bytes'])}" if own else "")
+
+
+def _power(facts: Mapping[str, Any]) -> str:
+    """Return the power mode, the watts now, and why the device is throttled, as far as they are known."""
+    watts, causes = facts.get("watts"), facts.get("throttled", ())
+    lines = [facts.get("power_mode") or "", "" if watts is None else f"{watts:.1f} W"]
+    return "\n".join(filter(None, [*lines, *(f"throttled: {cause}" for cause in causes)])) or "–"
 
 
 def _ago(seconds: float) -> str:

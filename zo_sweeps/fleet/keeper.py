@@ -10,7 +10,7 @@ and a node can be lost while every process lives.
 So the node's end has to be detected here in any case. Restarting it here as well costs one loop with a back-off,
 rejoins within about a second instead of after the supervisor's delay and all checks of `worker join`, and works without
 a supervisor: `worker join` in a terminal, `head start`, a Slurm job. The rest is left to the supervisor: boot, and the
-death of the keeper itself, which ends Ray's processes too (see `_start`).
+death of the keeper itself, which ends Ray's processes too (see `die_with_parent`).
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ class NodeSpec:
         log: the file for Ray's own output.
         grace: grace period in seconds for running trials to stop when the node is asked to leave.
         is_head: whether the node is itself the head, with no other to wait for.
+        agents: the head's store of agents, which the reporter tells the cluster of.
     """
 
     address: str
@@ -70,6 +71,7 @@ class NodeSpec:
     log: Path
     grace: float
     is_head: bool = False
+    agents: Path | None = None
 
 
 class Keeper:
@@ -189,7 +191,7 @@ class Keeper:
         self._say("left before all trials had stopped: the others resume elsewhere from their last scalars")
 
     def _report(self, *leaving: str) -> subprocess.Popen[bytes]:
-        known = (self._spec.address, str(self._spec.token), self._spec.identity)
+        known = (self._spec.address, str(self._spec.token), self._spec.identity, str(self._spec.agents or ""))
         return self._start("zo_sweeps.fleet.reporter", *known, *leaving)
 
     def _raylet(self) -> psutil.Process | None:

@@ -29,6 +29,7 @@ ANSWER_SECONDS = 10.0  # time allowed for the head's reporter, which looks every
 SKEW = 10.0  # seconds that two clocks may differ: logs and MLflow's time axes mix them
 SHM = Path("/dev/shm")  # where Ray keeps its object store
 RAY_BYTES = 700 * 2**20  # a node's own processes (0.4 GB) and one trial's process before its model (0.3 GB)
+NOT_OF_AGENTS = {"python", "ray", "ports out", "ports in"}  # checks that `agent join` has no need of
 
 
 def checks(address: str, token: Path, device: Device, gpus: int, ports: str, folder: Path) -> Iterator[Check]:

@@ -3,7 +3,7 @@
 It is a process of its own because Ray's client ends its process when the head has been unreachable for a minute.
 On the head it also answers joining machines that ask whether the head can reach them.
 
-    python -m zo_sweeps.fleet.reporter ADDRESS TOKEN_FILE ID [SECONDS]
+    python -m zo_sweeps.fleet.reporter ADDRESS TOKEN_FILE ID AGENTS|"" [SECONDS]
 """
 
 from __future__ import annotations
@@ -11,14 +11,17 @@ from __future__ import annotations
 import socket
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from zo_sweeps import __version__
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.devices.energy import EnergyMeter
 from zo_sweeps.devices.live import changing, unchanging
 from zo_sweeps.schedule import cluster
-from zo_sweeps.schedule.gcs import NODE, REACH, REACHED, Head
+from zo_sweeps.schedule.gcs import AGENTS, NODE, REACH, REACHED, Head
+from zo_sweeps.schedule.leases import Store
 
 PERIOD = 2.0  # seconds between reports
 UNKNOWN_SECONDS = 20.0  # if the head has not listed this node for this long, it is a new head: rejoin
@@ -26,7 +29,7 @@ GONE = 3  # exit status of a reporter whose node the head does not list
 SLOW = 5  # changing facts are read in every fifth report: the power mode takes a process
 
 
-def main(address: str, token: str, identity: str, leave_within: str = "") -> int:
+def main(address: str, token: str, identity: str, agents: str = "", leave_within: str = "") -> int:
     """Report until killed, or until the head is unreachable or no longer lists the node (exit status GONE).
 
     With `leave_within` (seconds), first ask the head to release the node when its trials have stopped.
@@ -34,6 +37,8 @@ def main(address: str, token: str, identity: str, leave_within: str = "") -> int
     try:
         head = Head(address, cluster.token_environment(Path(token)))
         facts = {**unchanging(), "zo_sweeps": __version__, "host": socket.gethostname()}
+        meter = EnergyMeter.of("cuda" if facts["gpus"] else "cpu")
+        facts.update(meter.definitions, energy_reason=meter.reason)
         known, count = time.monotonic(), 0
         while True:
             node = head.own_node(identity)
@@ -45,10 +50,12 @@ def main(address: str, token: str, identity: str, leave_within: str = "") -> int
                 head.drain(node["NodeID"], float(leave_within))
                 leave_within = ""
             if count % SLOW == 0:
-                facts.update(changing())
+                facts.update(changing(meter))
             head.put(NODE + identity, {**facts, "time": time.time()})
             if node and "node:__internal_head__" in node["Resources"]:
                 answer(head)
+            if agents:
+                publish_agents(head, Path(agents))
             count += 1
             time.sleep(PERIOD)
     except (UserError, OSError) as error:
@@ -56,6 +63,15 @@ def main(address: str, token: str, identity: str, leave_within: str = "") -> int
     except Exception as error:  # Ray's own: the head is unreachable
         print(f"{type(error).__name__}: {str(error).splitlines()[:1]}", file=sys.stderr)
     return 1
+
+
+def publish_agents(head: Head, path: Path) -> None:
+    """Tell the cluster which agents there are, and where their store is, for drivers' proxies on this machine."""
+    if path.exists():  # made by the gateway
+        store = Store(path)
+        listed = [asdict(agent) for agent in store.agents()]
+        store.close()
+        head.put(AGENTS, {"time": time.time(), "store": str(path), "agents": listed})
 
 
 def answer(head: Head) -> None:

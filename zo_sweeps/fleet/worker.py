@@ -27,6 +27,7 @@ from zo_sweeps.schedule.cluster import remove_short_folder, short_folder
 
 HOME = Path("~/.zo_sweeps")
 GRACE = 120.0
+AGENT = "an agent needs neither that Python nor those ports: `zo-sweeps head code` on the head prints its command"
 
 
 @dataclass(frozen=True)
@@ -77,12 +78,14 @@ def join(state_dir: Path, options: WorkerOptions, device: Device, say: Callable[
         port_range(options.ports)
     token = token_for_joining(options.token_file, folder)
     gpus = gpus_lent(options, device)
-    failed = 0
+    failed: list[str] = []
     for check in preflight.checks(options.address, token, device, gpus, options.ports, folder):
         say(f"{check.status:4}  {check.name}: {check.detail}{f'; {check.fix}' if check.fix else ''}")
-        failed += check.status == "fail"
+        failed += [check.name] * (check.status == "fail")
     if failed:
-        say(f"not joined: {failed} check{'s' * (failed != 1)} failed")
+        say(f"not joined: {len(failed)} check{'s' * (len(failed) != 1)} failed")
+        if set(failed) & preflight.NOT_OF_AGENTS:
+            say(AGENT)
         return 1
     return _keep(folder, options, device, token, gpus, say)
 

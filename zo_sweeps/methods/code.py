@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -14,27 +14,31 @@ from zo_sweeps.methods.trial_config import TrialConfig
 ROOT = Path(__file__).parents[1]
 # Step, noise, losses, forwards, batches, scores; in `methods`, the addresses of points and which share a forward.
 MEASURING = ("engine", "methods", "models", "run", "tasks")
-METER = ROOT / "devices" / "memory.py"
+METERS = tuple(
+    ROOT / "devices" / f"{name}.py" for name in ("condition", "counters", "energy", "memory", "nvml", "sysfs")
+)
 
 
 def code_of(config: TrialConfig) -> str:
-    """Return a digest of the code that measures the trial: of MEASURING, METER, and the shipped members that it uses.
+    """Return a digest of the code that measures the trial: of MEASURING, METERS, and the shipped members that it uses.
 
     Comments, docstrings and formatting do not count. The user's own members are part of the trial_id instead. Cost:
     parses the files once per process, half a second.
     """
     modules = {base.__module__ for kind in config.members_used for base in kind.__mro__}
-    return _digest(frozenset(name for name in modules if name.rpartition(".")[0] in PACKAGES.values()))
+    members = frozenset(name for name in modules if name.rpartition(".")[0] in PACKAGES.values())
+    return _digest(members, config.method.kind.measured_by)
 
 
 @cache
-def _digest(members: Collection[str]) -> str:
+def _digest(members: Collection[str], rooms: Sequence[str]) -> str:
     files = [*common_files(), *(ROOT.joinpath(*name.split(".")[1:]).with_suffix(".py") for name in sorted(members))]
+    files += [file for room in rooms for file in sorted((ROOT / room).rglob("*.py"))]
     return fingerprint([[file.relative_to(ROOT).as_posix(), file_digest(file)] for file in files])
 
 
 def common_files() -> list[Path]:
-    """Return the files that every trial may use: those of MEASURING but the axes' members, and METER."""
+    """Return the files that every trial may use: those of MEASURING but the axes' members, and METERS."""
     axes = [ROOT.joinpath(*package.split(".")[1:]) for package in PACKAGES.values()]
     files = (file for package in MEASURING for file in (ROOT / package).rglob("*.py"))
-    return sorted([METER, *(file for file in files if file.parent not in axes or file.name.startswith("_"))])
+    return sorted([*METERS, *(file for file in files if file.parent not in axes or file.name.startswith("_"))])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,6 +18,10 @@ class Kind(Definition):
     runner: ClassVar[str] = ""  # module:class, imported when a trial begins; see zo_sweeps/run
     runner_in_program: ClassVar[str] = ""  # the same, where the device runs exported programs
     runner_of_log: ClassVar[str] = ""  # the same, where the light client does
+    of_model: ClassVar[bool] = True  # runs a model on a task's rows; if not, neither is part of the trial
+    measured_by: ClassVar[tuple[str, ...]] = ()  # rooms whose code measures it, besides those of every trial
+    tools: ClassVar[tuple[str, ...]] = ()  # distributions that it runs; their versions are part of the trial's identity
+    extra: ClassVar[str] = ""  # the command that installs them
     trains: ClassVar[bool] = False
     estimates: ClassVar[bool] = False  # trains by zeroth-order estimates: uses estimator, perturbation and evaluation
     backpropagates: ClassVar[bool] = False
@@ -25,6 +30,10 @@ class Kind(Definition):
     resumes: ClassVar[bool] = False  # a further attempt continues after the last recorded step
     not_in_program: ClassVar[str] = "a program holds the steps of zeroth-order training"
     parts: ClassVar[tuple[str, ...]] = ()  # parts of the configuration that it uses, besides those used by every kind
+
+    def with_versions(self, versions: Sequence[str]) -> Kind:
+        """Return the kind with the versions of its tools, for those that have any."""
+        return self
 
     @property
     def generated(self) -> int:

@@ -47,8 +47,10 @@ class Device(Checked):
 
     name: str = option("auto", "name in conf/device, and label of the cluster's nodes of this kind")
     display: str = option("", "name as printed in the papers", identity=False)
-    kind: Literal["auto", "cpu", "cuda", "jetson", "phone"] = option(
-        "auto", "auto: a GPU if there is one; phone: runs exported programs alone", identity=False
+    kind: Literal["auto", "cpu", "cuda", "jetson", "phone", "rtl"] = option(
+        "auto",
+        "auto: a GPU if there is one; phone: runs exported programs alone; rtl: makes circuits, on the CPU of any node",
+        identity=False,
     )
     # Not a part of the identity: a trial that names no device may start on one runtime and finish on the other.
     runtime: Literal["torch", "executorch"] = option(
@@ -72,13 +74,30 @@ class Device(Checked):
     accelerator: str = option("", "its GPU or NPU, as a paper prints it", identity=False)
 
     @property
+    def keeps_copies(self) -> bool:
+        """Whether a program keeps both copies of each direction, and not theta."""
+        return self.form == "dual"
+
+    @property
     def runs_programs(self) -> bool:
         """Whether trials run as exported programs: see docs/EDGE.md."""
         return self.runtime == "executorch" or self.kind == "phone"
 
     @property
+    def reads_log(self) -> bool:
+        """Whether a trial's steps were run by the light client somewhere else, and its log is read here."""
+        return self.runs_programs and self.log is not None
+
+    @property
+    def node(self) -> str:
+        """The profile of the nodes that take its trials: a log is read on the CPU of any."""
+        return "cpu" if self.reads_log else self.name
+
+    @property
     def place(self) -> str:
         """The profile and, if it is not PyTorch, the runtime: trials of one place load a model in the same way."""
+        if self.reads_log:
+            return f"{self.name}, log"
         return f"{self.name}, {self.form} program, {self.delegate}" if self.runs_programs else self.name
 
     @property
@@ -89,7 +108,7 @@ class Device(Checked):
     @property
     def cpu(self) -> bool:
         """Whether the trial runs on the CPU even if there is a GPU."""
-        return self.kind == "cpu" or self.runs_programs
+        return self.kind in ("cpu", "rtl") or self.runs_programs
 
     @property
     def in_host_memory(self) -> bool:

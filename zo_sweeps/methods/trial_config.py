@@ -23,7 +23,17 @@ from zo_sweeps.methods.task import Task
 from zo_sweeps.methods.update import Update
 
 NUMERICS = 2  # raised whenever the engine's results change, so that old results are not taken for new
-EVERY = ("model", "task", "prompt", "precision", "device", "method", "split", "data")  # used by every kind of trial
+EVERY = (
+    "model",
+    "task",
+    "prompt",
+    "precision",
+    "device",
+    "method",
+    "split",
+    "data",
+)  # used by every kind that runs a model
+WITHOUT_MODEL = ("device", "method")  # used by other kinds
 
 
 @dataclass(frozen=True)
@@ -92,7 +102,9 @@ class TrialConfig:
     def identity(self) -> dict[str, Any]:
         """Return exactly the settings that affect the trial's result."""
         kind = self.method.kind
-        parts = {name: identity(getattr(self, name)) for name in (*EVERY, *kind.parts)}
+        parts = {name: identity(getattr(self, name)) for name in self.parts_used}
+        if not kind.of_model:
+            return {"numerics": NUMERICS, **parts}
         parts["task"] = self.task.in_dialect(self.prompt.name)
         if (objective := self.own_objective) and (own := own_source(objective)):
             parts["objective_source"] = own
@@ -114,14 +126,20 @@ class TrialConfig:
     def members_used(self) -> set[type[Definition]]:
         """The members of all axes that take part in the trial."""
         kind, task = self.method.kind, self.task
-        parts = [getattr(self, name) for name in (*EVERY, *kind.parts) if name != "task"]
-        parts += [kind, task.kind, task.metric, task.wording(self.prompt.name)]
+        parts = [getattr(self, name) for name in self.parts_used if name != "task"]
+        parts += [kind, *([task.kind, task.metric, task.wording(self.prompt.name)] if kind.of_model else [])]
         named = {self.own_objective} if self.own_objective else set()
         return {*named, *(kind for part in parts for kind in _members(part))}
 
     def uses(self, key: str) -> bool:
         """Return whether the trial's kind uses a dotted key of the configuration."""
-        return key.partition(".")[0] in (*EVERY, *self.method.kind.parts) or key == "train.max_length"
+        return key.partition(".")[0] in self.parts_used or (key == "train.max_length" and self.method.kind.of_model)
+
+    @property
+    def parts_used(self) -> tuple[str, ...]:
+        """The names of the parts that the trial's kind uses."""
+        kind = self.method.kind
+        return (*(EVERY if kind.of_model else WITHOUT_MODEL), *kind.parts)
 
     @property
     def departures(self) -> dict[str, float]:

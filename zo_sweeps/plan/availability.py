@@ -13,12 +13,13 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.fingerprint import fingerprint
 from zo_sweeps.core.memory import Part
 from zo_sweeps.core.remarks import remarks
-from zo_sweeps.devices.estimate import RUNTIME_BYTES, finding_memory, memory_by_part
+from zo_sweeps.devices.estimate import RUNTIME_BYTES, finding_memory, memory_by_part, program_memory
 from zo_sweeps.devices.kernels import troubles
 from zo_sweeps.methods.arch import ALL
 from zo_sweeps.methods.definition import write
 from zo_sweeps.methods.evaluation import SCORED_TOKENS, Restore
 from zo_sweeps.methods.trial_config import TrialConfig
+from zo_sweeps.plan.compatible import outside_programs
 
 if TYPE_CHECKING:
     from zo_sweeps.methods.arch import Arch
@@ -37,7 +38,8 @@ class Availability:
         config: the trial's, with the fingerprints of model, data and text filled in.
         reasons: every reason why the trial cannot run here.
         memory_bytes: estimated peak; 0 if the model's shape is unknown.
-        parts: these bytes by part, without those of the process; empty if finding the mask needs more.
+        parts: these bytes by part, without those of the process; empty if finding the mask, or exporting the program,
+            needs more.
         tokens: mean tokens per sequence, for the cost.
         trainable: number of trainable parameters; 0 if the model's shape is unknown.
         remarks: lines on what limits a trial that can run.
@@ -68,11 +70,13 @@ class Places:
 
     def look(self, config: TrialConfig) -> Availability:
         """Return the needs of a trial. Raises UserError for parts incompatible with the model, or malformed data."""
+        if not config.method.kind.of_model:
+            return _of_tools(config)
         model, data = self._model(config), self._task(config)
         _goes_with(config, model)
         config, missing_text = self._with_sources(config, model)
         config = replace(config, task=replace(config.task, fingerprint=data.fingerprint))
-        reasons = [status.why for status in (model, data) if not status.available]
+        reasons = [*outside_programs(config), *(status.why for status in (model, data) if not status.available)]
         reasons += [missing_text] if missing_text else []
         if self._here and config.precision.coded and (trouble := troubles().get(config.precision.name)):
             reasons.append(f"weights cannot be stored as {config.precision.name} on this machine: {trouble}")
@@ -88,9 +92,13 @@ class Places:
             reasons.append(
                 f"a {device.display or device.name} runs the light client: set device.client=FILE (docs/EDGE.md)"
             )
-        if device.memory_gb and memory > device.memory_gb * 10**9:
+        needed = memory
+        if device.kind == "phone" and model.arch is not None:
+            # The light client is there; PyTorch and its copy of the weights are not.
+            needed -= RUNTIME_BYTES + config.precision.weight_bytes(model.arch)
+        if device.memory_gb and not device.reads_log and needed > device.memory_gb * 10**9:
             reasons.append(
-                f"needs about {memory / 10**9:.1f} GB, and a {device.display or device.name} has {device.memory_gb:g}"
+                f"needs about {needed / 10**9:.1f} GB, and a {device.display or device.name} has {device.memory_gb:g}"
             )
         notes = [self._truncated(config, model, data), _few_rows(config, data), _few_directions(config, trainable)]
         notes += [*remarks([config.departures]), *_not_read(config, model, data)]
@@ -195,10 +203,12 @@ class Places:
             length = getattr(precision, "length", longest)
             finding = max(finding, finding_memory(arch, precision.format.bytes, length, length, arch.entries([ALL])))
         added = space.bind(precision).added_bytes(arch) if kind.trains else 0
-        parts = memory_by_part(
+        weights = precision.weight_bytes(arch) + added
+        points = config.evaluation.mode.points_per_forward(config.estimator.budget) if kind.estimates else 1
+        parts: Mapping[Part, float] = memory_by_part(
             arch,
             precision.format.bytes,
-            weights=precision.weight_bytes(arch) + added,
+            weights=weights,
             scales=precision.decoding_bytes(arch),
             kept=precision.outside_bytes(arch),
             coded=precision.coded,
@@ -210,7 +220,7 @@ class Places:
             trained_bytes=(kind.trained_in or precision).format.bytes,
             recomputes=kind.recomputes,
             on_host=config.device.in_host_memory,
-            points=config.evaluation.mode.points_per_forward(config.estimator.budget) if kind.estimates else 1,
+            points=points,
             batch=config.train.batch or 1,
             tokens=longest,
             trainable=trainable,
@@ -218,8 +228,32 @@ class Places:
             answer_tokens=longest if kind.trains and config.train.logits == "all" else 1,
             scored_tokens=min(scored, max(SCORED_TOKENS, longest)),
         )
+        if config.device.runs_programs and not config.device.reads_log and kind.estimates:
+            q, size = config.estimator.budget, precision.format.bytes
+            form: dict[str, Any] = {
+                "points": points,
+                "queries": q,
+                "d": trainable,
+                "dual": config.device.keeps_copies,
+            }
+            parts, exporting = program_memory(parts, arch, size, weights=weights, **form)
+            finding = max(finding, exporting)
         peak = int(sum(parts.values()))
         return RUNTIME_BYTES + max(peak, finding), parts if peak >= finding else {}
+
+
+def _of_tools(config: TrialConfig) -> Availability:
+    """Return the needs of a trial without a model: tools, whose versions become part of its identity."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    kind, versions, reasons = config.method.kind, [], []
+    for name in kind.tools:
+        try:
+            versions.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            reasons.append(f"{name} is not installed here: {kind.extra}")
+    with_versions = replace(config, method=replace(config.method, kind=kind.with_versions(versions)))
+    return Availability(with_versions, tuple(reasons), 0, {}, 0, 0)
 
 
 def _most(config: TrialConfig, model: ModelStatus) -> int:

@@ -164,11 +164,11 @@ class _Draft:
         searched = {key: value for key, value in setting.searched.items() if config.uses(key)}
         needs = self.places.look(config)
         trial_id = needs.config.trial_id()
-        column, display = setting.column or config.task.name, config.task.display or config.task.name
-        self.labels[column] = self.overrides.label(column, setting.column or display)
+        column = setting.column or config.task.name
+        self.labels[column] = self.overrides.label(column, setting.column or config.task.display or column)
         if trial_id not in self.trials:
             row = self.overrides.label(name, self.grid.label(name))
-            self.trials[trial_id] = _trial(trial_id, needs, self.grid.name, name, row, searched, display)
+            self.trials[trial_id] = _trial(trial_id, needs, self.grid.name, name, row, searched, self.labels[column])
             if needs.reasons:
                 self.reasons[trial_id] = needs.reasons
             if needs.remarks:
@@ -225,9 +225,10 @@ def _trial(
         trial_id=trial_id,
         config=config,
         needs=Needs(
-            config.device.name,
+            config.device.node,
             needs.memory_bytes,
-            config.device.runs_programs,
+            config.device.runs_programs and not config.device.reads_log,
+            config.precision.name,
             {part.value: int(size) for part, size in needs.parts.items()},
         ),
         warm_key=_warm_key(config),
@@ -238,7 +239,7 @@ def _trial(
         label=" · ".join(parts),
         grid=grid,
         block=block,
-        task=config.task.name,
+        task=config.task.name if kind.of_model else "",
     )
 
 
@@ -254,6 +255,8 @@ def _cost(config: TrialConfig, needs: Availability) -> float:
     kind, train, split = config.method.kind, config.train, config.split
     if kind.generates:
         return kind.generated
+    if not kind.of_model:
+        return 1
     passes = 3
     if kind.estimates:
         passes = config.estimator.evaluations(max(needs.trainable, 1)) + config.update.evaluations
@@ -313,10 +316,10 @@ def _caveats(
     found = []
     scale = composer.run.scale
     if scale.name != "paper":
-        less = f", texts of at most {scale.max_length} tokens" if scale.max_length else ""
-        if scale.layers and any(
-            TrialConfig.of(trial.config).model.source == ModelSource.RANDOM for trial in trials.values()
-        ):
+        configs = [TrialConfig.of(trial.config) for trial in trials.values()]
+        cut = scale.max_length and all(config.train.max_length <= scale.max_length for config in configs)
+        less = f", texts of at most {scale.max_length} tokens" if cut else ""  # a column may set a length of its own
+        if scale.layers and any(config.model.source == ModelSource.RANDOM for config in configs):
             less += f", random weights of {scale.layers} layer{'s' * (scale.layers != 1)}"
         found.append(f"scale={scale.name}: fewer steps and examples than the grid's{less}; not comparable with a paper")
     places: dict[str, set[tuple[str, str]]] = {}

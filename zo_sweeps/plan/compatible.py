@@ -20,6 +20,10 @@ from zo_sweeps.methods.update import Update
 
 def incompatible(config: TrialConfig) -> list[str]:
     """Return every reason why a configuration cannot run on any machine."""
+    if wrong := [*_circuit(config)]:
+        return wrong
+    if not config.method.kind.of_model:
+        return []
     return [
         *_estimation(config),
         *_objective(config),
@@ -28,8 +32,17 @@ def incompatible(config: TrialConfig) -> list[str]:
         *_training(config),
         *_codes(config),
         *_integers(config),
-        *_program(config),
+        *_log(config),
     ]
+
+
+def _circuit(config: TrialConfig) -> Iterator[str]:
+    """Yield the problems of a kind of trial on a device that makes circuits, or of a circuit on any other."""
+    kind, device = config.method.kind, config.device
+    if kind.of_model and device.kind == "rtl":
+        yield f"device={device.name} makes circuits: method kind {kind.name!r} needs a device that runs models"
+    if not kind.of_model and device.kind != "rtl":
+        yield f"method kind {kind.name!r} makes circuits: use device=rtl, not {device.name}"
 
 
 def _estimation(config: TrialConfig) -> Iterator[str]:
@@ -215,8 +228,17 @@ def _integers(config: TrialConfig) -> Iterator[str]:
         yield f"space {space.name!r} is evaluated beside its codes: use evaluation.restore=exact"
 
 
-def _program(config: TrialConfig) -> Iterator[str]:
-    """Yield the reasons why a trial cannot run as an exported program."""
+def _log(config: TrialConfig) -> Iterator[str]:
+    """Yield the problem of a log that would not be read."""
+    if config.device.log is not None and not config.device.runs_programs:
+        yield "device.log is of a program's run: set device.runtime=executorch"
+
+
+def outside_programs(config: TrialConfig) -> Iterator[str]:
+    """Yield the reasons why a trial of a device that runs exported programs is in none; nothing for other devices.
+
+    Its parts go together, and it runs on another device: so it is left out, and the rest of its grid runs.
+    """
     kind, train = config.method.kind, config.train
     if not config.device.runs_programs:
         return
@@ -244,7 +266,7 @@ def _program(config: TrialConfig) -> Iterator[str]:
         yield f"space={space.name} over precision={precision.name} {cannot}: it multiplies by the weights themselves"
     if precision.rounds_activations and device.delegate == "none":
         yield f"precision={precision.name} with device.delegate=none {cannot}: XNNPACK alone multiplies it"
-    if device.form == "dual" and not config.evaluation.mode.one_forward(config.estimator.budget):
+    if device.keeps_copies and not config.evaluation.mode.one_forward(config.estimator.budget):
         yield f"device.form=dual {cannot} in several forwards per step, whose points it keeps; use evaluation.mode=both"
     if train.logits == "all":
         yield f"train.logits=all {cannot}: a program computes the logits of answers alone; use train.logits=answers"

@@ -101,7 +101,7 @@ def sources(plan: Plan) -> Sources:
     found: dict[str, dict[str, str]] = {}
     for trial in plan.every.values():
         config = trial.config
-        if not isinstance(config, TrialConfig):
+        if not isinstance(config, TrialConfig) or not config.method.kind.of_model:
             continue
         model, task = f"model {config.model.name}", f"data of {config.task.name}"
         if model not in found:

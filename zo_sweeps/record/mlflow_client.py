@@ -239,7 +239,7 @@ class SweepRuns:
         from mlflow.entities import Dataset, DatasetInput
 
         task = trial.config.to_json().get("task", {})
-        if "fingerprint" in task:
+        if task.get("fingerprint"):  # a trial without a model has no data set
             source = json.dumps(task.get("hub") or {"local": task.get("local")})
             dataset = Dataset(str(task.get("name", trial.task)), str(task["fingerprint"])[:36], "zo_sweeps", source)
             self._client.log_inputs(run_id, [DatasetInput(dataset, [])])
@@ -265,6 +265,9 @@ class SweepRuns:
         ended = outcome(events)
         assert ended is not None
         self._client.log_text(run_id, rows.scalar_log(events), "scalars.jsonl")
+        for event in events:
+            if event["type"] == "file":
+                self._client.log_text(run_id, event["text"], event["name"])
         if ended.traceback:
             self._client.log_text(run_id, ended.traceback, "traceback.txt")
         self._client.set_terminated(run_id, rows.run_status(ended.state), int(events[-1]["time"] * 1000))

@@ -78,12 +78,14 @@ def event_tags(events: Iterable[Event]) -> dict[str, str]:
                 **version_tags(event.get("versions", {})),
             }
             if event.get("attempt", 1) > 1:
-                tags["zo.error"] = ""  # the earlier attempt's
+                tags |= {"zo.error": "", "zo.unmeasured": ""}  # the earlier attempt's
         elif event["type"] == "end":
             outcome = Outcome.from_json(event["outcome"])
             tags |= {"zo.state": outcome.state.value, **_device_tags(outcome.device)}
             if outcome.error:
                 tags["zo.error"] = outcome.error
+            if outcome.unmeasured:
+                tags["zo.unmeasured"] = "; ".join(f"{name}: {why}" for name, why in outcome.unmeasured.items())
             if dropped := outcome.metrics.get("directions_dropped"):  # the result differs from one process's
                 tags["zo.dropped"] = f"{dropped:.0f} directions of lost or slow peers"
         elif event["type"] == "peers":
@@ -146,6 +148,9 @@ def points(trial: Trial, events: Iterable[Event], steps_sent: int = 0) -> list[M
             metrics += [
                 MetricPoint(f"gradients/{name}", share, time, event["step"]) for name, share in event["covered"].items()
             ]
+        elif event["type"] == "sensors":
+            values = event["values"].items()
+            metrics += [MetricPoint(f"phone/{clean_name(name)}", value, time, event["step"]) for name, value in values]
         elif event["type"] == "end":
             metrics += _summary(trial, Outcome.from_json(event["outcome"]), time)
     return [p for p in metrics if p.value is not None and math.isfinite(p.value)]
@@ -191,7 +196,12 @@ def _curve(event: Event, stride: int, steps_sent: int) -> Iterator[MetricPoint]:
             yield MetricPoint("train/projected_grad", sum(sizes) / len(sizes), time, step)
         last = step
     if last:
-        yield MetricPoint("train/seconds_per_step", event["seconds"] / count, int(event["time"] * 1000), last)
+        for name, value in (
+            ("seconds_per_step", event["seconds"] / count),
+            ("joules_per_step", event.get("joules", math.nan) / count),
+            ("celsius", event.get("celsius", math.nan)),
+        ):
+            yield MetricPoint(f"train/{name}", value, int(event["time"] * 1000), last)
 
 
 def _summary(trial: Trial, outcome: Outcome, time: int) -> Iterator[MetricPoint]:
@@ -217,9 +227,13 @@ def _metric(trial: Trial) -> str:
 
 
 def _device_tags(device: Mapping[str, Any]) -> dict[str, Any]:
-    kind, name = device.get("kind"), device.get("name")
-    text = " · ".join(str(part) for part in (kind, name) if part and part != "auto")
-    return {"zo.device": text or None, "zo.memory_definition": device.get("memory_definition")}
+    runtime = device.get("runtime", "torch")
+    parts = [device.get("kind"), device.get("name"), *([] if runtime == "torch" else [runtime])]
+    text = " · ".join(str(part) for part in dict.fromkeys(parts) if part and part != "auto")
+    definitions = {
+        f"zo.{part}_definition": device.get(f"{part}_definition") for part in ("memory", "energy", "condition")
+    }
+    return {"zo.device": text or None, **definitions}
 
 
 def clean_name(text: str) -> str:

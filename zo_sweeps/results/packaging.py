@@ -11,10 +11,8 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.methods import registry
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.availability import Places
-from zo_sweeps.plan.expand import Setting
-from zo_sweeps.plan.overrides import Overrides
-from zo_sweeps.plan.resolve import Options, Parts, resolve
 from zo_sweeps.results.export import new_or_empty
+from zo_sweeps.results.single import single
 
 if TYPE_CHECKING:
     from zo_sweeps.models.package import Package
@@ -33,28 +31,13 @@ def package(
     Raises UserError for bad input, or a model or text that is not here; and as `zo_sweeps.run.packages.make` does.
     """
     composer = Composer(overrides, config_dirs)
-    config = Places().to_package(_checked(_single(composer)))
+    config = Places().to_package(_checked(single(composer, "a package", "model")))
     target = new_or_empty(Path(folder).expanduser())
     import torch
 
     from zo_sweeps.run import cache, packages
 
     return packages.make(config, torch.device(cache.torch_device(config.device)), target, progress)
-
-
-def _single(composer: Composer) -> TrialConfig:
-    """Return the one configuration that a command line without a grid describes."""
-    if composer.command_line.grid:
-        raise UserError("a package is of one model, not of a grid", fix="leave +grid out")
-    choices, values = composer.forced.choices, composer.forced.values
-    if several := next((key for key, given in {**choices, **values}.items() if len(given) > 1), ""):
-        raise UserError(f"{several} has several values", fix="a package takes one of each")
-    single = Setting({key: given[0] for key, given in choices.items()}, {k: v[0] for k, v in values.items()}, {})
-    options = Options()
-    config = resolve(composer, single, options, Parts())
-    if wrong := options.unknown(composer, Overrides(composer)):
-        raise UserError(wrong[0])
-    return config
 
 
 def _checked(config: TrialConfig) -> TrialConfig:

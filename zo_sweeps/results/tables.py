@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from zo_sweeps.config.composer import Composer
+from zo_sweeps.config.schema import GridTable
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.core.remarks import OTHER_CODE
-from zo_sweeps.core.trial import Outcome, Trial, TrialState
+from zo_sweeps.core.trial import ENERGY, TO_TARGET, Outcome, Trial, TrialState
 from zo_sweeps.methods.code import code_of
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.altered import altered
@@ -49,6 +50,7 @@ def records(plan: Plan, standing: Standing) -> list[Record]:
             metrics=_metrics(trial, outcome) if outcome else {},
             note=note,
             order=order,
+            unmeasured=outcome.unmeasured if outcome else {},
         )
     return list(by_cell.values())
 
@@ -77,16 +79,18 @@ def tables(plan: Plan, composer: Composer, standing: Standing, only: Sequence[st
         if name not in named:
             raise unknown("table", name, named, where=f"grid {plan.name}")
     rows = records(plan, standing)
-    memory = {
-        str(outcome.device["memory_definition"])
-        for trial_id, outcome in standing.outcomes.items()
-        if trial_id in plan.every and "memory_definition" in outcome.device
+    devices = [outcome.device for trial_id, outcome in standing.outcomes.items() if trial_id in plan.every]
+    definitions = {
+        part: sorted({str(device[key]) for device in devices if (key := f"{part}_definition") in device})
+        for part in ("memory", "energy")
     }
     built = []
     changed = altered(plan, composer) if any(layout.published for layout in named.values()) else frozenset()
     for name in only or named:
-        spec = _spec(plan, composer, name, sorted(memory), changed)
+        spec = _spec(plan, composer, name, definitions, changed)
         mine = [row for row in rows if row.block in spec.blocks]
+        if (target := named[name].target) is not None:
+            mine = [_to_target(plan, row, target) for row in mine]
         if spec.measure.columns:
             spec, mine = _by_metric(spec, mine)
         built.append(build(spec, mine, load(spec.published, composer.folders) if spec.published else None))
@@ -99,9 +103,9 @@ def _by_metric(spec: TableSpec, rows: Sequence[Record]) -> tuple[TableSpec, list
     A metric that is 0 in all records has no column.
     """
     shown = {
-        label: metric
-        for label, metric in spec.measure.columns.items()
-        if not rows or any(row.metrics.get(metric, math.nan) for row in rows)
+        label: measure
+        for label, measure in ((label, spec.measure.of_column(label)) for label in spec.measure.columns)
+        if not rows or any(row.metrics.get(measure.metric, math.nan) for row in rows)
     }
     keys = [(column, label, f"{column}/{label}") for column, _ in spec.columns for label in shown]
     named = dict(spec.columns) if len(spec.columns) > 1 else {}
@@ -109,22 +113,41 @@ def _by_metric(spec: TableSpec, rows: Sequence[Record]) -> tuple[TableSpec, list
         spec,
         columns=tuple((key, f"{named[column]}, {label}" if named else label) for column, label, key in keys),
         searches=tuple({column: (key, named.get(column, "")) for column, _, key in reversed(keys)}.values())[::-1],
-        measures={key: replace(spec.measure, metric=shown[label]) for _, label, key in keys},
+        measures={key: shown[label] for _, label, key in keys},
+        published_columns={key: name for _, label, key in keys if (name := shown[label].published)},
+        altered=frozenset((block, key) for block, at in spec.altered for column, _, key in keys if column == at),
     )
     return by_metric, [replace(row, column=key) for row in rows for column, _, key in keys if column == row.column]
+
+
+def _to_target(plan: Plan, record: Record, target: float) -> Record:
+    """Return a record with what its trial spent until the task's first metric on dev reached a target."""
+    from zo_sweeps.record.journal import JournalStore
+    from zo_sweeps.record.spent import until
+
+    if not record.is_result:
+        return record
+    higher = TrialConfig.task_of(plan.every[record.trial_id].config).metric[0].better == "higher"
+    events = JournalStore(plan.config.folder).read(record.trial_id, ended=True)
+    spent = until(events, lambda metric: metric >= target if higher else metric <= target)
+    return replace(record, metrics={**record.metrics, **spent})
 
 
 def check(plan: Plan, composer: Composer) -> None:
     """Raise the UserErrors of `tables` before anything has run."""
     for name in plan.grid.tables:
-        spec = _spec(plan, composer, name, [], frozenset())
+        spec = _spec(plan, composer, name, {}, frozenset())
         if spec.measure.columns:
             spec, _ = _by_metric(spec, [])
         build(spec, [], load(spec.published, composer.folders) if spec.published else None)
 
 
 def _spec(
-    plan: Plan, composer: Composer, name: str, memory: Sequence[str], changed: frozenset[tuple[str, str]]
+    plan: Plan,
+    composer: Composer,
+    name: str,
+    definitions: Mapping[str, Sequence[str]],
+    changed: frozenset[tuple[str, str]],
 ) -> TableSpec:
     layout, blocks = plan.grid.tables[name], plan.grid.blocks
     for block in (*layout.rows, *layout.over.values(), *filter(None, [layout.beyond])):
@@ -132,6 +155,8 @@ def _spec(
             raise unknown("block", block, blocks, where=f"table {name} of grid {plan.name}")
     file = f"conf/table/{layout.layout}.yaml"
     measure = Measure.from_mapping(composer.option("table", layout.layout), file)
+    if (measure.metric in TO_TARGET) != (layout.target is not None):
+        raise _wrong_target(layout, name, plan.name)
     measure, measures = column_measures(plan, layout.layout, measure)
     chosen = layout.select or plan.grid.select
     rule = Rule(chosen.metric, chosen.mode)
@@ -148,6 +173,7 @@ def _spec(
         rule=rule,
         rows=tuple(rows.items()),
         columns=tuple(plan.labels.items()),
+        caption="" if layout.target is None else f"Target: {layout.target:g} on dev, of the task's first metric.",
         published=layout.published or "",
         published_rows={
             block: name
@@ -156,7 +182,7 @@ def _spec(
         },
         altered=changed,
         whole=all(block in blocks and column in plan.labels for block, column in changed),
-        footnotes=(*layout.footnotes, *(memory if measure.metric.startswith("peak_memory") else ())),
+        footnotes=(*layout.footnotes, *definitions.get(_defined(measure.metric), ())),
         average=layout.average,
         rank=layout.rank,
         largest=layout.largest,
@@ -165,3 +191,16 @@ def _spec(
         setting_of={block: blocks[block].setting_of for block in rows if blocks[block].setting_of},
         caveats=(*plan.caveats, *([NO_NUMBER] if layout.published and changed & shown else [])),
     )
+
+
+def _defined(metric: str) -> str:
+    """Return the part of a device's description that defines a metric, "" for none."""
+    return "memory" if metric.startswith("peak_memory") else "energy" if metric.startswith(ENERGY) else ""
+
+
+def _wrong_target(layout: GridTable, name: str, grid: str) -> UserError:
+    if layout.target is None:
+        what, fix = f"the layout {layout.layout!r} needs a target", f"grid.tables.{name}.target=0.8"
+    else:
+        what, fix = f"the layout {layout.layout!r} has no target", "use a layout of costs to a target: energy_to_target"
+    return UserError(what, where=f"table {name} of grid {grid}", fix=fix)

@@ -34,6 +34,7 @@ class Backpropagation(Runner):
         self.recorder.measured |= self.config.departures
         try:
             best = self._train(space)
+            self.recorder.flush()
             self.stop_memory()  # the peak over steps and dev evaluations, without the test
             with torch.no_grad():
                 for name, param in space.params.items():
@@ -94,6 +95,7 @@ class Backpropagation(Runner):
                 steps=steps,
                 eval_every=eval_every,
                 seed=config.seed,
+                joules=self.recorder.energy.joules,
             )
 
     def _record(self, gradients: Gradients, step: int) -> None:

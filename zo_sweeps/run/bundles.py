@@ -46,7 +46,7 @@ def write(trial: Trial, command: str, folder: Path) -> bundle.Manifest:
             _settings(trial, config, program),
             {split: _rows(rows, program) for split, rows in splits.items()},
             _training(bench, program),
-            config={"command": command, "trial": trial.to_json()},
+            config={"command": command, "trial": trial.to_json(), "planned_bytes": program.planned_bytes},
             fingerprints={"model": config.model.fingerprint, "task": config.task.fingerprint},
             tokenizer=bench.model.tokenizer.backend_tokenizer.to_str() if bench.model.tokenizer.is_fast else "",
         )

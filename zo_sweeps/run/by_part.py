@@ -15,6 +15,8 @@ from zo_sweeps.run.workbench import Workbench
 
 Work = Callable[[Tensors], object]
 
+OF_AN_ENGINE = "run in an inference engine, which does not tell a program's tensors apart"
+
 
 def at_peak(bench: Workbench, space: InstalledSpace | None, work: Work) -> Mapping[Part, int]:
     """Do the work, and return the bytes by part of the tensors alive at its peak.

@@ -6,20 +6,24 @@ import hashlib
 from collections import deque
 from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import cache_folder
-from zo_sweeps.core.jsonl import parse_object, read_lines
+from zo_sweeps.core.jsonl import parse_object, read_lines, read_objects
+from zo_sweeps.core.memory import MEMORY
+from zo_sweeps.devices.energy import EnergyMeter
 from zo_sweeps.edge import bundle
-from zo_sweeps.edge.phone import Adb, Phone
+from zo_sweeps.edge.phone import SENSORS, Adb, Phone
 from zo_sweeps.edge.rows import Frame
 from zo_sweeps.edge.scored import scored
 from zo_sweeps.engine.replay import rebuild
 from zo_sweeps.engine.train import Evaluated, StepDone, evaluated_at
 from zo_sweeps.engine.types import DivergedError
 from zo_sweeps.run import bundles
+from zo_sweeps.run.by_part import OF_AN_ENGINE
 from zo_sweeps.run.runner import Runner
 from zo_sweeps.tasks.encode import Example
 
@@ -32,13 +36,24 @@ class FromLog(Runner):
     The log is that of `device.log`, or grows while the client runs on a phone.
     """
 
+    _sensors_read = 0  # bytes of the sensors' file
+
     def device(self) -> dict[str, Any]:
-        name = self.config.device.name
-        return {"kind": "executorch", "profile": name, "name": "light client", "runtime": "executorch", "versions": {}}
+        name, memory = self.config.device.name, "peak resident memory of the light client's process"
+        facts = {"kind": "executorch", "profile": name, "name": "light client", "runtime": "light client"}
+        return {**facts, "memory_definition": memory, "versions": {}}
+
+    def energy_meter(self) -> EnergyMeter:
+        return EnergyMeter(None, reason="the light client, which runs the steps, reads no energy")
 
     def run(self) -> None:
         bench, recorder, splits = self.bench, self.recorder, self.bench.splits
         self.frame = Frame.of((*splits.train, *splits.dev, *splits.test), bench.objective.gold_only)
+        manifest = self._bundle.manifest
+        recorder.measured["trainable_parameters"] = float(sum(prod(shape) for _, shape in manifest.settings.parameters))
+        recorder.measured["program_bytes"] = float(manifest.files[bundle.PROGRAM].bytes)
+        if (planned := manifest.config.get("planned_bytes")) is not None:
+            recorder.measured["planned_bytes"] = float(planned)
         peak = 0.0
         for line in self.lines():
             if line["type"] == "step":
@@ -47,17 +62,20 @@ class FromLog(Runner):
                 step = int(line["step"])
                 event = evaluated_at(step, partial(bench.score, self._with(line, splits.dev)), self.config.seed)
                 recorder.take(Evaluated(step, event.loss, event.metric, event.metrics, float(line["seconds"])))
-            elif line["type"] == "diverged":
+            elif line["type"] == "diverged" and line.get("split") != "test":
                 recorder.flush()
                 raise DivergedError(f"non-finite loss at step {line['step']}, seed {self.config.seed}")
             peak = max(peak, float(line.get("peak_bytes", 0)))
+            self._take_readings()
         recorder.flush()
         if len(recorder.losses) < self.config.train.steps:
             what = f"the log ends after {len(recorder.losses)} of {self.config.train.steps} steps"
             raise UserError(what, fix="run the light client again: it continues from its log")
         recorder.measured["peak_memory_bytes"] = peak
+        recorder.unmeasured[MEMORY] = OF_AN_ENGINE
         best = recorder.best()
         line = self.test_scores(best)
+        self._take_readings()
         self._compare(line, best)
         self._with(line, splits.test)
         self.report_test(best)
@@ -73,14 +91,17 @@ class FromLog(Runner):
         if self._phone is not None and self._test_line(step) is None:
             deque(self._phone.run("--score", "test", "--at", str(step)), maxlen=0)
         line = self._test_line(step)
+        if line is not None and line["type"] == "diverged":
+            raise DivergedError(f"non-finite test loss at step {step}, seed {self.config.seed}")
         if line is None:
             fix = f"run zo_client {self._bundle.folder} --score test --at {step}, and read the log again"
             raise UserError(f"the log has no scores of the test split at step {step}, the selected one", fix=fix)
         return line
 
     def _test_line(self, step: int) -> Line | None:
-        scores = (line for line in read_log(self._bundle.log) if line["type"] == "scores")
-        return next((line for line in scores if (line["split"], line["step"]) == ("test", step)), None)
+        """Return the line of the test split at a step, whether it has scores or says that they are not numbers."""
+        lines = read_log(self._bundle.log)
+        return next((line for line in lines if (line.get("split"), line.get("step")) == ("test", step)), None)
 
     @cached_property
     def _bundle(self) -> bundle.Bundle:
@@ -103,7 +124,7 @@ class FromLog(Runner):
 
     def _compare(self, line: Line, step: int) -> None:
         """Raise UserError if the client's theta is not that of its log, to the bit; the form `dual` is not compared."""
-        if self.config.device.form == "dual":
+        if self.config.device.keeps_copies:
             return
         bench = self.bench
         space = bench.install()
@@ -123,6 +144,15 @@ class FromLog(Runner):
         coefs = tuple(map(float, line["coefs"]))
         mean = sum(losses) / len(losses)
         self.recorder.take(StepDone(int(line["step"]), mean, coefs, float(line["seconds"]), int(line["tokens"])))
+
+    def _take_readings(self) -> None:
+        """Record what a phone's sensors said since the last call; a line that cannot be read is not missed."""
+        lines = read_objects(self._bundle.folder / SENSORS, self._sensors_read)
+        for reading, self._sensors_read in lines:
+            if reading is not None and {"time", "step"} <= {*reading}:
+                values = {**reading, **{f"zones/{name}": value for name, value in reading.get("zones", {}).items()}}
+                numbers = {name: float(value) for name, value in values.items() if type(value) in (int, float)}
+                self.recorder.take_reading(numbers.pop("time"), int(numbers.pop("step")), numbers)
 
     def _with(self, line: Line, examples: Sequence[Example]) -> Sequence[Example]:
         """Score these examples by a line of the log."""

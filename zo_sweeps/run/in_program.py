@@ -8,6 +8,7 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
+from zo_sweeps.core.memory import MEMORY
 from zo_sweeps.edge.export import export
 from zo_sweeps.edge.program import Calls, Program
 from zo_sweeps.edge.rows import Frame
@@ -20,7 +21,7 @@ from zo_sweeps.engine.types import Peers
 from zo_sweeps.methods.code import code_of
 from zo_sweeps.methods.definition import identity, write
 from zo_sweeps.methods.space import InstalledSpace
-from zo_sweeps.run.by_part import Work
+from zo_sweeps.run.by_part import OF_AN_ENGINE, Work
 from zo_sweeps.run.workbench import Workbench
 from zo_sweeps.run.zeroth_order import ZerothOrderRunner
 
@@ -53,7 +54,8 @@ class InProgram(ZerothOrderRunner):
             self._session.tell(coefs)
 
     def measure_parts(self, space: InstalledSpace | None, step: Work | None) -> None:
-        """Record how far the program's theta is from the log's; the runtime does not tell its tensors apart."""
+        """Record how far the program's theta is from the log's."""
+        self.recorder.unmeasured[MEMORY] = OF_AN_ENGINE
         assert space is not None
         theta = self._session.theta()
         differences = [float((theta[name] - param.detach()).abs().max()) for name, param in space.params.items()]
@@ -70,7 +72,7 @@ def program_of(bench: Workbench, space: InstalledSpace) -> tuple[Program, Path]:
     frame = Frame.of(examples, bench.objective.gold_only)
     calls = Calls(config.estimator.budget, config.evaluation.mode)
     # The copies are at the scale of a step's points, which is the same for all.
-    dual = abs(config.estimator.points(0, 1)[0].scale) if config.device.form == "dual" else None
+    dual = abs(config.estimator.points(0, 1)[0].scale) if config.device.keeps_copies else None
     assert config.train.batch is not None
     batch, objective = config.train.batch, bench.objective
     key = {

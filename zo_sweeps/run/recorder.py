@@ -9,9 +9,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from zo_sweeps.core.remarks import remark
-from zo_sweeps.core.trial import Event, Outcome, Sink, Trial, TrialState
+from zo_sweeps.core.trial import ENERGY, Event, Outcome, Sink, Trial, TrialState
+from zo_sweeps.devices.energy import EnergyMeter
 from zo_sweeps.engine.train import Evaluated, Scores, StepDone
 from zo_sweeps.record.journal import evals, scalars
+from zo_sweeps.record.spent import spent
 
 FLUSH_SECONDS = 0.5  # steps are reported in groups; a killed process loses its last group, which is recomputed
 FINAL_STEPS = 100  # whose mean loss is `final_train_loss`: the loss of one batch is noisy
@@ -32,6 +34,7 @@ class Recorder:
         evaluations: step -> its `eval` event on dev.
         test: the `test` event, once there is one.
         measured: metrics of the outcome, by name.
+        unmeasured: how the names of metrics begin that cannot be measured here -> the reason.
         mask, quantized: fingerprints of the sparse mask and of the computed codes that the trial began with; "" before
             there are any.
         lost: step -> share of its update that rounding lost, at the steps where it is measured.
@@ -40,6 +43,7 @@ class Recorder:
         selected: the step whose weights are tested.
         selection: the dev value that selects the step, and -1 if higher is better, otherwise 1.
         device: description of this machine, for the outcome.
+        energy: the meter of the device that runs the steps.
         codes: digests of the code that has run the attempts whose steps count, in order.
     """
 
@@ -54,16 +58,21 @@ class Recorder:
         }
         self.mask, self.quantized = prints.get("mask", ""), prints.get("quantized", "")
         self.lost = {event["step"]: float(event["lost"]) for event in journal if event["type"] == "updates"}
+        self._readings = [event for event in journal if event["type"] == "sensors"]
         self._warned = {event["metric"] for event in journal if event["type"] == "warning"}
         self.reported = len(self.losses)  # steps already in the journal
         self.largest = (1, 0)
         self.measured: dict[str, float] = {}
+        self.unmeasured: dict[str, str] = {}
         self.device: Mapping[str, Any] = {}
+        self.energy = EnergyMeter(None, reason="the steps did not run")
         self.selected = 0
         self.selection = ("loss", 1)
         self.codes = [str(event["code"]) for event in journal if event["type"] == "start" and "code" in event]
-        self._seconds = [event["seconds"] for event in journal if event["type"] == "steps"]
-        self._tokens = sum(event["tokens"] for event in journal if event["type"] == "steps")
+        self._reports = [_without_log(event) for event in journal if event["type"] == "steps"]
+        self._defined = [
+            event.get("device", {}).get("energy_definition") for event in journal if event["type"] == "start"
+        ]
         self._step_seconds: list[float] = []
         self._pending: list[StepDone] = []
         self._flushed_at = time.perf_counter()
@@ -122,21 +131,32 @@ class Recorder:
         """Keep and report the test scores."""
         self.test = self.emit("test", step=step, loss=scores.loss, metric=scores.metric, metrics=dict(scores.metrics))
 
+    def take_reading(self, time: float, step: int, values: Mapping[str, float]) -> None:
+        """Keep and report a reading of a phone's sensors, unless an earlier attempt did.
+
+        Args:
+            time: of the reading.
+            step: the last one that had ended.
+        """
+        if all(time > event["time"] for event in self._readings[-1:]):
+            self._readings.append(self.emit("sensors", time=time, step=step, values=dict(values)))
+
     def flush(self) -> None:
         """Report the steps done since the last report, as one event."""
         if self._pending:
-            seconds = sum(step.seconds for step in self._pending)
-            tokens = sum(step.tokens for step in self._pending)
-            self._seconds.append(seconds)
-            self._tokens += tokens
-            self.emit(
+            joules = sum(step.joules for step in self._pending)
+            measured = {} if math.isnan(joules) else {"joules": joules}
+            report = self.emit(
                 "steps",
                 first=self._pending[0].step,
                 losses=[step.loss for step in self._pending],
                 coefs=[list(step.coefs) for step in self._pending],
-                seconds=seconds,
-                tokens=tokens,
+                seconds=sum(step.seconds for step in self._pending),
+                tokens=sum(step.tokens for step in self._pending),
+                **measured,
+                **self.energy.report(),
             )
+            self._reports.append(_without_log(report))
             self.reported = self._pending[-1].step
             self._pending = []
         self._flushed_at = time.perf_counter()
@@ -147,18 +167,25 @@ class Recorder:
         return min(self.evaluations, key=lambda step: (sign * self.evaluations[step][by], step))
 
     def outcome(self, state: TrialState, *, error: str = "", trace: str = "") -> Outcome:
-        """Return the outcome of the attempt, with its metrics."""
+        """Report the steps that are not reported yet, and return the outcome of the attempt, with its metrics."""
+        self.flush()
         metrics = dict(self.measured)
         done = len(self.losses)
         if done:
-            spent = sum(self._seconds) + sum(step.seconds for step in self._pending)
-            tokens = self._tokens + sum(step.tokens for step in self._pending)
-            metrics["train_seconds"] = spent
+            seconds = sum(report["seconds"] for report in self._reports)
+            metrics["train_seconds"] = seconds
             if all(map(math.isfinite, self.losses[-FINAL_STEPS:])):
                 metrics["final_train_loss"] = statistics.fmean(self.losses[-FINAL_STEPS:])
-            metrics["seconds_per_step"] = statistics.median(self._step_seconds) if self._step_seconds else spent / done
-            metrics["mean_seconds_per_step"] = spent / done
-            metrics["tokens_per_second"] = tokens / spent if spent else 0.0
+            metrics["seconds_per_step"] = (
+                statistics.median(self._step_seconds) if self._step_seconds else seconds / done
+            )
+            metrics["mean_seconds_per_step"] = seconds / done
+            tokens = sum(report["tokens"] for report in self._reports)
+            metrics["tokens_per_second"] = tokens / seconds if seconds else 0.0
+            metrics |= spent(self._reports, done)
+        for name, worst in (("battery_percent", min), ("battery_celsius", max)):
+            if values := [event["values"][name] for event in self._readings if name in event["values"]]:
+                metrics[name] = worst(values)
         if dropped := sum(math.isnan(g) for line in self.coefs for g in line):
             metrics["directions_dropped"] = float(dropped)
         if self.lost:
@@ -168,14 +195,31 @@ class Recorder:
             for split, event in (("dev", chosen), ("test", self.test)):
                 metrics[f"{split}/loss"], metrics[f"{split}/metric"] = event["loss"], event["metric"]
                 metrics |= {f"{split}/{name}": value for name, value in event.get("metrics", {}).items()}
+        no_energy = {ENERGY: self._no_energy()} if done and f"{ENERGY}joules" not in metrics else {}
         return Outcome(
             trial_id=self.trial.trial_id,
             state=state,
             metrics=metrics,
             selected_step=self.selected,
             steps_done=done,
-            device=self.device,
+            device=self._device(),
             error=error,
             traceback=trace,
             code="+".join(dict.fromkeys(self.codes)),
+            unmeasured={**self.unmeasured, **no_energy},
         )
+
+    def _device(self) -> Mapping[str, Any]:
+        """Return the description of this machine, with each definition of energy of an attempt."""
+        defined = dict.fromkeys([*self._defined, self.device.get("energy_definition")])
+        both = "; then ".join(filter(None, defined))
+        return {**self.device, "energy_definition": both} if both else self.device
+
+    def _no_energy(self) -> str:
+        """Return the reason why the steps' energy is not known."""
+        return self.energy.reason or "an earlier attempt did not measure it"
+
+
+def _without_log(event: Event) -> Event:
+    """Return a `steps` event without what the log already holds."""
+    return {key: value for key, value in event.items() if key not in ("losses", "coefs")}

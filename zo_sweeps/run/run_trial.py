@@ -50,7 +50,6 @@ def run_trial(
         what = f"{type(error).__name__}: {error}".splitlines()[0]
         outcome = recorder.outcome(state, error=what, trace=traceback.format_exc())
     outcome = replace(outcome, metrics={**outcome.metrics, "wall_seconds": time.perf_counter() - began})
-    recorder.flush()
     sink.emit({"type": "end", "time": time.time(), "outcome": outcome.to_json()})
     return outcome
 
@@ -62,7 +61,8 @@ def _execute(
     bench = Workbench(config, trial.warm_key, recorder)
     meter = MemoryMeter(bench.device)
     runner = runner_of(config)(bench, meter, should_stop, sharing)
-    recorder.device = runner.device()
+    recorder.energy = runner.energy_meter()
+    recorder.device = {**runner.device(), **recorder.energy.definitions}
     code = code_of(config)
     recorder.codes = [*(recorder.codes if config.method.kind.resumes else ()), code]
     recorder.emit(
@@ -73,11 +73,13 @@ def _execute(
         resumed_from=recorder.reported if config.method.kind.resumes else 0,
         code=code,
     )
-    bench.load()
-    recorder.selection = bench.selection()
+    if config.method.kind.of_model:
+        bench.load()
+        recorder.selection = bench.selection()
+        recorder.measured["weights_bytes"] = float(bench.model.weight_bytes)
     meter.start()
-    recorder.measured["weights_bytes"] = float(bench.model.weight_bytes)
-    runner.run()
+    with recorder.energy:
+        runner.run()
 
 
 class Following:

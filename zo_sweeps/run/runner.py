@@ -11,6 +11,7 @@ import torch
 
 from zo_sweeps.core.memory import SCORING, TOTAL, Part
 from zo_sweeps.core.trial import Sharing
+from zo_sweeps.devices.energy import EnergyMeter
 from zo_sweeps.devices.memory import MemoryMeter, is_out_of_memory
 from zo_sweeps.devices.probe import probe
 from zo_sweeps.engine.train import Evaluated, StepDone
@@ -44,6 +45,12 @@ class Runner:
         """Describe the device that runs the steps; see `devices.probe.probe`."""
         runtime, threads = self.config.device.runtime, torch.get_num_threads()
         return {**probe(), "runtime": runtime, "memory_definition": self.meter.definition, "threads": threads}
+
+    def energy_meter(self) -> EnergyMeter:
+        """Return the meter of the steps' joules, and of the condition of the device that runs them."""
+        if self.sharing is not None:
+            return EnergyMeter(None, reason="the steps are shared by several processes")
+        return EnergyMeter.of(self.bench.device)
 
     def run(self) -> None:
         """Run the trial to its end. Raises StoppedError, DivergedError, or any other error on the way."""
@@ -117,7 +124,8 @@ def runner_of(config: TrialConfig) -> type[Runner]:
     kind = config.method.kind
     path = kind.runner
     if config.device.runs_programs:
-        path = kind.runner_of_log if config.device.log or config.device.kind == "phone" else kind.runner_in_program
+        by_client = config.device.reads_log or config.device.kind == "phone"
+        path = kind.runner_of_log if by_client else kind.runner_in_program
     module, _, name = path.partition(":")
     runner: type[Runner] = getattr(import_module(module), name)
     assert issubclass(runner, Runner), f"{path} is not a Runner"

@@ -39,6 +39,7 @@ class ZerothOrderRunner(Runner):
                 if isinstance(event, StepDone) and _reaches(event, WARN_AFTER):
                     recorder.warn("resolution", self._resolution(d))
                 self.stop_if_asked(event)
+            recorder.flush()
             self.stop_memory()  # the peak over steps and dev evaluations, without the test
             self._measure_resolution(d)
             if method.in_place is not None:
@@ -48,7 +49,6 @@ class ZerothOrderRunner(Runner):
                 self.report_test(best)
                 self.measure_parts(space, self._one_more(space))
                 return
-            recorder.flush()
         finally:
             self._release()
             space.uninstall()
@@ -114,6 +114,7 @@ class ZerothOrderRunner(Runner):
             evaluated=set(self.recorder.evaluations),
             objective=bench.of_texts if bench.objective.generates else None,
             peers=peers,
+            joules=self.recorder.energy.joules,
         )
 
     def _gather(self, space: InstalledSpace) -> Peers | None:

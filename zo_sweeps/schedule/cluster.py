@@ -24,6 +24,8 @@ TOKEN_FIX = (
 )
 NOTES = b"zo"  # the namespace of the head's key-value store in which nodes and drivers leave notes for each other
 RUNS = "runs/"  # + a driver: the trials that it runs on each node
+AGENTS = "agents"  # the agents of the head's gateway, and where their store is
+HEAD = "node:__internal_head__"  # a resource of the head's node
 ID_LABEL, BEGAN_LABEL = "zo.id", "zo.began"  # a machine's id, the same after a restart; its start time (Unix seconds)
 
 QUIET = {

@@ -15,7 +15,7 @@ from typing import Any
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.schedule import cluster, ray_private
 
-NODE, REACH, REACHED, RUNS = "node/", "reach/", "reached/", cluster.RUNS
+NODE, REACH, REACHED, RUNS, AGENTS = "node/", "reach/", "reached/", cluster.RUNS, cluster.AGENTS
 _NAMESPACE = cluster.NOTES
 STARTING_SECONDS = 60.0  # time allowed for a head that answers to list its own node
 

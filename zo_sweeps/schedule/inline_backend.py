@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from zo_sweeps.core.trial import Event, Sharing, Trial
+from zo_sweeps.devices.probe import probe
 from zo_sweeps.schedule.backend import (
     COLD,
     FLUSH_SECONDS,
@@ -132,6 +133,8 @@ class _Stream:
         return self._error is not None
 
     def emit(self, event: Event) -> None:
+        if event["type"] == "start":
+            event = {**event, "node": NODE, "profile": probe()["profile"]}
         self._events.append(event)
         if time.monotonic() - self._last >= FLUSH_SECONDS and not self.broken:
             try:

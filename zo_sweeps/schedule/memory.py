@@ -32,6 +32,11 @@ class Measured:
         self._bytes[key] = max(needed, self._bytes.get(key, 0))
 
     def corrected(self, trial: Trial) -> Trial:
-        """Return the trial with the measured need of its kind; unchanged if its kind has no measurement."""
+        """Return the trial with the measured need of its kind; unchanged if its kind has no measurement.
+
+        Never less than estimated for an exported program: exporting it takes more than the steps that were measured.
+        """
         measured = self._bytes.get(trial.memory_key)
+        if measured is not None and trial.needs.programs:
+            measured = max(measured, trial.needs.memory_bytes)
         return trial if measured is None else replace(trial, needs=replace(trial.needs, memory_bytes=measured))

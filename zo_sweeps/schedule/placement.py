@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from zo_sweeps.core.host import gib
 from zo_sweeps.core.trial import Needs
 from zo_sweeps.devices.probe import EDGE
 
 # General-purpose nodes, and what may run on them; a trial requests any other device profile by name.
-HOSTS = ("cpu", "cuda", "executorch")
+HOSTS = ("cpu", "cuda", "executorch", "rtl")
+NOISE = "noise"  # what a node must compute to the bit, besides a trial's precision
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,8 @@ class Node:
         cpus, gpus: CPUs and GPUs that it lends.
         memory_bytes: main memory that it lends (unified memory on an edge device).
         programs: whether ExecuTorch is installed, for trials that run as exported programs.
+        slots: of an agent, trials that it takes of this driver at a time; None: a node of Ray's, as many as CPUs allow.
+        refused: what it does not lend ("noise", a precision) -> why: see `fleet.known_answers`.
     """
 
     node_id: str
@@ -33,11 +36,18 @@ class Node:
     gpus: float
     memory_bytes: int
     programs: bool = False
+    slots: int | None = None
+    refused: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    @property
+    def is_agent(self) -> bool:
+        """Whether it only dials out, and runs trials by leases."""
+        return self.slots is not None
 
 
 def gpus_needed(needs: Needs, node: Node) -> int:
     """Return the GPUs that a trial takes on `node`; "auto" takes one if there is one, which it would use anyway."""
-    if needs.device == "cpu" or needs.programs:
+    if needs.device in ("cpu", "rtl") or needs.programs:
         return 0
     return 1 if needs.device == "cuda" or node.gpus >= 1 else 0
 
@@ -70,6 +80,9 @@ def refusal(needs: Needs, node: Node, cpus: int = 1) -> str:
     """
     if other := other_device(needs, node):
         return other
+    for part in (NOISE, needs.precision):
+        if why := node.refused.get(part):
+            return f"does not lend {part}: {why}"
     if needs.programs and not node.programs:
         return f"has no executorch: {EDGE}"
     lacks = [f"lends {node.cpus:g} CPUs where executor.cpus_per_trial is {cpus}"] if node.cpus < cpus else []

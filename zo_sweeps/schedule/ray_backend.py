@@ -64,7 +64,9 @@ class RayBackend:
         self._connection, self._workers = Connection(state_dir, address), workers
         self._cpus, self._limit = cpus_per_trial, slots
         self.grows = address is not None
-        self._slots = Slots(target, cpus_per_trial, slots, workers, self._connection.claims.driver)
+        self._slots = Slots(
+            target, cpus_per_trial, slots, workers, self._connection.agents, self._connection.claims.driver
+        )
         self._refreshed = 0.0
         self._polled = 0.0
         self._left = 0  # trials without a result
@@ -87,8 +89,9 @@ class RayBackend:
 
     def refusal(self, trial: Trial) -> str:
         count = self._workers.of_trial(trial)
-        few = no_room(trial, count, self._slots.nodes, self._cpus, self._limit) if count > 1 else ""
-        return reason(trial.needs, self._slots.nodes, self._cpus) or few
+        nodes = self._slots.nodes_for(trial)
+        few = no_room(trial, count, nodes, self._cpus, self._limit) if count > 1 else ""
+        return reason(trial.needs, nodes, self._cpus) or few
 
     def fit(self, trial: Trial) -> int:
         slot, node = self._slots.choose(trial, self._slots.kind(trial))

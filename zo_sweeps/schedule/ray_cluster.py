@@ -12,11 +12,13 @@ from typing import Any
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.schedule import cluster, ray_private
+from zo_sweeps.schedule.agents import LeaseLostError
 from zo_sweeps.schedule.backend import HeadLostError
 from zo_sweeps.schedule.claims import Claims
 from zo_sweeps.schedule.fairness import Claim
 from zo_sweeps.schedule.gcs import Head
 from zo_sweeps.schedule.placement import Node
+from zo_sweeps.schedule.ray_agents import Agents
 
 DEVICE_LABEL, NAME_LABEL, PROGRAMS_LABEL = "zo.device", "zo.name", "zo.programs"
 OBJECT_STORE_BYTES = 100 * 2**20  # only journals of kilobytes go through it; the default takes 30 % of the memory
@@ -37,6 +39,7 @@ class Connection:
         self._unreachable_since: float | None = None
         self.claims = Claims()
         self._asked_for: list[dict[str, float]] = []
+        self.agents = Agents()
 
     def start_local(self, cpus: int) -> None:
         """Start a cluster on this machine. Raises UserError when Ray does not start."""
@@ -88,7 +91,8 @@ class Connection:
             return []
         alive = cluster.living(ray.nodes())
         leaving = ray_private.leaving_nodes() if self.address else set()
-        return [_node(description) for description in alive if description["NodeID"] not in leaving]
+        nodes = [_node(description) for description in alive if description["NodeID"] not in leaving]
+        return nodes + (self.agents.nodes() if self.address else [])
 
     def free(self) -> dict[str, dict[str, float]]:
         """Return node id -> resources that no driver holds, up to a second old; {} for a cluster of our own."""
@@ -117,6 +121,7 @@ class Connection:
         if self.address and ray.is_initialized() and self._unreachable_since is None:
             self.ask_for([])
             self.claims.withdraw()
+        self.agents.close()
         ray.shutdown()
         self._opened.close()
 
@@ -145,6 +150,8 @@ class Connection:
 
 def why_lost(error: Exception) -> str:
     """Return one line on the death of an actor, without its ids."""
+    if isinstance(cause := getattr(error, "cause", None), LeaseLostError):
+        return str(cause)
     kind = type(error).__name__
     if kind == "OutOfMemoryError" or "low on memory" in str(error):
         return "its process was killed because the node ran low on memory"

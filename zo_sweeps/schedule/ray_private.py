@@ -67,6 +67,13 @@ def free_resources() -> dict[str, dict[str, float]]:
     return dict(state.available_resources_per_node())
 
 
+def get_note(key: str, namespace: bytes) -> bytes | None:
+    """Return a note stored at the head of this connected driver; None if there is none."""
+    store: Any = importlib.import_module("ray.experimental.internal_kv")
+    note: bytes | None = store._internal_kv_get(key.encode(), namespace=namespace)
+    return note
+
+
 @contextlib.contextmanager
 def muted() -> Iterator[None]:
     """Keep Ray from printing a paragraph on each death into the progress view; `log_to_driver=False` is not enough."""

@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from zo_sweeps.core.trial import Trial
+from zo_sweeps.schedule.agents import AgentSlot, bound_to_hosts
 from zo_sweeps.schedule.fairness import Claim, first_served
 from zo_sweeps.schedule.placement import HOSTS, Node, gpus_needed, main_memory, preference, refusal
 from zo_sweeps.schedule.ray_actor import TrialActor
+from zo_sweeps.schedule.ray_agents import Agents
 from zo_sweeps.schedule.sharing import Workers
 
 LOOSE = 1.5  # an actor runs no trial that needs less than its memory divided by this: others may need the rest
@@ -49,11 +51,14 @@ class Slots:
         cpus: CPUs per slot.
         limit: slots at a time; None: as many as CPUs (and GPUs) allow.
         workers: slots that share a trial's steps.
+        agents: of the cluster.
         driver: this sweep's name among the drivers of a cluster.
     """
 
-    def __init__(self, target: str, cpus: int, limit: int | None, workers: Workers, driver: str = "") -> None:
-        self._target, self._cpus, self._limit, self._workers = target, cpus, limit, workers
+    def __init__(
+        self, target: str, cpus: int, limit: int | None, workers: Workers, agents: Agents, driver: str = ""
+    ) -> None:
+        self._target, self._cpus, self._limit, self._workers, self._agents = target, cpus, limit, workers, agents
         self._driver = driver
         self.nodes: list[Node] = []
         self.silent: list[
@@ -90,7 +95,7 @@ class Slots:
                 self._used[slot.node.device] += (now - self._counted) * self._cpus
         self._counted = now
         self._avoided = {node_id: until for node_id, until in self._avoided.items() if until > now}
-        if alive := {node.node_id for node in nodes}:
+        if alive := {node.node_id for node in nodes if not node.is_agent}:
             self._slots = [slot for slot in self._slots if slot.trial or slot.node.node_id in alive]
 
     def claim(self) -> Claim:
@@ -164,12 +169,22 @@ class Slots:
         import ray
 
         (self._slots if slot in self._slots else self.silent).remove(slot)
+        if isinstance(slot.actor, AgentSlot):
+            if slot.trial:
+                slot.actor.give_up(slot.trial.trial_id, slot.attempt)
+            return
         ray.kill(slot.actor)  # even if it seems dead: an actor that is only unreachable must not go on
 
     def clear(self) -> None:
         """Forget all slots; Ray ends the actors with their driver."""
         self._slots.clear()
         self.silent.clear()
+
+    def nodes_for(self, trial: Trial) -> list[Node]:
+        """Return the nodes without agents, where agents cannot take a trial whatever they are."""
+        if self._workers.of_trial(trial) > 1 or bound_to_hosts(trial):
+            return [node for node in self.nodes if not node.is_agent]
+        return self.nodes
 
     def kind(self, trial: Trial) -> str | None:
         """Return a device profile with free slots for all of a trial's workers; "" if none has, None: no restriction.
@@ -179,7 +194,9 @@ class Slots:
         count = self._workers.of_trial(trial)
         if count == 1:
             return None
-        for kind in dict.fromkeys(n.device for n in sorted(self.nodes, key=lambda n: preference(trial.needs, n))):
+        for kind in dict.fromkeys(
+            n.device for n in sorted(self.nodes_for(trial), key=lambda n: preference(trial.needs, n))
+        ):
             if self._has_room(trial, kind, count):
                 return kind
         return ""
@@ -189,7 +206,7 @@ class Slots:
 
         `kind`: only nodes of that device profile.
         """
-        nodes = [node for node in self.nodes if not refusal(trial.needs, node, self._cpus)]
+        nodes = [node for node in self.nodes_for(trial) if not refusal(trial.needs, node, self._cpus)]
         nodes = [node for node in nodes if kind is None or node.device == kind]
         away = {slot.node.node_id for slot in self.silent} | self._avoided.keys()
         nodes = [node for node in nodes if node.node_id not in away]
@@ -199,6 +216,8 @@ class Slots:
         idle = [slot for slot in self._slots if slot.trial is None and slot.node.node_id in homes]
         idle = [slot for slot in idle if _suits(slot, *homes[slot.node.node_id])]
         idle = [slot for slot in idle if not first_served(mine, self.others, slot.node.device, warm=True)]
+        lent = {node.node_id: node.slots for node in nodes}
+        idle = [slot for slot in idle if self._is_lent(slot.node, lent[slot.node.node_id])]
         if idle:
             warm = next((slot for slot in idle if slot.warm_key == trial.warm_key), None)
             return warm or min(idle, key=lambda slot: preference(trial.needs, slot.node)), None
@@ -212,6 +231,10 @@ class Slots:
             return False
         now = time.monotonic()
         return now - self._left.setdefault(node.node_id, now) < LEFT_SECONDS
+
+    def _is_lent(self, node: Node, slots: int | None) -> bool:
+        """Return whether a node still lends the slots there: another driver may have taken an idle one of an agent."""
+        return slots is None or sum(slot.node.node_id == node.node_id for slot in self._slots) <= slots
 
     def _has_room(self, trial: Trial, kind: str, count: int) -> bool:
         """Return whether `count` slots are free: take them, with placeholders for new ones, and give them back."""
@@ -256,6 +279,7 @@ class Slots:
             and (len(here) + 1) * self._cpus + cpus_taken <= node.cpus
             and sum(slot.gpus for slot in here) + gpus + gpus_taken <= node.gpus
             and sum(slot.memory_bytes for slot in here) + memory + memory_taken <= node.memory_bytes
+            and (node.slots is None or len(here) < node.slots)
         )
 
     def _new(self, node: Node, gpus: int, memory: int) -> Slot:
@@ -265,6 +289,9 @@ class Slots:
         while not self._room(node, gpus, memory, self._slots):
             idle = [slot for slot in self._slots if slot.trial is None]
             self.drop(min(idle, key=lambda slot: slot.node.node_id != node.node_id))
+        if node.is_agent:
+            self._slots.append(Slot(self._agents.slot(node, self._cpus), node, gpus, memory_bytes=memory))
+            return self._slots[-1]
         actor = (
             ray.remote(concurrency_groups={"ctl": 2})(TrialActor)  # type: ignore[call-overload]
             .options(

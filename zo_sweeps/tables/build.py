@@ -11,7 +11,7 @@ from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.core.remarks import remarks
 from zo_sweeps.core.trial import TrialState
 from zo_sweeps.tables.cells import CellState, Table, TableCell
-from zo_sweeps.tables.published import NUMERIC_KINDS, Published
+from zo_sweeps.tables.published import Published
 from zo_sweeps.tables.ranks import mean_ranks
 from zo_sweeps.tables.records import MISSING, NOT_RUN, Flag, Measure, Record, TableSpec
 from zo_sweeps.tables.select import HyperparameterSetting, edges, select, settings
@@ -69,7 +69,7 @@ def build(spec: TableSpec, records: Iterable[Record], published: Published | Non
 
 def _check(spec: TableSpec, published: Published) -> None:
     where = f"table {spec.name!r}"
-    if published.kind not in NUMERIC_KINDS:
+    if not published.numeric:
         raise UserError(f"{published.reference} is a table of {published.kind}, not of numbers", where=where)
     for name in spec.published_rows.values():
         if name not in published.rows:
@@ -85,9 +85,9 @@ def _published_value(spec: TableSpec, published: Published | None, block: str, c
     if published is None or block not in spec.published_rows or _altered(spec, block, column):
         return None
     row = spec.published_rows[block]
-    if spec.of(column).unit != published.unit_of(row) and column != RANK:
-        return None
     name = spec.published_columns.get(column) or published.column(label)
+    if spec.of(column).unit != published.unit_of(row, name or "") and column != RANK:
+        return None
     return published.rows[row][name] if name else None
 
 
@@ -177,10 +177,12 @@ def _cell(
     if selected is None:
         state, notes = _empty(candidates, spec)
         return _without_value(state, records, published, finished), notes
+    if not measure.metric:
+        return _without_value(CellState.NOT_COMPARABLE, records, published, finished), []
     values = _values(selected, measure)
     if values is None:
-        note = f"the selected runs did not measure {measure.metric}"
-        return _without_value(CellState.UNMEASURED, records, published, finished), [note]
+        state, notes = _unmeasured(selected, measure)
+        return _without_value(state, records, published, finished), notes
     mean = fmean(values)
     at_edge = edges(selected, candidates)
     beside = _values(selected, measure.beside) if measure.beside else None
@@ -205,13 +207,22 @@ def _cell(
         trial_ids=tuple(record.trial_id for record in selected.records),
     )
     notes = [*([] if is_complete else [BEST_SO_FAR]), *([AT_EDGE] if at_edge else [])]
-    notes += remarks((record.metrics for record in selected.records), of_cost=not measure.of_scores)
+    notes += remarks((record.metrics for record in selected.records), measure.metric, of_cost=not measure.of_scores)
     return cell, notes
 
 
 def _values(setting: HyperparameterSetting, measure: Measure) -> list[float] | None:
     values = [measure.value(record.metrics) for record in setting.records]
     return values if all(math.isfinite(value) for value in values) else None
+
+
+def _unmeasured(setting: HyperparameterSetting, measure: Measure) -> tuple[CellState, list[str]]:
+    """Return the state of a cell whose runs have no finite value, and the reasons."""
+    if any(measure.value(record.metrics) == math.inf for record in setting.records):
+        return CellState.NOT_REACHED, []
+    lacking = [record for record in setting.records if not math.isfinite(measure.value(record.metrics))]
+    reasons = [why for record in lacking for name, why in record.unmeasured.items() if measure.metric.startswith(name)]
+    return CellState.UNMEASURED, list(dict.fromkeys(reasons)) or [f"the selected runs did not measure {measure.metric}"]
 
 
 def _without_value(state: CellState, records: list[Record], published: float | None, finished: int) -> TableCell:

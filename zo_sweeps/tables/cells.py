@@ -22,7 +22,9 @@ class CellState(str, Enum):
     DIVERGED = "DIVERGED"
     OUT_OF_MEMORY = "OUT_OF_MEMORY"
     FAILED = "FAILED"
+    NOT_COMPARABLE = "NOT_COMPARABLE"  # finished; only the paper has such a number
     UNMEASURED = "UNMEASURED"  # finished, but without the metric
+    NOT_REACHED = "NOT_REACHED"  # finished, but short of the table's target in some seed
 
 
 @dataclass(frozen=True)

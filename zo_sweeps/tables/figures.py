@@ -185,7 +185,7 @@ def points(spec: FigureSpec, records: Iterable[Record], lookup: Lookup) -> Figur
             empty,
             "bars" if spec.kind == "bar" else "error bars",
             behind,
-            of_cost=not measure.of_scores,
+            measure,
         ),
     )
 
@@ -380,15 +380,14 @@ def _notes(
     empty: Sequence[str],
     spread: str,
     behind: Behind,
-    *,
-    of_cost: bool = False,
+    measure: Measure | None = None,
 ) -> tuple[str, ...]:
     """Return the lines below a figure.
 
     Args:
         empty: series and panels without a finished run.
         spread: what shows the standard deviation.
-        of_cost: whether time, memory or operations are drawn.
+        measure: of what is drawn, if it is not over training.
     """
     sizes = {series.n for panel in panels for series in panel.series if series.n > 1}
     lines = []
@@ -400,7 +399,10 @@ def _notes(
         lines.append(f"No finished run yet: {', '.join(empty)}.")
     named = defaultdict(list)
     for label, records in behind.items():
-        for line in remarks((record.metrics for record in records), of_cost=of_cost):
+        metrics = (record.metrics for record in records)
+        for line in remarks(
+            metrics, measure.metric if measure else "", of_cost=bool(measure and not measure.of_scores)
+        ):
             named[line].append(label)
     lines += [f"{', '.join(labels)}: {line}." for line, labels in named.items()]
     return (*lines, *spec.footnotes)

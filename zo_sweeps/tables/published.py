@@ -24,7 +24,7 @@ class Published:
         reference: "prge/table2".
         paper: name and identifier, for the line below our table.
         rows: row name -> column -> number (any value in a table of hyper-parameters or hardware); None: not printed.
-        units: row name -> its unit, of rows with another one than the table's (a ratio of two rows).
+        units: row or column name -> its unit, where it is not the table's (a ratio of two rows, a power).
         std: row name -> column -> standard deviation, of the rows with printed ones.
         std_kind: "sample" (ddof=1), "population" (ddof=0) or "not stated"; "" for a table without printed ones.
         std_note: over how many seeds they are, and how their kind is known.
@@ -55,9 +55,15 @@ class Published:
         kind = "figure" if name.startswith("figure") else "table"
         return f"{self.paper}, {kind.capitalize()} {name.removeprefix(kind)}"
 
-    def unit_of(self, row: str) -> str:
-        """Return the unit of a row."""
-        return self.units.get(row, self.unit)
+    def unit_of(self, row: str, column: str = "") -> str:
+        """Return the unit of a row, in a column with a unit of its own that column's."""
+        return self.units.get(column) or self.units.get(row, self.unit)
+
+    @property
+    def numeric(self) -> bool:
+        """Whether all its values are numbers."""
+        cells = [value for row in self.rows.values() for value in row.values()]
+        return self.kind in NUMERIC_KINDS or all(value is None or isinstance(value, (int, float)) for value in cells)
 
     def column(self, label: str) -> str | None:
         """Return the published column with this label, matched case-insensitively (WiC, WIC); None if there is none."""
@@ -87,7 +93,7 @@ def _published(reference: str, paper: Mapping[str, Any], data: Mapping[str, Any]
     rows = _rows(data["rows"], columns, where, numeric=data["kind"] in NUMERIC_KINDS)
     std = _rows(data.get("std", {}), columns, where, numeric=True)
     units = dict(data.get("units", {}))
-    for name in (*std, *units):
+    for name in (*std, *(name for name in units if name not in columns)):
         if name not in rows:
             raise unknown("row", name, rows, where=where)
     std_kind = data.get("std_kind", NOT_STATED) if std else ""

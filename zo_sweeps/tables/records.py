@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING as REQUIRED
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from zo_sweeps.core.errors import UserError, unknown
@@ -30,6 +30,7 @@ class Record:
         note: one line on why there is no result; printed as a footnote if `state` is "MISSING".
         order: position in the grid; in the selection, ties go to the first.
         also: further seeds that this same trial serves because nothing in it is random (zero-shot).
+        unmeasured: how the names of metrics begin that could not be measured -> the reason.
     """
 
     trial_id: str
@@ -42,6 +43,7 @@ class Record:
     note: str = ""
     order: int = 0
     also: tuple[int, ...] = ()
+    unmeasured: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.state not in STATES:
@@ -62,13 +64,15 @@ class Measure:
     With `ratio`, a cell is that value of another row over the row's own (a speed-up); the layout names the other row.
 
     Args:
-        metric: name in `Record.metrics`, e.g. "test/metric".
+        metric: name in `Record.metrics`, e.g. "test/metric"; "" for a published measure that is never measured here.
         minus: another metric to subtract (the weights from the peak memory); "" for none.
         unit_size: one printed unit in recorded units: 0.01 for percent of a fraction, 60 for minutes of seconds.
         better: "higher" or "lower".
         definition: one line printed below the table: the exact definition of the measurement.
         beside: a second measure printed in brackets in the same cell (seconds per step after minutes).
-        columns: label -> metric: the columns of a table in place of one for each of the grid's; {}: the grid's own.
+        columns: label -> metric, or the fields in which the column's measure differs: the columns of a table in place
+            of one for each of the grid's; {}: the grid's own.
+        published: of such a column: its name in the published table, if not the label.
         name: the measure's usual name, if `metric` does not tell ("Pearson correlation", for test/metric).
     """
 
@@ -82,7 +86,8 @@ class Measure:
     minus: str = ""
     name: str = ""
     ratio: bool = False
-    columns: Mapping[str, str] = field(default_factory=dict, hash=False)
+    columns: Mapping[str, str | Mapping[str, Any]] = field(default_factory=dict, hash=False)
+    published: str = ""
 
     def __post_init__(self) -> None:
         if self.better not in ("higher", "lower"):
@@ -99,6 +104,11 @@ class Measure:
         """Return (metrics[metric] - metrics[minus]) / unit_size; NaN if one of the two is missing."""
         subtrahend = metrics.get(self.minus, math.nan) if self.minus else 0.0
         return (metrics.get(self.metric, math.nan) - subtrahend) / self.unit_size
+
+    def of_column(self, label: str) -> Measure:
+        """Return the measure of one of `columns`."""
+        own = self.columns[label]
+        return replace(self, columns={}, **({"metric": own} if isinstance(own, str) else own))
 
     @classmethod
     def from_mapping(cls, data: Mapping[str, Any], where: str = "measure") -> Measure:

@@ -18,6 +18,8 @@ EMPTY = {
     CellState.OUT_OF_MEMORY: "OOM",
     CellState.FAILED: "failed",
     CellState.UNMEASURED: "not measured",
+    CellState.NOT_COMPARABLE: "not comparable",
+    CellState.NOT_REACHED: "not reached",
 }
 LEGEND = {
     CellState.NOT_RUN: "–: not run",
@@ -25,6 +27,7 @@ LEGEND = {
     CellState.IN_PROGRESS: "k/m: k of the cell's m trials have a result",
     CellState.DIVERGED: "diverged: the loss of every setting became non-finite",
     CellState.OUT_OF_MEMORY: "OOM: every setting ran out of memory",
+    CellState.NOT_REACHED: "not reached: a seed of the selected setting did not reach the target on dev",
     CellState.FAILED: "failed: every trial ended in an error or was lost",
 }
 SELECTED = "Selected hyper-parameters"

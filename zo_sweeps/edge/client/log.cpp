@@ -77,7 +77,10 @@ bool Log::take(const std::string& line, const Bundle& bundle) {
       throw Failure(path_ + " belongs to another bundle: move it away");
     return true;
   }
-  if (after(line, "{\"type\":\"diverged\"")) return diverged = true;
+  if (after(line, "{\"type\":\"diverged\"")) {
+    diverged = diverged || after(line, "\"split\":\"test\"") == nullptr;  // asked for: it ends no run
+    return true;
+  }
   if (const char* split = after(line, "{\"type\":\"scores\",\"split\":\"")) {
     const char* step = after(line, "\",\"step\":");
     if (step == nullptr) return false;

@@ -32,7 +32,7 @@ constexpr char kHelp[] =
     "\n"
     "  --score SPLIT --at STEP   score a split with the weights after STEP steps of the log, and run no steps\n"
     "\n"
-    "exit status: 0 done, 1 error, 2 wrong usage, 3 a loss was not finite, 4 another zo_client is running on BUNDLE\n";
+    "exit status: 0 done, 1 error, 2 wrong usage, 3 a loss or score was not finite, 4 another zo_client is running on BUNDLE\n";
 
 constexpr size_t kGroup = 1024;  // each parameter begins at a multiple of it in the program's theta
 
@@ -44,6 +44,11 @@ size_t peak_bytes() {
   rusage usage;
   ::getrusage(RUSAGE_SELF, &usage);
   return static_cast<size_t>(usage.ru_maxrss) * 1024;  // Linux and Android count it in KiB
+}
+
+Status diverged(const std::string& what) {
+  std::fprintf(stderr, "zo_client: diverged: %s; its line is in log.jsonl\n", what.c_str());
+  return kDiverged;
 }
 
 // One trial: theta (inside the program), the update that it waits for, and the log.
@@ -97,7 +102,7 @@ class Run {
     }
     if (std::any_of(scores.begin(), scores.end(), [](float score) { return std::isnan(score); })) {
       log_.append("{\"type\":\"diverged\",\"step\":" + std::to_string(done_) + ",\"split\":\"" + name + "\"}", true);
-      return kDiverged;
+      return diverged("the scores of " + name + " after step " + std::to_string(done_) + " are not numbers");
     }
     log_.append("{\"type\":\"scores\",\"split\":\"" + name + "\",\"step\":" + std::to_string(done_) +
                     ",\"scores\":" + json_rows(scores, bundle_.slots) + ",\"theta\":\"" + digest_of(theta) +
@@ -132,7 +137,7 @@ class Run {
     const std::string head = ",\"step\":" + std::to_string(number) + ",\"losses\":" + json(losses);
     if (!std::all_of(losses.begin(), losses.end(), [](double loss) { return std::isfinite(loss); })) {
       log_.append("{\"type\":\"diverged\"" + head + "}", true);
-      return kDiverged;
+      return diverged("a loss of step " + std::to_string(number) + " is not finite");
     }
     std::vector<double> coefs;
     for (size_t query = 0; query < bundle_.queries; ++query) {
@@ -244,7 +249,7 @@ int run(const std::string& folder, const std::string& split, size_t at) {
   const Bundle bundle = read_bundle(folder);
   Log log(bundle);
   if (split.empty()) {
-    if (log.diverged) return kDiverged;
+    if (log.diverged) return diverged("the log ends with a loss or with scores that are not finite");
     const auto& due = bundle.evaluations;
     const bool scored =
         std::all_of(due.begin(), due.end(), [&log](size_t step) { return log.scored.count({"dev", step}); });
@@ -286,10 +291,7 @@ int main(int argc, char** argv) {
   if (at.find_first_not_of("0123456789") != std::string::npos || at.size() > 9)
     return usage("--at needs a number of steps");
   try {
-    const int status = run(folder, split, std::strtoul(at.c_str(), nullptr, 10));
-    if (status == kDiverged)
-      std::fprintf(stderr, "zo_client: a loss is not finite: see the last line of %s/log.jsonl\n", folder.c_str());
-    return status;
+    return run(folder, split, std::strtoul(at.c_str(), nullptr, 10));
   } catch (const Busy& busy) {
     std::fprintf(stderr, "zo_client: %s\n", busy.what());
     return kBusy;

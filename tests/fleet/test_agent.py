@@ -1,0 +1,312 @@
+"""The agent's parts, without processes: codes, spools, files, paths, what it lends."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import pwd
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.schedule import fakes
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.trial import Event, Outcome, TrialState
+from zo_sweeps.fleet import codes
+from zo_sweeps.fleet.agent import commands, facts, keys, link, service, trials
+from zo_sweeps.fleet.agent import files as fetched
+from zo_sweeps.fleet.agent import spool as spools
+from zo_sweeps.fleet.agent.spool import Spool
+from zo_sweeps.methods.trial_config import TrialConfig
+from zo_sweeps.models.identity import DEMO, fingerprint_model
+from zo_sweeps.record.journal import Journal
+
+pytestmark = pytest.mark.unit
+URL = "https://10.8.0.1:7443"
+
+# --- codes
+
+
+def test_a_code_is_read_as_people_type_it() -> None:
+    code = codes.Code(bytes(range(10)), bytes(range(240, 250)))
+    assert len(code.text) == 39
+    assert codes.parse(code.text) == code
+    assert codes.parse(code.text.lower().replace("-", " ").replace("0", "o").replace("1", "l")) == code
+    assert codes.new(b"certificate").pin == hashlib.sha256(b"certificate").digest()[:10]
+    assert codes.new(None).pin == codes.PUBLIC
+    assert codes.new(None).secret != codes.new(None).secret
+
+
+@pytest.mark.parametrize("text", ["", "4F7K", "U" * 32, "0" * 33])
+def test_a_mistyped_code_is_named(text: str) -> None:
+    with pytest.raises(UserError, match="is not a code of 32 characters in --code"):
+        codes.parse(text)
+
+
+# --- spools
+
+START: Event = {"type": "start", "time": 1.0, "attempt": 1, "coefs": []}
+
+
+def steps(first: int, coef: float = 0.5) -> Event:
+    return {"type": "steps", "first": first, "losses": [1.0], "coefs": [[coef]], "seconds": 0.1, "tokens": 1}
+
+
+def end(state: TrialState) -> Event:
+    return {"type": "end", "time": 2.0, "outcome": Outcome("t", state, steps_done=2).to_json()}
+
+
+def lease(root: Path, name: str, journal: list[Event] | None = None, attempt: int = 1) -> Spool:
+    trial = fakes.trial(root / "unused", "t").to_json()
+    answer = {"lease": name, "trial": trial, "journal": journal or [], "attempt": attempt, "files": [], "threads": 3}
+    return Spool.create(root, answer)
+
+
+def write(spool: Spool, *events: Event) -> None:
+    with Journal(spool.folder / "events.jsonl") as journal:
+        journal.extend(events)
+
+
+def test_a_spool_survives_its_process(tmp_path: Path) -> None:
+    first = lease(tmp_path, "one", [START])
+    write(first, steps(1), steps(2, math.nan))
+    (again,) = spools.spools(tmp_path)
+    assert (again.lease, again.attempt, again.threads, again.trial_id) == ("one", 1, 3, "t")
+    assert [event["type"] for event in again.journal] == ["start", "steps", "steps"]
+    message = again.post()
+    assert message is not None
+    assert (message["first"], len(message["events"]), message["outcome"]) == (0, 2, None)
+    again.acknowledged = 2
+    assert again.post() is None
+    write(again, end(TrialState.SUCCEEDED))
+    message = again.post()
+    assert message is not None
+    assert (message["first"], len(message["events"]), message["outcome"]["state"]) == (2, 1, "SUCCEEDED")
+    again.forget()
+    assert spools.spools(tmp_path) == []
+
+
+def test_a_lease_whose_writing_was_cut_off_is_asked_for_again_and_keeps_its_events(tmp_path: Path) -> None:
+    write(lease(tmp_path, "one"), START, steps(1))
+    (tmp_path / "leases" / "one" / "lease.json").write_text('{"lease": "o')
+    assert spools.spools(tmp_path) == []
+    assert len(lease(tmp_path, "one").events()) == 2
+
+
+def test_a_long_journal_is_sent_in_parts_and_the_outcome_with_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spools, "POST_BYTES", 250)
+    spool = lease(tmp_path, "one")
+    write(spool, START, *(steps(i) for i in range(1, 8)), end(TrialState.SUCCEEDED))
+    sent: list[Event] = []
+    messages = 0
+    while (message := spool.post()) is not None:
+        assert message["first"] == len(sent)
+        sent += message["events"]
+        spool.acknowledged, messages = len(sent), messages + 1
+        if message["outcome"]:
+            break
+    assert messages > 2
+    assert sent == spool.events()
+
+
+def test_a_spool_goes_on_from_an_older_one_that_begins_with_its_journal(tmp_path: Path) -> None:
+    older = lease(tmp_path, "one", [START])
+    write(older, steps(1), steps(2, math.nan), end(TrialState.SUCCEEDED))
+    older.retire()
+    newer = lease(tmp_path, "two", [START, steps(1)], attempt=2)
+    assert [event["type"] for event in newer.events()] == ["steps", "end"]
+    assert newer.outcome is not None
+
+
+@pytest.mark.parametrize("journal", [[START, steps(1, 0.7)], [{**START, "time": 1.5}]])
+def test_it_does_not_where_another_machine_went_on(tmp_path: Path, journal: list[Event]) -> None:
+    older = lease(tmp_path, "one", [START])
+    write(older, steps(1), steps(2))
+    older.retire()
+    assert lease(tmp_path, "two", journal).events() == []
+
+
+def test_the_end_of_an_attempt_that_was_stopped_is_not_taken_over(tmp_path: Path) -> None:
+    older = lease(tmp_path, "one")
+    write(older, START, steps(1), end(TrialState.CANCELLED))
+    assert older.outcome is not None
+    older.retire()
+    newer = lease(tmp_path, "two")
+    assert [event["type"] for event in newer.events()] == ["start", "steps"]
+    assert newer.outcome is None
+
+
+def test_a_trial_that_ends_the_board_is_given_back(tmp_path: Path) -> None:
+    spool = lease(tmp_path, "one")
+    write(spool, START, steps(1), START, START)
+    assert not spool.fruitless
+    write(spool, START)
+    assert spool.fruitless
+    spool.lose("it ends the board")
+    message = spool.post()
+    assert message is not None
+    assert (message["outcome"]["state"], message["outcome"]["error"]) == ("LOST", "it ends the board")
+
+
+def test_a_lease_that_is_stopped_before_it_starts_is_cancelled(tmp_path: Path) -> None:
+    spool = lease(tmp_path, "one")
+    spool.cancel()
+    assert spool.outcome is not None
+    assert spool.outcome.state is TrialState.CANCELLED
+
+
+def test_only_the_newest_retired_spools_are_kept(tmp_path: Path) -> None:
+    for i in range(spools.RETIRED + 3):
+        lease(tmp_path, f"{i:02d}").retire()
+    assert len(list((tmp_path / "retired").iterdir())) == spools.RETIRED
+
+
+# --- files
+
+
+class Source:
+    """A link that sends the files that it is made of, and ends the connection after `cut` bytes."""
+
+    def __init__(self, *contents: bytes) -> None:
+        self._contents = {hashlib.sha256(content).hexdigest(): content for content in contents}
+        self.cut, self.asked = 10**9, []
+
+    @contextmanager
+    def bytes_from(self, path: str, start: int) -> Iterator[tuple[int, Iterator[bytes]]]:
+        content = self._contents[path.rpartition("/")[2]]
+        self.asked.append(start)
+
+        def parts() -> Iterator[bytes]:
+            yield content[start : start + self.cut]
+            if start + self.cut < len(content):
+                raise link.UnreachableError("cut")
+
+        yield start, parts()
+
+
+def listed(name: str, content: bytes) -> dict[str, Any]:
+    return {"of": "data", "path": name, "sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
+
+
+def test_a_file_is_fetched_once_and_resumed(tmp_path: Path) -> None:
+    cache, source = fetched.Cache(tmp_path), Source(b"rows" * 10, b"others")
+    files = [listed("sst2/train.jsonl", b"rows" * 10), listed("sst2/test.jsonl", b"others")]
+    source.cut = 25
+    with pytest.raises(link.UnreachableError):
+        cache.folder(source, "lease", files, ())
+    folder = cache.folder(source, "lease", files, ())
+    assert source.asked == [0, 25, 0]
+    assert (folder / "sst2/train.jsonl").read_bytes() == b"rows" * 10
+    assert (folder / "sst2/test.jsonl").read_bytes() == b"others"
+    assert cache.folder(source, "another", files[::-1], ()) == folder
+    cache.folder(source, "another", [listed("a.jsonl", b"others")], ())
+    assert len(source.asked) == 3, "a file under another name is not fetched again"
+
+
+def test_a_file_that_is_not_the_announced_one_is_not_used(tmp_path: Path) -> None:
+    source = Source(b"rows")
+    wrong = {**listed("a", b"rows"), "bytes": 3}
+    with pytest.raises(UserError, match="is not the file that it announced"):
+        fetched.Cache(tmp_path).folder(source, "lease", [wrong], ())
+    assert not list((tmp_path / "files" / "blobs").iterdir())
+
+
+@pytest.mark.parametrize("name", ["../key.pem", "/etc/passwd", "a/../../b"])
+def test_a_name_outside_the_folder_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UserError, match="sent a file with the name"):
+        fetched.Cache(tmp_path).folder(Source(b"x"), "lease", [listed(name, b"x")], ())
+
+
+def test_a_full_disk_drops_what_no_trial_uses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk of 100 bytes: what files take twice, as links, counts once."""
+
+    def usage(path: Path) -> Any:
+        used = sum(file.stat().st_size for file in (tmp_path / "files" / "blobs").iterdir())
+        return type("Usage", (), {"free": fetched.SPARE + 100 - used})()
+
+    monkeypatch.setattr(fetched.shutil, "disk_usage", usage)
+    contents = [bytes([i]) * 40 for i in range(4)]
+    cache, source = fetched.Cache(tmp_path), Source(*contents, b"-" * 200)
+    first, second = (cache.folder(source, "lease", [listed("f", content)], ()) for content in contents[:2])
+    third = cache.folder(source, "lease", [listed("f", contents[2])], (second,))
+    assert not first.exists()
+    assert second.exists()
+    assert third.exists()
+    with pytest.raises(UserError, match="no room"):
+        cache.folder(source, "lease", [listed("f", b"-" * 200)], (second, third))
+
+
+# --- the trial on this machine
+
+
+def test_the_paths_of_a_trial_are_the_boards_and_its_id_stays(tmp_path: Path) -> None:
+    from tests.worker.common import make
+
+    trial = make("update.lr=1e-3")
+    there = trials.here(trial.to_json(), {"model": str(DEMO), "data": str(tmp_path)})
+    config = TrialConfig.of(there.config)
+    assert (config.model.source.value, config.model.path, config.data.dir) == ("local", str(DEMO), str(tmp_path))
+    assert config.trial_id() == trial.trial_id == there.trial_id
+    assert fingerprint_model(config.model) == config.model.fingerprint
+    other = replace(there, config=replace(config, model=replace(config.model, fingerprint="local:0123")))
+    with pytest.raises(UserError, match="and the trial's is local:0123"):
+        trials.run_checked(other)
+
+
+# --- what it lends, and where it registers
+
+
+def test_a_profile_lends_its_memory_and_one_gpu() -> None:
+    nano = facts.profile("jetson-orin-nano", [])
+    assert facts.lending(nano, None, None, 1).gpus == 1
+    assert facts.lending(nano, 2, 3.5, 2) == facts.Lending(2, 1, 3_500_000_000, 2)
+    assert facts.lending(facts.profile("cpu", []), 1, None, 1).gpus == 0
+    with pytest.raises(UserError, match="unknown device 'jetson-nano-orin'"):
+        facts.profile("jetson-nano-orin", [])
+
+
+def test_a_profile_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "device").mkdir()
+    (tmp_path / "device" / "board.yaml").write_text("name: board\nkind: cpu\nmemory_gb: 1\n")
+    assert facts.lending(facts.profile("board", [str(tmp_path)]), 1, None, 1).memory_bytes == 10**9
+
+
+def test_the_address_of_a_head_is_https(tmp_path: Path) -> None:
+    assert keys.folder_of(tmp_path, "https://10.8.0.1:7443/") == tmp_path / "heads" / "10.8.0.1_7443"
+    for wrong in ("http://10.8.0.1:7443", "10.8.0.1:7443", "https://10.8.0.1", "https://../x:1"):
+        with pytest.raises(UserError, match="is not the address of a head"):
+            keys.folder_of(tmp_path, wrong)
+
+
+def test_a_service_runs_as_the_owner_of_the_key_and_is_confined(tmp_path: Path) -> None:
+    options = commands.AgentOptions(URL, device="jetson-orin-nano", memory_gb=6.0, slots=2)
+    with pytest.raises(UserError, match=f"is not registered with {re.escape(URL)}"):
+        commands.install_service(tmp_path, options, print, only_print=True)
+    if os.getuid() == 0:
+        with pytest.raises(UserError, match="root registered this machine"):
+            service.unit(tmp_path, URL, options.lending)
+        os.chown(tmp_path, pwd.getpwnam("nobody").pw_uid, -1)
+    text = service.unit(tmp_path, URL, options.lending)
+    command = f"agent join {URL} --device jetson-orin-nano --memory 6 --slots 2 --state-dir {tmp_path}"
+    assert command in text
+    assert "--code" not in text
+    assert f"User={pwd.getpwuid(tmp_path.stat().st_uid).pw_name}" in text
+    assert {"NoNewPrivileges=true", "ProtectSystem=strict", "RestartPreventExitStatus=2"} <= {*text.splitlines()}
+
+
+def test_waits_grow_are_spread_and_begin_again() -> None:
+    backoff = link.Backoff()
+    waits = [backoff.wait(link.UnreachableError("")) for _ in range(9)]
+    for i, wait in enumerate(waits):
+        assert min(2**i, 60) / 2 <= wait <= min(2**i, 60)
+    backoff.reset()
+    assert backoff.wait(link.UnreachableError("")) <= 1
+    assert backoff.wait(link.UnreachableError("", 90.0)) == 90

@@ -1,0 +1,397 @@
+"""The agent's loop: ask for work, run trials, send their events, for as long as this process lives.
+
+One thread asks (a long poll, which is the heartbeat) and joins again where the head wants that; the main thread does
+everything else. Nothing waits for the head: trials go on without it, and their events wait on the disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.files import replace_text
+from zo_sweeps.core.host import gib
+from zo_sweeps.core.trial import Outcome, TrialState
+from zo_sweeps.devices.energy import EnergyMeter
+from zo_sweeps.devices.live import changing
+from zo_sweeps.fleet.agent import facts as here
+from zo_sweeps.fleet.agent.files import Cache
+from zo_sweeps.fleet.agent.keys import Registration
+from zo_sweeps.fleet.agent.link import Backoff, RefusedError, UnreachableError
+from zo_sweeps.fleet.agent.spool import FRUITLESS, Spool, spools
+from zo_sweeps.fleet.agent.trials import TARGET, Slot
+from zo_sweeps.methods.parts import Device
+from zo_sweeps.models import hub
+
+POLL_SECONDS = 25.0  # the head answers at once when it has work
+TICK_SECONDS = 0.3  # between looks at the trials
+SEND_SECONDS = 1.0  # between messages with a trial's events, each of which the disk must have first
+NOTE_SECONDS = 15.0  # between notes for `agent status`, and reports of temperature and free memory
+UNKNOWN_KEY, REVOKED = 401, 403
+
+Say = Callable[[str], None]
+
+
+class _RevokedError(Exception):
+    """The head does not take this agent's key any more."""
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """The files of a lease are here."""
+
+    lease: str
+    folders: Mapping[str, Path]
+
+
+@dataclass(frozen=True)
+class _Failed:
+    """The files of a lease cannot be had."""
+
+    lease: str
+    why: str
+
+
+class Agent:
+    """This machine as an agent of one head.
+
+    Args:
+        root: the folder of the registration.
+        registration: with the head.
+        device: this machine's profile.
+        lent: what it lends.
+        say: prints a line.
+        target: the RunTrial, as "module:function".
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        registration: Registration,
+        device: Device,
+        lent: here.Lending,
+        say: Say,
+        target: str = TARGET,
+    ) -> None:
+        self._root, self._registration, self._device, self._lent, self._say = root, registration, device, lent, say
+        self._meter = EnergyMeter.of("cuda" if lent.gpus else "cpu")
+        self._link = registration.link(root)
+        self._place = {"node": registration.name, "profile": device.name}
+        self._cache = Cache(root)
+        gpus = [i % lent.gpus if lent.gpus else None for i in range(lent.slots)]
+        self._slots = [Slot(root / "trials.log", gpu, target) for gpu in gpus]
+        self._spools = {spool.lease: spool for spool in spools(root)}
+        self._folders: dict[str, Mapping[str, Path]] = {}  # lease -> folders of its files, while it runs
+        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._leaving = threading.Event()
+        self._backoff, self._quiet_until = Backoff(), 0.0
+        self._heard: float | None = None
+        self._noted: tuple[float, Any] = (0.0, None)
+
+    def run(self) -> int:
+        """Serve until SIGTERM or Ctrl-C (0), or until the head revokes the key (2)."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self._leave_soon())
+        threading.Thread(target=self._ask, daemon=True).start()
+        for spool in self._spools.values():
+            self._say(f"going on with {spool.label or spool.trial_id}")
+        try:
+            while not self._leaving.is_set():
+                self._take(self._next())
+                self._look_at_trials()
+                self._start_trials()
+                self._send()
+                self._note()
+            self._leave()
+            return 0
+        except _RevokedError as error:
+            self._say(f"the head refuses this agent: {error}")
+            for spool in self._spools.values():
+                spool.retire()
+            (self._root / "registration.json").unlink(missing_ok=True)
+            return 2
+        finally:
+            for slot in self._slots:
+                slot.kill()
+            (self._root / "running.json").unlink(missing_ok=True)
+            self._link.close()
+
+    # --- the thread that asks
+
+    def _ask(self) -> None:
+        backoff, joined, silent = Backoff(), False, False
+        while not self._leaving.is_set():
+            try:
+                if not joined:
+                    self._join()
+                    joined = True
+                asked = {"wait": f"{POLL_SECONDS:g}", "running": ",".join(tuple(self._spools))}
+                answer = self._link.get("/v1/work", asked)
+                if silent:
+                    self._say("the head answers again")
+                silent, self._heard = False, time.time()
+                backoff.reset()
+                taken = threading.Event()
+                self._inbox.put((answer, taken))
+                while not (taken.wait(1.0) or self._leaving.is_set()):
+                    pass  # the next question names the leases of this answer
+            except UnreachableError as error:
+                if not silent:
+                    what = "waiting for the head" if error.after else f"cannot reach {self._registration.url}"
+                    self._say(f"{what} ({error}); trials go on")
+                silent = True
+                self._leaving.wait(backoff.wait(error))
+            except Exception as error:  # the main thread raises it
+                self._inbox.put(error)
+                return
+
+    def _join(self) -> None:
+        """Tell the head what this machine is, and answer its questions if they are new."""
+        facts = here.facts(self._device, self._lent)
+        try:
+            answer = self._link.post("/v1/join", {"nonce": None, "facts": facts})
+        except RefusedError as error:
+            if not error.answer.get("challenge"):
+                raise
+            challenge = self._link.get("/v1/challenge")
+            answers = here.answers(challenge, facts["probe"]["codes"])
+            answer = self._link.post("/v1/join", {"nonce": challenge["nonce"], "facts": facts, **answers})
+        lent = self._lent
+        gpus = f", {lent.gpus} GPU" if lent.gpus else ""
+        what = f"{lent.cpus} CPUs{gpus}, {gib(lent.memory_bytes)}, {lent.slots} at a time"
+        self._say(f"joined {self._registration.url} as {self._registration.name} ({self._device.name}): {what}")
+        self._say(f"  equal to the head: {', '.join(answer['lent']) or 'nothing'}")
+        for name, why in answer["refused"].items():
+            self._say(f"  not lent: {name}: {why}")
+
+    # --- the main thread
+
+    def _next(self) -> Any:
+        with contextlib.suppress(queue.Empty):
+            return self._inbox.get(timeout=TICK_SECONDS)
+        return None
+
+    def _take(self, message: Any) -> None:
+        """Act on a message of another thread."""
+        if isinstance(message, Exception):
+            self._refused(message)
+        elif isinstance(message, _Ready):
+            self._started(message)
+        elif isinstance(message, _Failed):
+            slot = self._slot_of(message.lease)
+            if slot is not None:
+                slot.spool = None
+            if spool := self._spools.get(message.lease):
+                spool.lose(message.why)
+        elif message is not None:
+            answer, taken = message
+            for lease in answer["leases"]:
+                if lease["lease"] not in self._spools:
+                    self._accept(str(lease["lease"]), lease)
+            for name in answer["stop"]:
+                self._stop(str(name))
+            taken.set()
+
+    def _accept(self, lease: str, listed: Mapping[str, Any]) -> None:
+        """Fetch a new lease."""
+        try:
+            answer = self._link.get(f"/v1/leases/{lease}")
+            spool = Spool.create(self._root, {**answer, "lease": Path(lease).name})
+        except UnreachableError:
+            return  # the head names it again
+        except RefusedError as error:
+            self._refused_of(error)
+            return
+        except (UserError, OSError) as error:  # its events here are damaged, or the disk is full
+            self._give_back(lease, listed, str(error))
+            return
+        self._spools[spool.lease] = spool
+        more = len(spool.events())
+        self._say(f"leased {spool.label or spool.trial_id}" + (f", going on from {more} events here" if more else ""))
+
+    def _give_back(self, lease: str, listed: Mapping[str, Any], why: str) -> None:
+        """End a lease that has no spool as LOST."""
+        self._say(f"cannot take {listed['trial_id']}: {why}")
+        outcome = Outcome(str(listed["trial_id"]), TrialState.LOST, error=f"the board cannot take it: {why}")
+        message = {"first": listed["held"], "events": [], "outcome": outcome.to_json()}
+        with contextlib.suppress(UnreachableError, RefusedError):
+            self._link.post(f"/v1/leases/{lease}/events", message)
+
+    def _start_trials(self) -> None:
+        """Give idle slots the trials that wait, and fetch what these read."""
+        taken = {slot.spool.lease for slot in self._slots if slot.spool}
+        idle = [slot for slot in self._slots if slot.spool is None]
+        for spool in self._spools.values():
+            if not idle:
+                return
+            if spool.lease in taken or spool.outcome is not None:
+                continue
+            if spool.fruitless:
+                spool.lose(f"it was started {FRUITLESS} times on this board without reaching a step")
+                continue
+            slot = idle.pop()
+            slot.spool = spool
+            threading.Thread(target=self._prepare, args=(spool,), daemon=True).start()
+
+    def _prepare(self, spool: Spool) -> None:
+        """Fetch the files of a lease, in a thread of its own, for as long as it takes."""
+        backoff = Backoff()
+        while not self._leaving.is_set():
+            try:
+                self._inbox.put(_Ready(spool.lease, self._files(spool)))
+                return
+            except UnreachableError as error:
+                self._leaving.wait(backoff.wait(error))
+            except Exception as error:  # refused, a full disk, files that are not the announced ones
+                self._inbox.put(_Failed(spool.lease, str(error) or type(error).__name__))
+                return
+
+    def _files(self, spool: Spool) -> dict[str, Path]:
+        by_part: dict[str, list[Mapping[str, Any]]] = {}
+        for file in spool.files:
+            by_part.setdefault(str(file["of"]), []).append(file)
+        if "hub" in by_part:  # the head's copy of a hub model, which this board may have or get by itself
+            files, model = by_part.pop("hub"), spool.trial["config"]["model"]
+            repo, revision = str(model["path"]), str(model.get("revision") or "main")
+            if hub.cached_folder(repo, revision) is None and hub.unreachable(repo, revision):
+                by_part["model"] = files
+        keep = {folder for folders in tuple(self._folders.values()) for folder in folders.values()}
+        return {part: self._cache.folder(self._link, spool.lease, files, keep) for part, files in by_part.items()}
+
+    def _started(self, ready: _Ready) -> None:
+        slot = self._slot_of(ready.lease)
+        if slot is None or slot.spool is None:
+            return
+        if ready.lease not in self._spools or slot.spool.outcome is not None:  # stopped meanwhile
+            slot.spool = None
+            return
+        self._folders[ready.lease] = ready.folders
+        slot.run(self._place, ready.folders)
+        self._say(f"started {slot.spool.label or slot.spool.trial_id}")
+
+    def _look_at_trials(self) -> None:
+        """Free the slots whose trials have ended."""
+        for slot in self._slots:
+            why, spool = slot.ended(), slot.spool
+            if why is None or spool is None:
+                continue
+            slot.spool = None
+            self._folders.pop(spool.lease, None)
+            if self._spools.get(spool.lease) is spool and spool.outcome is None:
+                spool.lose(why or "it ended without an outcome")
+
+    def _stop(self, lease: str) -> None:
+        """End a trial at its next step, or before its first."""
+        spool, slot = self._spools.get(lease), self._slot_of(lease)
+        if spool is None or spool.outcome is not None:
+            return
+        if slot is not None and slot.busy:
+            slot.stop()
+        else:
+            spool.cancel()
+
+    def _send(self) -> None:
+        """Send the head what it lacks of every lease."""
+        if time.monotonic() < self._quiet_until:
+            return
+        self._quiet_until = time.monotonic() + SEND_SECONDS
+        for spool in tuple(self._spools.values()):
+            try:
+                self._send_one(spool)
+                self._backoff.reset()
+            except UnreachableError as error:
+                self._quiet_until = time.monotonic() + self._backoff.wait(error)
+                return
+            except RefusedError as error:
+                self._over(spool, error)
+
+    def _send_one(self, spool: Spool) -> None:
+        while (message := spool.post()) is not None:
+            answer = self._link.post(f"/v1/leases/{spool.lease}/events", message)
+            spool.acknowledged = int(answer["acknowledged"])
+            if ended := message["outcome"]:
+                del self._spools[spool.lease]
+                spool.forget()
+                error = f": {ended['error']}" if ended["error"] else ""
+                self._say(f"ended {spool.label or spool.trial_id}: {ended['state']}{error}")
+                return
+
+    def _over(self, spool: Spool, error: RefusedError) -> None:
+        """Take the head's refusal of a lease's events: where to go on, or that the lease is over."""
+        expected = error.answer.get("expected")
+        if isinstance(expected, int) and expected < spool.acknowledged:  # a head that was restored from a copy
+            spool.acknowledged = expected
+            return
+        self._refused_of(error)
+        self._say(f"the lease of {spool.label or spool.trial_id} is over: {error}")
+        slot = self._slot_of(spool.lease)
+        if slot is not None and slot.busy:
+            slot.stop()
+        del self._spools[spool.lease]
+        spool.retire()
+
+    def _refused_of(self, error: RefusedError) -> None:
+        """Raise _RevokedError if a refusal is of this agent, not of a lease."""
+        if error.status in (UNKNOWN_KEY, REVOKED):
+            raise _RevokedError(str(error))
+
+    def _refused(self, error: Exception) -> None:
+        if isinstance(error, RefusedError):
+            self._refused_of(error)
+        raise error
+
+    def _slot_of(self, lease: str) -> Slot | None:
+        return next((slot for slot in self._slots if slot.spool and slot.spool.lease == lease), None)
+
+    def _note(self) -> None:
+        """Write what `agent status` shows, and tell the head this machine's temperature and free memory."""
+        trials = [[spool.label or spool.trial_id, spool.waiting] for spool in self._spools.values()]
+        before, known = self._noted
+        now = time.monotonic()
+        if now - before < NOTE_SECONDS and trials == known:
+            return
+        self._noted = now, trials
+        write_running(self._root, self._registration, self._heard, trials)
+        if now - before >= NOTE_SECONDS and self._heard is not None:
+            with contextlib.suppress(UnreachableError, RefusedError):
+                self._link.post("/v1/facts", {"facts": changing(self._meter)})
+
+    # --- the end
+
+    def _leave_soon(self) -> None:
+        self._leaving.set()
+        self._inbox.put(None)
+
+    def _leave(self) -> None:
+        """Hand the trials back: the head has, or gets, their events so far, and places them again."""
+        for slot in self._slots:
+            slot.kill()
+        try:
+            for spool in tuple(self._spools.values()):
+                with contextlib.suppress(RefusedError):
+                    self._send_one(spool)
+            self._link.post("/v1/leave", {})
+        except (UnreachableError, RefusedError) as error:
+            self._say(f"left without the head's knowledge ({error}): its leases end when their time is up")
+            return
+        for spool in self._spools.values():
+            spool.retire()
+        self._say("left")
+
+
+def write_running(root: Path, registration: Registration, heard: float | None, trials: list[Any]) -> None:
+    """Write what `agent status` and `agent leave` read."""
+    process = psutil.Process()
+    state = {"pid": process.pid, "started": process.create_time(), "heard": heard, "trials": trials}
+    replace_text(root / "running.json", json.dumps({**asdict(registration), **state}))

@@ -1,0 +1,137 @@
+"""The agent's registration with one head: a key pair made here, the head's certificate for it, and what it trusts.
+
+HEAD/  key.pem (mode 0600)   certificate.pem   authority.pem (if pinned)   registration.json
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import ssl
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.files import replace_text
+from zo_sweeps.fleet import codes
+from zo_sweeps.fleet.agent.link import Link, RefusedError, UnreachableError, pinned, trusted, unverified
+
+
+@dataclass(frozen=True)
+class Registration:
+    """A registration with a head.
+
+    Args:
+        url: of the head.
+        name: of this agent at the head.
+        device: its device profile.
+        pinned: whether the head's own authority is trusted, and nothing else.
+        authorities: file of authorities for a head with another certificate; "": the system's.
+    """
+
+    url: str
+    name: str
+    device: str
+    pinned: bool
+    authorities: str = ""
+
+    def link(self, folder: Path) -> Link:
+        """Return the connection to the head with the key in `folder`. Raises UserError if a file is damaged."""
+        key, certificate = folder / "key.pem", folder / "certificate.pem"
+        try:
+            if self.pinned:
+                return Link(self.url, pinned((folder / "authority.pem").read_text(), key, certificate))
+            return Link(self.url, trusted(Path(self.authorities) if self.authorities else None, key, certificate))
+        except (OSError, ssl.SSLError) as error:
+            raise UserError(f"cannot use the key ({error.strerror or error})", where=str(folder), fix=AGAIN) from None
+
+
+AGAIN = "register again: zo-sweeps agent join URL --code CODE, with a code of `zo-sweeps head code`"
+
+
+def folder_of(root: Path, url: str) -> Path:
+    """Return the folder of the registration with the head at `url`, "https://HOST:PORT". Raises UserError."""
+    match = re.fullmatch(r"https://([^/\s]+:\d+)/?", url)
+    if not match:
+        raise UserError(
+            f"{url!r} is not the address of a head", fix="as `zo-sweeps head start` prints it: https://HOST:PORT"
+        )
+    return root / "heads" / re.sub(r"[^\w.-]+", "_", match[1])
+
+
+def read(folder: Path) -> Registration | None:
+    """Return the registration in a folder; None if there is none. Raises UserError if it is damaged."""
+    try:
+        return Registration(**json.loads((folder / "registration.json").read_text()))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"damaged registration ({error})", where=str(folder), fix=AGAIN) from None
+
+
+def enrol(folder: Path, url: str, code: codes.Code, name: str, device: str, authorities: Path | None) -> Registration:
+    """Register with the head at `url`: make a key pair, and have the head sign it. The key does not leave this machine.
+
+    With a code that names the head's authority, nothing but a request for that authority's certificate is sent before
+    the certificate is found to be the named one.
+
+    Raises UserError if the head is another one, cannot be reached, or refuses.
+    """
+    by_pin = code.pin != codes.PUBLIC
+    try:
+        authority = _authority(url, code) if by_pin else ""
+        key = _new_key(folder)
+        with_head = Link(url, pinned(authority) if by_pin else trusted(authorities))
+        request = {"code_secret": code.secret.hex(), "csr": _request(key, name), "name": name, "device": device}
+        answer = with_head.post("/v1/enrol", request)
+    except UnreachableError as error:
+        raise UserError(f"cannot reach {url}: {error}", fix="is `zo-sweeps head start` running there?") from None
+    except RefusedError as error:
+        raise UserError(f"the head refuses: {error.what}") from None
+    except (OSError, ssl.SSLError) as error:
+        raise UserError(f"cannot register: {error}", where=str(folder)) from None
+    made = Registration(url, str(answer["agent"]), device, by_pin, str(authorities or ""))
+    if by_pin:
+        replace_text(folder / "authority.pem", authority)
+    replace_text(folder / "certificate.pem", str(answer["certificate"]))
+    replace_text(folder / "registration.json", json.dumps(asdict(made), indent=2) + "\n")
+    return made
+
+
+def _authority(url: str, code: codes.Code) -> str:
+    """Return the authority's certificate (PEM), which the head sends to anybody, if the code names it."""
+    asked = Link(url, unverified())
+    try:
+        certificate = x509.load_pem_x509_certificate(str(asked.get("/v1/ca").get("ca", "")).encode())
+    except ValueError:
+        raise UserError(f"{url} is no head of zo_sweeps") from None
+    finally:
+        asked.close()
+    if codes.pin_of(certificate.public_bytes(serialization.Encoding.DER)) != code.pin:
+        what = f"{url} is not the head that printed this code: its authority is another one; nothing was sent to it"
+        raise UserError(what, where="--code", fix="check the address, and who answers there")
+    return certificate.public_bytes(serialization.Encoding.PEM).decode()
+
+
+def _new_key(folder: Path) -> ec.EllipticCurvePrivateKey:
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    key = ec.generate_private_key(ec.SECP256R1())
+    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    path = folder / "key.pem"
+    path.unlink(missing_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(pem)
+    return key
+
+
+def _request(key: ec.EllipticCurvePrivateKey, name: str) -> str:
+    """Return a request for a certificate of this name (PEM)."""
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    request = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(key, hashes.SHA256())
+    return request.public_bytes(serialization.Encoding.PEM).decode()

@@ -1,0 +1,159 @@
+"""The connection to the head: HTTPS that this machine opens, with the head's authority pinned and a key of its own.
+
+A proxy is used as HTTPS_PROXY and NO_PROXY say; TLS passes through it to the head.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import ssl
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from zo_sweeps.core.errors import UserError
+
+CONNECT_SECONDS, ANSWER_SECONDS = 10.0, 40.0  # a long poll takes 25 s
+FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0  # between attempts to reach the head
+
+
+class UnreachableError(Exception):
+    """The head did not answer, or cannot now: try again later, after `after` seconds if it says so."""
+
+    def __init__(self, why: str, after: float = 0.0) -> None:
+        super().__init__(why)
+        self.after = after
+
+
+class RefusedError(UserError):
+    """The head answered that it will not; `answer` is its JSON.
+
+    401: it does not know the key; 403: the key is revoked; 404, 410: the lease is not, or no longer, this agent's;
+    409: it wants something else first.
+    """
+
+    def __init__(self, status: int, answer: Mapping[str, Any]) -> None:
+        super().__init__(str(answer.get("error") or f"the head answered {status}"))
+        self.status, self.answer = status, answer
+
+
+class Backoff:
+    """Waits between attempts: doubled from `FIRST_WAIT` to `LONGEST_WAIT`, half of each at random.
+
+    Agents that lost their head together do not return together.
+    """
+
+    def __init__(self) -> None:
+        self._next = FIRST_WAIT
+
+    def wait(self, error: UnreachableError) -> float:
+        """Return the seconds to wait after an error."""
+        wait, self._next = self._next, min(2 * self._next, LONGEST_WAIT)
+        return max(error.after, wait * random.uniform(0.5, 1.0))
+
+    def reset(self) -> None:
+        """Begin again with `FIRST_WAIT`: the head answered."""
+        self._next = FIRST_WAIT
+
+
+class Link:
+    """A client of one head. Thread-safe.
+
+    Args:
+        url: "https://HOST:PORT".
+        context: see `pinned` and `trusted`.
+    """
+
+    def __init__(self, url: str, context: ssl.SSLContext) -> None:
+        timeout = httpx2.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS)
+        limits = httpx2.Limits(max_connections=4, keepalive_expiry=90.0)
+        self._client = httpx2.Client(base_url=url, verify=context, timeout=timeout, limits=limits)
+
+    def get(self, path: str, params: Mapping[str, str] | None = None) -> dict[str, Any]:
+        """Return the JSON at a path."""
+        return self._call("GET", path, params=params)
+
+    def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Send JSON (NaN and infinity by name, as Python writes them) and return the answer's."""
+        text = json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass")
+        return self._call("POST", path, content=text, headers={"Content-Type": "application/json"})
+
+    @contextmanager
+    def bytes_from(self, path: str, start: int) -> Iterator[tuple[int, Iterator[bytes]]]:
+        """Open a file at the head from byte `start` on; yield the byte that it begins with, and its parts."""
+        try:
+            headers = {"Accept-Encoding": "identity", **({"Range": f"bytes={start}-"} if start else {})}
+            with self._client.stream("GET", path, headers=headers) as answer:
+                if answer.status_code not in (200, 206):
+                    answer.read()
+                    _checked(answer)
+                yield (start if answer.status_code == 206 else 0), answer.iter_raw()
+        except httpx2.HTTPError as error:
+            raise UnreachableError(_why(error)) from None
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _call(self, method: str, path: str, **options: Any) -> dict[str, Any]:
+        try:
+            answer = self._client.request(method, path, **options)
+        except httpx2.HTTPError as error:
+            raise UnreachableError(_why(error)) from None
+        return _checked(answer)
+
+
+def pinned(authority: str, key: Path | None = None, certificate: Path | None = None) -> ssl.SSLContext:
+    """Return a TLS context that trusts one authority alone (PEM), that of the head itself.
+
+    It signs one certificate for servers, so any name of the head will do: it may be behind a port that is forwarded.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.load_verify_locations(cadata=authority)
+    return _with_key(context, key, certificate)
+
+
+def trusted(authorities: Path | None, key: Path | None = None, certificate: Path | None = None) -> ssl.SSLContext:
+    """Return a TLS context that trusts the authorities of a file (PEM), or this system's, for the host's name."""
+    context = ssl.create_default_context(cafile=str(authorities) if authorities else None)
+    return _with_key(context, key, certificate)
+
+
+def unverified() -> ssl.SSLContext:
+    """Return a TLS context that trusts anybody: only to ask for a certificate that a code names."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+def _with_key(context: ssl.SSLContext, key: Path | None, certificate: Path | None) -> ssl.SSLContext:
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if key and certificate:
+        context.load_cert_chain(certificate, key)
+    return context
+
+
+def _checked(answer: httpx2.Response) -> dict[str, Any]:
+    """Return the answer's JSON. Raises UnreachableError for 429 and 5xx, RefusedError for any other error."""
+    try:
+        content = answer.json() if answer.content else {}
+    except ValueError:
+        content = {}
+    content = content if isinstance(content, dict) else {}
+    if answer.is_success:
+        return content
+    if answer.status_code == 429 or answer.status_code >= 500:
+        after = answer.headers.get("Retry-After", "")
+        why = content.get("error") or f"the head answered {answer.status_code}"
+        raise UnreachableError(str(why), float(after) if after.isdigit() else 0.0)
+    raise RefusedError(answer.status_code, content)
+
+
+def _why(error: Exception) -> str:
+    if "CERTIFICATE_VERIFY_FAILED" in str(error):
+        return "it is not the head that this machine registered with: its certificate is another authority's"
+    return str(error).strip() or type(error).__name__

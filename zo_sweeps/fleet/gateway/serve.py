@@ -1,0 +1,177 @@
+"""The gateway's process, which `head start` keeps up.
+
+head/   gateway.db (mode 0600), pki/, gateway.log
+
+python -m zo_sweeps.fleet.gateway.serve FOLDER --host ADDRESS --port PORT
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.fleet import codes
+from zo_sweeps.fleet.gateway import limits
+from zo_sweeps.fleet.gateway.app import Gateway
+from zo_sweeps.fleet.gateway.identity import Authority
+from zo_sweeps.schedule import leases
+from zo_sweeps.schedule.leases import Store
+
+PORT = 7443
+PKI = "pki"
+LEASE_MINUTES = 60.0
+CODE_MINUTES = 15.0
+CHALLENGES = 4  # computed at the start, of which a joining board gets one: 6 s, most of it imports
+BACKLOG = 1024
+
+
+def new_code(folder: Path, minutes: float, *, public: bool = False) -> str:
+    """Return a new one-time code for the gateway of `folder`, valid for so many minutes.
+
+    Args:
+        public: the gateway has a certificate that boards check against authorities of their own.
+    """
+    authority = Authority(folder / PKI)
+    code = codes.new(None if public else authority.der)
+    store = Store(folder / leases.FILE)
+    store.add_code(code.secret, time.time() + minutes * 60)
+    store.close()
+    return code.text
+
+
+async def serve(
+    folder: Path,
+    host: str,
+    port: int,
+    lease_seconds: float,
+    own: tuple[str, str] | None = None,
+    challenges: list[tuple[dict[str, Any], dict[str, Any]]] | None = None,
+) -> None:
+    """Serve until cancelled.
+
+    Args:
+        own: files of a certificate chain and its key, in place of the gateway's own certificate.
+        challenges: with their answers; None: computed by a process of its own, meanwhile.
+
+    Raises UserError when the port is taken, and for a certificate that cannot be used.
+    """
+    authority = Authority(folder / PKI)
+    known = [] if challenges is None else challenges
+    stores = Store(folder / leases.FILE), Store(folder / leases.FILE)
+    gateway = Gateway(*stores, authority, lease_seconds, known, _log)
+    context = authority.server_context(host, own)
+    bounds: dict[str, Any] = {"max_line_size": limits.HEADER_BYTES, "max_field_size": limits.HEADER_BYTES}
+    runner = web.AppRunner(
+        gateway.application(), access_log=None, keepalive_timeout=limits.IDLE_SECONDS, shutdown_timeout=2.0, **bounds
+    )
+    await runner.setup()
+    computing = asyncio.create_task(_compute(known)) if challenges is None else None
+    loop = asyncio.get_running_loop()
+
+    def connection() -> asyncio.Protocol:
+        assert runner.server
+        if len(runner.server.connections) + len(gateway.fresh) > limits.CONNECTIONS:
+            return _Refused()
+        handler = runner.server()
+        gateway.fresh.add(handler)
+        loop.call_later(limits.HANDSHAKE_SECONDS, gateway.drop_if_silent, handler)
+        return handler
+
+    try:
+        server = await loop.create_server(
+            connection, host, port, ssl=context, ssl_handshake_timeout=limits.HANDSHAKE_SECONDS, backlog=BACKLOG
+        )
+    except OSError as error:
+        await runner.cleanup()
+        fix = "choose another with --gateway-port"
+        raise UserError(f"port {port} cannot be used: {error.strerror}", where="the gateway", fix=fix) from None
+    _log(f"listening at https://{host}:{port}")
+    try:
+        await server.serve_forever()
+    finally:
+        server.close()
+        if computing:
+            computing.cancel()
+        await runner.cleanup()
+        stores[0].close()
+
+
+class _Refused(asyncio.Protocol):
+    """A connection too many."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.close()
+
+
+async def _compute(known: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
+    """Append known answers as another process computes them: torch stays out of this one."""
+    command = [sys.executable, "-m", "zo_sweeps.fleet.known_answers", str(CHALLENGES)]
+    process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, limit=2**24)
+    assert process.stdout
+    try:
+        async for line in process.stdout:
+            with contextlib.suppress(ValueError):
+                challenge, answer = json.loads(line)
+                known.append((challenge, answer))
+        if not known:
+            _log(f"no known answers could be computed (status {await process.wait()}): no board can join")
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+
+
+def open_many_files() -> None:
+    """Raise this process's limit of open files: each agent has a connection, and the usual limit is 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * limits.CONNECTIONS if hard == resource.RLIM_INFINITY else min(2 * limits.CONNECTIONS, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _log(line: str) -> None:
+    print(time.strftime("%Y-%m-%d %H:%M:%S"), line, flush=True)
+
+
+def main(arguments: list[str]) -> int:
+    """Serve until SIGTERM or SIGINT."""
+    parser = argparse.ArgumentParser(prog="python -m zo_sweeps.fleet.gateway.serve")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=PORT)
+    parser.add_argument("--lease-minutes", type=float, default=LEASE_MINUTES)
+    parser.add_argument("--certificate")
+    parser.add_argument("--key")
+    options = parser.parse_args(arguments)
+    own = (options.certificate, options.key) if options.certificate else None
+
+    async def run() -> None:
+        task = asyncio.create_task(serve(options.folder, options.host, options.port, options.lease_minutes * 60, own))
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+    open_many_files()
+    try:
+        asyncio.run(run())
+    except UserError as error:
+        _log(str(error))
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,173 @@
+"""Known answers: a board computes noise and a tiny model's losses, and the head compares them with its own.
+
+A log of scalars is a training run only where noise has the same bits, and losses the same values up to rounding. Both
+sides call `answer` of the same challenge; `compare` needs no torch.
+
+    python -m zo_sweeps.fleet.known_answers COUNT      prints COUNT challenges with this machine's answers, one per line
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from zo_sweeps.methods import registry
+from zo_sweeps.methods.arch import ALL
+from zo_sweeps.methods.parts import Model, ModelSource
+from zo_sweeps.methods.points import NoiseKey
+from zo_sweeps.methods.precision import Precision, WeightOnlyPrecision
+from zo_sweeps.schedule.placement import NOISE
+
+if TYPE_CHECKING:
+    from zo_sweeps.models.causal import LanguageModel
+
+VOCABULARY = 4096
+ARCH: Mapping[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+}
+ROWS, TOKENS = 8, 32
+DEVIATION = 0.2  # of the weights: large enough that every layer changes the losses
+# Losses may differ by TOLERATED rounding units of the activations' format, times the loss. In fp16 and bf16 they differ
+# from fp32's by at most 0.8 units (48 rows); the order of summation, which differs between machines, moves them less.
+UNITS = {"float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}
+CODES_UNIT = 2.0**-8  # where activations are rounded to 8 bits: a difference in the last bit may move one by a code
+TOLERATED = 8.0
+
+
+def challenge(seed: int) -> dict[str, Any]:
+    """Return what a board has to compute: `noise`, `model` (seed and rows of token ids), `precisions`."""
+    drawn = random.Random(seed)
+    noise = [
+        {
+            "seed": drawn.randrange(2**31),
+            "step": drawn.randrange(1, 2**20),
+            "query": drawn.randrange(64),
+            "name": f"model.layers.{drawn.randrange(32)}.self_attn.q_proj.weight",
+            "first": first,
+            "count": 5000 + drawn.randrange(1000),
+        }
+        for first in (0, drawn.randrange(1, 2**20), drawn.randrange(2**20, 2**30))
+    ]
+    rows = [[drawn.randrange(VOCABULARY) for _ in range(TOKENS)] for _ in range(ROWS)]
+    return {"noise": noise, "model": {"seed": drawn.randrange(2**31), "rows": rows}, "precisions": sorted(_offered())}
+
+
+def answer(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Compute the answers here, on the GPU where torch sees one.
+
+    `noise`: SHA-256 of each vector's bits, fp32 little-endian. `losses`: precision -> mean negative log-likelihood of
+    each row. `failed`: precision -> why it does not work here. Cost: seconds, most of them imports.
+    """
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    losses: dict[str, list[float]] = {}
+    failed: dict[str, str] = {}
+    offered = _offered()
+    for name in asked["precisions"]:
+        try:
+            losses[name] = _losses(asked["model"], offered[name], device)
+        except Exception as error:  # a library that does not fit the device can raise anything
+            failed[name] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    return {NOISE: [_noise(one, device) for one in asked[NOISE]], "losses": losses, "failed": failed}
+
+
+def compare(expected: Mapping[str, Any], got: Mapping[str, Any]) -> dict[str, str]:
+    """Return what is not lent ("noise", or a precision) -> why, from the answers of the head and of a board.
+
+    A precision that the head itself cannot compute is not compared. Malformed answers count as wrong ones.
+    """
+    refused: dict[str, str] = {}
+    if got.get(NOISE) != expected[NOISE]:
+        refused[NOISE] = "its noise has other bits than the head's" if got.get(NOISE) else "it computed no noise"
+    offered = _offered()
+    losses, failed = (_mapping(got.get(key)) for key in ("losses", "failed"))
+    for name, wanted in expected["losses"].items():
+        theirs = losses.get(name)
+        if not isinstance(theirs, list) or len(theirs) != len(wanted):
+            refused[name] = str(failed.get(name, "it computed no losses"))[:300]
+            continue
+        precision = offered[name]
+        unit = max(UNITS[precision.format.torch_name], CODES_UNIT if precision.rounds_activations else 0.0)
+        for row, (ours, one) in enumerate(zip(wanted, theirs, strict=True)):
+            if not isinstance(one, float) or not abs(one - ours) <= TOLERATED * unit * abs(ours):
+                refused[name] = f"the loss of row {row} is {one}, and {ours} on the head"
+                break
+    return refused
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _offered() -> dict[str, Precision]:
+    """Return the precisions that need no preparation, by name."""
+    made = {name: one() for name, one in registry.members("precision").items()}
+    coded = {name for name, one in made.items() if isinstance(one, WeightOnlyPrecision) and one.prepared}
+    return {name: one for name, one in made.items() if isinstance(one, Precision) and name not in coded}
+
+
+def _noise(one: Mapping[str, Any], device: str) -> str:
+    import torch
+
+    from zo_sweeps.engine.noise import combine
+
+    key = NoiseKey(one["seed"], one["step"], one["query"])
+    z = combine([(key, 1.0)], one["name"], torch.Size([one["count"]]), device, start=one["first"])
+    return hashlib.sha256(z.cpu().numpy().astype("<f4").tobytes()).hexdigest()
+
+
+def _losses(asked: Mapping[str, Any], precision: Precision, device: str) -> list[float]:
+    import torch
+
+    model = _model(asked["seed"], precision, device)
+    ids = torch.tensor(asked["rows"], device=device)
+    with torch.no_grad():
+        hidden = model.hidden(ids)[:, :-1]
+        logits = model.head(hidden.flatten(0, 1)).float().view(*hidden.shape[:2], -1)
+        chosen = torch.log_softmax(logits, dim=-1).gather(2, ids[:, 1:, None])
+        return [float(loss) for loss in -chosen.squeeze(2).double().mean(dim=1).cpu()]
+
+
+def _model(seed: int, precision: Precision, device: str) -> LanguageModel:
+    """Return the model: its weights are noise, which is the same everywhere, where torch's own draw is not."""
+    import torch
+
+    from zo_sweeps.engine.noise import combine
+    from zo_sweeps.models.load import load
+
+    model = load(Model(source=ModelSource.RANDOM, arch=ARCH, seed=0), torch.float32, "cpu")
+    for name, parameter in model.module.named_parameters():
+        base = torch.ones_like(parameter) if parameter.dim() == 1 else torch.zeros_like(parameter)
+        combine([(NoiseKey(seed, 0, 0), DEVIATION)], name, parameter.shape, base=base, out=parameter.data)
+    model.module.to(device=device, dtype=precision.dtype)
+    if isinstance(precision, WeightOnlyPrecision):
+        for name, layer in model.target_modules([ALL]).items():
+            parent, _, child = name.rpartition(".")
+            weight = layer.get_parameter("weight").detach()
+            setattr(model.module.get_submodule(parent), child, precision.stored(layer, weight))
+    return model
+
+
+def main(count: int) -> None:
+    """Print challenges with answers."""
+    for _ in range(count):
+        asked = challenge(random.SystemRandom().randrange(2**31))
+        print(json.dumps([asked, answer(asked)]), flush=True)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

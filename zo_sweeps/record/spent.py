@@ -1,0 +1,90 @@
+"""What the steps in a journal have spent: seconds, joules, and the condition of the device meanwhile."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from zo_sweeps.core.trial import JOULES_TO_TARGET, SECONDS_TO_TARGET, Event
+from zo_sweeps.record.journal import evals
+
+WINDOW = (
+    1.0  # seconds of steps at least, over which a peak of power is a mean: counters are updated every 0.1 s at worst
+)
+
+
+def spent(reports: Sequence[Event], steps: int) -> dict[str, float]:
+    """Return the metrics `energy/…` and `device/…` of `steps` events; those that not all events allow are left out.
+
+    A trial's joules are thus the sum over its attempts, and it has none if a part of one was not measured.
+
+    Args:
+        reports: the events; their losses and coefficients are not read.
+        steps: number of steps in them.
+    """
+    seconds, metrics = sum(report["seconds"] for report in reports), {}
+    joules = sum(report.get("joules", math.nan) for report in reports)
+    if seconds and not math.isnan(joules):
+        metrics["energy/joules"] = joules
+        metrics["energy/joules_per_step"] = joules / steps
+        metrics["energy/mean_watts"] = joules / seconds
+        metrics["energy/peak_watts"] = max(_windows(reports))
+        if (share := _mean(reports, "own_share")) is not None:
+            metrics["energy/own_share"] = share
+    if celsius := [report["celsius"] for report in reports if "celsius" in report]:
+        metrics["device/celsius"] = max(celsius)
+    if (mhz := _mean(reports, "mhz")) is not None:
+        metrics["device/mhz"] = mhz
+    if known := [report for report in reports if "throttled" in report]:
+        for cause in ("heat", "power"):
+            metrics[f"device/throttled_by_{cause}"] = _share(known, cause)
+    return metrics
+
+
+def _windows(reports: Sequence[Event]) -> list[float]:
+    """Return the mean power over consecutive events of WINDOW seconds or more; a rest is a part of the last window."""
+    windows, seconds, joules = [(0.0, 0.0)], 0.0, 0.0
+    for report in reports:
+        seconds, joules = seconds + report["seconds"], joules + report["joules"]
+        if seconds >= WINDOW:
+            windows.append((seconds, joules))
+            seconds = joules = 0.0
+    last = windows.pop()
+    windows.append((last[0] + seconds, last[1] + joules))
+    return [joules / seconds for seconds, joules in windows if seconds]
+
+
+def _mean(reports: Sequence[Event], name: str) -> float | None:
+    """Return the mean of a reading over the time of the steps; None if there is none."""
+    known = [(report["seconds"], report[name]) for report in reports if name in report]
+    seconds = sum(seconds for seconds, _ in known)
+    return sum(seconds * value for seconds, value in known) / seconds if seconds else None
+
+
+def _share(reports: Sequence[Event], cause: str) -> float:
+    """Return the share of the steps' time in reports with this cause of throttling."""
+    seconds = sum(report["seconds"] for report in reports)
+    return sum(report["seconds"] for report in reports if cause in report["throttled"]) / seconds if seconds else 0.0
+
+
+def until(events: Sequence[Event], reached: Callable[[float], bool]) -> dict[str, float]:
+    """Return the seconds and joules of the steps up to the first evaluation on dev whose metric is `reached`.
+
+    Both are infinite if there is no such evaluation. Joules are left out if a part of these steps was not measured. A
+    step's part of its event is an equal share. Cost: one pass.
+    """
+    dev = sorted((step, event["metric"]) for (split, step), event in evals(events).items() if split == "dev")
+    target = next((step for step, metric in dev if reached(metric)), None)
+    if target is None:
+        return {SECONDS_TO_TARGET: math.inf, JOULES_TO_TARGET: math.inf}
+    seconds = joules = 0.0
+    counted = 0
+    for event in events:
+        if event["type"] == "steps" and event["first"] > counted:
+            steps = len(event["losses"])
+            part = max(0, min(target - event["first"] + 1, steps)) / steps if steps else 0.0
+            if part:
+                seconds += part * event["seconds"]
+                joules += part * event.get("joules", math.nan)
+            counted = event["first"] + steps - 1
+    return {SECONDS_TO_TARGET: seconds, **({} if math.isnan(joules) else {JOULES_TO_TARGET: joules})}

@@ -1,0 +1,73 @@
+"""The command line -> the folder of a perturbation's circuit."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from zo_sweeps.config.composer import Composer
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.methods.kinds.synthesis import Synthesis
+from zo_sweeps.plan.availability import Places
+from zo_sweeps.plan.compatible import incompatible
+from zo_sweeps.results.export import new_or_empty
+from zo_sweeps.results.single import single
+
+
+@dataclass(frozen=True)
+class Written:
+    """A circuit's folder, and the text of its README.md."""
+
+    folder: Path
+    text: str
+
+
+def write_circuit(
+    overrides: Sequence[str],
+    config_dirs: Sequence[str],
+    folder: str | Path,
+    size: Mapping[str, int | None],
+    clocks: int,
+) -> Written:
+    """Write the circuit that a command line describes, after it was simulated and synthesised here.
+
+    Args:
+        overrides: perturbation=NAME (default: pezo_onthefly), its options, and method.OPTION.
+        folder: absent or empty.
+        size: `rngs`, the registers of an array, 2^k - 1, and `bits` of one; None: by the overrides.
+        clocks: of the test bench that is written.
+
+    Raises UserError for bad input, without the tools, and if the simulation differs from the engine's integers.
+    """
+    if clocks < 1:
+        raise UserError(f"--clocks must be at least 1, not {clocks}")
+    given = ["method=rtl", "device=rtl", *overrides]
+    if not any(text.startswith("perturbation=") for text in overrides):
+        given.append("perturbation=pezo_onthefly")
+    if (rngs := size["rngs"]) is not None:
+        if rngs < 3 or rngs & (rngs + 1):
+            raise UserError(f"--rngs must be 2^k - 1, not {rngs}", fix="use 3, 7, 15, 31, 63, ...")
+        given.append(f"perturbation.k={rngs.bit_length()}")
+    if size["bits"] is not None:
+        given.append(f"perturbation.bits={size['bits']}")
+    config = single(Composer(given, config_dirs), "a circuit", "perturbation")
+    kind = config.method.kind
+    if wrong := incompatible(config):
+        raise UserError(wrong[0])
+    if not isinstance(kind, Synthesis):
+        raise UserError(f"method {config.method.name!r} makes no circuit", fix="use method=rtl")
+    if reasons := Places().look(config).reasons:
+        raise UserError(reasons[0])
+    target = new_or_empty(Path(folder).expanduser())
+    from zo_sweeps.rtl import bundle, tools
+    from zo_sweeps.rtl.of_perturbation import circuit
+
+    made = circuit(config.perturbation, config.seed, kind)
+    with tempfile.TemporaryDirectory() as name:
+        scratch = Path(name)
+        tools.simulated(made, scratch, kind.clocks)
+        counted = tools.synthesised(made, scratch), tools.placed(made, scratch, kind.placements)
+    figures = {name: value for result in counted for name, value in result.figures.items()}
+    return Written(target, bundle.write(made, target, clocks, figures))

@@ -1,0 +1,131 @@
+"""PeZO, pre-generated: a pool in memory, whose address runs through a shift register and jumps over the left-overs."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.engine import lfsr
+from zo_sweeps.engine.modulus import expected_norm, round_factor
+from zo_sweeps.engine.perturbations.pezo_pool import PeZOPool
+from zo_sweeps.engine.pezo_pool import pool as numbers_of
+from zo_sweeps.methods.cycle import advance
+from zo_sweeps.rtl import registers
+from zo_sweeps.rtl.circuit import Circuit, Schedule, controlled, module, ports
+
+NAME = "pezo_pool"
+BANK = """\
+module pezo_bank #(parameter FILE = "bank0.hex") (
+  input wire clk, input wire step, input wire [{address}:0] address, output reg [{number}:0] number
+);
+  (* ram_style = "block" *) reg [{number}:0] numbers [0:{last}];
+  initial $readmemh(FILE, numbers);
+  always @(posedge clk) if (step) number <= numbers[address];
+endmodule
+"""
+
+
+def pool(perturbation: PeZOPool, seed: int, parameters: int, *, lanes: int = 8, replays: bool = False) -> Circuit:
+    """Return w banks of memory that share one address, and give w numbers of the pool per clock.
+
+    Row r of bank j holds p[(w r + j) mod N], for all N = 2^k - 1 rows: w is a power of two and so has an inverse mod N,
+    and every offset o is a row, o / w mod N. A direction may start at any offset without a network that turns the
+    numbers. The rows are addressed by the states of a k-bit shift register, which has N of them: the next row is one
+    xor away. A jump over a fixed number of rows, to the left-overs of a direction, is a linear map of the state.
+
+    Args:
+        parameters: d, the numbers of a direction.
+        lanes: w. replays: whether the first address of a direction is kept, to draw it again.
+
+    Raises UserError for a pool that is not of fixed-point numbers, or not scaled by a shift.
+    """
+    b = _stored_bits(perturbation, lanes)
+    k, N = perturbation.k, perturbation.size
+    integers = (numbers_of(seed, k, b).double() * (1 << (b - 1))).round().long()
+    norm = numbers_of(seed, k, b).double().norm()
+    exponent = int(round_factor(expected_norm(N) / norm, perturbation.rounding).log2().round())
+    distance = advance(perturbation.advance, parameters, N)
+    rows = -(-parameters // lanes)
+    onward = distance * pow(lanes, -1, N) % N  # rows from one direction's first to the next one's
+
+    def expected(schedule: Schedule) -> tuple[Tensor, Tensor]:
+        first = schedule.direction * (distance % N) % N + lanes * (schedule.clock % N)
+        index = (first.unsqueeze(1) + torch.arange(lanes)) % N
+        return integers[index] & ((1 << b) - 1), torch.zeros(len(index), dtype=torch.long)
+
+    jump = onward if replays else (onward - rows) % N  # without `first`, the address has moved on by `rows`
+    controls = ("step", "fresh", "again") if replays else ("step", "fresh") if jump else ("step",)
+    notes = (
+        f"PeZO, pre-generated: a pool of {N} numbers of {b} bits, seed {seed}, {lanes} per clock.",
+        f"z = number / 2^{b - 1} * 2^{exponent}; a number is in two's complement.",
+        *controlled(controls, rows),
+    )
+    body = [
+        *_address(k, jump, controls),
+        *(
+            f'pezo_bank #(.FILE("bank{j}.hex")) bank{j} (.clk(clk), .step(step), .address(at), '
+            f".number(numbers[{b * j} +: {b}]));"
+            for j in range(lanes)
+        ),
+    ]
+    bank = BANK.format(address=k - 1, number=b - 1, last=(1 << k) - 1)
+    return Circuit(
+        name=NAME,
+        verilog=module(NAME, ports(controls, lanes * b), body, notes) + "\n" + bank,
+        lanes=lanes,
+        bits=b,
+        length=rows,
+        expected=expected,
+        controls=controls,
+        files={f"bank{j}.hex": _image(integers.roll(-j), k, b, lanes) for j in range(lanes)},
+        notes=notes,
+    )
+
+
+def _stored_bits(perturbation: PeZOPool, lanes: int) -> int:
+    """Return the bits of a stored number. Raises UserError for a pool that no circuit holds."""
+    where = f"perturbation {perturbation.name}"
+    if perturbation.stored_bits is None or perturbation.length != "pool" or perturbation.rounding == "none":
+        raise UserError(
+            "a circuit stores fixed-point numbers that were scaled once, by a shift",
+            where=where,
+            fix="set perturbation.stored_bits=12, perturbation.length=pool and perturbation.rounding=linear or log",
+        )
+    if perturbation.k not in lfsr.TAPS:
+        what = f"a pool of 2^{perturbation.k} - 1 numbers is too large for a circuit"
+        raise UserError(what, where=where, fix="set perturbation.k to 16 or less")
+    if lanes & (lanes - 1) or lanes >= perturbation.size:
+        raise UserError(f"{lanes} numbers per clock is no power of two below 2^{perturbation.k}", where="method.lanes")
+    return perturbation.stored_bits
+
+
+def _address(k: int, jump: int, controls: tuple[str, ...]) -> list[str]:
+    """Return the shift register whose states are the rows' addresses, in the order of the rows.
+
+    Args:
+        jump: rows from `row`, or where a direction is replayed from `first`, to the first of the next direction.
+    """
+    states, taps = lfsr.cycle(k).tolist(), lfsr.TAPS[k]
+    start = f"{k}'h{states[-jump % len(states)]:x}"  # the first jump leads to row 0
+    replays, at = "again" in controls, "row"
+    lines = [f"reg [{k - 1}:0] row = {start};"]
+    if replays:
+        lines += [f"reg [{k - 1}:0] first = {start};"]
+    if "fresh" in controls:
+        leap = registers.verilog(registers.power(taps, k, jump), "first" if replays else "row")
+        lines += ["// The left-overs: a direction starts where the previous one stopped."]
+        lines += [f"wire [{k - 1}:0] jumped = {leap};"]
+        at = f"{'again ? first : ' if replays else ''}fresh ? jumped : row"
+    lines += [
+        f"wire [{k - 1}:0] at = {at};",
+        f"always @(posedge clk) if (step) row <= {registers.verilog(registers.power(taps, k, 1), 'at')};",
+    ]
+    return [*lines, "always @(posedge clk) if (step && fresh) first <= at;"] if replays else lines
+
+
+def _image(numbers: Tensor, k: int, b: int, lanes: int) -> str:
+    """Return a bank's memory: the number of row r, numbers[w r mod N], at the address of row r."""
+    rows = (numbers[lanes * torch.arange(len(numbers)) % len(numbers)] & ((1 << b) - 1)).tolist()
+    by_state = dict(zip(lfsr.cycle(k).tolist(), rows, strict=True))
+    return "".join(f"{by_state.get(state, 0):x}\n" for state in range(1 << k))  # no state is 0

@@ -1,0 +1,105 @@
+"""The test bench of a circuit in plain Verilog: stimulus and expected outputs from a file, compared at every clock."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from zo_sweeps.rtl.circuit import Circuit, Schedule
+
+VECTORS, CHECK, BENCH = "vectors.hex", "check.v", "bench.v"
+STALL = 13  # one clock in so many has no step
+
+
+def vectors(circuit: Circuit, clocks: int) -> str:
+    """Return one line of hexadecimal digits per clock, from the top bit on: controls, valid, shift, numbers.
+
+    One clock in STALL has no step: outputs must stay. Cost: n b / 4 characters per clock.
+    """
+    steps = (torch.arange(clocks) % STALL != STALL - 1).long()
+    index = steps.cumsum(0) - 1  # of the last step
+    schedule = Schedule.of(int(index[-1]) + 1, circuit.length, circuit.passes)
+    numbers, shifts = (values.numpy() for values in circuit.expected(schedule))
+    by_name = {"step": steps, "fresh": schedule.fresh[index], "again": schedule.again[index]}
+    fields = [by_name[name].numpy().reshape(-1, 1) for name in circuit.controls]
+    widths = [1] * len(fields)
+    fields.append((index >= circuit.latency).long().numpy().reshape(-1, 1))
+    widths.append(1)
+    if circuit.shift_bits:
+        fields.append(shifts[index].reshape(-1, 1))
+        widths.append(circuit.shift_bits)
+    bits = [_bits(field, width) for field, width in zip(fields, widths, strict=True)]
+    bits.append(_bits(numbers[index][:, ::-1], circuit.bits))  # place 0 lowest
+    line = np.concatenate(bits, axis=1)
+    line = np.pad(line, ((0, 0), (-line.shape[1] % 4, 0)))
+    digits = line.reshape(clocks, -1, 4) @ np.array([8, 4, 2, 1], dtype=np.uint8)
+    text = np.frombuffer(b"0123456789abcdef", dtype=np.uint8)[digits]
+    return np.pad(text, ((0, 0), (0, 1)), constant_values=ord("\n")).tobytes().decode()
+
+
+def _bits(values: np.ndarray, width: int) -> np.ndarray:
+    """Return the bits of integers [rows, m], highest first, [rows, m * width] uint8."""
+    shifts = np.arange(width - 1, -1, -1)
+    return ((values[:, :, None] >> shifts) & 1).astype(np.uint8).reshape(len(values), -1)
+
+
+def check(circuit: Circuit, clocks: int) -> str:
+    """Return the module `check`: it drives the circuit through `clocks` clocks of VECTORS and compares its outputs."""
+    inputs, shift, width = len(circuit.controls), circuit.shift_bits, circuit.width
+    total = inputs + 1 + shift + width
+    wires = [f".{name}(vector[{total - 1 - i}])" for i, name in enumerate(circuit.controls)]
+    outputs = [".numbers(numbers)", *([".shift(shift)"] if shift else [])]
+    seen = "{shift, numbers}" if shift else "numbers"
+    return f"""\
+// Drives {circuit.name} through {VECTORS} and compares its outputs at every clock: `failed` stays 1 after a difference.
+module check (input wire clk, output reg failed, output reg done, output reg [31:0] clock);
+  reg [{total - 1}:0] vectors [0:{clocks - 1}];
+  initial $readmemh("{VECTORS}", vectors);
+  initial begin failed = 0; done = 0; clock = 0; end
+  wire [{total - 1}:0] vector = vectors[clock];
+  reg [{total - 1}:0] expected;
+  wire [{width - 1}:0] numbers;
+{f"  wire [{shift - 1}:0] shift;" if shift else ""}
+  {circuit.name} circuit (.clk(clk), {", ".join([*wires, *outputs])});
+  always @(posedge clk) if (!done) begin
+    expected <= vector;
+    if (clock != 0 && expected[{shift + width}] && {seen} !== expected[{shift + width - 1}:0]) failed <= 1;
+    if (clock == {clocks - 1}) done <= 1;
+    else clock <= clock + 1;
+  end
+`ifdef FORMAL
+  always @* assert (!failed);
+`endif
+endmodule
+"""
+
+
+def bench(circuit: Circuit) -> str:
+    """Return the top of the test bench: a clock, and one line at the end."""
+    return f"""\
+`timescale 1ns / 1ps
+module bench;
+  reg clk = 0;
+  wire failed, done;
+  wire [31:0] clock;
+  check check (.clk(clk), .failed(failed), .done(done), .clock(clock));
+  always #1 clk = ~clk;
+  always @(negedge clk) if (failed) begin
+    $display("FAILED: {circuit.name} differs from {VECTORS} before clock %0d", clock);
+    $finish;
+  end else if (done) begin
+    $display("PASSED: {circuit.name}, %0d clocks", clock);
+    $finish;
+  end
+endmodule
+"""
+
+
+def write(circuit: Circuit, folder: Path, clocks: int) -> list[Path]:
+    """Write the circuit, its memory images and its test bench into a folder; return the Verilog files."""
+    texts = {f"{circuit.name}.v": circuit.verilog, CHECK: check(circuit, clocks), BENCH: bench(circuit)}
+    for name, text in {**texts, **circuit.files, VECTORS: vectors(circuit, clocks)}.items():
+        (folder / name).write_text(text)
+    return [folder / name for name in texts]

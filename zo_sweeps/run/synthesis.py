@@ -1,0 +1,46 @@
+"""A circuit: written, simulated against the engine's integers, synthesised, placed and routed."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.methods.kinds.synthesis import Synthesis
+from zo_sweeps.rtl import tools
+from zo_sweeps.rtl.of_perturbation import circuit
+from zo_sweeps.run.runner import Runner, StoppedError
+
+
+class SynthesisRunner(Runner):
+    """A trial without steps: its results are counts of cells, a clock, and the files behind them.
+
+    Raises UserError if the tools here are of other versions than those that the trial was planned with.
+    """
+
+    def run(self) -> None:
+        kind, recorder = self.config.method.kind, self.recorder
+        assert isinstance(kind, Synthesis)
+        if (here := tuple(f"{name} {version(name)}" for name in kind.tools)) != kind.versions:
+            what = f"the tools here are {', '.join(here)}, and the trial is of {', '.join(kind.versions)}"
+            raise UserError(what, fix="install the same versions on every node")
+        made = circuit(self.config.perturbation, self.config.seed, kind)
+        for name, text in {f"{made.name}.v": made.verilog, **made.files}.items():
+            recorder.emit("file", name=name, text=text)
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            tools.simulated(made, folder, kind.clocks)
+            recorder.measured["clocks_checked"] = float(kind.clocks)
+            steps: list[Callable[[], tools.Made]] = [
+                lambda: tools.synthesised(made, folder),
+                lambda: tools.placed(made, folder, kind.placements),
+            ]
+            for step in steps:
+                if self.should_stop():
+                    raise StoppedError
+                result = step()
+                for name, text in result.files.items():
+                    recorder.emit("file", name=name, text=text)
+                recorder.measured |= result.figures

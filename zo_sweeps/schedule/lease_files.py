@@ -1,0 +1,77 @@
+"""The files that a trial reads, as an agent fetches them from the head: the model, the task's rows, the text."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.files import folder_at
+from zo_sweeps.methods.parts import ModelSource
+from zo_sweeps.methods.trial_config import TrialConfig
+from zo_sweeps.models import hub
+from zo_sweeps.models.identity import TOKENIZER_PARTS, files_of, folder_of, repo_of, revision_of
+from zo_sweeps.plan.availability import texts_of
+from zo_sweeps.tasks import data
+
+MODEL, DATA, HUB = "model", "data", "hub"
+LOADED = (*hub.WANTED, *TOKENIZER_PARTS)
+_SHA256 = re.compile(r"[0-9a-f]{64}")  # the name of a large file in the hub's cache
+
+
+def lease_files(config: TrialConfig) -> list[dict[str, Any]]:
+    """Return the files of a trial on this machine, each a mapping.
+
+    `of` and `path`: MODEL, relative to `model.path`; DATA, relative to `data.dir`; HUB, relative to the snapshot of a
+    hub model that is in the cache here, for a board that cannot reach the hub. `sha256`, `bytes`; `here`, its absolute
+    path, and `stamp`, its time of change, which are not sent. What comes with the package is left out.
+
+    Raises UserError for a folder that is not on this machine. Cost: one read of each file, once per process.
+    """
+    listed: list[dict[str, Any]] = []
+    for of, folder, path in _paths(config):
+        try:
+            stat = path.stat()
+            digest = _digest(path, stat.st_size, stat.st_mtime_ns)
+        except OSError as error:
+            what = f"an agent needs {path}, which is not on the head ({error.strerror})"
+            raise UserError(what, fix="copy it there, to the same path") from None
+        name = path.relative_to(folder).as_posix()
+        file = {"of": of, "path": name, "sha256": digest, "bytes": stat.st_size, "here": str(path)}
+        listed.append({**file, "stamp": stat.st_mtime_ns})
+    return listed
+
+
+def _paths(config: TrialConfig) -> Iterator[tuple[str, Path, Path]]:
+    model = config.model
+    if model.source == ModelSource.LOCAL:
+        folder = folder_of(model).absolute()
+        named = {folder / Path(path).name for path in files_of(model)}
+        named |= {path for path in folder.iterdir() if any(fnmatch(path.name, one) for one in LOADED)}
+        yield from ((MODEL, folder, path) for path in sorted(named) if path.is_file())
+    elif model.source == ModelSource.HUB and (snapshot := hub.cached_folder(repo_of(model), revision_of(model))):
+        files = (path for path in sorted(snapshot.iterdir()) if any(fnmatch(path.name, one) for one in LOADED))
+        yield from ((HUB, snapshot, path) for path in files)
+    if config.data.dir is None:
+        return
+    folder = folder_at(config.data.dir, "data.dir").absolute()
+    if config.task.source != "packaged":
+        yield from ((DATA, folder, Path(path).absolute()) for path in data.files_of(config.task, config.data.dir))
+    yield from ((DATA, folder, folder / name) for name, _ in texts_of(config))
+
+
+@lru_cache(maxsize=4096)
+def _digest(path: Path, size: int, stamp: int) -> str:
+    """Return the SHA-256 of a file's bytes; the hub's cache names large files by it."""
+    if _SHA256.fullmatch(path.resolve().name):
+        return path.resolve().name
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

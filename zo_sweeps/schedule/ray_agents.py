@@ -1,0 +1,70 @@
+"""The agents of a running cluster, as a driver sees them: their nodes, and one actor on the head for all leases."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import socket
+import time
+from typing import Any
+
+from zo_sweeps.schedule import cluster, ray_private
+from zo_sweeps.schedule.agents import AgentSlot, Proxies, nodes
+from zo_sweeps.schedule.placement import Node
+
+CALLS = 10_000  # at a time: one of `drain` per trial
+CLOSE_SECONDS = 5.0
+
+
+class Agents:
+    """The agents of the cluster that this driver has joined."""
+
+    def __init__(self) -> None:
+        self._driver = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        self._proxies: Any = None
+        self._store = ""
+
+    def nodes(self) -> list[Node]:
+        """Return the agents that can take this driver's trials. Cost: about 1 ms."""
+        note = None
+        with contextlib.suppress(Exception):  # Ray raises any kind of error while the head shuts down
+            note = ray_private.get_note(cluster.AGENTS, cluster.NOTES)
+        if note is None:
+            return []
+        parsed = json.loads(note)
+        self._store = parsed["store"]
+        return nodes(parsed, self._driver, time.time())
+
+    def slot(self, node: Node, threads: int) -> AgentSlot:
+        """Return a proxy for one trial at a time on an agent, in a process of so many threads."""
+        if self._proxies is None:
+            self._proxies = self._start()
+        return AgentSlot(self._proxies, node, threads)
+
+    def close(self) -> None:
+        """End this driver's leases."""
+        import ray
+
+        if self._proxies is not None:
+            with contextlib.suppress(Exception):  # the head may be gone; then they end a while after this driver
+                ray.get(self._proxies.close.remote(), timeout=CLOSE_SECONDS)
+            self._proxies = None
+
+    def _start(self) -> Any:
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        head = next(one["NodeID"] for one in ray.nodes() if one["Alive"] and cluster.HEAD in one["Resources"])
+        return (
+            ray.remote(Proxies)
+            .options(
+                num_cpus=0,
+                max_concurrency=CALLS,
+                max_restarts=-1,  # what it knows is in the store
+                max_task_retries=-1,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(head, soft=False),
+            )
+            .remote(self._store, self._driver)
+        )
