@@ -70,6 +70,8 @@ OPTIONAL: Mapping[str, Check] = {
     "seconds": lambda value: _number(value) or _of(_number)(value),
     "tokens": _count,
     "code": _text,
+    **dict.fromkeys(("joules", "celsius", "mhz", "own_share"), _number),
+    "throttled": _of(_text),
 }
 _OUTCOME: Mapping[str, Check] = {
     "trial_id": _text,
