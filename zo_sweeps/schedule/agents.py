@@ -61,12 +61,12 @@ def is_online(agent: Mapping[str, Any], now: float) -> bool:
 
 
 def bound_to_hosts(trial: Trial) -> bool:
-    """Return whether a trial needs files or code that no agent fetches: own members, a log or a phone of this host."""
+    """Return whether a trial needs what no agent fetches or has: own members, a log, a phone, tools for circuits."""
     config = trial.config
     if not isinstance(config, TrialConfig):
         return False
     own = any(own_source(kind) for kind in config.members_used)  # a folder may hold profiles and grids alone
-    return own or bool(config.device.log) or config.device.kind == "phone"
+    return own or bool(config.device.log) or config.device.kind == "phone" or not config.method.kind.of_model
 
 
 @dataclass
