@@ -80,7 +80,9 @@ def test_profiles_say_what_placement_needs(name):
     assert profile["name"] == name
     assert profile["kind"] in ("auto", "cpu", "cuda", "jetson", "phone", "rtl")
     assert profile["unified"] == (profile["kind"] in ("jetson", "phone"))
-    assert (profile["memory_gb"] is None) == (name in ("auto", "cpu", "cuda", "executorch", "rtl")), "those have the host's"
+    assert (profile["memory_gb"] is None) == (name in ("auto", "cpu", "cuda", "executorch", "rtl")), (
+        "those have the host's"
+    )
 
 
 def test_the_profiles_of_the_papers_devices_have_the_published_numbers():
