@@ -10,7 +10,7 @@ from tests.models.common import TINY
 from zo_sweeps.bench import programs
 from zo_sweeps.edge.rows import Frame
 
-pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
+pytestmark = [pytest.mark.long, pytest.mark.multiprocess]
 
 
 def test_a_step_is_compared_with_the_forward_of_its_rows() -> None:

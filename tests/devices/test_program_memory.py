@@ -16,7 +16,7 @@ from zo_sweeps.core.memory import Part
 from zo_sweeps.devices.estimate import memory_by_part, program_memory
 from zo_sweeps.models.families import describe
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
+pytestmark = [pytest.mark.multiprocess, pytest.mark.long]
 
 ARCH = {  # most of its 77 MiB are the embedding, so that an export takes seconds
     "model_type": "llama",

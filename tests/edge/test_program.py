@@ -79,9 +79,9 @@ def exported(member: Space, layers: int, dtype: torch.dtype) -> tuple[LanguageMo
     ("member", "layers", "dtype"),
     [
         (LoRAFA(), 2, torch.float32),
-        (DoRA(), 1, torch.float32),
+        pytest.param(DoRA(), 1, torch.float32, marks=pytest.mark.long),
         (VeRA(rank=16), 1, torch.float32),
-        (PrefixTuning(), 1, torch.float16),
+        pytest.param(PrefixTuning(), 1, torch.float16, marks=pytest.mark.long),
     ],
     ids=lambda value: str(getattr(value, "name", value)),
 )

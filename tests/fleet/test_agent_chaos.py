@@ -98,7 +98,7 @@ def test_the_head_restarts(gateway: Head, tmp_path: Path) -> None:
 
 def test_a_board_is_off_for_longer_than_its_lease(tmp_path: Path) -> None:
     """The trial is leased to it again, with the journal that the head has; its own, longer one is not run again."""
-    with head(tmp_path / "head", lease_seconds=1.0) as gateway:
+    with head(tmp_path / "head", lease_seconds=6.0) as gateway:
         cable = Cable(gateway.port)
         trial, agent = a_trial(tmp_path), gateway.agent("a", port=cable.port)
         lease = gateway.lease(trial, "a")

@@ -136,7 +136,7 @@ def test_a_million_clocks_of_the_plain_test_bench(tmp_path: Path) -> None:
     assert said(verilated(made, tmp_path, 1_000_000), tmp_path) == "PASSED: pezo_ring, 999999 clocks"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_million_clocks_of_the_pool_s_test_bench_and_one_digit_changed(tmp_path: Path) -> None:
     """A pool of 4,095, 20 directions of 15,126 clocks with left-overs, three passes over each."""
     program = verilated(
