@@ -80,7 +80,7 @@ def exported(member: Space, layers: int, dtype: torch.dtype) -> tuple[LanguageMo
     [
         (LoRAFA(), 2, torch.float32),
         pytest.param(DoRA(), 1, torch.float32, marks=pytest.mark.long),
-        (VeRA(rank=16), 1, torch.float32),
+        pytest.param(VeRA(rank=16), 1, torch.float32, marks=pytest.mark.long),
         pytest.param(PrefixTuning(), 1, torch.float16, marks=pytest.mark.long),
     ],
     ids=lambda value: str(getattr(value, "name", value)),

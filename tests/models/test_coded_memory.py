@@ -21,7 +21,7 @@ SHARD = 32 * 2**20
 
 @pytest.mark.multiprocess
 @pytest.mark.slow
-@pytest.mark.parametrize("source", ["local", "random"])
+@pytest.mark.parametrize("source", ["local", pytest.param("random", marks=pytest.mark.long)])
 def test_loading_takes_the_memory_of_the_codes_and_of_one_tensor(source: str, tmp_path: Path) -> None:
     """Of a model whose projections are 200 MiB in fp32, in shards of at most 32 MiB."""
     if source == "local":

@@ -64,7 +64,7 @@ def test_a_package_is_loaded_as_what_it_is_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.multiprocess
-@pytest.mark.slow
+@pytest.mark.long
 def test_loading_a_package_takes_the_memory_of_the_codes_and_of_one_tensor(tmp_path: Path) -> None:
     """Of a model whose projections are 200 MiB in fp32."""
     precision = NF4(compute="bf16")
