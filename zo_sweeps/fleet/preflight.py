@@ -69,7 +69,7 @@ def checks(address: str, token: Path, device: Device, gpus: int, ports: str, fol
     yield imports("torch", "fail")
     yield from codes()
     yield executorch()
-    if device.kind == "phone":
+    if device.is_phone:
         yield adb(device)
 
 
@@ -160,7 +160,7 @@ def profile(device: Device) -> Check:
     text = f"{device.name}: {device.display}"
     if device.name == host["profile"]:
         return Check("device", "ok", text)
-    if device.name in ("cpu", "cuda") or device.kind in ("jetson", "phone"):
+    if device.name in ("cpu", "cuda") or device.kind == "jetson" or device.is_phone:
         return Check(
             "device", "warn", f"{text}, but this looks like {host['profile']} ({host['name']})", "see --device"
         )

@@ -74,6 +74,16 @@ class Device(Checked):
     accelerator: str = option("", "its GPU or NPU, as a paper prints it", identity=False)
 
     @property
+    def is_phone(self) -> bool:
+        """Whether it is reached through adb, and runs exported programs alone."""
+        return self.kind == "phone"
+
+    @property
+    def makes_circuits(self) -> bool:
+        """Whether trials synthesise circuits, and run no model."""
+        return self.kind == "rtl"
+
+    @property
     def keeps_copies(self) -> bool:
         """Whether a program keeps both copies of each direction, and not theta."""
         return self.form == "dual"
@@ -81,7 +91,7 @@ class Device(Checked):
     @property
     def runs_programs(self) -> bool:
         """Whether trials run as exported programs: see docs/EDGE.md."""
-        return self.runtime == "executorch" or self.kind == "phone"
+        return self.runtime == "executorch" or self.is_phone
 
     @property
     def reads_log(self) -> bool:
@@ -108,7 +118,7 @@ class Device(Checked):
     @property
     def cpu(self) -> bool:
         """Whether the trial runs on the CPU even if there is a GPU."""
-        return self.kind in ("cpu", "rtl") or self.runs_programs
+        return self.kind == "cpu" or self.makes_circuits or self.runs_programs
 
     @property
     def in_host_memory(self) -> bool:

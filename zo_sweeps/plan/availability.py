@@ -88,12 +88,12 @@ class Places:
         trainable = _trainable(config, model.arch) if model.arch and config.method.kind.trains else 0
         memory, parts = self._memory(config, model, longest, trainable)
         device = config.device
-        if device.kind == "phone" and not (device.client or device.log):
+        if device.is_phone and not (device.client or device.log):
             reasons.append(
                 f"a {device.display or device.name} runs the light client: set device.client=FILE (docs/EDGE.md)"
             )
         needed = memory
-        if device.kind == "phone" and model.arch is not None:
+        if device.is_phone and model.arch is not None:
             # The light client is there; PyTorch and its copy of the weights are not.
             needed -= RUNTIME_BYTES + config.precision.weight_bytes(model.arch)
         if device.memory_gb and not device.reads_log and needed > device.memory_gb * 10**9:

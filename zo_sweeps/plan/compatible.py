@@ -39,9 +39,9 @@ def incompatible(config: TrialConfig) -> list[str]:
 def _circuit(config: TrialConfig) -> Iterator[str]:
     """Yield the problems of a kind of trial on a device that makes circuits, or of a circuit on any other."""
     kind, device = config.method.kind, config.device
-    if kind.of_model and device.kind == "rtl":
+    if kind.of_model and device.makes_circuits:
         yield f"device={device.name} makes circuits: method kind {kind.name!r} needs a device that runs models"
-    if not kind.of_model and device.kind != "rtl":
+    if not kind.of_model and not device.makes_circuits:
         yield f"method kind {kind.name!r} makes circuits: use device=rtl, not {device.name}"
 
 

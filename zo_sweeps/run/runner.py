@@ -124,7 +124,7 @@ def runner_of(config: TrialConfig) -> type[Runner]:
     kind = config.method.kind
     path = kind.runner
     if config.device.runs_programs:
-        by_client = config.device.reads_log or config.device.kind == "phone"
+        by_client = config.device.reads_log or config.device.is_phone
         path = kind.runner_of_log if by_client else kind.runner_in_program
     module, _, name = path.partition(":")
     runner: type[Runner] = getattr(import_module(module), name)

@@ -66,7 +66,7 @@ def bound_to_hosts(trial: Trial) -> bool:
     if not isinstance(config, TrialConfig):
         return False
     own = any(own_source(kind) for kind in config.members_used)  # a folder may hold profiles and grids alone
-    return own or bool(config.device.log) or config.device.kind == "phone" or not config.method.kind.of_model
+    return own or bool(config.device.log) or config.device.is_phone or not config.method.kind.of_model
 
 
 @dataclass
