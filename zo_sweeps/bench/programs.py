@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from zo_sweeps.bench.measure import Row, interleaved
 from zo_sweeps.edge.export import compiled, export, forward_inputs, traced
-from zo_sweeps.edge.program import FORWARD, Calls
+from zo_sweeps.edge.program import FORWARD, Calls, Program
 from zo_sweeps.edge.rows import Frame
 from zo_sweeps.engine.spaces.lora_fa import LoRAFA
 from zo_sweeps.methods.evaluation import Mode
@@ -31,8 +31,9 @@ LLAMA_6M = {  # the demo model's shape
     "tie_word_embeddings": True,
 }
 FRAME = Frame(shared=True, slots=2, places=1, tokens=128)  # two candidates of one token each
-STEPS = ((1, 16), (4, 4), (1, 4))  # q, B
+STEPS = ((1, 16), (4, 16), (4, 4), (1, 4))  # q, B
 LENGTHS = (64, 128)
+FORMS = {"seed": None, "dual": 1e-3}  # eps of the copies
 MUST = 1.25  # the most that a step may cost, of the forward of its rows
 
 
@@ -63,34 +64,39 @@ def steps(arch: dict[str, Any], q: int, batch: int, frame: Frame, lengths: Seque
     """
     calls = Calls(q, Mode.BOTH)
     plain, plain_planned = _plain(arch, calls, frame, batch)
+    forms = {form: _step(arch, calls, frame, batch, dual) for form, dual in FORMS.items()}
+    for tokens in lengths:
+        inputs = list(forward_inputs(calls, frame, batch, len(forms["seed"][0].names)))
+        inputs[0] = torch.randint(arch["vocab_size"], (len(inputs[0]), tokens))
+        inputs[1] = torch.full_like(inputs[1], tokens - 1)
+        functions: dict[str, Callable[[], Any]] = {"forward": partial(plain.execute, inputs[:2])}
+        functions |= {form: partial(step.execute, inputs) for form, (_, step) in forms.items()}
+        seconds = interleaved(functions, rounds)
+        for form, (program, step) in forms.items():
+            yield Row(
+                f"Program's step, LoRA-FA, form {form}, q={q}, B={batch} T={tokens}, against the runtime's forward",
+                seconds[form] / seconds["forward"],
+                "of",
+                MUST,
+                1.1,
+                "1: the forward alone",
+                {
+                    "step, s": seconds[form],
+                    "forward, s": seconds["forward"],
+                    "program, MiB": len(step.data) / 2**20,
+                    "program of the forward, MiB": len(plain.data) / 2**20,
+                    "planned memory, MiB": program.planned_bytes / 2**20,
+                    "planned memory of the forward, MiB": plain_planned / 2**20,
+                },
+            )
+
+
+def _step(arch: dict[str, Any], calls: Calls, frame: Frame, batch: int, dual: float | None) -> tuple[Program, Loaded]:
+    """Return the program of a step."""
     model, fa = _model(arch), LoRAFA()
     space = fa.install(model.module, list(model.target_modules(fa.targets)), 0)
-    program, data = export(model, space, calls, frame, batch, _first)
-    step = Loaded(data)
-    for tokens in lengths:
-        inputs = list(forward_inputs(calls, frame, batch, len(program.names)))
-        inputs[0] = torch.randint(arch["vocab_size"], (program.rows, tokens))
-        inputs[1] = torch.full_like(inputs[1], tokens - 1)
-        functions: dict[str, Callable[[], Any]] = {
-            "step": partial(step.execute, inputs),
-            "forward": partial(plain.execute, inputs[:2]),
-        }
-        seconds = interleaved(functions, rounds)
-        yield Row(
-            f"Program's step, LoRA-FA, q={q}, B={batch} T={tokens}, against the runtime's forward of its rows",
-            seconds["step"] / seconds["forward"],
-            "of",
-            MUST,
-            1.1,
-            "1: the forward alone",
-            {
-                **{f"{name}, s": value for name, value in seconds.items()},
-                "program, MiB": len(data) / 2**20,
-                "program of the forward, MiB": len(plain.data) / 2**20,
-                "planned memory, MiB": program.planned_bytes / 2**20,
-                "planned memory of the forward, MiB": plain_planned / 2**20,
-            },
-        )
+    program, data = export(model, space, calls, frame, batch, _first, dual=dual)
+    return program, Loaded(data)
 
 
 def _model(arch: dict[str, Any]) -> LanguageModel:

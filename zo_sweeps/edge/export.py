@@ -1,7 +1,7 @@
 """Export of a training step to an ExecuTorch program (.pte).
 
-Linears, attention and norms of the model go to XNNPACK. The arithmetic on theta stays on ExecuTorch's own kernels,
-whose results are bit-identical to the engine's (see noise.py).
+The model goes to XNNPACK. Of the arithmetic on theta only what has the same bits in every kernel does; the rest stays
+on ExecuTorch's own kernels (see noise.py).
 """
 
 from __future__ import annotations

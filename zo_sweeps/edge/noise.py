@@ -1,27 +1,27 @@
 """The addressed Gaussian noise of `zo_sweeps.engine.noise`, in operations that an exported program can have.
 
 The words, the polynomials and the order of rounding are the engine's. Operations that ExecuTorch does not have, or has
-in slow kernels (a comparison takes as long as a hundred additions, floor division as forty), are rewritten:
+in slow kernels (a comparison takes as long as a hundred additions, a broadcast as five), are rewritten:
 
-    x >> s (logical)      (x and -2^s) 2^-s, and (2^(32 - s) - 1): in fp32, whose 24 bits hold what is left of x
-    x * M, x xor k        M and k written out over the lanes first: a scalar, or one per group, has a slow kernel
+    j xor k0, ...         counters and keys are written out over the lanes first, once per parameter and not per element
+    x >> s (logical)      (x >> s) and (2^(32 - s) - 1)
     frexp v               s = p - p (1 - 2^-24) with p = SCALE v: one unit in the last place of p, a power of two.
                           SCALE is such that |p| passes a power of two where |v| passes the engine's border, 2^k times
                           sqrt(1/2). Then v / s is exact.
-    log2 |s|              aten's, rounded to an integer: |s| is a power of two
+    log2 |s|              log |s| / log 2, rounded to an integer: |s| is a power of two, and any kernel is near enough
     sign of x             s / |s|
 
-Every operation is an integer one, an IEEE addition, multiplication, division or square root, or exact. ExecuTorch's
-portable and optimized kernels round each of them separately, and the result is bit-identical to the engine's. A
-delegate may fuse or approximate (XNNPACK's differs in a quarter of the elements, by at most 5e-7), so that these nodes
-are never delegated.
+Every other operation is an integer one, an IEEE addition, multiplication, division or square root, or exact, and each
+is rounded separately: the result is bit-identical to the engine's. XNNPACK computes what it rounds so too (`_exact` in
+xnnpack.py), on all cores. Its square root is an approximation: the root and the integers stay on ExecuTorch's kernels.
 
-Cost: about 80 operations per pair of elements, each a pass over fp32 or int32 temporaries. The directions of a call are
+Cost: about 70 operations per pair of elements, each a pass over fp32 or int32 temporaries. The directions of a call are
 made one after the other, by one loop in the program, so that neither its size nor the temporaries grow with them.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -47,20 +47,25 @@ class Noise(nn.Module):
         sizes: elements per parameter, in the space's order.
     """
 
-    first: Tensor
-    lane: Tensor
+    counters: Tensor
+    group: Tensor
     owner: Tensor
     factors: Tensor
+    lanes: Tensor
 
     def __init__(self, sizes: Sequence[int]) -> None:
         super().__init__()
-        groups = torch.tensor([padded(size) // GROUP for size in sizes])
-        first = torch.cat([torch.arange(count, dtype=torch.int32) * LANES for count in groups.tolist()])
-        self.register_buffer("first", first.unsqueeze(1), persistent=False)  # counter of each group's first lane
-        self.register_buffer("lane", torch.arange(LANES, dtype=torch.int32), persistent=False)
-        self.register_buffer("owner", torch.arange(len(sizes)).repeat_interleave(groups), persistent=False)
+        groups = [padded(size) // GROUP for size in sizes]
+        counters = torch.arange(max(groups) * LANES, dtype=torch.int32).view(-1, LANES)
+        self.register_buffer(
+            "counters", counters, persistent=False
+        )  # of the largest parameter: its first rows serve all
+        self.register_buffer("group", torch.cat([torch.arange(count) for count in groups]), persistent=False)
+        owner = torch.arange(len(sizes)).repeat_interleave(torch.tensor(groups))
+        self.register_buffer("owner", owner, persistent=False)
         factors = torch.tensor([signed(M1), signed(M2), signed(M3)], dtype=torch.int32)
         self.register_buffer("factors", factors.unsqueeze(1).repeat(1, LANES), persistent=False)
+        self.register_buffer("lanes", torch.zeros(LANES, dtype=torch.int32), persistent=False)
 
     def forward(self, words: Tensor) -> Tensor:
         """Return z [D, d], fp32, each parameter padded to whole groups.
@@ -74,16 +79,14 @@ class Noise(nn.Module):
         return torch.stack([self._direction(one) for one in words])
 
     def _direction(self, words: Tensor) -> Tensor:
-        keys = words.index_select(0, self.owner)
-        k0, k1 = keys[:, :1] + self.lane * 0, keys[:, 1:] + self.lane * 0
-        x, y = _words(self.first + self.lane, k0, k1, self.factors)
+        k0, k1 = ((words[:, i : i + 1] + self.lanes).index_select(0, self.owner) for i in range(2))
+        x, y = _words(self.counters.index_select(0, self.group), k0, k1, self.factors)
         return torch.stack(_pairs(x, y), dim=1).flatten()
 
 
 def _mixed(x: Tensor, shift: int) -> Tensor:
     """Return x xor x >> shift."""
-    whole = torch.bitwise_and(x, -(1 << shift)).to(torch.float32)
-    high = (whole * 2.0**-shift).to(torch.int32)
+    high = torch.bitwise_right_shift(x, shift)  # arithmetic: copies of the sign come in at the left
     return torch.bitwise_xor(x, torch.bitwise_and(high, (1 << (32 - shift)) - 1))
 
 
@@ -112,7 +115,7 @@ def _scale(v: Tensor) -> Tensor:
 
 def _exponent(s: Tensor) -> Tensor:
     """Return log2 s of powers of two."""
-    return torch.log2(s) + ROUND - ROUND
+    return torch.log(s) * (1.0 / math.log(2.0)) + ROUND - ROUND
 
 
 def _root(w: Tensor) -> Tensor:

@@ -106,7 +106,7 @@ def starts_of(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
 class Theta(nn.Module):
     """The trained parameters as one vector, and the only arithmetic on it: the engine's, in the engine's rounding.
 
-    Nothing in this module is delegated (see noise.py).
+    Only operations that have the same bits in every kernel are delegated (see noise.py).
 
     Args:
         params: initial values, in the space's order.

@@ -18,12 +18,17 @@ UNUSED_PASSES = {
 NEEDED_BY = ("convolution", "batch_norm", "prelu", "pool", "mean", "upsample")
 
 
-def partitioner(excluded: Collection[type]) -> Any:
-    """Return XNNPACK's partitioner of all operations but those of the `excluded` kinds of modules."""
+def partitioner(exact: Collection[type]) -> Any:
+    """Return XNNPACK's partitioner of all operations, but of modules of the `exact` kinds only `_exact` ones."""
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+    from executorch.exir.backend.canonical_partitioners.pattern_op_partitioner import (
+        generate_grouped_partitions_from_list_of_nodes,
+    )
+    from executorch.exir.graph_module import get_control_flow_submodules
     from torch.export import ExportedProgram
+    from torch.fx.passes.infra.partitioner import Partition
 
-    names = {f"{kind.__module__}.{kind.__qualname__}" for kind in excluded}
+    names = {f"{kind.__module__}.{kind.__qualname__}" for kind in exact}
 
     class Partitioner(XnnpackPartitioner):  # type: ignore[misc]
         def ops_to_not_decompose(self, program: ExportedProgram) -> tuple[list[Any], None]:
@@ -32,9 +37,40 @@ def partitioner(excluded: Collection[type]) -> Any:
 
         def get_matched_nodes_from_configs(self, program: ExportedProgram) -> list[list[torch.fx.Node]]:
             matches: list[list[torch.fx.Node]] = super().get_matched_nodes_from_configs(program)
-            return [nodes for nodes in matches if not any(_modules(node) & names for node in nodes)]
+            return [nodes for nodes in matches if all(_exact(node) or not _modules(node) & names for node in nodes)]
+
+        def generate_partitions(self, program: ExportedProgram) -> list[Partition]:
+            """Add the exact operations of loops' bodies, which the base class does not look at."""
+            partitions: list[Partition] = super().generate_partitions(program)
+            for name, body, _ in get_control_flow_submodules(program.graph_module):
+                nodes = [[node] for node in body.graph.nodes if _exact(node)]
+                for partition in generate_grouped_partitions_from_list_of_nodes(body, nodes):
+                    partition.id = f"{name}.{partition.id}"  # it becomes a tag, one per partition of the whole program
+                    partitions.append(partition)
+            return partitions
 
     return Partitioner()
+
+
+def _exact(node: torch.fx.Node) -> bool:
+    """Return whether a node has the same bits in every kernel: an IEEE operation in fp32, rounded once.
+
+    The logarithm is not one, and is among them for the noise alone, which rounds it to an integer.
+    """
+    from executorch.exir.dialects._ops import ops
+
+    aten = ops.edge.aten
+    operations = (
+        aten.add.Tensor,
+        aten.sub.Tensor,
+        aten.mul.Tensor,
+        aten.div.Tensor,
+        aten.abs.default,
+        aten.log.default,
+    )
+    if node.target not in operations:
+        return False
+    return all(each.meta["val"].dtype == torch.float32 for each in (node, *node.all_input_nodes))
 
 
 def _modules(node: torch.fx.Node) -> set[str]:
