@@ -18,9 +18,10 @@ not. It differs from the exact map by at most 2e-6 (1 + |z|). The largest |z| is
 
 A sum of directions is rounded in this order: s = c_0 z_0;  s = s + c_i z_i;  out = base + s.
 
-The words need only multiplication, xor, and, and shifts, the operations that an exported program may use. Cost: 18 integer and about 50 float operations per pair. On a CPU with a C compiler `combine` runs
-kernels/gaussian.c, several times faster than the torch expression and bit-identical (checked when it is loaded). On
-CUDA, where triton is installed, it runs kernels/triton.py, checked in the same way on first use on a device.
+The words need only multiplication, xor, and, and shifts, the operations that an exported program may use. Cost: 18
+integer and about 50 float operations per pair. On a CPU with a C compiler `combine` runs kernels/gaussian.c, several
+times faster than the torch expression and bit-identical (checked when it is loaded). On CUDA, if triton is there, it
+runs kernels/triton.py, checked in the same way on first use on a device.
 """
 
 from __future__ import annotations
