@@ -390,11 +390,14 @@ def ui(folder: Path, port: int | None) -> None:
     """Serve the MLflow page of `folder` until Ctrl-C."""
     if not folder.is_dir():
         raise nothing_run(folder)
-    from zo_sweeps.record.mlflow_points import TRAINING
+    from zo_sweeps.record.mlflow_client import pages
+    from zo_sweeps.record.mlflow_views import TRAINING
     from zo_sweeps.record.server import start
 
     with contextlib.closing(start(folder, port)) as server:
         server.wait()
+        for title, page in pages(server.uri, folder).items():
+            print(f"{title}: {page}")
         print(f"MLflow: {server.uri}/#/experiments?{TRAINING}   (Ctrl-C to stop)", flush=True)
         with contextlib.suppress(KeyboardInterrupt):
             while True:

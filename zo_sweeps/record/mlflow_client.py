@@ -21,9 +21,10 @@ from zo_sweeps.core.files import replace_text
 from zo_sweeps.core.jsonl import read_objects
 from zo_sweeps.core.trial import Event, Trial, TrialState
 from zo_sweeps.record import mlflow_points as rows
+from zo_sweeps.record import mlflow_views as views
 from zo_sweeps.record import provenance
 from zo_sweeps.record.journal import Journal, JournalStore, born, outcome, read_events
-from zo_sweeps.record.sweep_book import SweepInfo
+from zo_sweeps.record.sweep_book import SweepInfo, books
 
 _BATCH = 1000  # metrics, params and tags together, in one request
 _BATCH_PARAMS = 100
@@ -61,6 +62,7 @@ class SweepRuns:
         self._folder = state_dir / "mlflow"
         self._journals = JournalStore(state_dir)
         self._sent: dict[str, _Sent] = {}
+        self._metrics: list[str] = []  # of the tasks seen so far, in the sweep's views
         self.page = ""
 
     # -- the sweep -----------------------------------------------------------------------------------------------------
@@ -83,7 +85,8 @@ class SweepRuns:
         self._complete = {(e["trial_id"], e["born"], e["bytes"]) for e in sent if e.get("server") == self._server}
         self.parent = self._find_parent()
         self._close_running()
-        self.page = f"{self._uri}/#/experiments/{self._experiment}/runs/{self.parent}?{rows.TRAINING}"
+        self._show_metrics()
+        self.page = f"{self._uri}/{views.link(self._experiment, self._sweep.sweep_id, views.TABLE)}"
 
     def finish(self, final: Event) -> None:
         """Log a `finish` event of the sweep's book to the parent run (tables and metrics), and end the run."""
@@ -100,6 +103,12 @@ class SweepRuns:
         self._close_running()
         if parent_too:
             self._client.set_terminated(self.parent, "KILLED")
+
+    def _show_metrics(self, *names: str) -> None:
+        """Set the views of the sweep to show these metrics too."""
+        self._metrics = [*self._metrics, *names]
+        for key, value in views.tags(self._sweep.sweep_id, self._metrics).items():
+            self._client.set_experiment_tag(self._experiment, key, value)
 
     def _find_experiment(self) -> Any:
         from mlflow.exceptions import MlflowException
@@ -203,6 +212,8 @@ class SweepRuns:
         return True
 
     def _find_or_make_run(self, trial: Trial, began: float) -> _Sent:
+        if (metric := rows.metric_of(trial)) not in self._metrics:
+            self._show_metrics(metric)
         params = rows.params(trial.config.to_json())
         runs = self._search(f"tags.`zo.trial_id` = '{trial.trial_id}' and tags.`zo.journal` = '{began!r}'")
         if runs:
@@ -271,6 +282,22 @@ class SweepRuns:
         if ended.traceback:
             self._client.log_text(run_id, ended.traceback, "traceback.txt")
         self._client.set_terminated(run_id, rows.run_status(ended.state), int(events[-1]["time"] * 1000))
+
+
+def pages(uri: str, folder: Path) -> dict[str, str]:
+    """Return the title of each sweep of a state directory and the address of its trials, the newest first.
+
+    Sweeps that this server does not know are left out.
+    """
+    _set_environment(uri)
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=uri)
+    found = {}
+    for book in sorted(books(folder), key=lambda book: -book.began):
+        if experiment := client.get_experiment_by_name(book.experiment):
+            found[book.sweep.title] = f"{uri}/{views.link(experiment.experiment_id, book.sweep.sweep_id, views.TABLE)}"
+    return found
 
 
 def is_temporary(error: Exception) -> bool:

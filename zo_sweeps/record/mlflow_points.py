@@ -10,14 +10,13 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
-from urllib.parse import urlencode
 
 from zo_sweeps.core.trial import Event, Outcome, Trial, TrialState
+from zo_sweeps.record import mlflow_views as views
 from zo_sweeps.record.journal import places, scalars
 from zo_sweeps.record.sweep_book import SweepInfo
 
 CURVE_POINTS = 1000  # points per curve, at most about so many, however long the trial
-TRAINING = "workflowType=machine_learning"  # in an address: MLflow's page for runs, not the one for prompts and traces
 MAX_PARAM, MAX_TAG = 6000, 8000  # an MLflow 3 server's limits, in characters
 
 _STATUS = {
@@ -139,7 +138,7 @@ def points(trial: Trial, events: Iterable[Event], steps_sent: int = 0) -> list[M
             steps_sent = max(steps_sent, event["first"] + len(event["losses"]) - 1)
         elif event["type"] in ("eval", "test"):
             split = "test" if event["type"] == "test" else event.get("split", "dev")
-            named = event.get("metrics") or {_metric(trial): event["metric"]}
+            named = event.get("metrics") or {metric_of(trial): event["metric"]}
             metrics += [
                 MetricPoint(f"{split}/{clean_name(name)}", value, time, event["step"]) for name, value in named.items()
             ]
@@ -167,12 +166,9 @@ def scalar_log(events: Sequence[Event]) -> str:
 
 def sweep_note(sweep: SweepInfo, experiment_id: str) -> str:
     """Return the Markdown of the sweep's page in MLflow: the command, and links to the trials' table and curves."""
-    query = f"tags.`zo.sweep_id` = '{sweep.sweep_id}' and tags.`zo.kind` = 'trial'"
-    # Sorted by name, trials are listed; by date, MLflow's default, they are hidden inside their sweep.
-    view = f"#/experiments/{experiment_id}/runs?{TRAINING}&{urlencode({'searchFilter': query})}"
-    view += "&orderByKey=attributes.run_name&orderByAsc=true&compareRunsMode="
+    table, curves = (views.link(experiment_id, sweep.sweep_id, view) for view in (views.TABLE, views.CURVES))
     command = f"`{sweep.command}`\n\n" if sweep.command else ""
-    return f"{command}[All trials]({view}TABLE) · [their curves]({view}CHART)\n\n"
+    return f"{command}[All trials]({table}) · [their curves]({curves})\n\n"
 
 
 def last_step_of(events: Iterable[Event]) -> int:
@@ -206,21 +202,22 @@ def _curve(event: Event, stride: int, steps_sent: int) -> Iterator[MetricPoint]:
 
 def _summary(trial: Trial, outcome: Outcome, time: int) -> Iterator[MetricPoint]:
     if outcome.state is TrialState.DIVERGED:
-        yield MetricPoint("diverged", 1.0, time, outcome.steps_done)
+        yield MetricPoint("diverged", 1.0, time, 0)
     for name, value in outcome.metrics.items():
         split, _, what = name.partition("/")
         if split in ("test", "gradients"):
             continue  # already logged by their own events
-        if name == "dev/metric" and f"dev/{_metric(trial)}" in outcome.metrics:
+        if name == "dev/metric" and f"dev/{metric_of(trial)}" in outcome.metrics:
             continue  # the same value under its own name
         if split == "dev":  # the curve dev/... ends at the last step; this is the selected one
-            name = f"selected/dev_{_metric(trial) if what == 'metric' else what}"
-        yield MetricPoint(clean_name(name), value, time, outcome.steps_done)
+            name = f"selected/dev_{metric_of(trial) if what == 'metric' else what}"
+        yield MetricPoint(clean_name(name), value, time, 0)
     if "dev/metric" in outcome.metrics:
-        yield MetricPoint("selected/step", outcome.selected_step, time, outcome.steps_done)
+        yield MetricPoint("selected/step", outcome.selected_step, time, 0)
 
 
-def _metric(trial: Trial) -> str:
+def metric_of(trial: Trial) -> str:
+    """Return the name under which a trial's first metric is logged, such as accuracy."""
     metric = trial.config.to_json().get("task", {}).get("metric", "accuracy")
     metric = metric[0] if isinstance(metric, (list, tuple)) else metric  # selection is by the first
     return clean_name(str(metric.get("name") if isinstance(metric, Mapping) else metric))
