@@ -1,10 +1,12 @@
-"""Limits of the gateway, so that no peer can take all of it: sizes, times, and requests per second."""
+"""Limits of the gateway, so that no peer can take all of it: names, sizes, times, and requests per second."""
 
 from __future__ import annotations
 
+import re
 import time
 from collections import OrderedDict
 
+NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")  # of an agent, and of a device profile
 BODY_BYTES = 4 * 2**20  # of a request, after decompression
 FACTS_BYTES = 64 * 2**10  # of what an agent says of itself
 HEADER_BYTES = 8190  # of the request line, and of each header

@@ -82,12 +82,7 @@ async def serve(
 
     def connection() -> asyncio.Protocol:
         assert runner.server
-        if len(runner.server.connections) + len(gateway.fresh) > limits.CONNECTIONS:
-            return _Refused()
-        handler = runner.server()
-        gateway.fresh.add(handler)
-        loop.call_later(limits.HANDSHAKE_SECONDS, gateway.drop_if_silent, handler)
-        return handler
+        return gateway.connections.accept(runner.server)
 
     try:
         server = await loop.create_server(
@@ -106,13 +101,6 @@ async def serve(
             computing.cancel()
         await runner.cleanup()
         stores[0].close()
-
-
-class _Refused(asyncio.Protocol):
-    """A connection too many."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport.close()
 
 
 async def _compute(known: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
