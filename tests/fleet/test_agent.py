@@ -294,7 +294,7 @@ def test_a_service_runs_as_the_owner_of_the_key_and_is_confined(tmp_path: Path) 
         with pytest.raises(UserError, match="root registered this machine"):
             service.unit(tmp_path, URL, options.lending)
         os.chown(tmp_path, pwd.getpwnam("nobody").pw_uid, -1)
-    text = service.unit(tmp_path, URL, options.lending)
+    text = service.unit(tmp_path, URL, options.lending).text
     command = f"agent join {URL} --device jetson-orin-nano --memory 6 --slots 2 --state-dir {tmp_path}"
     assert command in text
     assert "--code" not in text
