@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,11 @@ import yaml
 from zo_sweeps import __version__
 from zo_sweeps.config.composer import conf_dir
 from zo_sweeps.core.errors import UserError, unknown
-from zo_sweeps.devices.live import unchanging
+from zo_sweeps.devices.live import Host, unchanging
+from zo_sweeps.fleet.known_answers import Answers, Challenge, answer
 from zo_sweeps.methods.definition import read
 from zo_sweeps.methods.parts import Device
+from zo_sweeps.schedule.agent_facts import Facts
 
 SECONDS = 600.0  # for a slow board to import torch and try its kernels
 
@@ -65,32 +66,25 @@ def lending(device: Device, cpus: int | None, memory_gb: float | None, slots: in
     return Lending(cpus or there, 0 if device.cpu else 1, memory, slots)
 
 
-def facts(device: Device, lent: Lending) -> dict[str, Any]:
+def facts(device: Device, lent: Lending) -> Facts:
     """Return what the head is told of this machine. Raises UserError where no trial can run. Cost: imports torch."""
-    host = _asked("host")
-    if not host["versions"]["torch"]:
+    host = Host.read(_asked("host"))
+    if not host.versions["torch"]:
         fix = "install the wheel for this board (docs/FLEET.md); here: " + sys.executable
         raise UserError("this Python has no torch, which is the board's own choice", fix=fix)
-    return {
-        "profile": device.name,
-        **asdict(lent),
-        "programs": bool(host["executorch"]),
-        "zo_sweeps": __version__,
-        "versions": host["versions"],
-        "probe": {**host, "host": socket.gethostname()},
-    }
+    return Facts(__version__, host, device.name, **asdict(lent))
 
 
-def answers(challenge: Mapping[str, Any], troubles: Mapping[str, str]) -> dict[str, Any]:
+def answers(challenge: Challenge, troubles: Mapping[str, str]) -> Answers:
     """Return this machine's answers to the head's known-answer questions: see `known_answers.answer`.
 
     Args:
         troubles: precision -> why its kernels do not run here, "" if they do; such a one is not tried.
     """
-    bad = {name: why for name, why in troubles.items() if why and name in challenge["precisions"]}
-    asked = {**challenge, "precisions": [name for name in challenge["precisions"] if name not in bad]}
-    found = _asked("answers", json.dumps(asked))
-    return {**found, "failed": {**found["failed"], **bad}}
+    bad = {name: why for name, why in troubles.items() if why and name in challenge.precisions}
+    asked = replace(challenge, precisions=tuple(name for name in challenge.precisions if name not in bad))
+    found = Answers.read(_asked("answers", json.dumps(asked.to_json())))
+    return replace(found, failed={**found.failed, **bad})
 
 
 def _asked(what: str, text: str = "") -> dict[str, Any]:
@@ -110,11 +104,9 @@ def _asked(what: str, text: str = "") -> dict[str, Any]:
 def main(what: str) -> None:
     """Print what this machine is ("host"), or its answers to the challenge on the standard input ("answers")."""
     if what == "host":
-        print(json.dumps(unchanging()))
+        print(json.dumps(unchanging().to_json()))
         return
-    from zo_sweeps.fleet.known_answers import answer
-
-    print(json.dumps(answer(json.load(sys.stdin))))
+    print(json.dumps(answer(Challenge.read(json.load(sys.stdin))).to_json()))
 
 
 if __name__ == "__main__":

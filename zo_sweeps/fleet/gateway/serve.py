@@ -26,6 +26,7 @@ from zo_sweeps.fleet import codes
 from zo_sweeps.fleet.gateway import limits
 from zo_sweeps.fleet.gateway.app import Gateway
 from zo_sweeps.fleet.gateway.identity import Authority
+from zo_sweeps.fleet.known_answers import Answers, Challenge
 from zo_sweeps.schedule import leases
 from zo_sweeps.schedule.leases import Store
 
@@ -57,7 +58,7 @@ async def serve(
     port: int,
     lease_seconds: float,
     own: tuple[str, str] | None = None,
-    challenges: list[tuple[dict[str, Any], dict[str, Any]]] | None = None,
+    challenges: list[tuple[Challenge, Answers]] | None = None,
 ) -> None:
     """Serve until cancelled.
 
@@ -103,7 +104,7 @@ async def serve(
         stores[0].close()
 
 
-async def _compute(known: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
+async def _compute(known: list[tuple[Challenge, Answers]]) -> None:
     """Append known answers as another process computes them: torch stays out of this one."""
     command = [sys.executable, "-m", "zo_sweeps.fleet.known_answers", str(CHALLENGES)]
     process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, limit=2**24)
@@ -112,7 +113,7 @@ async def _compute(known: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
         async for line in process.stdout:
             with contextlib.suppress(ValueError):
                 challenge, answer = json.loads(line)
-                known.append((challenge, answer))
+                known.append((Challenge.read(challenge), Answers.read(answer)))
         if not known:
             _log(f"no known answers could be computed (status {await process.wait()}): no board can join")
     finally:
