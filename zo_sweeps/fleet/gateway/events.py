@@ -117,6 +117,8 @@ def checked_outcome(outcome: Any, trial_id: str) -> Mapping[str, Any]:
 
 def printable(text: str, value: Any) -> Any:
     """Return `value`, whose JSON is `text`, with control characters in its texts replaced by "?"."""
+    if "\\" not in text and text.isprintable():  # most are numbers; this is ten times as fast as the expression
+        return value
     return _clean(value) if _CONTROL_IN_JSON.search(text) else value
 
 

@@ -25,6 +25,7 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.fleet import codes
 from zo_sweeps.fleet.gateway import limits
 from zo_sweeps.fleet.gateway.app import Gateway
+from zo_sweeps.fleet.gateway.connections import read_in_small_parts
 from zo_sweeps.fleet.gateway.identity import Authority
 from zo_sweeps.fleet.known_answers import Answers, Challenge
 from zo_sweeps.schedule import leases
@@ -68,6 +69,7 @@ async def serve(
 
     Raises UserError when the port is taken, and for a certificate that cannot be used.
     """
+    read_in_small_parts()
     authority = Authority(folder / PKI)
     known = [] if challenges is None else challenges
     stores = Store(folder / leases.FILE), Store(folder / leases.FILE)
