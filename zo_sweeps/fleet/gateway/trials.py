@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 from aiohttp import web
 
 from zo_sweeps.fleet.gateway.admission import AGENT
@@ -11,6 +13,8 @@ from zo_sweeps.fleet.gateway.writer import Writer
 from zo_sweeps.fleet.protocol import Message, Received
 from zo_sweeps.schedule.lease_contents import LeaseContents
 from zo_sweeps.schedule.leases import OPEN, Lease, LeaseOverError, Store
+
+KNOWN = 10_000  # leases whose trial is kept in memory
 
 
 class Trials:
@@ -23,6 +27,7 @@ class Trials:
 
     def __init__(self, store: Store, write: Writer) -> None:
         self._store, self._write = store, write
+        self._trials: OrderedDict[tuple[str, str], str] = OrderedDict()  # (lease, agent) -> the lease's trial
 
     @property
     def routes(self) -> list[web.RouteDef]:
@@ -41,17 +46,25 @@ class Trials:
         return response
 
     async def _events(self, request: web.Request) -> web.Response:
-        name = request[AGENT]
-        lease = self._store.lease_of(request.match_info["lease"], name)
+        lease, name = request.match_info["lease"], request[AGENT]
+        trial_id = self._trial_of(lease, name)
         sent = await body_of(request, Message)
         try:
-            texts = [line(checked(event, lease.trial_id)) for event in sent.events]
-            end = None if sent.outcome is None else line(checked_outcome(sent.outcome, lease.trial_id))
+            texts = [line(checked(event, trial_id)) for event in sent.events]
+            end = None if sent.outcome is None else line(checked_outcome(sent.outcome, trial_id))
         except (ValueError, RecursionError) as error:
             raise ProblemError(400, str(error)) from None
         size = request.content_length or 0
-        received = await self._write(lambda store: store.append(lease.id, name, sent.first, texts, end, size))
+        received = await self._write(lambda store: store.append(lease, name, sent.first, texts, end, size))
         return answer(Received(received))
+
+    def _trial_of(self, lease: str, agent: str) -> str:
+        """Return the id of the trial of an agent's lease, which never changes. Raises UnknownLeaseError."""
+        if (lease, agent) not in self._trials:
+            self._trials[lease, agent] = self._store.lease_of(lease, agent).trial_id
+            if len(self._trials) > KNOWN:
+                self._trials.popitem(last=False)
+        return self._trials[lease, agent]
 
 
 def open_lease(store: Store, request: web.Request) -> Lease:
