@@ -26,6 +26,7 @@ from zo_sweeps.core.trial import Outcome, TrialState
 from zo_sweeps.devices.energy import EnergyMeter
 from zo_sweeps.devices.live import changing
 from zo_sweeps.fleet.agent import facts as here
+from zo_sweeps.fleet.agent.examiner import Examiner
 from zo_sweeps.fleet.agent.files import Cache
 from zo_sweeps.fleet.agent.keys import Registration
 from zo_sweeps.fleet.agent.link import Backoff, RefusedError, UnreachableError, understood
@@ -92,6 +93,7 @@ class Agent:
         self._link = registration.link(root)
         self._place = {"node": registration.name, "profile": device.name}
         self._cache = Cache(root)
+        self._examiner = Examiner()
         gpus = [i % lent.gpus if lent.gpus else None for i in range(lent.slots)]
         self._slots = [Slot(root / "trials.log", gpu, target) for gpu in gpus]
         self._spools = {spool.lease: spool for spool in spools(root)}
@@ -128,6 +130,7 @@ class Agent:
             for slot in self._slots:
                 slot.kill()
             (self._root / "running.json").unlink(missing_ok=True)
+            self._examiner.end()
             self._link.close()
 
     # --- the thread that asks
@@ -161,16 +164,18 @@ class Agent:
 
     def _join(self) -> None:
         """Tell the head what this machine is, and answer its questions if they are new."""
-        facts = here.facts(self._device, self._lent)
+        host = self._examiner.host()
+        facts = here.facts(self._device, self._lent, host)
         try:
             answer = self._link.post("/v1/join", Joining(facts).to_json())
         except RefusedError as error:
             if not error.refusal.challenge:
                 raise
             challenge = understood(Challenge, self._link.get("/v1/challenge"))
-            answers = here.answers(challenge, facts.probe.codes).to_json()
+            answers = self._examiner.answers(challenge, host.codes).to_json()
             answer = self._link.post("/v1/join", {**Joining(facts, challenge.nonce).to_json(), **answers})
         joined = understood(Joined, answer)
+        self._examiner.end()
         lent = self._lent
         gpus = f", {lent.gpus} GPU" if lent.gpus else ""
         what = f"{lent.cpus} CPUs{gpus}, {gib(lent.memory_bytes)}, {lent.slots} at a time"
