@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -199,20 +200,22 @@ def head(folder: Path, lease_seconds: float = 3600) -> Iterator[Head]:
 
 def _gateway(folder: str, port: str, lease_seconds: str) -> None:
     from zo_sweeps.fleet.gateway.serve import serve
+    from zo_sweeps.fleet.known_answers import Answers, Challenge, ModelQuestion
 
-    nothing: dict[str, Any] = {"noise": [], "model": {}, "precisions": []}
-    answer: dict[str, Any] = {"noise": [], "losses": {}, "failed": {}}
-    asyncio.run(serve(Path(folder), "127.0.0.1", int(port), float(lease_seconds), None, [(nothing, answer)]))
+    nothing = Challenge((), ModelQuestion(0, ()), ())
+    asyncio.run(serve(Path(folder), "127.0.0.1", int(port), float(lease_seconds), None, [(nothing, Answers())]))
 
 
 def _agent(url: str, code: str, state: str, name: str) -> int:
+    from tests.schedule import boards
     from zo_sweeps.core.errors import UserError
-    from zo_sweeps.fleet.agent import agent, commands, facts, link
+    from zo_sweeps.fleet.agent import agent, commands, examiner, facts, link
+    from zo_sweeps.fleet.known_answers import Answers
 
     link.LONGEST_WAIT = 0.5
-    said = {"cpus": 1, "gpus": 0, "memory_bytes": 10**9, "slots": 1, "versions": {}, "probe": {"codes": {}}}
-    facts.facts = lambda device, lent: {"profile": device.name, **said}
-    facts.answers = lambda challenge, troubles: {"noise": [], "losses": {}, "failed": {}}
+    facts.facts = lambda device, lent, host: replace(boards.FACTS, profile=device.name, cpus=1, gpus=0)
+    examiner.Examiner.host = lambda self: boards.HOST
+    examiner.Examiner.answers = lambda self, challenge, troubles: Answers()
     commands.Agent = partial(agent.Agent, target="tests.schedule.fakes:run_trial")
     options = commands.AgentOptions(url, "" if code == "-" else code, "cpu", name)
     try:

@@ -24,7 +24,7 @@ from zo_sweeps.cli.main import main
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.host import GIB
 from zo_sweeps.devices.live import l4t, power_mode
-from zo_sweeps.fleet import head, preflight, secrets, service, worker
+from zo_sweeps.fleet import head, preflight, secrets, service, systemd, worker
 from zo_sweeps.fleet.inventory import Device, capabilities, row, show, to_json
 from zo_sweeps.fleet.node import FIXED_PORTS, labels, node_arguments, port_range, running, sanitised, terminate
 from zo_sweeps.fleet.worker import WorkerOptions, gpus_lent, memory_lent, profile
@@ -215,7 +215,8 @@ def test_a_service_of_the_system_has_an_account_and_a_token_of_its_own_and_goes_
     tmp_path: Path, monkeypatch, capsys
 ) -> None:
     """With folders in place of /etc, a `useradd` and a `systemctl` that note how they are called."""
-    for name in ("UNITS", "SETTINGS", "STATE"):
+    monkeypatch.setattr(systemd, "SYSTEM", tmp_path / "UNITS")
+    for name in ("SETTINGS", "STATE"):
         monkeypatch.setattr(service, name, tmp_path / name)
     for tool in ("useradd", "systemctl"):
         (tmp_path / tool).write_text(f'#!/bin/sh\necho "{tool} $*" >> {tmp_path}/called\n')
@@ -232,8 +233,8 @@ def test_a_service_of_the_system_has_an_account_and_a_token_of_its_own_and_goes_
     said = capsys.readouterr().out
     unit, copy = tmp_path / "UNITS" / service.NAME, tmp_path / "SETTINGS" / "ray_token"
     assert said.splitlines() == [
-        str(unit),
         f"runs as zo, with its copy of the token in {copy}",
+        str(unit),
         f"next: systemctl daemon-reload && systemctl enable --now {service.NAME}",
     ]
     assert copy.read_text() == token.read_text()
@@ -259,10 +260,11 @@ def test_a_service_whose_account_cannot_read_the_code_is_not_installed(tmp_path:
     closed = tmp_path / "closed"
     (closed / "venv").mkdir(parents=True)
     closed.chmod(0o700)
-    monkeypatch.setattr(service, "UNITS", tmp_path / "units")
+    monkeypatch.setattr(systemd, "SYSTEM", tmp_path / "units")
     monkeypatch.setattr(service, "_used", lambda arguments: iter([closed / "venv"]))
+    unit = service.unit([], "10.0.0.5:6379", 120.0, system=True)
     with pytest.raises(UserError, match=r"the account zo cannot read \S+/venv \(mode of \S+: 700\).*or use --user"):
-        service.install("", [], tmp_path / "token", say=print)
+        service.install(unit, [], tmp_path / "token", say=print)
     assert not (tmp_path / "units").exists()
 
 
@@ -383,9 +385,9 @@ def test_the_units_files_are_found_from_wherever_systemd_starts(tmp_path: Path, 
         "tok",
     ]
     said: list[str] = []
-    path = service.install("[Unit]\n", words, None, say=said.append)
-    assert path.read_text() == "[Unit]\n"
-    assert path.is_relative_to(tmp_path / "config" / "systemd" / "user")
+    unit = service.unit(words, "10.0.0.5:6379", 120.0, system=False)
+    service.install(unit, words, None, say=said.append)
+    assert (tmp_path / "config" / "systemd" / "user" / service.NAME).read_text() == unit.text
     assert "systemctl --user daemon-reload" in said[1]
 
 

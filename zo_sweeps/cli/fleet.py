@@ -114,12 +114,12 @@ def worker(given: Sequence[str]) -> int:
     arguments = service.absolute([word for word in given if word not in ("install-service", "--print", "--user")])
     if not options.user:
         arguments = service.of_system(arguments)
-    text = service.unit(arguments, options.address, options.grace, system=not options.user)
+    unit = service.unit(arguments, options.address, options.grace, system=not options.user)
     if options.only_print:
-        print(text, end="")
+        print(unit.text, end="")
         return 0
     token = None if options.user else token_for_joining(options.token_file, options.state_dir.expanduser() / "worker")
-    service.install(text, arguments, token, say=_say)
+    service.install(unit, arguments, token, say=_say)
     return 0
 
 

@@ -87,11 +87,12 @@ def install_service(state_dir: Path, options: AgentOptions, say: Say, *, only_pr
     state_dir = (service.own_home(state_dir) if state_dir == HOME else state_dir).absolute()
     if keys.read(keys.folder_of(_root(state_dir), options.url)) is None:
         raise UserError(f"this machine is not registered with {options.url}", where=str(state_dir), fix=keys.AGAIN)
-    text = service.unit(state_dir, options.url.rstrip("/"), options.lending)
+    unit = service.unit(state_dir, options.url.rstrip("/"), options.lending)
     if only_print:
-        print(text, end="")
+        print(unit.text, end="")
     else:
-        service.install(text, say)
+        unit.install()
+        unit.tell(say)
     return 0
 
 

@@ -25,7 +25,9 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.fleet import codes
 from zo_sweeps.fleet.gateway import limits
 from zo_sweeps.fleet.gateway.app import Gateway
+from zo_sweeps.fleet.gateway.connections import read_in_small_parts
 from zo_sweeps.fleet.gateway.identity import Authority
+from zo_sweeps.fleet.known_answers import Answers, Challenge
 from zo_sweeps.schedule import leases
 from zo_sweeps.schedule.leases import Store
 
@@ -57,7 +59,7 @@ async def serve(
     port: int,
     lease_seconds: float,
     own: tuple[str, str] | None = None,
-    challenges: list[tuple[dict[str, Any], dict[str, Any]]] | None = None,
+    challenges: list[tuple[Challenge, Answers]] | None = None,
 ) -> None:
     """Serve until cancelled.
 
@@ -67,6 +69,7 @@ async def serve(
 
     Raises UserError when the port is taken, and for a certificate that cannot be used.
     """
+    read_in_small_parts()
     authority = Authority(folder / PKI)
     known = [] if challenges is None else challenges
     stores = Store(folder / leases.FILE), Store(folder / leases.FILE)
@@ -82,12 +85,7 @@ async def serve(
 
     def connection() -> asyncio.Protocol:
         assert runner.server
-        if len(runner.server.connections) + len(gateway.fresh) > limits.CONNECTIONS:
-            return _Refused()
-        handler = runner.server()
-        gateway.fresh.add(handler)
-        loop.call_later(limits.HANDSHAKE_SECONDS, gateway.drop_if_silent, handler)
-        return handler
+        return gateway.connections.accept(runner.server)
 
     try:
         server = await loop.create_server(
@@ -108,14 +106,7 @@ async def serve(
         stores[0].close()
 
 
-class _Refused(asyncio.Protocol):
-    """A connection too many."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport.close()
-
-
-async def _compute(known: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
+async def _compute(known: list[tuple[Challenge, Answers]]) -> None:
     """Append known answers as another process computes them: torch stays out of this one."""
     command = [sys.executable, "-m", "zo_sweeps.fleet.known_answers", str(CHALLENGES)]
     process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, limit=2**24)
@@ -124,7 +115,7 @@ async def _compute(known: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
         async for line in process.stdout:
             with contextlib.suppress(ValueError):
                 challenge, answer = json.loads(line)
-                known.append((challenge, answer))
+                known.append((Challenge.read(challenge), Answers.read(answer)))
         if not known:
             _log(f"no known answers could be computed (status {await process.wait()}): no board can join")
     finally:
