@@ -47,7 +47,8 @@ def nodes(note: Mapping[str, Any], driver: str, now: float) -> list[Node]:
             gpus=agent["facts"]["gpus"],
             memory_bytes=int(agent["facts"]["memory_bytes"]),
             programs=bool(agent["facts"].get("programs")),
-            slots=agent["slots"] - sum(owner != driver for owner, _ in agent["running"]),
+            slots=agent["slots"],
+            leased=sum(owner != driver for owner, _ in agent["running"]),
             refused=agent["refused"],
         )
         for agent in note["agents"]
