@@ -62,11 +62,20 @@ def run(folder: Path, nodes: Cluster, sweeps: Sequence[tuple[float, int]]) -> li
     finally:
         for driver in drivers:
             driver.kill()
-    return [_work(folder / str(number), count) for number, (_, count) in enumerate(sweeps)]
+    return [work(folder / str(number), _trials(count)) for number, (_, count) in enumerate(sweeps)]
 
 
 def row(name: str, sweeps: Sequence[Work]) -> Row:
-    """Return the largest distance of a sweep's share from an equal one, in per cent of that, while all have trials.
+    """Return the largest distance of a sweep's share from an equal one, in per cent of that, while all have trials."""
+    distance, detail = off_equal(sweeps, SLOTS)
+    lengths = [STEP_SECONDS * steps for steps in STEPS]
+    limit = "the start of a process, and the trials in flight"
+    name = f"three sweeps on two slots, {name}: off an equal share"
+    return Row(name, distance, "%", MUST, AIM, limit, {"seconds_of_a_trial": lengths, **detail})
+
+
+def off_equal(sweeps: Sequence[Work], slots: int) -> tuple[float, dict[str, Any]]:
+    """Return the largest distance from an equal share, in per cent of that, while all sweeps have trials, and details.
 
     That is from the first trial of the last sweep to begin, until the last trial of the first sweep to end has begun.
     """
@@ -74,23 +83,21 @@ def row(name: str, sweeps: Sequence[Work]) -> Row:
     last = min(max(begin for begin, _ in work) for work in sweeps)
     seconds = [sum(max(0.0, min(end, last) - max(begin, first)) for begin, end in work) for work in sweeps]
     equal = sum(seconds) / len(seconds)
-    distance = 100 * max(abs(one - equal) for one in seconds) / equal
-    detail: dict[str, Any] = {
-        "slots": SLOTS,
+    distance = 100 * max(abs(one - equal) for one in seconds) / equal if equal else 100.0
+    return distance, {
+        "slots": slots,
         "trials": [len(work) for work in sweeps],
-        "seconds_of_a_trial": [STEP_SECONDS * steps for steps in STEPS],
         "window_seconds": round(last - first, 1),
         "slot_seconds": [round(one, 1) for one in seconds],
         "trials_ended_in_window": [sum(first < end <= last for _, end in work) for work in sweeps],
-        "slots_at_work": round(sum(seconds) / (last - first) / SLOTS, 3),
+        "slots_at_work": round(sum(seconds) / (last - first) / slots, 3) if last > first else 0.0,
     }
-    limit = "the start of a process, and the trials in flight"
-    return Row(f"three sweeps on two slots, {name}: off an equal share", distance, "%", MUST, AIM, limit, detail)
 
 
-def _work(state: Path, count: int) -> Work:
+def work(state: Path, trials: Sequence[Trial]) -> Work:
+    """Return when the trials of a sweep that has ended ran, by their journals."""
     with contextlib.closing(JournalStore(state)) as store:
-        events = [store.read(trial.trial_id) for trial in _trials(count)]
+        events = [store.read(trial.trial_id) for trial in trials]
     return [(float(journal[0]["time"]), float(journal[-1]["time"])) for journal in events]
 
 
