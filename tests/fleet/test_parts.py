@@ -28,6 +28,7 @@ from zo_sweeps.fleet import head, preflight, secrets, service, systemd, worker
 from zo_sweeps.fleet.inventory import Device, capabilities, row, show, to_json
 from zo_sweeps.fleet.node import FIXED_PORTS, labels, node_arguments, port_range, running, sanitised, terminate
 from zo_sweeps.fleet.worker import WorkerOptions, gpus_lent, memory_lent, profile
+from zo_sweeps.methods.kinds.synthesis import Synthesis
 from zo_sweeps.schedule import gcs
 from zo_sweeps.schedule.cluster import living
 
@@ -44,6 +45,8 @@ def test_labels_are_such_as_ray_takes() -> None:
     assert found["zo.name"] == "Ole-s-board-nd-so"
     assert found["zo.version"] == __version__
     assert found["zo.programs"] == "true", "executorch is part of the tests' environment"
+    tools = {key.removeprefix("zo.tool."): version for key, version in found.items() if key.startswith("zo.tool.")}
+    assert tools == Synthesis.installed_tools()
 
 
 def test_of_a_machine_that_joined_again_only_the_newest_node_counts_as_alive() -> None:
@@ -194,7 +197,7 @@ def test_what_is_not_known_of_a_device_is_a_dash_and_unified_memory_is_one_numbe
         "up,\n3 s ago",
         "–",
     ]
-    assert capabilities({"executorch": True}) == ["executorch"]
+    assert capabilities({"executorch": True, "tools": ["pyosys 0.70"]}) == ["executorch", "pyosys"]
     discrete = {**facts, "unified": False, "memory_bytes": 24 * GIB}
     assert row(Device("n", "cuda", "up", facts=discrete), 0.0)[2] == "3.0 of 8.0 GiB\nfree; GPU 24.0 GiB"
 

@@ -162,8 +162,9 @@ def test_the_nodes_are_the_agents_that_are_online(store: Store) -> None:
     note = Note.read(json.loads(json.dumps(sent.to_json())))  # as it comes from the head
     assert note == sent
     (node,) = agents.nodes(note, "d", time.time())
-    assert (node.node_id, node.device, node.cpus, node.gpus, node.slots) == ("agent:board", "jetson-tx2", 4, 1, 0)
-    assert agents.nodes(note, "other", time.time())[0].slots == 1, "its own lease leaves it its slot"
+    assert (node.node_id, node.device, node.cpus, node.gpus) == ("agent:board", "jetson-tx2", 4, 1)
+    assert (node.slots, node.leased) == (1, 1)
+    assert agents.nodes(note, "other", time.time())[0].leased == 0, "its own lease leaves it its slot"
     assert agents.nodes(note, "d", time.time() + agents.NOTE_SECONDS + 1) == [], "nobody writes the note any more"
     silent = replace(note.agents[0], heard=note.time - leases.OFFLINE_SECONDS)
     assert agents.nodes(replace(note, agents=(silent,)), "d", time.time()) == []
@@ -192,7 +193,7 @@ def test_slots_of_agents() -> None:
     assert slots.choose(TRIAL) == (None, None)
     busy.trial = None
     assert slots.choose(TRIAL) == (busy, None)
-    slots.see([replace(BOARD, slots=0)], {})
+    slots.see([replace(BOARD, leased=1)], {})
     assert slots.choose(TRIAL) == (None, None), "another driver took it"
     shared = replace(TRIAL, shared_steps=SharedSteps(4))
     team = Slots("", 1, None, Workers(2), Agents())

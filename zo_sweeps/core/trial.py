@@ -72,6 +72,7 @@ class Needs:
     precision: str = field(default="", compare=False)  # how it stores and multiplies weights
     # These bytes by `core.memory.Part`, as first estimated, without those of the process.
     parts: Mapping[str, int] = field(default_factory=dict, compare=False)
+    tools: tuple[str, ...] = ()  # distributions that it runs, with their versions: "pyosys 0.70"
 
 
 class Config(Protocol):
@@ -147,7 +148,8 @@ class Trial:
         """Read a trial; keys of other versions are ignored, so that old journals stay readable."""
         known = {name: value for name, value in data.items() if name in cls.__dataclass_fields__}
         shared = None if data.get("shared_steps") is None else SharedSteps(**data["shared_steps"])
-        read = {"config": Stored(data["config"]), "needs": Needs(**data["needs"]), "shared_steps": shared}
+        needs = Needs(**{**data["needs"], "tools": tuple(data["needs"].get("tools", ()))})
+        read = {"config": Stored(data["config"]), "needs": needs, "shared_steps": shared}
         return cls(**{**known, **read})
 
 

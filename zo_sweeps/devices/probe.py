@@ -11,6 +11,8 @@ from typing import Any
 import psutil
 
 from zo_sweeps.core.host import processor
+from zo_sweeps.methods import registry
+from zo_sweeps.methods.kind import Kind
 
 BOARD = Path("/proc/device-tree/model")  # NVIDIA's boards write their name here
 GPU_NODES = ("/dev/nvidiactl", "/dev/nvhost-ctrl", "/dev/nvhost-ctrl-gpu", "/dev/nvmap", "/dev/dxg")
@@ -30,8 +32,8 @@ def probe() -> dict[str, Any]:
 
     `kind` (cpu, cuda or jetson), `profile` (its device profile), `name`, `cores`, `memory_bytes` (of the memory that
     holds models: RAM, or the GPU's own), `memory_free_bytes`, `ram_bytes`, `ram_free_bytes`, `unified` (GPU
-    and CPU share the RAM), `gpus` (names), `versions`, `executorch` (installed). Cost:
-    milliseconds; with a GPU, importing torch.
+    and CPU share the RAM), `gpus` (names), `versions`, `executorch` (installed), `tools` (of trials without a model, as
+    in `Needs`). Cost: milliseconds; with a GPU, importing torch.
     """
     ram = psutil.virtual_memory()
     name, gpu = board(), _gpu()
@@ -52,7 +54,16 @@ def probe() -> dict[str, Any]:
         "gpus": gpu.get("names", []),
         "versions": {"python": platform.python_version(), **{lib: _version(lib) for lib in LIBRARIES}},
         "executorch": util.find_spec("executorch") is not None,
+        "tools": [
+            f"{name} {version}" for kind in kinds_with_tools() for name, version in kind.installed_tools().items()
+        ],
     }
+
+
+def kinds_with_tools() -> list[type[Kind]]:
+    """Return the kinds of trial that run tools."""
+    kinds = (registry.member("kind", name) for name in registry.names("kind"))
+    return [kind for kind in kinds if issubclass(kind, Kind) and kind.tools]
 
 
 def has_cuda() -> bool:

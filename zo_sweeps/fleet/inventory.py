@@ -200,10 +200,11 @@ def row(one: Device, now: float) -> list[str]:
 
 
 def capabilities(facts: Mapping[str, Any]) -> list[str]:
-    """Return the capabilities that a trial may need: cuda, precisions and updates tried there, executorch."""
+    """Return the capabilities that a trial may need: cuda, precisions and updates tried there, executorch, tools."""
     names = ["cuda"] if facts.get("gpus") else []
     names += [name for name, trouble in facts.get("codes", {}).items() if not trouble]
-    return names + (["executorch"] if facts.get("executorch") else [])
+    names += ["executorch"] if facts.get("executorch") else []
+    return names + [tool.partition(" ")[0] for tool in facts.get("tools", ())]
 
 
 def _memory(facts: Mapping[str, Any]) -> str:

@@ -43,6 +43,7 @@ class Availability:
         tokens: mean tokens per sequence, for the cost.
         trainable: number of trainable parameters; 0 if the model's shape is unknown.
         remarks: lines on what limits a trial that can run.
+        tools: see `Needs`.
     """
 
     config: TrialConfig
@@ -52,6 +53,7 @@ class Availability:
     tokens: float
     trainable: int
     remarks: tuple[str, ...] = ()
+    tools: tuple[str, ...] = ()
 
 
 class Places:
@@ -244,16 +246,12 @@ class Places:
 
 def _of_tools(config: TrialConfig) -> Availability:
     """Return the needs of a trial without a model: tools, whose versions become part of its identity."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    kind, versions, reasons = config.method.kind, [], []
-    for name in kind.tools:
-        try:
-            versions.append(f"{name} {version(name)}")
-        except PackageNotFoundError:
-            reasons.append(f"{name} is not installed here: {kind.extra}")
+    kind = config.method.kind
+    there = kind.installed_tools()
+    reasons = tuple(f"{name} is not installed here: {kind.extra}" for name in kind.tools if name not in there)
+    versions = tuple(f"{name} {version}" for name, version in there.items())
     with_versions = replace(config, method=replace(config.method, kind=kind.with_versions(versions)))
-    return Availability(with_versions, tuple(reasons), 0, {}, 0, 0)
+    return Availability(with_versions, reasons, 0, {}, 0, 0, tools=versions)
 
 
 def _most(config: TrialConfig, model: ModelStatus) -> int:

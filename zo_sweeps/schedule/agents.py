@@ -49,7 +49,8 @@ def nodes(note: Note, driver: str, now: float) -> list[Node]:
             gpus=agent.facts.gpus,
             memory_bytes=agent.facts.memory_bytes,
             programs=agent.facts.probe.executorch,
-            slots=agent.slots - sum(owner != driver for owner, _ in agent.running),
+            slots=agent.slots,
+            leased=sum(owner != driver for owner, _ in agent.running),
             refused=agent.refused,
         )
         for agent in note.agents

@@ -25,7 +25,9 @@ class Node:
         cpus, gpus: CPUs and GPUs that it lends.
         memory_bytes: main memory that it lends (unified memory on an edge device).
         programs: whether ExecuTorch is installed, for trials that run as exported programs.
-        slots: of an agent, trials that it takes of this driver at a time; None: a node of Ray's, as many as CPUs allow.
+        tools: that are installed, as in `Needs`; None: not known, as of a node that Ray alone started.
+        slots: of an agent, trials that it takes at a time; None: a node of Ray's, as many as CPUs allow.
+        leased: of an agent, slots that other drivers have, by its store; up to two seconds old.
         refused: what it does not lend ("noise", a precision) -> why: see `fleet.known_answers`.
     """
 
@@ -36,7 +38,9 @@ class Node:
     gpus: float
     memory_bytes: int
     programs: bool = False
+    tools: frozenset[str] | None = None
     slots: int | None = None
+    leased: int = 0
     refused: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @property
@@ -85,6 +89,8 @@ def refusal(needs: Needs, node: Node, cpus: int = 1) -> str:
             return f"does not lend {part}: {why}"
     if needs.programs and not node.programs:
         return f"has no executorch: {EDGE}"
+    if absent := [tool for tool in needs.tools if node.tools is not None and tool not in node.tools]:
+        return f"has no {' and no '.join(absent)}: pip install {' '.join(tool.replace(' ', '==') for tool in absent)}"
     lacks = [f"lends {node.cpus:g} CPUs where executor.cpus_per_trial is {cpus}"] if node.cpus < cpus else []
     if takes_main_memory(needs, node) and needs.memory_bytes > node.memory_bytes:
         lacks.append(f"lends {gib(node.memory_bytes)} of memory")

@@ -177,4 +177,11 @@ def _node(description: dict[str, Any]) -> Node:
         memory_bytes=int(resources.get("memory", 0)),
         # Absent on the node of a local cluster: `this_host` has left out what cannot run there.
         programs=labels.get(PROGRAMS_LABEL) != "false",
+        tools=_tools(labels) if PROGRAMS_LABEL in labels else None,
     )
+
+
+def _tools(labels: Mapping[str, str]) -> frozenset[str]:
+    """Return the tools of a node, as in `Needs`."""
+    prefix = cluster.TOOL_LABEL
+    return frozenset(f"{key[len(prefix) :]} {version}" for key, version in labels.items() if key.startswith(prefix))
