@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from zo_sweeps.core.host import GIB
 from zo_sweeps.core.trial import Trial
 from zo_sweeps.schedule.agents import AgentSlot, bound_to_hosts
 from zo_sweeps.schedule.fairness import Claim, first_served
@@ -17,6 +18,8 @@ from zo_sweeps.schedule.ray_agents import Agents
 from zo_sweeps.schedule.sharing import Workers
 
 LOOSE = 1.5  # an actor runs no trial that needs less than its memory divided by this: others may need the rest
+SPARE = 1.25  # an actor holds up to this times what its first trial needs, so that trials like it need no new process
+SMALL = GIB  # ... and up to so many bytes whatever it needs; a process with its libraries takes about as much
 WANTED_SECONDS = 3.0  # a wish that was not repeated for so long has been granted
 IDLE_SECONDS = 30.0  # an idle actor keeps its base model for so long, on a cluster that others use too
 LEFT_SECONDS = 10.0  # time allowed for another sweep to take a slot that is left to it
@@ -282,6 +285,15 @@ class Slots:
             and (node.slots is None or len(here) < node.slots)
         )
 
+    def _spare(self, node: Node, memory: int) -> int:
+        """Return the bytes that a new actor holds beyond `memory`: none that a further actor like it would need."""
+        if not memory:
+            return 0
+        here = [slot.memory_bytes for slot in self._slots if slot.node.node_id == node.node_id]
+        free = node.memory_bytes - sum(here) - self._taken.get(node.node_id, (0.0, 0.0, 0.0))[2]
+        actors = min(node.cpus // self._cpus, node.memory_bytes // memory)
+        return max(0, int(min(max(SPARE * memory, SMALL), node.memory_bytes / actors, free)) - memory)
+
     def _new(self, node: Node, gpus: int, memory: int) -> Slot:
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -289,11 +301,12 @@ class Slots:
         while not self._room(node, gpus, memory, self._slots):
             idle = [slot for slot in self._slots if slot.trial is None]
             self.drop(min(idle, key=lambda slot: slot.node.node_id != node.node_id))
+        memory += self._spare(node, memory)
         if node.is_agent:
             self._slots.append(Slot(self._agents.slot(node, self._cpus), node, gpus, memory_bytes=memory))
             return self._slots[-1]
         actor = (
-            ray.remote(concurrency_groups={"ctl": 2})(TrialActor)  # type: ignore[call-overload]
+            ray.remote(concurrency_groups={"ctl": 2})(TrialActor)  # type: ignore[call-overload]  # not in Ray's types
             .options(
                 num_cpus=self._cpus,
                 num_gpus=gpus,
@@ -310,4 +323,4 @@ class Slots:
 
 def _suits(slot: Slot, gpus: int, memory: int) -> bool:
     """Return whether an idle actor has the GPUs and the main memory for a trial, and not much more memory."""
-    return slot.gpus == gpus and memory <= slot.memory_bytes <= LOOSE * memory
+    return slot.gpus == gpus and memory <= slot.memory_bytes <= LOOSE * max(memory, SMALL)
