@@ -103,8 +103,8 @@ class Machines:
         )
         self.said = started.stdout
         assert started.returncode == 0, started.stderr + self.log()
-        self.address = re.search(r"Ray head: (\S+)", self.said)[1]  # type: ignore[index]
-        self.token = Path(re.search(r"token: (\S+)", self.said)[1])  # type: ignore[index]
+        self.address = re.search(r"Ray head: (\S+)", self.said)[1]
+        self.token = Path(re.search(r"token: (\S+)", self.said)[1])
 
     def log(self) -> str:
         return "\n".join(p.read_text() for p in (self.state / "head").glob("*.log"))

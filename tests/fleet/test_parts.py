@@ -208,7 +208,7 @@ JOBS = REPO / "jobs"
 
 def service_section(text: str) -> dict[str, str]:
     unit = configparser.ConfigParser(strict=False, interpolation=None)
-    unit.optionxform = str  # type: ignore[method-assign,assignment]
+    unit.optionxform = str
     unit.read_string(text)
     return dict(unit["Service"])
 
@@ -290,7 +290,7 @@ def test_devices_fit_80_columns_and_are_json_for_programs() -> None:
     for width in (80, 160):
         console = Console(width=width, file=io.StringIO(), highlight=False)
         show(devices, console, 103.0)
-        printed[width] = console.file.getvalue()  # type: ignore[attr-defined]
+        printed[width] = console.file.getvalue()
         assert max(map(len, printed[width].splitlines())) <= width
     narrow = [" ".join(line.split()) for line in printed[80].splitlines()]
     assert narrow[0] == "name orin-nano-on-the-bench"

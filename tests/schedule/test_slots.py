@@ -60,13 +60,37 @@ def test_an_actor_that_has_not_answered_is_counted_once_it_has() -> None:
 
 
 def test_an_idle_actor_takes_trials_that_need_its_memory_and_not_much_less() -> None:
-    mine = slots(limit=2, CPU=1.0, memory=3.0 * GIB)
-    idle = Slot(None, DESK, 0, heard=True, memory_bytes=GIB)
+    mine = slots(limit=2, CPU=1.0, memory=4.0 * GIB)
+    idle = Slot(None, DESK, 0, heard=True, memory_bytes=3 * GIB)
     mine._slots.append(idle)
-    assert mine.choose(needing(GIB)) == (idle, None)
-    assert mine.choose(needing(GIB * 3 // 4)) == (idle, None)
-    assert mine.choose(needing(GIB // 2)) == (None, DESK)
-    assert mine.choose(needing(GIB + 1)) == (None, DESK)
+    assert mine.choose(needing(3 * GIB)) == (idle, None)
+    assert mine.choose(needing(GIB * 9 // 4)) == (idle, None)
+    assert mine.choose(needing(GIB * 3 // 2)) == (None, DESK)
+    assert mine.choose(needing(3 * GIB + 1)) == (None, DESK)
+
+
+@pytest.mark.parametrize(
+    ("needs", "free", "holds"),
+    [
+        (GIB // 2, 4.0, GIB),  # as any small trial
+        (GIB * 3 // 2, 4.0, GIB * 15 // 8),  # a quarter more
+        (GIB * 19 // 10, 4.0, 2 * GIB),  # two of them share the node
+        (GIB * 19 // 10, 1.95, int(1.95 * GIB)),  # others hold the rest
+        (2 * GIB, 4.0, 2 * GIB),
+        (0, 4.0, 0),
+    ],
+)
+def test_an_actor_holds_a_little_more_than_its_trial_needs_and_then_takes_others_like_it(
+    needs: int, free: float, holds: int
+) -> None:
+    mine = slots(CPU=2.0, memory=free * GIB)
+    held = needs + mine._spare(DESK, needs)
+    assert held == holds
+    idle = Slot(None, DESK, 0, memory_bytes=held)
+    mine._slots.append(idle)
+    assert mine.choose(needing(needs)) == (idle, None)
+    assert mine.choose(needing(held)) == (idle, None)
+    assert mine.choose(needing(max(0, needs - GIB // 100))) == (idle, None)
 
 
 def test_a_free_cpu_is_left_to_a_sweep_that_waits_and_has_had_less(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,7 @@ def drawn(n: int = 200, labels: int = 2) -> tuple[list[int], list[int]]:
 
 def counts(predictions: list[int], golds: list[int], label: int) -> tuple[int, int, int, int]:
     pairs = [(p == label, g == label) for p, g in zip(predictions, golds, strict=True)]
-    return tuple(pairs.count(pair) for pair in ((True, True), (True, False), (False, True), (False, False)))  # type: ignore[return-value]
+    return tuple(pairs.count(pair) for pair in ((True, True), (True, False), (False, True), (False, False)))
 
 
 @pytest.mark.parametrize("positive", [0, 1])

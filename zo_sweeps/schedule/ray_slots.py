@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from zo_sweeps.core.host import GIB
 from zo_sweeps.core.trial import Event, Trial
 from zo_sweeps.schedule.agents import AgentSlot, bound_to_hosts
 from zo_sweeps.schedule.fairness import Claim, Held, base, first_served
@@ -17,6 +18,8 @@ from zo_sweeps.schedule.ray_agents import Agents
 from zo_sweeps.schedule.sharing import Workers
 
 LOOSE = 1.5  # an actor runs no trial that needs less than its memory divided by this: others may need the rest
+SPARE = 1.25  # an actor holds up to this times what its first trial needs, so that trials like it need no new process
+SMALL = GIB  # ... and up to so many bytes whatever it needs; a process with its libraries takes about as much
 IDLE_SECONDS = 30.0  # an idle actor keeps its base model for so long, on a cluster that others use too
 LEFT_SECONDS = 10.0  # time allowed for another sweep to take a slot that is left to it
 PASSED_SECONDS = 30.0  # for so long no slot is left to one that took none in that time: it may need more memory
@@ -358,8 +361,7 @@ class Slots:
     def _fits(self, node: Node, gpus: int, memory: int, slots: Sequence[Slot]) -> bool:
         """Return whether one more actor fits on `node` in addition to `slots` and to what others hold there."""
         here = [slot for slot in slots if slot.node.node_id == node.node_id]
-        taken, claimed = self._taken.get(node.node_id, NOTHING), self._claimed.get(node.node_id, NOTHING)
-        slots_taken, cpus_taken, gpus_taken, memory_taken = map(max, taken, claimed)
+        slots_taken, cpus_taken, gpus_taken, memory_taken = self._of_others(node)
         return (
             (len(here) + 1) * self._cpus + cpus_taken <= node.cpus
             and sum(slot.gpus for slot in here) + gpus + gpus_taken <= node.gpus
@@ -367,10 +369,26 @@ class Slots:
             and (node.slots is None or len(here) + slots_taken < node.slots)
         )
 
+    def _of_others(self, node: Node) -> Held:
+        """Return what others hold on `node`, by Ray or by what they say, whichever is more."""
+        taken, claimed = self._taken.get(node.node_id, NOTHING), self._claimed.get(node.node_id, NOTHING)
+        slots, cpus, gpus, memory = map(max, taken, claimed)
+        return int(slots), float(cpus), int(gpus), int(memory)
+
+    def _spare(self, node: Node, memory: int) -> int:
+        """Return the bytes that a new actor holds beyond `memory`: none that a further actor like it would need."""
+        if not memory:
+            return 0
+        here = [slot.memory_bytes for slot in self._slots if slot.node.node_id == node.node_id]
+        free = node.memory_bytes - sum(here) - self._of_others(node)[3]
+        actors = min(node.cpus // self._cpus, node.memory_bytes // memory)
+        return max(0, int(min(max(SPARE * memory, SMALL), node.memory_bytes / actors, free)) - memory)
+
     def _new(self, node: Node, gpus: int, memory: int) -> Slot:
         while not self._room(node, gpus, memory, self._slots):
             idle = [slot for slot in self._slots if slot.trial is None]
             self.drop(min(idle, key=lambda slot: slot.node.node_id != node.node_id))
+        memory += self._spare(node, memory)
         if node.is_agent:
             actor: Any = self._agents.slot(node, self._cpus)
         else:
@@ -383,7 +401,7 @@ class Slots:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         return (
-            ray.remote(concurrency_groups={"ctl": 2})(TrialActor)  # type: ignore[call-overload]
+            ray.remote(concurrency_groups={"ctl": 2})(TrialActor)  # type: ignore[call-overload]  # not in Ray's types
             .options(
                 num_cpus=self._cpus,
                 num_gpus=gpus,
@@ -407,4 +425,4 @@ def _exceeds(node: Node, one: Held, other: Held) -> bool:
 
 def _suits(slot: Slot, gpus: int, memory: int) -> bool:
     """Return whether an idle actor has the GPUs and the main memory for a trial, and not much more memory."""
-    return slot.gpus == gpus and memory <= slot.memory_bytes <= LOOSE * memory
+    return slot.gpus == gpus and memory <= slot.memory_bytes <= LOOSE * max(memory, SMALL)
