@@ -361,7 +361,7 @@ class Slots:
     def _fits(self, node: Node, gpus: int, memory: int, slots: Sequence[Slot]) -> bool:
         """Return whether one more actor fits on `node` in addition to `slots` and to what others hold there."""
         here = [slot for slot in slots if slot.node.node_id == node.node_id]
-        slots_taken, cpus_taken, gpus_taken, memory_taken = self._of_others(node)
+        slots_taken, cpus_taken, gpus_taken, memory_taken = self._held_by_others(node)
         return (
             (len(here) + 1) * self._cpus + cpus_taken <= node.cpus
             and sum(slot.gpus for slot in here) + gpus + gpus_taken <= node.gpus
@@ -369,7 +369,7 @@ class Slots:
             and (node.slots is None or len(here) + slots_taken < node.slots)
         )
 
-    def _of_others(self, node: Node) -> Held:
+    def _held_by_others(self, node: Node) -> Held:
         """Return what others hold on `node`, by Ray or by what they say, whichever is more."""
         taken, claimed = self._taken.get(node.node_id, NOTHING), self._claimed.get(node.node_id, NOTHING)
         slots, cpus, gpus, memory = map(max, taken, claimed)
@@ -380,7 +380,7 @@ class Slots:
         if not memory:
             return 0
         here = [slot.memory_bytes for slot in self._slots if slot.node.node_id == node.node_id]
-        free = node.memory_bytes - sum(here) - self._of_others(node)[3]
+        free = node.memory_bytes - sum(here) - self._held_by_others(node)[-1]
         actors = min(node.cpus // self._cpus, node.memory_bytes // memory)
         return max(0, int(min(max(SPARE * memory, SMALL), node.memory_bytes / actors, free)) - memory)
 

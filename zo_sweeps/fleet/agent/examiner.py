@@ -125,6 +125,7 @@ def main() -> None:
     os.dup2(2, 1)  # what libraries print is no answer
     for line in sys.stdin:
         asked = json.loads(line)
+        found: Mapping[str, Any]
         if asked == PROBE:
             found = probe()
         elif asked in (HOST, APART):
