@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.schedule.boards import FACTS
+from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import Needs, Outcome, SharedSteps, Stored, Trial, TrialState
 from zo_sweeps.schedule import agents, leases
 from zo_sweeps.schedule.agent_facts import Note
@@ -159,7 +160,7 @@ def test_a_stop_does_not_wait_for_an_agent_that_is_away(store: Store, tmp_path: 
 def test_the_nodes_are_the_agents_that_are_online(store: Store) -> None:
     store.lease("other", "board", {"trial_id": "u"}, [], 1)
     sent = Note(time.time(), "", tuple(store.agents()))
-    note = Note.read(json.loads(json.dumps(sent.to_json())))  # as it comes from the head
+    note = Note.of(json.loads(json.dumps(sent.to_json())))  # as it comes from the head
     assert note == sent
     (node,) = agents.nodes(note, "d", time.time())
     assert (node.node_id, node.device, node.cpus, node.gpus) == ("agent:board", "jetson-tx2", 4, 1)
@@ -168,6 +169,8 @@ def test_the_nodes_are_the_agents_that_are_online(store: Store) -> None:
     assert agents.nodes(note, "d", time.time() + agents.NOTE_SECONDS + 1) == [], "nobody writes the note any more"
     silent = replace(note.agents[0], heard=note.time - leases.OFFLINE_SECONDS)
     assert agents.nodes(replace(note, agents=(silent,)), "d", time.time()) == []
+    with pytest.raises(UserError, match="install the head's version"):
+        Note.of({**sent.to_json(), "agents": [{"name": "b"}]})
 
 
 BOARD = Node("agent:b", "b", "cpu", 4, 0, 2**34, slots=1, refused={"nf4": "no kernel"})

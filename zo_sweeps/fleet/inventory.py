@@ -78,7 +78,7 @@ def read(head: Head) -> list[Device]:
             facts=facts,
             runs=tuple(runs.get(node["NodeID"], ())),
         )
-    every = [*devices.values(), *(one for note in head.notes(AGENTS).values() for one in agents(Note.read(note)))]
+    every = [*devices.values(), *(one for note in head.notes(AGENTS).values() for one in agents(Note.of(note)))]
     return sorted(every, key=lambda one: (not one.is_head, one.state in ("gone", "left", "revoked"), one.name))
 
 

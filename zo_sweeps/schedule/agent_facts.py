@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from zo_sweeps.core.shape import Shape, item
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.shape import MalformedError, Shape, item
 from zo_sweeps.devices.live import Host, Reading
 
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")  # of an agent, and of a device profile
@@ -65,7 +67,7 @@ class Agent(Shape):
     live: Reading | None = None
     refused: Mapping[str, str] = item(dict, most=1000)
     answered: str = item("", most=100_000)
-    running: tuple[tuple[str, ...], ...] = item((), entries=SLOTS, most=1000)
+    running: tuple[tuple[str, ...], ...] = item((), entries=SLOTS, most=100_000)
 
     def is_online(self, now: float) -> bool:
         """Return whether it joined and was heard of lately, so that it may get a trial."""
@@ -89,3 +91,12 @@ class Note(Shape):
     time: float
     store: str = item(most=4096)
     agents: tuple[Agent, ...] = item((), entries=100_000)
+
+    @classmethod
+    def of(cls, value: Any) -> Note:
+        """Return the note that a head left, from parsed JSON. Raises UserError for one of another version."""
+        try:
+            return cls.read(value)
+        except MalformedError as error:
+            fix = "install the head's version of zo-sweeps here"
+            raise UserError(f"the head's note on its agents has another form ({error})", fix=fix) from None

@@ -34,7 +34,7 @@ class Agents:
             note = ray_private.get_note(cluster.AGENTS, cluster.NOTES)
         if note is None:
             return []
-        parsed = Note.read(json.loads(note))
+        parsed = Note.of(json.loads(note))
         self._store = parsed.store
         return nodes(parsed, self._driver, time.time())
 

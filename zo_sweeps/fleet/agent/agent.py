@@ -22,6 +22,7 @@ import psutil
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import replace_text
 from zo_sweeps.core.host import gib
+from zo_sweeps.core.shape import MalformedError
 from zo_sweeps.core.trial import Outcome, TrialState
 from zo_sweeps.devices.energy import EnergyMeter
 from zo_sweeps.devices.live import changing
@@ -215,14 +216,14 @@ class Agent:
     def _accept(self, offer: Offer) -> None:
         """Fetch a new lease."""
         try:
-            contents = understood(LeaseContents, self._link.get(f"/v1/leases/{offer.lease}"))
+            contents = LeaseContents.read(self._link.get(f"/v1/leases/{offer.lease}"))
             spool = Spool.create(self._root, replace(contents, lease=Path(offer.lease).name))
         except UnreachableError:
             return  # the head names it again
         except RefusedError as error:
             self._refused_of(error)
             return
-        except (UserError, OSError) as error:  # its events here are damaged, or the disk is full
+        except (UserError, OSError, MalformedError) as error:  # its events here are damaged, or the disk is full
             self._give_back(offer, str(error))
             return
         self._spools[spool.lease] = spool
