@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +30,32 @@ SLOTS = 2
 STEP_SECONDS, STEPS = 0.1, (10, 20)  # of a trial: 1 to 2 s
 COUNT = 40  # trials of a sweep
 LATER_SECONDS = 15.0
+JOINED = "joined"  # a file of a sweep's state folder: when it had joined
 MUST, AIM = 10.0, 5.0  # per cent
 
-Work = list[tuple[float, float]]  # from and until when a sweep's trials ran (Unix seconds), one pair per trial
+
+@dataclass(frozen=True)
+class Work:
+    """What a sweep did, in Unix seconds.
+
+    Args:
+        joined: when it had joined the cluster.
+        trials: from and until when each of its trials ran.
+    """
+
+    joined: float
+    trials: Sequence[tuple[float, float]]
+
+    @classmethod
+    def of(cls, state: Path, trials: Sequence[Trial], joined: float) -> Work:
+        """Read the journals of a sweep that has ended."""
+        with contextlib.closing(JournalStore(state)) as store:
+            events = [store.read(trial.trial_id) for trial in trials]
+        return cls(joined, [(float(journal[0]["time"]), float(journal[-1]["time"])) for journal in events])
+
+    def within(self, first: float, last: float) -> float:
+        """Return the slot-seconds of its trials in a window."""
+        return sum(max(0.0, min(end, last) - max(begin, first)) for begin, end in self.trials)
 
 
 def rows(rounds: int) -> Iterator[Row]:
@@ -62,7 +85,11 @@ def run(folder: Path, nodes: Cluster, sweeps: Sequence[tuple[float, int]]) -> li
     finally:
         for driver in drivers:
             driver.kill()
-    return [work(folder / str(number), _trials(count)) for number, (_, count) in enumerate(sweeps)]
+    states = [folder / str(number) for number in range(len(sweeps))]
+    return [
+        Work.of(state, _trials(count), float((state / JOINED).read_text()))
+        for state, (_, count) in zip(states, sweeps, strict=True)
+    ]
 
 
 def row(name: str, sweeps: Sequence[Work]) -> Row:
@@ -77,28 +104,21 @@ def row(name: str, sweeps: Sequence[Work]) -> Row:
 def off_equal(sweeps: Sequence[Work], slots: int) -> tuple[float, dict[str, Any]]:
     """Return the largest distance from an equal share, in per cent of that, while all sweeps have trials, and details.
 
-    That is from the first trial of the last sweep to begin, until the last trial of the first sweep to end has begun.
+    That is from when the last of them joined until the first of them has begun its last trial.
     """
-    first = max(min(begin for begin, _ in work) for work in sweeps)
-    last = min(max(begin for begin, _ in work) for work in sweeps)
-    seconds = [sum(max(0.0, min(end, last) - max(begin, first)) for begin, end in work) for work in sweeps]
+    first = max(work.joined for work in sweeps)
+    last = min(max(begin for begin, _ in work.trials) for work in sweeps)
+    seconds = [work.within(first, last) for work in sweeps]
     equal = sum(seconds) / len(seconds)
     distance = 100 * max(abs(one - equal) for one in seconds) / equal if equal else 100.0
     return distance, {
         "slots": slots,
-        "trials": [len(work) for work in sweeps],
+        "trials": [len(work.trials) for work in sweeps],
         "window_seconds": round(last - first, 1),
         "slot_seconds": [round(one, 1) for one in seconds],
-        "trials_ended_in_window": [sum(first < end <= last for _, end in work) for work in sweeps],
+        "trials_ended_in_window": [sum(first < end <= last for _, end in work.trials) for work in sweeps],
         "slots_at_work": round(sum(seconds) / (last - first) / slots, 3) if last > first else 0.0,
     }
-
-
-def work(state: Path, trials: Sequence[Trial]) -> Work:
-    """Return when the trials of a sweep that has ended ran, by their journals."""
-    with contextlib.closing(JournalStore(state)) as store:
-        events = [store.read(trial.trial_id) for trial in trials]
-    return [(float(journal[0]["time"]), float(journal[-1]["time"])) for journal in events]
 
 
 def _trials(count: int) -> list[Trial]:
@@ -110,10 +130,11 @@ def _trials(count: int) -> list[Trial]:
 
 def main(state: str, address: str, count: str) -> None:
     """Run the sweep of one driver."""
-    folder = Path(state)
+    folder, joined = Path(state), list[float]()
     backend = RayBackend(folder, address=address, target=TARGET)
     with contextlib.closing(JournalStore(folder)) as store, Ledger(folder) as ledger:
-        Sweep(_trials(int(count)), backend, store, ledger).run()
+        Sweep(_trials(int(count)), backend, store, ledger, say=lambda line: joined.append(time.time())).run()
+    (folder / JOINED).write_text(str(joined[0]))
 
 
 if __name__ == "__main__":

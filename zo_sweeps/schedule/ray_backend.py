@@ -112,7 +112,8 @@ class RayBackend:
         kind = self._slots.kind(trial)
         slot = self._slots.take(trial, attempt, kind)
         slot.followers = [self._slots.take(trial, attempt, kind) for _ in range(self._workers.of_trial(trial) - 1)]
-        self._refreshed = 0.0  # the other sweeps are to know
+        if self._slots.others:
+            self._refreshed = 0.0  # they are to know
         slot.actor.run.remote(trial.to_json(), journal, attempt, self._sharing(slot, journal))
         self._drain(slot)
         return slot.node.name
