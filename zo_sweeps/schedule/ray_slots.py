@@ -290,7 +290,7 @@ class Slots:
         if not memory:
             return 0
         here = [slot.memory_bytes for slot in self._slots if slot.node.node_id == node.node_id]
-        free = node.memory_bytes - sum(here) - self._taken.get(node.node_id, (0.0, 0.0, 0.0))[2]
+        free = node.memory_bytes - sum(here) - self._taken.get(node.node_id, (0.0,))[-1]
         actors = min(node.cpus // self._cpus, node.memory_bytes // memory)
         return max(0, int(min(max(SPARE * memory, SMALL), node.memory_bytes / actors, free)) - memory)
 
