@@ -27,7 +27,7 @@ class Host(Shape):
 
     Args:
         kind, profile, name, cores, memory_bytes, memory_free_bytes, ram_bytes, ram_free_bytes, unified, gpus, versions,
-            executorch: see `probe`.
+            executorch, tools: see `probe`.
         l4t: the release of NVIDIA's system on a Jetson; "" on any other host.
         codes: see `devices.kernels.troubles`.
         host: its name on the network.
@@ -45,6 +45,7 @@ class Host(Shape):
     gpus: tuple[str, ...]
     versions: Mapping[str, str]
     executorch: bool
+    tools: tuple[str, ...] = ()
     l4t: str = ""
     codes: Mapping[str, str] = item(dict, most=10_000)
     host: str = ""

@@ -27,7 +27,7 @@ JETSONS = {  # part of the board's name -> device profile
 }
 
 
-class Host(TypedDict):
+class Probe(TypedDict):
     """A host as plain JSON."""
 
     kind: str  # cpu, cuda or jetson
@@ -51,7 +51,7 @@ class _Gpus(TypedDict):
     memory_free_bytes: int
 
 
-def probe() -> Host:
+def probe() -> Probe:
     """Describe this host. Cost: milliseconds; with a GPU, importing torch."""
     ram = psutil.virtual_memory()
     name, gpu = board(), _gpu()
