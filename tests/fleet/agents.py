@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -26,7 +27,7 @@ from typing import Any
 from tests.conftest import REPO
 from zo_sweeps.core.trial import Event, Trial
 
-DRIVER = "driver"
+DRIVER, PROGRAMS = "driver", "programs.json"
 PATIENCE = 60.0
 
 
@@ -118,12 +119,14 @@ class Cable:
 class Head:
     """A gateway, and a driver's side of its store."""
 
-    def __init__(self, folder: Path, lease_seconds: float) -> None:
+    def __init__(self, folder: Path, lease_seconds: float, programs: Any = None) -> None:
         from zo_sweeps.schedule.leases import FILE, Store
 
         folder.mkdir()
         self.folder, self.port, self._lease_seconds = folder, free_port(), lease_seconds
         self._agents: list[Process] = []
+        if programs is not None:
+            (folder / PROGRAMS).write_text(json.dumps([programs]))
         self.start()
         wait(lambda: (folder / "pki" / "ca.pem").exists() and "listening" in self._process.said)
         self.store = Store(folder / FILE)
@@ -189,8 +192,9 @@ class Head:
 
 
 @contextlib.contextmanager
-def head(folder: Path, lease_seconds: float = 3600) -> Iterator[Head]:
-    one = Head(folder, lease_seconds)
+def head(folder: Path, lease_seconds: float = 3600, programs: Any = None) -> Iterator[Head]:
+    """A gateway; `programs`: the known answers of the light client, with the challenge."""
+    one = Head(folder, lease_seconds, programs)
     try:
         yield one
     finally:
@@ -202,7 +206,10 @@ def _gateway(folder: str, port: str, lease_seconds: str) -> None:
 
     nothing: dict[str, Any] = {"noise": [], "model": {}, "precisions": []}
     answer: dict[str, Any] = {"noise": [], "losses": {}, "failed": {}}
-    asyncio.run(serve(Path(folder), "127.0.0.1", int(port), float(lease_seconds), None, [(nothing, answer)]))
+    challenges: dict[str, list[Any]] = {"answers": [(nothing, answer)]}
+    if (path := Path(folder) / PROGRAMS).exists():
+        challenges["programs"] = json.loads(path.read_text())
+    asyncio.run(serve(Path(folder), "127.0.0.1", int(port), float(lease_seconds), None, challenges))
 
 
 def _agent(url: str, code: str, state: str, name: str) -> int:
@@ -211,8 +218,8 @@ def _agent(url: str, code: str, state: str, name: str) -> int:
 
     link.LONGEST_WAIT = 0.5
     said = {"cpus": 1, "gpus": 0, "memory_bytes": 10**9, "slots": 1, "versions": {}, "probe": {"codes": {}}}
-    facts.facts = lambda device, lent: {"profile": device.name, **said}
-    facts.answers = lambda challenge, troubles: {"noise": [], "losses": {}, "failed": {}}
+    facts.facts = lambda device, lent, client: {"profile": device.name, **said}
+    facts.answers = lambda challenge, troubles, client: {"noise": [], "losses": {}, "failed": {}}
     commands.Agent = partial(agent.Agent, target="tests.schedule.fakes:run_trial")
     options = commands.AgentOptions(url, "" if code == "-" else code, "cpu", name)
     try:

@@ -27,6 +27,7 @@ from zo_sweeps.fleet.agent import keys
 from zo_sweeps.fleet.agent.link import Link, RefusedError, UnreachableError, pinned, unverified
 from zo_sweeps.fleet.gateway import app, limits, serve
 from zo_sweeps.fleet.gateway.identity import Authority, read_request
+from zo_sweeps.fleet.gateway.joining import ANSWERS
 from zo_sweeps.fleet.gateway.limits import Buckets
 from zo_sweeps.schedule import leases
 from zo_sweeps.schedule.leases import Store
@@ -105,7 +106,7 @@ def gateway(folder: Path, own: tuple[str, str] | None = None) -> Iterator[Head]:
 
     async def run() -> None:
         tasks.append(asyncio.current_task())
-        await serve.serve(folder, "127.0.0.1", one.port, 600.0, own, [(CHALLENGE, ANSWER)])
+        await serve.serve(folder, "127.0.0.1", one.port, 600.0, own, {ANSWERS: [(CHALLENGE, ANSWER)]})
 
     def thread() -> None:
         with contextlib.suppress(asyncio.CancelledError):

@@ -33,6 +33,7 @@ from zo_sweeps.bench.trials import trials
 from zo_sweeps.core.trial import Outcome, TrialState
 from zo_sweeps.fleet import codes
 from zo_sweeps.fleet.gateway.identity import Authority
+from zo_sweeps.fleet.gateway.joining import ANSWERS
 from zo_sweeps.fleet.gateway.process import listens
 from zo_sweeps.fleet.gateway.serve import PKI, open_many_files, serve
 from zo_sweeps.schedule import leases
@@ -240,4 +241,4 @@ def _spread(seconds: Sequence[float], cpu: float) -> dict[str, float]:
 if __name__ == "__main__":
     open_many_files()
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(serve(Path(sys.argv[1]), HOST, PORT, 3600.0, None, [({}, dict(KNOWN))]))
+        asyncio.run(serve(Path(sys.argv[1]), HOST, PORT, 3600.0, None, {ANSWERS: [({}, dict(KNOWN))]}))

@@ -72,6 +72,7 @@ class Needs:
     precision: str = field(default="", compare=False)  # how it stores and multiplies weights
     # These bytes by `core.memory.Part`, as first estimated, without those of the process.
     parts: Mapping[str, int] = field(default_factory=dict, compare=False)
+    client_bytes: int = field(default=0, compare=False)  # of a program: peak of the light client, where that runs it
 
 
 class Config(Protocol):

@@ -74,7 +74,9 @@ def jetson_profile(name: str) -> str:
 
 
 def _gpu() -> dict[str, Any]:
-    """Return the names of the CUDA GPUs that torch sees, and the first one's memory; {} if there are none."""
+    """Return the names of the CUDA GPUs that torch sees, and the first one's memory; {} without GPUs, or torch."""
+    if util.find_spec("torch") is None:
+        return {}
     if platform.system() == "Linux" and not any(os.path.exists(node) for node in GPU_NODES):
         return {}
     import torch

@@ -62,7 +62,7 @@ def challenge(seed: int) -> dict[str, Any]:
         for first in (0, drawn.randrange(1, 2**20), drawn.randrange(2**20, 2**30))
     ]
     rows = [[drawn.randrange(VOCABULARY) for _ in range(TOKENS)] for _ in range(ROWS)]
-    return {"noise": noise, "model": {"seed": drawn.randrange(2**31), "rows": rows}, "precisions": sorted(_offered())}
+    return {"noise": noise, "model": {"seed": drawn.randrange(2**31), "rows": rows}, "precisions": sorted(offered())}
 
 
 def answer(asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,10 +76,10 @@ def answer(asked: Mapping[str, Any]) -> dict[str, Any]:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     losses: dict[str, list[float]] = {}
     failed: dict[str, str] = {}
-    offered = _offered()
+    every = offered()
     for name in asked["precisions"]:
         try:
-            losses[name] = _losses(asked["model"], offered[name], device)
+            losses[name] = _losses(asked["model"], every[name], device)
         except Exception as error:  # a library that does not fit the device can raise anything
             failed[name] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
     return {NOISE: [_noise(one, device) for one in asked[NOISE]], "losses": losses, "failed": failed}
@@ -93,14 +93,14 @@ def compare(expected: Mapping[str, Any], got: Mapping[str, Any]) -> dict[str, st
     refused: dict[str, str] = {}
     if got.get(NOISE) != expected[NOISE]:
         refused[NOISE] = "its noise has other bits than the head's" if got.get(NOISE) else "it computed no noise"
-    offered = _offered()
+    every = offered()
     losses, failed = (_mapping(got.get(key)) for key in ("losses", "failed"))
     for name, wanted in expected["losses"].items():
         theirs = losses.get(name)
         if not isinstance(theirs, list) or len(theirs) != len(wanted):
             refused[name] = str(failed.get(name, "it computed no losses"))[:300]
             continue
-        precision = offered[name]
+        precision = every[name]
         unit = max(UNITS[precision.format.torch_name], CODES_UNIT if precision.rounds_activations else 0.0)
         for row, (ours, one) in enumerate(zip(wanted, theirs, strict=True)):
             if not isinstance(one, float) or not abs(one - ours) <= TOLERATED * unit * abs(ours):
@@ -113,7 +113,7 @@ def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _offered() -> dict[str, Precision]:
+def offered() -> dict[str, Precision]:
     """Return the precisions that need no preparation, by name."""
     made = {name: one() for name, one in registry.members("precision").items()}
     coded = {name for name, one in made.items() if isinstance(one, WeightOnlyPrecision) and one.prepared}
@@ -133,33 +133,33 @@ def _noise(one: Mapping[str, Any], device: str) -> str:
 def _losses(asked: Mapping[str, Any], precision: Precision, device: str) -> list[float]:
     import torch
 
-    model = _model(asked["seed"], precision, device)
+    built = model(ARCH, asked["seed"], precision, device)
     ids = torch.tensor(asked["rows"], device=device)
     with torch.no_grad():
-        hidden = model.hidden(ids)[:, :-1]
-        logits = model.head(hidden.flatten(0, 1)).float().view(*hidden.shape[:2], -1)
+        hidden = built.hidden(ids)[:, :-1]
+        logits = built.head(hidden.flatten(0, 1)).float().view(*hidden.shape[:2], -1)
         chosen = torch.log_softmax(logits, dim=-1).gather(2, ids[:, 1:, None])
         return [float(loss) for loss in -chosen.squeeze(2).double().mean(dim=1).cpu()]
 
 
-def _model(seed: int, precision: Precision, device: str) -> LanguageModel:
+def model(arch: Mapping[str, Any], seed: int, precision: Precision, device: str) -> LanguageModel:
     """Return the model: its weights are noise, which is the same everywhere, where torch's own draw is not."""
     import torch
 
     from zo_sweeps.engine.noise import combine
     from zo_sweeps.models.load import load
 
-    model = load(Model(source=ModelSource.RANDOM, arch=ARCH, seed=0), torch.float32, "cpu")
-    for name, parameter in model.module.named_parameters():
+    built = load(Model(source=ModelSource.RANDOM, arch=arch, seed=0), torch.float32, "cpu")
+    for name, parameter in built.module.named_parameters():
         base = torch.ones_like(parameter) if parameter.dim() == 1 else torch.zeros_like(parameter)
         combine([(NoiseKey(seed, 0, 0), DEVIATION)], name, parameter.shape, base=base, out=parameter.data)
-    model.module.to(device=device, dtype=precision.dtype)
+    built.module.to(device=device, dtype=precision.dtype)
     if isinstance(precision, WeightOnlyPrecision):
-        for name, layer in model.target_modules([ALL]).items():
+        for name, layer in built.target_modules([ALL]).items():
             parent, _, child = name.rpartition(".")
             weight = layer.get_parameter("weight").detach()
-            setattr(model.module.get_submodule(parent), child, precision.stored(layer, weight))
-    return model
+            setattr(built.module.get_submodule(parent), child, precision.stored(layer, weight))
+    return built
 
 
 def main(count: int) -> None:

@@ -230,6 +230,7 @@ def _trial(
             config.device.runs_programs and not config.device.reads_log,
             config.precision.name,
             {part.value: int(size) for part, size in needs.parts.items()},
+            needs.client_bytes,
         ),
         warm_key=_warm_key(config),
         cost=_cost(config, needs),

@@ -95,7 +95,7 @@ class Slots:
                 self._used[slot.node.device] += (now - self._counted) * self._cpus
         self._counted = now
         self._avoided = {node_id: until for node_id, until in self._avoided.items() if until > now}
-        if alive := {node.node_id for node in nodes if not node.is_agent}:
+        if alive := {node.node_id for node in nodes if not node.is_agent or node.light}:
             self._slots = [slot for slot in self._slots if slot.trial or slot.node.node_id in alive]
 
     def claim(self) -> Claim:
@@ -290,7 +290,7 @@ class Slots:
             idle = [slot for slot in self._slots if slot.trial is None]
             self.drop(min(idle, key=lambda slot: slot.node.node_id != node.node_id))
         if node.is_agent:
-            self._slots.append(Slot(self._agents.slot(node, self._cpus), node, gpus, memory_bytes=memory))
+            self._slots.append(Slot(self._agents.slot(node, self._cpus, self._target), node, gpus, memory_bytes=memory))
             return self._slots[-1]
         actor = (
             ray.remote(concurrency_groups={"ctl": 2})(TrialActor)  # type: ignore[call-overload]

@@ -26,6 +26,7 @@ from zo_sweeps.core.trial import Outcome, TrialState
 from zo_sweeps.devices.energy import EnergyMeter
 from zo_sweeps.devices.live import changing
 from zo_sweeps.fleet.agent import facts as here
+from zo_sweeps.fleet.agent import trials
 from zo_sweeps.fleet.agent.files import Cache
 from zo_sweeps.fleet.agent.keys import Registration
 from zo_sweeps.fleet.agent.link import Backoff, RefusedError, UnreachableError
@@ -39,6 +40,7 @@ TICK_SECONDS = 0.3  # between looks at the trials
 SEND_SECONDS = 1.0  # between messages with a trial's events, each of which the disk must have first
 NOTE_SECONDS = 15.0  # between notes for `agent status`, and reports of temperature and free memory
 UNKNOWN_KEY, REVOKED = 401, 403
+LIGHT = "zo_sweeps.fleet.agent.light"
 
 Say = Callable[[str], None]
 
@@ -72,6 +74,7 @@ class Agent:
         device: this machine's profile.
         lent: what it lends.
         say: prints a line.
+        client: the light client, which runs all trials; None: they run in PyTorch.
         target: the RunTrial, as "module:function".
     """
 
@@ -82,15 +85,18 @@ class Agent:
         device: Device,
         lent: here.Lending,
         say: Say,
+        client: Path | None = None,
         target: str = TARGET,
     ) -> None:
         self._root, self._registration, self._device, self._lent, self._say = root, registration, device, lent, say
+        self._client = client
         self._meter = EnergyMeter.of("cuda" if lent.gpus else "cpu")
         self._link = registration.link(root)
         self._place = {"node": registration.name, "profile": device.name}
         self._cache = Cache(root)
         gpus = [i % lent.gpus if lent.gpus else None for i in range(lent.slots)]
-        self._slots = [Slot(root / "trials.log", gpu, target) for gpu in gpus]
+        command = [trials.MODULE, target] if client is None else [LIGHT, str(client)]
+        self._slots = [Slot(root / "trials.log", gpu, command) for gpu in gpus]
         self._spools = {spool.lease: spool for spool in spools(root)}
         self._folders: dict[str, Mapping[str, Path]] = {}  # lease -> folders of its files, while it runs
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -158,14 +164,14 @@ class Agent:
 
     def _join(self) -> None:
         """Tell the head what this machine is, and answer its questions if they are new."""
-        facts = here.facts(self._device, self._lent)
+        facts = here.facts(self._device, self._lent, self._client)
         try:
             answer = self._link.post("/v1/join", {"nonce": None, "facts": facts})
         except RefusedError as error:
             if not error.answer.get("challenge"):
                 raise
-            challenge = self._link.get("/v1/challenge")
-            answers = here.answers(challenge, facts["probe"]["codes"])
+            challenge = self._link.get("/v1/challenge", {"of": "programs"} if self._client else None)
+            answers = here.answers(challenge, facts["probe"]["codes"], self._client)
             answer = self._link.post("/v1/join", {"nonce": challenge["nonce"], "facts": facts, **answers})
         lent = self._lent
         gpus = f", {lent.gpus} GPU" if lent.gpus else ""

@@ -21,7 +21,9 @@ import yaml
 from zo_sweeps import __version__
 from zo_sweeps.config.composer import conf_dir
 from zo_sweeps.core.errors import UserError, unknown
-from zo_sweeps.devices.live import unchanging
+from zo_sweeps.devices.live import l4t, unchanging
+from zo_sweeps.devices.probe import probe
+from zo_sweeps.fleet.agent import light
 from zo_sweeps.methods.definition import read
 from zo_sweeps.methods.parts import Device
 
@@ -65,11 +67,20 @@ def lending(device: Device, cpus: int | None, memory_gb: float | None, slots: in
     return Lending(cpus or there, 0 if device.cpu else 1, memory, slots)
 
 
-def facts(device: Device, lent: Lending) -> dict[str, Any]:
-    """Return what the head is told of this machine. Raises UserError where no trial can run. Cost: imports torch."""
+def facts(device: Device, lent: Lending, client: Path | None = None) -> dict[str, Any]:
+    """Return what the head is told of this machine. Raises UserError where no trial can run. Cost: imports torch.
+
+    Args:
+        client: the light client, if it runs the trials; then torch is not imported.
+    """
+    if client is not None:
+        return _light(device, lent, client)
     host = _asked("host")
     if not host["versions"]["torch"]:
-        fix = "install the wheel for this board (docs/FLEET.md); here: " + sys.executable
+        fix = (
+            "install the wheel for this board (docs/JETSON.md), or lend the light client with --client FILE "
+            f"(docs/EDGE.md); here: {sys.executable}"
+        )
         raise UserError("this Python has no torch, which is the board's own choice", fix=fix)
     return {
         "profile": device.name,
@@ -81,12 +92,29 @@ def facts(device: Device, lent: Lending) -> dict[str, Any]:
     }
 
 
-def answers(challenge: Mapping[str, Any], troubles: Mapping[str, str]) -> dict[str, Any]:
+def _light(device: Device, lent: Lending, client: Path) -> dict[str, Any]:
+    """Return the facts of a machine whose trials the light client runs."""
+    host = _asked("probe")
+    return {
+        "profile": device.name,
+        **asdict(lent),
+        "programs": True,
+        "light": True,
+        "zo_sweeps": __version__,
+        "versions": {**host["versions"], "client": light.digest(client)},
+        "probe": {**host, "executorch": True, "l4t": l4t(), "codes": {}, "host": socket.gethostname()},
+    }
+
+
+def answers(challenge: Mapping[str, Any], troubles: Mapping[str, str], client: Path | None = None) -> dict[str, Any]:
     """Return this machine's answers to the head's known-answer questions: see `known_answers.answer`.
 
     Args:
         troubles: precision -> why its kernels do not run here, "" if they do; such a one is not tried.
+        client: the light client, if it runs the trials: it answers.
     """
+    if client is not None:
+        return light.answers(client, challenge)
     bad = {name: why for name, why in troubles.items() if why and name in challenge["precisions"]}
     asked = {**challenge, "precisions": [name for name in challenge["precisions"] if name not in bad]}
     found = _asked("answers", json.dumps(asked))
@@ -108,9 +136,12 @@ def _asked(what: str, text: str = "") -> dict[str, Any]:
 
 
 def main(what: str) -> None:
-    """Print what this machine is ("host"), or its answers to the challenge on the standard input ("answers")."""
-    if what == "host":
-        print(json.dumps(unchanging()))
+    """Print what this machine is, with the kernels that run here ("host") or without ("probe").
+
+    Or its answers to the challenge on the standard input ("answers").
+    """
+    if what in ("host", "probe"):
+        print(json.dumps(unchanging() if what == "host" else probe()))
         return
     from zo_sweeps.fleet.known_answers import answer
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any
 
 from aiohttp import web
 
 from zo_sweeps.fleet.gateway import downloads, limits, work
 from zo_sweeps.fleet.gateway.admission import Admission
+from zo_sweeps.fleet.gateway.challenges import Challenges
 from zo_sweeps.fleet.gateway.connections import Connections
 from zo_sweeps.fleet.gateway.downloads import Downloads
 from zo_sweeps.fleet.gateway.enrolment import Enrolment
@@ -47,7 +47,7 @@ class Gateway:
         reads: the store, for the event loop. writes: another connection to it.
         authority: signs agents' certificates.
         lease_seconds: silence of an agent that has taken a lease, before the lease is over.
-        challenges: (challenge, its answer) that joining agents get; more may be appended later.
+        challenges: kind -> the known-answer questions that joining agents get.
         log: prints a line about an agent that enrols, joins or is refused.
 
     Attributes:
@@ -60,7 +60,7 @@ class Gateway:
         writes: Store,
         authority: Authority,
         lease_seconds: float,
-        challenges: list[tuple[dict[str, Any], dict[str, Any]]],
+        challenges: Mapping[str, Challenges],
         log: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.connections, self._log = Connections(), log

@@ -14,6 +14,7 @@ from aiohttp import web
 from zo_sweeps import __version__
 from zo_sweeps.fleet.gateway import limits
 from zo_sweeps.fleet.gateway.admission import AGENT
+from zo_sweeps.fleet.gateway.challenges import Challenges
 from zo_sweeps.fleet.gateway.exchange import ProblemError, answer, body_of, line
 from zo_sweeps.fleet.gateway.limits import NAME
 from zo_sweeps.fleet.gateway.presence import Presence
@@ -22,6 +23,8 @@ from zo_sweeps.fleet.known_answers import compare
 from zo_sweeps.schedule.leases import Agent, canonical
 from zo_sweeps.schedule.placement import NOISE
 
+ANSWERS, PROGRAMS = "answers", "programs"  # kinds of challenges: for torch, and for the light client
+KINDS = {ANSWERS: "zo_sweeps.fleet.known_answers", PROGRAMS: "zo_sweeps.fleet.known_programs"}  # what computes them
 NONCES = 10_000  # challenges that wait for an answer; the oldest are forgotten
 
 
@@ -31,7 +34,7 @@ class Joining:
     Args:
         write: to the store.
         presence: takes its readings.
-        challenges: (challenge, its answer) that joining agents get; more may be appended later.
+        challenges: kind -> the known-answer questions that joining agents get.
         log: prints a line about an agent that joins or leaves.
     """
 
@@ -39,11 +42,11 @@ class Joining:
         self,
         write: Writer,
         presence: Presence,
-        challenges: list[tuple[dict[str, Any], dict[str, Any]]],
+        challenges: Mapping[str, Challenges],
         log: Callable[[str], None],
     ) -> None:
         self._write, self._presence, self._challenges, self._log = write, presence, challenges, log
-        self._nonces: OrderedDict[str, tuple[str, dict[str, Any]]] = OrderedDict()  # nonce -> agent, expected answer
+        self._nonces: OrderedDict[str, tuple[str, str, dict[str, Any]]] = OrderedDict()  # nonce -> agent, kind, answer
 
     @property
     def routes(self) -> list[web.RouteDef]:
@@ -56,11 +59,12 @@ class Joining:
         ]
 
     async def _challenge(self, request: web.Request) -> web.Response:
-        if not self._challenges:
-            raise ProblemError(503, "the head is still computing its known answers", retry=2.0)
-        challenge, expected = secrets.choice(self._challenges)
+        kind = request.query.get("of", ANSWERS)
+        if kind not in self._challenges:
+            raise ProblemError(400, "no such challenge")
+        challenge, expected = self._challenges[kind].draw()
         nonce = secrets.token_hex(8)
-        self._nonces[nonce] = (request[AGENT].name, expected)
+        self._nonces[nonce] = (request[AGENT].name, kind, expected)
         if len(self._nonces) > NONCES:
             self._nonces.popitem(last=False)
         return answer({"nonce": nonce, **challenge})
@@ -82,8 +86,8 @@ class Joining:
                 raise ProblemError(409, "the head has no known answers of this board yet", challenge=True)
             refused, lent = dict(agent.refused), list(agent.facts.get("lent", ()))
         else:
-            owner, expected = self._nonces.pop(str(body["nonce"]), ("", {}))
-            if owner != agent.name:
+            owner, kind, expected = self._nonces.pop(str(body["nonce"]), ("", "", {}))
+            if owner != agent.name or kind != (PROGRAMS if facts.get("light") else ANSWERS):
                 raise ProblemError(409, "an unknown or used challenge", challenge=True)
             refused = compare(expected, body)
             lent = sorted({NOISE, *expected["losses"]} - set(refused))

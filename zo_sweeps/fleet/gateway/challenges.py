@@ -1,0 +1,71 @@
+"""Known-answer questions for joining agents, computed by processes of their own: torch stays out of the gateway's."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import secrets
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from zo_sweeps.fleet.gateway.exchange import ProblemError
+
+COUNT = 4  # of which a joining board gets one
+Known = tuple[dict[str, Any], dict[str, Any]]  # a challenge, and the answers to it
+
+
+class Challenges:
+    """The questions of one kind.
+
+    Args:
+        module: prints as many [challenge, answers] as its argument says, one per line, or {"error": line}.
+        log: prints a line.
+        known: questions that were computed before; None: `start` computes them.
+    """
+
+    def __init__(self, module: str, log: Callable[[str], None], known: list[Known] | None = None) -> None:
+        self._module, self._log = module, log
+        self._known = list(known or ())
+        self._task: asyncio.Task[None] | None = None
+        self._why = "still computing"
+
+    def start(self) -> None:
+        """Compute questions, once; returns at once."""
+        if not self._known and self._task is None:
+            self._task = asyncio.create_task(self._compute())
+
+    def stop(self) -> None:
+        """End the process that computes them."""
+        if self._task is not None:
+            self._task.cancel()
+
+    def draw(self) -> Known:
+        """Return one of the questions. Raises ProblemError while there are none; the first call starts computing."""
+        if not self._known:
+            self.start()
+            raise ProblemError(503, f"the head has no known answers yet: {self._why}", retry=2.0)
+        return secrets.choice(self._known)
+
+    async def _compute(self) -> None:
+        command = [sys.executable, "-m", self._module, str(COUNT)]
+        process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, limit=2**26)
+        assert process.stdout
+        try:
+            async for line in process.stdout:
+                with contextlib.suppress(ValueError):
+                    printed = json.loads(line)
+                    if isinstance(printed, dict):
+                        self._why = str(printed["error"])
+                    else:
+                        self._known.append((printed[0], printed[1]))
+            if not self._known:
+                status = await process.wait()
+                self._why = f"its process ended with status {status}" if self._why == "still computing" else self._why
+                self._log(f"{self._module} has computed nothing, so that no board can answer it: {self._why}")
+        finally:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
