@@ -78,7 +78,7 @@ def answers(client: Path, challenge: Mapping[str, Any]) -> dict[str, Any]:
 
 def _scored(client: Path, bundle: Path, step: int) -> Line:
     """Return the line with the scores of dev after a step of the bundle's log. Raises UserError."""
-    command = [client, bundle, *scoring("dev", step)]
+    command = [str(client), str(bundle), *scoring("dev", step)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=ANSWER_SECONDS)
     except subprocess.TimeoutExpired:
@@ -121,7 +121,7 @@ class _Run:
     def to_its_end(self) -> Outcome | None:
         """Return the outcome of the run; None if the client is killed again and again, which loses the lease."""
         ended = partial(Outcome, self._spool.trial_id)
-        killed = 0
+        killed, how = 0, ""
         while killed < FRUITLESS:
             status, lines = self._once()
             if status is None:
@@ -133,8 +133,9 @@ class _Run:
             elif status > 0:
                 return ended(TrialState.FAILED, error=self._end_of(status))
             else:
+                how = self._end_of(status)
                 killed = 1 if any(line["type"] != "start" for line in lines) else killed + 1
-        self._spool.lose(f"the light client {self._end_of(status)} {FRUITLESS} times without a step")
+        self._spool.lose(f"the light client {how}, {FRUITLESS} times in a row without a step")
         return None
 
     def _once(self) -> tuple[int | None, list[Line]]:
