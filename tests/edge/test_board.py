@@ -126,7 +126,8 @@ def test_a_trial_on_a_board_is_the_trial(
     assert "equal to the head: fp32, noise\n" in board.said, board.said
     known = gateway.store.agent("pi")
     assert known is not None
-    assert (known.facts["light"], known.facts["versions"]["torch"]) == (True, "")
+    assert known.facts is not None
+    assert (len(known.facts.client), known.facts.probe.versions["torch"]) == (16, "")
     actor, thread = on_the_board(trial, gateway)
     (lease,) = wait(lambda: gateway.store.open_leases("pi"), 120)
     wait(lambda: len(gateway.events(lease.id)) == 4)

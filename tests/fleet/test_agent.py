@@ -26,6 +26,7 @@ from zo_sweeps.fleet.agent.spool import Spool
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.models.identity import DEMO, fingerprint_model
 from zo_sweeps.record.journal import Journal
+from zo_sweeps.schedule.lease_contents import LeaseContents, LeaseFile
 
 pytestmark = pytest.mark.unit
 URL = "https://10.8.0.1:7443"
@@ -64,8 +65,7 @@ def end(state: TrialState) -> Event:
 
 def lease(root: Path, name: str, journal: list[Event] | None = None, attempt: int = 1) -> Spool:
     trial = fakes.trial(root / "unused", "t").to_json()
-    answer = {"lease": name, "trial": trial, "journal": journal or [], "attempt": attempt, "files": [], "threads": 3}
-    return Spool.create(root, answer)
+    return Spool.create(root, LeaseContents(name, "t", attempt, 0, trial, tuple(journal or ()), threads=3))
 
 
 def write(spool: Spool, *events: Event) -> None:
@@ -81,13 +81,14 @@ def test_a_spool_survives_its_process(tmp_path: Path) -> None:
     assert [event["type"] for event in again.journal] == ["start", "steps", "steps"]
     message = again.post()
     assert message is not None
-    assert (message["first"], len(message["events"]), message["outcome"]) == (0, 2, None)
+    assert (message.first, len(message.events), message.outcome) == (0, 2, None)
     again.acknowledged = 2
     assert again.post() is None
     write(again, end(TrialState.SUCCEEDED))
     message = again.post()
     assert message is not None
-    assert (message["first"], len(message["events"]), message["outcome"]["state"]) == (2, 1, "SUCCEEDED")
+    assert message.outcome is not None
+    assert (message.first, len(message.events), message.outcome["state"]) == (2, 1, "SUCCEEDED")
     again.forget()
     assert spools.spools(tmp_path) == []
 
@@ -108,10 +109,10 @@ def test_a_long_journal_is_sent_in_parts_and_the_outcome_with_the_last(
     sent: list[Event] = []
     messages = 0
     while (message := spool.post()) is not None:
-        assert message["first"] == len(sent)
-        sent += message["events"]
+        assert message.first == len(sent)
+        sent += message.events
         spool.acknowledged, messages = len(sent), messages + 1
-        if message["outcome"]:
+        if message.outcome:
             break
     assert messages > 2
     assert sent == spool.events()
@@ -158,8 +159,7 @@ def test_a_log_of_the_light_client_goes_on_from_what_decides_it(tmp_path: Path) 
     assert [event["line"]["step"] for event in lease(tmp_path, "two", journal).events()] == [3]
     assert lease(tmp_path, "three", [line("step", 1, coefs=[0.7])]).events() == []
     scoring = {**fakes.trial(tmp_path / "unused", "t").to_json(), "client": ["--score", "test", "--at", "2"]}
-    answer = {"lease": "four", "trial": scoring, "journal": journal, "attempt": 1, "files": []}
-    assert Spool.create(tmp_path, answer).events() == []
+    assert Spool.create(tmp_path, LeaseContents("four", "t", 1, 0, scoring, tuple(journal))).events() == []
 
 
 def test_a_client_that_never_reaches_a_step_is_given_back(tmp_path: Path) -> None:
@@ -179,7 +179,8 @@ def test_a_trial_that_ends_the_board_is_given_back(tmp_path: Path) -> None:
     spool.lose("it ends the board")
     message = spool.post()
     assert message is not None
-    assert (message["outcome"]["state"], message["outcome"]["error"]) == ("LOST", "it ends the board")
+    assert message.outcome is not None
+    assert (message.outcome["state"], message.outcome["error"]) == ("LOST", "it ends the board")
 
 
 def test_a_lease_that_is_stopped_before_it_starts_is_cancelled(tmp_path: Path) -> None:
@@ -218,8 +219,8 @@ class Source:
         yield start, parts()
 
 
-def listed(name: str, content: bytes) -> dict[str, Any]:
-    return {"of": "data", "path": name, "sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
+def listed(name: str, content: bytes) -> LeaseFile:
+    return LeaseFile("data", name, hashlib.sha256(content).hexdigest(), len(content))
 
 
 def test_a_file_is_fetched_once_and_resumed(tmp_path: Path) -> None:
@@ -239,7 +240,7 @@ def test_a_file_is_fetched_once_and_resumed(tmp_path: Path) -> None:
 
 def test_a_file_that_is_not_the_announced_one_is_not_used(tmp_path: Path) -> None:
     source = Source(b"rows")
-    wrong = {**listed("a", b"rows"), "bytes": 3}
+    wrong = replace(listed("a", b"rows"), bytes=3)
     with pytest.raises(UserError, match="is not the file that it announced"):
         fetched.Cache(tmp_path).folder(source, "lease", [wrong], ())
     assert not list((tmp_path / "files" / "blobs").iterdir())

@@ -13,29 +13,33 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.fleet.agents import free_port, wait
+from tests.schedule import boards
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.fleet import codes
+from zo_sweeps.fleet import codes, protocol
 from zo_sweeps.fleet.agent import keys
 from zo_sweeps.fleet.agent.link import Link, RefusedError, UnreachableError, pinned, unverified
 from zo_sweeps.fleet.gateway import app, limits, serve
+from zo_sweeps.fleet.gateway.challenges import ANSWERS
 from zo_sweeps.fleet.gateway.identity import Authority, read_request
-from zo_sweeps.fleet.gateway.joining import ANSWERS
 from zo_sweeps.fleet.gateway.limits import Buckets
+from zo_sweeps.fleet.known_answers import Answers, Challenge, ModelQuestion
 from zo_sweeps.schedule import leases
+from zo_sweeps.schedule.lease_contents import StoredFile
 from zo_sweeps.schedule.leases import Store
 
 pytestmark = pytest.mark.multiprocess
-CHALLENGE = {"noise": [], "model": {}, "precisions": ["fp32", "nf4"]}
-ANSWER = {"noise": ["aa"], "losses": {"fp32": [1.0, 2.0], "nf4": [3.0, 4.0]}, "failed": {}}
-FACTS = {"profile": "jetson-orin-nano", "cpus": 6, "gpus": 1, "memory_bytes": 8e9, "slots": 2}
+CHALLENGE = Challenge((), ModelQuestion(0, ()), ("fp32", "nf4"))
+KNOWN = Answers(("aa",), {"fp32": (1.0, 2.0), "nf4": (3.0, 4.0)})
+ANSWER = KNOWN.to_json()
+FACTS = replace(boards.FACTS, slots=2).to_json()
 START = {"type": "start", "time": 1.0, "attempt": 1, "device": {}, "versions": {}, "resumed_from": 0}
 
 
@@ -66,9 +70,9 @@ class Head:
     def code(self, minutes: float = 1.0) -> str:
         return serve.new_code(self.folder, minutes)
 
-    def lease(self, agent: Agent, trial_id: str = "t", files: list[dict[str, Any]] | None = None) -> str:
+    def lease(self, agent: Agent, trial_id: str = "t", files: Sequence[StoredFile] = ()) -> str:
         self.store.drive("d")
-        return self.store.lease("d", agent.name, {"trial_id": trial_id}, [], 1, files or [])
+        return self.store.lease("d", agent.name, {"trial_id": trial_id}, [], 1, files)
 
 
 @dataclass
@@ -106,7 +110,7 @@ def gateway(folder: Path, own: tuple[str, str] | None = None) -> Iterator[Head]:
 
     async def run() -> None:
         tasks.append(asyncio.current_task())
-        await serve.serve(folder, "127.0.0.1", one.port, 600.0, own, {ANSWERS: [(CHALLENGE, ANSWER)]})
+        await serve.serve(folder, "127.0.0.1", one.port, 600.0, own, {ANSWERS: [(CHALLENGE, KNOWN)]})
 
     def thread() -> None:
         with contextlib.suppress(asyncio.CancelledError):
@@ -348,21 +352,20 @@ def test_an_agent_sees_and_writes_its_own_leases_alone(head: Head, tmp_path: Pat
     assert status_of(lambda: thief.link.get(f"/v1/leases/{lease}")) == 404
     assert status_of(lambda: thief.send(lease, 0, START)) == 404
     for one in (lease, own):
-        assert status_of(lambda one=one: read(thief, one, secret["sha256"])) == 404
+        assert status_of(lambda one=one: read(thief, one, secret.sha256)) == 404
     assert [found["lease"] for found in thief.link.get("/v1/work", {"wait": "0"})["leases"]] == [own]
     assert thief.link.get("/v1/work", {"wait": "0", "running": f"{own},{lease}"})["stop"] == [lease]
     assert head.store.events(lease, 0) == []
-    assert read(victim, lease, secret["sha256"]) == b"weights"
+    assert read(victim, lease, secret.sha256) == b"weights"
     assert "here" not in victim.link.get(f"/v1/leases/{lease}")["files"][0], "no path of the head"
 
 
-def a_file(path: Path, data: bytes) -> dict[str, Any]:
+def a_file(path: Path, data: bytes) -> StoredFile:
     import hashlib
 
     path.write_bytes(data)
     digest, stat = hashlib.sha256(data).hexdigest(), path.stat()
-    file = {"of": "model", "path": path.name, "sha256": digest, "bytes": len(data)}
-    return {**file, "here": str(path), "stamp": stat.st_mtime_ns}
+    return StoredFile("model", path.name, digest, len(data), str(path), stat.st_mtime_ns)
 
 
 def read(agent: Agent, lease: str, digest: str, start: int = 0) -> bytes:
@@ -374,19 +377,21 @@ def test_files_are_those_of_the_lease_unchanged_and_in_parts(head: Head, tmp_pat
     agent = head.agent()
     file = a_file(tmp_path / "model.safetensors", bytes(range(256)) * 100)
     lease = head.lease(agent, files=[file])
-    assert read(agent, lease, file["sha256"], 25_000) == (bytes(range(256)) * 100)[25_000:]
+    assert read(agent, lease, file.sha256, 25_000) == (bytes(range(256)) * 100)[25_000:]
     for digest in ("..%2F..%2Fgateway.db", "0" * 64, "%00"):
         assert status_of(lambda digest=digest: read(agent, lease, digest)) == 404
     wait(lambda: head.store.of_driver("d")[lease].down >= 600)
     (tmp_path / "model.safetensors").write_bytes(b"other weights")
-    assert status_of(lambda: read(agent, lease, file["sha256"])) == 410
+    assert status_of(lambda: read(agent, lease, file.sha256)) == 410
 
 
 OUTCOME = {"trial_id": "t", "state": "SUCCEEDED", "metrics": {"a/b": 1.0}, "error": ""}
 STEPS = {"type": "steps", "time": 1.0, "first": 1, "losses": [1.0], "coefs": [[1.0]], "seconds": 1.0, "tokens": 1}
-WRONG = {
+WRONG: dict[str, dict[str, Any]] = {
     "no type": {},
     "unknown type": {"type": "run", "time": 1.0},
+    "a list as a type": {"type": [], "time": 1.0},
+    "a list as a state": {"type": "end", "time": 1.0, "outcome": {**OUTCOME, "state": []}},
     "no time": {**START, "time": None},
     "text as a number": {**STEPS, "losses": ["1"]},
     "text as a step": {**STEPS, "first": "1"},
@@ -434,7 +439,7 @@ def test_gaps_and_the_end_over_the_wire(head: Head) -> None:
     lease = head.lease(agent)
     with pytest.raises(RefusedError) as gap:
         agent.send(lease, 3, START)
-    assert (gap.value.status, gap.value.answer["expected"]) == (409, 0)
+    assert (gap.value.status, gap.value.refusal.expected) == (409, 0)
     end = {"type": "end", "time": 2.0, "outcome": OUTCOME}
     for _ in range(2):
         assert agent.send(lease, 0, START, end, outcome=OUTCOME) == {"acknowledged": 2}
@@ -458,7 +463,7 @@ def test_bodies_headers_and_rates_are_limited(head: Head) -> None:
         (b"[]", {}, {400}),
         (b"{", {}, {400}),
         (b'{"first": -1, "events": []}', {}, {400}),
-        (json.dumps({"first": 0, "events": [None] * (limits.EVENTS + 1)}).encode(), {}, {400}),
+        (json.dumps({"first": 0, "events": [None] * (protocol.EVENTS + 1)}).encode(), {}, {400}),
         (b"{}", {"X-Long": "x" * 10_000}, {400, 431}),
         (gzip.compress(json.dumps({"first": 0, "events": [START]}).encode()), gz, {200}),
     ]
@@ -489,7 +494,7 @@ def test_known_answers_decide_what_is_lent(head: Head) -> None:
     nonce = agent.link.get("/v1/challenge")["nonce"]
     with pytest.raises(RefusedError) as stolen:
         other.link.post("/v1/join", {"nonce": nonce, "facts": FACTS, **ANSWER})
-    assert stolen.value.answer["challenge"], "another agent's challenge"
+    assert stolen.value.refusal.challenge, "another agent's challenge"
     nonce = agent.link.get("/v1/challenge")["nonce"]
     wrong = {"noise": ["aa"], "losses": {"fp32": [1.0, 2.0 + 1e-5], "nf4": []}, "failed": {"nf4": "no kernel"}}
     answer = agent.link.post("/v1/join", {"nonce": nonce, "facts": FACTS, **wrong})
@@ -498,12 +503,16 @@ def test_known_answers_decide_what_is_lent(head: Head) -> None:
     again = agent.link.post("/v1/join", {"nonce": None, "facts": FACTS})
     assert again == answer, "known from before"
     with pytest.raises(RefusedError) as changed:
-        agent.link.post("/v1/join", {"nonce": None, "facts": {**FACTS, "versions": {"torch": "9"}}})
-    assert changed.value.answer["challenge"]
+        agent.link.post(
+            "/v1/join", {"nonce": None, "facts": {**FACTS, "probe": {**FACTS["probe"], "versions": {"torch": "9"}}}}
+        )
+    assert changed.value.refusal.challenge
     with pytest.raises(RefusedError, match=r"pip install zo-sweeps=="):
         agent.link.post("/v1/join", {"nonce": None, "facts": {**FACTS, "zo_sweeps": "0.0.1"}})
     for wrong_facts in ({**FACTS, "cpus": "6"}, {**FACTS, "slots": 10**6}, {**FACTS, "profile": "a b"}, []):
         assert status_of(lambda f=wrong_facts: agent.link.post("/v1/join", {"nonce": None, "facts": f})) == 400
+    claimed = agent.link.post("/v1/join", {"nonce": None, "facts": {**FACTS, "lent": ["nf4"]}})
+    assert claimed == answer, "what it claims to lend is not asked"
 
 
 def test_work_arrives_at_once_and_a_stop_too(head: Head) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from tests.schedule.boards import FACTS
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import Outcome, TrialState
 from zo_sweeps.edge.bundle import Bundle, File
@@ -23,7 +24,6 @@ from zo_sweeps.schedule.boards import Board
 from zo_sweeps.schedule.leases import Store
 
 pytestmark = pytest.mark.unit
-FACTS = {"profile": "executorch", "cpus": 4, "gpus": 0, "memory_bytes": 10**9, "programs": True, "light": True}
 LINES = [{"type": "start"}, {"type": "step", "step": 3, "coefs": [0.5]}]
 
 
@@ -32,7 +32,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
     one = Store(tmp_path / leases.FILE)
     one.add_code(b"x" * 10, time.time() + 60)
     one.enrol(b"x" * 10, "pi", "executorch", "key", "AB")
-    one.join("pi", FACTS, 1, {}, "")
+    one.join("pi", FACTS, {}, "")
     yield one
     one.close()
 
@@ -42,7 +42,7 @@ class Files:
 
     def __init__(self, folder: Path) -> None:
         (folder / "program.pte").write_bytes(b"program")
-        self.folder, self.needed = folder, {"program.pte": File(7, "aa")}
+        self.folder, self.needed = folder, {"program.pte": File(7, "aa" * 32)}
         settings = type("Settings", (), {"trial_id": "t"})
         self.manifest = type("Manifest", (), {"settings": settings, "config": {"trial": {"label": "a trial"}}})
 
@@ -79,17 +79,17 @@ def test_a_run_of_the_client_is_a_lease(store: Store, bundle: Bundle) -> None:
     assert list(one.steps(bundle, known)) == LINES
     sender.join()
     ((lease, standing),) = store.of_driver("d/1").items()
-    body = store.body(lease)
-    assert (standing.state, body["trial"]) == (leases.ENDED, {"trial_id": "t", "label": "a trial", "client": []})
-    assert [event["line"] for event in body["journal"]] == known
-    assert [(file["of"], file["path"], file["bytes"]) for file in body["files"]] == [("bundle", "program.pte", 7)]
+    body = store.contents(lease)
+    assert (standing.state, body.trial) == (leases.ENDED, {"trial_id": "t", "label": "a trial", "client": []})
+    assert [event["line"] for event in body.journal] == known
+    assert [(file.of, file.path, file.bytes) for file in body.files] == [("bundle", "program.pte", 7)]
     scores = {"type": "scores", "split": "test", "step": 2, "scores": [[0.5]]}
     sender = answer(store, {"type": "start"}, scores, state=TrialState.SUCCEEDED)
     assert one.test(bundle, known, 2) == scores
     sender.join()
     assert one.measured == {"agent_bytes_down": 2000.0, "agent_bytes_up": 100.0}
-    newest = next(store.body(name) for name in store.of_driver("d/1") if name != lease)
-    assert newest["trial"]["client"] == ["--score", "test", "--at", "2"]
+    newest = next(store.contents(name) for name in store.of_driver("d/1") if name != lease)
+    assert newest.trial["client"] == ["--score", "test", "--at", "2"]
 
 
 def test_a_client_that_fails_fails_the_trial(store: Store, bundle: Bundle) -> None:
@@ -115,7 +115,7 @@ def test_ends_that_are_losses(store: Store, bundle: Bundle, monkeypatch: pytest.
     assert lost(one) == ("handed back: its node was asked to stop", True)
     monkeypatch.setattr(boards, "PATIENCE", 0.0)
     assert lost(board(store)) == ("pi is not online", True)
-    store.join("pi", FACTS, 1, {}, "")
+    store.join("pi", FACTS, {}, "")
     sender = answer(store)
     one = board(store, lambda: not sender.is_alive() and not store.revoke("pi"))
     assert lost(one) == ("the key of pi was revoked", False)

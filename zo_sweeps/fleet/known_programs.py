@@ -28,12 +28,12 @@ from zo_sweeps.core.source import file_digest
 from zo_sweeps.devices.probe import EDGE
 from zo_sweeps.edge.light_client import LOG, log_of, text_of
 from zo_sweeps.fleet import known_answers
+from zo_sweeps.fleet.protocol import KnownBundle, KnownPrograms
 from zo_sweeps.methods import registry
 from zo_sweeps.methods.code import ROOT, common_files
 from zo_sweeps.methods.evaluation import Mode
 from zo_sweeps.methods.points import NoiseKey
 from zo_sweeps.methods.precision import Precision
-from zo_sweeps.schedule.placement import NOISE
 
 if TYPE_CHECKING:
     from zo_sweeps.edge import program as edge
@@ -154,19 +154,16 @@ def _code() -> str:
     return fingerprint([file_digest(file) for file in files])
 
 
-def challenge(programs: Mapping[str, Program], seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what a board has to compute, and the answers: `noise` and `losses` as `known_answers.answer` has them.
-
-    `programs`: precision -> files of a bundle, in base64. `at`: the step after which dev is scored.
-    """
+def challenge(programs: Mapping[str, Program], seed: int) -> tuple[KnownPrograms, known_answers.Answers]:
+    """Return what a board has to compute, drawn from a seed, and the answers."""
     drawn = random.Random(seed)
     rows = [[drawn.randrange(known_answers.VOCABULARY) for _ in range(TOKENS + 1)] for _ in range(ROWS)]
     coefs = [[drawn.gauss(0, 1) for _ in range(QUERIES)] for _ in range(STEPS)]
     run = drawn.randrange(2**31), rows, coefs
-    asked = {"programs": {name: one.bundle(*run) for name, one in programs.items()}, "at": STEPS}
-    noise = sorted({one.theta(run[0], coefs) for one in programs.values()})
-    losses = {name: one.losses(*run) for name, one in programs.items()}
-    return asked, {NOISE: noise, "losses": losses, "failed": {}}
+    asked = KnownPrograms({name: KnownBundle(one.bundle(*run)) for name, one in programs.items()}, STEPS)
+    noise = tuple(sorted({one.theta(run[0], coefs) for one in programs.values()}))
+    losses = {name: tuple(one.losses(*run)) for name, one in programs.items()}
+    return asked, known_answers.Answers(noise, losses)
 
 
 def main(count: int) -> None:
@@ -180,7 +177,8 @@ def main(count: int) -> None:
         print(json.dumps({"error": str(error)}))
         return
     for _ in range(count):
-        print(json.dumps(challenge(programs, random.SystemRandom().randrange(2**31))), flush=True)
+        known = challenge(programs, random.SystemRandom().randrange(2**31))
+        print(json.dumps([one.to_json() for one in known]), flush=True)
 
 
 if __name__ == "__main__":

@@ -20,8 +20,10 @@ from zo_sweeps.core.trial import Event, Outcome, Sharing, Trial, TrialState
 from zo_sweeps.edge.light_client import LOG_EVENT
 from zo_sweeps.methods.definition import own_source
 from zo_sweeps.methods.trial_config import TrialConfig
+from zo_sweeps.schedule.agent_facts import Note
+from zo_sweeps.schedule.lease_contents import StoredFile
 from zo_sweeps.schedule.lease_files import lease_files
-from zo_sweeps.schedule.leases import ENDED, JOINED, OFFLINE_SECONDS, OPEN, Lease, RefusedError, Store
+from zo_sweeps.schedule.leases import ENDED, OPEN, Lease, RefusedError, Store
 from zo_sweeps.schedule.placement import Node
 
 PREFIX = "agent:"  # of the node ids of agents
@@ -36,31 +38,26 @@ class LeaseLostError(Exception):
     """The lease is over: its agent is silent, or its key was revoked. The message says which."""
 
 
-def nodes(note: Mapping[str, Any], driver: str, now: float) -> list[Node]:
+def nodes(note: Note, driver: str, now: float) -> list[Node]:
     """Return the agents that can take trials of a driver, from the note that the head's reporter writes."""
-    if now - note["time"] > NOTE_SECONDS:
+    if now - note.time > NOTE_SECONDS:
         return []
     return [
         Node(
-            node_id=PREFIX + agent["name"],
-            name=agent["name"],
-            device=agent["facts"]["profile"],
-            cpus=agent["facts"]["cpus"],
-            gpus=agent["facts"]["gpus"],
-            memory_bytes=int(agent["facts"]["memory_bytes"]),
-            programs=bool(agent["facts"].get("programs")),
-            light=bool(agent["facts"].get("light")),
-            slots=agent["slots"] - sum(owner.partition(OF_DRIVER)[0] != driver for owner, _ in agent["running"]),
-            refused=agent["refused"],
+            node_id=PREFIX + agent.name,
+            name=agent.name,
+            device=agent.facts.profile,
+            cpus=agent.facts.cpus,
+            gpus=agent.facts.gpus,
+            memory_bytes=agent.facts.memory_bytes,
+            programs=agent.facts.probe.executorch,
+            light=bool(agent.facts.client),
+            slots=agent.slots - sum(owner.partition(OF_DRIVER)[0] != driver for owner, _ in agent.running),
+            refused=agent.refused,
         )
-        for agent in note["agents"]
-        if is_online(agent, note["time"])
+        for agent in note.agents
+        if agent.facts and agent.is_online(note.time)
     ]
-
-
-def is_online(agent: Mapping[str, Any], now: float) -> bool:
-    """Return whether an agent of the note could take trials when it was written."""
-    return bool(agent["state"] == JOINED and now - agent["heard"] < OFFLINE_SECONDS)
 
 
 def bound_to_hosts(trial: Trial) -> bool:
@@ -215,7 +212,7 @@ class Proxies:
         )
 
 
-def _files(trial: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _files(trial: Mapping[str, Any]) -> list[StoredFile]:
     config = Trial.from_json(trial).config
     if "model" not in config.to_json():
         return []  # a trial that computes nothing, of a benchmark

@@ -18,6 +18,7 @@ from zo_sweeps.core.trial import Event, Outcome, Sharing, Trial, TrialState
 from zo_sweeps.edge.light_client import LOG_EVENT, Away, Line, scoring
 from zo_sweeps.schedule.agents import LOOK_SECONDS, STAMP_SECONDS, Drained, LeaseLostError
 from zo_sweeps.schedule.backend import run_guarded
+from zo_sweeps.schedule.lease_contents import StoredFile
 from zo_sweeps.schedule.leases import OPEN, OVER, Lease, RefusedError, Store
 from zo_sweeps.schedule.ray_actor import TrialActor
 
@@ -95,8 +96,8 @@ class Board(Away):
         journal = [{"type": LOG_EVENT, "line": line} for line in known]
         files = []
         for name, file in bundle.needed.items():
-            here = {"here": str(folder / name), "stamp": (folder / name).stat().st_mtime_ns}
-            files.append({"of": BUNDLE, "path": name, "sha256": file.sha256, "bytes": file.bytes, **here})
+            path = folder / name
+            files.append(StoredFile(BUNDLE, name, file.sha256, file.bytes, str(path), path.stat().st_mtime_ns))
         end = time.monotonic() + PATIENCE
         while True:
             self._wait_or_stop()

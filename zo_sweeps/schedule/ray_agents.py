@@ -11,6 +11,7 @@ import time
 from typing import Any
 
 from zo_sweeps.schedule import cluster, ray_private
+from zo_sweeps.schedule.agent_facts import Note
 from zo_sweeps.schedule.agents import OF_DRIVER, AgentSlot, Proxies, nodes
 from zo_sweeps.schedule.boards import BoardActor
 from zo_sweeps.schedule.placement import Node
@@ -34,8 +35,8 @@ class Agents:
             note = ray_private.get_note(cluster.AGENTS, cluster.NOTES)
         if note is None:
             return []
-        parsed = json.loads(note)
-        self._store = parsed["store"]
+        parsed = Note.read(json.loads(note))
+        self._store = parsed.store
         return nodes(parsed, self._driver, time.time())
 
     def slot(self, node: Node, threads: int, target: str) -> Any:

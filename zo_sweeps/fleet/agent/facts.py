@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,14 @@ import yaml
 from zo_sweeps import __version__
 from zo_sweeps.config.composer import conf_dir
 from zo_sweeps.core.errors import UserError, unknown
-from zo_sweeps.devices.live import l4t, unchanging
+from zo_sweeps.devices.live import Host, l4t, unchanging
 from zo_sweeps.devices.probe import probe
 from zo_sweeps.fleet.agent import light
+from zo_sweeps.fleet.known_answers import Answers, Challenge, answer
+from zo_sweeps.fleet.protocol import KnownPrograms
 from zo_sweeps.methods.definition import read
 from zo_sweeps.methods.parts import Device
+from zo_sweeps.schedule.agent_facts import Facts
 
 SECONDS = 600.0  # for a slow board to import torch and try its kernels
 
@@ -67,58 +70,39 @@ def lending(device: Device, cpus: int | None, memory_gb: float | None, slots: in
     return Lending(cpus or there, 0 if device.cpu else 1, memory, slots)
 
 
-def facts(device: Device, lent: Lending, client: Path | None = None) -> dict[str, Any]:
+def facts(device: Device, lent: Lending, client: Path | None = None) -> Facts:
     """Return what the head is told of this machine. Raises UserError where no trial can run. Cost: imports torch.
 
     Args:
         client: the light client, if it runs the trials; then torch is not imported.
     """
     if client is not None:
-        return _light(device, lent, client)
-    host = _asked("host")
-    if not host["versions"]["torch"]:
+        host = Host.read({**_asked("probe"), "executorch": True, "l4t": l4t(), "host": socket.gethostname()})
+        return Facts(__version__, host, device.name, **asdict(lent), client=light.digest(client))
+    host = Host.read(_asked("host"))
+    if not host.versions["torch"]:
         fix = (
             "install the wheel for this board (docs/JETSON.md), or lend the light client with --client FILE "
             f"(docs/EDGE.md); here: {sys.executable}"
         )
         raise UserError("this Python has no torch, which is the board's own choice", fix=fix)
-    return {
-        "profile": device.name,
-        **asdict(lent),
-        "programs": bool(host["executorch"]),
-        "zo_sweeps": __version__,
-        "versions": host["versions"],
-        "probe": {**host, "host": socket.gethostname()},
-    }
+    return Facts(__version__, host, device.name, **asdict(lent))
 
 
-def _light(device: Device, lent: Lending, client: Path) -> dict[str, Any]:
-    """Return the facts of a machine whose trials the light client runs."""
-    host = _asked("probe")
-    return {
-        "profile": device.name,
-        **asdict(lent),
-        "programs": True,
-        "light": True,
-        "zo_sweeps": __version__,
-        "versions": {**host["versions"], "client": light.digest(client)},
-        "probe": {**host, "executorch": True, "l4t": l4t(), "codes": {}, "host": socket.gethostname()},
-    }
-
-
-def answers(challenge: Mapping[str, Any], troubles: Mapping[str, str], client: Path | None = None) -> dict[str, Any]:
+def answers(challenge: Challenge | KnownPrograms, troubles: Mapping[str, str], client: Path | None = None) -> Answers:
     """Return this machine's answers to the head's known-answer questions: see `known_answers.answer`.
 
     Args:
         troubles: precision -> why its kernels do not run here, "" if they do; such a one is not tried.
-        client: the light client, if it runs the trials: it answers.
+        client: the light client, which answers KnownPrograms.
     """
-    if client is not None:
+    if isinstance(challenge, KnownPrograms):
+        assert client is not None
         return light.answers(client, challenge)
-    bad = {name: why for name, why in troubles.items() if why and name in challenge["precisions"]}
-    asked = {**challenge, "precisions": [name for name in challenge["precisions"] if name not in bad]}
-    found = _asked("answers", json.dumps(asked))
-    return {**found, "failed": {**found["failed"], **bad}}
+    bad = {name: why for name, why in troubles.items() if why and name in challenge.precisions}
+    asked = replace(challenge, precisions=tuple(name for name in challenge.precisions if name not in bad))
+    found = Answers.read(_asked("answers", json.dumps(asked.to_json())))
+    return replace(found, failed={**found.failed, **bad})
 
 
 def _asked(what: str, text: str = "") -> dict[str, Any]:
@@ -140,12 +124,13 @@ def main(what: str) -> None:
 
     Or its answers to the challenge on the standard input ("answers").
     """
-    if what in ("host", "probe"):
-        print(json.dumps(unchanging() if what == "host" else probe()))
+    if what == "probe":
+        print(json.dumps(probe()))
         return
-    from zo_sweeps.fleet.known_answers import answer
-
-    print(json.dumps(answer(json.load(sys.stdin))))
+    if what == "host":
+        print(json.dumps(unchanging().to_json()))
+        return
+    print(json.dumps(answer(Challenge.read(json.load(sys.stdin))).to_json()))
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ from cryptography.x509.oid import NameOID
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import replace_text
-from zo_sweeps.fleet import codes
-from zo_sweeps.fleet.agent.link import Link, RefusedError, UnreachableError, pinned, trusted, unverified
+from zo_sweeps.fleet import codes, protocol
+from zo_sweeps.fleet.agent.link import Link, RefusedError, UnreachableError, pinned, trusted, understood, unverified
 
 
 @dataclass(frozen=True)
@@ -88,18 +88,18 @@ def enrol(folder: Path, url: str, code: codes.Code, name: str, device: str, auth
         authority = _authority(url, code) if by_pin else ""
         key = _new_key(folder)
         with_head = Link(url, pinned(authority) if by_pin else trusted(authorities))
-        request = {"code_secret": code.secret.hex(), "csr": _request(key, name), "name": name, "device": device}
-        answer = with_head.post("/v1/enrol", request)
+        request = protocol.Enrolment(code.secret.hex(), _request(key, name), name, device)
+        enrolled = understood(protocol.Enrolled, with_head.post("/v1/enrol", request.to_json()))
     except UnreachableError as error:
         raise UserError(f"cannot reach {url}: {error}", fix="is `zo-sweeps head start` running there?") from None
     except RefusedError as error:
         raise UserError(f"the head refuses: {error.what}") from None
     except (OSError, ssl.SSLError) as error:
         raise UserError(f"cannot register: {error}", where=str(folder)) from None
-    made = Registration(url, str(answer["agent"]), device, by_pin, str(authorities or ""))
+    made = Registration(url, enrolled.agent, device, by_pin, str(authorities or ""))
     if by_pin:
         replace_text(folder / "authority.pem", authority)
-    replace_text(folder / "certificate.pem", str(answer["certificate"]))
+    replace_text(folder / "certificate.pem", enrolled.certificate)
     replace_text(folder / "registration.json", json.dumps(asdict(made), indent=2) + "\n")
     return made
 
@@ -108,7 +108,8 @@ def _authority(url: str, code: codes.Code) -> str:
     """Return the authority's certificate (PEM), which the head sends to anybody, if the code names it."""
     asked = Link(url, unverified())
     try:
-        certificate = x509.load_pem_x509_certificate(str(asked.get("/v1/ca").get("ca", "")).encode())
+        ca = understood(protocol.Authority, asked.get("/v1/ca")).ca
+        certificate = x509.load_pem_x509_certificate(ca.encode())
     except ValueError:
         raise UserError(f"{url} is no head of zo_sweeps") from None
     finally:

@@ -30,11 +30,13 @@ from zo_sweeps.core.trial import Outcome, TrialState
 from zo_sweeps.edge.light_client import BUSY, DIVERGED, DONE, LOG, LOG_EVENT, NAME, Line, scoring, text_of
 from zo_sweeps.fleet.agent.spool import FRUITLESS, Spool
 from zo_sweeps.fleet.agent.trials import serve
+from zo_sweeps.fleet.known_answers import Answers
+from zo_sweeps.fleet.protocol import KnownPrograms
 from zo_sweeps.record.journal import Journal
 
+MODULE = "zo_sweeps.fleet.agent.light"
 LOOK_SECONDS = 0.2  # between looks at the log
 HELP_SECONDS, ANSWER_SECONDS = 30.0, 300.0  # for the client's help, and for one known answer
-NOISE, LOSSES = "noise", "losses"  # of known answers
 
 
 def checked(client: Path) -> Path:
@@ -57,23 +59,23 @@ def digest(client: Path) -> str:
     return hashlib.sha256(client.read_bytes()).hexdigest()[:16]
 
 
-def answers(client: Path, challenge: Mapping[str, Any]) -> dict[str, Any]:
+def answers(client: Path, challenge: KnownPrograms) -> Answers:
     """Return the client's answers to the head's known-answer programs; see `fleet.known_programs`."""
     noise: set[str] = set()
-    losses: dict[str, list[float]] = {}
+    losses: dict[str, tuple[float, ...]] = {}
     failed: dict[str, str] = {}
-    for precision, files in challenge["programs"].items():
+    for precision, bundle in challenge.programs.items():
         with tempfile.TemporaryDirectory(prefix="zo-known-") as name:
-            for file, text in files.items():
+            for file, text in bundle.files.items():
                 (Path(name) / Path(file).name).write_bytes(base64.b64decode(text))
             try:
-                line = _scored(client, Path(name), int(challenge["at"]))
+                line = _scored(client, Path(name), challenge.at)
             except UserError as error:
                 failed[precision] = str(error)
                 continue
         noise.add(str(line["theta"]))
-        losses[precision] = [float(score) for row in line["scores"] for score in row]
-    return {NOISE: sorted(noise), LOSSES: losses, "failed": failed}
+        losses[precision] = tuple(float(score) for row in line["scores"] for score in row)
+    return Answers(tuple(sorted(noise)), losses, failed)
 
 
 def _scored(client: Path, bundle: Path, step: int) -> Line:

@@ -16,6 +16,8 @@ from typing import Any
 import httpx2
 
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.shape import MalformedError, S
+from zo_sweeps.fleet.protocol import Refusal
 
 CONNECT_SECONDS, ANSWER_SECONDS = 10.0, 40.0  # a long poll takes 25 s
 FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0  # between attempts to reach the head
@@ -30,15 +32,15 @@ class UnreachableError(Exception):
 
 
 class RefusedError(UserError):
-    """The head answered that it will not; `answer` is its JSON.
+    """The head answered that it will not; `refusal` says why.
 
     401: it does not know the key; 403: the key is revoked; 404, 410: the lease is not, or no longer, this agent's;
     409: it wants something else first.
     """
 
-    def __init__(self, status: int, answer: Mapping[str, Any]) -> None:
-        super().__init__(str(answer.get("error") or f"the head answered {status}"))
-        self.status, self.answer = status, answer
+    def __init__(self, status: int, refusal: Refusal) -> None:
+        super().__init__(refusal.error or f"the head answered {status}")
+        self.status, self.refusal = status, refusal
 
 
 class Backoff:
@@ -137,6 +139,14 @@ def _with_key(context: ssl.SSLContext, key: Path | None, certificate: Path | Non
     return context
 
 
+def understood(shape: type[S], answer: Any) -> S:
+    """Return an answer of the head as its definition. Raises UnreachableError if it is something else."""
+    try:
+        return shape.read(answer)
+    except MalformedError as error:
+        raise UnreachableError(f"its answer makes no sense: {error}") from None
+
+
 def _checked(answer: httpx2.Response) -> dict[str, Any]:
     """Return the answer's JSON. Raises UnreachableError for 429 and 5xx, RefusedError for any other error."""
     try:
@@ -146,11 +156,12 @@ def _checked(answer: httpx2.Response) -> dict[str, Any]:
     content = content if isinstance(content, dict) else {}
     if answer.is_success:
         return content
+    refusal = understood(Refusal, content)
     if answer.status_code == 429 or answer.status_code >= 500:
         after = answer.headers.get("Retry-After", "")
-        why = content.get("error") or f"the head answered {answer.status_code}"
-        raise UnreachableError(str(why), float(after) if after.isdigit() else 0.0)
-    raise RefusedError(answer.status_code, content)
+        why = refusal.error or f"the head answered {answer.status_code}"
+        raise UnreachableError(why, float(after) if after.isdigit() else 0.0)
+    raise RefusedError(answer.status_code, refusal)
 
 
 def _why(error: Exception) -> str:

@@ -8,10 +8,10 @@ from zo_sweeps.fleet.gateway import limits
 from zo_sweeps.fleet.gateway.exchange import ProblemError
 from zo_sweeps.fleet.gateway.limits import Buckets
 from zo_sweeps.fleet.gateway.presence import Presence
-from zo_sweeps.schedule.leases import REVOKED, Agent, Store
+from zo_sweeps.schedule.leases import Store
 
 STRANGERS = {"/v1/ca", "/v1/enrol"}  # what may be asked without a certificate
-AGENT = web.RequestKey("agent", Agent)  # of a request: the agent whose certificate it has
+AGENT = web.RequestKey("agent", str)  # of a request: the name of the agent whose certificate it has
 
 
 class Admission:
@@ -33,13 +33,13 @@ class Admission:
             if wait := self._strangers.wait(request.remote or ""):
                 raise ProblemError(429, "too many requests from this address", retry=wait)
             return
-        agent = request[AGENT] = self.agent_of(request)
-        if wait := self._agents.wait(agent.name):
+        name = request[AGENT] = self.agent_of(request)
+        if wait := self._agents.wait(name):
             raise ProblemError(429, "too many requests", retry=wait)
-        self._presence.hear(agent.name)
+        self._presence.hear(name)
 
-    def agent_of(self, request: web.Request) -> Agent:
-        """Return the agent whose certificate the connection has: TLS has checked it against our authority.
+    def agent_of(self, request: web.Request) -> str:
+        """Return the name of the agent whose certificate the connection has: TLS has checked it against our authority.
 
         Raises ProblemError if there is none, and for a revoked key.
         """
@@ -47,9 +47,9 @@ class Admission:
         if not certificate:
             raise ProblemError(401, "this needs an agent's certificate; register with: zo-sweeps agent join")
         names = [value for entry in certificate["subject"] for key, value in entry if key == "commonName"]
-        agent = self._store.agent(names[0]) if names else None
-        if agent is None:
+        serial = self._store.serial_of(names[0]) if names else None
+        if serial is None:
             raise ProblemError(401, "no agent has this certificate")
-        if agent.state == REVOKED or int(agent.serial, 16) != int(certificate["serialNumber"], 16):
-            raise ProblemError(403, f"the key of {agent.name} was revoked", revoked=True)
-        return agent
+        if not serial or int(serial, 16) != int(certificate["serialNumber"], 16):
+            raise ProblemError(403, f"the key of {names[0]} was revoked", revoked=True)
+        return str(names[0])

@@ -18,14 +18,15 @@ from zo_sweeps.fleet.gateway.admission import Admission
 from zo_sweeps.fleet.gateway.challenges import Challenges
 from zo_sweeps.fleet.gateway.connections import Connections
 from zo_sweeps.fleet.gateway.downloads import Downloads
-from zo_sweeps.fleet.gateway.enrolment import Enrolment
-from zo_sweeps.fleet.gateway.exchange import ProblemError, refusal
+from zo_sweeps.fleet.gateway.enrolments import Enrolments
+from zo_sweeps.fleet.gateway.exchange import ProblemError, refuse
 from zo_sweeps.fleet.gateway.identity import Authority
-from zo_sweeps.fleet.gateway.joining import Joining
+from zo_sweeps.fleet.gateway.joins import Joins
 from zo_sweeps.fleet.gateway.presence import Presence
 from zo_sweeps.fleet.gateway.trials import Trials
 from zo_sweeps.fleet.gateway.work import Work
 from zo_sweeps.fleet.gateway.writer import Writer
+from zo_sweeps.fleet.protocol import Refusal
 from zo_sweeps.schedule.leases import (
     CodeError,
     GapError,
@@ -69,8 +70,8 @@ class Gateway:
         self._admission = Admission(reads, self._presence)
         self._work = Work(reads, self._admission, self._presence)
         self._parts = (
-            Enrolment(self._write, authority, log),
-            Joining(self._write, self._presence, challenges, log),
+            Enrolments(self._write, authority, log),
+            Joins(reads, self._write, self._presence, challenges, log),
             self._work,
             Trials(reads, self._write),
             Downloads(reads, self._write, self._presence),
@@ -104,24 +105,24 @@ class Gateway:
             self._admission.admit(request)
             return await asyncio.wait_for(handler(request), _seconds(request))
         except web.HTTPRequestEntityTooLarge:
-            return refusal(413, f"more than {limits.BODY_BYTES >> 20} MiB in one request")
+            return refuse(413, Refusal(f"more than {limits.BODY_BYTES >> 20} MiB in one request"))
         except web.RequestPayloadError:
-            return refusal(400, "the body cannot be decompressed")
+            return refuse(400, Refusal("the body cannot be decompressed"))
         except web.HTTPException as error:
-            return refusal(error.status, error.reason)
+            return refuse(error.status, Refusal(error.reason))
         except ProblemError as error:
-            return refusal(error.status, str(error), **error.more)
+            return refuse(error.status, error.refusal, error.retry)
         except GapError as error:
-            return refusal(409, str(error), expected=error.expected, differs=error.differs)
+            return refuse(409, Refusal(str(error), expected=error.expected, differs=error.differs))
         except RefusedError as error:
-            return refusal(_STATUS.get(type(error), 409), str(error))
+            return refuse(_STATUS.get(type(error), 409), Refusal(str(error)))
         except asyncio.TimeoutError:
-            return refusal(408, "the request took too long")
+            return refuse(408, Refusal("the request took too long"))
         except (OSError, ConnectionError):
             raise
         except Exception as error:  # of the store: a full disk. The agent keeps its events, and comes back
             self._log(f"{request.path}: {type(error).__name__}: {error}")
-            return refusal(503, "the head cannot store this now", retry=10.0)
+            return refuse(503, Refusal("the head cannot store this now"), retry=10.0)
 
 
 def _seconds(request: web.Request) -> float | None:

@@ -8,27 +8,34 @@ import json
 import secrets
 import subprocess
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 from zo_sweeps.fleet.gateway.exchange import ProblemError
+from zo_sweeps.fleet.known_answers import Answers, Challenge
+from zo_sweeps.fleet.protocol import KnownPrograms
 
 COUNT = 4  # of which a joining board gets one
-Known = tuple[dict[str, Any], dict[str, Any]]  # a challenge, and the answers to it
+ANSWERS, PROGRAMS = "answers", "programs"  # kinds: for boards with torch, and for those with the light client
+Known = tuple[Challenge | KnownPrograms, Answers]
+# kind -> what computes the questions: it prints as many [challenge, answers] as its argument says, or {"error": line}
+KINDS: Mapping[str, tuple[str, type[Challenge] | type[KnownPrograms]]] = {
+    ANSWERS: ("zo_sweeps.fleet.known_answers", Challenge),
+    PROGRAMS: ("zo_sweeps.fleet.known_programs", KnownPrograms),
+}
 
 
 class Challenges:
     """The questions of one kind.
 
     Args:
-        module: prints as many [challenge, answers] as its argument says, one per line, or {"error": line}.
+        kind: of KINDS.
         log: prints a line.
-        known: questions that were computed before; None: `start` computes them.
+        known: questions that were computed before; without any, `start` computes them.
     """
 
-    def __init__(self, module: str, log: Callable[[str], None], known: list[Known] | None = None) -> None:
-        self._module, self._log = module, log
-        self._known = list(known or ())
+    def __init__(self, kind: str, log: Callable[[str], None], known: Sequence[Known] = ()) -> None:
+        self._module, self._shape = KINDS[kind]
+        self._log, self._known = log, list(known)
         self._task: asyncio.Task[None] | None = None
         self._why = "still computing"
 
@@ -60,7 +67,7 @@ class Challenges:
                     if isinstance(printed, dict):
                         self._why = str(printed["error"])
                     else:
-                        self._known.append((printed[0], printed[1]))
+                        self._known.append((self._shape.read(printed[0]), Answers.read(printed[1])))
             if not self._known:
                 status = await process.wait()
                 self._why = f"its process ended with status {status}" if self._why == "still computing" else self._why

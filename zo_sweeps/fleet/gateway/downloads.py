@@ -17,6 +17,7 @@ from zo_sweeps.fleet.gateway.exchange import ProblemError
 from zo_sweeps.fleet.gateway.presence import Presence
 from zo_sweeps.fleet.gateway.trials import open_lease
 from zo_sweeps.fleet.gateway.writer import Writer
+from zo_sweeps.schedule.lease_contents import StoredFile
 from zo_sweeps.schedule.leases import Store
 
 PATH = "/v1/leases/{lease}/files/{digest}"
@@ -34,7 +35,7 @@ class Downloads:
 
     def __init__(self, store: Store, write: Writer, presence: Presence) -> None:
         self._store, self._write, self._presence = store, write, presence
-        self._files: OrderedDict[str, list[dict[str, Any]]] = OrderedDict()  # lease -> its files
+        self._files: OrderedDict[str, tuple[StoredFile, ...]] = OrderedDict()  # lease -> its files
         self._running: Counter[str] = Counter()  # by agent
 
     @property
@@ -43,17 +44,17 @@ class Downloads:
         return [web.get(PATH, self._file)]
 
     async def _file(self, request: web.Request) -> web.StreamResponse:
-        name, digest, lease = request[AGENT].name, request.match_info["digest"], open_lease(self._store, request)
-        file = next((one for one in self._files_of(lease.id) if one["sha256"] == digest), None)
+        name, digest, lease = request[AGENT], request.match_info["digest"], open_lease(self._store, request)
+        file = next((one for one in self._files_of(lease.id) if one.sha256 == digest), None)
         if file is None:
             raise ProblemError(404, "no such file of this lease")
         if self._running[name] >= limits.DOWNLOADS:
             raise ProblemError(429, f"more than {limits.DOWNLOADS} downloads at a time", retry=2.0)
-        path = Path(file["here"])
+        path = Path(file.here)
         with contextlib.suppress(OSError):
-            if path.stat().st_mtime_ns == file["stamp"] and path.stat().st_size == file["bytes"]:
+            if path.stat().st_mtime_ns == file.stamp and path.stat().st_size == file.bytes:
                 return _File(path, partial(self._note, name, lease.id))
-        raise ProblemError(410, f"{file['path']} has changed on the head since the trial was planned")
+        raise ProblemError(410, f"{file.path} has changed on the head since the trial was planned")
 
     async def _note(self, name: str, lease: str, begins: bool, size: int = 0) -> None:
         self._running[name] += 1 if begins else -1
@@ -61,9 +62,9 @@ class Downloads:
         if not begins:
             await self._write(lambda store: store.sent(lease, size))
 
-    def _files_of(self, lease: str) -> list[dict[str, Any]]:
+    def _files_of(self, lease: str) -> tuple[StoredFile, ...]:
         if lease not in self._files:
-            self._files[lease] = self._store.body(lease)["files"]
+            self._files[lease] = self._store.contents(lease).files
             if len(self._files) > TAKEN:
                 self._files.popitem(last=False)
         return self._files[lease]

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from zo_sweeps.core.shape import CONTROL
 from zo_sweeps.core.trial import TrialState
 from zo_sweeps.edge.light_client import LOG_EVENT
 
@@ -18,9 +19,8 @@ TEXT = 100_000  # characters
 METRIC = re.compile(r"[A-Za-z0-9_./ -]{1,200}")
 LARGEST = 2**53
 ENDS = {state.value for state in TrialState} - {"PENDING", "RUNNING"}
-# Control characters except tab, newline and carriage return: as JSON writes them, and as they are.
+# Control characters except tab, newline and carriage return, as JSON writes them.
 _CONTROL_IN_JSON = re.compile(r"\\u00[01]|\\[bf]|[\x7f-\x9f]")
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 
 
 def _number(value: Any) -> bool:
@@ -93,7 +93,7 @@ OPTIONAL: Mapping[str, Check] = {
 }
 _OUTCOME: Mapping[str, Check] = {
     "trial_id": _text,
-    "state": lambda value: value in ENDS,
+    "state": lambda value: isinstance(value, str) and value in ENDS,
     "metrics": _numbers,
     "selected_step": _count,
     "steps_done": _count,
@@ -105,11 +105,11 @@ _OUTCOME: Mapping[str, Check] = {
 }
 
 
-def checked(event: Any, trial_id: str) -> dict[str, Any]:
+def checked(event: Mapping[str, Any], trial_id: str) -> Mapping[str, Any]:
     """Return an event of a trial. Raises ValueError unless it has the shape of its type."""
-    if not isinstance(event, dict) or event.get("type") not in REQUIRED:
+    kind = event.get("type")
+    if not isinstance(kind, str) or kind not in REQUIRED:
         raise ValueError("an event of no known type")
-    kind = event["type"]
     required = {"time": _number, **REQUIRED[kind]}
     for name, check in {**OPTIONAL, **required}.items():
         if (name in event and not check(event[name])) or (name in required and name not in event):
@@ -121,7 +121,7 @@ def checked(event: Any, trial_id: str) -> dict[str, Any]:
     return event
 
 
-def checked_outcome(outcome: Any, trial_id: str) -> dict[str, Any]:
+def checked_outcome(outcome: Any, trial_id: str) -> Mapping[str, Any]:
     """Return an outcome of a trial. Raises ValueError unless it has an outcome's fields, and is of this trial."""
     if not isinstance(outcome, dict) or set(outcome) - set(_OUTCOME):
         raise ValueError("no outcome")
@@ -135,12 +135,14 @@ def checked_outcome(outcome: Any, trial_id: str) -> dict[str, Any]:
 
 def printable(text: str, value: Any) -> Any:
     """Return `value`, whose JSON is `text`, with control characters in its texts replaced by "?"."""
+    if "\\" not in text and text.isprintable():  # most are numbers; this is ten times as fast as the expression
+        return value
     return _clean(value) if _CONTROL_IN_JSON.search(text) else value
 
 
 def _clean(value: Any) -> Any:
     if isinstance(value, str):
-        return _CONTROL.sub("?", value)
+        return CONTROL.sub("?", value)
     if isinstance(value, list):
         return [_clean(one) for one in value]
     return {_clean(name): _clean(one) for name, one in value.items()} if isinstance(value, dict) else value

@@ -87,6 +87,7 @@ class Authority:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.verify_mode = ssl.CERT_OPTIONAL  # a board that has none yet may enrol
+        context.num_tickets = 0  # agents keep their connections, and resume no session
         context.load_verify_locations(cadata=self.certificate.decode())
         chain, key = own or self._server(host)
         try:

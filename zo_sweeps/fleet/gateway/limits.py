@@ -1,12 +1,10 @@
-"""Limits of the gateway, so that no peer can take all of it: names, sizes, times, and requests per second."""
+"""Limits of the gateway, so that no peer can take all of it: sizes, times, and requests per second."""
 
 from __future__ import annotations
 
-import re
 import time
 from collections import OrderedDict
 
-NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")  # of an agent, and of a device profile
 BODY_BYTES = 4 * 2**20  # of a request, after decompression
 FACTS_BYTES = 64 * 2**10  # of what an agent says of itself
 HEADER_BYTES = 8190  # of the request line, and of each header
@@ -16,7 +14,6 @@ HANDSHAKE_SECONDS = 15.0  # from the connection to its first whole request: TLS,
 IDLE_SECONDS = 75.0  # between requests on one connection
 CONNECTIONS = 8192
 DOWNLOADS = 4  # at a time, per agent
-EVENTS = 20_000  # per message
 AGENT_RATE, AGENT_BURST = 20.0, 60.0  # requests per second of one agent
 STRANGER_RATE, STRANGER_BURST = 5.0, 50.0  # of one address without a certificate; a fleet may share one (NAT)
 WRONG_RATE, WRONG_BURST = 0.1, 10.0  # wrong one-time codes of one address

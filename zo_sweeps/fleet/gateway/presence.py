@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
+from zo_sweeps.devices.live import Reading
 from zo_sweeps.fleet.gateway.writer import Writer
 from zo_sweeps.schedule.leases import Store
 
@@ -27,14 +26,14 @@ class Presence:
     def __init__(self, write: Writer, lease_seconds: float) -> None:
         self._write, self._lease_seconds = write, lease_seconds
         self._heard: dict[str, float] = {}
-        self._readings: dict[str, Mapping[str, Any]] = {}
+        self._readings: dict[str, Reading] = {}
 
     def hear(self, agent: str) -> None:
         """Note that an agent was heard of now."""
         self._heard[agent] = time.time()
 
-    def read(self, agent: str, reading: Mapping[str, Any]) -> None:
-        """Note an agent's reading of its temperature, its free memory and so on."""
+    def read(self, agent: str, reading: Reading) -> None:
+        """Note an agent's reading of its condition."""
         self._readings[agent] = reading
 
     async def keep(self) -> None:

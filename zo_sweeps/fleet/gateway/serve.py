@@ -14,7 +14,7 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,10 @@ from aiohttp import web
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.fleet import codes
-from zo_sweeps.fleet.gateway import joining, limits
+from zo_sweeps.fleet.gateway import limits
 from zo_sweeps.fleet.gateway.app import Gateway
-from zo_sweeps.fleet.gateway.challenges import Challenges, Known
+from zo_sweeps.fleet.gateway.challenges import ANSWERS, KINDS, Challenges, Known
+from zo_sweeps.fleet.gateway.connections import read_in_small_parts
 from zo_sweeps.fleet.gateway.identity import Authority
 from zo_sweeps.schedule import leases
 from zo_sweeps.schedule.leases import Store
@@ -56,7 +57,7 @@ async def serve(
     port: int,
     lease_seconds: float,
     own: tuple[str, str] | None = None,
-    challenges: Mapping[str, list[Known]] | None = None,
+    challenges: Mapping[str, Sequence[Known]] | None = None,
 ) -> None:
     """Serve until cancelled.
 
@@ -66,8 +67,9 @@ async def serve(
 
     Raises UserError when the port is taken, and for a certificate that cannot be used.
     """
+    read_in_small_parts()
     authority = Authority(folder / PKI)
-    asked = {kind: Challenges(module, _log, (challenges or {}).get(kind)) for kind, module in joining.KINDS.items()}
+    asked = {kind: Challenges(kind, _log, (challenges or {}).get(kind, ())) for kind in KINDS}
     stores = Store(folder / leases.FILE), Store(folder / leases.FILE)
     gateway = Gateway(*stores, authority, lease_seconds, asked, _log)
     context = authority.server_context(host, own)
@@ -76,7 +78,7 @@ async def serve(
         gateway.application(), access_log=None, keepalive_timeout=limits.IDLE_SECONDS, shutdown_timeout=2.0, **bounds
     )
     await runner.setup()
-    asked[joining.ANSWERS].start()  # six seconds, most of them imports; programs when a board asks for them
+    asked[ANSWERS].start()  # six seconds, most of them imports; programs when a board asks for them
     loop = asyncio.get_running_loop()
 
     def connection() -> asyncio.Protocol:

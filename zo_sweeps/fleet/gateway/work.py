@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Mapping
-from typing import Any
 
 from aiohttp import web
 
+from zo_sweeps.fleet import protocol
 from zo_sweeps.fleet.gateway import limits
 from zo_sweeps.fleet.gateway.admission import AGENT, Admission
 from zo_sweeps.fleet.gateway.exchange import ProblemError, answer
 from zo_sweeps.fleet.gateway.presence import Presence
-from zo_sweeps.schedule.leases import Lease, Store, canonical
+from zo_sweeps.fleet.protocol import Offer
+from zo_sweeps.schedule.leases import Lease, Store
 
 PATH = "/v1/work"
+NOTHING = protocol.Work()
 LOOK_SECONDS = 0.1  # between looks at the store for changes by other processes
 AGAIN_SECONDS = 2.0  # before an agent is told the same again
 
@@ -34,7 +36,7 @@ class Work:
         self._version = -1  # of the store, as last seen
         self._open: dict[str, dict[str, Lease]] = {}  # agent -> its open leases
         self._changes: dict[str, asyncio.Event] = {}  # agents that poll
-        self._told: dict[str, tuple[str, float]] = {}  # agent -> its last answer, and when
+        self._told: dict[str, tuple[protocol.Work, float]] = {}  # agent -> its last answer, and when
 
     @property
     def routes(self) -> list[web.RouteDef]:
@@ -62,7 +64,7 @@ class Work:
                 self._changes.pop(agent).set()
 
     async def _poll(self, request: web.Request) -> web.Response:
-        name = request[AGENT].name
+        name = request[AGENT]
         try:
             wait = min(max(float(request.query.get("wait", "0")), 0.0), limits.WAIT_SECONDS)
         except ValueError:
@@ -75,27 +77,27 @@ class Work:
             change = self._changes.setdefault(name, asyncio.Event())
             told = self._for(name, running)
             left = end - loop.time()
-            if any(told.values()):
-                before, at = self._told.get(name, ("", 0.0))
-                left = min(left, at + AGAIN_SECONDS - loop.time() if before == canonical(told) else 0.0)
+            if told != NOTHING:
+                before, at = self._told.get(name, (NOTHING, 0.0))
+                left = min(left, at + AGAIN_SECONDS - loop.time() if before == told else 0.0)
             if left <= 0:
-                if any(told.values()):
-                    self._told[name] = canonical(told), loop.time()
+                if told != NOTHING:
+                    self._told[name] = told, loop.time()
                 return answer(told)
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(change.wait(), left)
             self._presence.hear(name)
             self._admission.agent_of(request)  # its key may have been revoked meanwhile
 
-    def _for(self, name: str, running: set[str]) -> dict[str, Any]:
+    def _for(self, name: str, running: set[str]) -> protocol.Work:
         """Return what an agent that runs these leases is to start and to stop."""
         own = self._open.get(name, {})
-        new = [
-            {"lease": one.id, "trial_id": one.trial_id, "attempt": one.attempt, "held": one.received}
+        new = tuple(
+            Offer(one.id, one.trial_id, one.attempt, one.received)
             for one in own.values()
             if one.id not in running and not one.stop
-        ]
-        return {"leases": new, "stop": sorted(one for one in running if one not in own or own[one].stop)}
+        )
+        return protocol.Work(new, tuple(sorted(one for one in running if one not in own or own[one].stop)))
 
 
 def _asked(leases: Mapping[str, Lease]) -> set[tuple[str, bool]]:

@@ -7,16 +7,18 @@ from collections.abc import Callable
 from aiohttp import web
 
 from zo_sweeps import __version__
+from zo_sweeps.fleet import protocol
 from zo_sweeps.fleet.codes import SECRET_BYTES
 from zo_sweeps.fleet.gateway import limits
-from zo_sweeps.fleet.gateway.exchange import ProblemError, answer, body_of, text_of
+from zo_sweeps.fleet.gateway.exchange import ProblemError, answer, body_of
 from zo_sweeps.fleet.gateway.identity import Authority, new_serial, read_request
-from zo_sweeps.fleet.gateway.limits import NAME, Buckets
+from zo_sweeps.fleet.gateway.limits import Buckets
 from zo_sweeps.fleet.gateway.writer import Writer
+from zo_sweeps.fleet.protocol import Enrolled, Enrolment
 from zo_sweeps.schedule.leases import CodeError, RefusedError
 
 
-class Enrolment:
+class Enrolments:
     """The requests of strangers.
 
     Args:
@@ -35,18 +37,16 @@ class Enrolment:
         return [web.get("/v1/ca", self._ca), web.post("/v1/enrol", self._enrol)]
 
     async def _ca(self, request: web.Request) -> web.Response:
-        return answer({"ca": self._authority.certificate.decode(), "version": __version__})
+        return answer(protocol.Authority(self._authority.certificate.decode(), __version__))
 
     async def _enrol(self, request: web.Request) -> web.Response:
         address = request.remote or ""
         if wait := self._wrong.wait(address, 0.0):
             raise ProblemError(429, "too many wrong codes from this address", retry=wait)
-        body = await body_of(request, limits.FACTS_BYTES)
-        name, device = text_of(body, "name"), text_of(body, "device")
-        if not NAME.fullmatch(name) or not NAME.fullmatch(device):
-            raise ProblemError(400, "a name and a device are 1 to 63 letters, digits, '.', '_' and '-'")
+        asked = await body_of(request, Enrolment, limits.FACTS_BYTES)
+        name, device = asked.name, asked.device
         try:
-            key, secret = read_request(text_of(body, "csr")), bytes.fromhex(text_of(body, "code_secret"))
+            key, secret = read_request(asked.csr), bytes.fromhex(asked.code_secret)
         except ValueError as error:
             raise ProblemError(400, f"malformed request for a certificate ({error})") from None
         if len(secret) != SECRET_BYTES:
@@ -62,4 +62,4 @@ class Enrolment:
             raise ProblemError(409, f"{error}; choose another --name, or: zo-sweeps devices revoke {name}") from None
         self._log(f"{name} ({device}) enrolled from {address}")
         certificate = self._authority.sign(key, name, serial).decode()
-        return answer({"agent": name, "certificate": certificate, "ca": self._authority.certificate.decode()})
+        return answer(Enrolled(name, certificate, self._authority.certificate.decode()))
