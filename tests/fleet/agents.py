@@ -217,12 +217,13 @@ def _gateway(folder: str, port: str, lease_seconds: str) -> None:
 def _agent(url: str, code: str, state: str, name: str) -> int:
     from tests.schedule import boards
     from zo_sweeps.core.errors import UserError
-    from zo_sweeps.fleet.agent import agent, commands, facts, link
+    from zo_sweeps.fleet.agent import agent, commands, examiner, facts, link
     from zo_sweeps.fleet.known_answers import Answers
 
     link.LONGEST_WAIT = 0.5
-    facts.facts = lambda device, lent, client: replace(boards.FACTS, profile=device.name, cpus=1, gpus=0)
-    facts.answers = lambda challenge, troubles, client: Answers()
+    facts.facts = lambda device, lent, host, client: replace(boards.FACTS, profile=device.name, cpus=1, gpus=0)
+    examiner.Examiner.host = lambda self: boards.HOST
+    examiner.Examiner.answers = lambda self, challenge, troubles: Answers()
     commands.Agent = partial(agent.Agent, target="tests.schedule.fakes:run_trial")
     options = commands.AgentOptions(url, "" if code == "-" else code, "cpu", name)
     try:

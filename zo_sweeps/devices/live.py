@@ -6,7 +6,7 @@ import re
 import shutil
 import socket
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,9 +68,9 @@ class Reading(Shape):
     throttled: tuple[str, ...] = ()
 
 
-def unchanging() -> Host:
-    """Return the static facts of this host. Cost: see `probe` and `devices.kernels.troubles`."""
-    return Host.read({**probe(), "l4t": l4t(), "codes": dict(kernels.troubles()), "host": socket.gethostname()})
+def unchanging(troubles: Callable[[], Mapping[str, str]] = kernels.troubles) -> Host:
+    """Return the static facts of this host. Cost: see `probe` and `troubles`, which returns its `codes`."""
+    return Host.read({**probe(), "l4t": l4t(), "codes": dict(troubles()), "host": socket.gethostname()})
 
 
 def changing(meter: EnergyMeter) -> Reading:

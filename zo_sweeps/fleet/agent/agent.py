@@ -24,15 +24,16 @@ from zo_sweeps.core.files import replace_text
 from zo_sweeps.core.host import gib
 from zo_sweeps.core.trial import Outcome, TrialState
 from zo_sweeps.devices.energy import EnergyMeter
-from zo_sweeps.devices.live import changing
+from zo_sweeps.devices.live import Host, changing
 from zo_sweeps.fleet.agent import facts as here
 from zo_sweeps.fleet.agent import light, trials
+from zo_sweeps.fleet.agent.examiner import Examiner
 from zo_sweeps.fleet.agent.files import Cache
 from zo_sweeps.fleet.agent.keys import Registration
 from zo_sweeps.fleet.agent.link import Backoff, RefusedError, UnreachableError, understood
 from zo_sweeps.fleet.agent.spool import FRUITLESS, Spool, spools
 from zo_sweeps.fleet.agent.trials import TARGET, Slot
-from zo_sweeps.fleet.known_answers import Challenge
+from zo_sweeps.fleet.known_answers import Answers, Challenge
 from zo_sweeps.fleet.protocol import Joined, Joining, KnownPrograms, Message, Offer, Received, Report, Work
 from zo_sweeps.methods.parts import Device
 from zo_sweeps.models import hub
@@ -96,6 +97,7 @@ class Agent:
         self._link = registration.link(root)
         self._place = {"node": registration.name, "profile": device.name}
         self._cache = Cache(root)
+        self._examiner = Examiner()
         gpus = [i % lent.gpus if lent.gpus else None for i in range(lent.slots)]
         command = [trials.MODULE, target] if client is None else [light.MODULE, str(client)]
         self._slots = [Slot(root / "trials.log", gpu, command) for gpu in gpus]
@@ -133,6 +135,7 @@ class Agent:
             for slot in self._slots:
                 slot.kill()
             (self._root / "running.json").unlink(missing_ok=True)
+            self._examiner.end()
             self._link.close()
 
     # --- the thread that asks
@@ -166,17 +169,17 @@ class Agent:
 
     def _join(self) -> None:
         """Tell the head what this machine is, and answer its questions if they are new."""
-        facts = here.facts(self._device, self._lent, self._client)
+        host = self._examiner.host() if self._client is None else light.host(self._examiner.probe())
+        facts = here.facts(self._device, self._lent, host, self._client)
         try:
             answer = self._link.post("/v1/join", Joining(facts).to_json())
         except RefusedError as error:
             if not error.refusal.challenge:
                 raise
-            asked = self._link.get("/v1/challenge", {"of": "programs"} if self._client else None)
-            challenge = understood(KnownPrograms if self._client else Challenge, asked)
-            answers = here.answers(challenge, facts.probe.codes, self._client).to_json()
-            answer = self._link.post("/v1/join", {**Joining(facts, challenge.nonce).to_json(), **answers})
+            nonce, answers = self._answers(host)
+            answer = self._link.post("/v1/join", {**Joining(facts, nonce).to_json(), **answers.to_json()})
         joined = understood(Joined, answer)
+        self._examiner.end()
         lent = self._lent
         gpus = f", {lent.gpus} GPU" if lent.gpus else ""
         what = f"{lent.cpus} CPUs{gpus}, {gib(lent.memory_bytes)}, {lent.slots} at a time"
@@ -184,6 +187,14 @@ class Agent:
         self._say(f"  equal to the head: {', '.join(joined.lent) or 'nothing'}")
         for name, why in joined.refused.items():
             self._say(f"  not lent: {name}: {why}")
+
+    def _answers(self, host: Host) -> tuple[str, Answers]:
+        """Return the nonce of a challenge, and this machine's answers to it."""
+        if self._client is None:
+            questions = understood(Challenge, self._link.get("/v1/challenge"))
+            return questions.nonce, self._examiner.answers(questions, host.codes)
+        programs = understood(KnownPrograms, self._link.get("/v1/challenge", {"of": "programs"}))
+        return programs.nonce, light.answers(self._client, programs)
 
     # --- the main thread
 

@@ -13,6 +13,7 @@ import base64
 import hashlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -27,6 +28,7 @@ from zo_sweeps.core.files import locked, replace_text
 from zo_sweeps.core.jsonl import read_objects
 from zo_sweeps.core.process import die_with_parent
 from zo_sweeps.core.trial import Outcome, TrialState
+from zo_sweeps.devices.live import Host, l4t
 from zo_sweeps.edge.light_client import BUSY, DIVERGED, DONE, LOG, LOG_EVENT, NAME, Line, scoring, text_of
 from zo_sweeps.fleet.agent.spool import FRUITLESS, Spool
 from zo_sweeps.fleet.agent.trials import serve
@@ -57,6 +59,11 @@ def checked(client: Path) -> Path:
 def digest(client: Path) -> str:
     """Return what tells one build of the client from another."""
     return hashlib.sha256(client.read_bytes()).hexdigest()[:16]
+
+
+def host(found: Mapping[str, Any]) -> Host:
+    """Return the facts of this machine, from those of `devices.probe`: the client stands for ExecuTorch."""
+    return Host.read({**found, "executorch": True, "l4t": l4t(), "host": socket.gethostname()})
 
 
 def answers(client: Path, challenge: KnownPrograms) -> Answers:
