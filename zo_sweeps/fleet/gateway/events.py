@@ -53,12 +53,13 @@ def _or_none(check: Check) -> Check:
 
 def _line(value: Any) -> bool:
     """Return whether a value is a line of the light client's log."""
-    shape = _LINES.get(value.get("type"), {}) if isinstance(value, dict) else {}
+    kind = value.get("type") if isinstance(value, dict) else None
+    shape = _LINES.get(kind, {}) if isinstance(kind, str) else {}
     return bool(shape) and all(name in value and check(value[name]) for name, check in shape.items())
 
 
 _NUMBERS = _of(_number)
-_LINES: Mapping[Any, Mapping[str, Check]] = {
+_LINES: Mapping[str, Mapping[str, Check]] = {
     "start": {"settings": _text, "replayed": _count, "seconds": _number},
     "step": {"step": _count, "losses": _NUMBERS, "coefs": _NUMBERS, "seconds": _number, "tokens": _count},
     "scores": {
