@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -27,7 +28,7 @@ from typing import Any
 from tests.conftest import REPO
 from zo_sweeps.core.trial import Event, Trial
 
-DRIVER = "driver"
+DRIVER, PROGRAMS = "driver", "programs.json"
 PATIENCE = 60.0
 
 
@@ -119,12 +120,14 @@ class Cable:
 class Head:
     """A gateway, and a driver's side of its store."""
 
-    def __init__(self, folder: Path, lease_seconds: float) -> None:
+    def __init__(self, folder: Path, lease_seconds: float, programs: Any = None) -> None:
         from zo_sweeps.schedule.leases import FILE, Store
 
         folder.mkdir()
         self.folder, self.port, self._lease_seconds = folder, free_port(), lease_seconds
         self._agents: list[Process] = []
+        if programs is not None:
+            (folder / PROGRAMS).write_text(json.dumps([one.to_json() for one in programs]))
         self.start()
         wait(lambda: (folder / "pki" / "ca.pem").exists() and "listening" in self._process.said)
         self.store = Store(folder / FILE)
@@ -190,8 +193,9 @@ class Head:
 
 
 @contextlib.contextmanager
-def head(folder: Path, lease_seconds: float = 3600) -> Iterator[Head]:
-    one = Head(folder, lease_seconds)
+def head(folder: Path, lease_seconds: float = 3600, programs: Any = None) -> Iterator[Head]:
+    """A gateway; `programs`: known answers of the light client, with the challenge."""
+    one = Head(folder, lease_seconds, programs)
     try:
         yield one
     finally:
@@ -201,9 +205,13 @@ def head(folder: Path, lease_seconds: float = 3600) -> Iterator[Head]:
 def _gateway(folder: str, port: str, lease_seconds: str) -> None:
     from zo_sweeps.fleet.gateway.serve import serve
     from zo_sweeps.fleet.known_answers import Answers, Challenge, ModelQuestion
+    from zo_sweeps.fleet.protocol import KnownPrograms
 
-    nothing = Challenge((), ModelQuestion(0, ()), ())
-    asyncio.run(serve(Path(folder), "127.0.0.1", int(port), float(lease_seconds), None, [(nothing, Answers())]))
+    challenges: dict[str, Any] = {"answers": [(Challenge((), ModelQuestion(0, ()), ()), Answers())]}
+    if (path := Path(folder) / PROGRAMS).exists():
+        asked, expected = json.loads(path.read_text())
+        challenges["programs"] = [(KnownPrograms.read(asked), Answers.read(expected))]
+    asyncio.run(serve(Path(folder), "127.0.0.1", int(port), float(lease_seconds), None, challenges))
 
 
 def _agent(url: str, code: str, state: str, name: str) -> int:
@@ -213,7 +221,7 @@ def _agent(url: str, code: str, state: str, name: str) -> int:
     from zo_sweeps.fleet.known_answers import Answers
 
     link.LONGEST_WAIT = 0.5
-    facts.facts = lambda device, lent, host: replace(boards.FACTS, profile=device.name, cpus=1, gpus=0)
+    facts.facts = lambda device, lent, host, client: replace(boards.FACTS, profile=device.name, cpus=1, gpus=0)
     examiner.Examiner.host = lambda self: boards.HOST
     examiner.Examiner.answers = lambda self, challenge, troubles: Answers()
     commands.Agent = partial(agent.Agent, target="tests.schedule.fakes:run_trial")

@@ -145,6 +145,31 @@ def test_the_end_of_an_attempt_that_was_stopped_is_not_taken_over(tmp_path: Path
     assert newer.outcome is None
 
 
+def line(kind: str, step: int = 0, **fields: Any) -> Event:
+    return {"type": "log", "time": 1.0, "line": {"type": kind, "step": step, **fields}}
+
+
+def test_a_log_of_the_light_client_goes_on_from_what_decides_it(tmp_path: Path) -> None:
+    """The head sends coefficients alone; the board's log has measurements, and the starts of the client."""
+    own = [line("step", 1, coefs=[0.5], losses=[1.0]), line("start"), line("step", 2, coefs=[0.25], losses=[2.0])]
+    older = lease(tmp_path, "one")
+    write(older, line("start"), *own, line("step", 3, coefs=[0.75]))
+    older.retire()
+    journal = [line("step", 1, coefs=[0.5]), line("step", 2, coefs=[0.25])]
+    assert [event["line"]["step"] for event in lease(tmp_path, "two", journal).events()] == [3]
+    assert lease(tmp_path, "three", [line("step", 1, coefs=[0.7])]).events() == []
+    scoring = {**fakes.trial(tmp_path / "unused", "t").to_json(), "client": ["--score", "test", "--at", "2"]}
+    assert Spool.create(tmp_path, LeaseContents("four", "t", 1, 0, scoring, tuple(journal))).events() == []
+
+
+def test_a_client_that_never_reaches_a_step_is_given_back(tmp_path: Path) -> None:
+    spool = lease(tmp_path, "one")
+    write(spool, line("step", 1, coefs=[0.5]), line("start"), line("start"))
+    assert not spool.fruitless
+    write(spool, line("start"))
+    assert spool.fruitless
+
+
 def test_a_trial_that_ends_the_board_is_given_back(tmp_path: Path) -> None:
     spool = lease(tmp_path, "one")
     write(spool, START, steps(1), START, START)

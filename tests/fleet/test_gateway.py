@@ -27,6 +27,7 @@ from zo_sweeps.fleet import codes, protocol
 from zo_sweeps.fleet.agent import keys
 from zo_sweeps.fleet.agent.link import Link, RefusedError, UnreachableError, pinned, unverified
 from zo_sweeps.fleet.gateway import app, limits, serve
+from zo_sweeps.fleet.gateway.challenges import ANSWERS
 from zo_sweeps.fleet.gateway.identity import Authority, read_request
 from zo_sweeps.fleet.gateway.limits import Buckets
 from zo_sweeps.fleet.known_answers import Answers, Challenge, ModelQuestion
@@ -109,7 +110,7 @@ def gateway(folder: Path, own: tuple[str, str] | None = None) -> Iterator[Head]:
 
     async def run() -> None:
         tasks.append(asyncio.current_task())
-        await serve.serve(folder, "127.0.0.1", one.port, 600.0, own, [(CHALLENGE, KNOWN)])
+        await serve.serve(folder, "127.0.0.1", one.port, 600.0, own, {ANSWERS: [(CHALLENGE, KNOWN)]})
 
     def thread() -> None:
         with contextlib.suppress(asyncio.CancelledError):
@@ -386,6 +387,7 @@ def test_files_are_those_of_the_lease_unchanged_and_in_parts(head: Head, tmp_pat
 
 OUTCOME = {"trial_id": "t", "state": "SUCCEEDED", "metrics": {"a/b": 1.0}, "error": ""}
 STEPS = {"type": "steps", "time": 1.0, "first": 1, "losses": [1.0], "coefs": [[1.0]], "seconds": 1.0, "tokens": 1}
+LINE = {"type": "step", "step": 1, "losses": [1.0, 2.0], "coefs": [1.0], "seconds": 1.0, "tokens": 1}
 WRONG: dict[str, dict[str, Any]] = {
     "no type": {},
     "unknown type": {"type": "run", "time": 1.0},
@@ -403,6 +405,9 @@ WRONG: dict[str, dict[str, Any]] = {
     "unknown field": {"type": "end", "time": 1.0, "outcome": {**OUTCOME, "run": "code"}},
     "odd metric": {"type": "end", "time": 1.0, "outcome": {**OUTCOME, "metrics": {"a\n": 1.0}}},
     "no metric": {"type": "end", "time": 1.0, "outcome": {**OUTCOME, "metrics": {"a": "1"}}},
+    "a line of no log": {"type": "log", "time": 1.0, "line": {"type": "steps"}},
+    "a list as a line's type": {"type": "log", "time": 1.0, "line": {"type": []}},
+    "a line without coefficients": {"type": "log", "time": 1.0, "line": {**LINE, "coefs": None}},
     "half a character": {"type": "warning", "time": 1.0, "metric": "m", "text": "\ud800"},
 }
 

@@ -132,12 +132,20 @@ def test_ends_that_are_losses(store: Store, tmp_path: Path) -> None:
         with pytest.raises(LeaseLostError, match="killed for memory"):
             await proxies.drain("t", 1, 1, 5)
 
+    async def another(proxies: Proxies) -> None:
+        await begin(proxies)
+        send(store, 0, {"type": "log", "time": 1.0, "line": {}}, driver="l")
+        with pytest.raises(LeaseLostError, match="which it does not run"):
+            await proxies.drain("t", 1, 0, 5)
+        await proxies.close()
+
     proxied(tmp_path, left)
     store.join("board", FACTS, {}, "")
     proxied(tmp_path, taken, "c")
     for lease in store.of_driver("other"):
         store.give_up(lease, "")
     proxied(tmp_path, killed, "e")
+    proxied(tmp_path, another, "l")
     proxied(tmp_path, revoked, "r")
 
 
@@ -166,6 +174,9 @@ def test_the_nodes_are_the_agents_that_are_online(store: Store) -> None:
     assert (node.node_id, node.device, node.cpus, node.gpus) == ("agent:board", "jetson-tx2", 4, 1)
     assert (node.slots, node.leased) == (1, 1)
     assert agents.nodes(note, "other", time.time())[0].leased == 0, "its own lease leaves it its slot"
+    process = replace(note.agents[0], running=((f"other{agents.OF_DRIVER}1", "u"),))
+    (node,) = agents.nodes(replace(note, agents=(process,)), "other", time.time())
+    assert (node.leased, node.light) == (0, False), "and so does that of a process of its own"
     assert agents.nodes(note, "d", time.time() + agents.NOTE_SECONDS + 1) == [], "nobody writes the note any more"
     silent = replace(note.agents[0], heard=note.time - leases.OFFLINE_SECONDS)
     assert agents.nodes(replace(note, agents=(silent,)), "d", time.time()) == []
@@ -184,6 +195,18 @@ def test_an_agent_lends_what_its_answers_allow() -> None:
     assert refusal(Needs(precision="fp32"), noise) == "does not lend noise: other bits"
     assert "b does not lend nf4: no kernel" in reason(Needs(precision="nf4"), [BOARD])
     assert preference(Needs(), HOST) == preference(Needs(), BOARD), "in the order of the nodes: Ray's first"
+
+
+def test_a_board_with_the_light_client_takes_programs_alone() -> None:
+    """Also: its memory holds what the client needs, not what exporting takes on the head."""
+    light = Node("agent:pi", "pi", "executorch", 4, 0, 10**9, programs=True, light=True, slots=1)
+    program = Needs(programs=True, precision="fp32", memory_bytes=2 * 10**9, client_bytes=9 * 10**8)
+    for device in ("auto", "cpu", "executorch"):
+        assert refusal(replace(program, device=device), light) == ""
+        assert refusal(Needs(device=device, precision="fp32"), light).startswith("runs exported programs alone: use")
+    assert refusal(replace(program, device="cuda"), light) == "has no CUDA GPU"
+    assert "of memory" in refusal(replace(program, client_bytes=2 * 10**9), light)
+    assert "of memory" in refusal(program, replace(light, light=False))
 
 
 def test_slots_of_agents() -> None:

@@ -34,6 +34,7 @@ from zo_sweeps.bench.trials import trials
 from zo_sweeps.core.trial import Outcome, TrialState
 from zo_sweeps.devices.live import Host
 from zo_sweeps.fleet import codes
+from zo_sweeps.fleet.gateway import challenges
 from zo_sweeps.fleet.gateway.identity import Authority
 from zo_sweeps.fleet.gateway.process import listens
 from zo_sweeps.fleet.gateway.serve import PKI, open_many_files, serve
@@ -246,4 +247,4 @@ def _spread(seconds: Sequence[float], cpu: float) -> dict[str, float]:
 if __name__ == "__main__":
     open_many_files()
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(serve(Path(sys.argv[1]), HOST, PORT, 3600.0, None, [(QUESTIONS, ANSWERS)]))
+        asyncio.run(serve(Path(sys.argv[1]), HOST, PORT, 3600.0, None, {challenges.ANSWERS: [(QUESTIONS, ANSWERS)]}))

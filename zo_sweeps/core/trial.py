@@ -73,6 +73,7 @@ class Needs:
     # These bytes by `core.memory.Part`, as first estimated, without those of the process.
     parts: Mapping[str, int] = field(default_factory=dict, compare=False)
     tools: tuple[str, ...] = ()  # distributions that it runs, with their versions: "pyosys 0.70"
+    client_bytes: int = field(default=0, compare=False)  # of a program: peak of the light client, where that runs it
 
 
 class Config(Protocol):

@@ -104,6 +104,8 @@ def jetson_profile(name: str) -> str:
 
 def _gpu() -> _Gpus | None:
     """Return the names of the CUDA GPUs that torch sees, and the first one's memory; None if there are none."""
+    if util.find_spec("torch") is None:
+        return None
     if platform.system() == "Linux" and not any(os.path.exists(node) for node in GPU_NODES):
         return None
     import torch

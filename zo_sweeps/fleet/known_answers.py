@@ -114,7 +114,7 @@ def challenge(seed: int) -> Challenge:
         for first in (0, drawn.randrange(1, 2**20), drawn.randrange(2**20, 2**30))
     )
     rows = tuple(tuple(drawn.randrange(VOCABULARY) for _ in range(TOKENS)) for _ in range(ROWS))
-    return Challenge(noise, ModelQuestion(drawn.randrange(2**31), rows), tuple(sorted(_offered())))
+    return Challenge(noise, ModelQuestion(drawn.randrange(2**31), rows), tuple(sorted(offered())))
 
 
 def answer(asked: Challenge) -> Answers:
@@ -124,10 +124,10 @@ def answer(asked: Challenge) -> Answers:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     losses: dict[str, tuple[float, ...]] = {}
     failed: dict[str, str] = {}
-    offered = _offered()
+    every = offered()
     for name in asked.precisions:
         try:
-            losses[name] = _losses(asked.model, offered[name], device)
+            losses[name] = _losses(asked.model, every[name], device)
         except Exception as error:  # a library that does not fit the device can raise anything
             failed[name] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
     return Answers(tuple(_noise(one, device) for one in asked.noise), losses, failed)
@@ -141,13 +141,13 @@ def compare(expected: Answers, got: Answers) -> dict[str, str]:
     refused: dict[str, str] = {}
     if got.noise != expected.noise:
         refused[NOISE] = "its noise has other bits than the head's" if got.noise else "it computed no noise"
-    offered = _offered()
+    every = offered()
     for name, wanted in expected.losses.items():
         theirs = got.losses.get(name, ())
         if len(theirs) != len(wanted):
             refused[name] = got.failed.get(name, "it computed no losses")[:300]
             continue
-        precision = offered[name]
+        precision = every[name]
         unit = max(UNITS[precision.format.torch_name], CODES_UNIT if precision.rounds_activations else 0.0)
         for row, (ours, one) in enumerate(zip(wanted, theirs, strict=True)):
             if not abs(one - ours) <= TOLERATED * unit * abs(ours):
@@ -156,7 +156,7 @@ def compare(expected: Answers, got: Answers) -> dict[str, str]:
     return refused
 
 
-def _offered() -> dict[str, Precision]:
+def offered() -> dict[str, Precision]:
     """Return the precisions that need no preparation, by name."""
     made = {name: one() for name, one in registry.members("precision").items()}
     coded = {name for name, one in made.items() if isinstance(one, WeightOnlyPrecision) and one.prepared}
@@ -176,33 +176,33 @@ def _noise(one: NoiseQuestion, device: str) -> str:
 def _losses(asked: ModelQuestion, precision: Precision, device: str) -> tuple[float, ...]:
     import torch
 
-    model = _model(asked.seed, precision, device)
+    built = model(ARCH, asked.seed, precision, device)
     ids = torch.tensor(asked.rows, device=device)
     with torch.no_grad():
-        hidden = model.hidden(ids)[:, :-1]
-        logits = model.head(hidden.flatten(0, 1)).float().view(*hidden.shape[:2], -1)
+        hidden = built.hidden(ids)[:, :-1]
+        logits = built.head(hidden.flatten(0, 1)).float().view(*hidden.shape[:2], -1)
         chosen = torch.log_softmax(logits, dim=-1).gather(2, ids[:, 1:, None])
         return tuple(float(loss) for loss in -chosen.squeeze(2).double().mean(dim=1).cpu())
 
 
-def _model(seed: int, precision: Precision, device: str) -> LanguageModel:
+def model(arch: Mapping[str, Any], seed: int, precision: Precision, device: str) -> LanguageModel:
     """Return the model: its weights are noise, which is the same everywhere, where torch's own draw is not."""
     import torch
 
     from zo_sweeps.engine.noise import combine
     from zo_sweeps.models.load import load
 
-    model = load(Model(source=ModelSource.RANDOM, arch=ARCH, seed=0), torch.float32, "cpu")
-    for name, parameter in model.module.named_parameters():
+    built = load(Model(source=ModelSource.RANDOM, arch=arch, seed=0), torch.float32, "cpu")
+    for name, parameter in built.module.named_parameters():
         base = torch.ones_like(parameter) if parameter.dim() == 1 else torch.zeros_like(parameter)
         combine([(NoiseKey(seed, 0, 0), DEVIATION)], name, parameter.shape, base=base, out=parameter.data)
-    model.module.to(device=device, dtype=precision.dtype)
+    built.module.to(device=device, dtype=precision.dtype)
     if isinstance(precision, WeightOnlyPrecision):
-        for name, layer in model.target_modules([ALL]).items():
+        for name, layer in built.target_modules([ALL]).items():
             parent, _, child = name.rpartition(".")
             weight = layer.get_parameter("weight").detach()
-            setattr(model.module.get_submodule(parent), child, precision.stored(layer, weight))
-    return model
+            setattr(built.module.get_submodule(parent), child, precision.stored(layer, weight))
+    return built
 
 
 def main(count: int) -> None:

@@ -49,6 +49,28 @@ class Enrolled(Shape):
 
 
 @dataclass(frozen=True)
+class KnownBundle(Shape):
+    """The files of a bundle for the light client, in base64."""
+
+    files: Mapping[str, str] = item(most=2**24)
+
+
+@dataclass(frozen=True)
+class KnownPrograms(Shape):
+    """The answer to GET /v1/challenge?of=programs: what a board with the light client has to compute.
+
+    Args:
+        programs: precision -> a bundle with the log of a run.
+        at: the step of that run after which dev is scored.
+        nonce: under which the head expects the answers; "" where nobody waits for them.
+    """
+
+    programs: Mapping[str, KnownBundle]
+    at: int
+    nonce: str = ""
+
+
+@dataclass(frozen=True)
 class Joining(Shape):
     """POST /v1/join; with a nonce, the fields of `known_answers.Answers` besides.
 

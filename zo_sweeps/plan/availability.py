@@ -44,6 +44,7 @@ class Availability:
         trainable: number of trainable parameters; 0 if the model's shape is unknown.
         remarks: lines on what limits a trial that can run.
         tools: see `Needs`.
+        client_bytes: of a program, the peak of the light client: without PyTorch, its weights, and the export.
     """
 
     config: TrialConfig
@@ -54,6 +55,7 @@ class Availability:
     trainable: int
     remarks: tuple[str, ...] = ()
     tools: tuple[str, ...] = ()
+    client_bytes: int = 0
 
 
 class Places:
@@ -88,23 +90,22 @@ class Places:
             reasons.append(f"update {update.name!r} does not work on this machine: {trouble}")
         tokens, longest = _lengths(config, data, _most(config, model))
         trainable = _trainable(config, model.arch) if model.arch and config.method.kind.trains else 0
-        memory, parts = self._memory(config, model, longest, trainable)
+        memory, parts, client = self._memory(config, model, longest, trainable)
         device = config.device
         if device.is_phone and not (device.client or device.log):
             reasons.append(
                 f"a {device.display or device.name} runs the light client: set device.client=FILE (docs/EDGE.md)"
             )
-        needed = memory
-        if device.is_phone and model.arch is not None:
-            # The light client is there; PyTorch and its copy of the weights are not.
-            needed -= RUNTIME_BYTES + config.precision.weight_bytes(model.arch)
+        needed = client if device.is_phone else memory
         if device.memory_gb and not device.reads_log and needed > device.memory_gb * 10**9:
             reasons.append(
                 f"needs about {needed / 10**9:.1f} GB, and a {device.display or device.name} has {device.memory_gb:g}"
             )
         notes = [self._truncated(config, model, data), _few_rows(config, data), _few_directions(config, trainable)]
         notes += [*remarks([config.departures]), *_not_read(config, model, data)]
-        return Availability(config, tuple(reasons), memory, parts, tokens, trainable, tuple(filter(None, notes)))
+        return Availability(
+            config, tuple(reasons), memory, parts, tokens, trainable, tuple(filter(None, notes)), client
+        )
 
     def to_package(self, config: TrialConfig) -> TrialConfig:
         """Return the configuration of a package to be made, with the fingerprints of model and text filled in.
@@ -190,12 +191,13 @@ class Places:
     @staticmethod
     def _memory(
         config: TrialConfig, model: ModelStatus, longest: int, trainable: int
-    ) -> tuple[int, Mapping[Part, float]]:
+    ) -> tuple[int, Mapping[Part, float], int]:
+        """Return (estimated peak, its parts, of a program the peak of the light client)."""
         arch, kind, space, precision = model.arch, config.method.kind, config.space, config.precision
         if arch is None:
-            return 0, {}
+            return 0, {}, 0
         scored = 0 if kind.generates else max(config.split.dev, config.split.test) * longest
-        finding = 0
+        finding = client = 0
         if space.needs_gradients and kind.trains and model.package is None:
             text = space.of_text
             length = getattr(space, "length", longest) if text else longest
@@ -240,8 +242,9 @@ class Places:
             }
             parts, exporting = program_memory(parts, arch, size, weights=weights, **form)
             finding = max(finding, exporting)
+            client = int(sum(parts.values())) - weights
         peak = int(sum(parts.values()))
-        return RUNTIME_BYTES + max(peak, finding), parts if peak >= finding else {}
+        return RUNTIME_BYTES + max(peak, finding), parts if peak >= finding else {}, client
 
 
 def _of_tools(config: TrialConfig) -> Availability:

@@ -231,6 +231,7 @@ def _trial(
             config.precision.name,
             parts={part.value: int(size) for part, size in needs.parts.items()},
             tools=needs.tools,
+            client_bytes=needs.client_bytes,
         ),
         warm_key=_warm_key(config),
         cost=_cost(config, needs),

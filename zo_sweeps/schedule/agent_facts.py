@@ -26,6 +26,7 @@ class Facts(Shape):
         probe: its hardware and libraries.
         profile: its device profile.
         cpus, gpus, memory_bytes, slots: what it lends, and to how many trials at a time.
+        client: digest of the light client, which runs all of its trials; "": they run in PyTorch.
         lent: "noise" and precisions that it lends, as the head found; what an agent claims is overwritten.
     """
 
@@ -36,6 +37,7 @@ class Facts(Shape):
     gpus: int = item(most=64)
     memory_bytes: int = item(most=2**50)
     slots: int = item(most=SLOTS)
+    client: str = ""
     lent: tuple[str, ...] = item(())
 
 

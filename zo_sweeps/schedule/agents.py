@@ -17,6 +17,7 @@ from typing import Any
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import Event, Outcome, Sharing, Trial, TrialState
+from zo_sweeps.edge.light_client import LOG_EVENT
 from zo_sweeps.methods.definition import own_source
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.schedule.agent_facts import Note
@@ -26,6 +27,7 @@ from zo_sweeps.schedule.leases import ENDED, OPEN, Lease, RefusedError, Store
 from zo_sweeps.schedule.placement import Node
 
 PREFIX = "agent:"  # of the node ids of agents
+OF_DRIVER = "/"  # in the name of a process of a driver, after the driver's
 NOTE_SECONDS = 30.0  # after which the note on agents is too old: its writer, on the head, has ended
 LOOK_SECONDS = 0.1  # between looks at the store
 STAMP_SECONDS = 5.0  # between the driver's signs of life
@@ -49,8 +51,9 @@ def nodes(note: Note, driver: str, now: float) -> list[Node]:
             gpus=agent.facts.gpus,
             memory_bytes=agent.facts.memory_bytes,
             programs=agent.facts.probe.executorch,
+            light=bool(agent.facts.client),
             slots=agent.slots,
-            leased=sum(owner != driver for owner, _ in agent.running),
+            leased=sum(owner.partition(OF_DRIVER)[0] != driver for owner, _ in agent.running),
             refused=agent.refused,
         )
         for agent in note.agents
@@ -218,7 +221,12 @@ def _files(trial: Mapping[str, Any]) -> list[StoredFile]:
 
 
 def _placed(event: dict[str, Any], lease: Lease) -> Event:
-    """Return an event with what the head knows better than the board: where it runs, and the bytes of its lease."""
+    """Return an event with what the head knows better than the board: where it runs, and the bytes of its lease.
+
+    Raises LeaseLostError for a line of a log: this board is not one that runs the light client.
+    """
+    if event["type"] == LOG_EVENT:
+        raise LeaseLostError(f"{lease.agent} sent a log of the light client, which it does not run")
     if event["type"] == "start":
         return {**event, "node": lease.agent, "profile": lease.profile}
     if event["type"] == "end":

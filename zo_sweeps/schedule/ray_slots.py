@@ -101,7 +101,7 @@ class Slots:
         for slot in busy:
             self._count(slot, now)
         self._avoided = {node_id: until for node_id, until in self._avoided.items() if until > now}
-        if alive := {node.node_id for node in nodes if not node.is_agent}:
+        if alive := {node.node_id for node in nodes if not node.is_agent or node.light}:
             self._slots = [slot for slot in self._slots if slot.trial or slot.node.node_id in alive]
 
     def claim(self) -> Claim:
@@ -390,7 +390,7 @@ class Slots:
             self.drop(min(idle, key=lambda slot: slot.node.node_id != node.node_id))
         memory += self._spare(node, memory)
         if node.is_agent:
-            actor: Any = self._agents.slot(node, self._cpus)
+            actor: Any = self._agents.slot(node, self._cpus, self._target)
         else:
             actor = self._start_actor(node, gpus, memory)
         self._slots.append(Slot(actor, node, gpus, memory_bytes=memory, began=time.monotonic()))

@@ -25,16 +25,17 @@ from zo_sweeps.core.host import gib
 from zo_sweeps.core.shape import MalformedError
 from zo_sweeps.core.trial import Outcome, TrialState
 from zo_sweeps.devices.energy import EnergyMeter
-from zo_sweeps.devices.live import changing
+from zo_sweeps.devices.live import Host, changing
 from zo_sweeps.fleet.agent import facts as here
+from zo_sweeps.fleet.agent import light, trials
 from zo_sweeps.fleet.agent.examiner import Examiner
 from zo_sweeps.fleet.agent.files import Cache
 from zo_sweeps.fleet.agent.keys import Registration
 from zo_sweeps.fleet.agent.link import Backoff, RefusedError, UnreachableError, understood
 from zo_sweeps.fleet.agent.spool import FRUITLESS, Spool, spools
 from zo_sweeps.fleet.agent.trials import TARGET, Slot
-from zo_sweeps.fleet.known_answers import Challenge
-from zo_sweeps.fleet.protocol import Joined, Joining, Message, Offer, Received, Report, Work
+from zo_sweeps.fleet.known_answers import Answers, Challenge
+from zo_sweeps.fleet.protocol import Joined, Joining, KnownPrograms, Message, Offer, Received, Report, Work
 from zo_sweeps.methods.parts import Device
 from zo_sweeps.models import hub
 from zo_sweeps.schedule.lease_contents import LeaseContents, LeaseFile
@@ -77,6 +78,7 @@ class Agent:
         device: this machine's profile.
         lent: what it lends.
         say: prints a line.
+        client: the light client, which runs all trials; None: they run in PyTorch.
         target: the RunTrial, as "module:function".
     """
 
@@ -87,16 +89,19 @@ class Agent:
         device: Device,
         lent: here.Lending,
         say: Say,
+        client: Path | None = None,
         target: str = TARGET,
     ) -> None:
         self._root, self._registration, self._device, self._lent, self._say = root, registration, device, lent, say
+        self._client = client
         self._meter = EnergyMeter.of("cuda" if lent.gpus else "cpu")
         self._link = registration.link(root)
         self._place = {"node": registration.name, "profile": device.name}
         self._cache = Cache(root)
         self._examiner = Examiner()
         gpus = [i % lent.gpus if lent.gpus else None for i in range(lent.slots)]
-        self._slots = [Slot(root / "trials.log", gpu, target) for gpu in gpus]
+        command = [trials.MODULE, target] if client is None else [light.MODULE, str(client)]
+        self._slots = [Slot(root / "trials.log", gpu, command) for gpu in gpus]
         self._spools = {spool.lease: spool for spool in spools(root)}
         self._folders: dict[str, Mapping[str, Path]] = {}  # lease -> folders of its files, while it runs
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -165,16 +170,15 @@ class Agent:
 
     def _join(self) -> None:
         """Tell the head what this machine is, and answer its questions if they are new."""
-        host = self._examiner.host()
-        facts = here.facts(self._device, self._lent, host)
+        host = self._examiner.host() if self._client is None else light.host(self._examiner.probe())
+        facts = here.facts(self._device, self._lent, host, self._client)
         try:
             answer = self._link.post("/v1/join", Joining(facts).to_json())
         except RefusedError as error:
             if not error.refusal.challenge:
                 raise
-            challenge = understood(Challenge, self._link.get("/v1/challenge"))
-            answers = self._examiner.answers(challenge, host.codes).to_json()
-            answer = self._link.post("/v1/join", {**Joining(facts, challenge.nonce).to_json(), **answers})
+            nonce, answers = self._answers(host)
+            answer = self._link.post("/v1/join", {**Joining(facts, nonce).to_json(), **answers.to_json()})
         joined = understood(Joined, answer)
         self._examiner.end()
         lent = self._lent
@@ -184,6 +188,14 @@ class Agent:
         self._say(f"  equal to the head: {', '.join(joined.lent) or 'nothing'}")
         for name, why in joined.refused.items():
             self._say(f"  not lent: {name}: {why}")
+
+    def _answers(self, host: Host) -> tuple[str, Answers]:
+        """Return the nonce of a challenge, and this machine's answers to it."""
+        if self._client is None:
+            questions = understood(Challenge, self._link.get("/v1/challenge"))
+            return questions.nonce, self._examiner.answers(questions, host.codes)
+        programs = understood(KnownPrograms, self._link.get("/v1/challenge", {"of": "programs"}))
+        return programs.nonce, light.answers(self._client, programs)
 
     # --- the main thread
 

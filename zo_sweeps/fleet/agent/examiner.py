@@ -42,10 +42,11 @@ class Examiner:
         self._open = ExitStack()  # of files, while it runs
         self._errors: IO[str]
 
-    def profile(self) -> str:
-        """Return the name of this machine's device profile. Raises UserError when it cannot be examined."""
+    def probe(self) -> dict[str, Any]:
+        """Return what this machine is; see `devices.probe`. Raises UserError when it cannot be examined."""
         try:
-            return str(self._ask(PROBE)["profile"])
+            found: dict[str, Any] = self._ask(PROBE)
+            return found
         except _EndedError as error:
             raise UserError(f"cannot examine this machine: {error}") from None
 

@@ -14,6 +14,7 @@ from zo_sweeps import __version__
 from zo_sweeps.config.composer import conf_dir
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.devices.live import Host
+from zo_sweeps.fleet.agent import light
 from zo_sweeps.fleet.agent.examiner import Examiner
 from zo_sweeps.methods.definition import read
 from zo_sweeps.methods.parts import Device
@@ -40,7 +41,7 @@ def profile(name: str, folders: list[str]) -> Device:
     """Return a device profile: of conf/device, or of `device/` in a folder of the user's own. Raises UserError."""
     if name == "auto":
         examiner = Examiner()
-        name = examiner.profile()
+        name = str(examiner.probe()["profile"])
         examiner.end()
     known: dict[str, Path] = {}
     for folder in (conf_dir(), *map(Path, folders)):
@@ -59,9 +60,18 @@ def lending(device: Device, cpus: int | None, memory_gb: float | None, slots: in
     return Lending(cpus or there, 0 if device.cpu else 1, memory, slots)
 
 
-def facts(device: Device, lent: Lending, host: Host) -> Facts:
-    """Return what the head is told of this machine. Raises UserError where no trial can run."""
+def facts(device: Device, lent: Lending, host: Host, client: Path | None = None) -> Facts:
+    """Return what the head is told of this machine. Raises UserError where no trial can run.
+
+    Args:
+        client: the light client, if it runs the trials.
+    """
+    if client is not None:
+        return Facts(__version__, host, device.name, **asdict(lent), client=light.digest(client))
     if not host.versions["torch"]:
-        fix = "install the wheel for this board (docs/FLEET.md); here: " + sys.executable
+        fix = (
+            "install the wheel for this board (docs/JETSON.md), or lend the light client with --client FILE "
+            f"(docs/EDGE.md); here: {sys.executable}"
+        )
         raise UserError("this Python has no torch, which is the board's own choice", fix=fix)
     return Facts(__version__, host, device.name, **asdict(lent))

@@ -14,11 +14,13 @@ import json
 import os
 import shutil
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import replacing
 from zo_sweeps.core.trial import Event, Outcome, TrialState
+from zo_sweeps.edge.light_client import LOG_EVENT, decisive
 from zo_sweeps.fleet.protocol import Message
 from zo_sweeps.record.journal import Journal, outcome, read_events
 from zo_sweeps.schedule.lease_contents import LeaseContents
@@ -110,8 +112,8 @@ class Spool:
     @property
     def fruitless(self) -> bool:
         """Whether the last `FRUITLESS` attempts of this lease ended before they emitted anything but their start."""
-        types = [event["type"] for event in self.events()[-FRUITLESS:]]
-        return types == ["start"] * FRUITLESS
+        last = [event["line"] if event["type"] == LOG_EVENT else event for event in self.events()[-FRUITLESS:]]
+        return [event["type"] for event in last] == ["start"] * FRUITLESS
 
     def post(self) -> Message | None:
         """Return the next message to the head: events that it lacks, and the outcome with the last of them.
@@ -165,9 +167,11 @@ def _beyond(root: Path, contents: LeaseContents) -> list[Event]:
     """Return the events that this board has of the trial beyond the journal of its new lease, of the longest spool.
 
     Only of a spool that begins with this journal: else another machine has gone on from an earlier event. The end of an
-    attempt that was stopped is left out.
+    attempt that was stopped is left out. A run of the light client that scores a split has its own end.
     """
-    journal = [_text(event) for event in contents.journal]
+    if contents.trial.get("client"):
+        return []
+    journal = [text for text, _ in _marks(contents.journal)]
     best: list[Event] = []
     for folder in [*(root / "retired").glob("*/"), *(root / "leases").glob("*/")]:
         try:
@@ -175,11 +179,21 @@ def _beyond(root: Path, contents: LeaseContents) -> list[Event]:
         except UserError:
             continue
         events = own.journal if own.trial_id == contents.trial_id else []
-        if [_text(event) for event in events[: len(journal)]] == journal:
-            best = max(best, events[len(journal) :], key=len)
+        marks = _marks(events)[: len(journal)]
+        if [text for text, _ in marks] == journal:
+            best = max(best, events[marks[-1][1] if marks else 0 :], key=len)
     ended = outcome(best)
     return best[:-1] if ended is not None and ended.state is TrialState.CANCELLED else best
 
 
-def _text(event: Event) -> str:
-    return json.dumps(event, sort_keys=True)  # equal for NaN, which differs from itself
+def _marks(events: Sequence[Event]) -> list[tuple[str, int]]:
+    """Return (text, events up to it) of each event that a continued journal must have, too.
+
+    Of the light client's log that is what decides how it goes on, and what the head sends of it.
+    """
+    marks = []
+    for number, event in enumerate(events, 1):
+        kept = decisive(event["line"]) if event["type"] == LOG_EVENT else event
+        if kept is not None:
+            marks.append((json.dumps(kept, sort_keys=True), number))  # equal for NaN, which differs from itself
+    return marks

@@ -15,6 +15,7 @@ from aiohttp import web
 
 from zo_sweeps.fleet.gateway import downloads, limits, work
 from zo_sweeps.fleet.gateway.admission import Admission
+from zo_sweeps.fleet.gateway.challenges import Challenges
 from zo_sweeps.fleet.gateway.connections import Connections
 from zo_sweeps.fleet.gateway.downloads import Downloads
 from zo_sweeps.fleet.gateway.enrolments import Enrolments
@@ -25,7 +26,6 @@ from zo_sweeps.fleet.gateway.presence import Presence
 from zo_sweeps.fleet.gateway.trials import Trials
 from zo_sweeps.fleet.gateway.work import Work
 from zo_sweeps.fleet.gateway.writer import Writer
-from zo_sweeps.fleet.known_answers import Answers, Challenge
 from zo_sweeps.fleet.protocol import Refusal
 from zo_sweeps.schedule.leases import (
     CodeError,
@@ -48,7 +48,7 @@ class Gateway:
         reads: the store, for the event loop. writes: another connection to it.
         authority: signs agents' certificates.
         lease_seconds: silence of an agent that has taken a lease, before the lease is over.
-        challenges: (challenge, its answer) that joining agents get; more may be appended later.
+        challenges: kind -> the known-answer questions that joining agents get.
         log: prints a line about an agent that enrols, joins or is refused.
 
     Attributes:
@@ -61,7 +61,7 @@ class Gateway:
         writes: Store,
         authority: Authority,
         lease_seconds: float,
-        challenges: list[tuple[Challenge, Answers]],
+        challenges: Mapping[str, Challenges],
         log: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.connections, self._log = Connections(), log

@@ -12,6 +12,7 @@ from typing import Any
 
 from zo_sweeps.core.shape import CONTROL
 from zo_sweeps.core.trial import TrialState
+from zo_sweeps.edge.light_client import LOG_EVENT
 
 Check = Callable[[Any], bool]
 TEXT = 100_000  # characters
@@ -50,6 +51,23 @@ def _or_none(check: Check) -> Check:
     return lambda value: value is None or check(value)
 
 
+def _line(value: Any) -> bool:
+    """Return whether a value is a line of the light client's log."""
+    kind = value.get("type") if isinstance(value, dict) else None
+    shape = _LINES.get(kind, {}) if isinstance(kind, str) else {}
+    return bool(shape) and all(name in value and check(value[name]) for name, check in shape.items())
+
+
+_NUMBERS = _of(_number)
+_LINES: Mapping[str, Mapping[str, Check]] = {
+    "start": {"settings": _text, "replayed": _count, "seconds": _number},
+    "step": {"step": _count, "losses": _NUMBERS, "coefs": _NUMBERS, "seconds": _number, "tokens": _count},
+    "scores": {
+        **{"split": _text, "step": _count, "scores": _of(_NUMBERS), "theta": _text},
+        **{"seconds": _number, "peak_bytes": _count},
+    },
+    "diverged": {"step": _count},
+}
 _SCORED = {"step": _count, "loss": _or_none(_number), "metric": _or_none(_number), "metrics": _numbers}
 REQUIRED: Mapping[str, Mapping[str, Check]] = {
     "start": {"attempt": _count, "device": _mapping, "versions": _mapping, "resumed_from": _count},
@@ -63,6 +81,7 @@ REQUIRED: Mapping[str, Mapping[str, Check]] = {
     "warning": {"metric": _text, "text": _text},
     "generate": {"tokens": _count, "seconds": _of(_number)},
     "end": {"outcome": _mapping},
+    LOG_EVENT: {"line": _line},
 }
 OPTIONAL: Mapping[str, Check] = {
     "time": _number,

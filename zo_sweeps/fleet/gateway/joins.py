@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,10 +13,11 @@ from aiohttp import web
 from zo_sweeps import __version__
 from zo_sweeps.fleet.gateway import limits
 from zo_sweeps.fleet.gateway.admission import AGENT
+from zo_sweeps.fleet.gateway.challenges import ANSWERS, PROGRAMS, Challenges
 from zo_sweeps.fleet.gateway.exchange import ProblemError, answer, body_of, json_of, shaped
 from zo_sweeps.fleet.gateway.presence import Presence
 from zo_sweeps.fleet.gateway.writer import Writer
-from zo_sweeps.fleet.known_answers import Answers, Challenge, compare
+from zo_sweeps.fleet.known_answers import Answers, compare
 from zo_sweeps.fleet.protocol import Joined, Joining, Report
 from zo_sweeps.schedule.leases import Store, canonical
 from zo_sweeps.schedule.placement import NOISE
@@ -31,7 +32,7 @@ class Joins:
         store: for the event loop.
         write: to the store.
         presence: takes its readings.
-        challenges: (challenge, its answer) that joining agents get; more may be appended later.
+        challenges: kind -> the known-answer questions that joining agents get.
         log: prints a line about an agent that joins or leaves.
     """
 
@@ -40,12 +41,12 @@ class Joins:
         store: Store,
         write: Writer,
         presence: Presence,
-        challenges: list[tuple[Challenge, Answers]],
+        challenges: Mapping[str, Challenges],
         log: Callable[[str], None],
     ) -> None:
         self._store, self._write, self._presence = store, write, presence
         self._challenges, self._log = challenges, log
-        self._nonces: OrderedDict[str, tuple[str, Answers]] = OrderedDict()  # nonce -> agent, expected answer
+        self._nonces: OrderedDict[str, tuple[str, str, Answers]] = OrderedDict()  # nonce -> agent, kind, answer
 
     @property
     def routes(self) -> list[web.RouteDef]:
@@ -58,11 +59,12 @@ class Joins:
         ]
 
     async def _challenge(self, request: web.Request) -> web.Response:
-        if not self._challenges:
-            raise ProblemError(503, "the head is still computing its known answers", retry=2.0)
-        challenge, expected = secrets.choice(self._challenges)
+        kind = request.query.get("of", ANSWERS)
+        if kind not in self._challenges:
+            raise ProblemError(400, "no such challenge")
+        challenge, expected = self._challenges[kind].draw()
         nonce = secrets.token_hex(8)
-        self._nonces[nonce] = (request[AGENT], expected)
+        self._nonces[nonce] = (request[AGENT], kind, expected)
         if len(self._nonces) > NONCES:
             self._nonces.popitem(last=False)
         return answer(replace(challenge, nonce=nonce))
@@ -72,15 +74,15 @@ class Joins:
         body = await json_of(request, limits.FACTS_BYTES)
         _must_be_ours(body)
         asked, answers = shaped(Joining, body), shaped(Answers, body)
-        answered = canonical([__version__, asked.facts.profile, asked.facts.probe.versions])
+        answered = canonical([__version__, asked.facts.profile, asked.facts.probe.versions, asked.facts.client])
         if asked.nonce is None:
             agent = self._store.agent(name)
             if agent is None or agent.answered != answered or agent.facts is None:
                 raise ProblemError(409, "the head has no known answers of this board yet", challenge=True)
             refused, lent = agent.refused, agent.facts.lent
         else:
-            owner, expected = self._nonces.pop(asked.nonce, ("", Answers()))
-            if owner != name:
+            owner, kind, expected = self._nonces.pop(asked.nonce, ("", "", Answers()))
+            if owner != name or kind != (PROGRAMS if asked.facts.client else ANSWERS):
                 raise ProblemError(409, "an unknown or used challenge", challenge=True)
             refused = compare(expected, answers)
             lent = tuple(sorted({NOISE, *expected.losses} - set(refused)))
