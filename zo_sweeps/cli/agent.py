@@ -10,6 +10,10 @@ from zo_sweeps.cli.parser import Parser
 from zo_sweeps.core.errors import UserError
 
 
+def _path(text: str) -> Path:
+    return Path(expanduser(text))
+
+
 def agent(given: Sequence[str]) -> int:
     """Run trials for a head that this machine dials, from behind NAT too: agent join|leave|status|install-service."""
     try:
@@ -36,7 +40,7 @@ def agent(given: Sequence[str]) -> int:
     parser.add_argument("--memory", type=float, metavar="GB", dest="memory_gb", help=text)
     parser.add_argument("--slots", type=int, default=default.slots, metavar="N", help="trials at a time; default: 1")
     text = "authorities (PEM) of a head that has a certificate of its own; default: as the code says"
-    parser.add_argument("--ca", type=expanduser, metavar="FILE", dest="authorities", help=text)
+    parser.add_argument("--ca", type=_path, metavar="FILE", dest="authorities", help=text)
     parser.add_argument(
         "--state-dir", type=Path, default=commands.HOME, metavar="FOLDER", help="state folder; default: ~/.zo_sweeps"
     )

@@ -69,7 +69,7 @@ def facts(device: Device, lent: Lending) -> dict[str, Any]:
     """Return what the head is told of this machine. Raises UserError where no trial can run. Cost: imports torch."""
     host = _asked("host")
     if not host["versions"]["torch"]:
-        fix = "install the wheel for this board (docs/FLEET.md); here: " + sys.executable
+        fix = "install the wheel for this board (docs/JETSON.md); here: " + sys.executable
         raise UserError("this Python has no torch, which is the board's own choice", fix=fix)
     return {
         "profile": device.name,
