@@ -12,9 +12,19 @@ from dataclasses import dataclass
 import pytest
 
 ROUTER = """
-table ip nat {{ chain out {{ type nat hook postrouting priority 100; oifname "{outside}" masquerade; }} }}
-table ip filter {{ chain through {{ type filter hook forward priority 0; policy drop;
-  ct state established,related accept; iifname "{inside}" oifname "{outside}" accept; }} }}
+table ip nat {{
+  chain out {{
+    type nat hook postrouting priority 100;
+    oifname "{outside}" masquerade;
+  }}
+}}
+table ip filter {{
+  chain through {{
+    type filter hook forward priority 0; policy drop;
+    ct state established,related accept;
+    iifname "{inside}" oifname "{outside}" accept;
+  }}
+}}
 """
 
 
