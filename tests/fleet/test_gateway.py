@@ -213,7 +213,7 @@ def test_a_certificate_of_ones_own_is_checked_as_a_websites(tmp_path: Path) -> N
     with gateway(tmp_path, own) as head:
         code = codes.parse(serve.new_code(tmp_path, 1.0, public=True))
         assert code.pin == codes.PUBLIC
-        with pytest.raises(UserError, match=r"its certificate is another authority's; name the authority .* --ca FILE"):
+        with pytest.raises(UserError, match=r"its certificate is another authority's; .* that signed it: --ca FILE"):
             keys.enrol(tmp_path / "a", head.url, code, "a", "cpu", None)
         elsewhere = head.url.replace("127.0.0.1", "127.1")  # the same server, by a name that its certificate lacks
         with pytest.raises(UserError, match=r"its certificate is not valid: .* mismatch"):

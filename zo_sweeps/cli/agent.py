@@ -55,7 +55,7 @@ def agent(given: Sequence[str]) -> int:
     parser.add_argument(
         "--print", action="store_true", dest="only_print", help="install-service: print the unit, install nothing"
     )
-    options = parser.parse_args(list(given))
+    options = parser.parse_intermixed_args(list(given))
     say = lambda text: print(text, flush=True)
     if options.action == "leave":
         return commands.leave(options.state_dir, say)

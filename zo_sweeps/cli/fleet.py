@@ -100,7 +100,7 @@ def worker(given: Sequence[str]) -> int:
     )
     text = "(un)install-service: for this user instead of the system, where it has an account of its own"
     parser.add_argument("--user", action="store_true", help=text)
-    options = parser.parse_args(list(given))
+    options = parser.parse_intermixed_args(list(given))
     if options.action == "leave":
         return workers.leave(options.state_dir, _say)
     if options.action == "uninstall-service":

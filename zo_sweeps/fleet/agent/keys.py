@@ -99,7 +99,7 @@ def enrol(folder: Path, url: str, code: codes.Code, name: str, device: str, auth
         request = {"code_secret": code.secret.hex(), "csr": _request(key, name), "name": name, "device": device}
         answer = with_head.post("/v1/enrol", request)
     except UnreachableError as error:
-        own = "name the authority (PEM) that signed the head's certificate: --ca FILE"
+        own = "use the name that it is for, and name the authority (PEM) that signed it: --ca FILE"
         fix = own if error.untrusted else "is `zo-sweeps head start` running there?"
         raise UserError(f"cannot reach {url}: {error}", fix=fix) from None
     except RefusedError as error:

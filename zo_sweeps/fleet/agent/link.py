@@ -24,7 +24,7 @@ FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0  # between attempts to reach the head
 class UnreachableError(Exception):
     """The head did not answer, or cannot now: try again later, after `after` seconds if it says so.
 
-    `untrusted`: something answered, with a certificate of an authority that is not trusted.
+    `untrusted`: something answered, with a certificate that is not trusted.
     """
 
     def __init__(self, why: str, after: float = 0.0, *, untrusted: bool = False) -> None:
@@ -160,8 +160,8 @@ def _unreachable(error: Exception) -> UnreachableError:
     text = str(error).strip()
     if "CERTIFICATE_VERIFY_FAILED" not in text:
         return UnreachableError(text or type(error).__name__)
-    reason = text.partition("certificate verify failed: ")[2].partition(" (_ssl.c")[0] or text
+    reason = text.partition("certificate verify failed: ")[2].partition(" (_ssl.c")[0].rstrip(".") or text
     if "issuer" not in reason and "self" not in reason:  # expired, or for another name
-        return UnreachableError(f"its certificate is not valid: {reason}")
+        return UnreachableError(f"its certificate is not valid: {reason}", untrusted=True)
     what = "it is not the head that this machine trusts: its certificate is another authority's"
     return UnreachableError(what, untrusted=True)

@@ -123,8 +123,11 @@ def host_of(chain: str, host: str) -> str:
     try:
         leaf = x509.load_pem_x509_certificates(Path(chain).read_bytes())[0]
         names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except (OSError, ValueError, x509.ExtensionNotFound) as error:
-        raise UserError(f"not a certificate for a server ({error})", where=chain) from None
+    except OSError as error:
+        raise UserError(f"cannot read the certificate: {error.strerror}", where=chain) from None
+    except (ValueError, x509.ExtensionNotFound):
+        what = "not a certificate (PEM) with a name, subjectAltName, of the server that it is for"
+        raise UserError(what, where=chain) from None
     known = [str(name.value) for name in names if isinstance(name, (x509.DNSName, x509.IPAddress))]
     known = [name for name in known if not name.startswith("*")]
     return host if host in known or not known else known[0]
