@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,11 +22,12 @@ from tests.schedule import fakes
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import Event, Outcome, TrialState
 from zo_sweeps.fleet import codes
-from zo_sweeps.fleet.agent import commands, facts, keys, link, service, trials
+from zo_sweeps.fleet.agent import agent, commands, facts, keys, link, service, trials
 from zo_sweeps.fleet.agent import files as fetched
 from zo_sweeps.fleet.agent import spool as spools
 from zo_sweeps.fleet.agent.spool import Spool
 from zo_sweeps.methods.trial_config import TrialConfig
+from zo_sweeps.models import hub
 from zo_sweeps.models.identity import DEMO, fingerprint_model
 from zo_sweeps.record.journal import Journal
 from zo_sweeps.schedule.lease_files import lease_files
@@ -348,3 +350,24 @@ def test_rows_of_the_hub_reach_a_board_without_its_library_as_files(
     assert drawn(TrialConfig.of(there.config)) == here
     assert {row["label"] for row in here.train} == {False, True}
     assert TrialConfig.of(there.config).trial_id() == trial.trial_id
+
+
+def test_a_hub_model_comes_from_the_hub_or_the_head_or_is_told_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reason is asked for at each trial: a board's network comes and goes."""
+    network = ["the hub cannot be reached"]
+    monkeypatch.setattr(hub, "cached_folder", lambda repo, revision: None)
+    monkeypatch.setattr(hub, "unreachable", lambda repo, revision: network[0])
+    board = agent.Agent.__new__(agent.Agent)
+    board._folders, board._cache, board._link = {}, fetched.Cache(tmp_path), Source(b"weights")
+    spool = SimpleNamespace(lease="one", files=[], trial={"config": {"model": {"source": "hub", "path": "org/x"}}})
+    what = (
+        "org/x is in the Hugging Face cache neither of this board nor of the head, and the hub cannot be reached here"
+    )
+    with pytest.raises(UserError, match=f"{what}; run `hf download org/x` on the head"):
+        board._files(spool)
+    spool.files = [{**listed("model.safetensors", b"weights"), "of": "hub"}]
+    assert (board._files(spool)["model"] / "model.safetensors").read_bytes() == b"weights"
+    network[0] = ""
+    assert board._files(spool) == {}
