@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import os
 import pwd
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,14 +22,17 @@ from tests.schedule import fakes
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import Event, Outcome, TrialState
 from zo_sweeps.fleet import codes
-from zo_sweeps.fleet.agent import commands, facts, keys, link, service, trials
+from zo_sweeps.fleet.agent import agent, commands, facts, keys, link, service, trials
 from zo_sweeps.fleet.agent import files as fetched
 from zo_sweeps.fleet.agent import spool as spools
 from zo_sweeps.fleet.agent.spool import Spool
 from zo_sweeps.methods.trial_config import TrialConfig
+from zo_sweeps.models import hub
 from zo_sweeps.models.identity import DEMO, fingerprint_model
 from zo_sweeps.record.journal import Journal
 from zo_sweeps.schedule.lease_contents import LeaseContents, LeaseFile
+from zo_sweeps.schedule.lease_files import lease_files
+from zo_sweeps.tasks import TaskSpec, data
 
 pytestmark = pytest.mark.unit
 URL = "https://10.8.0.1:7443"
@@ -337,3 +343,58 @@ def test_waits_grow_are_spread_and_begin_again() -> None:
     backoff.reset()
     assert backoff.wait(link.UnreachableError("")) <= 1
     assert backoff.wait(link.UnreachableError("", 90.0)) == 90
+
+
+def test_rows_of_the_hub_reach_a_board_without_its_library_as_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder stands for the hub's data set; its column `answer` is renamed."""
+    import datasets
+
+    from tests.worker.common import make
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "prepared")
+    monkeypatch.setenv("ZO_SWEEPS_CACHE", str(tmp_path / "cache"))
+    datasets.disable_progress_bars()
+    (tmp_path / "boolq").mkdir()
+    for split, count in (("train", 90), ("validation", 40)):
+        rows = [{"question": "is it", "passage": f"{split} {i}\u2028", "answer": i % 3 == 0} for i in range(count)]
+        (tmp_path / "boolq" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    trial = make("task=boolq", f"task.hub.path={tmp_path / 'boolq'}", "task.hub.name=null", "update.lr=1e-3")
+    listed = lease_files(TrialConfig.of(trial.config))
+    assert [file["of"] for file in listed] == ["rows", "rows"]
+    source = Source(*(Path(file["here"]).read_bytes() for file in listed))
+    folder = fetched.Cache(tmp_path / "board").folder(source, "lease", listed, ())
+
+    def drawn(config: TrialConfig) -> data.Splits:
+        return data.load_splits(
+            TaskSpec.of(config.task, config.prompt.name), config.task, config.data.dir, config.split
+        )
+
+    here = drawn(TrialConfig.of(trial.config))
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    there = trials.here(trial.to_json(), {"rows": str(folder)})
+    assert drawn(TrialConfig.of(there.config)) == here
+    assert {row["label"] for row in here.train} == {False, True}
+    assert TrialConfig.of(there.config).trial_id() == trial.trial_id
+
+
+def test_a_hub_model_comes_from_the_hub_or_the_head_or_is_told_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reason is asked for at each trial: a board's network comes and goes."""
+    network = ["the hub cannot be reached"]
+    monkeypatch.setattr(hub, "cached_folder", lambda repo, revision: None)
+    monkeypatch.setattr(hub, "unreachable", lambda repo, revision: network[0])
+    board = agent.Agent.__new__(agent.Agent)
+    board._folders, board._cache, board._link = {}, fetched.Cache(tmp_path), Source(b"weights")
+    spool = SimpleNamespace(lease="one", files=[], trial={"config": {"model": {"source": "hub", "path": "org/x"}}})
+    what = (
+        "org/x is in the Hugging Face cache neither of this board nor of the head, and the hub cannot be reached here"
+    )
+    with pytest.raises(UserError, match=f"{what}; run `hf download org/x` on the head"):
+        board._files(spool)
+    spool.files = [{**listed("model.safetensors", b"weights"), "of": "hub"}]
+    assert (board._files(spool)["model"] / "model.safetensors").read_bytes() == b"weights"
+    network[0] = ""
+    assert board._files(spool) == {}

@@ -212,9 +212,17 @@ def test_a_certificate_of_ones_own_is_checked_as_a_websites(tmp_path: Path) -> N
     with gateway(tmp_path, own) as head:
         code = codes.parse(serve.new_code(tmp_path, 1.0, public=True))
         assert code.pin == codes.PUBLIC
-        with pytest.raises(UserError, match="its certificate is another authority's"):
+        with pytest.raises(UserError, match=r"its certificate is another authority's; .* that signed it: --ca FILE"):
             keys.enrol(tmp_path / "a", head.url, code, "a", "cpu", None)
+        elsewhere = head.url.replace("127.0.0.1", "127.1")  # the same server, by a name that its certificate lacks
+        with pytest.raises(UserError, match=r"its certificate is not valid: .* mismatch"):
+            keys.enrol(tmp_path / "a", elsewhere, code, "a", "cpu", authorities)
+        with pytest.raises(UserError, match="holds no certificate in PEM in --ca"):
+            keys.enrol(tmp_path / "a", head.url, code, "a", "cpu", Path(own[1]))
+        with pytest.raises(UserError, match="leave it out"):
+            keys.enrol(tmp_path / "a", head.url, codes.parse(head.code()), "a", "cpu", authorities)
         made = keys.enrol(tmp_path / "a", head.url, code, "a", "cpu", authorities)
+        authorities.unlink()  # the board keeps it with its key
         assert made.link(tmp_path / "a").get("/v1/work", {"wait": "0"}) == {"leases": [], "stop": []}
 
 

@@ -55,6 +55,10 @@ class Lost:
     blameless: bool = False
 
 
+class CannotJoinError(UserError):
+    """This process cannot join the cluster. Another may be able to, later: a head lists its nodes one by one."""
+
+
 class HeadLostError(UserError):
     """The head of the cluster is gone. Ray allows one cluster per process, so rejoining needs a new process."""
 

@@ -17,8 +17,9 @@ from zo_sweeps.models.identity import TOKENIZER_PARTS, files_of, folder_of, repo
 from zo_sweeps.plan.availability import texts_of
 from zo_sweeps.schedule.lease_contents import SHA256, StoredFile
 from zo_sweeps.tasks import data
+from zo_sweeps.tasks import hub as rows
 
-MODEL, DATA, HUB = "model", "data", "hub"
+MODEL, DATA, HUB, ROWS = "model", "data", "hub", "rows"
 LOADED = (*hub.WANTED, *TOKENIZER_PARTS)
 
 
@@ -26,24 +27,33 @@ def lease_files(config: TrialConfig) -> list[StoredFile]:
     """Return the files of a trial on this machine; what comes with the package is left out.
 
     Their paths are relative, of MODEL to `model.path`, of DATA to `data.dir`, and of HUB to the snapshot of a hub model
-    that is in the cache here, for a board that cannot reach the hub.
+    that is in the cache here, for a board that cannot reach the hub. ROWS are the rows of a data set of the hub, which
+    boards have no library for.
 
-    Raises UserError for a folder that is not on this machine. Cost: one read of each file, once per process.
+    Raises UserError for a folder or a data set that is not on this machine. Cost: one read of each, once per process.
     """
     listed: list[StoredFile] = []
-    for of, folder, path in _paths(config):
+    for of, name, path in _paths(config):
         try:
             stat = path.stat()
             digest = _digest(path, stat.st_size, stat.st_mtime_ns)
         except OSError as error:
             what = f"an agent needs {path}, which is not on the head ({error.strerror})"
             raise UserError(what, fix="copy it there, to the same path") from None
-        name = path.relative_to(folder).as_posix()
         listed.append(StoredFile(of, name, digest, stat.st_size, str(path), stat.st_mtime_ns))
     return listed
 
 
-def _paths(config: TrialConfig) -> Iterator[tuple[str, Path, Path]]:
+def _paths(config: TrialConfig) -> Iterator[tuple[str, str, Path]]:
+    for of, folder, path in _in_folders(config):
+        yield of, path.relative_to(folder).as_posix(), path
+    task = config.task
+    if config.data.dir is None and task.source != "packaged" and task.hub is not None:
+        for split in dict.fromkeys((task.hub.train, task.hub.test)):
+            yield ROWS, rows.rows_name(split), rows.rows_file(task.hub, split, task.label_field)
+
+
+def _in_folders(config: TrialConfig) -> Iterator[tuple[str, Path, Path]]:
     model = config.model
     if model.source == ModelSource.LOCAL:
         folder = folder_of(model).absolute()

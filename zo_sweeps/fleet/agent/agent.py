@@ -36,7 +36,7 @@ from zo_sweeps.fleet.agent.spool import FRUITLESS, Spool, spools
 from zo_sweeps.fleet.agent.trials import TARGET, Slot
 from zo_sweeps.fleet.known_answers import Answers, Challenge
 from zo_sweeps.fleet.protocol import Joined, Joining, KnownPrograms, Message, Offer, Received, Report, Work
-from zo_sweeps.methods.parts import Device
+from zo_sweeps.methods.parts import Device, ModelSource
 from zo_sweeps.models import hub
 from zo_sweeps.schedule.lease_contents import LeaseContents, LeaseFile
 
@@ -282,11 +282,16 @@ class Agent:
         by_part: dict[str, list[LeaseFile]] = {}
         for file in spool.files:
             by_part.setdefault(file.of, []).append(file)
-        if "hub" in by_part:  # the head's copy of a hub model, which this board may have or get by itself
-            files, model = by_part.pop("hub"), spool.trial["config"]["model"]
+        copy = by_part.pop("hub", None)  # the head's, of a hub model that this board may have or get by itself
+        model = spool.trial["config"].get("model", {})
+        if model.get("source") == ModelSource.HUB.value:
             repo, revision = str(model["path"]), str(model.get("revision") or "main")
-            if hub.cached_folder(repo, revision) is None and hub.unreachable(repo, revision):
-                by_part["model"] = files
+            hub.forget()  # the network of an hour ago
+            if hub.cached_folder(repo, revision) is None and (why := hub.unreachable(repo, revision)):
+                if not copy:
+                    what = f"{repo} is in the Hugging Face cache neither of this board nor of the head, and {why} here"
+                    raise UserError(what, fix=f"run `hf download {repo}` on the head")
+                by_part["model"] = copy
         keep = {folder for folders in tuple(self._folders.values()) for folder in folders.values()}
         return {part: self._cache.folder(self._link, spool.lease, files, keep) for part, files in by_part.items()}
 

@@ -24,11 +24,14 @@ FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0  # between attempts to reach the head
 
 
 class UnreachableError(Exception):
-    """The head did not answer, or cannot now: try again later, after `after` seconds if it says so."""
+    """The head did not answer, or cannot now: try again later, after `after` seconds if it says so.
 
-    def __init__(self, why: str, after: float = 0.0) -> None:
+    `untrusted`: something answered, with a certificate that is not trusted.
+    """
+
+    def __init__(self, why: str, after: float = 0.0, *, untrusted: bool = False) -> None:
         super().__init__(why)
-        self.after = after
+        self.after, self.untrusted = after, untrusted
 
 
 class RefusedError(UserError):
@@ -95,7 +98,7 @@ class Link:
                     _checked(answer)
                 yield (start if answer.status_code == 206 else 0), answer.iter_raw()
         except httpx2.HTTPError as error:
-            raise UnreachableError(_why(error)) from None
+            raise _unreachable(error) from None
 
     def close(self) -> None:
         self._client.close()
@@ -104,7 +107,7 @@ class Link:
         try:
             answer = self._client.request(method, path, **options)
         except httpx2.HTTPError as error:
-            raise UnreachableError(_why(error)) from None
+            raise _unreachable(error) from None
         return _checked(answer)
 
 
@@ -119,9 +122,9 @@ def pinned(authority: str, key: Path | None = None, certificate: Path | None = N
     return _with_key(context, key, certificate)
 
 
-def trusted(authorities: Path | None, key: Path | None = None, certificate: Path | None = None) -> ssl.SSLContext:
-    """Return a TLS context that trusts the authorities of a file (PEM), or this system's, for the host's name."""
-    context = ssl.create_default_context(cafile=str(authorities) if authorities else None)
+def trusted(authorities: str | None, key: Path | None = None, certificate: Path | None = None) -> ssl.SSLContext:
+    """Return a TLS context that trusts these authorities (PEM), or this system's, for the host's name."""
+    context = ssl.create_default_context(cadata=authorities)
     return _with_key(context, key, certificate)
 
 
@@ -164,7 +167,12 @@ def _checked(answer: httpx2.Response) -> dict[str, Any]:
     raise RefusedError(answer.status_code, refusal)
 
 
-def _why(error: Exception) -> str:
-    if "CERTIFICATE_VERIFY_FAILED" in str(error):
-        return "it is not the head that this machine registered with: its certificate is another authority's"
-    return str(error).strip() or type(error).__name__
+def _unreachable(error: Exception) -> UnreachableError:
+    text = str(error).strip()
+    if "CERTIFICATE_VERIFY_FAILED" not in text:
+        return UnreachableError(text or type(error).__name__)
+    reason = text.partition("certificate verify failed: ")[2].partition(" (_ssl.c")[0].rstrip(".") or text
+    if "issuer" not in reason and "self" not in reason:  # expired, or for another name
+        return UnreachableError(f"its certificate is not valid: {reason}", untrusted=True)
+    what = "it is not the head that this machine trusts: its certificate is another authority's"
+    return UnreachableError(what, untrusted=True)

@@ -139,13 +139,16 @@ def here(trial: Mapping[str, Any], folders: Mapping[str, str]) -> Trial:
 
     Args:
         trial: as the head sent it.
-        folders: "model" and "data" -> the folder here, of those that came from the head.
+        folders: "model", "data" and "rows" -> the folder here, of those that came from the head.
     """
     config = dict(trial["config"])
     if "model" in folders:
         config["model"] = {**config["model"], "source": ModelSource.LOCAL.value, "path": folders["model"]}
     if "data" in folders:
         config["data"] = {**config["data"], "dir": folders["data"]}
+    if "rows" in folders:
+        task = config["task"]
+        config["task"] = {**task, "hub": {**task["hub"], "path": folders["rows"]}}
     return Trial.from_json({**trial, "config": config})
 
 
