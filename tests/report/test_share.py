@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import tarfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from pandas import DataFrame
 import zo_sweeps
 from tests.cli.common import NOWHERE
 from tests.plan.common import changed, write_grid
+from tests.tables.examples import PUBLISHED, small
 from zo_sweeps.cli.main import main
 from zo_sweeps.core.bits import packed, unpacked
 from zo_sweeps.methods import registry
@@ -29,9 +31,10 @@ from zo_sweeps.models.identity import DEMO
 from zo_sweeps.record import archive
 from zo_sweeps.record.journal import JournalStore, evals
 from zo_sweeps.record.predictions import predictions
-from zo_sweeps.results import session
+from zo_sweeps.results import imports, session
 from zo_sweeps.run.workbench import Workbench
 from zo_sweeps.schedule.ledger import read_standing
+from zo_sweeps.tables import build, to_text
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.filterwarnings("ignore")]
 TRAIN = {"train": {"steps": 6, "eval_every": 2, "batch": 4}}
@@ -508,3 +511,24 @@ def test_bad_input_is_one_clear_line(
     more += ["+grid=tiny", "--config-dir", str(swept.conf)] if words[0] == "export" and "0123" not in words else []
     status, text = said(capsys, *words, *more)
     assert (status, why in text, text.count("\n")) == (2, True, 1), text
+
+
+def test_a_row_of_others_says_under_which_conditions_and_leaves_the_table_as_it_was() -> None:
+    layout, records = small()
+    own = build(layout, records, PUBLISHED)
+    both = imports.below(own, build(replace(layout, caveats=("run on another model",)), records), "Jane (SHA256:x)")
+    assert {key: both.cells[key] for key in own.cells} == dict(own.cells)
+    assert (both.rows[: len(own.rows)], both.footnotes[: len(own.footnotes)]) == (own.rows, own.footnotes)
+    (mark,) = {both.row_marks[key][-1] for key, _ in both.rows[len(own.rows) :]}
+    assert both.footnotes[mark].startswith("imported: the results of Jane (SHA256:x), as the archive has them;")
+    assert both.footnotes[mark].endswith("other conditions than above: run on another model")
+    theirs = both.cells["Jane (SHA256:x)/full", "sst2"]
+    assert [both.footnotes[mark] for mark in theirs.marks] == [
+        own.footnotes[m] for m in own.cells["full", "sst2"].marks
+    ]
+    assert to_text(both)
+    other = build(replace(layout, measure=replace(layout.measure, unit="points")), records)
+    refused = imports.below(own, other, "Jane (SHA256:x)")
+    assert refused.rows == own.rows
+    assert "the imported results of Jane (SHA256:x) are not shown" in to_text(refused)
+    assert imports.below(own, None, "Jane (SHA256:x)") == own

@@ -71,7 +71,7 @@ def with_imported(tables: Sequence[Table], plan: Plan, composer: Composer) -> li
     """Return a grid's tables with the rows of every imported archive of the same grid below one's own, labelled."""
     found = list(tables)
     for whose, theirs in _imported(plan, composer):
-        found = [_below(table, theirs.get(table.spec.name), whose) for table in found]
+        found = [below(table, theirs.get(table.spec.name), whose) for table in found]
     return found
 
 
@@ -91,7 +91,7 @@ def _imported(plan: Plan, composer: Composer) -> Iterator[tuple[str, dict[str, T
         yield str(facts["whose"]), {table.spec.name: table for table in made}
 
 
-def _below(table: Table, theirs: Table | None, whose: str) -> Table:
+def below(table: Table, theirs: Table | None, whose: str) -> Table:
     """Return a table with the rows of another of the same layout below its own, each labelled with whose it is."""
     if theirs is None:
         return table
