@@ -10,7 +10,9 @@ seconds). The types:
             and mhz (at their end), throttled ("heat", "power": since the last event; on a GPU, at their end), own_share
             (the trial's part of the CPU time that the machine spent since the last event)
     eval    step, split ("dev"), loss, metric (the task's first), metrics (mapping name -> value), seconds
-    test    step (the selected one), loss, metric, metrics
+    test    step (the selected one), loss, metric, metrics; examples (how many), right (a bit per example: whether its
+            prediction is right; see core.bits; "" where numbers are predicted), rows (digest of the rows that were
+            scored), weights (digest of the trained values that were tested; "" if nothing was trained)
     mask    fingerprint, entries (of the sparse mask computed before training)
     gradients  step, shares, mean, std, layers (the cumulative normalized squared gradient: see engine.sensitivity),
             covered (mapping "task_dynamic/0.001" -> the share of it in this mask at this density)

@@ -177,16 +177,7 @@ class Places:
         """
         if model.package is not None:
             return model.package.contents.text, ""
-        found: dict[Path, str] = {}
-        for name, key in texts_of(config):
-            file = Path(config.data.dir or ".").expanduser() / name
-            if not file.is_file():
-                return "", f"no text at {file} ({key}, under data.dir)"
-            if file not in self._texts:
-                self._texts[file] = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
-            found[file] = self._texts[file]
-        prints = list(dict.fromkeys(found.values()))
-        return (fingerprint(prints) if len(prints) > 1 else "".join(prints)), ""
+        return fingerprint_texts(config, self._texts)
 
     @staticmethod
     def _memory(
@@ -287,6 +278,24 @@ def _not_read(config: TrialConfig, model: ModelStatus, data: DataStatus) -> list
         planned = "as is typical of the task" if config.task.lengths else "at train.max_length"
         notes.append(f"lengths are not known here: planned {planned}")
     return notes
+
+
+def fingerprint_texts(config: TrialConfig, known: dict[Path, str] | None = None) -> tuple[str, str]:
+    """Return (fingerprint of the texts whose gradients a trial takes, why one is unavailable), one of them or both "".
+
+    Args:
+        known: file -> digest of the texts that were read before; read ones are added.
+    """
+    known, found = {} if known is None else known, []
+    for name, key in texts_of(config):
+        file = Path(config.data.dir or ".").expanduser() / name
+        if not file.is_file():
+            return "", f"no text at {file} ({key}, under data.dir)"
+        if file not in known:
+            known[file] = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+        found.append(known[file])
+    prints = list(dict.fromkeys(found))
+    return (fingerprint(prints) if len(prints) > 1 else "".join(prints)), ""
 
 
 def texts_of(config: TrialConfig) -> Iterator[tuple[str, str]]:

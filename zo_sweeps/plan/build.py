@@ -233,7 +233,7 @@ def _trial(
             tools=needs.tools,
             client_bytes=needs.client_bytes,
         ),
-        warm_key=_warm_key(config),
+        warm_key=warm_key(config),
         cost=_cost(config, needs),
         steps=config.steps,
         memory_key=memory_key(config),
@@ -245,7 +245,7 @@ def _trial(
     )
 
 
-def _warm_key(config: TrialConfig) -> str:
+def warm_key(config: TrialConfig) -> str:
     """Return a key shared by trials with the same loaded model."""
     precision, text = config.precision, config.data.text_fingerprint
     parts = [config.model.fingerprint, identity(precision), config.device.place]

@@ -22,7 +22,7 @@ from zo_sweeps.edge.light_client import Away, Line, log_of, scoring
 from zo_sweeps.edge.phone import SENSORS, Adb, Phone
 from zo_sweeps.edge.rows import Frame
 from zo_sweeps.edge.scored import scored
-from zo_sweeps.engine.replay import rebuild
+from zo_sweeps.engine.replay import digest, rebuild
 from zo_sweeps.engine.train import Evaluated, StepDone, evaluated_at
 from zo_sweeps.engine.types import DivergedError
 from zo_sweeps.run import bundles
@@ -91,11 +91,11 @@ class FromLog(Runner):
         line = self.test_scores(best)
         recorder.measured["peak_memory_bytes"] = max(peak, float(line.get("peak_bytes", 0)))
         self._take_readings()
-        self._compare(line, best)
+        weights = self._replayed(line, best)
         if self._away is not None:
             recorder.measured |= self._away.measured
         self._with(line, splits.test)
-        self.report_test(best)
+        self.report_test(best, weights)
 
     def lines(self) -> Iterator[Line]:
         """Yield the log's lines, those that are still to be written included; of a board, the new ones alone."""
@@ -151,22 +151,25 @@ class FromLog(Runner):
         device = self.config.device
         return None if device.log or device.client is None else Phone(Adb(), self._bundle.folder, Path(device.client))
 
-    def _compare(self, line: Line, step: int) -> None:
-        """Raise UserError if the client's theta is not that of its log, to the bit; the form `dual` is not compared."""
-        if self.config.device.keeps_copies:
-            return
+    def _replayed(self, line: Line, step: int) -> str:
+        """Return the digest of theta as the log gives it.
+
+        Raises UserError if the client's theta is not the same, to the bit; the form `dual` is not compared.
+        """
         bench = self.bench
         space = bench.install()
         try:
             rebuild(bench.method(), space, self.recorder.coefs[:step], bench.rates(), seed=self.config.seed)
-            digest = hashlib.sha256()
+            weights, theta = digest(space.params), hashlib.sha256()
             for param in space.params.values():
-                digest.update(param.detach().numpy().tobytes())
+                theta.update(param.detach().numpy().tobytes())
         finally:
             space.uninstall()
-        if digest.hexdigest() != line["theta"]:
-            raise UserError(f"the parameters of the client after step {step} are not those that its log gives")
-        self.recorder.measured["theta_difference"] = 0.0
+        if not self.config.device.keeps_copies:
+            if theta.hexdigest() != line["theta"]:
+                raise UserError(f"the parameters of the client after step {step} are not those that its log gives")
+            self.recorder.measured["theta_difference"] = 0.0
+        return weights
 
     def _take(self, line: Line) -> None:
         step, done = int(line["step"]), len(self.recorder.losses)

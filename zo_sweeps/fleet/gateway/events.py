@@ -88,7 +88,8 @@ OPTIONAL: Mapping[str, Check] = {
     "coefs": _of(_of(_number)),
     "seconds": lambda value: _number(value) or _of(_number)(value),
     "tokens": _count,
-    "code": _text,
+    "examples": _count,
+    **dict.fromkeys(("code", "right", "rows", "weights"), _text),
     **dict.fromkeys(("joules", "celsius", "mhz", "own_share"), _number),
     "throttled": _of(_text),
 }
@@ -138,12 +139,13 @@ def printable(text: str, value: Any) -> Any:
     """Return `value`, whose JSON is `text`, with control characters in its texts replaced by "?"."""
     if "\\" not in text and text.isprintable():  # most are numbers; this is ten times as fast as the expression
         return value
-    return _clean(value) if _CONTROL_IN_JSON.search(text) else value
+    return clean(value) if _CONTROL_IN_JSON.search(text) else value
 
 
-def _clean(value: Any) -> Any:
+def clean(value: Any) -> Any:
+    """Return JSON with control characters in its texts replaced by "?"."""
     if isinstance(value, str):
         return CONTROL.sub("?", value)
     if isinstance(value, list):
-        return [_clean(one) for one in value]
-    return {_clean(name): _clean(one) for name, one in value.items()} if isinstance(value, dict) else value
+        return [clean(one) for one in value]
+    return {clean(name): clean(one) for name, one in value.items()} if isinstance(value, dict) else value
