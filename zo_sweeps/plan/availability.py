@@ -104,7 +104,14 @@ class Places:
         notes = [self._truncated(config, model, data), _few_rows(config, data), _few_directions(config, trainable)]
         notes += [*remarks([config.departures]), *_not_read(config, model, data)]
         return Availability(
-            config, tuple(reasons), memory, parts, tokens, trainable, tuple(filter(None, notes)), client
+            config,
+            tuple(reasons),
+            memory,
+            parts,
+            tokens,
+            trainable,
+            tuple(filter(None, notes)),
+            client_bytes=client,
         )
 
     def to_package(self, config: TrialConfig) -> TrialConfig:
