@@ -113,7 +113,11 @@ def outcomes(state: Path) -> dict[str, Any]:
         if entry["state"] == "SUCCEEDED":
             assert entry["trial_id"] not in found, "a trial that succeeded twice"
             metrics = {k: v for k, v in entry["outcome"]["metrics"].items() if k.startswith(("dev/", "test/"))}
-            found[entry["trial_id"]] = (metrics, entry["outcome"].get("selected_step"), entry["outcome"]["steps_done"])
+            found[entry["trial_id"]] = (
+                metrics,
+                entry["outcome"].get("selected_step"),
+                entry["outcome"].get("steps_done"),
+            )
     return found
 
 
