@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -53,12 +53,15 @@ def test_two_sweeps_share_an_agent_with_one_slot(nodes: Cluster, tmp_path: Path)
         try:
             states = [tmp_path / name for name in ("one", "two")]
             plans = [
-                [fakes.trial(state / "w", f"t{i:03d}", steps=10 + i % 7, pause=0.1) for i in range(20)]
+                [fakes.trial(state / "w", f"t{i:03d}", steps=10 + i % 7, pause=0.1) for i in range(30)]
                 for state in states
             ]
             for state in states:
                 state.mkdir()
             drivers = [start_driver(state, nodes.address, plan) for state, plan in zip(states, plans, strict=True)]
+            for driver in drivers:
+                assert any("trials to run on" in line for line in driver.stdout or ()), "it has joined"
+            joined = time.time()
             said = [driver.communicate(timeout=400)[0] for driver in drivers]
         finally:
             over.set()
@@ -66,8 +69,7 @@ def test_two_sweeps_share_an_agent_with_one_slot(nodes: Cluster, tmp_path: Path)
     assert [driver.returncode for driver in drivers] == [0, 0], said
     for state, plan in zip(states, plans, strict=True):
         assert set(fakes.completions(state / "w", [trial.trial_id for trial in plan]).values()) == {1}
-    works = [shares.Work.of(state, plan, 0.0) for state, plan in zip(states, plans, strict=True)]
-    both = max(min(work.trials)[0] for work in works)  # of their journals' times, the first at which both have joined
-    distance, detail = shares.off_equal([replace(work, joined=both) for work in works], 1)
+    works = [shares.Work.of(state, plan, joined) for state, plan in zip(states, plans, strict=True)]
+    distance, detail = shares.off_equal(works, 1)
     print(f"\n  {distance:.1f} % off an equal share: {detail}")
     assert distance < shares.MUST
