@@ -421,6 +421,9 @@ def test_an_archive_runs_no_code_and_reads_no_file_that_the_reader_did_not_name(
     assert (status, "hush" in text, "an interpolation: ${oc.env:SECRET}" in text.splitlines()[-1]) == (2, False, True)
     status, text = with_plan(lambda plan: plan.pop("cells"))
     assert (status, "the archive cannot be read (KeyError: 'cells')" in text) == (2, True)
+    bare = {name: data for name, data in files.items() if not name.startswith("journal/")}
+    status, text = said(capsys, "verify", forged(tmp_path / "forged.tar.xz", bare))
+    assert (status, "no trial with a result" in text) == (2, True)
     manifest = json.loads(files["manifest.json"])
     file = pack(
         tmp_path / "b", {"manifest.json": json.dumps({**manifest, "title": "\x1b[2Jgone", "files": {}}).encode()}

@@ -81,6 +81,8 @@ def unpack(source: Archive, folder: Path, composer: Composer, members: Sequence[
     Raises UserError if its contents are not what an archive holds.
     """
     try:
+        if not any(name.startswith("journal/") for name in source.files):
+            raise ValueError("no trial with a result")
         journals = JournalStore(folder)
         with Ledger(folder) as ledger:
             for name in sorted(source.files):

@@ -92,12 +92,12 @@ def verify(source: Archive, copies: Copies, only: Sequence[str] = ()) -> Iterato
         shared = unpack(source, Path(folder), composer, copies.members)
         held = [trial_id for trial_id in shared.plan.every if trial_id in shared.standing.outcomes]
         chosen = [*dict.fromkeys(trial_id for name in only for trial_id in _named(name, held))] or held
-        wrong = {}
+        wrong = set()
         for trial_id in held:
             try:
                 _configured(shared.plan, shared.plan.every[trial_id])
             except (_WrongError, UserError) as error:
-                wrong[trial_id] = str(error)
+                wrong.add(trial_id)
                 yield Finding(Verdict.WRONG, str(error), trial_id)
         if strays := {*shared.standing.outcomes} - {*shared.plan.every}:
             yield Finding(Verdict.WRONG, f"journals of trials that the plan does not have: {', '.join(sorted(strays))}")
