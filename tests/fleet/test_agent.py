@@ -362,8 +362,8 @@ def test_rows_of_the_hub_reach_a_board_without_its_library_as_files(
         (tmp_path / "boolq" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     trial = make("task=boolq", f"task.hub.path={tmp_path / 'boolq'}", "task.hub.name=null", "update.lr=1e-3")
     listed = lease_files(TrialConfig.of(trial.config))
-    assert [file["of"] for file in listed] == ["rows", "rows"]
-    source = Source(*(Path(file["here"]).read_bytes() for file in listed))
+    assert [file.of for file in listed] == ["rows", "rows"]
+    source = Source(*(Path(file.here).read_bytes() for file in listed))
     folder = fetched.Cache(tmp_path / "board").folder(source, "lease", listed, ())
 
     def drawn(config: TrialConfig) -> data.Splits:
@@ -394,7 +394,7 @@ def test_a_hub_model_comes_from_the_hub_or_the_head_or_is_told_missing(
     )
     with pytest.raises(UserError, match=f"{what}; run `hf download org/x` on the head"):
         board._files(spool)
-    spool.files = [{**listed("model.safetensors", b"weights"), "of": "hub"}]
+    spool.files = [replace(listed("model.safetensors", b"weights"), of="hub")]
     assert (board._files(spool)["model"] / "model.safetensors").read_bytes() == b"weights"
     network[0] = ""
     assert board._files(spool) == {}

@@ -100,7 +100,7 @@ class Sweeping:
         self._joined, self._looked, self._next = begins, -math.inf, begins
         world.sweeps.append(self)
 
-    def slot(self, node: Node, threads: int) -> AgentSlot:
+    def slot(self, node: Node, threads: int, target: str) -> AgentSlot:
         """Return the proxy of the agent."""
         method = SimpleNamespace(remote=lambda *args: None)
         self._lease = Actor(self.world.now)

@@ -19,7 +19,7 @@ class LeaseFile(Shape):
     """A file that a trial reads, as the head announces it.
 
     Args:
-        of: the part of the trial that reads it: MODEL, DATA or HUB of `lease_files`.
+        of: the part of the trial that reads it: MODEL, DATA, HUB or ROWS of `lease_files`.
         path: below that part's folder.
     """
 
