@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,6 +24,9 @@ STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.sys
 # The noise kernel's compiler, the standard library's `platform`, git for a trial's provenance, and the trial of kernels
 # for quantized weights: once per process, in whichever test is the first to need them.
 ONCE = ("gaussian.c", "uname", "git", "zo_sweeps.devices.kernels")
+
+# Folders whose files share trained weights of every form, an MLflow server, the plans of all grids.
+SHARING = ("tests/api/", "tests/e2e/", "tests/papers/")
 
 running: list[str] = []  # the unit test that runs now
 
@@ -80,6 +84,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     starting = Counter(item.path for item in items if tier(item) != ["unit"])
     every = Counter(item.path for item in items)
     items.sort(key=lambda item: (-slow[item.path], -starting[item.path], -every[item.path]))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give each worker a file at a time, or the whole folder where files share a fixture that takes long."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFile(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file: str = super()._split_scope(nodeid)
+            return next((folder for folder in SHARING if file.startswith(folder)), file)
+
+    return ByFile(config, log)
 
 
 def pytest_collection_finish() -> None:

@@ -47,7 +47,7 @@ ONLY_IN = {
         "schedule/ray_private.py",
     },
     "aiohttp": {"fleet/gateway/", "bench/agents.py"},
-    "cryptography": {"fleet/gateway/identity.py", "fleet/agent/", "bench/agents.py"},
+    "cryptography": {"fleet/gateway/identity.py", "fleet/agent/", "bench/agents.py", "record/signature.py"},
     "mlflow": {"record/"},
     "hydra": {"config/"},
     "omegaconf": {"config/"},

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 # are imported before the functions of the same names are defined, so that the functions keep them.
 import zo_sweeps.plan
 import zo_sweeps.results
-import zo_sweeps.run  # noqa: F401
+import zo_sweeps.run  # noqa: F401  # for its effect, as said above
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -163,7 +163,7 @@ def test_a_command_that_cannot_be_done_is_one_line(
     wrong = known[:-1] + ("0" if known[-1] != "0" else "1")
     for arguments, said in (
         ([wrong, "--out", "x", state], f"did you mean '{known}'?"),
-        (["--out", "x", state], "0 trials to export; give one id"),
+        ([known, wrong, "--out", "x", state], "2 trials to export; give one id"),
         ([known, state], "--out"),
         ([known, "--out", "x", f"state_dir={tmp_path / 'none'}"], "nothing has been run in"),
         ([swept.id("fo"), "--out", "x", state], "not kept"),

@@ -48,11 +48,13 @@ from zo_sweeps.results import session
 
 if __name__ == "__main__":
     session.SERVER_SECONDS = 0.1
-    overrides, state, conf = json.loads(sys.argv[1])
-    planned = [trial.config.perturbation.name for trial in zo_sweeps.plan("forms", overrides, state, [conf]).trials]
-    frame = zo_sweeps.run("forms", overrides, state, [conf])
+    overrides, conf = json.loads(sys.argv[1])
     columns = ["trial_id", "state", "error", "dev/loss", "test/loss"]
-    print(json.dumps([planned, sorted(frame[columns].values.tolist())]))
+    for executor in ("inline", "ray"):
+        words = [*overrides, f"executor={executor}"]
+        planned = [trial.config.perturbation.name for trial in zo_sweeps.plan("forms", words, executor, [conf]).trials]
+        frame = zo_sweeps.run("forms", words, executor, [conf])
+        print(json.dumps([planned, sorted(frame[columns].values.tolist())]))
 """
 
 
@@ -72,13 +74,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def ran(place: Path, executor: str) -> Any:
-    """What the script says of a sweep over both members."""
+def ran(place: Path) -> list[Any]:
+    """What the script says of a sweep over both members, here and on Ray."""
     script = place / "script.py"
     script.write_text(SCRIPT)
-    overrides = [f"executor={executor}", "perturbation=half,offered", "grid.relabel=true", "train.steps=2", NOWHERE]
+    overrides = ["perturbation=half,offered", "grid.relabel=true", "train.steps=2", NOWHERE]
     done = subprocess.run(
-        [sys.executable, str(script), json.dumps([overrides, str(place / executor), "my_conf"])],
+        [sys.executable, str(script), json.dumps([overrides, "my_conf"])],
         cwd=place,
         env={**os.environ, **ENVIRONMENT, "PYTHONPATH": os.pathsep.join([str(REPO), str(place / "site")])},
         capture_output=True,
@@ -86,18 +88,18 @@ def ran(place: Path, executor: str) -> Any:
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 @pytest.mark.multiprocess
 @pytest.mark.slow
 def test_members_of_a_folder_and_of_a_package_run_here_and_in_workers_with_the_same_result(place: Path) -> None:
-    planned, inline = ran(place, "inline")
+    (planned, inline), on_ray = ran(place)
     assert planned == ["half", "offered"]
     assert [row[1:3] for row in inline] == [["SUCCEEDED", ""]] * 2
     (_, _, _, *half), (_, _, _, *offered) = inline
     assert half == offered, "the same directions under two names"
-    assert ran(place, "ray") == [planned, inline]
+    assert on_ray == [planned, inline]
 
 
 @pytest.mark.unit

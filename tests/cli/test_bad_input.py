@@ -235,7 +235,7 @@ def test_every_command_has_a_help_page(command: str, capsys: pytest.CaptureFixtu
     assert ended.value.code == 0
     text = capsys.readouterr().out
     assert text.startswith(f"usage: python -m zo_sweeps {command}")
-    of_their_own = ("agent", "bench", "head", "worker", "devices")  # about machines: these take no grid
+    of_their_own = ("agent", "bench", "head", "worker", "devices", "verify")  # about machines or a file: no grid
     assert command in of_their_own or all(other in text for other in COMMANDS)
 
 

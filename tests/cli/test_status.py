@@ -45,7 +45,7 @@ def test_a_running_sweep_says_what_runs_where_and_why_others_wait_and_an_ended_o
         assert read_live(tmp_path / "state")["running"][0]["step"] == 3
     assert WHY not in said()
     LiveFile(tmp_path / "state")
-    assert read_live(tmp_path / "state") == {}
+    assert read_live(tmp_path / "state") is None
 
 
 def test_a_device_without_a_profile_is_refused_when_the_grid_is_planned(tmp_path: Path) -> None:

@@ -25,10 +25,11 @@ SCRIPT = """
 import os, signal, sys, time
 from pathlib import Path
 from zo_sweeps.cli import supervisor
-from zo_sweeps.schedule.backend import HeadLostError
+from zo_sweeps.schedule.backend import CannotJoinError, HeadLostError
 
 ends, waits = sys.argv[1].split(), []
 supervisor._answers = lambda address: sys.argv[2] == "there"
+supervisor.LONGEST_PAUSE = 0.1
 supervisor.await_answer = lambda address: (waits.append(address), ends.pop(0))
 stopped = []
 
@@ -36,8 +37,12 @@ def sweep(first):
     print("child", ends[0], first, flush=True)
     if ends[0] == "lost":
         raise HeadLostError("the head is gone")
+    if ends[0] == "absent":
+        raise CannotJoinError("this machine is not a node")
     if ends[0] == "abort":
         os.abort()
+    if ends[0] == "fatal":
+        os._exit(1)  # as Ray's C++ does
     if ends[0] == "runs":
         signal.signal(signal.SIGINT, lambda *_: stopped.append(1))
         Path("up").write_text(str(os.getpid()))
@@ -72,22 +77,33 @@ def supervised(folder: Path, ends: str, head: str = "gone") -> Iterator[subproce
 
 
 def test_a_driver_that_loses_its_head_or_is_aborted_begins_anew_when_a_head_answers(tmp_path: Path) -> None:
-    with supervised(tmp_path, "lost abort abort abort abort lost 1") as process:
+    with supervised(tmp_path, "lost abort fatal abort absent absent fatal lost 1") as process:
         said, _ = process.communicate(timeout=60)
     assert process.returncode == 1
     lines = [line for line in said.splitlines() if line.startswith("child")]
     assert lines[0] == "child lost True"
-    assert lines[1:] == [*["child abort False"] * 4, "child lost False", "child 1 False"]
-    assert said.splitlines()[-1] == f"ended {['10.0.0.5:6379'] * 6}"
+    assert lines[1:] == [
+        *("child abort False", "child fatal False", "child abort False"),
+        *["child absent False"] * 2,
+        *("child fatal False", "child lost False", "child 1 False"),
+    ]
+    assert said.splitlines()[-1] == f"ended {['10.0.0.5:6379'] * 8}"
     assert said.count("the head is gone. Waiting for it to return (Ctrl-C to stop)\n") == 2
-    assert said.count("Ray has aborted the driver, as it does without a head. Waiting for one") == 4
+    assert said.count("Ray has ended the driver, as it does without a head. Waiting for one") == 4
+    assert said.count("this machine is not a node. Trying again (Ctrl-C to stop)\n") == 2
+
+
+def test_a_first_driver_that_cannot_join_says_so_and_ends(tmp_path: Path) -> None:
+    with supervised(tmp_path, "absent") as process:
+        said, _ = process.communicate(timeout=60)
+    assert (process.returncode, said) == (1, "child absent True\nended []\n")
 
 
 def test_a_driver_that_is_aborted_again_and_again_beside_its_head_is_given_up(tmp_path: Path) -> None:
-    with supervised(tmp_path, "abort abort abort abort", "there") as process:
+    with supervised(tmp_path, "fatal fatal abort abort", "there") as process:
         said, _ = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGABRT
-    assert said.count("child abort") == 3
+    assert said.count("child") == 3
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "kill"])

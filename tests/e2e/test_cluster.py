@@ -8,24 +8,21 @@ import json
 import os
 import signal
 import sqlite3
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cli.common import ENVIRONMENT, zo
+from tests.cli.common import zo
 from tests.e2e.conftest import FIXED, SMALL
+from tests.e2e.drivers import PATIENCE, Driver, outcomes, run_inline, starts, words
 from tests.plan.common import write_grid
-from tests.schedule.nodes import Cluster, cluster, wait_for
+from tests.schedule.nodes import cluster, wait_for
 from zo_sweeps.record import server
 
-# A busy machine takes its time: what must not happen is that nothing goes on.
 pytestmark = [pytest.mark.multiprocess, pytest.mark.chaos, pytest.mark.timeout(1800)]
-PATIENCE = 120.0  # seconds in which some trial ends
 
 TRIALS = 60
 ZO = {"method": "prge", "estimator": {"q": 2}, "train": {"steps": 12}}
@@ -42,84 +39,6 @@ MIXED: dict[str, Any] = {
     },
     "tables": {"accuracy": {"layout": "accuracy", "rows": {name: name for name in ("edge", "any", "cpu", "fo")}}},
 }
-INLINE = """
-import sys
-from pathlib import Path
-from zo_sweeps.config.composer import Composer
-from zo_sweeps.plan.build import build
-from zo_sweeps.record.journal import JournalStore
-from zo_sweeps.schedule.inline_backend import InlineBackend
-from zo_sweeps.schedule.ledger import Ledger
-from zo_sweeps.schedule.sweep import Sweep
-state = Path(sys.argv[1])
-plan = build(Composer(sys.argv[3:], [sys.argv[2]]))
-with Ledger(state) as ledger:
-    print(Sweep(plan.trials, InlineBackend(), JournalStore(state), ledger).run())
-"""
-
-
-class Driver:
-    """A sweep on a cluster, as a command of its own; what it says goes to `log`."""
-
-    def __init__(self, folder: Path, conf: Path, nodes: Cluster, uri: str, grid: str = "mixed") -> None:
-        self.folder, self.state, self.log = folder, folder / "state", folder / "log"
-        where = [f"state_dir={self.state}", f"tracking.uri={uri}", f"cluster.address={nodes.address}"]
-        self.arguments = [f"+grid={grid}", "device.kind=cpu", "--config-dir", str(conf)]
-        self.environment = {**os.environ, **ENVIRONMENT, **nodes.token}
-        self.process = self._start(where)
-
-    def _start(self, where: list[str]) -> subprocess.Popen[str]:
-        with open(self.log, "a") as log:
-            return subprocess.Popen(
-                [sys.executable, "-m", "zo_sweeps", *self.arguments, *where],
-                cwd=self.folder,
-                env=self.environment,
-                stdout=log,
-                stderr=log,
-                text=True,
-                start_new_session=True,
-            )
-
-    def ledger(self) -> list[dict[str, Any]]:
-        return ledger_of(self.state)
-
-    def done(self) -> int:
-        return sum(entry["state"] == "SUCCEEDED" for entry in self.ledger())
-
-    def lost(self) -> list[dict[str, Any]]:
-        return [entry for entry in self.ledger() if entry["state"] == "LOST"]
-
-    def until(self, trials: int) -> None:
-        """That many trials have succeeded; some trial in every `PATIENCE`."""
-        self._while_trials_end(lambda: self.done() >= trials or self.process.poll() is not None)
-        assert self.process.poll() is None, self.log.read_text()
-
-    def finish(self) -> int:
-        """Its exit status."""
-        self._while_trials_end(lambda: self.process.poll() is not None)
-        return self.process.wait()
-
-    def _while_trials_end(self, over: Callable[[], bool]) -> None:
-        while not over():
-            done = self.done()
-            wait_for(lambda n=done: over() or self.done() > n, PATIENCE, f"another trial\n{self.log.read_text()}")
-
-
-def ledger_of(state: Path) -> list[dict[str, Any]]:
-    path = state / "ledger.jsonl"
-    lines = path.read_text().splitlines(True) if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
-
-
-def outcomes(state: Path) -> dict[str, Any]:
-    """Everything of every result that does not depend on time and place."""
-    found = {}
-    for entry in ledger_of(state):
-        if entry["state"] == "SUCCEEDED":
-            assert entry["trial_id"] not in found, "a trial that succeeded twice"
-            metrics = {k: v for k, v in entry["outcome"]["metrics"].items() if k.startswith(("dev/", "test/"))}
-            found[entry["trial_id"]] = (metrics, entry["outcome"].get("selected_step"), entry["outcome"]["steps_done"])
-    return found
 
 
 def cells(folder: Path, conf: Path, state: Path) -> list[dict[str, str]]:
@@ -137,10 +56,8 @@ def conf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, conf: Path) -> Path:
     """The state folder of the same trials, run one after the other in one process."""
-    state = tmp_path_factory.mktemp("inline")
-    command = [sys.executable, "-c", INLINE, str(state), str(conf), "+grid=mixed", "device.kind=cpu"]
-    done = subprocess.run(command, env={**os.environ, **ENVIRONMENT}, capture_output=True, text=True)
-    assert len(outcomes(state)) == TRIALS, done.stdout + done.stderr
+    state = run_inline(tmp_path_factory.mktemp("inline"), conf, "+grid=mixed", "device.kind=cpu")
+    assert len(outcomes(state)) == TRIALS
     return state
 
 
@@ -161,7 +78,7 @@ def test_sixty_trials_on_a_cluster_that_falls_apart(
     with cluster() as nodes:
         first, second = nodes.add("first"), nodes.add("second")
         jetson = nodes.add("jetson", "jetson-orin-nano", gib=8)
-        driver = Driver(tmp_path, conf, nodes, mlflow.uri)
+        driver = Driver(tmp_path, words("mixed", conf, mlflow.uri), nodes.address, nodes.token)
         driver.until(3)
         first.kill()
         driver.until(8)
@@ -209,16 +126,11 @@ def test_sixty_trials_on_a_cluster_that_falls_apart(
     assert f"attempt 2 on {starts(driver.state, moved[0])[1]['node']} (" in shown
 
 
-def starts(state: Path, trial_id: str) -> list[dict[str, Any]]:
-    lines = (state / "journal" / trial_id[:2] / f"{trial_id}.jsonl").read_text().splitlines()
-    return [event for event in map(json.loads, lines) if event["type"] == "start"]
-
-
 def test_a_sweep_goes_on_by_itself_when_the_head_is_back(tmp_path: Path, conf: Path, tracking: Path) -> None:
     mlflow = server.start(tracking, stay=True)
     with cluster() as nodes:
         nodes.add("first")
-        driver = Driver(tmp_path, conf, nodes, mlflow.uri)
+        driver = Driver(tmp_path, words("mixed", conf, mlflow.uri), nodes.address, nodes.token)
         driver.until(2)
         before = driver.done()
         nodes.head.kill()

@@ -12,7 +12,7 @@ import pytest
 
 from tests.cli.common import zo
 from tests.e2e.conftest import FIXED, SMALL
-from tests.e2e.test_cluster import Driver, starts
+from tests.e2e.drivers import Driver, starts, words
 from tests.plan.common import write_grid
 from tests.schedule.nodes import cluster, wait_for
 from tests.worker.common import measured, run
@@ -60,7 +60,7 @@ def test_a_bf16_trial_goes_from_an_edge_device_to_another_machine(
     assert trial.config.to_json()["precision"]["name"] == "bf16"
     with cluster() as nodes:
         edge = nodes.add("edge", "jetson-orin-nano")
-        driver = Driver(tmp_path, conf, nodes, own_tracking, "portable")
+        driver = Driver(tmp_path, words("portable", conf, own_tracking), nodes.address, nodes.token)
         journal = JournalStore(driver.state)
         wait_for(lambda: len(scalars(journal.read(trial.trial_id))[0]) > 5, what="steps on the edge device")
         before = scalars(journal.read(trial.trial_id))

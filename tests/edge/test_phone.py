@@ -14,7 +14,7 @@ import pytest
 from tests.edge.conftest import script
 from tests.edge.reference import log_of
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.edge import bundle
+from zo_sweeps.edge.light_client import LOG
 from zo_sweeps.edge.phone import Adb, DisconnectedError, Phone
 
 pytestmark = pytest.mark.multiprocess
@@ -42,7 +42,7 @@ def test_a_run_on_the_phone_has_the_log_of_the_bindings(
     lines = list(phone(folder, client).run())
     assert log_of(folder) == exported[1]
     assert [line["type"] for line in lines].count("step") == 3000
-    assert (folder / bundle.LOG).read_bytes() == on_phone(device, "log.jsonl").read_bytes()
+    assert (folder / LOG).read_bytes() == on_phone(device, "log.jsonl").read_bytes()
     readings = [json.loads(line) for line in (folder / "phone.jsonl").read_text().splitlines()]
     shown = {"battery_percent": 81.0, "battery_celsius": 31.4, "zones": {"cpu-0": 45200, "skin": 33100}}
     assert all({key: reading[key] for key in shown} == shown for reading in readings)
@@ -87,7 +87,7 @@ def test_a_run_that_began_here_goes_on_there(client: Path, device: Path, folder:
     next(lines)
     lines.close()
     time.sleep(0.3)
-    (folder / bundle.LOG).write_bytes(b"".join(on_phone(device, "log.jsonl").read_bytes().splitlines(True)[:51]))
+    (folder / LOG).write_bytes(b"".join(on_phone(device, "log.jsonl").read_bytes().splitlines(True)[:51]))
     shutil.rmtree(device / "data")
     (device / "data" / "local" / "tmp").mkdir(parents=True)
     list(phone(folder, client).run())
@@ -96,7 +96,7 @@ def test_a_run_that_began_here_goes_on_there(client: Path, device: Path, folder:
 
 def test_logs_that_differ_are_refused(client: Path, device: Path, folder: Path) -> None:
     list(phone(folder, client).run())
-    (folder / bundle.LOG).write_text('{"type":"start"}\n')
+    (folder / LOG).write_text('{"type":"start"}\n')
     with pytest.raises(UserError, match="does not begin with the one here"):
         list(phone(folder, client).run())
 

@@ -119,7 +119,7 @@ def test_a_trial_moves_between_the_runtimes() -> None:
         assert ended.steps_done == 8
         assert scalars(journal)[1] == pytest.approx(scalars(expected)[1], abs=64 * UNIT)
         runtimes = [event["device"]["runtime"] for event in journal if event["type"] == "start"]
-        assert runtimes == [first.config.device.runtime, second.config.device.runtime]  # type: ignore[attr-defined]
+        assert runtimes == [first.config.device.runtime, second.config.device.runtime]
     assert ended.metrics["test/metric"] == whole.metrics["test/metric"]
 
 

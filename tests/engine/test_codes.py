@@ -33,6 +33,16 @@ CODED = [name for name in contract.names("precision") if contract.kind("precisio
 WEIGHT_ONLY = [name for name in CODED if not contract.kind("precision", name).rounds_activations]
 FOUR_BIT = [name for name in CODED if contract.known("precision", name, {"double_quantization": True})]
 OVER_CODES = [name for name in MEMBERS if not contract.kind("space", name).moves_base]
+# (space, options): a sparse one has two ways to multiply by its entries.
+PRODUCTS = [
+    *(pytest.param(name, {}, id=name) for name in OVER_CODES if name not in SPARSE),
+    *(
+        pytest.param(name, {"product": product}, id=f"{name}-{product}")
+        for name in OVER_CODES
+        if name in SPARSE
+        for product in ("add", "addmm")
+    ),
+]
 SHAPES = [(64, 64), (100, 1376), (33, 37), (3, 5), (1, 64)]  # whole blocks, blocks over rows, a part of a block
 
 
@@ -232,29 +242,23 @@ def trained(name: str, model: TinyModel, **options: Any) -> tuple[Any, list[tupl
 
 
 @pytest.mark.parametrize("mode", [Mode.SEQUENTIAL, Mode.INNER, Mode.BOTH])
-@pytest.mark.parametrize("product", ["add", "addmm"])
-@pytest.mark.parametrize("name", OVER_CODES)
+@pytest.mark.parametrize(("name", "options"), PRODUCTS)
 @pytest.mark.parametrize("coded", WEIGHT_ONLY)
 def test_the_losses_of_a_space_are_those_over_the_decoded_weights(
-    coded: str, name: str, product: str, mode: Mode
+    coded: str, name: str, options: dict[str, str], mode: Mode
 ) -> None:
-    if product == "addmm" and name not in SPARSE:
-        pytest.skip("one product only")
     precision, points = precision_of(coded), RGE(3, 1e-1).points(0, 1)
     found = []
     for model in (coded_model(precision), decoded_model(precision)):
-        space = placed(name, model, product=product) if name in SPARSE else placed(name, model)
+        space = placed(name, model, **options)
         nudge(space)
         found.append(torch.tensor(evaluate(objective_of(model), model.module, space, Gaussian(), points, mode)))
     assert found[0].std() > 1e-3
     torch.testing.assert_close(found[0], found[1], rtol=3e-6, atol=3e-6)
 
 
-@pytest.mark.parametrize("refresh", [0, 2])
-@pytest.mark.parametrize("name", OVER_CODES)
+@pytest.mark.parametrize(("name", "refresh"), [*((name, 0) for name in OVER_CODES), ("random_subset", 2)])
 def test_training_over_codes_is_training_over_the_decoded_weights(name: str, refresh: int) -> None:
-    if refresh and name != "random_subset":
-        pytest.skip("one mask for the whole run")
     precision, options = precision_of("nf4"), {"refresh": refresh} if refresh else {}
     over_codes, found = trained(name, coded_model(precision), **options)
     over_decoded, expected = trained(name, decoded_model(precision), **options)

@@ -112,7 +112,7 @@ def test_twenty_steps_are_those_of_mezos_algorithm(q: int) -> None:
     for number in range(1, 21):
         _, state = step(method, module, space, lambda P: module(), state, seed=5, step=number, lr=1e-2)
         keys = [NoiseKey(5, number, i) for i in range(q)]
-        draw = lambda: [Gaussian().sample(k, "theta", start.shape, start.device).double() for k in keys]  # noqa: B023
+        draw = lambda keys=keys: [Gaussian().sample(k, "theta", start.shape, start.device).double() for k in keys]
         mezo_algorithm_2(plain, lambda t: float(f(t.float())), 1e-3, 1e-2, draw)
     # a loss is good to 6e-8 of itself, divided by 2 eps: 1e-4 a projected gradient, times lr and steps
     assert (module.theta.double() - plain).abs().max() < 20 * 1e-2 * 2e-4 * 4

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.engine.conftest import TinyModel, targets
-from tests.engine.spaces_common import LINEAR, SPARSE, nudge
+from tests.engine.spaces_common import LINEAR, nudge
 from tests.engine.test_codes import (
-    OVER_CODES,
+    PRODUCTS,
     coded_model,
     decoded_model,
     layer_of,
@@ -177,17 +177,14 @@ def rounding_model() -> TinyModel:
 
 
 @pytest.mark.parametrize("mode", [Mode.SEQUENTIAL, Mode.INNER, Mode.BOTH])
-@pytest.mark.parametrize("product", ["add", "addmm"])
-@pytest.mark.parametrize("name", [name for name in OVER_CODES if name != "dora"])
+@pytest.mark.parametrize(("name", "options"), [one for one in PRODUCTS if one.id != "dora"])
 def test_the_losses_of_a_space_are_those_over_decoded_weights_and_rounded_activations(
-    name: str, product: str, mode: Mode
+    name: str, options: dict[str, str], mode: Mode
 ) -> None:
-    if product == "addmm" and name not in SPARSE:
-        pytest.skip("one product only")
     points = RGE(3, 1e-1).points(0, 1)
     found = []
     for model in (coded_model(precision_of("w4a8")), rounding_model()):
-        space = placed(name, model, product=product) if name in SPARSE else placed(name, model)
+        space = placed(name, model, **options)
         nudge(space)
         found.append(torch.tensor(evaluate(objective_of(model), model.module, space, Gaussian(), points, mode)))
     assert found[0].std() > 1e-3

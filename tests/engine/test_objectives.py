@@ -16,7 +16,7 @@ from zo_sweeps.methods.registry import members
 
 pytestmark = pytest.mark.unit
 
-MEMBERS: dict[str, Objective] = {name: cls() for name, cls in members("objective").items()}  # type: ignore[misc]
+MEMBERS: dict[str, Objective] = {name: cls() for name, cls in members("objective").items()}
 FITS = {  # the shipped tasks of each kind
     "sst2": {"tokens", "candidates", "label_words", "accuracy"},
     "copa": {"tokens", "candidates", "accuracy"},

@@ -139,7 +139,7 @@ def test_a_masked_model_s_texts_stand_alone() -> None:
         answer_length: int = 1
         mask_at: int = 1
 
-    examples = [One((Masked(tuple(range(1, n))),)) for n in (5, 30, 9)]  # type: ignore[arg-type]
+    examples = [One((Masked(tuple(range(1, n))),)) for n in (5, 30, 9)]
     batch = collate(examples, pad_id=0)
     assert batch.positions is None
     assert batch.input_ids.shape[0] == 3

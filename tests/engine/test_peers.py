@@ -313,7 +313,7 @@ def test_a_question_survives_the_wire() -> None:
 
 def test_a_follower_refuses_a_log_with_a_gap() -> None:
     model, space = installed("full")
-    follower = Follower(make(RGE(2)), model, space, lambda step: None, SCHEDULE, seed=SEED)  # type: ignore[arg-type]
+    follower = Follower(make(RGE(2)), model, space, lambda step: None, SCHEDULE, seed=SEED)
     with pytest.raises(ValueError, match="the next step here is 1"):
         follower.answer(pack(1, [(0.0, 0.0)], [0]))
 

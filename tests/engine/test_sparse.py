@@ -114,7 +114,7 @@ def test_a_sensitive_mask_changes_the_loss_more_than_a_random_one_of_its_size() 
         model = tiny_model()
         space = install(name, model)
         batch = collate(make_examples(4, 3), 0)
-        objective = lambda P: losses.candidates(token_logprobs(model, batch, P), batch)  # noqa: B023
+        objective = lambda P, model=model, batch=batch: losses.candidates(token_logprobs(model, batch, P), batch)
         values = evaluate(objective, model.module, space, Gaussian(), RGE(16, 1e-3).points(0, 1), Mode.BOTH)
         found[name] = sum((a - b) ** 2 for a, b in zip(values[::2], values[1::2], strict=True))
     assert found["sensitive"] > 5 * found["random_subset"]
@@ -127,7 +127,7 @@ def test_ties_go_to_the_first_entries_and_every_layer_has_its_share() -> None:
     with pytest.raises(ValueError, match="density must be above 0"):
         masks.top(scores, 0.0)
     with pytest.raises(ValueError, match="scope must be per_layer or global"):
-        masks.top(scores, 0.1, "model")  # type: ignore[arg-type]
+        masks.top(scores, 0.1, "model")
 
 
 def test_random_entries_are_uniform_distinct_and_those_of_their_address() -> None:

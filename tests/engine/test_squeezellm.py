@@ -128,4 +128,4 @@ def test_sensitivities_of_a_conv1d_are_oriented_as_its_weight() -> None:
     ours: Any = precision.stored(conv, weight.t(), sensitivity.t())
     expected: Any = precision.stored(linear, weight, sensitivity)
     assert torch.equal(ours.codes.dense(), expected.codes.dense())
-    assert not torch.equal(ours.codes.dense(), precision.stored(linear, weight).codes.dense())  # type: ignore[union-attr,operator]
+    assert not torch.equal(ours.codes.dense(), precision.stored(linear, weight).codes.dense())

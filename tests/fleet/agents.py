@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -19,6 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,7 @@ from typing import Any
 from tests.conftest import REPO
 from zo_sweeps.core.trial import Event, Trial
 
-DRIVER = "driver"
+DRIVER, PROGRAMS = "driver", "programs.json"
 PATIENCE = 60.0
 
 
@@ -118,12 +120,14 @@ class Cable:
 class Head:
     """A gateway, and a driver's side of its store."""
 
-    def __init__(self, folder: Path, lease_seconds: float) -> None:
+    def __init__(self, folder: Path, lease_seconds: float, programs: Any = None) -> None:
         from zo_sweeps.schedule.leases import FILE, Store
 
         folder.mkdir()
         self.folder, self.port, self._lease_seconds = folder, free_port(), lease_seconds
         self._agents: list[Process] = []
+        if programs is not None:
+            (folder / PROGRAMS).write_text(json.dumps([one.to_json() for one in programs]))
         self.start()
         wait(lambda: (folder / "pki" / "ca.pem").exists() and "listening" in self._process.said)
         self.store = Store(folder / FILE)
@@ -189,8 +193,9 @@ class Head:
 
 
 @contextlib.contextmanager
-def head(folder: Path, lease_seconds: float = 3600) -> Iterator[Head]:
-    one = Head(folder, lease_seconds)
+def head(folder: Path, lease_seconds: float = 3600, programs: Any = None) -> Iterator[Head]:
+    """A gateway; `programs`: known answers of the light client, with the challenge."""
+    one = Head(folder, lease_seconds, programs)
     try:
         yield one
     finally:
@@ -199,20 +204,26 @@ def head(folder: Path, lease_seconds: float = 3600) -> Iterator[Head]:
 
 def _gateway(folder: str, port: str, lease_seconds: str) -> None:
     from zo_sweeps.fleet.gateway.serve import serve
+    from zo_sweeps.fleet.known_answers import Answers, Challenge, ModelQuestion
+    from zo_sweeps.fleet.protocol import KnownPrograms
 
-    nothing: dict[str, Any] = {"noise": [], "model": {}, "precisions": []}
-    answer: dict[str, Any] = {"noise": [], "losses": {}, "failed": {}}
-    asyncio.run(serve(Path(folder), "127.0.0.1", int(port), float(lease_seconds), None, [(nothing, answer)]))
+    challenges: dict[str, Any] = {"answers": [(Challenge((), ModelQuestion(0, ()), ()), Answers())]}
+    if (path := Path(folder) / PROGRAMS).exists():
+        asked, expected = json.loads(path.read_text())
+        challenges["programs"] = [(KnownPrograms.read(asked), Answers.read(expected))]
+    asyncio.run(serve(Path(folder), "127.0.0.1", int(port), float(lease_seconds), None, challenges))
 
 
 def _agent(url: str, code: str, state: str, name: str) -> int:
+    from tests.schedule import boards
     from zo_sweeps.core.errors import UserError
-    from zo_sweeps.fleet.agent import agent, commands, facts, link
+    from zo_sweeps.fleet.agent import agent, commands, examiner, facts, link
+    from zo_sweeps.fleet.known_answers import Answers
 
     link.LONGEST_WAIT = 0.5
-    said = {"cpus": 1, "gpus": 0, "memory_bytes": 10**9, "slots": 1, "versions": {}, "probe": {"codes": {}}}
-    facts.facts = lambda device, lent: {"profile": device.name, **said}
-    facts.answers = lambda challenge, troubles: {"noise": [], "losses": {}, "failed": {}}
+    facts.facts = lambda device, lent, host, client: replace(boards.FACTS, profile=device.name, cpus=1, gpus=0)
+    examiner.Examiner.host = lambda self: boards.HOST
+    examiner.Examiner.answers = lambda self, challenge, troubles: Answers()
     commands.Agent = partial(agent.Agent, target="tests.schedule.fakes:run_trial")
     options = commands.AgentOptions(url, "" if code == "-" else code, "cpu", name)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import contextlib
 import os
 import re
@@ -95,16 +96,45 @@ class Machines:
         self.prefix, self.workers = prefix, []
         self.ports = [free_port()]
         self.ports.append(next(p for p in range(self.ports[0] + 1, 32000) if _is_free(p)))
-        command = [*prefix, sys.executable, "-m", "zo_sweeps", "head", "start", "--state-dir", str(self.state)]
+        self._words = words
+        self.said = self.start()
+        self.address = re.search(r"Ray head: (\S+)", self.said)[1]
+        self.token = Path(re.search(r"token: (\S+)", self.said)[1])
+
+    def start(self) -> str:
+        """Start the head, also once more after it was stopped or killed; what it says."""
+        command = [*self.prefix, sys.executable, "-m", "zo_sweeps", "head", "start", "--state-dir", str(self.state)]
         command += ["--port", str(self.ports[0]), "--mlflow-port", str(self.ports[1]), "--dashboard-port", "0"]
-        command += ["--gateway-port", "0", *words]  # its usual port may be another test's
+        command += ["--gateway-port", "0", *self._words]  # its usual port may be another test's
         started = subprocess.run(
             command, env=environment(self.home), cwd=self.home, capture_output=True, text=True, timeout=400
         )
-        self.said = started.stdout
         assert started.returncode == 0, started.stderr + self.log()
-        self.address = re.search(r"Ray head: (\S+)", self.said)[1]  # type: ignore[index]
-        self.token = Path(re.search(r"token: (\S+)", self.said)[1])  # type: ignore[index]
+        return started.stdout
+
+    def zo(self, *words: str | Path) -> str:
+        """What a command says that succeeds on the head's machine."""
+        command = [*self.prefix, sys.executable, "-m", "zo_sweeps", *map(str, words)]
+        done = subprocess.run(
+            command, env=environment(self.home), cwd=self.home, capture_output=True, text=True, timeout=200
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def code(self) -> str:
+        """A new one-time code."""
+        return re.findall(r"--code (\S+)", self.zo("head", "code", "--state-dir", self.state))[0]
+
+    @property
+    def login(self) -> dict[str, str]:
+        """Environment variables of a driver: the token, and MLflow's user and password where it asks for them."""
+        found = {"RAY_AUTH_TOKEN_PATH": str(self.token)}
+        settings = configparser.ConfigParser(interpolation=None)
+        if settings.read(self.state / "mlflow" / "auth.ini"):
+            user = dict(settings["mlflow"])
+            found |= {"MLFLOW_TRACKING_USERNAME": user["admin_username"]}
+            found |= {"MLFLOW_TRACKING_PASSWORD": user["admin_password"]}
+        return found
 
     def log(self) -> str:
         return "\n".join(p.read_text() for p in (self.state / "head").glob("*.log"))

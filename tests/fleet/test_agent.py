@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import os
 import pwd
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,13 +22,17 @@ from tests.schedule import fakes
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import Event, Outcome, TrialState
 from zo_sweeps.fleet import codes
-from zo_sweeps.fleet.agent import commands, facts, keys, link, service, trials
+from zo_sweeps.fleet.agent import agent, commands, facts, keys, link, service, trials
 from zo_sweeps.fleet.agent import files as fetched
 from zo_sweeps.fleet.agent import spool as spools
 from zo_sweeps.fleet.agent.spool import Spool
 from zo_sweeps.methods.trial_config import TrialConfig
+from zo_sweeps.models import hub
 from zo_sweeps.models.identity import DEMO, fingerprint_model
 from zo_sweeps.record.journal import Journal
+from zo_sweeps.schedule.lease_contents import LeaseContents, LeaseFile
+from zo_sweeps.schedule.lease_files import lease_files
+from zo_sweeps.tasks import TaskSpec, data
 
 pytestmark = pytest.mark.unit
 URL = "https://10.8.0.1:7443"
@@ -64,8 +71,7 @@ def end(state: TrialState) -> Event:
 
 def lease(root: Path, name: str, journal: list[Event] | None = None, attempt: int = 1) -> Spool:
     trial = fakes.trial(root / "unused", "t").to_json()
-    answer = {"lease": name, "trial": trial, "journal": journal or [], "attempt": attempt, "files": [], "threads": 3}
-    return Spool.create(root, answer)
+    return Spool.create(root, LeaseContents(name, "t", attempt, 0, trial, tuple(journal or ()), threads=3))
 
 
 def write(spool: Spool, *events: Event) -> None:
@@ -81,13 +87,14 @@ def test_a_spool_survives_its_process(tmp_path: Path) -> None:
     assert [event["type"] for event in again.journal] == ["start", "steps", "steps"]
     message = again.post()
     assert message is not None
-    assert (message["first"], len(message["events"]), message["outcome"]) == (0, 2, None)
+    assert (message.first, len(message.events), message.outcome) == (0, 2, None)
     again.acknowledged = 2
     assert again.post() is None
     write(again, end(TrialState.SUCCEEDED))
     message = again.post()
     assert message is not None
-    assert (message["first"], len(message["events"]), message["outcome"]["state"]) == (2, 1, "SUCCEEDED")
+    assert message.outcome is not None
+    assert (message.first, len(message.events), message.outcome["state"]) == (2, 1, "SUCCEEDED")
     again.forget()
     assert spools.spools(tmp_path) == []
 
@@ -108,10 +115,10 @@ def test_a_long_journal_is_sent_in_parts_and_the_outcome_with_the_last(
     sent: list[Event] = []
     messages = 0
     while (message := spool.post()) is not None:
-        assert message["first"] == len(sent)
-        sent += message["events"]
+        assert message.first == len(sent)
+        sent += message.events
         spool.acknowledged, messages = len(sent), messages + 1
-        if message["outcome"]:
+        if message.outcome:
             break
     assert messages > 2
     assert sent == spool.events()
@@ -144,6 +151,31 @@ def test_the_end_of_an_attempt_that_was_stopped_is_not_taken_over(tmp_path: Path
     assert newer.outcome is None
 
 
+def line(kind: str, step: int = 0, **fields: Any) -> Event:
+    return {"type": "log", "time": 1.0, "line": {"type": kind, "step": step, **fields}}
+
+
+def test_a_log_of_the_light_client_goes_on_from_what_decides_it(tmp_path: Path) -> None:
+    """The head sends coefficients alone; the board's log has measurements, and the starts of the client."""
+    own = [line("step", 1, coefs=[0.5], losses=[1.0]), line("start"), line("step", 2, coefs=[0.25], losses=[2.0])]
+    older = lease(tmp_path, "one")
+    write(older, line("start"), *own, line("step", 3, coefs=[0.75]))
+    older.retire()
+    journal = [line("step", 1, coefs=[0.5]), line("step", 2, coefs=[0.25])]
+    assert [event["line"]["step"] for event in lease(tmp_path, "two", journal).events()] == [3]
+    assert lease(tmp_path, "three", [line("step", 1, coefs=[0.7])]).events() == []
+    scoring = {**fakes.trial(tmp_path / "unused", "t").to_json(), "client": ["--score", "test", "--at", "2"]}
+    assert Spool.create(tmp_path, LeaseContents("four", "t", 1, 0, scoring, tuple(journal))).events() == []
+
+
+def test_a_client_that_never_reaches_a_step_is_given_back(tmp_path: Path) -> None:
+    spool = lease(tmp_path, "one")
+    write(spool, line("step", 1, coefs=[0.5]), line("start"), line("start"))
+    assert not spool.fruitless
+    write(spool, line("start"))
+    assert spool.fruitless
+
+
 def test_a_trial_that_ends_the_board_is_given_back(tmp_path: Path) -> None:
     spool = lease(tmp_path, "one")
     write(spool, START, steps(1), START, START)
@@ -153,7 +185,8 @@ def test_a_trial_that_ends_the_board_is_given_back(tmp_path: Path) -> None:
     spool.lose("it ends the board")
     message = spool.post()
     assert message is not None
-    assert (message["outcome"]["state"], message["outcome"]["error"]) == ("LOST", "it ends the board")
+    assert message.outcome is not None
+    assert (message.outcome["state"], message.outcome["error"]) == ("LOST", "it ends the board")
 
 
 def test_a_lease_that_is_stopped_before_it_starts_is_cancelled(tmp_path: Path) -> None:
@@ -192,8 +225,8 @@ class Source:
         yield start, parts()
 
 
-def listed(name: str, content: bytes) -> dict[str, Any]:
-    return {"of": "data", "path": name, "sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
+def listed(name: str, content: bytes) -> LeaseFile:
+    return LeaseFile("data", name, hashlib.sha256(content).hexdigest(), len(content))
 
 
 def test_a_file_is_fetched_once_and_resumed(tmp_path: Path) -> None:
@@ -213,7 +246,7 @@ def test_a_file_is_fetched_once_and_resumed(tmp_path: Path) -> None:
 
 def test_a_file_that_is_not_the_announced_one_is_not_used(tmp_path: Path) -> None:
     source = Source(b"rows")
-    wrong = {**listed("a", b"rows"), "bytes": 3}
+    wrong = replace(listed("a", b"rows"), bytes=3)
     with pytest.raises(UserError, match="is not the file that it announced"):
         fetched.Cache(tmp_path).folder(source, "lease", [wrong], ())
     assert not list((tmp_path / "files" / "blobs").iterdir())
@@ -294,7 +327,7 @@ def test_a_service_runs_as_the_owner_of_the_key_and_is_confined(tmp_path: Path) 
         with pytest.raises(UserError, match="root registered this machine"):
             service.unit(tmp_path, URL, options.lending)
         os.chown(tmp_path, pwd.getpwnam("nobody").pw_uid, -1)
-    text = service.unit(tmp_path, URL, options.lending)
+    text = service.unit(tmp_path, URL, options.lending).text
     command = f"agent join {URL} --device jetson-orin-nano --memory 6 --slots 2 --state-dir {tmp_path}"
     assert command in text
     assert "--code" not in text
@@ -310,3 +343,58 @@ def test_waits_grow_are_spread_and_begin_again() -> None:
     backoff.reset()
     assert backoff.wait(link.UnreachableError("")) <= 1
     assert backoff.wait(link.UnreachableError("", 90.0)) == 90
+
+
+def test_rows_of_the_hub_reach_a_board_without_its_library_as_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder stands for the hub's data set; its column `answer` is renamed."""
+    import datasets
+
+    from tests.worker.common import make
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "prepared")
+    monkeypatch.setenv("ZO_SWEEPS_CACHE", str(tmp_path / "cache"))
+    datasets.disable_progress_bars()
+    (tmp_path / "boolq").mkdir()
+    for split, count in (("train", 90), ("validation", 40)):
+        rows = [{"question": "is it", "passage": f"{split} {i}\u2028", "answer": i % 3 == 0} for i in range(count)]
+        (tmp_path / "boolq" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    trial = make("task=boolq", f"task.hub.path={tmp_path / 'boolq'}", "task.hub.name=null", "update.lr=1e-3")
+    listed = lease_files(TrialConfig.of(trial.config))
+    assert [file.of for file in listed] == ["rows", "rows"]
+    source = Source(*(Path(file.here).read_bytes() for file in listed))
+    folder = fetched.Cache(tmp_path / "board").folder(source, "lease", listed, ())
+
+    def drawn(config: TrialConfig) -> data.Splits:
+        return data.load_splits(
+            TaskSpec.of(config.task, config.prompt.name), config.task, config.data.dir, config.split
+        )
+
+    here = drawn(TrialConfig.of(trial.config))
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    there = trials.here(trial.to_json(), {"rows": str(folder)})
+    assert drawn(TrialConfig.of(there.config)) == here
+    assert {row["label"] for row in here.train} == {False, True}
+    assert TrialConfig.of(there.config).trial_id() == trial.trial_id
+
+
+def test_a_hub_model_comes_from_the_hub_or_the_head_or_is_told_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reason is asked for at each trial: a board's network comes and goes."""
+    network = ["the hub cannot be reached"]
+    monkeypatch.setattr(hub, "cached_folder", lambda repo, revision: None)
+    monkeypatch.setattr(hub, "unreachable", lambda repo, revision: network[0])
+    board = agent.Agent.__new__(agent.Agent)
+    board._folders, board._cache, board._link = {}, fetched.Cache(tmp_path), Source(b"weights")
+    spool = SimpleNamespace(lease="one", files=[], trial={"config": {"model": {"source": "hub", "path": "org/x"}}})
+    what = (
+        "org/x is in the Hugging Face cache neither of this board nor of the head, and the hub cannot be reached here"
+    )
+    with pytest.raises(UserError, match=f"{what}; run `hf download org/x` on the head"):
+        board._files(spool)
+    spool.files = [replace(listed("model.safetensors", b"weights"), of="hub")]
+    assert (board._files(spool)["model"] / "model.safetensors").read_bytes() == b"weights"
+    network[0] = ""
+    assert board._files(spool) == {}

@@ -13,28 +13,33 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.fleet.agents import free_port, wait
+from tests.schedule import boards
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.fleet import codes
+from zo_sweeps.fleet import codes, protocol
 from zo_sweeps.fleet.agent import keys
 from zo_sweeps.fleet.agent.link import Link, RefusedError, UnreachableError, pinned, unverified
 from zo_sweeps.fleet.gateway import app, limits, serve
+from zo_sweeps.fleet.gateway.challenges import ANSWERS
 from zo_sweeps.fleet.gateway.identity import Authority, read_request
 from zo_sweeps.fleet.gateway.limits import Buckets
+from zo_sweeps.fleet.known_answers import Answers, Challenge, ModelQuestion
 from zo_sweeps.schedule import leases
+from zo_sweeps.schedule.lease_contents import StoredFile
 from zo_sweeps.schedule.leases import Store
 
 pytestmark = pytest.mark.multiprocess
-CHALLENGE = {"noise": [], "model": {}, "precisions": ["fp32", "nf4"]}
-ANSWER = {"noise": ["aa"], "losses": {"fp32": [1.0, 2.0], "nf4": [3.0, 4.0]}, "failed": {}}
-FACTS = {"profile": "jetson-orin-nano", "cpus": 6, "gpus": 1, "memory_bytes": 8e9, "slots": 2}
+CHALLENGE = Challenge((), ModelQuestion(0, ()), ("fp32", "nf4"))
+KNOWN = Answers(("aa",), {"fp32": (1.0, 2.0), "nf4": (3.0, 4.0)})
+ANSWER = KNOWN.to_json()
+FACTS = replace(boards.FACTS, slots=2).to_json()
 START = {"type": "start", "time": 1.0, "attempt": 1, "device": {}, "versions": {}, "resumed_from": 0}
 
 
@@ -65,9 +70,9 @@ class Head:
     def code(self, minutes: float = 1.0) -> str:
         return serve.new_code(self.folder, minutes)
 
-    def lease(self, agent: Agent, trial_id: str = "t", files: list[dict[str, Any]] | None = None) -> str:
+    def lease(self, agent: Agent, trial_id: str = "t", files: Sequence[StoredFile] = ()) -> str:
         self.store.drive("d")
-        return self.store.lease("d", agent.name, {"trial_id": trial_id}, [], 1, files or [])
+        return self.store.lease("d", agent.name, {"trial_id": trial_id}, [], 1, files)
 
 
 @dataclass
@@ -105,7 +110,7 @@ def gateway(folder: Path, own: tuple[str, str] | None = None) -> Iterator[Head]:
 
     async def run() -> None:
         tasks.append(asyncio.current_task())
-        await serve.serve(folder, "127.0.0.1", one.port, 600.0, own, [(CHALLENGE, ANSWER)])
+        await serve.serve(folder, "127.0.0.1", one.port, 600.0, own, {ANSWERS: [(CHALLENGE, KNOWN)]})
 
     def thread() -> None:
         with contextlib.suppress(asyncio.CancelledError):
@@ -140,15 +145,17 @@ def status_of(call: Callable[[], Any]) -> int:
 # --- a stranger
 
 
-def test_a_stranger_gets_the_authority_and_nothing_else(head: Head) -> None:
+def test_a_stranger_gets_the_authority_and_nothing_else(head: Head, tmp_path: Path) -> None:
     stranger = Link(head.url, unverified())
     assert "CERTIFICATE" in stranger.get("/v1/ca")["ca"]
     agent = head.agent()
     lease = head.lease(agent)
-    gateway = app.Gateway.application  # every route, so that one added later is tried too
-    routes = [route for route in gateway(_never_started()).router.routes() if route.method in ("GET", "POST")]
+    stores = Store(tmp_path / leases.FILE), Store(tmp_path / leases.FILE)
+    every = app.Gateway(*stores, Authority(tmp_path / "pki"), 1.0, []).application().router.routes()
     tried = 0
-    for route in routes:
+    for route in every:  # so that one added later is tried too
+        if route.method not in ("GET", "POST"):
+            continue
         path = route.resource.canonical.format(lease=lease, digest="0" * 64)
         if path in ("/v1/ca", "/v1/enrol"):
             continue
@@ -156,14 +163,6 @@ def test_a_stranger_gets_the_authority_and_nothing_else(head: Head) -> None:
         assert status_of(lambda call=call, path=path: call(path)) == 401, path
         tried += 1
     assert tried >= 8
-
-
-def _never_started() -> app.Gateway:
-    class Nothing(app.Gateway):
-        def __init__(self) -> None:
-            pass
-
-    return Nothing()
 
 
 def test_a_foreign_certificate_ends_the_handshake(head: Head, tmp_path: Path) -> None:
@@ -213,9 +212,17 @@ def test_a_certificate_of_ones_own_is_checked_as_a_websites(tmp_path: Path) -> N
     with gateway(tmp_path, own) as head:
         code = codes.parse(serve.new_code(tmp_path, 1.0, public=True))
         assert code.pin == codes.PUBLIC
-        with pytest.raises(UserError, match="its certificate is another authority's"):
+        with pytest.raises(UserError, match=r"its certificate is another authority's; .* that signed it: --ca FILE"):
             keys.enrol(tmp_path / "a", head.url, code, "a", "cpu", None)
+        elsewhere = head.url.replace("127.0.0.1", "127.1")  # the same server, by a name that its certificate lacks
+        with pytest.raises(UserError, match=r"its certificate is not valid: .* mismatch"):
+            keys.enrol(tmp_path / "a", elsewhere, code, "a", "cpu", authorities)
+        with pytest.raises(UserError, match="holds no certificate in PEM in --ca"):
+            keys.enrol(tmp_path / "a", head.url, code, "a", "cpu", Path(own[1]))
+        with pytest.raises(UserError, match="leave it out"):
+            keys.enrol(tmp_path / "a", head.url, codes.parse(head.code()), "a", "cpu", authorities)
         made = keys.enrol(tmp_path / "a", head.url, code, "a", "cpu", authorities)
+        authorities.unlink()  # the board keeps it with its key
         assert made.link(tmp_path / "a").get("/v1/work", {"wait": "0"}) == {"leases": [], "stop": []}
 
 
@@ -353,21 +360,20 @@ def test_an_agent_sees_and_writes_its_own_leases_alone(head: Head, tmp_path: Pat
     assert status_of(lambda: thief.link.get(f"/v1/leases/{lease}")) == 404
     assert status_of(lambda: thief.send(lease, 0, START)) == 404
     for one in (lease, own):
-        assert status_of(lambda one=one: read(thief, one, secret["sha256"])) == 404
+        assert status_of(lambda one=one: read(thief, one, secret.sha256)) == 404
     assert [found["lease"] for found in thief.link.get("/v1/work", {"wait": "0"})["leases"]] == [own]
     assert thief.link.get("/v1/work", {"wait": "0", "running": f"{own},{lease}"})["stop"] == [lease]
     assert head.store.events(lease, 0) == []
-    assert read(victim, lease, secret["sha256"]) == b"weights"
+    assert read(victim, lease, secret.sha256) == b"weights"
     assert "here" not in victim.link.get(f"/v1/leases/{lease}")["files"][0], "no path of the head"
 
 
-def a_file(path: Path, data: bytes) -> dict[str, Any]:
+def a_file(path: Path, data: bytes) -> StoredFile:
     import hashlib
 
     path.write_bytes(data)
     digest, stat = hashlib.sha256(data).hexdigest(), path.stat()
-    file = {"of": "model", "path": path.name, "sha256": digest, "bytes": len(data)}
-    return {**file, "here": str(path), "stamp": stat.st_mtime_ns}
+    return StoredFile("model", path.name, digest, len(data), str(path), stat.st_mtime_ns)
 
 
 def read(agent: Agent, lease: str, digest: str, start: int = 0) -> bytes:
@@ -379,19 +385,22 @@ def test_files_are_those_of_the_lease_unchanged_and_in_parts(head: Head, tmp_pat
     agent = head.agent()
     file = a_file(tmp_path / "model.safetensors", bytes(range(256)) * 100)
     lease = head.lease(agent, files=[file])
-    assert read(agent, lease, file["sha256"], 25_000) == (bytes(range(256)) * 100)[25_000:]
+    assert read(agent, lease, file.sha256, 25_000) == (bytes(range(256)) * 100)[25_000:]
     for digest in ("..%2F..%2Fgateway.db", "0" * 64, "%00"):
         assert status_of(lambda digest=digest: read(agent, lease, digest)) == 404
     wait(lambda: head.store.of_driver("d")[lease].down >= 600)
     (tmp_path / "model.safetensors").write_bytes(b"other weights")
-    assert status_of(lambda: read(agent, lease, file["sha256"])) == 410
+    assert status_of(lambda: read(agent, lease, file.sha256)) == 410
 
 
 OUTCOME = {"trial_id": "t", "state": "SUCCEEDED", "metrics": {"a/b": 1.0}, "error": ""}
 STEPS = {"type": "steps", "time": 1.0, "first": 1, "losses": [1.0], "coefs": [[1.0]], "seconds": 1.0, "tokens": 1}
-WRONG = {
+LINE = {"type": "step", "step": 1, "losses": [1.0, 2.0], "coefs": [1.0], "seconds": 1.0, "tokens": 1}
+WRONG: dict[str, dict[str, Any]] = {
     "no type": {},
     "unknown type": {"type": "run", "time": 1.0},
+    "a list as a type": {"type": [], "time": 1.0},
+    "a list as a state": {"type": "end", "time": 1.0, "outcome": {**OUTCOME, "state": []}},
     "no time": {**START, "time": None},
     "text as a number": {**STEPS, "losses": ["1"]},
     "text as a step": {**STEPS, "first": "1"},
@@ -404,6 +413,9 @@ WRONG = {
     "unknown field": {"type": "end", "time": 1.0, "outcome": {**OUTCOME, "run": "code"}},
     "odd metric": {"type": "end", "time": 1.0, "outcome": {**OUTCOME, "metrics": {"a\n": 1.0}}},
     "no metric": {"type": "end", "time": 1.0, "outcome": {**OUTCOME, "metrics": {"a": "1"}}},
+    "a line of no log": {"type": "log", "time": 1.0, "line": {"type": "steps"}},
+    "a list as a line's type": {"type": "log", "time": 1.0, "line": {"type": []}},
+    "a line without coefficients": {"type": "log", "time": 1.0, "line": {**LINE, "coefs": None}},
     "half a character": {"type": "warning", "time": 1.0, "metric": "m", "text": "\ud800"},
 }
 
@@ -439,7 +451,7 @@ def test_gaps_and_the_end_over_the_wire(head: Head) -> None:
     lease = head.lease(agent)
     with pytest.raises(RefusedError) as gap:
         agent.send(lease, 3, START)
-    assert (gap.value.status, gap.value.answer["expected"]) == (409, 0)
+    assert (gap.value.status, gap.value.refusal.expected) == (409, 0)
     end = {"type": "end", "time": 2.0, "outcome": OUTCOME}
     for _ in range(2):
         assert agent.send(lease, 0, START, end, outcome=OUTCOME) == {"acknowledged": 2}
@@ -463,7 +475,7 @@ def test_bodies_headers_and_rates_are_limited(head: Head) -> None:
         (b"[]", {}, {400}),
         (b"{", {}, {400}),
         (b'{"first": -1, "events": []}', {}, {400}),
-        (json.dumps({"first": 0, "events": [None] * (limits.EVENTS + 1)}).encode(), {}, {400}),
+        (json.dumps({"first": 0, "events": [None] * (protocol.EVENTS + 1)}).encode(), {}, {400}),
         (b"{}", {"X-Long": "x" * 10_000}, {400, 431}),
         (gzip.compress(json.dumps({"first": 0, "events": [START]}).encode()), gz, {200}),
     ]
@@ -494,7 +506,7 @@ def test_known_answers_decide_what_is_lent(head: Head) -> None:
     nonce = agent.link.get("/v1/challenge")["nonce"]
     with pytest.raises(RefusedError) as stolen:
         other.link.post("/v1/join", {"nonce": nonce, "facts": FACTS, **ANSWER})
-    assert stolen.value.answer["challenge"], "another agent's challenge"
+    assert stolen.value.refusal.challenge, "another agent's challenge"
     nonce = agent.link.get("/v1/challenge")["nonce"]
     wrong = {"noise": ["aa"], "losses": {"fp32": [1.0, 2.0 + 1e-5], "nf4": []}, "failed": {"nf4": "no kernel"}}
     answer = agent.link.post("/v1/join", {"nonce": nonce, "facts": FACTS, **wrong})
@@ -503,12 +515,16 @@ def test_known_answers_decide_what_is_lent(head: Head) -> None:
     again = agent.link.post("/v1/join", {"nonce": None, "facts": FACTS})
     assert again == answer, "known from before"
     with pytest.raises(RefusedError) as changed:
-        agent.link.post("/v1/join", {"nonce": None, "facts": {**FACTS, "versions": {"torch": "9"}}})
-    assert changed.value.answer["challenge"]
+        agent.link.post(
+            "/v1/join", {"nonce": None, "facts": {**FACTS, "probe": {**FACTS["probe"], "versions": {"torch": "9"}}}}
+        )
+    assert changed.value.refusal.challenge
     with pytest.raises(RefusedError, match=r"pip install zo-sweeps=="):
         agent.link.post("/v1/join", {"nonce": None, "facts": {**FACTS, "zo_sweeps": "0.0.1"}})
     for wrong_facts in ({**FACTS, "cpus": "6"}, {**FACTS, "slots": 10**6}, {**FACTS, "profile": "a b"}, []):
         assert status_of(lambda f=wrong_facts: agent.link.post("/v1/join", {"nonce": None, "facts": f})) == 400
+    claimed = agent.link.post("/v1/join", {"nonce": None, "facts": {**FACTS, "lent": ["nf4"]}})
+    assert claimed == answer, "what it claims to lend is not asked"
 
 
 def test_work_arrives_at_once_and_a_stop_too(head: Head) -> None:

@@ -24,10 +24,11 @@ from zo_sweeps.cli.main import main
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.host import GIB
 from zo_sweeps.devices.live import l4t, power_mode
-from zo_sweeps.fleet import head, preflight, secrets, service, worker
+from zo_sweeps.fleet import head, preflight, secrets, service, systemd, worker
 from zo_sweeps.fleet.inventory import Device, capabilities, row, show, to_json
 from zo_sweeps.fleet.node import FIXED_PORTS, labels, node_arguments, port_range, running, sanitised, terminate
 from zo_sweeps.fleet.worker import WorkerOptions, gpus_lent, memory_lent, profile
+from zo_sweeps.methods.kinds.synthesis import Synthesis
 from zo_sweeps.schedule import gcs
 from zo_sweeps.schedule.cluster import living
 
@@ -44,6 +45,8 @@ def test_labels_are_such_as_ray_takes() -> None:
     assert found["zo.name"] == "Ole-s-board-nd-so"
     assert found["zo.version"] == __version__
     assert found["zo.programs"] == "true", "executorch is part of the tests' environment"
+    tools = {key.removeprefix("zo.tool."): version for key, version in found.items() if key.startswith("zo.tool.")}
+    assert tools == Synthesis.installed_tools()
 
 
 def test_of_a_machine_that_joined_again_only_the_newest_node_counts_as_alive() -> None:
@@ -194,7 +197,7 @@ def test_what_is_not_known_of_a_device_is_a_dash_and_unified_memory_is_one_numbe
         "up,\n3 s ago",
         "–",
     ]
-    assert capabilities({"executorch": True}) == ["executorch"]
+    assert capabilities({"executorch": True, "tools": ["pyosys 0.70"]}) == ["executorch", "pyosys"]
     discrete = {**facts, "unified": False, "memory_bytes": 24 * GIB}
     assert row(Device("n", "cuda", "up", facts=discrete), 0.0)[2] == "3.0 of 8.0 GiB\nfree; GPU 24.0 GiB"
 
@@ -205,7 +208,7 @@ JOBS = REPO / "jobs"
 
 def service_section(text: str) -> dict[str, str]:
     unit = configparser.ConfigParser(strict=False, interpolation=None)
-    unit.optionxform = str  # type: ignore[method-assign,assignment]
+    unit.optionxform = str
     unit.read_string(text)
     return dict(unit["Service"])
 
@@ -215,7 +218,8 @@ def test_a_service_of_the_system_has_an_account_and_a_token_of_its_own_and_goes_
     tmp_path: Path, monkeypatch, capsys
 ) -> None:
     """With folders in place of /etc, a `useradd` and a `systemctl` that note how they are called."""
-    for name in ("UNITS", "SETTINGS", "STATE"):
+    monkeypatch.setattr(systemd, "SYSTEM", tmp_path / "UNITS")
+    for name in ("SETTINGS", "STATE"):
         monkeypatch.setattr(service, name, tmp_path / name)
     for tool in ("useradd", "systemctl"):
         (tmp_path / tool).write_text(f'#!/bin/sh\necho "{tool} $*" >> {tmp_path}/called\n')
@@ -232,8 +236,8 @@ def test_a_service_of_the_system_has_an_account_and_a_token_of_its_own_and_goes_
     said = capsys.readouterr().out
     unit, copy = tmp_path / "UNITS" / service.NAME, tmp_path / "SETTINGS" / "ray_token"
     assert said.splitlines() == [
-        str(unit),
         f"runs as zo, with its copy of the token in {copy}",
+        str(unit),
         f"next: systemctl daemon-reload && systemctl enable --now {service.NAME}",
     ]
     assert copy.read_text() == token.read_text()
@@ -259,10 +263,11 @@ def test_a_service_whose_account_cannot_read_the_code_is_not_installed(tmp_path:
     closed = tmp_path / "closed"
     (closed / "venv").mkdir(parents=True)
     closed.chmod(0o700)
-    monkeypatch.setattr(service, "UNITS", tmp_path / "units")
+    monkeypatch.setattr(systemd, "SYSTEM", tmp_path / "units")
     monkeypatch.setattr(service, "_used", lambda arguments: iter([closed / "venv"]))
+    unit = service.unit([], "10.0.0.5:6379", 120.0, system=True)
     with pytest.raises(UserError, match=r"the account zo cannot read \S+/venv \(mode of \S+: 700\).*or use --user"):
-        service.install("", [], tmp_path / "token", say=print)
+        service.install(unit, [], tmp_path / "token", say=print)
     assert not (tmp_path / "units").exists()
 
 
@@ -285,7 +290,7 @@ def test_devices_fit_80_columns_and_are_json_for_programs() -> None:
     for width in (80, 160):
         console = Console(width=width, file=io.StringIO(), highlight=False)
         show(devices, console, 103.0)
-        printed[width] = console.file.getvalue()  # type: ignore[attr-defined]
+        printed[width] = console.file.getvalue()
         assert max(map(len, printed[width].splitlines())) <= width
     narrow = [" ".join(line.split()) for line in printed[80].splitlines()]
     assert narrow[0] == "name orin-nano-on-the-bench"
@@ -383,9 +388,9 @@ def test_the_units_files_are_found_from_wherever_systemd_starts(tmp_path: Path, 
         "tok",
     ]
     said: list[str] = []
-    path = service.install("[Unit]\n", words, None, say=said.append)
-    assert path.read_text() == "[Unit]\n"
-    assert path.is_relative_to(tmp_path / "config" / "systemd" / "user")
+    unit = service.unit(words, "10.0.0.5:6379", 120.0, system=False)
+    service.install(unit, words, None, say=said.append)
+    assert (tmp_path / "config" / "systemd" / "user" / service.NAME).read_text() == unit.text
     assert "systemctl --user daemon-reload" in said[1]
 
 

@@ -141,7 +141,7 @@ def test_rays_own_commands_have_the_options_that_are_given() -> None:
     for command, flags in ray_options():
         click = scripts.cli
         for word in command.split():
-            click = click.commands[word]  # type: ignore[attr-defined]
+            click = click.commands[word]
         known = {flag for option in click.params for flag in [*option.opts, *option.secondary_opts]}
         assert flags
         assert set(flags) <= known, command

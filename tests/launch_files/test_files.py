@@ -169,7 +169,7 @@ def test_jetsons_build_the_locked_bitsandbytes() -> None:
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
 def test_a_unit_is_no_root_comes_back_and_names_its_token_by_file(path: Path) -> None:
     unit = configparser.ConfigParser(strict=False, interpolation=None)
-    unit.optionxform = str  # type: ignore[method-assign,assignment]
+    unit.optionxform = str
     unit.read_string(path.read_text())
     service = unit["Service"]
     assert service["User"] not in ("", "root")

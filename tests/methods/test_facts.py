@@ -273,11 +273,13 @@ def test_a_format_has_the_bytes_of_its_dtype(name: str) -> None:
 
 @pytest.mark.parametrize("name", contract.names("precision"))
 def test_a_model_takes_the_bytes_that_a_precision_says(name: str) -> None:
-    from zo_sweeps.methods.parts import Model
+    from tests.models.common import TINY, make
     from zo_sweeps.models.load import load
 
     precision = contract.member("precision", name)
-    model = load(Model(), precision.dtype, "cpu", precision if precision.coded else None)
+    model = load(
+        make(source="random", arch=TINY["llama"]), precision.dtype, "cpu", precision if precision.coded else None
+    )
     assert model.weight_bytes == precision.weight_bytes(model.arch)
 
 

@@ -175,7 +175,7 @@ def test_both_spaces_move_a_masked_model_as_weights_written_in_place_do(examples
             lora = LoRA(rank=4, alpha=8.0, targets=("q", "v"))
             space = lora.install(model.module, list(model.target_modules(lora.targets)), 0)
         batch = collate(examples, model.pad_id)
-        objective = lambda P: losses.label_words(token_logprobs(model, batch, P), batch)  # noqa: B023
+        objective = lambda P, model=model, batch=batch: losses.label_words(token_logprobs(model, batch, P), batch)
         points = RGE(2, 1e-1).points(0, 1)
         mode = Mode.BOTH if name == "lora" else Mode.SEQUENTIAL
         found = evaluate(objective, model.module, space, Gaussian(), points, mode)

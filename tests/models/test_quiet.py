@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-import zo_sweeps.models  # noqa: F401
+import zo_sweeps.models
 
 IMPORT = """
 import logging, sys
@@ -27,6 +27,7 @@ def test_importing_transformers_beside_torchao_and_executorch_prints_nothing() -
 
 @pytest.mark.unit
 def test_errors_and_other_warnings_pass(caplog: pytest.LogCaptureFixture) -> None:
+    assert zo_sweeps.models, "imported: that filters what is logged from now on"
     logging.getLogger("torchao").error("broken")
     logging.getLogger("torchao").warning("Failed to load x.so")
     tree = logging.getLogger("torch.utils._pytree")

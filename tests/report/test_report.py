@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tests.cli.common import zo
+from tests.cli.common import in_process
 from tests.tables.test_html import Reader
 from zo_sweeps.cli import show
+from zo_sweeps.cli.main import main
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.config.schema import GridTable
 from zo_sweeps.core.errors import UserError
@@ -147,25 +148,30 @@ def test_a_trail_counts_seconds_of_steps_once_across_a_resumption() -> None:
 
 
 @pytest.mark.multiprocess
-def test_the_commands_write_figures_reports_and_html_tables(folder: Path, swept: tuple[Composer, Plan]) -> None:
+def test_the_commands_write_figures_reports_and_html_tables(
+    folder: Path,
+    swept: tuple[Composer, Plan],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(folder)
     state = f"state_dir={folder / 'state'}"
-    given = ["+grid=tiny", state, "--config-dir", folder / "conf"]
-    drawn = zo("figure", *given, cwd=folder)
-    assert drawn.returncode == 0, drawn.stderr
+    given = ["+grid=tiny", state, "--config-dir", str(folder / "conf")]
+    in_process(capsys, "figure", *given)
     files = sorted(path.name for path in (folder / "state" / "figures").iterdir())
     assert files == ["tiny_by_q.png", "tiny_by_q.svg", "tiny_curve.png", "tiny_curve.svg"]
-    assert zo("report", *given, "--output", "r.html", cwd=folder).returncode == 0
+    in_process(capsys, "report", *given, "--output", "r.html")
     assert Reader((folder / "r.html").read_text()).tables
-    tables = zo("table", *given, "--format", "html", cwd=folder)
-    assert tables.stdout.startswith("<!DOCTYPE html>")
-    assert len(Reader(tables.stdout).tables) == 4  # two, each with its selected hyper-parameters
-    named = zo("figure", *given, "--output", "a.png", cwd=folder)
-    assert (named.returncode, "a_by_q.png" in named.stdout, "a_curve.png" in named.stdout) == (0, True, True)
+    tables = in_process(capsys, "table", *given, "--format", "html")
+    assert tables.startswith("<!DOCTYPE html>")
+    assert len(Reader(tables).tables) == 4  # two, each with its selected hyper-parameters
+    named = in_process(capsys, "figure", *given, "--output", "a.png")
+    assert ("a_by_q.png" in named, "a_curve.png" in named) == (True, True)
     assert sorted(path.name for path in folder.glob("a*.png")) == ["a_by_q.png", "a_curve.png"]
-    one = zo("figure", *given, "--figure", "curve", "--output", "b.svg", cwd=folder)
-    assert (one.returncode, (folder / "b.svg").is_file()) == (0, True)
-    wrong = zo("figure", *given, "--figure", "curve", "--output", "a.gif", cwd=folder)
-    assert (wrong.returncode, "unknown kind of file 'gif'" in wrong.stderr) == (2, True)
+    in_process(capsys, "figure", *given, "--figure", "curve", "--output", "b.svg")
+    assert (folder / "b.svg").is_file()
+    assert main(["figure", *given, "--figure", "curve", "--output", "a.gif"]) == 2
+    assert "unknown kind of file 'gif'" in capsys.readouterr().err
 
 
 def test_two_trials_are_compared_by_what_differs(folder: Path, swept: tuple[Composer, Plan]) -> None:

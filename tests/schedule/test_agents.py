@@ -6,14 +6,17 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.schedule.boards import FACTS
+from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import Needs, Outcome, SharedSteps, Stored, Trial, TrialState
 from zo_sweeps.schedule import agents, leases
+from zo_sweeps.schedule.agent_facts import Note
 from zo_sweeps.schedule.agents import LeaseLostError, Proxies
 from zo_sweeps.schedule.leases import Store
 from zo_sweeps.schedule.placement import Node, preference, reason, refusal
@@ -27,7 +30,6 @@ STEPS = {"type": "steps", "time": 1.0, "first": 1, "losses": [1.0], "coefs": [[1
 START = {"type": "start", "time": 1.0, "attempt": 1, "device": {}, "versions": {}, "resumed_from": 0, "node": "liar"}
 DONE = Outcome("t", TrialState.SUCCEEDED, {"a": 1.0}).to_json()
 END = {"type": "end", "time": 2.0, "outcome": DONE}
-FACTS = {"profile": "jetson-tx2", "cpus": 4, "gpus": 1, "memory_bytes": 8 * 10**9, "programs": True}
 
 
 @pytest.fixture
@@ -35,7 +37,7 @@ def store(tmp_path: Path):
     one = Store(tmp_path / leases.FILE)
     one.add_code(b"x" * 10, time.time() + 60)
     one.enrol(b"x" * 10, "board", "cpu", "key", "AB")
-    one.join("board", FACTS, 1, {"nf4": "no kernel"}, "")
+    one.join("board", FACTS, {"nf4": "no kernel"}, "")
     yield one
     one.close()
 
@@ -64,7 +66,8 @@ def test_an_attempt_from_its_lease_to_its_outcome(store: Store, tmp_path: Path) 
         await begin(proxies, journal=[STEPS])
         await begin(proxies)  # Ray repeats a call after its actor was restarted
         lease = send(store, 0, START)
-        assert {key: store.body(lease)[key] for key in ("journal", "threads")} == {"journal": [STEPS], "threads": 2}
+        contents = store.contents(lease)
+        assert (contents.journal, contents.threads) == ((STEPS,), 2)
         events, outcome, _ = await proxies.drain("t", 1, 0, 5)
         assert (events[0]["node"], events[0]["profile"], outcome) == ("board", "jetson-tx2", None)
         began = time.monotonic()
@@ -129,12 +132,20 @@ def test_ends_that_are_losses(store: Store, tmp_path: Path) -> None:
         with pytest.raises(LeaseLostError, match="killed for memory"):
             await proxies.drain("t", 1, 1, 5)
 
+    async def another(proxies: Proxies) -> None:
+        await begin(proxies)
+        send(store, 0, {"type": "log", "time": 1.0, "line": {}}, driver="l")
+        with pytest.raises(LeaseLostError, match="which it does not run"):
+            await proxies.drain("t", 1, 0, 5)
+        await proxies.close()
+
     proxied(tmp_path, left)
-    store.join("board", FACTS, 1, {}, "")
+    store.join("board", FACTS, {}, "")
     proxied(tmp_path, taken, "c")
     for lease in store.of_driver("other"):
         store.give_up(lease, "")
     proxied(tmp_path, killed, "e")
+    proxied(tmp_path, another, "l")
     proxied(tmp_path, revoked, "r")
 
 
@@ -156,14 +167,21 @@ def test_a_stop_does_not_wait_for_an_agent_that_is_away(store: Store, tmp_path: 
 
 def test_the_nodes_are_the_agents_that_are_online(store: Store) -> None:
     store.lease("other", "board", {"trial_id": "u"}, [], 1)
-    note = {"time": time.time(), "store": "", "agents": [asdict(agent) for agent in store.agents()]}
-    note = json.loads(json.dumps(note))  # as it comes from the head
+    sent = Note(time.time(), "", tuple(store.agents()))
+    note = Note.of(json.loads(json.dumps(sent.to_json())))  # as it comes from the head
+    assert note == sent
     (node,) = agents.nodes(note, "d", time.time())
-    assert (node.node_id, node.device, node.cpus, node.gpus, node.slots) == ("agent:board", "jetson-tx2", 4, 1, 0)
-    assert agents.nodes(note, "other", time.time())[0].slots == 1, "its own lease leaves it its slot"
+    assert (node.node_id, node.device, node.cpus, node.gpus) == ("agent:board", "jetson-tx2", 4, 1)
+    assert (node.slots, node.leased) == (1, 1)
+    assert agents.nodes(note, "other", time.time())[0].leased == 0, "its own lease leaves it its slot"
+    process = replace(note.agents[0], running=((f"other{agents.OF_DRIVER}1", "u"),))
+    (node,) = agents.nodes(replace(note, agents=(process,)), "other", time.time())
+    assert (node.leased, node.light) == (0, False), "and so does that of a process of its own"
     assert agents.nodes(note, "d", time.time() + agents.NOTE_SECONDS + 1) == [], "nobody writes the note any more"
-    note["agents"][0]["heard"] -= leases.OFFLINE_SECONDS
-    assert agents.nodes(note, "d", time.time()) == []
+    silent = replace(note.agents[0], heard=note.time - leases.OFFLINE_SECONDS)
+    assert agents.nodes(replace(note, agents=(silent,)), "d", time.time()) == []
+    with pytest.raises(UserError, match="install the head's version"):
+        Note.of({**sent.to_json(), "agents": [{"name": "b"}]})
 
 
 BOARD = Node("agent:b", "b", "cpu", 4, 0, 2**34, slots=1, refused={"nf4": "no kernel"})
@@ -179,6 +197,18 @@ def test_an_agent_lends_what_its_answers_allow() -> None:
     assert preference(Needs(), HOST) == preference(Needs(), BOARD), "in the order of the nodes: Ray's first"
 
 
+def test_a_board_with_the_light_client_takes_programs_alone() -> None:
+    """Also: its memory holds what the client needs, not what exporting takes on the head."""
+    light = Node("agent:pi", "pi", "executorch", 4, 0, 10**9, programs=True, light=True, slots=1)
+    program = Needs(programs=True, precision="fp32", memory_bytes=2 * 10**9, client_bytes=9 * 10**8)
+    for device in ("auto", "cpu", "executorch"):
+        assert refusal(replace(program, device=device), light) == ""
+        assert refusal(Needs(device=device, precision="fp32"), light).startswith("runs exported programs alone: use")
+    assert refusal(replace(program, device="cuda"), light) == "has no CUDA GPU"
+    assert "of memory" in refusal(replace(program, client_bytes=2 * 10**9), light)
+    assert "of memory" in refusal(program, replace(light, light=False))
+
+
 def test_slots_of_agents() -> None:
     """One trial at a time where one slot is lent, an idle slot only while it is lent, no trial of several processes."""
     slots = Slots("", 1, None, ALONE, Agents())
@@ -189,7 +219,7 @@ def test_slots_of_agents() -> None:
     assert slots.choose(TRIAL) == (None, None)
     busy.trial = None
     assert slots.choose(TRIAL) == (busy, None)
-    slots.see([replace(BOARD, slots=0)], {})
+    slots.see([replace(BOARD, leased=1)], {})
     assert slots.choose(TRIAL) == (None, None), "another driver took it"
     shared = replace(TRIAL, shared_steps=SharedSteps(4))
     team = Slots("", 1, None, Workers(2), Agents())

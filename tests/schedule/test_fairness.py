@@ -1,100 +1,242 @@
-"""Turns between sweeps, with a clock of their own: shares of CPU time, newcomers, waits. No Ray."""
+"""Turns between sweeps: what drivers choose from each other's claims, on nodes and a clock of their own. No Ray."""
 
 from __future__ import annotations
 
-import heapq
+import math
 import random
-from dataclasses import dataclass, field
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from zo_sweeps.schedule.fairness import SLACK_SECONDS, Claim, first_served
+from tests.schedule import fakes
+from zo_sweeps.core.host import GIB
+from zo_sweeps.schedule import ray_slots
+from zo_sweeps.schedule.agents import AgentSlot
+from zo_sweeps.schedule.fairness import LONGEST, OF_START, SHORTEST, SLACK, Claim, base, first_served
+from zo_sweeps.schedule.placement import Node
+from zo_sweeps.schedule.ray_backend import FIRST_SECONDS, REFUSED_SECONDS, TURN_SECONDS
+from zo_sweeps.schedule.ray_slots import Slot, Slots
+from zo_sweeps.schedule.sharing import ALONE
 
 pytestmark = pytest.mark.unit
 CPU = "cpu"
+START_SECONDS = 1.5  # of a process
+REPORT_SECONDS = 0.3  # until Ray shows at the head what is free on a node
+NOTE_SECONDS = 2.0  # between notes on the agents
+TRIAL = fakes.trial(Path("unused"), "t")
+STEP = {"type": "steps"}
 
 
-@dataclass
+@dataclass(eq=False)
+class Actor:
+    """A process, from when Ray had CPUs for it."""
+
+    begins: float = math.inf
+
+
+class World:
+    """One node, or one agent, and its clock. Ray gives free CPUs to the actor that was asked for first."""
+
+    def __init__(self, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.node, self.now, self.sweeps = node, 0.0, list[Sweeping]()
+        self.claims: dict[str, Claim] = {}
+        self.actors: list[Actor] = []
+        self.seen: list[tuple[float, float]] = [(-math.inf, node.cpus)]  # when, and how many CPUs were free
+        self.leases: dict[str, int] = {}
+        self.noted: tuple[float, dict[str, int]] = (-math.inf, {})
+        self.refused = 0
+        monkeypatch.setattr(ray_slots, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(kill=self.end))
+
+    def start(self, *_: object) -> Actor:
+        self.actors.append(Actor())
+        self._schedule()
+        return self.actors[-1]
+
+    def end(self, actor: Actor) -> None:
+        self.actors.remove(actor)
+        self._schedule()
+
+    def _schedule(self) -> None:
+        for actor in self.actors[: int(self.node.cpus)]:
+            actor.begins = min(actor.begins, self.now + START_SECONDS)
+        self.seen = [*self.seen[-200:], (self.now, max(0.0, self.node.cpus - len(self.actors)))]
+
+    def run(self, seconds: float = math.inf) -> None:
+        """Go on until every sweep has ended, or for so long."""
+        end = self.now + seconds
+        while self.now < end and not all(one.is_over for one in self.sweeps):
+            self.now = min(one.due() for one in self.sweeps)
+            for one in self.sweeps:
+                if one.due() <= self.now:
+                    one.act()
+
+    def free(self) -> dict[str, dict[str, float]]:
+        if self.node.is_agent:
+            return {}
+        known = [cpus for when, cpus in self.seen if when <= self.now - REPORT_SECONDS]
+        return {self.node.node_id: {"CPU": known[-1], "memory": float(self.node.memory_bytes)}}
+
+    def nodes(self, driver: str) -> list[Node]:
+        if self.now - self.noted[0] >= NOTE_SECONDS:
+            self.noted = (self.now, dict(self.leases))
+        return [replace(self.node, leased=sum(n for name, n in self.noted[1].items() if name != driver))]
+
+
 class Sweeping:
-    """A sweep that always has trials to run, of `seconds` each on average."""
+    """A sweep as `Sweep` and `RayBackend` run one: rounds of launches, a look at the others, a wait."""
 
-    name: str
-    seconds: float
-    begins: float = 0.0
-    used: float = 0.0
-    held: int = 0
-    idle: int = 0
-    base: float = 0.0
-    took: list[float] = field(default_factory=list)
+    def __init__(self, world: World, name: str, lengths: Sequence[float], begins: float = 0.0) -> None:
+        self.name, self.world, self.planned, self.lengths = name, world, lengths, list(lengths)
+        self.slots = Slots("module:function", 1, None, ALONE, self, name)  # type: ignore[arg-type]
+        self.slots._start_actor = world.start  # type: ignore[method-assign]
+        self.work: list[tuple[float, float]] = []
+        self.last_start = math.inf
+        self._runs: list[tuple[Slot, Actor, float]] = []  # with its process, and the length of its trial
+        self._joined, self._looked, self._next = begins, -math.inf, begins
+        world.sweeps.append(self)
 
-    def claim(self) -> Claim:
-        return Claim(self.name, {CPU: self.base + self.used}, {CPU: float(self.held)}, (CPU,))
+    def slot(self, node: Node, threads: int, target: str) -> AgentSlot:
+        """Return the proxy of the agent."""
+        method = SimpleNamespace(remote=lambda *args: None)
+        self._lease = Actor(self.world.now)
+        return AgentSlot(SimpleNamespace(**dict.fromkeys(("run", "drain", "stop", "give_up"), method)), node, threads)
+
+    @property
+    def is_over(self) -> bool:
+        return not self.lengths and not self._runs
+
+    def due(self) -> float:
+        """When it does something next."""
+        if self.is_over:
+            return math.inf
+        return min([self._next, *(process.begins + length for _, process, length in self._runs)])
+
+    def act(self) -> None:
+        now, world = self.world.now, self.world
+        for run in list(self._runs):
+            slot, process, length = run
+            if process.begins <= now and not slot.heard:
+                self.slots.hear_of(slot, [STEP])
+            if process.begins + length <= now:
+                self.work.append((process.begins, now))
+                self.slots.free(slot)
+                self._runs.remove(run)
+                world.leases[self.name] = world.leases.get(self.name, 0) - 1
+        if self.is_over:  # its driver ends, and its processes with it
+            del world.claims[self.name]
+            for slot in list(self.slots):
+                self.slots.drop(slot)
+            return
+        self.slots.begin_round()
+        while self.lengths:
+            idle, node = self.slots.choose(TRIAL)
+            if (idle is None and node is None) or now - self._joined < FIRST_SECONDS:
+                self.slots.want(TRIAL)
+                break
+            slot = self.slots.take(TRIAL, 1, None)
+            if world.node.is_agent and sum(world.leases.values()) == world.node.slots:
+                world.refused += 1
+                self.slots.drop(slot)
+                self.slots.avoid(world.node, REFUSED_SECONDS)
+                continue
+            world.leases[self.name] = world.leases.get(self.name, 0) + 1
+            process = self._lease if world.node.is_agent else slot.actor
+            process.begins = max(process.begins, now)
+            self._runs.append((slot, process, self.lengths.pop(0)))
+            self.last_start = now
+        if now - self._looked >= TURN_SECONDS or self.last_start == now:
+            self._looked = now
+            self.slots.see(world.nodes(self.name), world.free())
+            world.claims[self.name] = self.slots.claim()
+            self.slots.hear([claim for name, claim in world.claims.items() if name != self.name])
+            vain = self.slots.in_vain()
+            for run in [run for run in self._runs if run[0] in vain]:
+                self._runs.remove(run)
+                self.slots.drop(run[0])
+                self.lengths.append(run[2])
+        self._next = now + TURN_SECONDS
 
 
-def simulate(sweeps: list[Sweeping], slots: int, seconds: float) -> None:
-    """Run the sweeps on `slots` CPUs: each asks in a random order, and gives back an actor that it may not use."""
-    chance = random.Random(7)
-    ends: list[tuple[float, int]] = []
-    present: list[Sweeping] = []
-    now = 0.0
-    while now < seconds:
-        for one in sweeps:
-            if one.begins <= now and one not in present:
-                one.base = min((other.claim().used[CPU] for other in present), default=0.0)
-                present.append(one)
-        progress = True
-        while progress:
-            progress = False
-            for one in chance.sample(present, len(present)):
-                others = [other.claim() for other in present if other is not one]
-                if one.idle and first_served(one.claim(), others, CPU, warm=True):
-                    one.idle, progress = one.idle - 1, True
-                free = slots - sum(other.held + other.idle for other in present)
-                if one.idle or (free and not first_served(one.claim(), others, CPU, warm=False)):
-                    one.idle -= bool(one.idle)
-                    one.held += 1
-                    one.took.append(now)
-                    heapq.heappush(ends, (now + one.seconds * chance.uniform(0.5, 1.5), sweeps.index(one)))
-                    progress = True
-        before, (now, index) = now, heapq.heappop(ends)
-        for one in present:
-            one.used += one.held * (now - before)
-        sweeps[index].held -= 1
-        sweeps[index].idle += 1
+def shares(world: World) -> list[float]:
+    """The slot-seconds of each sweep while all have trials that wait."""
+    first = max(min(begin for begin, _ in one.work) for one in world.sweeps)
+    last = min(min(one.last_start, world.now) for one in world.sweeps)
+    return [sum(max(0.0, min(end, last) - max(begin, first)) for begin, end in one.work) for one in world.sweeps]
 
 
-@pytest.mark.parametrize("slots", [1, 2, 5])
-def test_sweeps_with_trials_of_any_length_get_the_same_cpu_time_within_a_tenth(slots: int) -> None:
-    sweeps = [Sweeping("a", 3.0), Sweeping("b", 10.0), Sweeping("c", 40.0)]
-    simulate(sweeps, slots, 4000.0)
-    fair = sum(one.used for one in sweeps) / 3
-    assert fair == pytest.approx(slots * 4000 / 3, rel=0.02), "no slot stood idle"
-    for one in sweeps:
-        assert one.used == pytest.approx(fair, rel=0.1), one.name
+def lengths(seconds: float, count: int, seed: int) -> list[float]:
+    chance = random.Random(seed)
+    return [seconds * chance.uniform(2 / 3, 4 / 3) for _ in range(count)]
 
 
-def test_a_newcomer_shares_from_then_on_and_does_not_catch_up() -> None:
-    sweeps = [Sweeping("a", 5.0), Sweeping("b", 5.0), Sweeping("late", 5.0, begins=1000.0)]
-    simulate(sweeps, 2, 2000.0)
-    assert sweeps[2].used == pytest.approx(2 * 1000 / 3, rel=0.1)
-    assert sweeps[2].took[0] < 1000 + 4 * SLACK_SECONDS
-    assert sweeps[0].used == pytest.approx(1000 + 2 * 1000 / 3, rel=0.1)
+def node(cpus: int) -> Node:
+    return Node("1", "desk", CPU, cpus, 0, 64 * GIB)
+
+
+AGENT = Node("agent:board", "board", "jetson-orin-nano", 4, 0, 8 * GIB, slots=1)
+
+
+@pytest.mark.parametrize("where", [node(2), node(5), AGENT], ids=["2 slots", "5 slots", "agent"])
+@pytest.mark.parametrize("later", [0.0, 20.0])
+def test_three_sweeps_get_equal_shares_within_a_tenth_while_all_have_trials(
+    where: Node, later: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last has twice the trials, or begins later and has as many as they have left."""
+    world, count = World(where, monkeypatch), 20 * (where.slots or int(where.cpus))
+    for number, trials in enumerate((count, count, 2 * count) if not later else (2 * count, 2 * count, count)):
+        Sweeping(world, "abc"[number], lengths(1.5, trials, number), later if number == 2 else 0.1 * number)
+    world.run()
+    assert [len(one.work) for one in world.sweeps] == [len(one.planned) for one in world.sweeps], "each trial once"
+    assert world.refused <= 2
+    got = shares(world)
+    assert got == pytest.approx([sum(got) / 3] * 3, rel=0.1)
+    assert sum(got) > count * 1.5, "the time in which all have trials is most of it"
+
+
+def test_trials_of_any_length_get_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(node(2), monkeypatch)
+    for number, seconds in enumerate((3.0, 10.0, 30.0)):
+        Sweeping(world, "abc"[number], lengths(seconds, int(1500 / seconds), number))
+    world.run(900)
+    got = shares(world)
+    assert got == pytest.approx([sum(got) / 3] * 3, rel=0.1)
+    assert sum(got) > 0.8 * 2 * 900, "no slot is idle, but for the start of processes"
 
 
 def test_a_sweep_alone_takes_everything_and_nobody_waits_for_one_that_wants_another_device() -> None:
     mine = Claim("a", {CPU: 1e6}, {CPU: 8.0}, (CPU,))
-    assert first_served(mine, [], CPU, warm=False) is None
+    assert first_served(mine, [], CPU) == []
     other = Claim("b", {CPU: 0.0}, {}, ("cuda",))
-    assert first_served(mine, [other], CPU, warm=False) is None
+    assert first_served(mine, [other], CPU) == []
     waiting = Claim("b", {}, {}, (CPU,))
-    assert first_served(mine, [waiting], CPU, warm=True) is waiting
+    assert first_served(mine, [waiting, other], CPU, start=1.0) == [waiting]
     holds_more = Claim("b", {}, {CPU: 9.0}, (CPU,))
-    assert first_served(mine, [holds_more], CPU, warm=True) is None
+    assert first_served(mine, [holds_more], CPU, start=1.0) == []
 
 
-def test_a_loaded_process_is_kept_until_its_sweep_is_ahead_by_the_slack() -> None:
-    waiting = Claim("b", {CPU: 100.0}, {}, (CPU,))
-    near, far = (Claim("a", {CPU: 100 + SLACK_SECONDS + by}, {}, (CPU,)) for by in (-1, 1))
-    assert first_served(near, [waiting], CPU, warm=True) is None
-    assert first_served(far, [waiting], CPU, warm=True) is waiting
-    assert first_served(near, [waiting], CPU, warm=False) is waiting, "a free slot goes to the one that has had less"
+@pytest.mark.parametrize(
+    ("start", "used", "slack"),
+    [(0.1, 9.0, SHORTEST), (8.0, 9.0, 4.0), (500.0, 9.0, LONGEST), (8.0, 1000.0, 50.0)],
+)
+def test_a_process_is_kept_until_its_sweep_is_ahead_by_half_its_start_or_a_twentieth(
+    start: float, used: float, slack: float
+) -> None:
+    assert (OF_START, SLACK) == (0.5, 0.05)
+    near, far = (Claim("b", {CPU: used - slack + by}, {}, (CPU,)) for by in (0.1, -0.1))
+    mine = Claim("a", {CPU: used}, {}, (CPU,))
+    assert first_served(mine, [near, far], CPU, start=start) == [far]
+    assert first_served(mine, [near, far], CPU) == [near, far], "a free slot goes to the one that has had less"
+
+
+def test_a_sweep_that_begins_counts_from_the_least_of_those_that_wait() -> None:
+    limited = Claim("a", {CPU: 5.0}, {CPU: 1.0})  # it has all the slots that it asked for
+    waiting, other = (Claim(name, {CPU: used}, {}, (CPU,)) for name, used in (("b", 70.0), ("c", 80.0)))
+    ended = Claim("d", {CPU: 1.0})
+    assert base([limited, waiting, other, ended], CPU) == 70
+    assert base([limited, ended], CPU) == 5
+    assert base([ended], CPU) is None

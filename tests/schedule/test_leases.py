@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.schedule.boards import FACTS
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.schedule import leases
 from zo_sweeps.schedule.leases import (
@@ -36,7 +38,7 @@ def store(tmp_path: Path):
 def join(store: Store, name: str = "a", *, slots: int = 1, secret: bytes = SECRET) -> None:
     store.add_code(secret, time.time() + 60)
     store.enrol(secret, name, "cpu", f"key of {name}", "AB")
-    store.join(name, {"profile": "cpu"}, slots, {}, "")
+    store.join(name, replace(FACTS, slots=slots), {}, "")
 
 
 def lease(store: Store, agent: str = "a", trial: dict = TRIAL) -> str:
@@ -152,7 +154,7 @@ def test_revocation_ends_leases_and_frees_the_name_for_a_new_key(store: Store) -
     assert not store.revoke("nobody")
     with pytest.raises(LeaseOverError, match="the key of a was revoked"):
         store.append(one, "a", 0, texts(1))
-    store.join("a", {}, 1, {}, "")
+    store.join("a", FACTS, {}, "")
     assert store.revoked() == ["a"], "a revoked key cannot join"
     join(store, secret=b"n" * 10)
     assert store.revoked() == []

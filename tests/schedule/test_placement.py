@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 
 from tests.schedule import fakes
-from zo_sweeps.core.trial import Needs
+from zo_sweeps.core.trial import Needs, Trial
 from zo_sweeps.schedule.backend import COLD, NO_SLOT, WARM
 from zo_sweeps.schedule.placement import Node, gpus_needed, preference, reason, refusal
 from zo_sweeps.schedule.queue import ReadyQueue
+from zo_sweeps.schedule.ray_cluster import _node
 
 pytestmark = pytest.mark.unit
 
@@ -61,10 +63,28 @@ def test_a_program_runs_on_the_cpu_of_a_node_with_executorch():
     assert refusal(Needs("cpu"), replace(CPU, device="executorch")) == "", "a node may join under this name"
 
 
-def test_a_circuit_is_made_on_the_cpu_of_a_general_purpose_node():
-    needs = Needs("rtl")
-    assert {node.name for node in (CPU, GPU, NANO) if not refusal(needs, node)} == {"desk", "rack"}
+def test_a_circuit_is_made_on_the_cpu_of_a_general_purpose_node_with_its_tools_in_these_versions():
+    needs = Needs("rtl", tools=("yosys 0.70", "nextpnr 0.11"))
+    assert {node.name for node in (CPU, GPU, NANO) if not refusal(needs, node)} == {"desk", "rack"}, "nothing is known"
     assert gpus_needed(needs, GPU) == 0
+    both, other = (replace(CPU, tools=frozenset({"nextpnr 0.11", yosys})) for yosys in ("yosys 0.70", "yosys 0.69"))
+    assert refusal(needs, both) == ""
+    assert refusal(needs, other) == "has no yosys 0.70: pip install yosys==0.70"
+    none = replace(CPU, tools=frozenset())
+    assert refusal(needs, none) == "has no yosys 0.70 and no nextpnr 0.11: pip install yosys==0.70 nextpnr==0.11"
+    assert refusal(Needs("cpu"), none) == ""
+    assert "has no yosys 0.70" in reason(needs, [none, other])
+    assert refusal(needs, replace(NANO, tools=frozenset())) == "is a jetson-orin-nano"
+
+
+def test_the_tools_of_a_trial_and_of_a_node_survive_their_way_through_json_and_ray_s_labels(tmp_path):
+    trial = fakes.trial(tmp_path, "t", needs=Needs("rtl", tools=("yosys 0.70",)))
+    assert Trial.from_json(json.loads(json.dumps(trial.to_json()))).needs == trial.needs
+    description = {"NodeID": "1", "NodeManagerHostname": "desk", "Resources": {"CPU": 2.0}}
+    labels = {"zo.programs": "true", "zo.tool.yosys": "0.70"}
+    assert _node({**description, "Labels": labels}).tools == {"yosys 0.70"}
+    assert _node({**description, "Labels": {"zo.programs": "true"}}).tools == frozenset()
+    assert _node(description).tools is None, "of a node that Ray alone started"
 
 
 def test_the_reason_names_what_is_needed_and_what_each_node_has():

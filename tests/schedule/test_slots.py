@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -57,13 +60,37 @@ def test_an_actor_that_has_not_answered_is_counted_once_it_has() -> None:
 
 
 def test_an_idle_actor_takes_trials_that_need_its_memory_and_not_much_less() -> None:
-    mine = slots(limit=2, CPU=1.0, memory=3.0 * GIB)
-    idle = Slot(None, DESK, 0, heard=True, memory_bytes=GIB)
+    mine = slots(limit=2, CPU=1.0, memory=4.0 * GIB)
+    idle = Slot(None, DESK, 0, heard=True, memory_bytes=3 * GIB)
     mine._slots.append(idle)
-    assert mine.choose(needing(GIB)) == (idle, None)
-    assert mine.choose(needing(GIB * 3 // 4)) == (idle, None)
-    assert mine.choose(needing(GIB // 2)) == (None, DESK)
-    assert mine.choose(needing(GIB + 1)) == (None, DESK)
+    assert mine.choose(needing(3 * GIB)) == (idle, None)
+    assert mine.choose(needing(GIB * 9 // 4)) == (idle, None)
+    assert mine.choose(needing(GIB * 3 // 2)) == (None, DESK)
+    assert mine.choose(needing(3 * GIB + 1)) == (None, DESK)
+
+
+@pytest.mark.parametrize(
+    ("needs", "free", "holds"),
+    [
+        (GIB // 2, 4.0, GIB),  # as any small trial
+        (GIB * 3 // 2, 4.0, GIB * 15 // 8),  # a quarter more
+        (GIB * 19 // 10, 4.0, 2 * GIB),  # two of them share the node
+        (GIB * 19 // 10, 1.95, int(1.95 * GIB)),  # others hold the rest
+        (2 * GIB, 4.0, 2 * GIB),
+        (0, 4.0, 0),
+    ],
+)
+def test_an_actor_holds_a_little_more_than_its_trial_needs_and_then_takes_others_like_it(
+    needs: int, free: float, holds: int
+) -> None:
+    mine = slots(CPU=2.0, memory=free * GIB)
+    held = needs + mine._spare(DESK, needs)
+    assert held == holds
+    idle = Slot(None, DESK, 0, memory_bytes=held)
+    mine._slots.append(idle)
+    assert mine.choose(needing(needs)) == (idle, None)
+    assert mine.choose(needing(held)) == (idle, None)
+    assert mine.choose(needing(max(0, needs - GIB // 100))) == (idle, None)
 
 
 def test_a_free_cpu_is_left_to_a_sweep_that_waits_and_has_had_less(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,8 +106,77 @@ def test_a_free_cpu_is_left_to_a_sweep_that_waits_and_has_had_less(monkeypatch: 
     assert (claim.held, claim.wants) == ({"cpu": 1}, ("cpu",))
     monkeypatch.setattr(ray_slots, "LEFT_SECONDS", -1.0)
     assert mine.choose(needing(0)) == (None, DESK), "the other has not taken it: it may need more memory"
+    monkeypatch.undo()
+    assert mine.choose(needing(0)) == (None, DESK), "nor is the next one left to it"
     mine.hear([Claim("other", {}, {"cpu": 1.0})])
     assert mine.holders() == ["other"]
+
+
+def test_a_slot_is_left_only_where_too_few_are_free_for_those_that_come_first() -> None:
+    mine = slots(CPU=2.0, memory=4.0 * GIB)
+    first, second = (Claim(name, {}, {}, ("cpu",)) for name in "ab")
+    mine.hear([first])
+    mine._used["cpu"] = 1.0
+    assert mine.choose(needing(0)) == (None, DESK), "one for each"
+    mine.hear([first, second])
+    assert mine.choose(needing(0)) == (None, None)
+
+
+def test_what_another_sweep_claims_is_taken_before_ray_knows() -> None:
+    mine = slots(CPU=2.0, memory=4.0 * GIB)
+    mine.hear([Claim("other", held={"cpu": 1.0}, places={"1": (1, 1.0, 0, 3 * GIB)})])
+    assert mine.choose(needing(GIB)) == (None, DESK)
+    assert mine.choose(needing(2 * GIB)) == (None, None), "its memory"
+    mine.see([DESK], {"1": {"CPU": 1.0, "memory": 1.0 * GIB}})
+    assert mine.choose(needing(GIB)) == (None, DESK), "and once only when Ray does"
+
+
+def test_actors_that_wait_in_ray_for_a_slot_of_another_sweep_are_called_off() -> None:
+    mine = slots(CPU=2.0, memory=4.0 * GIB)
+    answered, new = (Slot(None, DESK, 0, trial=needing(0), heard=heard) for heard in (True, False))
+    mine._slots += [answered, new]
+    mine.hear([Claim("other", places={"2": (1, 1.0, 0, 0)})])
+    assert mine.in_vain() == []
+    mine.hear([Claim("other", places={"1": (1, 1.0, 0, 0)})])
+    assert mine.in_vain() == [new], "three CPUs are asked for, of two"
+    assert mine.claim().places == {"1": (2, 2, 0, 0)}
+
+
+def test_idle_actors_are_given_back_where_another_sweep_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[object] = []
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(kill=ended.append))
+    mine = slots(CPU=1.0, memory=4.0 * GIB)
+    mine._slots.append(Slot("actor", DESK, 0, heard=True, idle_since=time.monotonic()))
+    mine.hear([Claim("other", wants=("cuda",))])
+    assert ended == []
+    mine.hear([Claim("other", wants=("cpu",))])
+    assert (ended, list(mine)) == (["actor"], [])
+
+
+def test_time_counts_from_the_answer_of_a_process_to_the_end_of_its_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(ray_slots, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    mine = slots(CPU=2.0, memory=4.0 * GIB)
+    slot = Slot(None, DESK, 0, heard=True)
+    mine._slots.append(slot)
+    mine.take(needing(0), 1, None)
+    for now[0] in (100.2, 100.9):
+        mine.see([DESK], {})
+    now[0] = 101.5
+    mine.free(slot)
+    assert mine.claim().used == {"cpu": pytest.approx(1.5)}
+    starting = mine.take(needing(0), 1, None)
+    starting.heard, starting.began = False, 101.5
+    now[0] = 104.0
+    mine.see([DESK], {})
+    mine.hear_of(starting, [])
+    assert mine.claim().used == {"cpu": pytest.approx(1.5)}
+    now[0] = 105.0
+    mine.hear_of(starting, [{"type": "start"}])
+    assert mine._start == 0
+    now[0] = 106.0
+    mine.hear_of(starting, [{"type": "steps"}])
+    assert mine._start == 4.5, "until the first step: a base model is loaded before"
 
 
 def test_an_autoscaler_is_asked_for_the_slots_that_waiting_trials_could_use() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from zo_sweeps.tables import Table, build, to_html
 from zo_sweeps.tables.html import differences_html, page
+from zo_sweeps.tables.stats import Examples
 from zo_sweeps.tables.text_cells import footnotes, main_grid, notes
 
 from .examples import PUBLISHED, record, shuffled, small, spec
@@ -92,7 +93,7 @@ def test_the_order_of_the_records_does_not_reach_the_page(table: Table) -> None:
 
 
 def test_a_page_is_a_whole_document_without_addresses(table: Table) -> None:
-    text = page("A page", [to_html(table), differences_html(table)])
+    text = page("A page", [to_html(table), differences_html(table, {})])
     read = Reader(text)
     assert text.startswith("<!DOCTYPE html>")
     assert not {"script", "link", "img", "iframe"} & {tag for tag, _ in read.attributes}
@@ -104,15 +105,19 @@ def test_differences_stand_above_the_diagonal_with_interval_and_n() -> None:
     rows = (("a", "A"), ("b", "B"), ("c", "C"))
     values = {"a": (0.9, 0.91), "b": (0.8, 0.82), "c": (0.5, 0.5)}
     records = [record({}, s, block=b, test=v) for b, pair in values.items() for s, v in enumerate(pair)]
-    read = Reader(differences_html(build(spec(rows=rows), records)))
+    read = Reader(differences_html(build(spec(rows=rows), records), {}))
     header, first, second = read.tables[0]
     assert header == ["row − column", "B", "C"]
     assert first[1] == "+9.5 [+3.1, +15.9] n=2"
     assert second[:2] == ["B", ""]
     assert [attributes["class"] for tag, attributes in read.attributes if tag == "td" and attributes] == ["clear"] * 3
+    by_example = Reader(differences_html(build(spec(rows=rows), records), {("a", "b"): Examples(200, 25, 4)}))
+    assert by_example.tables[0][1][1:3] == ["+9.5 [+3.1, +15.9] n=2 25 : 4 of 200, p=0.0001", first[2]]
 
 
 def test_a_table_in_which_nothing_pairs_has_no_differences() -> None:
-    assert differences_html(build(spec(), [record({})])) == ""
+    assert differences_html(build(spec(), [record({})]), {}) == ""
     layout, records = small()
-    assert differences_html(build(replace(layout, rows=layout.rows[:1], published_rows={}, flags=()), records)) == ""
+    assert (
+        differences_html(build(replace(layout, rows=layout.rows[:1], published_rows={}, flags=()), records), {}) == ""
+    )

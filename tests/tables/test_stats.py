@@ -13,7 +13,7 @@ from zo_sweeps.tables import build
 from zo_sweeps.tables.csv import to_csv
 from zo_sweeps.tables.published import load
 from zo_sweeps.tables.ranks import dense_ranks, mean_ranks
-from zo_sweeps.tables.stats import differences, interval
+from zo_sweeps.tables.stats import by_example, differences, interval, mcnemar
 from zo_sweeps.tables.text_cells import notes, value_text
 
 from .examples import LR, record, spec
@@ -150,3 +150,31 @@ def test_values_that_print_alike_share_a_rank() -> None:
     records = [record({}, block="a", test=0.90001), record({}, block="b", test=0.90002)]
     table = build(spec(rows=ROWS, rank=True), records)
     assert table.cells["a", "rank"].mean == table.cells["b", "rank"].mean == 1.0
+
+
+def test_mcnemar_is_the_two_sided_test_of_a_fair_coin() -> None:
+    from scipy.stats import binomtest
+
+    for one, other in [(0, 1), (8, 3), (3, 8), (25, 4), (150, 121), (1200, 900)]:
+        assert mcnemar(one, other) == pytest.approx(binomtest(one, one + other).pvalue, rel=1e-12)
+    assert [mcnemar(0, 0), mcnemar(5, 5), mcnemar(10, 0)] == [1.0, 1.0, 2**-9]
+
+
+def test_an_example_counts_once_however_many_runs_there_are() -> None:
+    a, b, c = (True, True, False, False), (False, True, False, True), (True, False, False, False)
+    once = by_example([a], [b])
+    assert (once.n, once.one, once.other, once.p) == (4, 1, 1, 1.0)
+    assert by_example([a, a, a], [b, b]) == once
+    two = by_example([a, c], [b])  # shares 1, 1/2, 0, 0 beside 0, 1, 0, 1
+    assert (two.one, two.other) == (1, 2)
+    assert (two + two).other == 4
+    with pytest.raises(ValueError, match="zip"):
+        by_example([a], [b[:3]])
+
+
+def test_mcnemar_holds_its_level_where_both_are_as_good() -> None:
+    draw, rejected = random.Random(1), 0
+    for _ in range(1000):
+        one, two = ([draw.random() < 0.8 for _ in range(60)] for _ in range(2))
+        rejected += by_example([one], [two]).p < 0.05
+    assert 0.005 < rejected / 1000 < 0.05, "an exact test is conservative"

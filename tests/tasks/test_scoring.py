@@ -16,6 +16,7 @@ from zo_sweeps.methods.registry import members
 from zo_sweeps.methods.task import Task
 from zo_sweeps.tasks import Answers, Candidate, Example, TaskSpec, cut, evaluate, render
 from zo_sweeps.tasks.kinds.regression import Regression
+from zo_sweeps.tasks.scoring import right
 
 pytestmark = pytest.mark.unit
 
@@ -41,7 +42,7 @@ def drawn(n: int = 200, labels: int = 2) -> tuple[list[int], list[int]]:
 
 def counts(predictions: list[int], golds: list[int], label: int) -> tuple[int, int, int, int]:
     pairs = [(p == label, g == label) for p, g in zip(predictions, golds, strict=True)]
-    return tuple(pairs.count(pair) for pair in ((True, True), (True, False), (False, True), (False, False)))  # type: ignore[return-value]
+    return tuple(pairs.count(pair) for pair in ((True, True), (True, False), (False, True), (False, False)))
 
 
 @pytest.mark.parametrize("positive", [0, 1])
@@ -195,6 +196,20 @@ STSB: dict[str, Any] = {
 
 def spec(**changes: Any) -> TaskSpec:
     return TaskSpec.of(read(Task, {**STSB, **changes}, "task"), "m")
+
+
+def test_a_prediction_is_right_if_it_is_a_right_option_or_has_an_accepted_answers_words() -> None:
+    none = [[0.0, 0.0]] * 3
+    several = Example((), 2, (), (), "", (0, 2))
+    options = [example(0), example(1), several]
+    assert right(spec_of(load_task("sst2"), "mezo"), options, Answers([0, 0, 0], none)) == [True, False, True]
+    texts = [Example((), 0, answers, (), "") for answers in (("The cat", "a dog"), ("no",), ("yes", "no"))]
+    assert right(spec_of(load_task("squad"), "mezo"), texts, Answers([0] * 3, none, ["cat!", "nope", "No."])) == [
+        True,
+        False,
+        True,
+    ]
+    assert right(spec(), [example(value=1.0)], Answers([0], [[0.0, 0.0]])) == []
 
 
 def test_a_regression_trains_the_option_whose_value_is_nearest_and_keeps_the_number() -> None:

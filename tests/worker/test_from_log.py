@@ -45,14 +45,14 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Outc
     bundles.write(trial, "", folder)
     ended, journal = run(make(*TRIAL))
     (coefs, losses), lines = scalars(journal), []
-    bench = Workbench(trial.config, trial.warm_key, Recorder(trial, Nowhere(), []))  # type: ignore[arg-type]
+    bench = Workbench(trial.config, trial.warm_key, Recorder(trial, Nowhere(), []))
     bench.load()
 
     def scores(split: str, step: int) -> dict[str, Any]:
         """The line of a split after a step, by PyTorch."""
         space = bench.install()
         try:
-            rebuild(bench.method(), space, coefs[:step], bench.rates(), seed=trial.config.seed)  # type: ignore[attr-defined]
+            rebuild(bench.method(), space, coefs[:step], bench.rates(), seed=trial.config.seed)
             found = bench.scored(getattr(bench.splits, split)).scores
             theta = b"".join(param.detach().numpy().tobytes() for param in space.params.values())
         finally:

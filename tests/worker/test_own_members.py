@@ -91,9 +91,10 @@ import json, sys, torch
 torch.set_num_threads(1)
 from tests.worker.common import measured, run
 from zo_sweeps.core.trial import Trial
-outcome, journal = run(Trial.from_json(json.load(sys.stdin)))
-found = measured(outcome, journal) if outcome.steps_done else {}
-print(json.dumps([outcome.state.value, outcome.error, outcome.traceback, found.get("scores"), found.get("log")]))
+for trial in json.load(sys.stdin):
+    outcome, journal = run(Trial.from_json(trial))
+    found = measured(outcome, journal) if outcome.steps_done else {}
+    print(json.dumps([outcome.state.value, outcome.error, outcome.traceback, found.get("scores"), found.get("log")]))
 """
 
 
@@ -130,19 +131,18 @@ def planned(folder: Path, *overrides: str) -> Trial:
     return trial
 
 
-def elsewhere(trial: Trial) -> list[Any]:
-    """The trial run in a process of its own: (state, error, traceback, scores, log)."""
+def elsewhere(*trials: Trial) -> list[list[Any]]:
+    """The trials run in a process of their own: (state, error, traceback, scores, log) of each."""
     done = subprocess.run(
         [sys.executable, "-c", ELSEWHERE],
         cwd=REPO,
-        input=json.dumps(trial.to_json()),
+        input=json.dumps([trial.to_json() for trial in trials]),
         capture_output=True,
         text=True,
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    found: list[Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return [json.loads(line) for line in done.stdout.splitlines()[-len(trials) :]]
 
 
 @pytest.mark.multiprocess
@@ -153,7 +153,7 @@ def test_a_perturbation_an_update_and_a_metric_of_the_user_s_run_from_the_trial_
     outcome, journal = run(trial)
     assert outcome.state is TrialState.SUCCEEDED, outcome.traceback or outcome.error
     here = measured(outcome, journal)
-    assert elsewhere(trial) == ["SUCCEEDED", "", "", here["scores"], json.loads(json.dumps(here["log"]))]
+    assert elsewhere(trial) == [["SUCCEEDED", "", "", here["scores"], json.loads(json.dumps(here["log"]))]]
     wrong = 2 * 12 * (1 - outcome.metrics["test/accuracy"])
     assert outcome.metrics["test/misses"] == pytest.approx(wrong)
     options = (planned(folder, *OWN, METRICS, other) for other in ("update.most=0.1", "perturbation.stretch=0.6"))
@@ -161,22 +161,18 @@ def test_a_perturbation_an_update_and_a_metric_of_the_user_s_run_from_the_trial_
 
 
 @pytest.mark.multiprocess
-def test_a_folder_that_is_missing_is_one_line_with_its_name(folder: Path) -> None:
-    trial = planned(folder, *OWN)
+def test_a_folder_that_is_missing_is_one_line_with_its_name_and_stops_no_trial_that_needs_nothing_of_it(
+    folder: Path,
+) -> None:
+    trial, other = planned(folder, *OWN), planned(folder)
+    assert TrialConfig.of(other.config).members == (str(folder),)
     shutil.rmtree(folder)
-    state, error, traceback, _, _ = elsewhere(trial)
+    (state, error, traceback, _, _), unconcerned = elsewhere(trial, other)
+    assert unconcerned[:3] == ["SUCCEEDED", "", ""]
     assert (state, traceback) == ("FAILED", "")
     assert error.startswith("UserError: unknown perturbation 'flipped'")
     assert f"the folder {folder}, given with --config-dir, is not on this machine" in error
     assert "\n" not in error
-
-
-@pytest.mark.multiprocess
-def test_a_missing_folder_without_members_of_the_trial_stops_nothing(folder: Path) -> None:
-    trial = planned(folder)
-    assert TrialConfig.of(trial.config).members == (str(folder),)
-    shutil.rmtree(folder)
-    assert elsewhere(trial)[:3] == ["SUCCEEDED", "", ""]
 
 
 def test_a_stored_configuration_with_an_unknown_kind_is_refused_with_the_choices(folder: Path) -> None:

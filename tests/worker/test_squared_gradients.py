@@ -114,7 +114,7 @@ def test_the_peak_is_the_estimate_beyond_the_weights(tokens: int, vocabulary: in
         sums = {name: torch.zeros(weight.shape) for name, weight in weights.items()}
         alive = Alive([*model.module.parameters(), *model.module.buffers(), *sums.values()])
         with blocks, alive:
-            masks.squared_gradients(weights, text_losses(model, tokens, 1), "fisher", lambda shapes: sums)  # noqa: B023
+            masks.squared_gradients(weights, text_losses(model, tokens, 1), "fisher", lambda shapes, sums=sums: sums)
         assert all(value.any() for value in sums.values())
         peaks.append(alive.peak)
     value_bytes = dtype.itemsize
@@ -153,7 +153,8 @@ def test_sums_are_in_memory_that_is_reserved_or_that_a_gpu_leaves_free(
     assert isinstance(accumulators.zeros(large, CPU), accumulators.Mapped)
     free = psutil.virtual_memory()
     for available, kind in ((1 << 15, dict), ((1 << 15) - 2, accumulators.Mapped)):
-        monkeypatch.setattr(psutil, "virtual_memory", lambda: free._replace(available=available))  # noqa: B023
+        now = free._replace(available=available)
+        monkeypatch.setattr(psutil, "virtual_memory", lambda now=now: now)
         assert isinstance(accumulators.zeros(large, torch.device("cuda")), kind)
     monkeypatch.setattr(accumulators, "board", lambda: "NVIDIA Jetson Orin Nano Developer Kit")
     assert isinstance(accumulators.zeros(large, torch.device("cuda")), accumulators.Mapped)

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -27,23 +27,30 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from zo_sweeps import __version__
 from zo_sweeps.bench.measure import Row
 from zo_sweeps.bench.raylets import wait_for
 from zo_sweeps.bench.trials import trials
 from zo_sweeps.core.trial import Outcome, TrialState
+from zo_sweeps.devices.live import Host
 from zo_sweeps.fleet import codes
+from zo_sweeps.fleet.gateway import challenges
 from zo_sweeps.fleet.gateway.identity import Authority
 from zo_sweeps.fleet.gateway.process import listens
 from zo_sweeps.fleet.gateway.serve import PKI, open_many_files, serve
+from zo_sweeps.fleet.known_answers import Answers, Challenge, ModelQuestion
+from zo_sweeps.fleet.protocol import Joining
 from zo_sweeps.schedule import leases
+from zo_sweeps.schedule.agent_facts import Facts
 from zo_sweeps.schedule.leases import Store
 
 COUNT = 1000
 MESSAGES, STEPS = 10, 100  # per agent, and per message
 HOST, PORT = "127.0.0.1", 7943
 DRIVER = "bench"
-KNOWN: Mapping[str, Any] = {"noise": [], "losses": {}, "failed": {}}
-FACTS = {"profile": "cpu", "cpus": 1, "gpus": 0, "memory_bytes": 10**9, "slots": 1}
+QUESTIONS, ANSWERS = Challenge((), ModelQuestion(0, ()), ()), Answers()
+MACHINE = Host("cpu", "cpu", "none", 1, 10**9, 10**9, 10**9, 10**9, False, (), {}, False)
+FACTS = Facts(__version__, MACHINE, "cpu", cpus=1, gpus=0, memory_bytes=10**9, slots=1)
 
 
 def rows(rounds: int) -> Iterator[Row]:
@@ -159,7 +166,7 @@ class _Agent:
         self.session = self._open(certificate)
         nonce = (await self._ask("GET", "/v1/challenge"))["nonce"]
         seconds.append(time.perf_counter())
-        await self._ask("POST", "/v1/join", {"nonce": nonce, "facts": FACTS, **KNOWN})
+        await self._ask("POST", "/v1/join", {**Joining(FACTS, nonce).to_json(), **ANSWERS.to_json()})
         seconds.append(time.perf_counter())
         return [after - before for before, after in pairwise(seconds)]
 
@@ -240,4 +247,4 @@ def _spread(seconds: Sequence[float], cpu: float) -> dict[str, float]:
 if __name__ == "__main__":
     open_many_files()
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(serve(Path(sys.argv[1]), HOST, PORT, 3600.0, None, [({}, dict(KNOWN))]))
+        asyncio.run(serve(Path(sys.argv[1]), HOST, PORT, 3600.0, None, {challenges.ANSWERS: [(QUESTIONS, ANSWERS)]}))

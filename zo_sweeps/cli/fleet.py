@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from os.path import expanduser
 from pathlib import Path
 
 from zo_sweeps.cli.parser import Parser
@@ -40,8 +41,8 @@ def head(given: Sequence[str]) -> int:
     text = "time that an agent may be silent before its trial runs elsewhere; default: 60"
     parser.add_argument("--lease", type=float, default=default.lease, metavar="MINUTES", help=text)
     text = "the gateway's certificate chain and its key; default: one of its own, which the code names"
-    parser.add_argument("--certificate", metavar="FILE", help=text)
-    parser.add_argument("--key", metavar="FILE", help="see --certificate")
+    parser.add_argument("--certificate", type=expanduser, metavar="FILE", help=text)
+    parser.add_argument("--key", type=expanduser, metavar="FILE", help="see --certificate")
     text = "code: how long it can be used; default: 15"
     parser.add_argument("--minutes", type=float, default=CODE_MINUTES, help=text)
     _lending(parser)
@@ -99,7 +100,7 @@ def worker(given: Sequence[str]) -> int:
     )
     text = "(un)install-service: for this user instead of the system, where it has an account of its own"
     parser.add_argument("--user", action="store_true", help=text)
-    options = parser.parse_args(list(given))
+    options = parser.parse_intermixed_args(list(given))
     if options.action == "leave":
         return workers.leave(options.state_dir, _say)
     if options.action == "uninstall-service":
@@ -114,12 +115,12 @@ def worker(given: Sequence[str]) -> int:
     arguments = service.absolute([word for word in given if word not in ("install-service", "--print", "--user")])
     if not options.user:
         arguments = service.of_system(arguments)
-    text = service.unit(arguments, options.address, options.grace, system=not options.user)
+    unit = service.unit(arguments, options.address, options.grace, system=not options.user)
     if options.only_print:
-        print(text, end="")
+        print(unit.text, end="")
         return 0
     token = None if options.user else token_for_joining(options.token_file, options.state_dir.expanduser() / "worker")
-    service.install(text, arguments, token, say=_say)
+    service.install(unit, arguments, token, say=_say)
     return 0
 
 

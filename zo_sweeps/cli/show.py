@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import time
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -20,7 +21,11 @@ from zo_sweeps.core.errors import UserError, nothing_run, unknown
 from zo_sweeps.core.host import gib
 from zo_sweeps.core.trial import TrialState
 from zo_sweeps.plan.build import Plan, by_line
+from zo_sweeps.record import signature
+from zo_sweeps.record.archive import Archive
 from zo_sweeps.results import tables as readout
+from zo_sweeps.results.imports import Imported, with_imported
+from zo_sweeps.results.verify import Finding, Verdict
 from zo_sweeps.schedule.ledger import Standing, driver_of, has_run, read_standing
 from zo_sweeps.schedule.live import read_live
 from zo_sweeps.schedule.progress import duration
@@ -283,8 +288,60 @@ def tables(planned: Plan, composer: Composer, form: str, only: Sequence[str]) ->
     if not planned.grid.tables:
         raise UserError(f"grid {planned.name} has no tables", fix="draw its figures, or give it tables")
     _, standing = _standing(planned)
-    text = FORMATS[form](readout.tables(planned, composer, standing, only), planned.title)
+    own = readout.tables(planned, composer, standing, only)
+    text = FORMATS[form](with_imported(own, planned, composer), planned.title)
     return text + ("" if text.endswith("\n") else "\n")
+
+
+def unbacked(planned: Plan, composer: Composer, n: int, console: Console) -> int:
+    """Print the cells that fewer than `n` finished seeds are behind; return 1 if there are any, otherwise 0."""
+    from zo_sweeps.results.backing import unbacked as lacking
+
+    if not planned.grid.tables:
+        raise UserError(f"grid {planned.name} has no tables to check")
+    _, standing = _standing(planned)
+    lines = list(lacking(planned, composer, standing, n))
+    for line in lines:
+        _say(console, line)
+    seeds = f"{n} finished seed{'s' * (n > 1)}"
+    if lines:
+        _say(console, f"{planned.name}: {len(lines)} cells are not backed by {seeds}")
+    else:
+        _say(console, f"{planned.name}: every cell of its tables is backed by {seeds} or more")
+    return 1 if lines else 0
+
+
+def archive(written: Archive, path: Path, trials: int, console: Console) -> None:
+    """Print what an archive that was written holds, and the next command."""
+    by = f"signed: {signature.fingerprint(written.key)}" if written.key else "not signed; --key KEY signs it"
+    _say(console, f"{path}   {trials} trials, {path.stat().st_size / 1000:.0f} kB")
+    _say(console, by)
+    _say(console, f"next: python -m zo_sweeps verify {shlex.quote(str(path))}")
+
+
+def verification(source: Archive, file: Path, findings: Iterable[Finding], console: Console) -> int:
+    """Print findings as they come, and what they come to; return 1 if anything is wrong, otherwise 0."""
+    _say(console, f"{file}: {source.title}, by {source.whose}")
+    marks = {Verdict.PROVED: "ok", Verdict.ATTESTED: "–", Verdict.WRONG: "WRONG"}
+    counts: Counter[Verdict] = Counter()
+    for finding in findings:
+        counts[finding.verdict] += 1
+        line = f"{marks[finding.verdict]:5}  {finding.trial_id}{'  ' * bool(finding.trial_id)}{finding.text}"
+        console.print(line, markup=False, soft_wrap=not console.is_terminal)
+    parts = [f"{counts[Verdict.PROVED]} trials computed again, with the same weights and scores"]
+    if counts[Verdict.ATTESTED]:
+        parts.append(f"{counts[Verdict.ATTESTED]} that cannot be (–)")
+    if counts[Verdict.WRONG]:
+        parts.append(f"{counts[Verdict.WRONG]} WRONG")
+    _say(console, f"{'not verified' if counts[Verdict.WRONG] else 'verified'}: {', '.join(parts)}")
+    return 1 if counts[Verdict.WRONG] else 0
+
+
+def imported(source: Archive, made: Imported, console: Console) -> None:
+    """Print what was imported, and how to undo it."""
+    _say(console, f"{'imported' if made.new else 'imported before'}: {source.title}, {made.trials} trials")
+    _say(console, f"by {source.whose}")
+    _say(console, f"`table +grid={source.grid}` shows its rows below your own; to undo, remove {made.folder}")
 
 
 def figures(planned: Plan, composer: Composer, only: Sequence[str], output: str, console: Console) -> None:

@@ -1,25 +1,30 @@
 """A sweep on a cluster that was joined, in a child process: whatever a lost head does to it, the command goes on.
 
-Ray allows one cluster per process, and aborts a process that has waited for its head for a minute, or that meets
-another head at the same address. Between two checks of the driver it can happen at any call.
+Ray allows one cluster per process, and ends a process that has waited for its head for a minute, or that meets
+another head at the same address: by SIGABRT, or with the exit status 1, which a sweep with failed trials has, too.
+Between two checks of the driver it can happen at any call. So a child notes that it ends by itself.
 """
 
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.process import die_with_parent
-from zo_sweeps.schedule.backend import HeadLostError
+from zo_sweeps.schedule.backend import CannotJoinError, HeadLostError
 from zo_sweeps.schedule.cluster import await_answer, must_answer
 
 HEAD_LOST = 75  # exit status of a child that has lost its head (EX_TEMPFAIL)
-ABORTS = 3  # if so many children in a row were aborted although their head answered, the head is not the cause
+NOT_JOINED = 69  # ... and of one, not the first, that could not join a head that answered (EX_UNAVAILABLE)
+LONGEST_PAUSE = 60.0  # seconds between attempts to join: doubled each time
+ABORTS = 3  # if Ray ends so many children in a row although their head answered, the head is not the cause
 
 
 def supervise(address: str, sweep: Callable[[bool], int]) -> int:
@@ -27,12 +32,17 @@ def supervise(address: str, sweep: Callable[[bool], int]) -> int:
 
     Args:
         address: "host:port" of the head.
-        sweep: called in each child, with whether it is the first; returns the exit status, or raises HeadLostError.
+        sweep: called in each child, with whether it is the first; returns the exit status, or raises HeadLostError or
+            CannotJoinError.
+
+    The first child must be able to join. A later one may find a head that does not list this machine's node yet.
 
     Call it before anything starts a thread: the child is forked. Ctrl-C and SIGTERM are passed on to the child.
     """
-    first, aborts = True, 0
+    first, aborts, pause = True, 0, 1.0
+    ended = mmap.mmap(-1, 1)  # shared with the children: whether the last one ended by itself
     while True:
+        ended[0] = 0
         pid = _fork()
         if not pid:
             try:
@@ -40,12 +50,23 @@ def supervise(address: str, sweep: Callable[[bool], int]) -> int:
             except HeadLostError as error:
                 print(f"{error}. Waiting for it to return (Ctrl-C to stop)", flush=True)
                 return HEAD_LOST
+            except CannotJoinError as error:
+                if first:
+                    raise
+                print(f"{error}. Trying again (Ctrl-C to stop)", flush=True)
+                return NOT_JOINED
+            finally:
+                ended[0] = 1
         status = _wait(pid)
-        if status == -signal.SIGABRT:
+        aborted = status == -signal.SIGABRT or (status > 0 and not ended[0])
+        if aborted:
             aborts = aborts + 1 if _answers(address) else 0
-            print("Ray has aborted the driver, as it does without a head. Waiting for one (Ctrl-C to stop)", flush=True)
-        if status not in (HEAD_LOST, -signal.SIGABRT) or aborts == ABORTS:
+            print("Ray has ended the driver, as it does without a head. Waiting for one (Ctrl-C to stop)", flush=True)
+        if not (aborted or status in (HEAD_LOST, NOT_JOINED)) or aborts == ABORTS:
             return status if status >= 0 else 128 - status
+        if status == NOT_JOINED:
+            time.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE) if status == NOT_JOINED else 1.0
         await_answer(address)
         first = False
 

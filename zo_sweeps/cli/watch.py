@@ -22,9 +22,10 @@ def watch(planned: Plan, console: Console, *, failed: bool) -> None:
     folder = planned.config.folder
     with Live(console=console, auto_refresh=False, transient=True) as live:
         while driver_of(folder):
-            page = Console(file=io.StringIO(), width=console.width, force_terminal=console.is_terminal, highlight=False)
-            status(planned, page, failed=failed)
-            text = page.file.getvalue()  # type: ignore[attr-defined]
+            page = io.StringIO()
+            shown = Console(file=page, width=console.width, force_terminal=console.is_terminal, highlight=False)
+            status(planned, shown, failed=failed)
+            text = page.getvalue()
             if console.is_terminal:
                 live.update(Text.from_ansi(text), refresh=True)
             else:

@@ -67,7 +67,7 @@ def _plain(kind: Any) -> Any:
     origin = get_origin(kind)
     if origin in (Union, types.UnionType):
         inner = [_plain(one) for one in get_args(kind)]
-        return Union[tuple(inner)]  # noqa: UP007
+        return Union[tuple(inner)]  # noqa: UP007  # the types are known at run time only
     if origin is Literal or (isinstance(kind, type) and issubclass(kind, Enum)):
         return str
     if origin is tuple:

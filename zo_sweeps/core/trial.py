@@ -10,7 +10,9 @@ seconds). The types:
             and mhz (at their end), throttled ("heat", "power": since the last event; on a GPU, at their end), own_share
             (the trial's part of the CPU time that the machine spent since the last event)
     eval    step, split ("dev"), loss, metric (the task's first), metrics (mapping name -> value), seconds
-    test    step (the selected one), loss, metric, metrics
+    test    step (the selected one), loss, metric, metrics; examples (how many), right (a bit per example: whether its
+            prediction is right; see core.bits; "" where numbers are predicted), rows (digest of the rows that were
+            scored), weights (digest of the trained values that were tested; "" if nothing was trained)
     mask    fingerprint, entries (of the sparse mask computed before training)
     gradients  step, shares, mean, std, layers (the cumulative normalized squared gradient: see engine.sensitivity),
             covered (mapping "task_dynamic/0.001" -> the share of it in this mask at this density)
@@ -72,6 +74,8 @@ class Needs:
     precision: str = field(default="", compare=False)  # how it stores and multiplies weights
     # These bytes by `core.memory.Part`, as first estimated, without those of the process.
     parts: Mapping[str, int] = field(default_factory=dict, compare=False)
+    tools: tuple[str, ...] = ()  # distributions that it runs, with their versions: "pyosys 0.70"
+    client_bytes: int = field(default=0, compare=False)  # of a program: peak of the light client, where that runs it
 
 
 class Config(Protocol):
@@ -147,7 +151,8 @@ class Trial:
         """Read a trial; keys of other versions are ignored, so that old journals stay readable."""
         known = {name: value for name, value in data.items() if name in cls.__dataclass_fields__}
         shared = None if data.get("shared_steps") is None else SharedSteps(**data["shared_steps"])
-        read = {"config": Stored(data["config"]), "needs": Needs(**data["needs"]), "shared_steps": shared}
+        needs = Needs(**{**data["needs"], "tools": tuple(data["needs"].get("tools", ()))})
+        read = {"config": Stored(data["config"]), "needs": needs, "shared_steps": shared}
         return cls(**{**known, **read})
 
 

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from zo_sweeps.core.host import GIB, gib
 from zo_sweeps.devices import kernels
 from zo_sweeps.devices.energy import EnergyMeter
-from zo_sweeps.devices.probe import EDGE, has_cuda, probe
+from zo_sweeps.devices.probe import EDGE, has_cuda, kinds_with_tools, probe
 
 Status = Literal["ok", "warn", "fail"]
 PACKAGE = "zo-sweeps"
@@ -44,7 +44,7 @@ def checks(state_dir: str | Path = "zo_runs") -> list[Check]:
     Cost: a few seconds (imports torch; at most 3 s for the hub).
     """
     folder = Path(state_dir).expanduser().absolute()
-    results = [_python(), *_packages(), imports("torch", "fail"), *codes(), executorch(), *_host()]
+    results = [_python(), *_packages(), imports("torch", "fail"), *codes(), executorch(), *tools(), *_host()]
     results += [
         _energy(),
         disk(folder),
@@ -92,6 +92,18 @@ def _packages() -> Iterator[Check]:
 def executorch() -> Check:
     """Check that exported programs can run here."""
     return imports("executorch.runtime", "warn", f"{EDGE} (only for device=executorch and phones)")
+
+
+def tools() -> Iterator[Check]:
+    """Check that the tools of each kind of trial that runs some are installed."""
+    for kind in kinds_with_tools():
+        there = kind.installed_tools()
+        absent = [name for name in kind.tools if name not in there]
+        name = f"tools of {kind.name}"
+        if absent:
+            yield Check(name, "warn", f"no {' and no '.join(absent)}", f"{kind.extra} (only for such trials)")
+        else:
+            yield Check(name, "ok", ", ".join(f"{tool} {version}" for tool, version in there.items()))
 
 
 def imports(module: str, otherwise: Status, fix: str = "reinstall it") -> Check:

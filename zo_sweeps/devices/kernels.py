@@ -12,7 +12,7 @@ import platform
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from importlib import metadata
@@ -37,11 +37,21 @@ def troubles() -> Mapping[str, str]:
     Tried on the GPU where torch sees one, else on the CPU. Cost: a process that imports torch, some seconds; none if
     all worked with these versions, driver and kernel before, by a note in the cache folder.
     """
+    return _unless_noted(_tried)
+
+
+@cache
+def troubles_here() -> Mapping[str, str]:
+    """Return the same, tried by this process, which a kernel may end, or leave without a GPU that works."""
+    return _unless_noted(lambda: dict(_try_each()))
+
+
+def _unless_noted(trying: Callable[[], dict[str, str]]) -> Mapping[str, str]:
     conditions = _conditions()
     worked = cache_folder() / "kernels" / f"{fingerprint(conditions)}.json"
     if worked.is_file():
         return dict.fromkeys(_shipped(), "")
-    found = _tried()
+    found = trying()
     if found and not any(found.values()):
         with suppress(OSError):  # it is tried again the next time
             worked.parent.mkdir(parents=True, exist_ok=True)
@@ -124,9 +134,15 @@ def _shipped() -> dict[str, WeightOnlyPrecision | Update]:
     return {**precisions, **{name: one for name, one in made.items() if isinstance(one, Update) and one.has_kernels}}
 
 
-if __name__ == "__main__":
+def _try_each() -> Iterator[tuple[str, str]]:
     import torch
 
     torch.manual_seed(0)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     for name, member in _shipped().items():
-        print(json.dumps({name: trouble(member, "cuda" if torch.cuda.is_available() else "cpu")}), flush=True)
+        yield name, trouble(member, device)
+
+
+if __name__ == "__main__":
+    for name, why in _try_each():
+        print(json.dumps({name: why}), flush=True)

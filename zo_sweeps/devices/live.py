@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 import shutil
+import socket
 import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 
+from zo_sweeps.core.shape import Shape, item
 from zo_sweeps.devices import kernels
 from zo_sweeps.devices.energy import EnergyMeter
 from zo_sweeps.devices.probe import probe
@@ -18,28 +21,69 @@ L4T = Path("/etc/nv_tegra_release")
 NVPMODEL_STATUS = Path("/var/lib/nvpmodel/status")
 
 
-def unchanging() -> dict[str, Any]:
-    """Return the static facts of this host.
+@dataclass(frozen=True)
+class Host(Shape):
+    """The static facts of a host.
 
-    `probe()`; `l4t`, the release of NVIDIA's system on a Jetson; `codes`, see `devices.kernels.troubles`.
+    Args:
+        kind, profile, name, cores, memory_bytes, memory_free_bytes, ram_bytes, ram_free_bytes, unified, gpus, versions,
+            executorch, tools: see `probe`.
+        l4t: the release of NVIDIA's system on a Jetson; "" on any other host.
+        codes: see `devices.kernels.troubles`.
+        host: its name on the network.
     """
-    return {**probe(), "l4t": l4t(), "codes": dict(kernels.troubles())}
+
+    kind: str
+    profile: str
+    name: str
+    cores: int
+    memory_bytes: int
+    memory_free_bytes: int
+    ram_bytes: int
+    ram_free_bytes: int
+    unified: bool
+    gpus: tuple[str, ...]
+    versions: Mapping[str, str]
+    executorch: bool
+    tools: tuple[str, ...] = ()
+    l4t: str = ""
+    codes: Mapping[str, str] = item(dict, most=10_000)
+    host: str = ""
 
 
-def changing(meter: EnergyMeter) -> dict[str, Any]:
-    """Return the readings of this host.
+@dataclass(frozen=True)
+class Reading(Shape):
+    """The readings of a host.
 
-    `ram_free_bytes`; `temperature` (Celsius or None); `power_mode` ("" where there is none); `watts` (now, or since the
-    last call; None without an energy meter) and `throttled` (causes since the last call).
+    Args:
+        temperature: Celsius; None where it cannot be read.
+        power_mode: "" where there is none.
+        watts: now, or since the last reading; None without an energy meter.
+        throttled: causes since the last reading.
     """
+
+    ram_free_bytes: int
+    temperature: float | None = None
+    power_mode: str = ""
+    watts: float | None = None
+    throttled: tuple[str, ...] = ()
+
+
+def unchanging(troubles: Callable[[], Mapping[str, str]] = kernels.troubles) -> Host:
+    """Return the static facts of this host. Cost: see `probe` and `troubles`, which returns its `codes`."""
+    return Host.read({**probe(), "l4t": l4t(), "codes": dict(troubles()), "host": socket.gethostname()})
+
+
+def changing(meter: EnergyMeter) -> Reading:
+    """Return the readings of this host."""
     condition = meter.report()
-    return {
-        "ram_free_bytes": psutil.virtual_memory().available,
-        "temperature": condition.get("celsius"),
-        "power_mode": power_mode(),
-        "watts": meter.watts(),
-        "throttled": condition.get("throttled", []),
-    }
+    return Reading(
+        ram_free_bytes=psutil.virtual_memory().available,
+        temperature=condition.get("celsius"),
+        power_mode=power_mode(),
+        watts=meter.watts(),
+        throttled=tuple(condition.get("throttled", ())),
+    )
 
 
 def power_mode(status: Path = NVPMODEL_STATUS) -> str:

@@ -6,11 +6,13 @@ import os
 import platform
 from importlib import metadata, util
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import psutil
 
 from zo_sweeps.core.host import processor
+from zo_sweeps.methods import registry
+from zo_sweeps.methods.kind import Kind
 
 BOARD = Path("/proc/device-tree/model")  # NVIDIA's boards write their name here
 GPU_NODES = ("/dev/nvidiactl", "/dev/nvhost-ctrl", "/dev/nvhost-ctrl-gpu", "/dev/nvmap", "/dev/dxg")
@@ -25,34 +27,61 @@ JETSONS = {  # part of the board's name -> device profile
 }
 
 
-def probe() -> dict[str, Any]:
-    """Describe this host as plain JSON.
+class Probe(TypedDict):
+    """A host as plain JSON."""
 
-    `kind` (cpu, cuda or jetson), `profile` (its device profile), `name`, `cores`, `memory_bytes` (of the memory that
-    holds models: RAM, or the GPU's own), `memory_free_bytes`, `ram_bytes`, `ram_free_bytes`, `unified` (GPU
-    and CPU share the RAM), `gpus` (names), `versions`, `executorch` (installed). Cost:
-    milliseconds; with a GPU, importing torch.
-    """
+    kind: str  # cpu, cuda or jetson
+    profile: str  # its device profile
+    name: str
+    cores: int
+    memory_bytes: int  # of the memory that holds models: RAM, or the GPU's own
+    memory_free_bytes: int
+    ram_bytes: int
+    ram_free_bytes: int
+    unified: bool  # GPU and CPU share the RAM
+    gpus: list[str]  # names
+    versions: dict[str, str]
+    executorch: bool  # installed
+    tools: list[str]  # of trials without a model, as in `Needs`
+
+
+class _Gpus(TypedDict):
+    names: list[str]
+    memory_bytes: int  # of the first
+    memory_free_bytes: int
+
+
+def probe() -> Probe:
+    """Describe this host. Cost: milliseconds; with a GPU, importing torch."""
     ram = psutil.virtual_memory()
     name, gpu = board(), _gpu()
     jetson = jetson_profile(name)
     unified = bool(jetson)
     kind = "jetson" if jetson else "cuda" if gpu else "cpu"
-    own = gpu and not unified
+    own = None if unified else gpu
     return {
         "kind": kind,
         "profile": jetson or kind,
         "name": name if jetson else gpu["names"][0] if gpu else processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-        "memory_bytes": gpu["memory_bytes"] if own else ram.total,
-        "memory_free_bytes": gpu["memory_free_bytes"] if own else ram.available,
+        "memory_bytes": own["memory_bytes"] if own else ram.total,
+        "memory_free_bytes": own["memory_free_bytes"] if own else ram.available,
         "ram_bytes": ram.total,
         "ram_free_bytes": ram.available,
         "unified": unified,
-        "gpus": gpu.get("names", []),
+        "gpus": gpu["names"] if gpu else [],
         "versions": {"python": platform.python_version(), **{lib: _version(lib) for lib in LIBRARIES}},
         "executorch": util.find_spec("executorch") is not None,
+        "tools": [
+            f"{name} {version}" for kind in kinds_with_tools() for name, version in kind.installed_tools().items()
+        ],
     }
+
+
+def kinds_with_tools() -> list[type[Kind]]:
+    """Return the kinds of trial that run tools."""
+    kinds = (registry.member("kind", name) for name in registry.names("kind"))
+    return [kind for kind in kinds if issubclass(kind, Kind) and kind.tools]
 
 
 def has_cuda() -> bool:
@@ -73,14 +102,16 @@ def jetson_profile(name: str) -> str:
     return next((profile for part, profile in JETSONS.items() if part in name), "")
 
 
-def _gpu() -> dict[str, Any]:
-    """Return the names of the CUDA GPUs that torch sees, and the first one's memory; {} if there are none."""
+def _gpu() -> _Gpus | None:
+    """Return the names of the CUDA GPUs that torch sees, and the first one's memory; None if there are none."""
+    if util.find_spec("torch") is None:
+        return None
     if platform.system() == "Linux" and not any(os.path.exists(node) for node in GPU_NODES):
-        return {}
+        return None
     import torch
 
     if not torch.cuda.is_available():
-        return {}
+        return None
     free, total = torch.cuda.mem_get_info(0)
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {"names": names, "memory_bytes": total, "memory_free_bytes": free}

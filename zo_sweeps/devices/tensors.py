@@ -48,7 +48,7 @@ class Tensors(TorchDispatchMode):
     """
 
     def __init__(self, device: torch.device) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # torch gives its modes no types
         self._device = device.type
         self._clock = 0
         self._gradients: torch.Size | None = None
@@ -61,7 +61,7 @@ class Tensors(TorchDispatchMode):
 
     def __enter__(self) -> Tensors:
         continue_as(Part.WORKSPACE)
-        super().__enter__()  # type: ignore[no-untyped-call]
+        super().__enter__()  # type: ignore[no-untyped-call]  # as above
         return self
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -19,9 +19,9 @@ from pathlib import Path
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import cache_folder, locked, replacing
+from zo_sweeps.edge.light_client import NAME
 
 SOURCES = Path(__file__).with_name("client")
-NAME = "zo_client"
 OLDEST_CMAKE = (3, 25)
 TIMEOUT = 600  # seconds per command
 

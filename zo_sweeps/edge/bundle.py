@@ -28,9 +28,10 @@ from numpy.typing import NDArray
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import new_folder
+from zo_sweeps.edge.light_client import LOG
 
 FORMAT = 1
-MANIFEST, SETTINGS, PROGRAM, LOG = "manifest.json", "settings.txt", "program.pte", "log.jsonl"
+MANIFEST, SETTINGS, PROGRAM = "manifest.json", "settings.txt", "program.pte"
 README, TOKENIZER = "README.md", "tokenizer.json"
 SPLITS = ("train", "dev", "test")
 LARGEST_MANIFEST = 2**24  # bytes
@@ -201,6 +202,11 @@ class Bundle:
     def log(self) -> Path:
         """The client's log; absent before its first run."""
         return self.folder / LOG
+
+    @property
+    def needed(self) -> dict[str, File]:
+        """The files that the client reads."""
+        return {name: file for name, file in self.manifest.files.items() if name not in (README, TOKENIZER)}
 
 
 def write(

@@ -24,12 +24,11 @@ from typing import Any
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.jsonl import parse_object
 from zo_sweeps.edge import bundle
-from zo_sweeps.edge.build_client import NAME
+from zo_sweeps.edge.light_client import BUSY, DIVERGED, DONE, FAILED, LOG, NAME, WRONG_USAGE, Line
 
 REMOTE = "/data/local/tmp/zo_sweeps"  # a folder in which adb's user may run programs
 SENSORS = "phone.jsonl"  # temperature and battery over time, in the bundle here
-DONE, FAILED, WRONG_USAGE, DIVERGED, BUSY = range(5)  # exit statuses of the client
-KILLED = 255  # by a signal, perhaps with the shell that would report it
+KILLED = 255  # exit status of a client that ended by a signal, perhaps with the shell that would report it
 MOST_RESTARTS = 5  # without a new line of the log
 ZONES = 'for z in /sys/class/thermal/thermal_zone*; do echo "$(cat $z/temp) $(cat $z/type)"; done 2>/dev/null; true'
 
@@ -112,7 +111,7 @@ class Phone:
     def __post_init__(self) -> None:
         self.manifest = bundle.read(self.folder).manifest
         self.remote = f"{REMOTE}/{self.manifest.settings.trial_id}"
-        self.log = self.folder / bundle.LOG
+        self.log = self.folder / LOG
 
     def install(self) -> None:
         """Copy bundle and client to the phone, unless they are there; a log that is on the phone is kept.
@@ -124,22 +123,20 @@ class Phone:
             self.adb.shell(f"mkdir -p {self.remote}")
             self.adb.push([self.folder / name for name in (*self.manifest.files, bundle.MANIFEST)], self.remote)
             self.adb.push([self.client], f"{self.remote}/{NAME}")
-            if self.log.exists() and bundle.LOG not in self.adb.shell(f"ls {self.remote}"):
+            if self.log.exists() and LOG not in self.adb.shell(f"ls {self.remote}"):
                 self.adb.push([self.log], self.remote)
             self.adb.shell(f"cd {self.remote} && chmod 755 {NAME} && echo {digest} >installed")
         here = self.log.read_bytes() if self.log.exists() else b""
         if not here:
             return
-        there = self.adb.shell(
-            f"cd {self.remote} && touch {bundle.LOG} && head -c {len(here)} {bundle.LOG} | sha256sum"
-        )
+        there = self.adb.shell(f"cd {self.remote} && touch {LOG} && head -c {len(here)} {LOG} | sha256sum")
         if there.split()[:1] != [hashlib.sha256(here).hexdigest()]:
             raise UserError(
                 f"the log on the phone does not begin with the one here, {self.log}",
                 fix=f"move the one that is not wanted away (the phone's folder is {self.remote})",
             )
 
-    def run(self, *arguments: str) -> Iterator[dict[str, Any]]:
+    def run(self, *arguments: str) -> Iterator[Line]:
         """Run the client to its end and yield every new line of its log; reconnect and restart as needed.
 
         Args:
@@ -182,7 +179,7 @@ class Phone:
         """Start the client in a session of its own, which outlives the connection; its exit status goes to a file."""
         command = f"./{NAME} . {shlex.join(arguments)} >output.txt 2>&1; echo $? >status.part; mv status.part status"
         detached = f"setsid sh -c {shlex.quote(command)} </dev/null >/dev/null 2>&1 & echo $! >pid"
-        self.adb.shell(f"cd {self.remote} && touch {bundle.LOG} && rm -f status && {{ {detached}; }}")
+        self.adb.shell(f"cd {self.remote} && touch {LOG} && rm -f status && {{ {detached}; }}")
 
     def _state(self) -> int | None:
         """Return the client's exit status, or None while it runs."""
@@ -192,10 +189,10 @@ class Phone:
             return None
         return int(text) if text.isdecimal() and int(text) <= BUSY else KILLED
 
-    def _new_lines(self) -> list[dict[str, Any]]:
+    def _new_lines(self) -> list[Line]:
         """Append the complete new lines of the phone's log to the one here; return them."""
         size = self.log.stat().st_size if self.log.exists() else 0
-        text = self.adb.shell(f"tail -c +{size + 1} {self.remote}/{bundle.LOG}")
+        text = self.adb.shell(f"tail -c +{size + 1} {self.remote}/{LOG}")
         whole = text[: text.rfind("\n") + 1]
         lines = [parse_object(line.encode()) for line in whole.splitlines()]
         if None in lines:  # zeros after a power cut: the client cuts them off

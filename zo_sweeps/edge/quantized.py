@@ -36,7 +36,7 @@ class QuantizedLinear(nn.Module):
             codes,
             scales,
             torch.zeros_like(scales, dtype=torch.int8),
-            torch.int4,  # type: ignore[attr-defined]
+            torch.int4,  # type: ignore[attr-defined]  # torch has it, its stubs do not
             (1, layer.codes.group),
             torch.float32,
             "int8_asym_per_token",

@@ -30,7 +30,7 @@ def partitioner(exact: Collection[type]) -> Any:
 
     names = {f"{kind.__module__}.{kind.__qualname__}" for kind in exact}
 
-    class Partitioner(XnnpackPartitioner):  # type: ignore[misc]
+    class Partitioner(XnnpackPartitioner):  # type: ignore[misc]  # ExecuTorch has no types
         def ops_to_not_decompose(self, program: ExportedProgram) -> tuple[list[Any], None]:
             """Keep every Linear: without a condition, the exporter traces the program once, instead of three times."""
             return super().ops_to_not_decompose(program)[0], None
@@ -84,7 +84,7 @@ def fewer_passes() -> Iterator[None]:
     """Let XNNPACK skip passes that change nothing in a causal model: half of its time."""
     from executorch.backends.xnnpack import xnnpack_preprocess
 
-    class Manager(xnnpack_preprocess.XNNPACKPassManager):  # type: ignore[misc]
+    class Manager(xnnpack_preprocess.XNNPACKPassManager):  # type: ignore[misc]  # ExecuTorch has no types
         passes: list[Any]
 
         def transform(self) -> Any:

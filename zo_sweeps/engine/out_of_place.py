@@ -105,7 +105,7 @@ def _linear(layer: nn.Linear, at: Callable[..., Tensor], x: Tensor) -> Tensor:
 
 def _enter(owned: dict[str, nn.Parameter], at: Callable[..., Tensor], layer: nn.Module, args: object) -> None:
     for slot, param in owned.items():
-        layer._parameters[slot] = at(param)  # type: ignore[assignment]
+        layer._parameters[slot] = at(param)  # type: ignore[assignment]  # a plain tensor, until `_leave`
 
 
 def _leave(owned: dict[str, nn.Parameter], layer: nn.Module, args: object, output: object) -> None:

@@ -8,7 +8,11 @@ the same kind of device. Cost: q noise passes over the space per step, no forwar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
 
 from zo_sweeps.engine.step import Method
 from zo_sweeps.methods.schedule import Rates
@@ -35,6 +39,19 @@ def replay(
         estimate = method.estimator.from_log(seed, number, logged)
         state = method.update.apply(params, estimate, method.perturbation, state, rates(number))
     return state
+
+
+def digest(params: Mapping[str, Tensor]) -> str:
+    """Return SHA-256 (64 hex digits) of parameters: of name, dtype, shape and bytes of each, in the order of names.
+
+    Cost: one pass, and a copy of one parameter at a time in main memory.
+    """
+    found = hashlib.sha256()
+    for name in sorted(params):
+        value = params[name].detach().to("cpu").contiguous()
+        found.update(f"{name} {value.dtype} {list(value.shape)}\n".encode())
+        found.update(value.reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
 
 
 def revert(

@@ -42,11 +42,13 @@ class Scores:
         loss: f of the whole split as one batch (see `zo_sweeps.methods.objective`).
         metric: the task's first metric, which can select the step.
         metrics: all of them, by name.
+        right: whether each example's prediction is right; () where numbers are predicted.
     """
 
     loss: float
     metric: float
     metrics: Mapping[str, float]
+    right: Sequence[bool] = ()
 
 
 @dataclass(frozen=True)

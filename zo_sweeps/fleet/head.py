@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,9 @@ import psutil
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import replace_text
+from zo_sweeps.fleet.gateway.identity import Authority, host_of
 from zo_sweeps.fleet.gateway.process import LOG, GatewayProcess, listens
-from zo_sweeps.fleet.gateway.serve import CODE_MINUTES, LEASE_MINUTES, PORT, new_code
+from zo_sweeps.fleet.gateway.serve import CODE_MINUTES, LEASE_MINUTES, PKI, PORT, new_code
 from zo_sweeps.fleet.keeper import Keeper, NodeSpec, last_line
 from zo_sweeps.fleet.node import labels, new_identity, node_arguments, running, terminate, wait_until_gone
 from zo_sweeps.fleet.secrets import checked, token_for_head
@@ -83,6 +84,12 @@ def start(state_dir: Path, options: HeadOptions, say: Callable[[str], None], *, 
         token = token_for_head(options.token_file, state_dir)
         if bool(options.certificate) != bool(options.key):
             raise UserError("a certificate needs its key, and a key its certificate", where="--certificate, --key")
+        if options.certificate and options.key:  # fails here, not in the gateway's log
+            own = str(Path(options.certificate).resolve()), str(Path(options.key).resolve())
+            host_of(own[0], options.host)
+            Authority(folder / PKI).server_context(options.host, own)
+            options = replace(options, certificate=own[0], key=own[1])
+        _must_differ(options)
         for port in filter(None, (options.port, options.dashboard_port, options.gateway_port)):
             _must_be_free(port)
         server.start(state_dir, options.mlflow_port, stay=True, host=options.host).close()  # fails here, not in the log
@@ -168,10 +175,7 @@ def gateway_arguments(options: HeadOptions) -> tuple[str, ...]:
     """Return the arguments of the gateway's process, after its folder."""
     arguments = [f"--host={options.host}", f"--port={options.gateway_port}", f"--lease-minutes={options.lease}"]
     if options.certificate:
-        arguments += [
-            f"--certificate={Path(options.certificate).resolve()}",
-            f"--key={Path(str(options.key)).resolve()}",
-        ]
+        arguments += [f"--certificate={options.certificate}", f"--key={options.key}"]
     return tuple(arguments)
 
 
@@ -184,9 +188,12 @@ def code(state_dir: Path, minutes: float, say: Callable[[str], None]) -> int:
     state = running(folder / "head.json")
     if not state or not state["gateway_port"]:
         raise UserError(f"no head with a gateway runs from {state_dir}", fix="zo-sweeps head start")
-    text = new_code(folder, minutes, public=bool(state["certificate"]))
+    own = state["certificate"]
+    text, host = new_code(folder, minutes, public=bool(own)), host_of(own, state["host"]) if own else state["host"]
     say(f"on a board that only dials out (one use, {minutes:g} minutes; another: zo-sweeps head code):")
-    say(f"  zo-sweeps agent join https://{state['host']}:{state['gateway_port']} --code {text} --device NAME")
+    say(f"  zo-sweeps agent join https://{host}:{state['gateway_port']} --code {text} --device NAME")
+    if own:
+        say("  with --ca FILE (PEM), if the board's system does not trust the authority of the head's certificate")
     return 0
 
 
@@ -338,6 +345,16 @@ def _address(options: HeadOptions) -> str:
             return str(probe.getsockname()[0])
         except OSError:  # no network at all
             return "127.0.0.1"
+
+
+def _must_differ(options: HeadOptions) -> None:
+    """Raise UserError when two services are to listen on one port."""
+    ports = {name: getattr(options, name) for name in ("port", "mlflow_port", "dashboard_port", "gateway_port")}
+    known: dict[int, str] = {}
+    for name, port in ports.items():
+        option = f"--{name.replace('_', '-')}"
+        if port and (other := known.setdefault(port, option)) != option:
+            raise UserError(f"{other} and {option} are both {port}", fix="give each a port of its own")
 
 
 def _must_be_free(port: int) -> None:

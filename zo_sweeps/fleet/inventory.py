@@ -17,10 +17,11 @@ from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.core.host import gib
 from zo_sweeps.fleet.node import running
 from zo_sweeps.fleet.secrets import checked, token_for_joining
-from zo_sweeps.schedule.agents import PREFIX, is_online
+from zo_sweeps.schedule.agent_facts import JOINED, Agent, Note
+from zo_sweeps.schedule.agents import PREFIX
 from zo_sweeps.schedule.cluster import ID_LABEL, token_environment
 from zo_sweeps.schedule.gcs import AGENTS, NODE, RUNS, Head
-from zo_sweeps.schedule.leases import FILE, JOINED, Store
+from zo_sweeps.schedule.leases import FILE, Store
 
 HEADERS = ("name", "device", "memory", "lends", "can", "versions", "power", "temp.", "seen", "runs now")
 WIDE = 110  # columns that the table needs
@@ -77,32 +78,31 @@ def read(head: Head) -> list[Device]:
             facts=facts,
             runs=tuple(runs.get(node["NodeID"], ())),
         )
-    every = [*devices.values(), *agents(head.notes(AGENTS).get("", {}))]
+    every = [*devices.values(), *(one for note in head.notes(AGENTS).values() for one in agents(Note.of(note)))]
     return sorted(every, key=lambda one: (not one.is_head, one.state in ("gone", "left", "revoked"), one.name))
 
 
-def agents(note: Mapping[str, Any]) -> list[Device]:
+def agents(note: Note) -> list[Device]:
     """Return the agents of a gateway, from its reporter's note."""
-    return [
-        Device(
-            name=one["name"],
-            device=one["facts"].get("profile", one["device"]),
-            state=one["state"] if one["state"] != JOINED else "up" if is_online(one, note["time"]) else "offline",
-            node_id=PREFIX + one["name"],
-            cpus=one["facts"].get("cpus", 0.0),
-            gpus=one["facts"].get("gpus", 0.0),
-            memory_bytes=int(one["facts"].get("memory_bytes", 0)),
-            facts={
-                **one["facts"].get("probe", {}),
-                "zo_sweeps": one["facts"].get("zo_sweeps", ""),
-                **one["live"],
-                "time": one["heard"],
-            },
-            runs=tuple(label for _, label in one["running"]),
-            refused=tuple(one["refused"]),
-        )
-        for one in note.get("agents", ())
-    ]
+    return [_device(one, note.time) for one in note.agents]
+
+
+def _device(agent: Agent, now: float) -> Device:
+    facts = agent.facts
+    host = {**facts.probe.to_json(), "zo_sweeps": facts.zo_sweeps} if facts else {}
+    live = agent.live.to_json() if agent.live else {}
+    return Device(
+        name=agent.name,
+        device=facts.profile if facts else agent.device,
+        state=agent.state if agent.state != JOINED else "up" if agent.is_online(now) else "offline",
+        node_id=PREFIX + agent.name,
+        cpus=facts.cpus if facts else 0,
+        gpus=facts.gpus if facts else 0,
+        memory_bytes=facts.memory_bytes if facts else 0,
+        facts={**host, **live, "time": agent.heard},
+        runs=tuple(label for _, label in agent.running),
+        refused=tuple(agent.refused),
+    )
 
 
 def revoke(state_dir: Path, name: str) -> None:
@@ -159,7 +159,7 @@ def show(devices: list[Device], console: Console, now: float) -> None:
 def _cells(device: Device, now: float) -> list[str]:
     try:
         return row(device, now)
-    except (TypeError, ValueError, KeyError, AttributeError):  # an agent may say anything of itself
+    except (TypeError, ValueError, KeyError, AttributeError):  # a node of another version may say something else
         return row(replace(device, facts={}), now)
 
 
@@ -200,10 +200,11 @@ def row(one: Device, now: float) -> list[str]:
 
 
 def capabilities(facts: Mapping[str, Any]) -> list[str]:
-    """Return the capabilities that a trial may need: cuda, precisions and updates tried there, executorch."""
+    """Return the capabilities that a trial may need: cuda, precisions and updates tried there, executorch, tools."""
     names = ["cuda"] if facts.get("gpus") else []
     names += [name for name, trouble in facts.get("codes", {}).items() if not trouble]
-    return names + (["executorch"] if facts.get("executorch") else [])
+    names += ["executorch"] if facts.get("executorch") else []
+    return names + [tool.partition(" ")[0] for tool in facts.get("tools", ())]
 
 
 def _memory(facts: Mapping[str, Any]) -> str:

@@ -13,8 +13,10 @@ import json
 import random
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from zo_sweeps.core.shape import Shape, item
 from zo_sweeps.methods import registry
 from zo_sweeps.methods.arch import ALL
 from zo_sweeps.methods.parts import Model, ModelSource
@@ -47,126 +49,167 @@ CODES_UNIT = 2.0**-8  # where activations are rounded to 8 bits: a difference in
 TOLERATED = 8.0
 
 
-def challenge(seed: int) -> dict[str, Any]:
-    """Return what a board has to compute: `noise`, `model` (seed and rows of token ids), `precisions`."""
-    drawn = random.Random(seed)
-    noise = [
-        {
-            "seed": drawn.randrange(2**31),
-            "step": drawn.randrange(1, 2**20),
-            "query": drawn.randrange(64),
-            "name": f"model.layers.{drawn.randrange(32)}.self_attn.q_proj.weight",
-            "first": first,
-            "count": 5000 + drawn.randrange(1000),
-        }
-        for first in (0, drawn.randrange(1, 2**20), drawn.randrange(2**20, 2**30))
-    ]
-    rows = [[drawn.randrange(VOCABULARY) for _ in range(TOKENS)] for _ in range(ROWS)]
-    return {"noise": noise, "model": {"seed": drawn.randrange(2**31), "rows": rows}, "precisions": sorted(_offered())}
+@dataclass(frozen=True)
+class NoiseQuestion(Shape):
+    """The elements `first` to `first` + `count` of one parameter's noise."""
+
+    seed: int
+    step: int
+    query: int
+    name: str
+    first: int
+    count: int = item(most=100_000)
 
 
-def answer(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Compute the answers here, on the GPU where torch sees one.
+@dataclass(frozen=True)
+class ModelQuestion(Shape):
+    """The losses of a tiny model: the seed of its weights, and rows of token ids."""
 
-    `noise`: SHA-256 of each vector's bits, fp32 little-endian. `losses`: precision -> mean negative log-likelihood of
-    each row. `failed`: precision -> why it does not work here. Cost: seconds, most of them imports.
+    seed: int
+    rows: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Challenge(Shape):
+    """What a board has to compute.
+
+    Args:
+        precisions: in which the model's losses are asked.
+        nonce: under which the head expects the answers; "" where nobody waits for them.
     """
+
+    noise: tuple[NoiseQuestion, ...]
+    model: ModelQuestion
+    precisions: tuple[str, ...]
+    nonce: str = ""
+
+
+@dataclass(frozen=True)
+class Answers(Shape):
+    """What a machine computed.
+
+    Args:
+        noise: SHA-256 of each vector's bits, fp32 little-endian.
+        losses: precision -> mean negative log-likelihood of each row.
+        failed: precision -> why it does not work there.
+    """
+
+    noise: tuple[str, ...] = ()
+    losses: Mapping[str, tuple[float, ...]] = item(dict)
+    failed: Mapping[str, str] = item(dict, most=10_000)
+
+
+def challenge(seed: int) -> Challenge:
+    """Return questions drawn from a seed."""
+    drawn = random.Random(seed)
+    noise = tuple(
+        NoiseQuestion(
+            seed=drawn.randrange(2**31),
+            step=drawn.randrange(1, 2**20),
+            query=drawn.randrange(64),
+            name=f"model.layers.{drawn.randrange(32)}.self_attn.q_proj.weight",
+            first=first,
+            count=5000 + drawn.randrange(1000),
+        )
+        for first in (0, drawn.randrange(1, 2**20), drawn.randrange(2**20, 2**30))
+    )
+    rows = tuple(tuple(drawn.randrange(VOCABULARY) for _ in range(TOKENS)) for _ in range(ROWS))
+    return Challenge(noise, ModelQuestion(drawn.randrange(2**31), rows), tuple(sorted(offered())))
+
+
+def answer(asked: Challenge) -> Answers:
+    """Compute the answers here, on the GPU where torch sees one. Cost: seconds, most of them imports."""
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    losses: dict[str, list[float]] = {}
+    losses: dict[str, tuple[float, ...]] = {}
     failed: dict[str, str] = {}
-    offered = _offered()
-    for name in asked["precisions"]:
+    every = offered()
+    for name in asked.precisions:
         try:
-            losses[name] = _losses(asked["model"], offered[name], device)
+            losses[name] = _losses(asked.model, every[name], device)
         except Exception as error:  # a library that does not fit the device can raise anything
             failed[name] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-    return {NOISE: [_noise(one, device) for one in asked[NOISE]], "losses": losses, "failed": failed}
+    return Answers(tuple(_noise(one, device) for one in asked.noise), losses, failed)
 
 
-def compare(expected: Mapping[str, Any], got: Mapping[str, Any]) -> dict[str, str]:
+def compare(expected: Answers, got: Answers) -> dict[str, str]:
     """Return what is not lent ("noise", or a precision) -> why, from the answers of the head and of a board.
 
-    A precision that the head itself cannot compute is not compared. Malformed answers count as wrong ones.
+    A precision that the head itself cannot compute is not compared.
     """
     refused: dict[str, str] = {}
-    if got.get(NOISE) != expected[NOISE]:
-        refused[NOISE] = "its noise has other bits than the head's" if got.get(NOISE) else "it computed no noise"
-    offered = _offered()
-    losses, failed = (_mapping(got.get(key)) for key in ("losses", "failed"))
-    for name, wanted in expected["losses"].items():
-        theirs = losses.get(name)
-        if not isinstance(theirs, list) or len(theirs) != len(wanted):
-            refused[name] = str(failed.get(name, "it computed no losses"))[:300]
+    if got.noise != expected.noise:
+        refused[NOISE] = "its noise has other bits than the head's" if got.noise else "it computed no noise"
+    every = offered()
+    for name, wanted in expected.losses.items():
+        theirs = got.losses.get(name, ())
+        if len(theirs) != len(wanted):
+            refused[name] = got.failed.get(name, "it computed no losses")[:300]
             continue
-        precision = offered[name]
+        precision = every[name]
         unit = max(UNITS[precision.format.torch_name], CODES_UNIT if precision.rounds_activations else 0.0)
         for row, (ours, one) in enumerate(zip(wanted, theirs, strict=True)):
-            if not isinstance(one, float) or not abs(one - ours) <= TOLERATED * unit * abs(ours):
+            if not abs(one - ours) <= TOLERATED * unit * abs(ours):
                 refused[name] = f"the loss of row {row} is {one}, and {ours} on the head"
                 break
     return refused
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _offered() -> dict[str, Precision]:
+def offered() -> dict[str, Precision]:
     """Return the precisions that need no preparation, by name."""
     made = {name: one() for name, one in registry.members("precision").items()}
     coded = {name for name, one in made.items() if isinstance(one, WeightOnlyPrecision) and one.prepared}
     return {name: one for name, one in made.items() if isinstance(one, Precision) and name not in coded}
 
 
-def _noise(one: Mapping[str, Any], device: str) -> str:
+def _noise(one: NoiseQuestion, device: str) -> str:
     import torch
 
     from zo_sweeps.engine.noise import combine
 
-    key = NoiseKey(one["seed"], one["step"], one["query"])
-    z = combine([(key, 1.0)], one["name"], torch.Size([one["count"]]), device, start=one["first"])
+    key = NoiseKey(one.seed, one.step, one.query)
+    z = combine([(key, 1.0)], one.name, torch.Size([one.count]), device, start=one.first)
     return hashlib.sha256(z.cpu().numpy().astype("<f4").tobytes()).hexdigest()
 
 
-def _losses(asked: Mapping[str, Any], precision: Precision, device: str) -> list[float]:
+def _losses(asked: ModelQuestion, precision: Precision, device: str) -> tuple[float, ...]:
     import torch
 
-    model = _model(asked["seed"], precision, device)
-    ids = torch.tensor(asked["rows"], device=device)
+    built = model(ARCH, asked.seed, precision, device)
+    ids = torch.tensor(asked.rows, device=device)
     with torch.no_grad():
-        hidden = model.hidden(ids)[:, :-1]
-        logits = model.head(hidden.flatten(0, 1)).float().view(*hidden.shape[:2], -1)
+        hidden = built.hidden(ids)[:, :-1]
+        logits = built.head(hidden.flatten(0, 1)).float().view(*hidden.shape[:2], -1)
         chosen = torch.log_softmax(logits, dim=-1).gather(2, ids[:, 1:, None])
-        return [float(loss) for loss in -chosen.squeeze(2).double().mean(dim=1).cpu()]
+        return tuple(float(loss) for loss in -chosen.squeeze(2).double().mean(dim=1).cpu())
 
 
-def _model(seed: int, precision: Precision, device: str) -> LanguageModel:
+def model(arch: Mapping[str, Any], seed: int, precision: Precision, device: str) -> LanguageModel:
     """Return the model: its weights are noise, which is the same everywhere, where torch's own draw is not."""
     import torch
 
     from zo_sweeps.engine.noise import combine
     from zo_sweeps.models.load import load
 
-    model = load(Model(source=ModelSource.RANDOM, arch=ARCH, seed=0), torch.float32, "cpu")
-    for name, parameter in model.module.named_parameters():
+    built = load(Model(source=ModelSource.RANDOM, arch=arch, seed=0), torch.float32, "cpu")
+    for name, parameter in built.module.named_parameters():
         base = torch.ones_like(parameter) if parameter.dim() == 1 else torch.zeros_like(parameter)
         combine([(NoiseKey(seed, 0, 0), DEVIATION)], name, parameter.shape, base=base, out=parameter.data)
-    model.module.to(device=device, dtype=precision.dtype)
+    built.module.to(device=device, dtype=precision.dtype)
     if isinstance(precision, WeightOnlyPrecision):
-        for name, layer in model.target_modules([ALL]).items():
+        for name, layer in built.target_modules([ALL]).items():
             parent, _, child = name.rpartition(".")
             weight = layer.get_parameter("weight").detach()
-            setattr(model.module.get_submodule(parent), child, precision.stored(layer, weight))
-    return model
+            setattr(built.module.get_submodule(parent), child, precision.stored(layer, weight))
+    return built
 
 
 def main(count: int) -> None:
     """Print challenges with answers."""
     for _ in range(count):
         asked = challenge(random.SystemRandom().randrange(2**31))
-        print(json.dumps([asked, answer(asked)]), flush=True)
+        print(json.dumps([asked.to_json(), answer(asked).to_json()]), flush=True)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import psutil
 from zo_sweeps import __version__
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.host import GIB, gib
-from zo_sweeps.devices.doctor import Check, codes, disk, executorch, imports
+from zo_sweeps.devices.doctor import Check, Status, codes, disk, executorch, imports, tools
 from zo_sweeps.devices.probe import has_cuda, probe
 from zo_sweeps.fleet.node import OBJECT_STORE_BYTES, port_range
 from zo_sweeps.methods.parts import Device
@@ -69,6 +69,7 @@ def checks(address: str, token: Path, device: Device, gpus: int, ports: str, fol
     yield imports("torch", "fail")
     yield from codes()
     yield executorch()
+    yield from tools()
     if device.is_phone:
         yield adb(device)
 
@@ -173,9 +174,9 @@ def memory(device: Device) -> Iterator[Check]:
     shared = " (shared by CPU and GPU)" if device.unified else ""
     free = ram.available - RAY_BYTES
     fix = "" if free >= GIB else "end the desktop and other programs (sudo systemctl isolate multi-user.target)"
-    status = "ok" if free >= GIB else "warn" if free > 0 else "fail"
+    status: Status = "ok" if free >= GIB else "warn" if free > 0 else "fail"
     text = f"{gib(ram.available, ram.total)} free{shared}, {gib(RAY_BYTES)} of it for Ray"
-    yield Check("memory", status, text, fix)  # type: ignore[arg-type]
+    yield Check("memory", status, text, fix)
 
 
 def shared_memory() -> Check:

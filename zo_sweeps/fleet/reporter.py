@@ -11,7 +11,6 @@ from __future__ import annotations
 import socket
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.devices.energy import EnergyMeter
 from zo_sweeps.devices.live import changing, unchanging
 from zo_sweeps.schedule import cluster
+from zo_sweeps.schedule.agent_facts import Note
 from zo_sweeps.schedule.gcs import AGENTS, NODE, REACH, REACHED, Head
 from zo_sweeps.schedule.leases import Store
 
@@ -36,7 +36,7 @@ def main(address: str, token: str, identity: str, agents: str = "", leave_within
     """
     try:
         head = Head(address, cluster.token_environment(Path(token)))
-        facts = {**unchanging(), "zo_sweeps": __version__, "host": socket.gethostname()}
+        facts = {**unchanging().to_json(), "zo_sweeps": __version__}
         meter = EnergyMeter.of("cuda" if facts["gpus"] else "cpu")
         facts.update(meter.definitions, energy_reason=meter.reason)
         known, count = time.monotonic(), 0
@@ -50,7 +50,7 @@ def main(address: str, token: str, identity: str, agents: str = "", leave_within
                 head.drain(node["NodeID"], float(leave_within))
                 leave_within = ""
             if count % SLOW == 0:
-                facts.update(changing(meter))
+                facts.update(changing(meter).to_json())
             head.put(NODE + identity, {**facts, "time": time.time()})
             if node and "node:__internal_head__" in node["Resources"]:
                 answer(head)
@@ -69,9 +69,9 @@ def publish_agents(head: Head, path: Path) -> None:
     """Tell the cluster which agents there are, and where their store is, for drivers' proxies on this machine."""
     if path.exists():  # made by the gateway
         store = Store(path)
-        listed = [asdict(agent) for agent in store.agents()]
+        note = Note(time.time(), str(path), tuple(store.agents()))
         store.close()
-        head.put(AGENTS, {"time": time.time(), "store": str(path), "agents": listed})
+        head.put(AGENTS, note.to_json())
 
 
 def answer(head: Head) -> None:

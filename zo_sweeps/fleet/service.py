@@ -10,7 +10,6 @@ import grp
 import os
 import pwd
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -18,43 +17,14 @@ from pathlib import Path
 
 import zo_sweeps
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.fleet import systemd
+from zo_sweeps.fleet.systemd import Unit
 
 NAME = "zo-sweeps-worker.service"
 ACCOUNT = "zo"
-UNITS, SETTINGS, STATE = Path("/etc/systemd/system"), Path("/etc/zo-sweeps"), Path("/var/lib/zo-sweeps")
+SETTINGS, STATE = Path("/etc/zo-sweeps"), Path("/var/lib/zo-sweeps")
 GROUPS = ("video", "render", "plugdev")  # who may use a Jetson's GPU, another GPU, a phone
 FILES = ("--token-file", "--state-dir", "--config-dir")
-UNIT = """\
-[Unit]
-Description=zo_sweeps worker of the Ray head at {address}
-Wants=network-online.target time-sync.target
-After=network-online.target time-sync.target
-StartLimitIntervalSec=0
-
-[Service]
-Type=simple
-ExecStart={command}
-# The worker exits with success only when it was asked to leave; any failure, an unreachable head included, is retried.
-Restart=on-failure
-RestartSec=10
-# Signal the worker alone: it asks the trials to stop at their next step before it ends Ray.
-KillMode=mixed
-TimeoutStopSec={patience:.0f}
-Nice=5
-NoNewPrivileges=true
-UMask=0077
-{confined}
-[Install]
-WantedBy={target}
-"""
-CONFINED = """\
-User={account}
-{groups}StateDirectory={state}
-WorkingDirectory=/var/lib/{state}
-PrivateTmp=true
-ProtectSystem=strict
-ProtectHome={home}
-"""
 
 
 def absolute(arguments: Sequence[str]) -> list[str]:
@@ -81,54 +51,46 @@ def of_system(arguments: Sequence[str]) -> list[str]:
     return [*words, "--token-file", str(SETTINGS / "ray_token"), "--state-dir", str(STATE)]
 
 
-def unit(arguments: Sequence[str], address: str, grace: float, *, system: bool) -> str:
-    """Return the unit's text. The token is in a file that `arguments` name, never in the unit."""
-    command = [sys.executable, "-m", "zo_sweeps", "worker", "join", *arguments]
+def unit(arguments: Sequence[str], address: str, grace: float, *, system: bool) -> Unit:
+    """Return the worker's unit. The token is in a file that `arguments` name, never in the unit."""
+    description = f"zo_sweeps worker of the Ray head at {address}"
+    settings = _settings(arguments) if system else []
+    return Unit(NAME, description, ["worker", "join", *arguments], grace + 60, settings, system)
+
+
+def _settings(arguments: Sequence[str]) -> list[str]:
+    """Return the settings of a worker that runs as an account of its own, confined."""
     groups = [name for name in GROUPS if _exists(name)]
-    homes = ("/home/", "/root/", "/run/user/")
-    in_home = any(str(path).startswith(homes) for path in _used(arguments))
-    confined = CONFINED.format(
-        account=ACCOUNT,
-        groups=f"SupplementaryGroups={' '.join(groups)}\n" if groups else "",
-        state=STATE.name,
-        home="read-only" if in_home else "true",
-    )
-    return UNIT.format(
-        address=address,
-        command=" ".join(shlex.quote(word).replace("%", "%%") for word in command),
-        patience=grace + 60,
-        confined=confined if system else "",
-        target="multi-user.target" if system else "default.target",
-    )
+    in_home = any(str(path).startswith(("/home/", "/root/", "/run/user/")) for path in _used(arguments))
+    return [
+        f"User={ACCOUNT}",
+        *([f"SupplementaryGroups={' '.join(groups)}"] if groups else []),
+        f"StateDirectory={STATE.name}",
+        f"WorkingDirectory={STATE}",
+        *systemd.confined("read-only" if in_home else "true"),
+    ]
 
 
-def install(text: str, arguments: Sequence[str], token: Path | None, *, say: Callable[[str], None]) -> Path:
-    """Write the unit where systemd looks for it, and print how to start it.
+def install(unit: Unit, arguments: Sequence[str], token: Path | None, *, say: Callable[[str], None]) -> None:
+    """Install the unit, and print how to start it.
 
     Args:
         token: the cluster's token, for a unit of the system: its account gets a copy; None: a unit of this user.
 
     Raises UserError when it cannot, and when the account could not read what the worker runs from.
     """
-    path = (UNITS if token else _users()) / NAME
-    try:
-        if token:
-            _must_be_readable(_used(arguments))
-            account = _account()
+    if token:
+        _must_be_readable(_used(arguments))
+        account = _account()
+        try:
             SETTINGS.mkdir(mode=0o755, parents=True, exist_ok=True)
             _copy(token, SETTINGS / "ray_token", account)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}", fix="use --print and put it there yourself") from None
-    say(str(path))
+        except OSError as error:
+            raise UserError(f"cannot write {error.filename}: {error.strerror}", fix="use sudo, or --user") from None
+    unit.install()
     if token:
         say(f"runs as {ACCOUNT}, with its copy of the token in {SETTINGS / 'ray_token'}")
-    user = "" if token else " --user"
-    say(f"next: systemctl{user} daemon-reload && systemctl{user} enable --now {NAME}")
-    if not token:
-        say("and, to run without anyone logged in: loginctl enable-linger")
-    return path
+    unit.tell(say)
 
 
 def uninstall(*, system: bool, say: Callable[[str], None]) -> int:
@@ -136,18 +98,11 @@ def uninstall(*, system: bool, say: Callable[[str], None]) -> int:
 
     The account and its results stay. Raises UserError when it cannot.
     """
-    path = (UNITS if system else _users()) / NAME
+    path = systemd.path_of(NAME, system=system)
     if not path.exists():
         say(f"no service here: {path} does not exist")
         return 1
-    if tool := shutil.which("systemctl"):
-        command = [tool, *([] if system else ["--user"]), "disable", "--now", NAME]
-        stopped = subprocess.run(command, capture_output=True, text=True, check=False)
-        if stopped.returncode:
-            fix = shlex.join(["systemctl", *command[1:]])
-            raise UserError(
-                f"the service cannot be stopped: {(stopped.stderr.strip().splitlines() or [''])[0]}", fix=fix
-            )
+    systemd.disable(NAME, system=system)
     try:
         for file in (path, *([SETTINGS / "ray_token"] if system else [])):
             file.unlink(missing_ok=True)
@@ -157,11 +112,6 @@ def uninstall(*, system: bool, say: Callable[[str], None]) -> int:
     if system:
         say(f"kept: the account {ACCOUNT} and {STATE}")
     return 0
-
-
-def _users() -> Path:
-    home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    return home / "systemd" / "user"
 
 
 def _exists(group: str) -> bool:

@@ -95,7 +95,7 @@ def read(cls: type[T], data: Mapping[str, Any], path: str = "", locate: Locate =
     known = {f.name: f for f in options(cls)}
     strange = [_join(path, key) for key in data if key not in known]
     errors = [unknown("key", key, [_join(path, name) for name in known], where=locate(key)) for key in strange]
-    types: Mapping[str, Any] = hints(cls)  # type: ignore[arg-type]
+    types: Mapping[str, Any] = hints(cls)  # type: ignore[arg-type]  # mypy asks whether instances can be hashed
     values = {}
     for name, f in known.items():
         full = _join(path, name)
@@ -275,7 +275,7 @@ class Checked:
     @classmethod
     def outside(cls, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         """Yield (option, message) for each value that is out of its option's range."""
-        for f in _ranged(cls):  # type: ignore[arg-type]
+        for f in _ranged(cls):  # type: ignore[arg-type]  # as of `hints`, in `parse`
             if f.name in values and (limits := _limits(f, values[f.name])):
                 yield f.name, f"{cls._called(f.name)} must be {limits}, not {values[f.name]}"
 

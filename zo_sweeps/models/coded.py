@@ -32,7 +32,7 @@ class Quantization(QuantizationConfigMixin):
     """
 
     def __init__(self, precision: WeightOnlyPrecision, names: Collection[str], packaged: bool = False) -> None:
-        super().__init__(NAME)  # type: ignore[arg-type]
+        super().__init__(NAME)  # type: ignore[arg-type]  # names that are registered are taken, too
         self.precision, self.names, self.packaged = precision, names, packaged
 
     def to_dict(self) -> dict[str, Any]:
@@ -120,5 +120,6 @@ def replace(model: nn.Module, name: str, child: nn.Module) -> None:
     parent = model.get_submodule(name.rpartition(".")[0])
     setattr(parent, name.rpartition(".")[2], child)
     # transformers would initialize the modules whose weights it did not set itself, and some reach into their children.
-    for module in (parent, *child.modules()):
-        module._is_hf_initialized = True  # type: ignore[assignment]
+    modules: list[Any] = [parent, *child.modules()]
+    for module in modules:
+        module._is_hf_initialized = True

@@ -59,7 +59,9 @@ def is_masked(kind: str, config: Mapping[str, Any]) -> bool:
 
     Raises UserError for a type that transformers does not have, or has only as something else than a language model.
     """
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES  # type: ignore[attr-defined]
+    from transformers.models.auto.configuration_auto import (  # type: ignore[attr-defined]  # not in its __all__
+        CONFIG_MAPPING_NAMES,
+    )
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
         MODEL_FOR_MASKED_LM_MAPPING_NAMES,

@@ -48,6 +48,12 @@ def unreachable(repo: str, revision: str) -> str:
     return "" if status == 200 else f"the hub answers with status {status}"
 
 
+def forget() -> None:
+    """Ask again at the next question: for a process that outlives a network."""
+    _answers.cache_clear()
+    _head.cache_clear()
+
+
 def _cached(repo: str, name: str, revision: str) -> Path | None:
     from huggingface_hub import constants, try_to_load_from_cache
 

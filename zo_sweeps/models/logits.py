@@ -41,11 +41,11 @@ def logits_of(module: nn.Module, hidden: Tensor) -> Tensor:
         raise UserError(f"{type(module).__name__} has no base model separate from its head", where="model")
     rows = hidden.reshape(1, -1, hidden.shape[-1])
     fixed = _FixedBase(base, rows)
-    module._modules[name] = fixed  # type: ignore[assignment]
+    whole._modules[name] = fixed
     try:
         logits: Tensor = whole(inputs_embeds=rows, return_dict=True).logits
     finally:
-        module._modules[name] = base
+        whole._modules[name] = base
     if not fixed.called:
         raise UserError(f"{type(module).__name__} computes its logits without calling its base model", where="model")
     return logits.view(*hidden.shape[:-1], logits.shape[-1])

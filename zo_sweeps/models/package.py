@@ -87,7 +87,7 @@ class Package:
         for name in sorted(name for name in self.contents.files if name.startswith(CODES)):
             with safe_open(str(self.folder / name), "pt", device=str(device)) as file:
                 of_layer: dict[str, list[str]] = {}
-                for key in file.keys():  # noqa: SIM118 (not a mapping)
+                for key in file.keys():  # noqa: SIM118  # `file` is no mapping
                     of_layer.setdefault(key.rpartition(".")[0], []).append(key)
                 for layer, keys in of_layer.items():
                     yield layer, {key.rpartition(".")[2]: file.get_tensor(key) for key in keys}

@@ -39,9 +39,9 @@ def draw(make: Callable[[], Any], drawn: Drawn = lambda model, name: None) -> An
     for module in model.modules():
         module._is_hf_initialized = False
     # No other module may be held here: one that is replaced must free its weights.
-    models = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
+    models: list[Any] = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
     for one in models:
-        one._initialize_weights = then(one._initialize_weights)  # type: ignore[method-assign]
+        one._initialize_weights = then(one._initialize_weights)
     model.initialize_weights()
     for one in models:
         vars(one).pop("_initialize_weights", None)

@@ -43,6 +43,8 @@ class Availability:
         tokens: mean tokens per sequence, for the cost.
         trainable: number of trainable parameters; 0 if the model's shape is unknown.
         remarks: lines on what limits a trial that can run.
+        tools: see `Needs`.
+        client_bytes: of a program, the peak of the light client: without PyTorch, its weights, and the export.
     """
 
     config: TrialConfig
@@ -52,6 +54,8 @@ class Availability:
     tokens: float
     trainable: int
     remarks: tuple[str, ...] = ()
+    tools: tuple[str, ...] = ()
+    client_bytes: int = 0
 
 
 class Places:
@@ -86,23 +90,29 @@ class Places:
             reasons.append(f"update {update.name!r} does not work on this machine: {trouble}")
         tokens, longest = _lengths(config, data, _most(config, model))
         trainable = _trainable(config, model.arch) if model.arch and config.method.kind.trains else 0
-        memory, parts = self._memory(config, model, longest, trainable)
+        memory, parts, client = self._memory(config, model, longest, trainable)
         device = config.device
         if device.is_phone and not (device.client or device.log):
             reasons.append(
                 f"a {device.display or device.name} runs the light client: set device.client=FILE (docs/EDGE.md)"
             )
-        needed = memory
-        if device.is_phone and model.arch is not None:
-            # The light client is there; PyTorch and its copy of the weights are not.
-            needed -= RUNTIME_BYTES + config.precision.weight_bytes(model.arch)
+        needed = client if device.is_phone else memory
         if device.memory_gb and not device.reads_log and needed > device.memory_gb * 10**9:
             reasons.append(
                 f"needs about {needed / 10**9:.1f} GB, and a {device.display or device.name} has {device.memory_gb:g}"
             )
         notes = [self._truncated(config, model, data), _few_rows(config, data), _few_directions(config, trainable)]
         notes += [*remarks([config.departures]), *_not_read(config, model, data)]
-        return Availability(config, tuple(reasons), memory, parts, tokens, trainable, tuple(filter(None, notes)))
+        return Availability(
+            config,
+            tuple(reasons),
+            memory,
+            parts,
+            tokens,
+            trainable,
+            tuple(filter(None, notes)),
+            client_bytes=client,
+        )
 
     def to_package(self, config: TrialConfig) -> TrialConfig:
         """Return the configuration of a package to be made, with the fingerprints of model and text filled in.
@@ -174,26 +184,18 @@ class Places:
         """
         if model.package is not None:
             return model.package.contents.text, ""
-        found: dict[Path, str] = {}
-        for name, key in texts_of(config):
-            file = Path(config.data.dir or ".").expanduser() / name
-            if not file.is_file():
-                return "", f"no text at {file} ({key}, under data.dir)"
-            if file not in self._texts:
-                self._texts[file] = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
-            found[file] = self._texts[file]
-        prints = list(dict.fromkeys(found.values()))
-        return (fingerprint(prints) if len(prints) > 1 else "".join(prints)), ""
+        return fingerprint_texts(config, self._texts)
 
     @staticmethod
     def _memory(
         config: TrialConfig, model: ModelStatus, longest: int, trainable: int
-    ) -> tuple[int, Mapping[Part, float]]:
+    ) -> tuple[int, Mapping[Part, float], int]:
+        """Return (estimated peak, its parts, of a program the peak of the light client)."""
         arch, kind, space, precision = model.arch, config.method.kind, config.space, config.precision
         if arch is None:
-            return 0, {}
+            return 0, {}, 0
         scored = 0 if kind.generates else max(config.split.dev, config.split.test) * longest
-        finding = 0
+        finding = client = 0
         if space.needs_gradients and kind.trains and model.package is None:
             text = space.of_text
             length = getattr(space, "length", longest) if text else longest
@@ -238,22 +240,19 @@ class Places:
             }
             parts, exporting = program_memory(parts, arch, size, weights=weights, **form)
             finding = max(finding, exporting)
+            client = int(sum(parts.values())) - weights
         peak = int(sum(parts.values()))
-        return RUNTIME_BYTES + max(peak, finding), parts if peak >= finding else {}
+        return RUNTIME_BYTES + max(peak, finding), parts if peak >= finding else {}, client
 
 
 def _of_tools(config: TrialConfig) -> Availability:
     """Return the needs of a trial without a model: tools, whose versions become part of its identity."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    kind, versions, reasons = config.method.kind, [], []
-    for name in kind.tools:
-        try:
-            versions.append(f"{name} {version(name)}")
-        except PackageNotFoundError:
-            reasons.append(f"{name} is not installed here: {kind.extra}")
+    kind = config.method.kind
+    there = kind.installed_tools()
+    reasons = tuple(f"{name} is not installed here: {kind.extra}" for name in kind.tools if name not in there)
+    versions = tuple(f"{name} {version}" for name, version in there.items())
     with_versions = replace(config, method=replace(config.method, kind=kind.with_versions(versions)))
-    return Availability(with_versions, tuple(reasons), 0, {}, 0, 0)
+    return Availability(with_versions, reasons, 0, {}, 0, 0, tools=versions)
 
 
 def _most(config: TrialConfig, model: ModelStatus) -> int:
@@ -286,6 +285,24 @@ def _not_read(config: TrialConfig, model: ModelStatus, data: DataStatus) -> list
         planned = "as is typical of the task" if config.task.lengths else "at train.max_length"
         notes.append(f"lengths are not known here: planned {planned}")
     return notes
+
+
+def fingerprint_texts(config: TrialConfig, known: dict[Path, str] | None = None) -> tuple[str, str]:
+    """Return (fingerprint of the texts whose gradients a trial takes, why one is unavailable), one of them or both "".
+
+    Args:
+        known: file -> digest of the texts that were read before; read ones are added.
+    """
+    known, found = {} if known is None else known, []
+    for name, key in texts_of(config):
+        file = Path(config.data.dir or ".").expanduser() / name
+        if not file.is_file():
+            return "", f"no text at {file} ({key}, under data.dir)"
+        if file not in known:
+            known[file] = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+        found.append(known[file])
+    prints = list(dict.fromkeys(found))
+    return (fingerprint(prints) if len(prints) > 1 else "".join(prints)), ""
 
 
 def texts_of(config: TrialConfig) -> Iterator[tuple[str, str]]:

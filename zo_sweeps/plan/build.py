@@ -229,9 +229,11 @@ def _trial(
             needs.memory_bytes,
             config.device.runs_programs and not config.device.reads_log,
             config.precision.name,
-            {part.value: int(size) for part, size in needs.parts.items()},
+            parts={part.value: int(size) for part, size in needs.parts.items()},
+            tools=needs.tools,
+            client_bytes=needs.client_bytes,
         ),
-        warm_key=_warm_key(config),
+        warm_key=warm_key(config),
         cost=_cost(config, needs),
         steps=config.steps,
         memory_key=memory_key(config),
@@ -243,7 +245,7 @@ def _trial(
     )
 
 
-def _warm_key(config: TrialConfig) -> str:
+def warm_key(config: TrialConfig) -> str:
     """Return a key shared by trials with the same loaded model."""
     precision, text = config.precision, config.data.text_fingerprint
     parts = [config.model.fingerprint, identity(precision), config.device.place]

@@ -7,7 +7,7 @@ import importlib.metadata
 import platform
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import zo_sweeps
 from zo_sweeps.core.host import processor
@@ -27,13 +27,20 @@ PACKAGES = (
 )
 
 
-def collect() -> dict[str, Any]:
-    """Return the provenance of this process as plain JSON.
+class Provenance(TypedDict):
+    """The provenance of a process as plain JSON."""
 
-    packages: {python, zo_sweeps, torch, ...: version}, installed ones only; git_commit and git_dirty of the checkout
-    that this package runs from (both None for an installed copy); hostname, platform, cpu, ram_bytes. Cost: two git
-    calls the first time.
-    """
+    packages: dict[str, str]  # python, zo_sweeps, torch, ...: versions of installed ones
+    git_commit: str | None  # of the checkout that this package runs from; None for an installed copy
+    git_dirty: bool | None
+    hostname: str
+    platform: str
+    cpu: str
+    ram_bytes: int
+
+
+def collect() -> Provenance:
+    """Return the provenance of this process. Cost: two git calls the first time."""
     import psutil
 
     commit, dirty = _git()

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table as Rows
@@ -14,7 +14,11 @@ from rich.text import Text
 
 from zo_sweeps.core.trial import TrialState
 from zo_sweeps.schedule.ledger import read_standing
+from zo_sweeps.tables.stats import by_example
 from zo_sweeps.tables.text_cells import plain
+
+if TYPE_CHECKING:
+    from zo_sweeps.record.predictions import Predictions
 
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 40  # characters of a drawn curve
@@ -30,6 +34,7 @@ def compare(state_dir: Path, names: Sequence[str], console: Console) -> None:
     """
     from zo_sweeps.record.curves import trail
     from zo_sweeps.record.journal import JournalStore
+    from zo_sweeps.record.predictions import predictions
     from zo_sweeps.record.sweep_book import find_trial
 
     one, two = (find_trial(state_dir, name) for name in names)
@@ -48,7 +53,8 @@ def compare(state_dir: Path, names: Sequence[str], console: Console) -> None:
         measured.append((name, *("–" if value is None else f"{value:.6g}" for value in both), change))
     _print(console, "measured", measured, "nothing yet")
     ids = (one.trial_id, two.trial_id)
-    curves = [trail(journals.read(i, ended=standing.has_result(i))) for i in ids]
+    events = [journals.read(i, ended=standing.has_result(i)) for i in ids]
+    curves = [trail(journal) for journal in events]
     for name in ("dev/loss", "dev/metric"):
         runs = [{step: value for step, _, value in each[name]} for each in curves]
         lines = [
@@ -62,9 +68,25 @@ def compare(state_dir: Path, names: Sequence[str], console: Console) -> None:
     low, high = min(finite, default=0.0), max(finite, default=0.0)
     for letter, values in zip("AB", losses, strict=True):
         _say(console, f"{letter}  {spark(values, low, high) or 'no steps'}  {len(values)} steps")
+    _say(console, "\n" + _by_example(*(predictions(journal) for journal in events)))
     for letter, outcome in zip("AB", outcomes, strict=True):
         if outcome and outcome.error:
             _say(console, f"{letter}  {outcome.error}")
+
+
+def _by_example(one: Predictions | None, two: Predictions | None) -> str:
+    """Return the comparison of two trials' test predictions, or the reason why there is none."""
+    if one is None or two is None:
+        lacking = " and ".join(letter for letter, has in zip("AB", (one, two), strict=True) if has is None)
+        return f"test predictions: none of {lacking}"
+    if one.rows != two.rows:
+        return "test predictions: of different examples"
+    both = by_example([one.right], [two.right])
+    alike = sum(a and b for a, b in zip(one.right, two.right, strict=True))
+    return (
+        f"test predictions, {both.n} examples: both right {alike}, only A {both.one}, only B {both.other}, "
+        f"neither {both.n - alike - both.one - both.other}; McNemar's exact p = {both.p:.2g}"
+    )
 
 
 def differences(one: Mapping[str, Any], two: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:

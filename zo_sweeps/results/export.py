@@ -81,11 +81,20 @@ def rebuilt(trial_id: str, state_dir: str | Path = "zo_runs") -> Iterator[tuple[
     journal is damaged, or if its model or data is not available here. Cost: loads the model and the task's rows; then q
     noise passes over the space per step, no forward. The process keeps the base model for the next trial that uses it.
     """
+    with replayed(*_finished(trial_id, state_dir)) as found:
+        yield found
+
+
+@contextmanager
+def replayed(trial: Trial, journal: list[Event], step: int) -> Iterator[tuple[Workbench, InstalledSpace]]:
+    """Yield the workbench of a trial, and its space with the weights that its journal gives after a step.
+
+    Raises UserError and costs as `rebuilt`.
+    """
     from zo_sweeps.engine.replay import rebuild
     from zo_sweeps.run.recorder import Nowhere, Recorder
     from zo_sweeps.run.workbench import Workbench
 
-    trial, journal, step = _finished(trial_id, state_dir)
     config = TrialConfig.of(trial.config)
     recorder = Recorder(trial, Nowhere(), journal)
     if len(recorder.coefs) < step:

@@ -17,6 +17,8 @@ from zo_sweeps.core.trial import Outcome, TrialState
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.results import figures as charts
 from zo_sweeps.results import tables as readout
+from zo_sweeps.results.examples import compared
+from zo_sweeps.results.imports import with_imported
 from zo_sweeps.schedule.ledger import Standing
 from zo_sweeps.tables.draw import inline_svg
 from zo_sweeps.tables.html import differences_html, render, to_html
@@ -42,9 +44,9 @@ def html(plan: Plan, composer: Composer, standing: Standing, state_dir: Path, co
         Path(__file__).parent,
         title=plan.title,
         summary=_summary(plan, standing),
-        tables=[to_html(table) for table in tables],
+        tables=[to_html(table) for table in with_imported(tables, plan, composer)],
         **_figures(plan, composer, standing, state_dir),
-        differences=list(filter(None, map(differences_html, tables))),
+        differences=list(filter(None, (differences_html(table, compared(table, state_dir)) for table in tables))),
         failures=_failures(plan, standing),
         **_machines(plan, standing),
         **_reproduce(plan, command, here),

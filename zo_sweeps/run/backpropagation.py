@@ -14,6 +14,7 @@ from zo_sweeps.devices.tensors import Tensors
 from zo_sweeps.engine.baselines import first_order
 from zo_sweeps.engine.batch import Batch
 from zo_sweeps.engine.checkpointing import checkpointed
+from zo_sweeps.engine.replay import digest
 from zo_sweeps.engine.train import Evaluated, StepDone
 from zo_sweeps.engine.types import DivergedError
 from zo_sweeps.methods.space import InstalledSpace
@@ -39,7 +40,7 @@ class Backpropagation(Runner):
             with torch.no_grad():
                 for name, param in space.params.items():
                     param.copy_(best[name])
-            self.report_test(self.recorder.best())
+            self.report_test(self.recorder.best(), digest(space.params))
             del best
             self.measure_parts(space, self._one_more(space))
         finally:

@@ -44,7 +44,7 @@ def write(trial: Trial, command: str, folder: Path) -> bundle.Manifest:
             folder,
             file,
             _settings(trial, config, program),
-            {split: _rows(rows, program) for split, rows in splits.items()},
+            {split: rows_of(rows, program) for split, rows in splits.items()},
             _training(bench, program),
             config={"command": command, "trial": trial.to_json(), "planned_bytes": program.planned_bytes},
             fingerprints={"model": config.model.fingerprint, "task": config.task.fingerprint},
@@ -77,7 +77,8 @@ def _settings(trial: Trial, config: TrialConfig, program: Program) -> bundle.Set
     )
 
 
-def _rows(rows: Sequence[Row], program: Program) -> bundle.Rows:
+def rows_of(rows: Sequence[Row], program: Program) -> bundle.Rows:
+    """Return rows as a bundle has them."""
     call = call_of(rows, program.frame)
     return bundle.Rows(
         call.ids.astype(np.int32),

@@ -19,7 +19,7 @@ from zo_sweeps.models.causal import LanguageModel
 from zo_sweeps.models.load import load
 from zo_sweeps.models.masked import MaskedLanguageModel
 from zo_sweeps.run.packages import prepared
-from zo_sweeps.tasks.data import load_splits
+from zo_sweeps.tasks.data import digest_rows, load_splits
 from zo_sweeps.tasks.demonstrations import Demonstrator, demonstration
 from zo_sweeps.tasks.encode import Example, encode
 from zo_sweeps.tasks.masked import encode_masked
@@ -37,12 +37,13 @@ class Warm:
 
 @dataclass(frozen=True)
 class EncodedSplits:
-    """A task's splits as tokens."""
+    """A task's splits as tokens, and the digest of the test split's rows."""
 
     spec: TaskSpec
     train: list[Example]
     dev: list[Example]
     test: list[Example]
+    test_rows: str
 
 
 warm: Warm | None = None
@@ -107,5 +108,5 @@ def examples(config: TrialConfig, model: LanguageModel) -> EncodedSplits:
         if len(_encoded) >= 4:
             _encoded.pop(next(iter(_encoded)))
         by_split = {split: encoded(split, getattr(splits, split)) for split in ("train", "dev", "test")}
-        _encoded[key] = EncodedSplits(spec, **by_split)
+        _encoded[key] = EncodedSplits(spec, **by_split, test_rows=digest_rows(spec, splits.test))
     return _encoded[key]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from math import prod
 from pathlib import Path
@@ -14,32 +14,46 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import cache_folder
 from zo_sweeps.core.jsonl import parse_object, read_lines, read_objects
 from zo_sweeps.core.memory import MEMORY
+from zo_sweeps.core.trial import Sharing
 from zo_sweeps.devices.energy import EnergyMeter
+from zo_sweeps.devices.memory import MemoryMeter
 from zo_sweeps.edge import bundle
+from zo_sweeps.edge.light_client import Away, Line, log_of, scoring
 from zo_sweeps.edge.phone import SENSORS, Adb, Phone
 from zo_sweeps.edge.rows import Frame
 from zo_sweeps.edge.scored import scored
-from zo_sweeps.engine.replay import rebuild
+from zo_sweeps.engine.replay import digest, rebuild
 from zo_sweeps.engine.train import Evaluated, StepDone, evaluated_at
 from zo_sweeps.engine.types import DivergedError
 from zo_sweeps.run import bundles
 from zo_sweeps.run.by_part import OF_AN_ENGINE
 from zo_sweeps.run.runner import Runner
+from zo_sweeps.run.workbench import Workbench
 from zo_sweeps.tasks.encode import Example
-
-Line = dict[str, Any]  # of the client's log, see edge/client
 
 
 class FromLog(Runner):
     """Read a light client's log, step by step; the metrics of a split are computed here, from the scores in it.
 
-    The log is that of `device.log`, or grows while the client runs on a phone.
+    The log is that of `device.log`, or grows while the client runs on a phone, or on a board (`away`).
     """
 
     _sensors_read = 0  # bytes of the sensors' file
 
+    def __init__(
+        self,
+        bench: Workbench,
+        meter: MemoryMeter,
+        should_stop: Callable[[], bool],
+        sharing: Sharing | None = None,
+        away: Away | None = None,
+    ) -> None:
+        super().__init__(bench, meter, should_stop, sharing)
+        self._away = away
+
     def device(self) -> dict[str, Any]:
-        name, memory = self.config.device.name, "peak resident memory of the light client's process"
+        name = self.config.device.name if self._away is None else self._away.profile
+        memory = "peak resident memory of the light client's process"
         facts = {"kind": "executorch", "profile": name, "name": "light client", "runtime": "light client"}
         return {**facts, "memory_definition": memory, "versions": {}}
 
@@ -75,22 +89,37 @@ class FromLog(Runner):
         recorder.unmeasured[MEMORY] = OF_AN_ENGINE
         best = recorder.best()
         line = self.test_scores(best)
+        recorder.measured["peak_memory_bytes"] = max(peak, float(line.get("peak_bytes", 0)))
         self._take_readings()
-        self._compare(line, best)
+        weights = self._replayed(line, best)
+        if self._away is not None:
+            recorder.measured |= self._away.measured
         self._with(line, splits.test)
-        self.report_test(best)
+        self.report_test(best, weights)
 
     def lines(self) -> Iterator[Line]:
-        """Yield the log's lines, those that a phone still writes included."""
+        """Yield the log's lines, those that are still to be written included; of a board, the new ones alone."""
+        if self._away is not None:
+            yield from self._lines_of(self._away)
+            return
         yield from read_log(self._bundle.log)
         if self._phone is not None:
             yield from self._phone.run()
 
+    def _lines_of(self, away: Away) -> Iterator[Line]:
+        """Yield the lines that the journal lacks, as the client writes them; start it only if there are any."""
+        settings, recorder = self._bundle.manifest.settings, self.recorder
+        if len(recorder.coefs) < settings.steps or {*settings.evaluations} - {*recorder.evaluations}:
+            yield from away.steps(self._bundle, log_of(recorder.coefs, recorder.evaluations))
+
     def test_scores(self, step: int) -> Line:
         """Return the line with the scores of the test split after a step."""
-        if self._phone is not None and self._test_line(step) is None:
-            deque(self._phone.run("--score", "test", "--at", str(step)), maxlen=0)
-        line = self._test_line(step)
+        if self._away is not None:
+            line = self._away.test(self._bundle, log_of(self.recorder.coefs[:step], ()), step)
+        else:
+            if self._phone is not None and self._test_line(step) is None:
+                deque(self._phone.run(*scoring("test", step)), maxlen=0)
+            line = self._test_line(step)
         if line is not None and line["type"] == "diverged":
             raise DivergedError(f"non-finite test loss at step {step}, seed {self.config.seed}")
         if line is None:
@@ -122,28 +151,36 @@ class FromLog(Runner):
         device = self.config.device
         return None if device.log or device.client is None else Phone(Adb(), self._bundle.folder, Path(device.client))
 
-    def _compare(self, line: Line, step: int) -> None:
-        """Raise UserError if the client's theta is not that of its log, to the bit; the form `dual` is not compared."""
-        if self.config.device.keeps_copies:
-            return
+    def _replayed(self, line: Line, step: int) -> str:
+        """Return the digest of theta as the log gives it.
+
+        Raises UserError if the client's theta is not the same, to the bit; the form `dual` is not compared.
+        """
         bench = self.bench
         space = bench.install()
         try:
             rebuild(bench.method(), space, self.recorder.coefs[:step], bench.rates(), seed=self.config.seed)
-            digest = hashlib.sha256()
+            weights, theta = digest(space.params), hashlib.sha256()
             for param in space.params.values():
-                digest.update(param.detach().numpy().tobytes())
+                theta.update(param.detach().numpy().tobytes())
         finally:
             space.uninstall()
-        if digest.hexdigest() != line["theta"]:
-            raise UserError(f"the parameters of the client after step {step} are not those that its log gives")
-        self.recorder.measured["theta_difference"] = 0.0
+        if not self.config.device.keeps_copies:
+            if theta.hexdigest() != line["theta"]:
+                raise UserError(f"the parameters of the client after step {step} are not those that its log gives")
+            self.recorder.measured["theta_difference"] = 0.0
+        return weights
 
     def _take(self, line: Line) -> None:
+        step, done = int(line["step"]), len(self.recorder.losses)
+        if step <= done:  # of an earlier attempt
+            return
+        if step > done + 1:
+            raise UserError(f"the light client's log goes from step {done} to step {step}")
         losses = [float(loss) for loss in line["losses"]]
         coefs = tuple(map(float, line["coefs"]))
         mean = sum(losses) / len(losses)
-        self.recorder.take(StepDone(int(line["step"]), mean, coefs, float(line["seconds"]), int(line["tokens"])))
+        self.recorder.take(StepDone(step, mean, coefs, float(line["seconds"]), int(line["tokens"])))
 
     def _take_readings(self) -> None:
         """Record what a phone's sensors said since the last call; a line that cannot be read is not missed."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.engine import losses, masks, sensitivity
-from zo_sweeps.engine.batch import collate
+from zo_sweeps.engine.batch import Batch, collate
 from zo_sweeps.engine.checkpointing import checkpointed
 from zo_sweeps.engine.objectives.tokens import Tokens
 from zo_sweeps.engine.spaces.sensitive import Sensitive
@@ -162,7 +162,11 @@ def _losses(model: LanguageModel, samples: Sequence[Example], objective: Objecti
     device = _device(model)
     for sample in samples:
         batch = collate([sample], model.pad_id, gold_only=objective.gold_only).to(device)
-        yield lambda batch=batch: objective.loss(losses.token_logprobs(model, batch), batch)[0]  # type: ignore[misc]
+        yield partial(_loss, model, batch, objective)
+
+
+def _loss(model: LanguageModel, batch: Batch, objective: Objective) -> Tensor:
+    return objective.loss(losses.token_logprobs(model, batch), batch)[0]
 
 
 def _weights(model: LanguageModel, modules: Sequence[str]) -> dict[str, Any]:

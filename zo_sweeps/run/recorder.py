@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from zo_sweeps.core.bits import packed
 from zo_sweeps.core.remarks import remark
 from zo_sweeps.core.trial import ENERGY, Event, Outcome, Sink, Trial, TrialState
 from zo_sweeps.devices.energy import EnergyMeter
@@ -127,9 +128,23 @@ class Recorder:
             self._warned.add(metric)
             self.emit("warning", metric=metric, text=text)
 
-    def take_test(self, step: int, scores: Scores) -> None:
-        """Keep and report the test scores."""
-        self.test = self.emit("test", step=step, loss=scores.loss, metric=scores.metric, metrics=dict(scores.metrics))
+    def take_test(self, step: int, scores: Scores, rows: str, weights: str) -> None:
+        """Keep and report the test scores.
+
+        Args:
+            rows, weights: digests of the rows that were scored, and of the trained values.
+        """
+        self.test = self.emit(
+            "test",
+            step=step,
+            loss=scores.loss,
+            metric=scores.metric,
+            metrics=dict(scores.metrics),
+            examples=len(scores.right),
+            right=packed(scores.right),
+            rows=rows,
+            weights=weights,
+        )
 
     def take_reading(self, time: float, step: int, values: Mapping[str, float]) -> None:
         """Keep and report a reading of a phone's sensors, unless an earlier attempt did.

@@ -6,6 +6,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import Event, Outcome, Sharing, Sink, Trial, TrialState
@@ -19,6 +20,9 @@ from zo_sweeps.run.recorder import Nowhere, Recorder
 from zo_sweeps.run.runner import StoppedError, runner_of
 from zo_sweeps.run.workbench import Workbench
 
+if TYPE_CHECKING:
+    from zo_sweeps.edge.light_client import Away
+
 
 def run_trial(
     trial: Trial,
@@ -28,8 +32,11 @@ def run_trial(
     should_stop: Callable[[], bool],
     *,
     sharing: Sharing | None = None,
+    away: Away | None = None,
 ) -> Outcome:
     """Run `trial` from where `journal` ends, sending events to `sink`; see `zo_sweeps.core.trial.RunTrial`.
+
+    With `away`, the light client runs the trial's program on another machine, and its log is read here.
 
     Divergence, lack of memory and errors are outcomes, errors with their traceback. Raises only KeyboardInterrupt and
     SystemExit.
@@ -37,7 +44,7 @@ def run_trial(
     began = time.perf_counter()
     recorder = Recorder(trial, sink, journal)
     try:
-        _execute(trial, recorder, attempt, should_stop, sharing)
+        _execute(trial, recorder, attempt, should_stop, sharing, away)
         outcome = recorder.outcome(TrialState.SUCCEEDED)
     except StoppedError:
         outcome = recorder.outcome(TrialState.CANCELLED, error="stopped on request")
@@ -55,12 +62,22 @@ def run_trial(
 
 
 def _execute(
-    trial: Trial, recorder: Recorder, attempt: int, should_stop: Callable[[], bool], sharing: Sharing | None
+    trial: Trial,
+    recorder: Recorder,
+    attempt: int,
+    should_stop: Callable[[], bool],
+    sharing: Sharing | None,
+    away: Away | None,
 ) -> None:
     config = TrialConfig.of(trial.config)
     bench = Workbench(config, trial.warm_key, recorder)
     meter = MemoryMeter(bench.device)
-    runner = runner_of(config)(bench, meter, should_stop, sharing)
+    if away is None:
+        runner = runner_of(config)(bench, meter, should_stop, sharing)
+    else:
+        from zo_sweeps.run.from_log import FromLog
+
+        runner = FromLog(bench, meter, should_stop, away=away)
     recorder.energy = runner.energy_meter()
     recorder.device = {**runner.device(), **recorder.energy.definitions}
     code = code_of(config)

@@ -56,15 +56,19 @@ class Runner:
         """Run the trial to its end. Raises StoppedError, DivergedError, or any other error on the way."""
         raise NotImplementedError
 
-    def report_test(self, step: int) -> None:
-        """Score the test split once, with the selected weights."""
+    def report_test(self, step: int, weights: str = "") -> None:
+        """Score the test split once, with the selected weights.
+
+        Args:
+            weights: their digest, `engine.replay.digest`; "" if nothing was trained.
+        """
         recorder, bench = self.recorder, self.bench
         recorder.selected = step
         if recorder.test is None:
             test = bench.score(bench.splits.test)
             if not (math.isfinite(test.loss) and math.isfinite(test.metric)):
                 raise DivergedError(f"non-finite test loss at step {step}, seed {self.config.seed}: {test.loss}")
-            recorder.take_test(step, test)
+            recorder.take_test(step, test, bench.splits.test_rows, weights)
 
     def stop_memory(self) -> None:
         """Record the peak memory so far."""

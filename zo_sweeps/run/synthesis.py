@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 
 from zo_sweeps.core.errors import UserError
@@ -23,7 +22,7 @@ class SynthesisRunner(Runner):
     def run(self) -> None:
         kind, recorder = self.config.method.kind, self.recorder
         assert isinstance(kind, Synthesis)
-        if (here := tuple(f"{name} {version(name)}" for name in kind.tools)) != kind.versions:
+        if (here := tuple(f"{name} {version}" for name, version in kind.installed_tools().items())) != kind.versions:
             what = f"the tools here are {', '.join(here)}, and the trial is of {', '.join(kind.versions)}"
             raise UserError(what, fix="install the same versions on every node")
         made = circuit(self.config.perturbation, self.config.seed, kind)

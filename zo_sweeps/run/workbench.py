@@ -27,7 +27,7 @@ from zo_sweeps.run import cache
 from zo_sweeps.run.gradients import sensitive_mask
 from zo_sweeps.run.recorder import Recorder
 from zo_sweeps.tasks.encode import Example
-from zo_sweeps.tasks.scoring import Answers, cut, evaluate
+from zo_sweeps.tasks.scoring import Answers, cut, evaluate, right
 
 
 class Workbench:
@@ -144,8 +144,9 @@ class Workbench:
         generates = spec.kind.generates
         loss, choices, scores = self.scored(examples)
         texts = self._generated(examples) if generates else ()
-        metrics = evaluate(spec, examples, Answers(choices, scores, texts))
-        return Scores(loss, metrics[spec.metrics[0].name], metrics)
+        answers = Answers(choices, scores, texts)
+        metrics = evaluate(spec, examples, answers)
+        return Scores(loss, metrics[spec.metrics[0].name], metrics, right(spec, examples, answers))
 
     def selection(self) -> tuple[str, int]:
         """Return the dev value that selects the step (loss or metric), and -1 if higher is better, otherwise 1."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from zo_sweeps.core.memory import Part
 from zo_sweeps.devices.tensors import Tensors
 from zo_sweeps.engine.peers import Team
-from zo_sweeps.engine.replay import rebuild
+from zo_sweeps.engine.replay import digest, rebuild
 from zo_sweeps.engine.rounding import resolution
 from zo_sweeps.engine.step import Method, step
 from zo_sweeps.engine.train import Evaluated, StepDone, train
@@ -46,7 +46,7 @@ class ZerothOrderRunner(Runner):
                 recorder.measured["drift"] = method.in_place.drift
             best = recorder.best()
             if best == self.config.train.steps:
-                self.report_test(best)
+                self.report_test(best, digest(space.params))
                 self.measure_parts(space, self._one_more(space))
                 return
         finally:
@@ -80,7 +80,7 @@ class ZerothOrderRunner(Runner):
         try:
             rebuild(bench.method(), space, self.recorder.coefs[:step], bench.rates(), seed=self.config.seed)
             self._rewind(step)
-            self.report_test(step)
+            self.report_test(step, digest(space.params))
             self.measure_parts(space, self._one_more(space))
         finally:
             space.uninstall()

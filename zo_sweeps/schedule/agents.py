@@ -17,13 +17,17 @@ from typing import Any
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import Event, Outcome, Sharing, Trial, TrialState
+from zo_sweeps.edge.light_client import LOG_EVENT
 from zo_sweeps.methods.definition import own_source
 from zo_sweeps.methods.trial_config import TrialConfig
+from zo_sweeps.schedule.agent_facts import Note
+from zo_sweeps.schedule.lease_contents import StoredFile
 from zo_sweeps.schedule.lease_files import lease_files
-from zo_sweeps.schedule.leases import ENDED, JOINED, OFFLINE_SECONDS, OPEN, Lease, RefusedError, Store
+from zo_sweeps.schedule.leases import ENDED, OPEN, Lease, RefusedError, Store
 from zo_sweeps.schedule.placement import Node
 
 PREFIX = "agent:"  # of the node ids of agents
+OF_DRIVER = "/"  # in the name of a process of a driver, after the driver's
 NOTE_SECONDS = 30.0  # after which the note on agents is too old: its writer, on the head, has ended
 LOOK_SECONDS = 0.1  # between looks at the store
 STAMP_SECONDS = 5.0  # between the driver's signs of life
@@ -34,30 +38,27 @@ class LeaseLostError(Exception):
     """The lease is over: its agent is silent, or its key was revoked. The message says which."""
 
 
-def nodes(note: Mapping[str, Any], driver: str, now: float) -> list[Node]:
+def nodes(note: Note, driver: str, now: float) -> list[Node]:
     """Return the agents that can take trials of a driver, from the note that the head's reporter writes."""
-    if now - note["time"] > NOTE_SECONDS:
+    if now - note.time > NOTE_SECONDS:
         return []
     return [
         Node(
-            node_id=PREFIX + agent["name"],
-            name=agent["name"],
-            device=agent["facts"]["profile"],
-            cpus=agent["facts"]["cpus"],
-            gpus=agent["facts"]["gpus"],
-            memory_bytes=int(agent["facts"]["memory_bytes"]),
-            programs=bool(agent["facts"].get("programs")),
-            slots=agent["slots"] - sum(owner != driver for owner, _ in agent["running"]),
-            refused=agent["refused"],
+            node_id=PREFIX + agent.name,
+            name=agent.name,
+            device=agent.facts.profile,
+            cpus=agent.facts.cpus,
+            gpus=agent.facts.gpus,
+            memory_bytes=agent.facts.memory_bytes,
+            programs=agent.facts.probe.executorch,
+            light=bool(agent.facts.client),
+            slots=agent.slots,
+            leased=sum(owner.partition(OF_DRIVER)[0] != driver for owner, _ in agent.running),
+            refused=agent.refused,
         )
-        for agent in note["agents"]
-        if is_online(agent, note["time"])
+        for agent in note.agents
+        if agent.facts and agent.is_online(note.time)
     ]
-
-
-def is_online(agent: Mapping[str, Any], now: float) -> bool:
-    """Return whether an agent of the note could take trials when it was written."""
-    return bool(agent["state"] == JOINED and now - agent["heard"] < OFFLINE_SECONDS)
 
 
 def bound_to_hosts(trial: Trial) -> bool:
@@ -212,7 +213,7 @@ class Proxies:
         )
 
 
-def _files(trial: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _files(trial: Mapping[str, Any]) -> list[StoredFile]:
     config = Trial.from_json(trial).config
     if "model" not in config.to_json():
         return []  # a trial that computes nothing, of a benchmark
@@ -220,7 +221,12 @@ def _files(trial: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _placed(event: dict[str, Any], lease: Lease) -> Event:
-    """Return an event with what the head knows better than the board: where it runs, and the bytes of its lease."""
+    """Return an event with what the head knows better than the board: where it runs, and the bytes of its lease.
+
+    Raises LeaseLostError for a line of a log: this board is not one that runs the light client.
+    """
+    if event["type"] == LOG_EVENT:
+        raise LeaseLostError(f"{lease.agent} sent a log of the light client, which it does not run")
     if event["type"] == "start":
         return {**event, "node": lease.agent, "profile": lease.profile}
     if event["type"] == "end":

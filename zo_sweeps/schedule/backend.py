@@ -10,10 +10,10 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.core.trial import Event, Outcome, RunTrial, Sharing, Sink, Trial, TrialState
+from zo_sweeps.core.trial import Event, Outcome, RunTrial, Sink, Trial, TrialState
 
 RUN_TRIAL = "zo_sweeps.run.run_trial:run_trial"
 FLUSH_SECONDS = (
@@ -53,6 +53,10 @@ class Lost:
     reason: str
     node: str = ""
     blameless: bool = False
+
+
+class CannotJoinError(UserError):
+    """This process cannot join the cluster. Another may be able to, later: a head lists its nodes one by one."""
 
 
 class HeadLostError(UserError):
@@ -109,15 +113,18 @@ def run_guarded(
     journal: list[Event],
     attempt: int,
     should_stop: Callable[[], bool],
-    sharing: Sharing | None = None,
+    **options: Any,
 ) -> Outcome:
-    """Call `target` ("module:function", a RunTrial); turn any exception into a FAILED outcome and its `end` event."""
+    """Call `target` ("module:function", a RunTrial); turn any exception into a FAILED outcome and its `end` event.
+
+    Args:
+        options: of `target`, besides those of every RunTrial; None stands for none.
+    """
     try:
         module, _, name = target.partition(":")
         run_trial: RunTrial = getattr(importlib.import_module(module), name)
-        if sharing is None:
-            return run_trial(trial, sink, journal, attempt, should_stop)
-        return run_trial(trial, sink, journal, attempt, should_stop, sharing=sharing)
+        given = {name: value for name, value in options.items() if value is not None}
+        return run_trial(trial, sink, journal, attempt, should_stop, **given)
     except (Exception, SystemExit) as error:
         line = (str(error).strip().splitlines() or [""])[0]
         outcome = Outcome(

@@ -9,13 +9,13 @@ import os
 import socket
 import time
 from collections.abc import Mapping
-from typing import Any
 
 from zo_sweeps.schedule import ray_private
 from zo_sweeps.schedule.cluster import NOTES, RUNS
 from zo_sweeps.schedule.fairness import Claim
 
 LIVE_SECONDS = 10.0  # a driver whose note does not change for so long has ended
+FRESH_SECONDS = 3.0  # for so long a note knows better than Ray and the store of agents what its driver holds
 
 
 class Claims:
@@ -34,9 +34,10 @@ class Claims:
         """
         note = {"time": time.time(), "driver": mine.driver, "runs": dict(runs)}
         note |= {"used": dict(mine.used), "held": dict(mine.held), "wants": list(mine.wants)}
+        note |= {"places": dict(mine.places)}
         with contextlib.suppress(Exception):  # Ray raises any kind of error then; the sweep goes on
             ray_private.put_note(self._key, json.dumps(note).encode(), NOTES)
-            return [_claim(other) for other in self._others()]
+            return self._others()
         return []
 
     def withdraw(self) -> None:
@@ -44,21 +45,19 @@ class Claims:
         with contextlib.suppress(Exception):
             ray_private.remove_note(self._key, NOTES)
 
-    def _others(self) -> list[dict[str, Any]]:
+    def _others(self) -> list[Claim]:
         now, live = time.monotonic(), []
         for key, text in ray_private.notes(RUNS, NOTES).items():
             note = json.loads(text)
-            if key == self._key or "used" not in note:
+            if key == self._key or "places" not in note:
                 continue
             if self._seen.get(key, (0.0, 0.0))[0] != note["time"]:  # the clocks of two hosts may differ
                 self._seen[key] = (note["time"], now)
-            if now - self._seen[key][1] < LIVE_SECONDS:
-                live.append(note)
+            age = now - self._seen[key][1]
+            if age < LIVE_SECONDS:
+                places = {at: tuple(held) for at, held in note["places"].items()} if age < FRESH_SECONDS else {}
+                live.append(Claim(note["driver"], note["used"], note["held"], tuple(note["wants"]), places))
         return live
-
-
-def _claim(note: Mapping[str, Any]) -> Claim:
-    return Claim(note["driver"], note["used"], note["held"], tuple(note["wants"]))
 
 
 def _user() -> str:

@@ -69,7 +69,7 @@ class InlineBackend:
         sink = _Stream(trial.trial_id, attempt, self._deliver)
         stop = lambda: self._stopping or sink.broken
         with _torch_threads(self._threads), self._sharing(trial, journal) as sharing:
-            outcome = run_guarded(self._target, trial, sink, journal, attempt, stop, sharing)
+            outcome = run_guarded(self._target, trial, sink, journal, attempt, stop, sharing=sharing)
         self._waiting = None
         sink.close()
         self._deliver(Finished(trial.trial_id, attempt, outcome))

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import folder_at
@@ -17,37 +15,45 @@ from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.models import hub
 from zo_sweeps.models.identity import TOKENIZER_PARTS, files_of, folder_of, repo_of, revision_of
 from zo_sweeps.plan.availability import texts_of
+from zo_sweeps.schedule.lease_contents import SHA256, StoredFile
 from zo_sweeps.tasks import data
+from zo_sweeps.tasks import hub as rows
 
-MODEL, DATA, HUB = "model", "data", "hub"
+MODEL, DATA, HUB, ROWS = "model", "data", "hub", "rows"
 LOADED = (*hub.WANTED, *TOKENIZER_PARTS)
-_SHA256 = re.compile(r"[0-9a-f]{64}")  # the name of a large file in the hub's cache
 
 
-def lease_files(config: TrialConfig) -> list[dict[str, Any]]:
-    """Return the files of a trial on this machine, each a mapping.
+def lease_files(config: TrialConfig) -> list[StoredFile]:
+    """Return the files of a trial on this machine; what comes with the package is left out.
 
-    `of` and `path`: MODEL, relative to `model.path`; DATA, relative to `data.dir`; HUB, relative to the snapshot of a
-    hub model that is in the cache here, for a board that cannot reach the hub. `sha256`, `bytes`; `here`, its absolute
-    path, and `stamp`, its time of change, which are not sent. What comes with the package is left out.
+    Their paths are relative, of MODEL to `model.path`, of DATA to `data.dir`, and of HUB to the snapshot of a hub model
+    that is in the cache here, for a board that cannot reach the hub. ROWS are the rows of a data set of the hub, which
+    boards have no library for.
 
-    Raises UserError for a folder that is not on this machine. Cost: one read of each file, once per process.
+    Raises UserError for a folder or a data set that is not on this machine. Cost: one read of each, once per process.
     """
-    listed: list[dict[str, Any]] = []
-    for of, folder, path in _paths(config):
+    listed: list[StoredFile] = []
+    for of, name, path in _paths(config):
         try:
             stat = path.stat()
             digest = _digest(path, stat.st_size, stat.st_mtime_ns)
         except OSError as error:
             what = f"an agent needs {path}, which is not on the head ({error.strerror})"
             raise UserError(what, fix="copy it there, to the same path") from None
-        name = path.relative_to(folder).as_posix()
-        file = {"of": of, "path": name, "sha256": digest, "bytes": stat.st_size, "here": str(path)}
-        listed.append({**file, "stamp": stat.st_mtime_ns})
+        listed.append(StoredFile(of, name, digest, stat.st_size, str(path), stat.st_mtime_ns))
     return listed
 
 
-def _paths(config: TrialConfig) -> Iterator[tuple[str, Path, Path]]:
+def _paths(config: TrialConfig) -> Iterator[tuple[str, str, Path]]:
+    for of, folder, path in _in_folders(config):
+        yield of, path.relative_to(folder).as_posix(), path
+    task = config.task
+    if config.data.dir is None and task.source != "packaged" and task.hub is not None:
+        for split in dict.fromkeys((task.hub.train, task.hub.test)):
+            yield ROWS, rows.rows_name(split), rows.rows_file(task.hub, split, task.label_field)
+
+
+def _in_folders(config: TrialConfig) -> Iterator[tuple[str, Path, Path]]:
     model = config.model
     if model.source == ModelSource.LOCAL:
         folder = folder_of(model).absolute()
@@ -68,7 +74,7 @@ def _paths(config: TrialConfig) -> Iterator[tuple[str, Path, Path]]:
 @lru_cache(maxsize=4096)
 def _digest(path: Path, size: int, stamp: int) -> str:
     """Return the SHA-256 of a file's bytes; the hub's cache names large files by it."""
-    if _SHA256.fullmatch(path.resolve().name):
+    if SHA256.fullmatch(path.resolve().name):
         return path.resolve().name
     digest = hashlib.sha256()
     with path.open("rb") as file:

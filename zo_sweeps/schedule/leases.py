@@ -19,19 +19,30 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.shape import MalformedError, S
 from zo_sweeps.core.trial import Event
+from zo_sweeps.devices.live import Reading
+from zo_sweeps.schedule.agent_facts import (
+    ENROLLED,
+    JOINED,
+    LEFT,
+    OFFLINE_SECONDS,
+    REVOKED,
+    Agent,
+    Facts,
+    is_online,
+)
+from zo_sweeps.schedule.lease_contents import Contents, StoredFile
 
 FILE = "gateway.db"
-OFFLINE_SECONDS = 60.0  # without a request: an agent then gets no trial; its leases last longer, see `reap`
 DRIVER_SECONDS = 30.0  # without a sign of life of its driver, before a lease is over
 LEASE_BYTES = 256 * 2**20  # of one lease's events
 KEEP_SECONDS = 86400.0  # for which the events of a lease that is not open are kept, to answer repeats
-ENROLLED, JOINED, LEFT, REVOKED = "enrolled", "joined", "left", "revoked"  # states of an agent
 OPEN, ENDED, OVER = "open", "ended", "over"  # states of a lease
 _BUSY_SECONDS = 30.0  # to wait for another process's transaction
 
@@ -83,41 +94,6 @@ class TooLargeError(RefusedError):
 
 
 @dataclass(frozen=True)
-class Agent:
-    """An enrolled agent.
-
-    Args:
-        key: digest of its public key.
-        serial: of its valid certificate, hexadecimal.
-        state: ENROLLED (not joined yet), JOINED, LEFT or REVOKED.
-        slots: trials that it runs at a time.
-        heard: time of its last request (Unix seconds).
-        facts: what it said of itself when it joined.
-        live: its last reading, as `devices.live` makes them.
-        refused: what is not lent ("noise", a precision) -> why.
-        answered: the conditions under which it answered the known-answer challenge; "": it has not.
-        running: (driver, label) of each trial that it runs.
-    """
-
-    name: str
-    key: str
-    serial: str
-    device: str
-    state: str
-    slots: int
-    heard: float
-    facts: Mapping[str, Any]
-    live: Mapping[str, Any]
-    refused: Mapping[str, str]
-    answered: str
-    running: tuple[tuple[str, str], ...] = field(default=())
-
-    def is_online(self, now: float) -> bool:
-        """Return whether it joined and was heard of lately, so that it may get a trial."""
-        return _is_online(self.state, self.heard, now)
-
-
-@dataclass(frozen=True)
 class Lease:
     """The standing of a lease, without its contents.
 
@@ -126,6 +102,7 @@ class Lease:
         stop: whether its driver asked it to stop.
         why: why it is over.
         blameless: its end counts towards no bound on losses.
+        bytes: of its events, as text.
         down, up: bytes of bodies sent to the board, and received from it.
         profile: the agent's device profile when the lease was made.
         online: whether the agent was heard of lately.
@@ -140,6 +117,7 @@ class Lease:
     stop: bool
     why: str
     blameless: bool
+    bytes: int
     down: int
     up: int
     profile: str
@@ -147,7 +125,7 @@ class Lease:
 
 
 _LEASE = (
-    "leases.id, agent, trial_id, attempt, leases.state, received, stop, why, blameless, down, up, profile, "
+    "leases.id, agent, trial_id, attempt, leases.state, received, stop, why, blameless, bytes, down, up, profile, "
     "agents.state, heard FROM leases JOIN agents ON agents.name = agent"
 )
 _AGENT = "name, key, serial, device, state, slots, heard, facts, live, refused, answered"
@@ -235,6 +213,11 @@ class Store:
         row = self._one(f"SELECT {_AGENT} FROM agents WHERE name = ?", (name,))
         return None if row is None else _agent(row, ())
 
+    def serial_of(self, name: str) -> str | None:
+        """Return the serial number of an agent's certificate, "" if its key was revoked; None for an unknown agent."""
+        row = self._one("SELECT serial, state FROM agents WHERE name = ?", (name,))
+        return None if row is None else "" if row[1] == REVOKED else str(row[0])
+
     def agents(self) -> list[Agent]:
         """Return all agents, by name."""
         runs: dict[str, list[tuple[str, str]]] = {}
@@ -243,18 +226,18 @@ class Store:
         rows = self._all(f"SELECT {_AGENT} FROM agents ORDER BY name")
         return [_agent(row, runs.get(row[0], ())) for row in rows]
 
-    def join(self, name: str, facts: Mapping[str, Any], slots: int, refused: Mapping[str, str], answered: str) -> None:
+    def join(self, name: str, facts: Facts, refused: Mapping[str, str], answered: str) -> None:
         """Record that an agent joined, or joined again."""
-        new = (JOINED, json.dumps(facts), slots, json.dumps(refused), answered, time.time())
+        new = (JOINED, json.dumps(facts.to_json()), facts.slots, json.dumps(refused), answered, time.time())
         columns = "state = ?, facts = ?, slots = ?, refused = ?, answered = ?, heard = ?"
         with self.transaction():
             self._db.execute(f"UPDATE agents SET {columns} WHERE name = ? AND state != ?", (*new, name, REVOKED))
 
-    def hear(self, times: Mapping[str, float], live: Mapping[str, Mapping[str, Any]]) -> None:
+    def hear(self, times: Mapping[str, float], live: Mapping[str, Reading]) -> None:
         """Record when agents were heard of, and their last readings."""
         with self.transaction():
             self._db.executemany("UPDATE agents SET heard = ? WHERE name = ?", [(t, n) for n, t in times.items()])
-            readings = [(json.dumps(reading), name) for name, reading in live.items()]
+            readings = [(json.dumps(reading.to_json()), name) for name, reading in live.items()]
             self._db.executemany("UPDATE agents SET live = ? WHERE name = ?", readings)
 
     def leave(self, name: str) -> None:
@@ -289,7 +272,7 @@ class Store:
         trial: Mapping[str, Any],
         journal: Sequence[Event],
         attempt: int,
-        files: Sequence[Mapping[str, Any]] = (),
+        files: Sequence[StoredFile] = (),
         profile: str = "",
         threads: int = 1,
     ) -> str:
@@ -305,7 +288,7 @@ class Store:
         Raises RefusedError when the agent is not online, and when it has no free slot.
         """
         identity = secrets.token_hex(8)
-        body = json.dumps({"trial": trial, "journal": list(journal), "files": list(files), "threads": threads})
+        body = json.dumps(Contents(trial, tuple(journal), tuple(files), threads).to_json())
         label = trial.get("label") or trial["trial_id"]
         row = (identity, agent, driver, trial["trial_id"], attempt, label, time.time(), OPEN, profile)
         columns = "id, agent, driver, trial_id, attempt, label, made, state, profile"
@@ -362,9 +345,9 @@ class Store:
             raise UnknownLeaseError(f"{agent} has no lease {lease!r}")
         return _lease(row)
 
-    def body(self, lease: str) -> dict[str, Any]:
-        """Return `trial`, `journal`, `files` and `threads` of a lease."""
-        return dict(json.loads(self._one("SELECT body FROM bodies WHERE lease = ?", (lease,))[0]))
+    def contents(self, lease: str) -> Contents:
+        """Return what a lease holds."""
+        return Contents.read(json.loads(self._one("SELECT body FROM bodies WHERE lease = ?", (lease,))[0]))
 
     def sent(self, lease: str, size: int) -> None:
         """Count bytes sent for a lease, which the agent has thereby taken."""
@@ -388,7 +371,8 @@ class Store:
             if first > known.received:
                 raise GapError(f"event {known.received} is missing before {first}", known.received)
             query = "SELECT event FROM events WHERE lease = ? AND number >= ? ORDER BY number LIMIT ?"
-            held = [row[0] for row in self._all(query, (lease, first, len(events)))]
+            repeated = first < known.received
+            held = [row[0] for row in self._all(query, (lease, first, len(events)))] if repeated else []
             if held != list(events[: len(held)]):
                 text = f"an event from number {first} on differs from the one that was sent before"
                 raise GapError(text, known.received, differs=True)
@@ -398,7 +382,7 @@ class Store:
             if known.state != OPEN:
                 raise LeaseOverError(known.why or "the lease has ended")
             grown = sum(map(len, new))
-            if self._one("SELECT bytes FROM leases WHERE id = ?", (lease,))[0] + grown > LEASE_BYTES:
+            if known.bytes + grown > LEASE_BYTES:
                 raise TooLargeError(f"more than {LEASE_BYTES >> 20} MiB of events for one trial")
             rows = [(lease, number, event) for number, event in enumerate(new, known.received)]
             self._db.executemany("INSERT INTO events VALUES (?, ?, ?)", rows)
@@ -465,14 +449,19 @@ def _hash(secret: bytes) -> str:
 
 def _agent(row: Any, running: Iterable[tuple[str, str]]) -> Agent:
     *plain, facts, live, refused, answered = row
-    return Agent(*(*plain, *map(json.loads, (facts, live, refused)), answered, tuple(running)))
+    known = _stored(Facts, facts), _stored(Reading, live), json.loads(refused), answered
+    return Agent(*(*plain, *known, tuple(running)))
+
+
+def _stored(kind: type[S], text: str) -> S | None:
+    """Return what the store has of a shape; None if that is nothing, or of another version of this package."""
+    try:
+        return kind.read(json.loads(text))
+    except MalformedError:
+        return None
 
 
 def _lease(row: Any) -> Lease:
-    *plain, stop, why, blameless, down, up, profile, state, heard = row
-    online = _is_online(state, heard, time.time())
-    return Lease(*(*plain, bool(stop), why, bool(blameless), down, up, profile, online))
-
-
-def _is_online(state: str, heard: float, now: float) -> bool:
-    return state == JOINED and now - heard < OFFLINE_SECONDS
+    *plain, stop, why, blameless, size, down, up, profile, state, heard = row
+    online = is_online(state, heard, time.time())
+    return Lease(*(*plain, bool(stop), why, bool(blameless), size, down, up, profile, online))

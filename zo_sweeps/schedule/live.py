@@ -6,13 +6,34 @@ import contextlib
 import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from zo_sweeps.core.files import replace_text
 from zo_sweeps.schedule.snapshot import Snapshot
 
 FILE = "live.json"
 EVERY_SECONDS = 1.0
+
+
+class LiveRun(TypedDict):
+    """A trial that runs."""
+
+    trial_id: str
+    label: str
+    node: str
+    attempt: int
+    step: int
+    steps: int
+    seconds: float  # since it began
+
+
+class Live(TypedDict):
+    """A sweep's status as plain JSON."""
+
+    time: float  # Unix seconds, when it was written
+    running: list[LiveRun]
+    waiting: dict[str, int]  # reason -> trials
+    eta_seconds: float | None
 
 
 class LiveFile:
@@ -29,7 +50,7 @@ class LiveFile:
         if now - self._written < EVERY_SECONDS:
             return
         self._written = now
-        running = [
+        running: list[LiveRun] = [
             {
                 "trial_id": run.trial.trial_id,
                 "label": run.trial.label,
@@ -41,7 +62,7 @@ class LiveFile:
             }
             for run in snapshot.running
         ]
-        data = {
+        data: Live = {
             "time": time.time(),
             "running": running,
             "waiting": dict(snapshot.waiting),
@@ -51,9 +72,10 @@ class LiveFile:
             replace_text(self._path, json.dumps(data))
 
 
-def read_live(state_dir: Path) -> dict[str, Any]:
-    """Return the last status that a driver of `state_dir` wrote; empty if none. `driver_of` tells if it still runs."""
+def read_live(state_dir: Path) -> Live | None:
+    """Return the last status that a driver of `state_dir` wrote; None if none. `driver_of` tells if it still runs."""
     try:
-        return dict(json.loads((state_dir / FILE).read_text()))
+        status: Live = json.loads((state_dir / FILE).read_text())
     except (OSError, ValueError):
-        return {}
+        return None
+    return status

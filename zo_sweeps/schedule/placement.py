@@ -25,7 +25,10 @@ class Node:
         cpus, gpus: CPUs and GPUs that it lends.
         memory_bytes: main memory that it lends (unified memory on an edge device).
         programs: whether ExecuTorch is installed, for trials that run as exported programs.
-        slots: of an agent, trials that it takes of this driver at a time; None: a node of Ray's, as many as CPUs allow.
+        light: whether it has the light client alone, and no torch: it runs such trials, and no others.
+        tools: that are installed, as in `Needs`; None: not known, as of a node that Ray alone started.
+        slots: of an agent, trials that it takes at a time; None: a node of Ray's, as many as CPUs allow.
+        leased: of an agent, slots that other drivers have, by its store; up to two seconds old.
         refused: what it does not lend ("noise", a precision) -> why: see `fleet.known_answers`.
     """
 
@@ -36,7 +39,10 @@ class Node:
     gpus: float
     memory_bytes: int
     programs: bool = False
+    tools: frozenset[str] | None = None
+    light: bool = False
     slots: int | None = None
+    leased: int = 0
     refused: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @property
@@ -59,6 +65,8 @@ def takes_main_memory(needs: Needs, node: Node) -> bool:
 
 def main_memory(needs: Needs, node: Node) -> int:
     """Return the bytes of main memory that a trial takes on `node`: with a GPU of its own, next to none."""
+    if node.light:
+        return needs.client_bytes
     return needs.memory_bytes if takes_main_memory(needs, node) else 0
 
 
@@ -80,13 +88,17 @@ def refusal(needs: Needs, node: Node, cpus: int = 1) -> str:
     """
     if other := other_device(needs, node):
         return other
+    if node.light and not needs.programs:
+        return "runs exported programs alone: use device.runtime=executorch (docs/EDGE.md)"
     for part in (NOISE, needs.precision):
         if why := node.refused.get(part):
             return f"does not lend {part}: {why}"
     if needs.programs and not node.programs:
         return f"has no executorch: {EDGE}"
+    if absent := [tool for tool in needs.tools if node.tools is not None and tool not in node.tools]:
+        return f"has no {' and no '.join(absent)}: pip install {' '.join(tool.replace(' ', '==') for tool in absent)}"
     lacks = [f"lends {node.cpus:g} CPUs where executor.cpus_per_trial is {cpus}"] if node.cpus < cpus else []
-    if takes_main_memory(needs, node) and needs.memory_bytes > node.memory_bytes:
+    if main_memory(needs, node) > node.memory_bytes:
         lacks.append(f"lends {gib(node.memory_bytes)} of memory")
     return " and ".join(lacks)
 

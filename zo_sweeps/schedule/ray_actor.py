@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from zo_sweeps.core.trial import Event, Outcome, Sharing, Trial
@@ -50,10 +50,15 @@ class TrialActor:
         with self._changed:
             self._current, self._events, self._first, self._outcome = current, [], 0, None
         stop = lambda: self._leaving or self._stopped == current
-        outcome = run_guarded(self._target, parsed, self, journal, attempt, stop, sharing)
+        outcome = self._run(parsed, journal, attempt, stop, sharing)
         with self._changed:
             self._outcome = outcome
             self._changed.notify_all()
+
+    def _run(
+        self, trial: Trial, journal: list[Event], attempt: int, stop: Callable[[], bool], sharing: Sharing | None
+    ) -> Outcome:
+        return run_guarded(self._target, trial, self, journal, attempt, stop, sharing=sharing)
 
     def follow(self, trial: dict[str, Any], journal: list[Event]) -> bytes:
         """Join a trial that another actor leads; return the first message for its `Team`."""

@@ -11,7 +11,9 @@ import time
 from typing import Any
 
 from zo_sweeps.schedule import cluster, ray_private
-from zo_sweeps.schedule.agents import AgentSlot, Proxies, nodes
+from zo_sweeps.schedule.agent_facts import Note
+from zo_sweeps.schedule.agents import OF_DRIVER, AgentSlot, Proxies, nodes
+from zo_sweeps.schedule.boards import BoardActor
 from zo_sweeps.schedule.placement import Node
 
 CALLS = 10_000  # at a time: one of `drain` per trial
@@ -33,12 +35,18 @@ class Agents:
             note = ray_private.get_note(cluster.AGENTS, cluster.NOTES)
         if note is None:
             return []
-        parsed = json.loads(note)
-        self._store = parsed["store"]
+        parsed = Note.of(json.loads(note))
+        self._store = parsed.store
         return nodes(parsed, self._driver, time.time())
 
-    def slot(self, node: Node, threads: int) -> AgentSlot:
-        """Return a proxy for one trial at a time on an agent, in a process of so many threads."""
+    def slot(self, node: Node, threads: int, target: str) -> Any:
+        """Return a proxy for one trial at a time on an agent, in a process of so many threads.
+
+        Args:
+            target: the RunTrial, as "module:function".
+        """
+        if node.light:
+            return self._board(node, threads, target)
         if self._proxies is None:
             self._proxies = self._start()
         return AgentSlot(self._proxies, node, threads)
@@ -54,9 +62,7 @@ class Agents:
 
     def _start(self) -> Any:
         import ray
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        head = next(one["NodeID"] for one in ray.nodes() if one["Alive"] and cluster.HEAD in one["Resources"])
         return (
             ray.remote(Proxies)
             .options(
@@ -64,7 +70,27 @@ class Agents:
                 max_concurrency=CALLS,
                 max_restarts=-1,  # what it knows is in the store
                 max_task_retries=-1,
-                scheduling_strategy=NodeAffinitySchedulingStrategy(head, soft=False),
+                scheduling_strategy=_on_the_head(),
             )
             .remote(self._store, self._driver)
         )
+
+    def _board(self, node: Node, threads: int, target: str) -> Any:
+        """Return an actor on the head for an agent that runs the light client; it holds none of the head's CPUs."""
+        import ray
+
+        own = f"{self._driver}{OF_DRIVER}{secrets.token_hex(4)}"
+        return (
+            ray.remote(concurrency_groups={"ctl": 2})(BoardActor)  # type: ignore[call-overload]
+            .options(num_cpus=0, max_restarts=0, scheduling_strategy=_on_the_head())
+            .remote(target, threads, {"node": node.name, "profile": node.device}, self._store, own)
+        )
+
+
+def _on_the_head() -> Any:
+    """Return the strategy that places an actor on the machine of the head, where the store is."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    head = next(one["NodeID"] for one in ray.nodes() if one["Alive"] and cluster.HEAD in one["Resources"])
+    return NodeAffinitySchedulingStrategy(head, soft=False)

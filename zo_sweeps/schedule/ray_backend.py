@@ -33,8 +33,11 @@ from zo_sweeps.schedule.ray_slots import Slot, Slots
 from zo_sweeps.schedule.sharing import ALONE, Workers, no_room, of_weights
 
 REFRESH_SECONDS = 1.0  # how long a node that joined may go unnoticed
+TURN_SECONDS = 0.25  # the same for what another sweep has or wants, once there is one
+FIRST_SECONDS = 0.5  # from joining to the first trial: sweeps that begin together see each other's claims
 SILENT_SECONDS = 20.0  # without a heartbeat, before an attempt is lost; Ray itself takes 64
 LEAVING_SECONDS = 60.0  # for so long a node that handed a trial back gets no other, if it stays
+REFUSED_SECONDS = 2.5  # ... and an agent: the note on agents, which is younger, shows whether it left or has no slot
 ANSWER_SECONDS = 2.0  # time allowed for a healthy process to answer
 DEAD_SECONDS = 20.0  # time that Ray may take to notice the death of a node whose actor is unreachable
 
@@ -67,7 +70,7 @@ class RayBackend:
         self._slots = Slots(
             target, cpus_per_trial, slots, workers, self._connection.agents, self._connection.claims.driver
         )
-        self._refreshed = 0.0
+        self._joined = self._refreshed = 0.0  # monotonic
         self._polled = 0.0
         self._left = 0  # trials without a result
         self._stopping = self._stop_sent = False
@@ -79,6 +82,7 @@ class RayBackend:
         try:
             if self.grows:
                 self._connection.join()
+                self._joined = time.monotonic()
             else:
                 slots = min(self._limit or max(1, _cpu_count() // self._cpus), trials * self._workers.count)
                 self._connection.start_local(slots * self._cpus)
@@ -94,6 +98,9 @@ class RayBackend:
         return reason(trial.needs, nodes, self._cpus) or few
 
     def fit(self, trial: Trial) -> int:
+        if self.grows and time.monotonic() - self._joined < FIRST_SECONDS:
+            self._slots.want(trial)
+            return NO_SLOT
         slot, node = self._slots.choose(trial, self._slots.kind(trial))
         if slot is None:
             if node is None:
@@ -105,6 +112,8 @@ class RayBackend:
         kind = self._slots.kind(trial)
         slot = self._slots.take(trial, attempt, kind)
         slot.followers = [self._slots.take(trial, attempt, kind) for _ in range(self._workers.of_trial(trial) - 1)]
+        if self._slots.others:
+            self._refreshed = 0.0  # they are to know
         slot.actor.run.remote(trial.to_json(), journal, attempt, self._sharing(slot, journal))
         self._drain(slot)
         return slot.node.name
@@ -113,6 +122,13 @@ class RayBackend:
         import ray
 
         began = time.monotonic()
+        alone = not self._slots.others and began - self._joined > REFRESH_SECONDS
+        period = REFRESH_SECONDS if alone else TURN_SECONDS
+        if self.grows and began - self._refreshed >= period:
+            self._refresh()
+            for slot in self._slots.in_vain():
+                self._call_off(slot)
+        timeout = min(timeout, period)
         if began - self._polled > SILENT_SECONDS / 4:  # this process was suspended; do not blame the actors
             for slot in self._slots:
                 slot.asked = began
@@ -134,8 +150,7 @@ class RayBackend:
             self._give_up_on_the_silent()
         elif self.grows:
             time.sleep(timeout)
-        if self.grows and time.monotonic() - self._refreshed > REFRESH_SECONDS:
-            self._refresh()
+        self._slots.begin_round()
         self._polled = time.monotonic()
 
     def held_up(self) -> str:
@@ -185,7 +200,11 @@ class RayBackend:
         trial_id, attempt = slot.trial.trial_id, slot.attempt
         self._release(slot)
         self._slots.drop(slot)
-        self._deliver(Finished(trial_id, attempt, Outcome(trial_id, TrialState.CANCELLED)))
+        if self._stopping:
+            self._deliver(Finished(trial_id, attempt, Outcome(trial_id, TrialState.CANCELLED)))
+        else:
+            why = "called off: another sweep asked for the same slot"
+            self._deliver(Lost(trial_id, attempt, why, slot.node.name, blameless=True))
 
     def _release(self, slot: Slot) -> None:
         """Release a trial's followers; drop the ones that do not answer at once."""
@@ -236,10 +255,8 @@ class RayBackend:
         if slot in self._slots.silent:  # it answered, but too late
             self._slots.drop(slot)
             return
-        for follower in slot.followers if events else ():
-            follower.heard = True  # the leader runs when all followers are ready
-        if events or not slot.heard:
-            slot.heard = True
+        if events or not (slot.heard or slot.node.is_agent):  # an agent's proxy answers before the agent does
+            self._slots.hear_of(slot, events)
             self._deliver(Progress(trial_id, slot.attempt, events))
             slot.cursor += len(events)
         if outcome is None:
@@ -250,7 +267,7 @@ class RayBackend:
         ended = Outcome.from_json(outcome)
         if leaving:
             self._slots.drop(slot)
-            self._slots.avoid(slot.node, LEAVING_SECONDS)
+            self._slots.avoid(slot.node, REFUSED_SECONDS if slot.node.is_agent else LEAVING_SECONDS)
             if ended.state is TrialState.CANCELLED and not self._stopping:
                 why = "handed back: its node was asked to stop"
                 self._deliver(Lost(trial_id, slot.attempt, why, slot.node.name, blameless=True))

@@ -13,7 +13,7 @@ from typing import Any
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.schedule import cluster, ray_private
 from zo_sweeps.schedule.agents import LeaseLostError
-from zo_sweeps.schedule.backend import HeadLostError
+from zo_sweeps.schedule.backend import CannotJoinError, HeadLostError
 from zo_sweeps.schedule.claims import Claims
 from zo_sweeps.schedule.fairness import Claim
 from zo_sweeps.schedule.gcs import Head
@@ -64,17 +64,17 @@ class Connection:
             ) from error
 
     def join(self) -> None:
-        """Join the cluster at `address`. Raises UserError when that fails."""
+        """Join the cluster at `address`. Raises CannotJoinError when that fails."""
         assert self.address
         auth = cluster.joining_environment(self._state_dir, self.address)
         self._opened.enter_context(cluster.environment({**cluster.QUIET, **auth}))
         try:
             Head(self.address, auth).must_have_this_machine()
             self._init(address=self.address)
-        except UserError:
-            raise
+        except UserError as error:
+            raise CannotJoinError(str(error)) from None
         except Exception as error:  # Ray raises no common type; see `_line`
-            raise UserError(
+            raise CannotJoinError(
                 f"cannot join the Ray cluster at {self.address} ({_line(error)})",
                 where="cluster.address",
                 fix="run `zo-sweeps worker join` here first, and set RAY_AUTH_TOKEN_PATH to the head's token file",
@@ -177,4 +177,11 @@ def _node(description: dict[str, Any]) -> Node:
         memory_bytes=int(resources.get("memory", 0)),
         # Absent on the node of a local cluster: `this_host` has left out what cannot run there.
         programs=labels.get(PROGRAMS_LABEL) != "false",
+        tools=_tools(labels) if PROGRAMS_LABEL in labels else None,
     )
+
+
+def _tools(labels: Mapping[str, str]) -> frozenset[str]:
+    """Return the tools of a node, as in `Needs`."""
+    prefix = cluster.TOOL_LABEL
+    return frozenset(f"{key[len(prefix) :]} {version}" for key, version in labels.items() if key.startswith(prefix))

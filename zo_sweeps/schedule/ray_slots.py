@@ -8,20 +8,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from zo_sweeps.core.trial import Trial
+from zo_sweeps.core.host import GIB
+from zo_sweeps.core.trial import Event, Trial
 from zo_sweeps.schedule.agents import AgentSlot, bound_to_hosts
-from zo_sweeps.schedule.fairness import Claim, first_served
+from zo_sweeps.schedule.fairness import Claim, Held, base, first_served
 from zo_sweeps.schedule.placement import HOSTS, Node, gpus_needed, main_memory, preference, refusal
 from zo_sweeps.schedule.ray_actor import TrialActor
 from zo_sweeps.schedule.ray_agents import Agents
 from zo_sweeps.schedule.sharing import Workers
 
 LOOSE = 1.5  # an actor runs no trial that needs less than its memory divided by this: others may need the rest
-WANTED_SECONDS = 3.0  # a wish that was not repeated for so long has been granted
+SPARE = 1.25  # an actor holds up to this times what its first trial needs, so that trials like it need no new process
+SMALL = GIB  # ... and up to so many bytes whatever it needs; a process with its libraries takes about as much
 IDLE_SECONDS = 30.0  # an idle actor keeps its base model for so long, on a cluster that others use too
 LEFT_SECONDS = 10.0  # time allowed for another sweep to take a slot that is left to it
+PASSED_SECONDS = 30.0  # for so long no slot is left to one that took none in that time: it may need more memory
 MOST_BUNDLES = 100
-GIVEN_SECONDS = 1.0  # ... and for so long where another sweep waits
+NOTHING: Held = (0, 0.0, 0, 0)
 
 
 @dataclass
@@ -40,6 +43,8 @@ class Slot:
     heard: bool = False  # it has answered once; a new one may still be starting
     memory_bytes: int = 0  # main memory that it holds in Ray, for as long as it lives
     idle_since: float = 0.0  # monotonic
+    counted: float = 0.0  # until when its trial's time is in `used` (monotonic)
+    began: float = 0.0  # when it was made (monotonic), until its start was measured; then 0
     followers: list[Slot] = field(default_factory=list)  # slots that share its trial's steps, with no `pending`
 
 
@@ -66,12 +71,14 @@ class Slots:
         ] = []  # given up; their nodes take no trial until the actor answers or Ray reports it dead
         self._slots: list[Slot] = []
         self.others: Sequence[Claim] = ()  # of other drivers on the cluster
-        self._taken: dict[str, tuple[float, float, float]] = {}  # node_id -> CPUs, GPUs, bytes that others hold there
+        self._taken: dict[str, Held] = {}  # node_id -> what others hold there, by Ray and by the agents' store
+        self._claimed: dict[str, Held] = {}  # the same by their claims, sooner
         self._used: defaultdict[str, float] = defaultdict(float)  # CPU-seconds by device profile
-        self._counted = time.monotonic()
+        self._start = 0.0  # seconds that the last process took to its first step
         self._left: dict[str, float] = {}  # node_id -> since when a free slot is left to another sweep
+        self._passed: dict[str, float] = {}  # driver -> until when none is left to it
         self._bundle: dict[str, float] = {}  # the resources of one slot
-        self._wanted: dict[str, float] = {}  # device profile -> when a trial last found no slot there (monotonic)
+        self._wanted: set[str] = set()  # device profiles where a trial found no slot in this round
         self._avoided: dict[str, float] = {}  # nodes that leave, or seem dead: node_id -> end of the ban (monotonic)
 
     def __iter__(self) -> Iterator[Slot]:
@@ -84,57 +91,82 @@ class Slots:
             free: node id -> what nobody holds there; of a node that is left out, nobody else holds anything.
         """
         self.nodes, now = nodes, time.monotonic()
-        self._taken = {
+        self._taken = {node.node_id: (node.leased, 0.0, 0, 0) for node in nodes if node.leased}
+        self._taken |= {
             node.node_id: self._of_others(node, free[node.node_id]) for node in nodes if node.node_id in free
         }
         busy = [slot for slot in self._slots if slot.trial]
-        room = {node.node_id for node in nodes if self._room(node, 0, 0, busy)}
+        room = {node.node_id for node in nodes if self._fits(node, 0, 0, busy)}
         self._left = {node_id: since for node_id, since in self._left.items() if node_id in room}
         for slot in busy:
-            if slot.heard:
-                self._used[slot.node.device] += (now - self._counted) * self._cpus
-        self._counted = now
+            self._count(slot, now)
         self._avoided = {node_id: until for node_id, until in self._avoided.items() if until > now}
-        if alive := {node.node_id for node in nodes if not node.is_agent}:
+        if alive := {node.node_id for node in nodes if not node.is_agent or node.light}:
             self._slots = [slot for slot in self._slots if slot.trial or slot.node.node_id in alive]
 
     def claim(self) -> Claim:
         """Return what this sweep holds and wants, for the other drivers."""
         held: defaultdict[str, float] = defaultdict(float)
-        for slot in self._slots:
-            if slot.trial:
+        places: dict[str, Held] = {}
+        for slot in (*self._slots, *self.silent):
+            if slot.trial and slot not in self.silent:
                 held[slot.node.device] += self._cpus
-        now = time.monotonic()
-        wants = [device for device, when in self._wanted.items() if now - when < WANTED_SECONDS]
-        return Claim(self._driver, dict(self._used), dict(held), tuple(wants))
+            if slot.trial or not slot.node.is_agent:
+                place = places.get(slot.node.node_id, NOTHING)
+                places[slot.node.node_id] = _sum(place, (1, self._cpus, slot.gpus, slot.memory_bytes))
+        return Claim(self._driver, dict(self._used), dict(held), tuple(sorted(self._wanted)), places)
 
     def hear(self, others: Sequence[Claim]) -> None:
         """Take the claims of the other drivers into account, and end the idle actors that they wait for.
 
-        A sweep that begins counts from the least that another has used: it need not catch up with hours.
+        Call it when every trial that fits has been started: an actor that is idle then has no use, or is left to them.
         """
+        now = time.monotonic()
+        self._passed = {driver: until for driver, until in self._passed.items() if until > now}
         self.others = others
-        for device in {device for other in others for device in other.used} - self._used.keys():
-            self._used[device] = min(other.used[device] for other in others if device in other.used)
-        wanted, now = {device for other in others for device in other.wants}, time.monotonic()
+        self._claimed = {}
+        for other in others:
+            for node_id, held in other.places.items():
+                self._claimed[node_id] = _sum(self._claimed.get(node_id, NOTHING), held)
+        for device in {device for other in others for device in (*other.wants, *other.held)} - self._used.keys():
+            if (least := base(others, device)) is not None:
+                self._used[device] = least
+        wanted = {device for other in others for device in other.wants}
         for slot in [slot for slot in self._slots if slot.trial is None]:
-            if now - slot.idle_since > (GIVEN_SECONDS if slot.node.device in wanted else IDLE_SECONDS):
+            if slot.node.device in wanted or now - slot.idle_since > IDLE_SECONDS:
                 self.drop(slot)
 
+    def begin_round(self) -> None:
+        """Forget which trials found no slot: each is offered again."""
+        self._wanted.clear()
+
     def want(self, trial: Trial) -> None:
-        """Note that the trial found no slot now."""
+        """Note that the trial found no slot in this round."""
         if trial.needs.device in ("auto", *HOSTS) and "GPU" not in self._bundle:  # no autoscaler adds an edge device
             self._bundle = {"CPU": self._cpus, **({"GPU": 1.0} if trial.needs.device == "cuda" else {})}
         if self._limit and sum(slot.trial is not None for slot in self._slots) >= self._limit:
             return
-        for node in self.nodes:
+        for node in self.nodes_for(trial):
             if not refusal(trial.needs, node, self._cpus):
-                self._wanted[node.device] = time.monotonic()
+                self._wanted.add(node.device)
 
     def bundles(self, trials: int) -> list[dict[str, float]]:
         """Return the resources of the slots that so many trials could use; [] if no trial has waited."""
         count = min(trials, self._limit or trials, MOST_BUNDLES)
         return [self._bundle] * count if self._bundle else []
+
+    def in_vain(self) -> list[Slot]:
+        """Return the slots whose actors may wait in Ray, where the drivers that share a node have asked for too much.
+
+        Ray would give each of them the next free CPU, whoever's turn that is.
+        """
+        asked = self.claim().places
+        return [
+            slot
+            for slot in self._slots
+            if slot.trial and not slot.heard and not slot.node.is_agent
+            if (other := self._claimed.get(slot.node.node_id)) and _exceeds(slot.node, asked[slot.node.node_id], other)
+        ]
 
     def holders(self) -> list[str]:
         """Return the drivers that hold slots of the device profiles that this sweep waits for."""
@@ -152,15 +184,28 @@ class Slots:
             assert node is not None, "submit without a fit"
             slot = self._new(node, gpus_needed(trial.needs, node), main_memory(trial.needs, node))
         slot.trial, slot.attempt, slot.cursor, slot.warm_key = trial, attempt, 0, trial.warm_key
+        slot.counted = time.monotonic()
         return slot
+
+    def hear_of(self, slot: Slot, events: Sequence[Event]) -> None:
+        """Note that a slot has answered, with these events of its trial."""
+        slot.heard = True
+        for follower in slot.followers if events else ():
+            follower.heard = True  # the leader runs when all followers are ready
+        if slot.began and any(event["type"] != "start" for event in events):
+            self._start, slot.began = time.monotonic() - slot.began, 0.0
 
     def free(self, slot: Slot) -> None:
         """Note that a slot's trial has ended."""
+        now = time.monotonic()
+        self._count(slot, now)
         slot.trial = slot.pending = None
-        slot.idle_since = time.monotonic()
+        slot.idle_since = now
+        slot.heard = slot.heard and not slot.node.is_agent  # a lease is heard from, where a process was
 
     def give_up(self, slot: Slot) -> None:
         """Move a slot without a heartbeat to `silent`, where it stays until it answers or Ray reports it dead."""
+        self._count(slot, time.monotonic())
         self._slots.remove(slot)
         self.silent.append(slot)
 
@@ -168,6 +213,8 @@ class Slots:
         """End an actor."""
         import ray
 
+        if slot in self._slots:
+            self._count(slot, time.monotonic())
         (self._slots if slot in self._slots else self.silent).remove(slot)
         if isinstance(slot.actor, AgentSlot):
             if slot.trial:
@@ -212,29 +259,65 @@ class Slots:
         nodes = [node for node in nodes if node.node_id not in away]
         nodes.sort(key=lambda node: preference(trial.needs, node))
         homes = {node.node_id: (gpus_needed(trial.needs, node), main_memory(trial.needs, node)) for node in nodes}
-        mine = self.claim() if self.others else Claim("")
+        busy = [slot for slot in self._slots if slot.trial]  # idle actors make way for a new one
         idle = [slot for slot in self._slots if slot.trial is None and slot.node.node_id in homes]
         idle = [slot for slot in idle if _suits(slot, *homes[slot.node.node_id])]
-        idle = [slot for slot in idle if not first_served(mine, self.others, slot.node.device, warm=True)]
-        lent = {node.node_id: node.slots for node in nodes}
-        idle = [slot for slot in idle if self._is_lent(slot.node, lent[slot.node.node_id])]
+        # An agent's slot may be another driver's as soon as the lease has ended.
+        full = {node.node_id for node in nodes if node.is_agent and not self._fits(node, *homes[node.node_id], busy)}
+        idle = [slot for slot in idle if slot.node.node_id not in full]
+        for device in {slot.node.device for slot in idle}:
+            if self._first_served(device, nodes, homes, busy, self._start):
+                idle = [slot for slot in idle if slot.node.device != device]
         if idle:
             warm = next((slot for slot in idle if slot.warm_key == trial.warm_key), None)
             return warm or min(idle, key=lambda slot: preference(trial.needs, slot.node)), None
-        busy = [slot for slot in self._slots if slot.trial]  # idle actors make way for a new one
-        nodes = [node for node in nodes if self._room(node, *homes[node.node_id], busy)]
-        return None, next((node for node in nodes if not self._leaves(node, mine)), None)
+        for node in nodes:
+            if self._room(node, *homes[node.node_id], busy):
+                first = self._first_served(node.device, nodes, homes, busy)
+                if not first or not self._leaves(node, first):
+                    return None, node
+        return None, None
 
-    def _leaves(self, node: Node, mine: Claim) -> bool:
-        """Return whether a free slot on `node` is left to another sweep: for a while only, as that may have no use."""
-        if not first_served(mine, self.others, node.device, warm=False):
-            return False
+    def _first_served(
+        self,
+        device: str,
+        nodes: Sequence[Node],
+        homes: Mapping[str, tuple[int, int]],
+        busy: Sequence[Slot],
+        start: float | None = None,
+    ) -> list[Claim]:
+        """Return the sweeps that the free slots of a device profile are for; [] if one is left over for this sweep.
+
+        Args:
+            nodes, homes: that can run the trial, and what it takes there.
+            start: as in `fairness.first_served`.
+        """
+        others = [other for other in self.others if other.driver not in self._passed]
+        first = first_served(self.claim(), others, device, start=start) if others else []
+        if not first:
+            return []
+        slots = list(busy)
+        for node in nodes:
+            while node.device == device and self._fits(node, *homes[node.node_id], slots):
+                if len(slots) - len(busy) == len(first):
+                    return []
+                gpus, memory = homes[node.node_id]
+                slots.append(Slot(None, node, gpus, memory_bytes=memory))
+        return first
+
+    def _leaves(self, node: Node, first: Sequence[Claim]) -> bool:
+        """Return whether a free slot is left to other sweeps: for a while only, as they may have no use for it."""
         now = time.monotonic()
-        return now - self._left.setdefault(node.node_id, now) < LEFT_SECONDS
+        if now - self._left.setdefault(node.node_id, now) < LEFT_SECONDS:
+            return True
+        self._passed |= {other.driver: now + PASSED_SECONDS for other in first}
+        return False
 
-    def _is_lent(self, node: Node, slots: int | None) -> bool:
-        """Return whether a node still lends the slots there: another driver may have taken an idle one of an agent."""
-        return slots is None or sum(slot.node.node_id == node.node_id for slot in self._slots) <= slots
+    def _count(self, slot: Slot, now: float) -> None:
+        """Add to `used` what a slot's trial has had since the last call."""
+        if slot.trial and slot.heard:
+            self._used[slot.node.device] += (now - slot.counted) * self._cpus
+        slot.counted = now
 
     def _has_room(self, trial: Trial, kind: str, count: int) -> bool:
         """Return whether `count` slots are free: take them, with placeholders for new ones, and give them back."""
@@ -257,43 +340,68 @@ class Slots:
                 slot.trial = None
             self._slots = before
 
-    def _of_others(self, node: Node, free: Mapping[str, float]) -> tuple[float, float, float]:
-        """Return the CPUs, GPUs and memory of a node that are neither free nor held by this sweep.
+    def _of_others(self, node: Node, free: Mapping[str, float]) -> Held:
+        """Return what is neither free on a node of Ray's nor held by this sweep.
 
         A new actor counts once it has answered: before, what it holds may not be known to Ray yet.
         """
         here = [slot for slot in (*self._slots, *self.silent) if slot.node.node_id == node.node_id]
         here = [slot for slot in here if slot.heard]
         return (
+            0,
             max(0.0, node.cpus - free.get("CPU", 0.0) - len(here) * self._cpus),
-            max(0.0, node.gpus - free.get("GPU", 0.0) - sum(slot.gpus for slot in here)),
-            max(0.0, node.memory_bytes - free.get("memory", 0.0) - sum(slot.memory_bytes for slot in here)),
+            max(0, int(node.gpus - free.get("GPU", 0.0)) - sum(slot.gpus for slot in here)),
+            max(0, node.memory_bytes - int(free.get("memory", 0.0)) - sum(slot.memory_bytes for slot in here)),
         )
 
     def _room(self, node: Node, gpus: int, memory: int, slots: Sequence[Slot]) -> bool:
+        """Return whether one more actor may be made on `node` in addition to `slots`."""
+        return (not self._limit or len(slots) < self._limit) and self._fits(node, gpus, memory, slots)
+
+    def _fits(self, node: Node, gpus: int, memory: int, slots: Sequence[Slot]) -> bool:
         """Return whether one more actor fits on `node` in addition to `slots` and to what others hold there."""
         here = [slot for slot in slots if slot.node.node_id == node.node_id]
-        cpus_taken, gpus_taken, memory_taken = self._taken.get(node.node_id, (0.0, 0.0, 0.0))
+        slots_taken, cpus_taken, gpus_taken, memory_taken = self._held_by_others(node)
         return (
-            (not self._limit or len(slots) < self._limit)
-            and (len(here) + 1) * self._cpus + cpus_taken <= node.cpus
+            (len(here) + 1) * self._cpus + cpus_taken <= node.cpus
             and sum(slot.gpus for slot in here) + gpus + gpus_taken <= node.gpus
             and sum(slot.memory_bytes for slot in here) + memory + memory_taken <= node.memory_bytes
-            and (node.slots is None or len(here) < node.slots)
+            and (node.slots is None or len(here) + slots_taken < node.slots)
         )
 
-    def _new(self, node: Node, gpus: int, memory: int) -> Slot:
-        import ray
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+    def _held_by_others(self, node: Node) -> Held:
+        """Return what others hold on `node`, by Ray or by what they say, whichever is more."""
+        taken, claimed = self._taken.get(node.node_id, NOTHING), self._claimed.get(node.node_id, NOTHING)
+        slots, cpus, gpus, memory = map(max, taken, claimed)
+        return int(slots), float(cpus), int(gpus), int(memory)
 
+    def _spare(self, node: Node, memory: int) -> int:
+        """Return the bytes that a new actor holds beyond `memory`: none that a further actor like it would need."""
+        if not memory:
+            return 0
+        here = [slot.memory_bytes for slot in self._slots if slot.node.node_id == node.node_id]
+        free = node.memory_bytes - sum(here) - self._held_by_others(node)[-1]
+        actors = min(node.cpus // self._cpus, node.memory_bytes // memory)
+        return max(0, int(min(max(SPARE * memory, SMALL), node.memory_bytes / actors, free)) - memory)
+
+    def _new(self, node: Node, gpus: int, memory: int) -> Slot:
         while not self._room(node, gpus, memory, self._slots):
             idle = [slot for slot in self._slots if slot.trial is None]
             self.drop(min(idle, key=lambda slot: slot.node.node_id != node.node_id))
+        memory += self._spare(node, memory)
         if node.is_agent:
-            self._slots.append(Slot(self._agents.slot(node, self._cpus), node, gpus, memory_bytes=memory))
-            return self._slots[-1]
-        actor = (
-            ray.remote(concurrency_groups={"ctl": 2})(TrialActor)  # type: ignore[call-overload]
+            actor: Any = self._agents.slot(node, self._cpus, self._target)
+        else:
+            actor = self._start_actor(node, gpus, memory)
+        self._slots.append(Slot(actor, node, gpus, memory_bytes=memory, began=time.monotonic()))
+        return self._slots[-1]
+
+    def _start_actor(self, node: Node, gpus: int, memory: int) -> Any:
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        return (
+            ray.remote(concurrency_groups={"ctl": 2})(TrialActor)  # type: ignore[call-overload]  # not in Ray's types
             .options(
                 num_cpus=self._cpus,
                 num_gpus=gpus,
@@ -303,11 +411,18 @@ class Slots:
             )
             .remote(self._target, self._cpus, {"node": node.name, "profile": node.device})
         )
-        slot = Slot(actor, node, gpus, memory_bytes=memory)
-        self._slots.append(slot)
-        return slot
+
+
+def _sum(one: Held, other: Held) -> Held:
+    return (one[0] + other[0], one[1] + other[1], one[2] + other[2], one[3] + other[3])
+
+
+def _exceeds(node: Node, one: Held, other: Held) -> bool:
+    """Return whether two sweeps together hold more than a node has."""
+    _, cpus, gpus, memory = _sum(one, other)
+    return cpus > node.cpus or gpus > node.gpus or memory > node.memory_bytes
 
 
 def _suits(slot: Slot, gpus: int, memory: int) -> bool:
     """Return whether an idle actor has the GPUs and the main memory for a trial, and not much more memory."""
-    return slot.gpus == gpus and memory <= slot.memory_bytes <= LOOSE * memory
+    return slot.gpus == gpus and memory <= slot.memory_bytes <= LOOSE * max(memory, SMALL)

@@ -30,7 +30,7 @@ def for_this_host(plan: Plan) -> Plan:
 
     host = probe()
     lent = host["cores"], len(host["gpus"]), host["memory_bytes"]
-    node = Node("", "this host", host["profile"], *lent, programs=host["executorch"])
+    node = Node("", "this host", host["profile"], *lent, programs=host["executorch"], tools=frozenset(host["tools"]))
     reasons = dict(plan.reasons)
     for trial in plan.every.values():
         if found := tuple(_reasons(trial.needs, node, options.cpus_per_trial)):

@@ -5,13 +5,13 @@ The templates are the *.html.j2 files of this folder; they escape everything exc
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zo_sweeps.tables.cells import CellState, Table
-from zo_sweeps.tables.stats import CONFIDENCE, differences
+from zo_sweeps.tables.stats import CONFIDENCE, Examples, differences
 from zo_sweeps.tables.text_cells import (
     SELECTED,
     footnotes,
@@ -60,8 +60,12 @@ def to_html(table: Table) -> str:
     )
 
 
-def differences_html(table: Table) -> str:
-    """Return the paired differences of the table's rows (row minus column) with intervals; "" without any pair."""
+def differences_html(table: Table, examples: Mapping[tuple[str, str], Examples]) -> str:
+    """Return the paired differences of the table's rows (row minus column) with intervals; "" without any pair.
+
+    Args:
+        examples: (row, other row) -> their test examples, compared one by one.
+    """
     by_pair = {(each.row, each.other): each for each in differences(table)}
     if not by_pair:
         return ""
@@ -79,6 +83,7 @@ def differences_html(table: Table) -> str:
         rows=rows,
         digits=table.spec.measure.digits,
         signed=signed,
+        examples=examples,
     )
 
 

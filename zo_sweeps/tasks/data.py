@@ -7,7 +7,8 @@ There are three sources, tried in this order: packaged with zo_sweeps (`source: 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,18 @@ def _shots(spec: TaskSpec, task: Task, data_dir: str | None, split: Split) -> Sp
         )
     chosen = permutation(test_size, SHOTS_TEST_SEED)[: split.test]
     return Splits(train, dev, [get_test(i) for i in chosen])
+
+
+def digest_rows(spec: TaskSpec, rows: Sequence[Row]) -> str:
+    """Return SHA-256 (32 hex digits) of rows in order: of the columns that the task reads, whatever the source."""
+    digest = hashlib.sha256()
+    for row in rows:
+        read = [row[column] for column in spec.columns]
+        digest.update(
+            json.dumps(read, sort_keys=True, ensure_ascii=False, default=str).encode("utf-8", "surrogatepass")
+        )
+        digest.update(b"\n")
+    return digest.hexdigest()[:32]
 
 
 def permutation(size: int, seed: int) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -14,6 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.files import cache_folder
+from zo_sweeps.core.fingerprint import fingerprint
+from zo_sweeps.core.jsonl import read_objects
 from zo_sweeps.methods.task import Hub
 
 _TIMEOUT = 3.0  # seconds
@@ -38,10 +42,12 @@ def unreachable(hub: Hub) -> str:
 
 
 def load(hub: Hub, split: str, label_field: str) -> Any:
-    """Return the `datasets.Dataset` of a split, without the rows whose label is `hub.unlabelled` (-1 in SNLI).
+    """Return the rows of a split, by index, without those whose label is `hub.unlabelled` (-1 in SNLI).
 
     Raises UserError if it cannot be loaded.
     """
+    if (file := Path(hub.path) / rows_name(split)).is_file():
+        return [row for row, _ in read_objects(file)]
     import datasets
 
     try:
@@ -54,6 +60,47 @@ def load(hub: Hub, split: str, label_field: str) -> Any:
         cause = error.__cause__ or error  # the outer error often says only "an error occurred"
         reason = str(cause).partition("\n")[0]
         raise UserError(f"cannot load {label(hub)}, split {split!r} ({type(cause).__name__}: {reason})") from error
+
+
+def rows_name(split: str) -> str:
+    """Return the name of the file with a split's rows in a folder that stands for a data set: see `rows_file`."""
+    return f"zo-rows-{fingerprint(split)}.jsonl"
+
+
+def rows_file(hub: Hub, split: str, label_field: str) -> Path:
+    """Return a file with the rows that `load` returns, as JSON lines, for machines without `datasets` or a network.
+
+    A Hub whose path is a folder with such files, under the names of `rows_name`, is read from them. The file is in this
+    machine's cache, and its name is the SHA-256 of its contents.
+
+    Raises UserError if the split cannot be loaded, or holds what JSON cannot. Cost: one pass over the split, once per
+    process.
+    """
+    return _rows_file(hub.path, hub.name, hub.unlabelled, split, label_field)
+
+
+@lru_cache(maxsize=64)
+def _rows_file(path: str, name: str | None, unlabelled: int | None, split: str, label_field: str) -> Path:
+    hub = Hub(path=path, name=name, unlabelled=unlabelled)
+    folder, digest = cache_folder() / "hub_rows", hashlib.sha256()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        part = folder / f"{os.getpid()}-{threading.get_ident()}.part"
+        with part.open("wb") as file:
+            for row in load(hub, split, label_field):
+                line = json.dumps(row, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
+                digest.update(line)
+                file.write(line)
+    except TypeError as error:
+        raise UserError(f"{label(hub)} has rows that are not text and numbers ({error})") from None
+    except OSError as error:
+        fix = "set ZO_SWEEPS_CACHE to a writable folder with room for the rows"
+        raise UserError(
+            f"cannot write the rows of {label(hub)}: {error.strerror}", where=str(folder), fix=fix
+        ) from None
+    whole = folder / digest.hexdigest()
+    part.rename(whole) if not whole.exists() else part.unlink()
+    return whole
 
 
 def row(hub: Hub, dataset: Any, index: int) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from zo_sweeps.methods.metric import Of
 from zo_sweeps.tasks.encode import Example
+from zo_sweeps.tasks.metrics.squad_f1 import words
 from zo_sweeps.tasks.spec import TaskSpec
 
 
@@ -54,6 +55,20 @@ def _compared(of: Of, spec: TaskSpec, examples: Sequence[Example], answers: Answ
     # any of several right candidates counts
     golds = [p if p in example.golds else example.gold for p, example in zip(answers.choices, examples, strict=True)]
     return list(answers.choices), golds
+
+
+def right(spec: TaskSpec, examples: Sequence[Example], answers: Answers) -> list[bool]:
+    """Return whether each prediction is right: one of the right options, or the words of an accepted answer.
+
+    [] for a task that predicts numbers.
+    """
+    predicts = spec.kind.predicts
+    if predicts is Of.TEXTS:
+        accepted = ([words(reference) for reference in example.references] for example in examples)
+        return [words(text) in one for text, one in zip(answers.texts, accepted, strict=True)]
+    if predicts is Of.LABELS:
+        return [p == e.gold or p in e.golds for p, e in zip(answers.choices, examples, strict=True)]
+    return []
 
 
 def cut(text: str, stop: str) -> str:

@@ -1,4 +1,5 @@
 # mypy: disable-error-code="import-not-found,import-untyped,no-untyped-def,untyped-decorator"
+# Triton is absent where types are checked, and a kernel's arguments are pointers and constants without Python types.
 """gaussian.c for CUDA, in Triton: the same map, one group of 1024 elements per program, any number of terms per pass.
 
 Multiplications and additions are compiled as written (`enable_fp_fusion=False`: neither LLVM nor ptxas contracts them

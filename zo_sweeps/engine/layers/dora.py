@@ -22,6 +22,8 @@ class DoraLinear(LowRankLinear):
     Cost beyond LoRA's: P r more rows through W. Memory: [out, r] per point.
     """
 
+    square: Tensor
+
     def __init__(self, base: nn.Module, rank: int, alpha: float, init: str, key: NoiseKey, name: str) -> None:
         super().__init__(base, rank, alpha, init, True, key, name)
         self.parts = ("A", "B", "m")
@@ -47,5 +49,5 @@ class DoraLinear(LowRankLinear):
         cross = product.float().transpose(1, 2)
         A, B, s = A.float(), B.float(), self.scaling
         inner = (2 * s * cross + s * s * (B @ (A @ A.transpose(1, 2)))) * B
-        square: Tensor = self.square + inner.sum(-1)  # type: ignore[operator]
+        square = self.square + inner.sum(-1)
         return square.clamp_(min=0).sqrt_()

@@ -20,6 +20,8 @@ class VeraLinear(PointLinear):
     """
 
     parts = ("d", "b")
+    A: Tensor
+    B: Tensor
 
     def __init__(self, base: nn.Module, A: Tensor, B: Tensor, d_initial: float) -> None:
         super().__init__(base)
@@ -31,8 +33,8 @@ class VeraLinear(PointLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         d, b = self.held("d").to(x.dtype), self.held("b").to(x.dtype)
-        h = grouped(F.linear(x, self.A), d.shape[0])  # type: ignore[arg-type]
-        y = F.linear(h * d.unsqueeze(1), self.B) * b.unsqueeze(1)  # type: ignore[arg-type]
+        h = grouped(F.linear(x, self.A), d.shape[0])
+        y = F.linear(h * d.unsqueeze(1), self.B) * b.unsqueeze(1)
         base: Tensor = self.base(x)
         return base + ungrouped(y, x)
 

@@ -48,7 +48,8 @@ class Codes(nn.Module):
     def train_scales(self) -> nn.Parameter:
         """Make the scales a parameter, in fp32, in place of the stored ones; return it."""
         parameter = nn.Parameter(self.decoded_scales().clone(), requires_grad=False)
-        self.stored_scales = self._buffers.pop("scales")  # type: ignore[assignment]
+        self.stored_scales = self.scales
+        del self._buffers["scales"]
         self.register_parameter("scales", parameter)
         return parameter
 
@@ -189,7 +190,7 @@ class WeightOnly(nn.Module):
 
     def _products(self, inputs: Sequence[Tensor], bias: Tensor | None) -> list[Tensor]:
         if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
-            return list(_Products.apply(self, bias, *inputs))  # type: ignore[no-untyped-call]
+            return list(_Products.apply(self, bias, *inputs))  # type: ignore[no-untyped-call]  # of torch
         return self.multiply(inputs, bias)
 
     def parts(self) -> Iterator[tuple[int, Tensor]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from zo_sweeps.methods.precision import WeightOnlyPrecision
 
@@ -46,4 +46,5 @@ class Encoded(WeightOnlyPrecision):
         from zo_sweeps.engine import linear
         from zo_sweeps.engine.layers.weight_only import WeightOnly
 
-        return WeightOnly(codes, layer.bias, linear.is_transposed(layer))  # type: ignore[arg-type]
+        bias: Any = layer.bias  # a tensor or None: `layer` is a Linear or a Conv1D
+        return WeightOnly(codes, bias, linear.is_transposed(layer))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from zo_sweeps.methods.arch import Arch
 from zo_sweeps.methods.definition import option
@@ -40,5 +40,6 @@ class PrefixTuning(Space):
     def install(self, module: nn.Module, layers: Sequence[str], seed: int, mask: Found | None = None) -> InstalledSpace:
         from zo_sweeps.engine.layers.prefix import Prefix
 
-        embeddings = module.get_input_embeddings()  # type: ignore[operator]
+        model: Any = module  # of transformers, whose embeddings are their own method's
+        embeddings = model.get_input_embeddings()
         return Prefix(module, self.length, embeddings.weight.shape[0], seed)

@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +22,23 @@ import psutil
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import replace_text
 from zo_sweeps.core.host import gib
+from zo_sweeps.core.shape import MalformedError
 from zo_sweeps.core.trial import Outcome, TrialState
 from zo_sweeps.devices.energy import EnergyMeter
-from zo_sweeps.devices.live import changing
+from zo_sweeps.devices.live import Host, changing
 from zo_sweeps.fleet.agent import facts as here
+from zo_sweeps.fleet.agent import light, trials
+from zo_sweeps.fleet.agent.examiner import Examiner
 from zo_sweeps.fleet.agent.files import Cache
 from zo_sweeps.fleet.agent.keys import Registration
-from zo_sweeps.fleet.agent.link import Backoff, RefusedError, UnreachableError
+from zo_sweeps.fleet.agent.link import Backoff, RefusedError, UnreachableError, understood
 from zo_sweeps.fleet.agent.spool import FRUITLESS, Spool, spools
 from zo_sweeps.fleet.agent.trials import TARGET, Slot
-from zo_sweeps.methods.parts import Device
+from zo_sweeps.fleet.known_answers import Answers, Challenge
+from zo_sweeps.fleet.protocol import Joined, Joining, KnownPrograms, Message, Offer, Received, Report, Work
+from zo_sweeps.methods.parts import Device, ModelSource
 from zo_sweeps.models import hub
+from zo_sweeps.schedule.lease_contents import LeaseContents, LeaseFile
 
 POLL_SECONDS = 25.0  # the head answers at once when it has work
 TICK_SECONDS = 0.3  # between looks at the trials
@@ -72,6 +78,7 @@ class Agent:
         device: this machine's profile.
         lent: what it lends.
         say: prints a line.
+        client: the light client, which runs all trials; None: they run in PyTorch.
         target: the RunTrial, as "module:function".
     """
 
@@ -82,15 +89,19 @@ class Agent:
         device: Device,
         lent: here.Lending,
         say: Say,
+        client: Path | None = None,
         target: str = TARGET,
     ) -> None:
         self._root, self._registration, self._device, self._lent, self._say = root, registration, device, lent, say
+        self._client = client
         self._meter = EnergyMeter.of("cuda" if lent.gpus else "cpu")
         self._link = registration.link(root)
         self._place = {"node": registration.name, "profile": device.name}
         self._cache = Cache(root)
+        self._examiner = Examiner()
         gpus = [i % lent.gpus if lent.gpus else None for i in range(lent.slots)]
-        self._slots = [Slot(root / "trials.log", gpu, target) for gpu in gpus]
+        command = [trials.MODULE, target] if client is None else [light.MODULE, str(client)]
+        self._slots = [Slot(root / "trials.log", gpu, command) for gpu in gpus]
         self._spools = {spool.lease: spool for spool in spools(root)}
         self._folders: dict[str, Mapping[str, Path]] = {}  # lease -> folders of its files, while it runs
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -125,6 +136,7 @@ class Agent:
             for slot in self._slots:
                 slot.kill()
             (self._root / "running.json").unlink(missing_ok=True)
+            self._examiner.end()
             self._link.close()
 
     # --- the thread that asks
@@ -137,13 +149,13 @@ class Agent:
                     self._join()
                     joined = True
                 asked = {"wait": f"{POLL_SECONDS:g}", "running": ",".join(tuple(self._spools))}
-                answer = self._link.get("/v1/work", asked)
+                work = understood(Work, self._link.get("/v1/work", asked))
                 if silent:
                     self._say("the head answers again")
                 silent, self._heard = False, time.time()
                 backoff.reset()
                 taken = threading.Event()
-                self._inbox.put((answer, taken))
+                self._inbox.put((work, taken))
                 while not (taken.wait(1.0) or self._leaving.is_set()):
                     pass  # the next question names the leases of this answer
             except UnreachableError as error:
@@ -158,22 +170,32 @@ class Agent:
 
     def _join(self) -> None:
         """Tell the head what this machine is, and answer its questions if they are new."""
-        facts = here.facts(self._device, self._lent)
+        host = self._examiner.host() if self._client is None else light.host(self._examiner.probe())
+        facts = here.facts(self._device, self._lent, host, self._client)
         try:
-            answer = self._link.post("/v1/join", {"nonce": None, "facts": facts})
+            answer = self._link.post("/v1/join", Joining(facts).to_json())
         except RefusedError as error:
-            if not error.answer.get("challenge"):
+            if not error.refusal.challenge:
                 raise
-            challenge = self._link.get("/v1/challenge")
-            answers = here.answers(challenge, facts["probe"]["codes"])
-            answer = self._link.post("/v1/join", {"nonce": challenge["nonce"], "facts": facts, **answers})
+            nonce, answers = self._answers(host)
+            answer = self._link.post("/v1/join", {**Joining(facts, nonce).to_json(), **answers.to_json()})
+        joined = understood(Joined, answer)
+        self._examiner.end()
         lent = self._lent
         gpus = f", {lent.gpus} GPU" if lent.gpus else ""
         what = f"{lent.cpus} CPUs{gpus}, {gib(lent.memory_bytes)}, {lent.slots} at a time"
         self._say(f"joined {self._registration.url} as {self._registration.name} ({self._device.name}): {what}")
-        self._say(f"  equal to the head: {', '.join(answer['lent']) or 'nothing'}")
-        for name, why in answer["refused"].items():
+        self._say(f"  equal to the head: {', '.join(joined.lent) or 'nothing'}")
+        for name, why in joined.refused.items():
             self._say(f"  not lent: {name}: {why}")
+
+    def _answers(self, host: Host) -> tuple[str, Answers]:
+        """Return the nonce of a challenge, and this machine's answers to it."""
+        if self._client is None:
+            questions = understood(Challenge, self._link.get("/v1/challenge"))
+            return questions.nonce, self._examiner.answers(questions, host.codes)
+        programs = understood(KnownPrograms, self._link.get("/v1/challenge", {"of": "programs"}))
+        return programs.nonce, light.answers(self._client, programs)
 
     # --- the main thread
 
@@ -195,38 +217,37 @@ class Agent:
             if spool := self._spools.get(message.lease):
                 spool.lose(message.why)
         elif message is not None:
-            answer, taken = message
-            for lease in answer["leases"]:
-                if lease["lease"] not in self._spools:
-                    self._accept(str(lease["lease"]), lease)
-            for name in answer["stop"]:
-                self._stop(str(name))
+            work, taken = message
+            for offer in work.leases:
+                if offer.lease not in self._spools:
+                    self._accept(offer)
+            for name in work.stop:
+                self._stop(name)
             taken.set()
 
-    def _accept(self, lease: str, listed: Mapping[str, Any]) -> None:
+    def _accept(self, offer: Offer) -> None:
         """Fetch a new lease."""
         try:
-            answer = self._link.get(f"/v1/leases/{lease}")
-            spool = Spool.create(self._root, {**answer, "lease": Path(lease).name})
+            contents = LeaseContents.read(self._link.get(f"/v1/leases/{offer.lease}"))
+            spool = Spool.create(self._root, replace(contents, lease=Path(offer.lease).name))
         except UnreachableError:
             return  # the head names it again
         except RefusedError as error:
             self._refused_of(error)
             return
-        except (UserError, OSError) as error:  # its events here are damaged, or the disk is full
-            self._give_back(lease, listed, str(error))
+        except (UserError, OSError, MalformedError) as error:  # its events here are damaged, or the disk is full
+            self._give_back(offer, str(error))
             return
         self._spools[spool.lease] = spool
         more = len(spool.events())
         self._say(f"leased {spool.label or spool.trial_id}" + (f", going on from {more} events here" if more else ""))
 
-    def _give_back(self, lease: str, listed: Mapping[str, Any], why: str) -> None:
+    def _give_back(self, offer: Offer, why: str) -> None:
         """End a lease that has no spool as LOST."""
-        self._say(f"cannot take {listed['trial_id']}: {why}")
-        outcome = Outcome(str(listed["trial_id"]), TrialState.LOST, error=f"the board cannot take it: {why}")
-        message = {"first": listed["held"], "events": [], "outcome": outcome.to_json()}
+        self._say(f"cannot take {offer.trial_id}: {why}")
+        outcome = Outcome(offer.trial_id, TrialState.LOST, error=f"the board cannot take it: {why}")
         with contextlib.suppress(UnreachableError, RefusedError):
-            self._link.post(f"/v1/leases/{lease}/events", message)
+            self._post(offer.lease, Message(offer.held, (), outcome.to_json()))
 
     def _start_trials(self) -> None:
         """Give idle slots the trials that wait, and fetch what these read."""
@@ -258,14 +279,19 @@ class Agent:
                 return
 
     def _files(self, spool: Spool) -> dict[str, Path]:
-        by_part: dict[str, list[Mapping[str, Any]]] = {}
+        by_part: dict[str, list[LeaseFile]] = {}
         for file in spool.files:
-            by_part.setdefault(str(file["of"]), []).append(file)
-        if "hub" in by_part:  # the head's copy of a hub model, which this board may have or get by itself
-            files, model = by_part.pop("hub"), spool.trial["config"]["model"]
+            by_part.setdefault(file.of, []).append(file)
+        copy = by_part.pop("hub", None)  # the head's, of a hub model that this board may have or get by itself
+        model = spool.trial["config"].get("model", {})
+        if model.get("source") == ModelSource.HUB.value:
             repo, revision = str(model["path"]), str(model.get("revision") or "main")
-            if hub.cached_folder(repo, revision) is None and hub.unreachable(repo, revision):
-                by_part["model"] = files
+            hub.forget()  # the network of an hour ago
+            if hub.cached_folder(repo, revision) is None and (why := hub.unreachable(repo, revision)):
+                if not copy:
+                    what = f"{repo} is in the Hugging Face cache neither of this board nor of the head, and {why} here"
+                    raise UserError(what, fix=f"run `hf download {repo}` on the head")
+                by_part["model"] = copy
         keep = {folder for folders in tuple(self._folders.values()) for folder in folders.values()}
         return {part: self._cache.folder(self._link, spool.lease, files, keep) for part, files in by_part.items()}
 
@@ -318,19 +344,23 @@ class Agent:
 
     def _send_one(self, spool: Spool) -> None:
         while (message := spool.post()) is not None:
-            answer = self._link.post(f"/v1/leases/{spool.lease}/events", message)
-            spool.acknowledged = int(answer["acknowledged"])
-            if ended := message["outcome"]:
+            spool.acknowledged = self._post(spool.lease, message)
+            if ended := message.outcome:
                 del self._spools[spool.lease]
                 spool.forget()
                 error = f": {ended['error']}" if ended["error"] else ""
                 self._say(f"ended {spool.label or spool.trial_id}: {ended['state']}{error}")
                 return
 
+    def _post(self, lease: str, message: Message) -> int:
+        """Send a part of a lease's journal; return how many of its events the head has."""
+        answer = self._link.post(f"/v1/leases/{lease}/events", message.to_json())
+        return understood(Received, answer).acknowledged
+
     def _over(self, spool: Spool, error: RefusedError) -> None:
         """Take the head's refusal of a lease's events: where to go on, or that the lease is over."""
-        expected = error.answer.get("expected")
-        if isinstance(expected, int) and expected < spool.acknowledged:  # a head that was restored from a copy
+        expected = error.refusal.expected
+        if expected is not None and expected < spool.acknowledged:  # a head that was restored from a copy
             spool.acknowledged = expected
             return
         self._refused_of(error)
@@ -365,7 +395,7 @@ class Agent:
         write_running(self._root, self._registration, self._heard, trials)
         if now - before >= NOTE_SECONDS and self._heard is not None:
             with contextlib.suppress(UnreachableError, RefusedError):
-                self._link.post("/v1/facts", {"facts": changing(self._meter)})
+                self._link.post("/v1/facts", Report(changing(self._meter)).to_json())
 
     # --- the end
 

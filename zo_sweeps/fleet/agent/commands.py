@@ -18,7 +18,7 @@ import psutil
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.fleet import codes
-from zo_sweeps.fleet.agent import keys, service
+from zo_sweeps.fleet.agent import keys, light, service
 from zo_sweeps.fleet.agent.agent import Agent
 from zo_sweeps.fleet.agent.facts import lending, profile
 from zo_sweeps.fleet.agent.spool import spools
@@ -26,6 +26,7 @@ from zo_sweeps.fleet.node import running, sanitised, wait_until_gone
 
 HOME = Path("~/.zo_sweeps")
 RUNNING = "running.json"
+PROGRAMS = "executorch"  # the device profile of boards with the light client
 Say = Callable[[str], None]
 
 
@@ -39,6 +40,7 @@ class AgentOptions:
         device: its device profile; "auto": detected, or as registered.
         name: to register under; "": the host's.
         cpus, memory_gb, slots: CPUs, memory and trials at a time to lend; None: all CPUs, the profile's memory.
+        client: the light client, built for this machine: it runs all trials, and torch is not needed.
         authorities: file of the authorities to trust, for a head with a certificate of its own; None: as the code says.
         config_dirs: folders with device profiles of the user's own.
     """
@@ -50,6 +52,7 @@ class AgentOptions:
     cpus: int | None = None
     memory_gb: float | None = None
     slots: int = 1
+    client: Path | None = None
     authorities: Path | None = None
     config_dirs: Sequence[str] = field(default=())
 
@@ -60,6 +63,7 @@ class AgentOptions:
         words += ["--cpus", str(self.cpus)] if self.cpus else []
         words += ["--memory", f"{self.memory_gb:g}"] if self.memory_gb else []
         words += ["--slots", str(self.slots)] if self.slots > 1 else []
+        words += ["--client", str(self.client.expanduser().absolute())] if self.client else []
         return words + [word for one in self.config_dirs for word in ("--config-dir", str(Path(one).absolute()))]
 
 
@@ -72,14 +76,20 @@ def join(state_dir: Path, options: AgentOptions, say: Say) -> int:
     if registration is None and not options.code:
         raise UserError(f"this machine is not registered with {options.url}", fix=keys.AGAIN)
     wanted = options.device if options.device != "auto" or registration is None else registration.device
+    client = None if options.client is None else light.checked(options.client)
+    if client is not None and wanted == "auto":
+        wanted = PROGRAMS
     device = profile(wanted, [str(one) for one in options.config_dirs])
+    if client is not None and (device.is_phone or not device.runs_programs):
+        what = f"the light client runs exported programs alone, and {device.name} is not a device for these"
+        raise UserError(what, where="--device", fix=f"use --device {PROGRAMS}, or a profile with runtime: executorch")
     lent = lending(device, options.cpus, options.memory_gb, options.slots)
     if registration is None:
         name = sanitised(options.name or socket.gethostname())
         code = codes.parse(options.code)
         registration = keys.enrol(folder, options.url.rstrip("/"), code, name, device.name, options.authorities)
         say(f"registered with {registration.url} as {registration.name}; its key is {folder / 'key.pem'} (mode 0600)")
-    return Agent(folder, registration, device, lent, say).run()
+    return Agent(folder, registration, device, lent, say, client).run()
 
 
 def install_service(state_dir: Path, options: AgentOptions, say: Say, *, only_print: bool) -> int:
@@ -87,11 +97,12 @@ def install_service(state_dir: Path, options: AgentOptions, say: Say, *, only_pr
     state_dir = (service.own_home(state_dir) if state_dir == HOME else state_dir).absolute()
     if keys.read(keys.folder_of(_root(state_dir), options.url)) is None:
         raise UserError(f"this machine is not registered with {options.url}", where=str(state_dir), fix=keys.AGAIN)
-    text = service.unit(state_dir, options.url.rstrip("/"), options.lending)
+    unit = service.unit(state_dir, options.url.rstrip("/"), options.lending)
     if only_print:
-        print(text, end="")
+        print(unit.text, end="")
     else:
-        service.install(text, say)
+        unit.install()
+        unit.tell(say)
     return 0
 
 

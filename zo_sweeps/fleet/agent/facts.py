@@ -1,19 +1,11 @@
-"""What this machine is and can do, found in processes of their own: torch is not loaded into the agent.
-
-python -m zo_sweeps.fleet.agent.facts      one line of JSON
-"""
+"""What this machine is, and what it lends, as the head is told."""
 
 from __future__ import annotations
 
-import json
 import os
-import socket
-import subprocess
 import sys
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 import yaml
@@ -21,11 +13,12 @@ import yaml
 from zo_sweeps import __version__
 from zo_sweeps.config.composer import conf_dir
 from zo_sweeps.core.errors import UserError, unknown
-from zo_sweeps.devices.live import unchanging
+from zo_sweeps.devices.live import Host
+from zo_sweeps.fleet.agent import light
+from zo_sweeps.fleet.agent.examiner import Examiner
 from zo_sweeps.methods.definition import read
 from zo_sweeps.methods.parts import Device
-
-SECONDS = 600.0  # for a slow board to import torch and try its kernels
+from zo_sweeps.schedule.agent_facts import Facts
 
 
 @dataclass(frozen=True)
@@ -47,7 +40,9 @@ class Lending:
 def profile(name: str, folders: list[str]) -> Device:
     """Return a device profile: of conf/device, or of `device/` in a folder of the user's own. Raises UserError."""
     if name == "auto":
-        name = str(_asked("host")["profile"])
+        examiner = Examiner()
+        name = str(examiner.probe()["profile"])
+        examiner.end()
     known: dict[str, Path] = {}
     for folder in (conf_dir(), *map(Path, folders)):
         known |= {path.stem: path for path in (folder.expanduser() / "device").glob("*.yaml")}
@@ -65,57 +60,18 @@ def lending(device: Device, cpus: int | None, memory_gb: float | None, slots: in
     return Lending(cpus or there, 0 if device.cpu else 1, memory, slots)
 
 
-def facts(device: Device, lent: Lending) -> dict[str, Any]:
-    """Return what the head is told of this machine. Raises UserError where no trial can run. Cost: imports torch."""
-    host = _asked("host")
-    if not host["versions"]["torch"]:
-        fix = "install the wheel for this board (docs/FLEET.md); here: " + sys.executable
-        raise UserError("this Python has no torch, which is the board's own choice", fix=fix)
-    return {
-        "profile": device.name,
-        **asdict(lent),
-        "programs": bool(host["executorch"]),
-        "zo_sweeps": __version__,
-        "versions": host["versions"],
-        "probe": {**host, "host": socket.gethostname()},
-    }
-
-
-def answers(challenge: Mapping[str, Any], troubles: Mapping[str, str]) -> dict[str, Any]:
-    """Return this machine's answers to the head's known-answer questions: see `known_answers.answer`.
+def facts(device: Device, lent: Lending, host: Host, client: Path | None = None) -> Facts:
+    """Return what the head is told of this machine. Raises UserError where no trial can run.
 
     Args:
-        troubles: precision -> why its kernels do not run here, "" if they do; such a one is not tried.
+        client: the light client, if it runs the trials.
     """
-    bad = {name: why for name, why in troubles.items() if why and name in challenge["precisions"]}
-    asked = {**challenge, "precisions": [name for name in challenge["precisions"] if name not in bad]}
-    found = _asked("answers", json.dumps(asked))
-    return {**found, "failed": {**found["failed"], **bad}}
-
-
-def _asked(what: str, text: str = "") -> dict[str, Any]:
-    """Return the JSON that this module prints in a process of its own. Raises UserError if it prints none."""
-    command = [sys.executable, "-m", "zo_sweeps.fleet.agent.facts", what]
-    try:
-        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=SECONDS)
-        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    except subprocess.TimeoutExpired:
-        raise UserError(f"examining this machine ({what}) took longer than {SECONDS:.0f} s") from None
-    except (ValueError, IndexError):
-        last = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
-        raise UserError(f"cannot examine this machine ({what}): {last}") from None
-    return found
-
-
-def main(what: str) -> None:
-    """Print what this machine is ("host"), or its answers to the challenge on the standard input ("answers")."""
-    if what == "host":
-        print(json.dumps(unchanging()))
-        return
-    from zo_sweeps.fleet.known_answers import answer
-
-    print(json.dumps(answer(json.load(sys.stdin))))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
+    if client is not None:
+        return Facts(__version__, host, device.name, **asdict(lent), client=light.digest(client))
+    if not host.versions["torch"]:
+        fix = (
+            "install the wheel for this board (docs/JETSON.md), or lend the light client with --client FILE "
+            f"(docs/EDGE.md); here: {sys.executable}"
+        )
+        raise UserError("this Python has no torch, which is the board's own choice", fix=fix)
+    return Facts(__version__, host, device.name, **asdict(lent))

@@ -9,18 +9,17 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import new_folder
 from zo_sweeps.core.fingerprint import fingerprint
 from zo_sweeps.core.host import gib
 from zo_sweeps.fleet.agent.link import Link
+from zo_sweeps.schedule.lease_contents import LeaseFile
 
 SPARE = 2**30  # bytes of the disk that are left free
-File = Mapping[str, Any]  # of, path, sha256, bytes
 
 
 class Cache:
@@ -29,7 +28,7 @@ class Cache:
     def __init__(self, root: Path) -> None:
         self._blobs, self._folders = root / "files" / "blobs", root / "files" / "folders"
 
-    def folder(self, link: Link, lease: str, files: Sequence[File], keep: Collection[Path]) -> Path:
+    def folder(self, link: Link, lease: str, files: Sequence[LeaseFile], keep: Collection[Path]) -> Path:
         """Return a folder with these files of a lease, fetching those that are not here.
 
         Args:
@@ -38,7 +37,7 @@ class Cache:
         Raises UnreachableError, which a later call resumes from, and UserError for a file that is not what was
         announced, a name outside the folder, or a full disk.
         """
-        listed = sorted((str(file["path"]), str(file["sha256"])) for file in files)
+        listed = sorted((file.path, file.sha256) for file in files)
         folder = self._folders / fingerprint(listed)
         if folder.is_dir():
             return folder
@@ -52,8 +51,8 @@ class Cache:
                 os.link(self._blobs / digest, path)
         return folder
 
-    def _fetch(self, link: Link, lease: str, file: File, needed: set[str], keep: Collection[Path]) -> None:
-        digest, size = str(file["sha256"]), int(file["bytes"])
+    def _fetch(self, link: Link, lease: str, file: LeaseFile, needed: set[str], keep: Collection[Path]) -> None:
+        digest, size = file.sha256, file.bytes
         blob = self._blobs / digest
         if blob.exists():
             blob.touch()
@@ -72,7 +71,7 @@ class Cache:
             os.fsync(out.fileno())
         if _digest(part) != digest:
             part.unlink()
-            raise UserError(f"{file['path']} from the head is not the file that it announced")
+            raise UserError(f"{file.path} from the head is not the file that it announced")
         part.rename(blob)
 
     def _make_room(self, size: int, needed: set[str], keep: Collection[Path]) -> None:

@@ -1,6 +1,6 @@
 """The agent's registration with one head: a key pair made here, the head's certificate for it, and what it trusts.
 
-HEAD/  key.pem (mode 0600)   certificate.pem   authority.pem (if pinned)   registration.json
+HEAD/  key.pem (mode 0600)   certificate.pem   authority.pem (pinned, or of --ca)   registration.json
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from cryptography.x509.oid import NameOID
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import replace_text
-from zo_sweeps.fleet import codes
-from zo_sweeps.fleet.agent.link import Link, RefusedError, UnreachableError, pinned, trusted, unverified
+from zo_sweeps.fleet import codes, protocol
+from zo_sweeps.fleet.agent.link import Link, RefusedError, UnreachableError, pinned, trusted, understood, unverified
 
 
 @dataclass(frozen=True)
@@ -31,27 +31,27 @@ class Registration:
         url: of the head.
         name: of this agent at the head.
         device: its device profile.
-        pinned: whether the head's own authority is trusted, and nothing else.
-        authorities: file of authorities for a head with another certificate; "": the system's.
+        pinned: whether the head's own authority is trusted, whatever name the head has. Else its certificate must be
+            for the name in `url`, from an authority in authority.pem, or where there is none, one of the system's.
     """
 
     url: str
     name: str
     device: str
     pinned: bool
-    authorities: str = ""
 
     def link(self, folder: Path) -> Link:
         """Return the connection to the head with the key in `folder`. Raises UserError if a file is damaged."""
-        key, certificate = folder / "key.pem", folder / "certificate.pem"
+        key, certificate, authority = (folder / name for name in ("key.pem", "certificate.pem", AUTHORITY))
         try:
             if self.pinned:
-                return Link(self.url, pinned((folder / "authority.pem").read_text(), key, certificate))
-            return Link(self.url, trusted(Path(self.authorities) if self.authorities else None, key, certificate))
+                return Link(self.url, pinned(authority.read_text(), key, certificate))
+            return Link(self.url, trusted(authority.read_text() if authority.exists() else None, key, certificate))
         except (OSError, ssl.SSLError) as error:
             raise UserError(f"cannot use the key ({error.strerror or error})", where=str(folder), fix=AGAIN) from None
 
 
+AUTHORITY = "authority.pem"
 AGAIN = "register again: zo-sweeps agent join URL --code CODE, with a code of `zo-sweeps head code`"
 
 
@@ -81,34 +81,57 @@ def enrol(folder: Path, url: str, code: codes.Code, name: str, device: str, auth
     With a code that names the head's authority, nothing but a request for that authority's certificate is sent before
     the certificate is found to be the named one.
 
+    Args:
+        authorities: file of the authorities (PEM) that may have signed the certificate of a head whose code names none;
+            None: the system's.
+
     Raises UserError if the head is another one, cannot be reached, or refuses.
     """
     by_pin = code.pin != codes.PUBLIC
+    if by_pin and authorities is not None:
+        what = "the code names the head's own authority, and no other is trusted"
+        raise UserError(what, where="--ca", fix="leave it out; it is for a head that was started with --certificate")
+    authority = None if authorities is None else _certificates(authorities)
     try:
-        authority = _authority(url, code) if by_pin else ""
+        authority = _authority(url, code) if by_pin else authority
         key = _new_key(folder)
-        with_head = Link(url, pinned(authority) if by_pin else trusted(authorities))
-        request = {"code_secret": code.secret.hex(), "csr": _request(key, name), "name": name, "device": device}
-        answer = with_head.post("/v1/enrol", request)
+        with_head = Link(url, pinned(authority) if by_pin and authority else trusted(authority))
+        request = protocol.Enrolment(code.secret.hex(), _request(key, name), name, device)
+        enrolled = understood(protocol.Enrolled, with_head.post("/v1/enrol", request.to_json()))
     except UnreachableError as error:
-        raise UserError(f"cannot reach {url}: {error}", fix="is `zo-sweeps head start` running there?") from None
+        own = "use the name that it is for, and name the authority (PEM) that signed it: --ca FILE"
+        fix = own if error.untrusted else "is `zo-sweeps head start` running there?"
+        raise UserError(f"cannot reach {url}: {error}", fix=fix) from None
     except RefusedError as error:
         raise UserError(f"the head refuses: {error.what}") from None
     except (OSError, ssl.SSLError) as error:
         raise UserError(f"cannot register: {error}", where=str(folder)) from None
-    made = Registration(url, str(answer["agent"]), device, by_pin, str(authorities or ""))
-    if by_pin:
-        replace_text(folder / "authority.pem", authority)
-    replace_text(folder / "certificate.pem", str(answer["certificate"]))
+    made = Registration(url, enrolled.agent, device, by_pin)
+    (folder / AUTHORITY).unlink(missing_ok=True)
+    if authority is not None:
+        replace_text(folder / AUTHORITY, authority)
+    replace_text(folder / "certificate.pem", enrolled.certificate)
     replace_text(folder / "registration.json", json.dumps(asdict(made), indent=2) + "\n")
     return made
+
+
+def _certificates(path: Path) -> str:
+    """Return the certificates in a file. Raises UserError if there is none."""
+    try:
+        text = path.read_text()
+        x509.load_pem_x509_certificates(text.encode())
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it holds no certificate in PEM"
+        raise UserError(f"cannot read {path}: {why}", where="--ca") from None
+    return text
 
 
 def _authority(url: str, code: codes.Code) -> str:
     """Return the authority's certificate (PEM), which the head sends to anybody, if the code names it."""
     asked = Link(url, unverified())
     try:
-        certificate = x509.load_pem_x509_certificate(str(asked.get("/v1/ca").get("ca", "")).encode())
+        ca = understood(protocol.Authority, asked.get("/v1/ca")).ca
+        certificate = x509.load_pem_x509_certificate(ca.encode())
     except ValueError:
         raise UserError(f"{url} is no head of zo_sweeps") from None
     finally:

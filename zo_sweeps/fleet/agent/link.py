@@ -16,29 +16,34 @@ from typing import Any
 import httpx2
 
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.shape import MalformedError, S
+from zo_sweeps.fleet.protocol import Refusal
 
 CONNECT_SECONDS, ANSWER_SECONDS = 10.0, 40.0  # a long poll takes 25 s
 FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0  # between attempts to reach the head
 
 
 class UnreachableError(Exception):
-    """The head did not answer, or cannot now: try again later, after `after` seconds if it says so."""
+    """The head did not answer, or cannot now: try again later, after `after` seconds if it says so.
 
-    def __init__(self, why: str, after: float = 0.0) -> None:
+    `untrusted`: something answered, with a certificate that is not trusted.
+    """
+
+    def __init__(self, why: str, after: float = 0.0, *, untrusted: bool = False) -> None:
         super().__init__(why)
-        self.after = after
+        self.after, self.untrusted = after, untrusted
 
 
 class RefusedError(UserError):
-    """The head answered that it will not; `answer` is its JSON.
+    """The head answered that it will not; `refusal` says why.
 
     401: it does not know the key; 403: the key is revoked; 404, 410: the lease is not, or no longer, this agent's;
     409: it wants something else first.
     """
 
-    def __init__(self, status: int, answer: Mapping[str, Any]) -> None:
-        super().__init__(str(answer.get("error") or f"the head answered {status}"))
-        self.status, self.answer = status, answer
+    def __init__(self, status: int, refusal: Refusal) -> None:
+        super().__init__(refusal.error or f"the head answered {status}")
+        self.status, self.refusal = status, refusal
 
 
 class Backoff:
@@ -93,7 +98,7 @@ class Link:
                     _checked(answer)
                 yield (start if answer.status_code == 206 else 0), answer.iter_raw()
         except httpx2.HTTPError as error:
-            raise UnreachableError(_why(error)) from None
+            raise _unreachable(error) from None
 
     def close(self) -> None:
         self._client.close()
@@ -102,7 +107,7 @@ class Link:
         try:
             answer = self._client.request(method, path, **options)
         except httpx2.HTTPError as error:
-            raise UnreachableError(_why(error)) from None
+            raise _unreachable(error) from None
         return _checked(answer)
 
 
@@ -117,9 +122,9 @@ def pinned(authority: str, key: Path | None = None, certificate: Path | None = N
     return _with_key(context, key, certificate)
 
 
-def trusted(authorities: Path | None, key: Path | None = None, certificate: Path | None = None) -> ssl.SSLContext:
-    """Return a TLS context that trusts the authorities of a file (PEM), or this system's, for the host's name."""
-    context = ssl.create_default_context(cafile=str(authorities) if authorities else None)
+def trusted(authorities: str | None, key: Path | None = None, certificate: Path | None = None) -> ssl.SSLContext:
+    """Return a TLS context that trusts these authorities (PEM), or this system's, for the host's name."""
+    context = ssl.create_default_context(cadata=authorities)
     return _with_key(context, key, certificate)
 
 
@@ -137,6 +142,14 @@ def _with_key(context: ssl.SSLContext, key: Path | None, certificate: Path | Non
     return context
 
 
+def understood(shape: type[S], answer: Any) -> S:
+    """Return an answer of the head as its definition. Raises UnreachableError if it is something else."""
+    try:
+        return shape.read(answer)
+    except MalformedError as error:
+        raise UnreachableError(f"its answer makes no sense: {error}") from None
+
+
 def _checked(answer: httpx2.Response) -> dict[str, Any]:
     """Return the answer's JSON. Raises UnreachableError for 429 and 5xx, RefusedError for any other error."""
     try:
@@ -146,14 +159,20 @@ def _checked(answer: httpx2.Response) -> dict[str, Any]:
     content = content if isinstance(content, dict) else {}
     if answer.is_success:
         return content
+    refusal = understood(Refusal, content)
     if answer.status_code == 429 or answer.status_code >= 500:
         after = answer.headers.get("Retry-After", "")
-        why = content.get("error") or f"the head answered {answer.status_code}"
-        raise UnreachableError(str(why), float(after) if after.isdigit() else 0.0)
-    raise RefusedError(answer.status_code, content)
+        why = refusal.error or f"the head answered {answer.status_code}"
+        raise UnreachableError(why, float(after) if after.isdigit() else 0.0)
+    raise RefusedError(answer.status_code, refusal)
 
 
-def _why(error: Exception) -> str:
-    if "CERTIFICATE_VERIFY_FAILED" in str(error):
-        return "it is not the head that this machine registered with: its certificate is another authority's"
-    return str(error).strip() or type(error).__name__
+def _unreachable(error: Exception) -> UnreachableError:
+    text = str(error).strip()
+    if "CERTIFICATE_VERIFY_FAILED" not in text:
+        return UnreachableError(text or type(error).__name__)
+    reason = text.partition("certificate verify failed: ")[2].partition(" (_ssl.c")[0].rstrip(".") or text
+    if "issuer" not in reason and "self" not in reason:  # expired, or for another name
+        return UnreachableError(f"its certificate is not valid: {reason}", untrusted=True)
+    what = "it is not the head that this machine trusts: its certificate is another authority's"
+    return UnreachableError(what, untrusted=True)

@@ -14,14 +14,16 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import replacing
 from zo_sweeps.core.trial import Event, Outcome, TrialState
+from zo_sweeps.edge.light_client import LOG_EVENT, decisive
+from zo_sweeps.fleet.protocol import Message
 from zo_sweeps.record.journal import Journal, outcome, read_events
+from zo_sweeps.schedule.lease_contents import LeaseContents
 
 RETIRED = 16  # the newest, kept
 FRUITLESS = 3  # starts in a row without a step after which the trial is given back: it may be what ends the board
@@ -45,31 +47,30 @@ class Spool:
     def __init__(self, folder: Path) -> None:
         self.folder, self.lease, self.acknowledged = folder, folder.name, 0
         try:
-            answer = json.loads((folder / "lease.json").read_text())
-            self.trial: dict[str, Any] = answer["trial"]
-            self.trial_id, self.label = str(self.trial["trial_id"]), str(self.trial.get("label", ""))
-            self.attempt, self.threads = int(answer["attempt"]), int(answer.get("threads", 1))
-            self.files: list[dict[str, Any]] = answer["files"]
-            self._base: list[Event] = answer["journal"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            contents = LeaseContents.read(json.loads((folder / "lease.json").read_text()))
+            self.trial, self.trial_id = contents.trial, contents.trial_id
+            self.label = str(self.trial.get("label", ""))
+            self.attempt, self.threads, self.files = contents.attempt, contents.threads, contents.files
+            self._base = contents.journal
+        except (OSError, ValueError) as error:
             raise UserError(f"damaged lease ({type(error).__name__})", where=str(folder)) from None
         self._events, self._offset = read_events(folder / "events.jsonl")
 
     @classmethod
-    def create(cls, root: Path, answer: Mapping[str, Any]) -> Spool:
+    def create(cls, root: Path, contents: LeaseContents) -> Spool:
         """Keep a lease that the head sent; go on from an older spool of its trial if that begins with its journal.
 
         Args:
             root: the folder of all leases of this head.
-            answer: the head's, with `lease`, `trial`, `journal`, `attempt` and `files`.
+            contents: as the head sent them.
         """
-        folder = root / "leases" / str(answer["lease"])
+        folder = root / "leases" / contents.lease
         folder.mkdir(parents=True, exist_ok=True)
-        if not (folder / "events.jsonl").exists() and (tail := _beyond(root, answer)):
+        if not (folder / "events.jsonl").exists() and (tail := _beyond(root, contents)):
             with Journal(folder / "events.jsonl") as journal:
                 journal.extend(tail)
         with replacing(folder / "lease.json") as part, part.open("w") as file:
-            json.dump(answer, file)
+            json.dump(contents.to_json(), file)
             file.flush()
             os.fsync(file.fileno())
         return cls(folder)
@@ -111,10 +112,10 @@ class Spool:
     @property
     def fruitless(self) -> bool:
         """Whether the last `FRUITLESS` attempts of this lease ended before they emitted anything but their start."""
-        types = [event["type"] for event in self.events()[-FRUITLESS:]]
-        return types == ["start"] * FRUITLESS
+        last = [event["line"] if event["type"] == LOG_EVENT else event for event in self.events()[-FRUITLESS:]]
+        return [event["type"] for event in last] == ["start"] * FRUITLESS
 
-    def post(self) -> dict[str, Any] | None:
+    def post(self) -> Message | None:
         """Return the next message to the head: events that it lacks, and the outcome with the last of them.
 
         None: it has everything so far.
@@ -134,7 +135,7 @@ class Spool:
         final = ended is not None and len(part) == len(rest)
         if not part and not final:
             return None
-        return {"first": self.acknowledged, "events": part, "outcome": ended.to_json() if ended and final else None}
+        return Message(self.acknowledged, tuple(part), ended.to_json() if ended and final else None)
 
     def retire(self) -> None:
         """Set the spool of a lease that is over aside."""
@@ -162,25 +163,37 @@ def spools(root: Path) -> list[Spool]:
     return found
 
 
-def _beyond(root: Path, answer: Mapping[str, Any]) -> list[Event]:
+def _beyond(root: Path, contents: LeaseContents) -> list[Event]:
     """Return the events that this board has of the trial beyond the journal of its new lease, of the longest spool.
 
     Only of a spool that begins with this journal: else another machine has gone on from an earlier event. The end of an
-    attempt that was stopped is left out.
+    attempt that was stopped is left out. A run of the light client that scores a split has its own end.
     """
-    journal = [_text(event) for event in answer["journal"]]
+    if contents.trial.get("client"):
+        return []
+    journal = [text for text, _ in _marks(contents.journal)]
     best: list[Event] = []
     for folder in [*(root / "retired").glob("*/"), *(root / "leases").glob("*/")]:
         try:
             own = Spool(folder)
         except UserError:
             continue
-        events = own.journal if own.trial_id == answer["trial"]["trial_id"] else []
-        if [_text(event) for event in events[: len(journal)]] == journal:
-            best = max(best, events[len(journal) :], key=len)
+        events = own.journal if own.trial_id == contents.trial_id else []
+        marks = _marks(events)[: len(journal)]
+        if [text for text, _ in marks] == journal:
+            best = max(best, events[marks[-1][1] if marks else 0 :], key=len)
     ended = outcome(best)
     return best[:-1] if ended is not None and ended.state is TrialState.CANCELLED else best
 
 
-def _text(event: Event) -> str:
-    return json.dumps(event, sort_keys=True)  # equal for NaN, which differs from itself
+def _marks(events: Sequence[Event]) -> list[tuple[str, int]]:
+    """Return (text, events up to it) of each event that a continued journal must have, too.
+
+    Of the light client's log that is what decides how it goes on, and what the head sends of it.
+    """
+    marks = []
+    for number, event in enumerate(events, 1):
+        kept = decisive(event["line"]) if event["type"] == LOG_EVENT else event
+        if kept is not None:
+            marks.append((json.dumps(kept, sort_keys=True), number))  # equal for NaN, which differs from itself
+    return marks

@@ -3,7 +3,7 @@
 A trial appends its events to its spool itself, so that nothing is lost with either process. A process ends with the
 agent, whose end closes its input; the lock of a spool keeps a second one out until then.
 
-    python -m zo_sweeps.fleet.agent.trials     reads {"run": LEASE, ...} and {"stop": true}; writes "ended"
+    python -m zo_sweeps.fleet.agent.trials TARGET     reads {"run": LEASE, ...} and {"stop": true}; writes "ended"
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -41,15 +42,15 @@ class Slot:
     Args:
         log: what the process and its libraries print.
         gpu: the GPU that it sees; None: none.
-        target: the RunTrial, as "module:function".
+        command: what Python runs in it: a module that calls `serve`, and its arguments.
 
     Attributes:
         spool: of the trial that it runs, or is to run; None: idle.
         busy: whether that trial runs.
     """
 
-    def __init__(self, log: Path, gpu: int | None, target: str = TARGET) -> None:
-        self._log, self._gpu, self._target = log, gpu, target
+    def __init__(self, log: Path, gpu: int | None, command: Sequence[str]) -> None:
+        self._log, self._gpu, self._command = log, gpu, command
         self._process: subprocess.Popen[bytes] | None = None
         self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()
         self.busy = False
@@ -67,7 +68,7 @@ class Slot:
             self._process = self._start()
         self.busy = True
         there = {name: str(folder) for name, folder in folders.items()}
-        self._tell({"run": str(self.spool.folder), "target": self._target, "place": dict(place), "folders": there})
+        self._tell({"run": str(self.spool.folder), "place": dict(place), "folders": there})
 
     def stop(self) -> None:
         """Ask the trial to end as CANCELLED at its next step."""
@@ -107,7 +108,7 @@ class Slot:
         visible = "" if self._gpu is None else str(self._gpu)
         with self._log.open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", MODULE],
+                [sys.executable, "-m", *self._command],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -138,13 +139,16 @@ def here(trial: Mapping[str, Any], folders: Mapping[str, str]) -> Trial:
 
     Args:
         trial: as the head sent it.
-        folders: "model" and "data" -> the folder here, of those that came from the head.
+        folders: "model", "data" and "rows" -> the folder here, of those that came from the head.
     """
     config = dict(trial["config"])
     if "model" in folders:
         config["model"] = {**config["model"], "source": ModelSource.LOCAL.value, "path": folders["model"]}
     if "data" in folders:
         config["data"] = {**config["data"], "dir": folders["data"]}
+    if "rows" in folders:
+        task = config["task"]
+        config["task"] = {**task, "hub": {**task["hub"], "path": folders["rows"]}}
     return Trial.from_json({**trial, "config": config})
 
 
@@ -161,8 +165,12 @@ def run_checked(trial: Trial, *args: Any, **options: Any) -> Outcome:
     return run_trial(trial, *args, **options)
 
 
-def run(words: Mapping[str, Any], should_stop: Callable[[], bool]) -> None:
-    """Run the trial of a spool from where its journal ends. Its errors are its outcome."""
+def run(target: str, words: Mapping[str, Any], should_stop: Callable[[], bool]) -> None:
+    """Run the trial of a spool from where its journal ends. Its errors are its outcome.
+
+    Args:
+        target: the RunTrial, as "module:function".
+    """
     folder = Path(words["run"])
     with locked(folder / "lock"):
         spool = Spool(folder)
@@ -172,11 +180,11 @@ def run(words: Mapping[str, Any], should_stop: Callable[[], bool]) -> None:
         trial, journal = here(spool.trial, words["folders"]), spool.journal
         with Journal(folder / "events.jsonl") as events:
             sink = _Sink(events, words["place"])
-            run_guarded(words["target"], trial, sink, journal, spool.attempt, should_stop)
+            run_guarded(target, trial, sink, journal, spool.attempt, should_stop)
 
 
-def main() -> None:
-    """Run trials as the agent asks, until it ends."""
+def serve(run: Callable[[Mapping[str, Any], Callable[[], bool]], None]) -> None:
+    """Call `run(words, should_stop)` for each trial that the agent asks for, until it ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the agent's
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print is no answer
@@ -201,4 +209,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    serve(partial(run, sys.argv[1]))

@@ -87,6 +87,7 @@ class Authority:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.verify_mode = ssl.CERT_OPTIONAL  # a board that has none yet may enrol
+        context.num_tickets = 0  # agents keep their connections, and resume no session
         context.load_verify_locations(cadata=self.certificate.decode())
         chain, key = own or self._server(host)
         try:
@@ -113,6 +114,24 @@ class Authority:
         builder = builder.add_extension(_usage(signs=False), critical=True)
         builder = builder.add_extension(x509.ExtendedKeyUsage([purpose]), critical=True)
         return builder.sign(self._key, hashes.SHA256())
+
+
+def host_of(chain: str, host: str) -> str:
+    """Return the name by which boards are to call a server with this certificate (a file): `host` if it is for that.
+
+    Else the first name that it is for. Raises UserError for a file that is no certificate.
+    """
+    try:
+        leaf = x509.load_pem_x509_certificates(Path(chain).read_bytes())[0]
+        names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except OSError as error:
+        raise UserError(f"cannot read the certificate: {error.strerror}", where=chain) from None
+    except (ValueError, x509.ExtensionNotFound):
+        what = "not a certificate (PEM) with a name, subjectAltName, of the server that it is for"
+        raise UserError(what, where=chain) from None
+    known = [str(name.value) for name in names if isinstance(name, (x509.DNSName, x509.IPAddress))]
+    known = [name for name in known if not name.startswith("*")]
+    return host if host in known or not known else known[0]
 
 
 def read_request(pem: str) -> Request:

@@ -14,7 +14,6 @@ HANDSHAKE_SECONDS = 15.0  # from the connection to its first whole request: TLS,
 IDLE_SECONDS = 75.0  # between requests on one connection
 CONNECTIONS = 8192
 DOWNLOADS = 4  # at a time, per agent
-EVENTS = 20_000  # per message
 AGENT_RATE, AGENT_BURST = 20.0, 60.0  # requests per second of one agent
 STRANGER_RATE, STRANGER_BURST = 5.0, 50.0  # of one address without a certificate; a fleet may share one (NAT)
 WRONG_RATE, WRONG_BURST = 0.1, 10.0  # wrong one-time codes of one address

@@ -10,12 +10,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import resource
 import signal
-import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,8 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.fleet import codes
 from zo_sweeps.fleet.gateway import limits
 from zo_sweeps.fleet.gateway.app import Gateway
+from zo_sweeps.fleet.gateway.challenges import ANSWERS, KINDS, Challenges, Known
+from zo_sweeps.fleet.gateway.connections import read_in_small_parts
 from zo_sweeps.fleet.gateway.identity import Authority
 from zo_sweeps.schedule import leases
 from zo_sweeps.schedule.leases import Store
@@ -33,7 +34,6 @@ PORT = 7443
 PKI = "pki"
 LEASE_MINUTES = 60.0
 CODE_MINUTES = 15.0
-CHALLENGES = 4  # computed at the start, of which a joining board gets one: 6 s, most of it imports
 BACKLOG = 1024
 
 
@@ -57,37 +57,33 @@ async def serve(
     port: int,
     lease_seconds: float,
     own: tuple[str, str] | None = None,
-    challenges: list[tuple[dict[str, Any], dict[str, Any]]] | None = None,
+    challenges: Mapping[str, Sequence[Known]] | None = None,
 ) -> None:
     """Serve until cancelled.
 
     Args:
         own: files of a certificate chain and its key, in place of the gateway's own certificate.
-        challenges: with their answers; None: computed by a process of its own, meanwhile.
+        challenges: kind -> known-answer questions; of a kind that is left out, they are computed, meanwhile.
 
     Raises UserError when the port is taken, and for a certificate that cannot be used.
     """
+    read_in_small_parts()
     authority = Authority(folder / PKI)
-    known = [] if challenges is None else challenges
+    asked = {kind: Challenges(kind, _log, (challenges or {}).get(kind, ())) for kind in KINDS}
     stores = Store(folder / leases.FILE), Store(folder / leases.FILE)
-    gateway = Gateway(*stores, authority, lease_seconds, known, _log)
+    gateway = Gateway(*stores, authority, lease_seconds, asked, _log)
     context = authority.server_context(host, own)
     bounds: dict[str, Any] = {"max_line_size": limits.HEADER_BYTES, "max_field_size": limits.HEADER_BYTES}
     runner = web.AppRunner(
         gateway.application(), access_log=None, keepalive_timeout=limits.IDLE_SECONDS, shutdown_timeout=2.0, **bounds
     )
     await runner.setup()
-    computing = asyncio.create_task(_compute(known)) if challenges is None else None
+    asked[ANSWERS].start()  # six seconds, most of them imports; programs when a board asks for them
     loop = asyncio.get_running_loop()
 
     def connection() -> asyncio.Protocol:
         assert runner.server
-        if len(runner.server.connections) + len(gateway.fresh) > limits.CONNECTIONS:
-            return _Refused()
-        handler = runner.server()
-        gateway.fresh.add(handler)
-        loop.call_later(limits.HANDSHAKE_SECONDS, gateway.drop_if_silent, handler)
-        return handler
+        return gateway.connections.accept(runner.server)
 
     try:
         server = await loop.create_server(
@@ -102,35 +98,10 @@ async def serve(
         await server.serve_forever()
     finally:
         server.close()
-        if computing:
-            computing.cancel()
+        for one in asked.values():
+            one.stop()
         await runner.cleanup()
         stores[0].close()
-
-
-class _Refused(asyncio.Protocol):
-    """A connection too many."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport.close()
-
-
-async def _compute(known: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
-    """Append known answers as another process computes them: torch stays out of this one."""
-    command = [sys.executable, "-m", "zo_sweeps.fleet.known_answers", str(CHALLENGES)]
-    process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, limit=2**24)
-    assert process.stdout
-    try:
-        async for line in process.stdout:
-            with contextlib.suppress(ValueError):
-                challenge, answer = json.loads(line)
-                known.append((challenge, answer))
-        if not known:
-            _log(f"no known answers could be computed (status {await process.wait()}): no board can join")
-    finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
 
 
 def open_many_files() -> None:

@@ -1,0 +1,214 @@
+"""JSON from another machine: a dataclass per object, whose fields say what is accepted, and how much of it.
+
+    @dataclass(frozen=True)
+    class Offer(Shape):
+        lease: str = item(most=64)
+        attempt: int = item(most=10_000)
+
+`Offer.read(value)` checks what a peer sent, and `offer.to_json()` is the way back. A field that no definition names is
+dropped, so that it goes no further.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+S = TypeVar("S", bound="Shape")
+Read = Callable[[Any], Any]
+TEXT, ENTRIES, WHOLE = 200, 64, 2**53  # the most characters, entries of a list or a mapping, and the largest integer
+CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # characters that move a terminal's cursor
+
+
+class MalformedError(ValueError):
+    """An object that is not what its definition accepts; the message names the field."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What is accepted in a field.
+
+    Args:
+        most: the largest number, or the most characters of a text.
+        entries: the most entries of a list or a mapping; `most` is then of each.
+        pattern: of a whole text.
+    """
+
+    most: float | None = None
+    entries: int = ENTRIES
+    pattern: re.Pattern[str] | None = None
+
+
+def item(
+    default: Any = MISSING,
+    *,
+    most: float | None = None,
+    entries: int = ENTRIES,
+    pattern: re.Pattern[str] | None = None,
+) -> Any:
+    """Declare a field of a shape; see `Bounds`. Integers are at least 0; without `most`, floats may be NaN.
+
+    Args:
+        default: of a field that need not be sent; a callable makes it.
+    """
+    metadata = {"bounds": Bounds(most, entries, pattern)}
+    if callable(default):
+        return field(default_factory=default, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+class Shape:
+    """The base of the dataclasses that are read from JSON.
+
+    Fields are of type str, int, float, bool, Any (taken as it is), another shape, one of these or None, a tuple of one
+    of these, or a mapping from texts to one of these. Control characters in texts are replaced by "?".
+    """
+
+    @classmethod
+    def read(cls: type[S], value: Any) -> S:
+        """Return the object of parsed JSON. Raises MalformedError that names the first bad field."""
+        if not isinstance(value, dict):
+            raise MalformedError(f"{cls.__name__}: a JSON object is needed")
+        found = {}
+        for name, read, required in _readers(cls):  # type: ignore[arg-type]  # mypy does not see that types are hashable
+            if name not in value:
+                if required:
+                    raise MalformedError(f"{cls.__name__}: {name!r} is missing")
+                continue
+            try:
+                found[name] = read(value[name])
+            except MalformedError as error:
+                raise MalformedError(f"{cls.__name__}: wrong {name!r}: {error}") from None
+        return cls(**found)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object as plain JSON types."""
+        return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}  # type: ignore[arg-type]
+
+
+@cache
+def _readers(cls: type[Shape]) -> list[tuple[str, Read, bool]]:
+    """Return name, reader and whether it must be there, of every field."""
+    types = get_type_hints(cls)
+    return [
+        (
+            f.name,
+            _reader(types[f.name], f.metadata.get("bounds", Bounds())),
+            f.default is MISSING and f.default_factory is MISSING,
+        )
+        for f in fields(cls)  # type: ignore[arg-type]
+    ]
+
+
+def _reader(kind: Any, bounds: Bounds) -> Read:
+    """Return the function that checks a value of a type."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if kind is Any:
+        return lambda value: value
+    if origin in (Union, UnionType):
+        one = _reader(next(each for each in arguments if each is not NoneType), bounds)
+        return lambda value: None if value is None else one(value)
+    if origin is tuple:
+        return _list(_reader(arguments[0], bounds), bounds.entries)
+    if origin is not None and arguments[1] is Any:
+        return _object(bounds.entries)
+    if origin is not None:  # a mapping
+        return _mapping(_reader(arguments[1], bounds), bounds.entries)
+    if issubclass(kind, Shape):
+        return kind.read  # type: ignore[no-any-return]
+    readers: Mapping[type, Callable[[Bounds], Read]] = {str: _text, bool: _truth, int: _whole, float: _number}
+    return readers[kind](bounds)
+
+
+def _text(bounds: Bounds) -> Read:
+    most = TEXT if bounds.most is None else int(bounds.most)
+
+    def read(value: Any) -> str:
+        if not isinstance(value, str) or len(value) > most:
+            raise MalformedError(f"a text of at most {most} characters is needed")
+        if bounds.pattern and not bounds.pattern.fullmatch(value):
+            raise MalformedError(f"a text like {bounds.pattern.pattern} is needed")
+        if not value.isprintable():
+            try:
+                value.encode()
+            except UnicodeEncodeError:
+                raise MalformedError("half a character") from None
+        return CONTROL.sub("?", value)
+
+    return read
+
+
+def _truth(bounds: Bounds) -> Read:
+    def read(value: Any) -> bool:
+        if not isinstance(value, bool):
+            raise MalformedError("true or false is needed")
+        return value
+
+    return read
+
+
+def _whole(bounds: Bounds) -> Read:
+    most = WHOLE if bounds.most is None else int(bounds.most)
+
+    def read(value: Any) -> int:
+        if type(value) is not int or not 0 <= value <= most:
+            raise MalformedError(f"a whole number from 0 to {most} is needed")
+        return value
+
+    return read
+
+
+def _number(bounds: Bounds) -> Read:
+    most = bounds.most
+
+    def read(value: Any) -> float:
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            raise MalformedError("a number is needed")
+        if (most is not None and not abs(value) <= most) or (isinstance(value, int) and abs(value) > WHOLE):
+            raise MalformedError(f"a number of at most {WHOLE if most is None else most:g} is needed")
+        return float(value)
+
+    return read
+
+
+def _list(one: Read, entries: int) -> Read:
+    def read(value: Any) -> tuple[Any, ...]:
+        if not isinstance(value, (list, tuple)) or len(value) > entries:
+            raise MalformedError(f"a list of at most {entries} entries is needed")
+        return tuple(map(one, value))
+
+    return read
+
+
+def _object(entries: int) -> Read:
+    def read(value: Any) -> dict[str, Any]:
+        if not isinstance(value, dict) or len(value) > entries:
+            raise MalformedError(f"an object of at most {entries} fields is needed")
+        return value
+
+    return read
+
+
+def _mapping(one: Read, entries: int) -> Read:
+    name = _text(Bounds())
+
+    def read(value: Any) -> dict[str, Any]:
+        if not isinstance(value, dict) or len(value) > entries:
+            raise MalformedError(f"a mapping of at most {entries} entries is needed")
+        return {name(key): one(each) for key, each in value.items()}
+
+    return read
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Shape):
+        return value.to_json()
+    if isinstance(value, tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in value.items()}
+    return value

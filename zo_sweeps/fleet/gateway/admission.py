@@ -1,0 +1,55 @@
+"""Which requests are admitted: an agent's with a certificate that the store holds as valid, and not too many of any."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from zo_sweeps.fleet.gateway import limits
+from zo_sweeps.fleet.gateway.exchange import ProblemError
+from zo_sweeps.fleet.gateway.limits import Buckets
+from zo_sweeps.fleet.gateway.presence import Presence
+from zo_sweeps.schedule.leases import Store
+
+STRANGERS = {"/v1/ca", "/v1/enrol"}  # what may be asked without a certificate
+AGENT = web.RequestKey("agent", str)  # of a request: the name of the agent whose certificate it has
+
+
+class Admission:
+    """The check of every request.
+
+    Args:
+        store: of the agents' keys.
+        presence: is told whom it hears.
+    """
+
+    def __init__(self, store: Store, presence: Presence) -> None:
+        self._store, self._presence = store, presence
+        self._agents = Buckets(limits.AGENT_RATE, limits.AGENT_BURST)
+        self._strangers = Buckets(limits.STRANGER_RATE, limits.STRANGER_BURST)
+
+    def admit(self, request: web.Request) -> None:
+        """Set `request[AGENT]`. Raises ProblemError for a stranger, a revoked key, and too many requests."""
+        if request.path in STRANGERS:
+            if wait := self._strangers.wait(request.remote or ""):
+                raise ProblemError(429, "too many requests from this address", retry=wait)
+            return
+        name = request[AGENT] = self.agent_of(request)
+        if wait := self._agents.wait(name):
+            raise ProblemError(429, "too many requests", retry=wait)
+        self._presence.hear(name)
+
+    def agent_of(self, request: web.Request) -> str:
+        """Return the name of the agent whose certificate the connection has: TLS has checked it against our authority.
+
+        Raises ProblemError if there is none, and for a revoked key.
+        """
+        certificate = request.get_extra_info("peercert")
+        if not certificate:
+            raise ProblemError(401, "this needs an agent's certificate; register with: zo-sweeps agent join")
+        names = [value for entry in certificate["subject"] for key, value in entry if key == "commonName"]
+        serial = self._store.serial_of(names[0]) if names else None
+        if serial is None:
+            raise ProblemError(401, "no agent has this certificate")
+        if not serial or int(serial, 16) != int(certificate["serialNumber"], 16):
+            raise ProblemError(403, f"the key of {names[0]} was revoked", revoked=True)
+        return str(names[0])

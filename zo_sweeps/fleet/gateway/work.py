@@ -1,0 +1,104 @@
+"""The long poll: an agent learns at once which leases it is to start and to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+
+from aiohttp import web
+
+from zo_sweeps.fleet import protocol
+from zo_sweeps.fleet.gateway import limits
+from zo_sweeps.fleet.gateway.admission import AGENT, Admission
+from zo_sweeps.fleet.gateway.exchange import ProblemError, answer
+from zo_sweeps.fleet.gateway.presence import Presence
+from zo_sweeps.fleet.protocol import Offer
+from zo_sweeps.schedule.leases import Lease, Store
+
+PATH = "/v1/work"
+NOTHING = protocol.Work()
+LOOK_SECONDS = 0.1  # between looks at the store for changes by other processes
+AGAIN_SECONDS = 2.0  # before an agent is told the same again
+
+
+class Work:
+    """The agents that wait for work, and the open leases of all.
+
+    Args:
+        store: for the event loop.
+        admission: of an agent whose key may be revoked while it waits.
+        presence: is told that an agent which waits is there.
+    """
+
+    def __init__(self, store: Store, admission: Admission, presence: Presence) -> None:
+        self._store, self._admission, self._presence = store, admission, presence
+        self._version = -1  # of the store, as last seen
+        self._open: dict[str, dict[str, Lease]] = {}  # agent -> its open leases
+        self._changes: dict[str, asyncio.Event] = {}  # agents that poll
+        self._told: dict[str, tuple[protocol.Work, float]] = {}  # agent -> its last answer, and when
+
+    @property
+    def routes(self) -> list[web.RouteDef]:
+        """Its request."""
+        return [web.get(PATH, self._poll)]
+
+    async def look(self) -> None:
+        """Wake the agents that poll when another process has changed their leases, or their keys, until cancelled."""
+        while True:
+            self._see_changes()
+            await asyncio.sleep(LOOK_SECONDS)
+
+    def _see_changes(self) -> None:
+        if (now := self._store.version()) == self._version:
+            return
+        self._version = now
+        before, self._open = self._open, {}
+        for lease in self._store.open_leases():
+            self._open.setdefault(lease.agent, {})[lease.id] = lease
+        for name in {*before, *self._open}:
+            if _asked(before.get(name, {})) != _asked(self._open.get(name, {})) and name in self._changes:
+                self._changes.pop(name).set()
+        for agent in self._store.revoked():
+            if agent in self._changes:
+                self._changes.pop(agent).set()
+
+    async def _poll(self, request: web.Request) -> web.Response:
+        name = request[AGENT]
+        try:
+            wait = min(max(float(request.query.get("wait", "0")), 0.0), limits.WAIT_SECONDS)
+        except ValueError:
+            raise ProblemError(400, "wait is not a number") from None
+        self._open[name] = {one.id: one for one in self._store.open_leases(name)}
+        running = set(filter(None, request.query.get("running", "").split(",")))
+        loop = asyncio.get_running_loop()
+        end = loop.time() + wait
+        while True:
+            change = self._changes.setdefault(name, asyncio.Event())
+            told = self._for(name, running)
+            left = end - loop.time()
+            if told != NOTHING:
+                before, at = self._told.get(name, (NOTHING, 0.0))
+                left = min(left, at + AGAIN_SECONDS - loop.time() if before == told else 0.0)
+            if left <= 0:
+                if told != NOTHING:
+                    self._told[name] = told, loop.time()
+                return answer(told)
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(change.wait(), left)
+            self._presence.hear(name)
+            self._admission.agent_of(request)  # its key may have been revoked meanwhile
+
+    def _for(self, name: str, running: set[str]) -> protocol.Work:
+        """Return what an agent that runs these leases is to start and to stop."""
+        own = self._open.get(name, {})
+        new = tuple(
+            Offer(one.id, one.trial_id, one.attempt, one.received)
+            for one in own.values()
+            if one.id not in running and not one.stop
+        )
+        return protocol.Work(new, tuple(sorted(one for one in running if one not in own or own[one].stop)))
+
+
+def _asked(leases: Mapping[str, Lease]) -> set[tuple[str, bool]]:
+    return {(one.id, one.stop) for one in leases.values()}

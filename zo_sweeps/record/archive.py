@@ -1,0 +1,179 @@
+"""The archive of a sweep: its results in one file, for others to check and to set beside their own.
+
+A tar compressed by xz, of JSON alone:
+
+    manifest.json     format, whose it is, grid, title, and size and SHA-256 of every other file
+    signature.json    of manifest.json, by an Ed25519 key; absent if it was not signed
+    plan.json         the plan as launched: grid, every trial's configuration, digests of models and data
+    tables.json       the tables, cell by cell
+    journal/ID.jsonl  the events of a finished trial, the scalar log among them
+
+Reading trusts nothing: names, sizes and digests are checked in memory, and no path of the archive is ever opened.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import lzma
+import re
+import tarfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.files import replacing
+from zo_sweeps.record import signature
+
+FORMAT = 1
+MANIFEST, SIGNATURE, PLAN, TABLES = "manifest.json", "signature.json", "plan.json", "tables.json"
+_NAME = re.compile(r"(?:signature|plan|tables)\.json|journal/[0-9a-f]{16}\.jsonl")
+_UNPRINTABLE = re.compile(r"[^\x20-\x7e\xa1-\U0010ffff]")
+LARGEST = 2**28  # bytes, packed and unpacked
+WHOSE = 60  # characters
+
+
+@dataclass(frozen=True)
+class Archive:
+    """An archive that was read: whole, and signed by `key` if that is not "".
+
+    Args:
+        by: whose results they are, as the archive says; "" if it does not.
+        key: the public key that signed it, a line of OpenSSH's format.
+        digest: of its contents, 16 hex digits.
+        files: name -> content.
+    """
+
+    by: str
+    grid: str
+    title: str
+    key: str
+    digest: str
+    files: Mapping[str, bytes]
+
+    @property
+    def whose(self) -> str:
+        """Whose results they are: the name, which anybody can write, and the key, which nobody else has."""
+        signed = signature.fingerprint(self.key) if self.key else f"not signed, archive {self.digest}"
+        return f"{self.by or 'unnamed'} ({signed})"
+
+    def json(self, name: str) -> Any:
+        """Return a file as JSON. Raises UserError if it is absent or is none."""
+        try:
+            return json.loads(self.files[name])
+        except (KeyError, ValueError, RecursionError):
+            raise UserError(f"no {name} that can be read", where="the archive") from None
+
+
+def write(path: Path, files: Mapping[str, bytes], *, by: str, grid: str, title: str, key: Path | None) -> Archive:
+    """Write an archive; return it. Equal contents give equal bytes.
+
+    Args:
+        files: name -> content.
+        by: whose results they are.
+        key: file of the private key that signs it; None: it is not signed.
+
+    Raises UserError for a key that cannot be used, a name that is too long, or a file that cannot be written.
+    """
+    if len(by) > WHOSE or _UNPRINTABLE.search(by):
+        raise UserError(f"a name has up to {WHOSE} printable characters", where="--by")
+    described = {name: {"bytes": len(data), "sha256": _sha256(data)} for name, data in sorted(files.items())}
+    about = {"format": FORMAT, "by": by, "grid": grid, "title": title, "files": described}
+    manifest = json.dumps(about, indent=1, ensure_ascii=False).encode()
+    whole = {MANIFEST: manifest, **files}
+    signed = signature.sign(manifest, key) if key else None
+    if signed:
+        whole[SIGNATURE] = json.dumps(signed, indent=1).encode()
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for name, data in whole.items():
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode = len(data), 0o644
+            tar.addfile(entry, io.BytesIO(data))
+    try:
+        with replacing(path) as part:
+            part.write_bytes(lzma.compress(packed.getvalue(), preset=6))
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}", where="--out") from None
+    return Archive(by, grid, title, signed["key"] if signed else "", _sha256(manifest)[:16], dict(files))
+
+
+def read(path: Path, key: Path | None = None) -> Archive:
+    """Read an archive, and check every file's digest and the signature.
+
+    Args:
+        key: file of the public key that must have signed it; None: any, or none.
+
+    Raises UserError if it is no archive, larger than LARGEST, damaged, wrongly signed, or not signed by `key`.
+    Memory: LARGEST, at most twice.
+    """
+    wanted = signature.public_key(key) if key else ""
+    files = _unpacked(path)
+    manifest, signed = files.pop(MANIFEST, b""), files.pop(SIGNATURE, None)
+    try:
+        about = json.loads(manifest)
+        if about["format"] != FORMAT:
+            raise UserError(f"format {about['format']!r}, and this version reads {FORMAT}", where=str(path))
+        texts = [_UNPRINTABLE.sub("?", str(about[name])) for name in ("by", "grid", "title")]
+        expected = {str(name): (int(one["bytes"]), str(one["sha256"])) for name, one in about["files"].items()}
+        signer = "" if signed is None else signature.check(manifest, json.loads(signed))
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise _not_one(path, f"its {MANIFEST} cannot be read: {error}") from None
+    except ValueError as error:
+        if manifest:
+            raise UserError(f"wrong signature or manifest: {error}", where=str(path), fix=_AGAIN) from None
+        raise _not_one(path, f"it has no {MANIFEST}") from None
+    for name in sorted({*expected, *files}):
+        found = (len(files[name]), _sha256(files[name])) if name in files else None
+        if found != expected.get(name):
+            what = "is missing" if found is None else "is not the file that was written (SHA-256)"
+            raise UserError(f"{name} {what}", where=str(path), fix=_AGAIN)
+    if wanted and signer != wanted:
+        what = f"signed by {signature.fingerprint(signer)}" if signer else "not signed"
+        fix = "ask its author for another, or verify without --key what it holds"
+        raise UserError(f"{what}, and not by {signature.fingerprint(wanted)} ({key})", where=str(path), fix=fix)
+    return Archive(texts[0][:WHOSE], texts[1], texts[2], signer, _sha256(manifest)[:16], files)
+
+
+_AGAIN = "it was changed or damaged since: ask for it again"
+
+
+def _unpacked(path: Path) -> dict[str, bytes]:
+    """Return the regular files of an archive, by name."""
+    try:
+        with path.open("rb") as file:
+            packed = file.read(LARGEST + 1)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    try:
+        # The whole at once, and no more than LARGEST: a tar's own headers can claim any size.
+        unpacker = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=LARGEST)
+        data = unpacker.decompress(packed, LARGEST + 1)
+        if max(len(packed), len(data)) > LARGEST:
+            raise UserError(f"larger than {LARGEST >> 20} MiB", where=str(path))
+        if not unpacker.eof:
+            raise _not_one(path, "it ends too early")
+        files: dict[str, bytes] = {}
+        with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
+            for entry in tar:
+                if not entry.isreg() or entry.name in files:
+                    raise _not_one(path, f"{entry.name[:100]!r} is no file, or stands twice")
+                if entry.name != MANIFEST and not _NAME.fullmatch(entry.name):
+                    raise _not_one(path, f"no archive has a file {entry.name[:100]!r}")
+                opened = tar.extractfile(entry)
+                assert opened is not None
+                files[entry.name] = opened.read()
+    except (lzma.LZMAError, tarfile.TarError, EOFError, ValueError) as error:
+        raise _not_one(path, str(error)) from None
+    return files
+
+
+def _not_one(path: Path, why: str) -> UserError:
+    return UserError(f"not an archive of zo_sweeps ({_UNPRINTABLE.sub('?', why)})", where=str(path))
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,35 @@
+"""The predictions of a trial on its test split: whether each is right."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from zo_sweeps.core.bits import unpacked
+from zo_sweeps.core.trial import Event
+from zo_sweeps.record.journal import evals, outcome
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """The predictions of one trial.
+
+    Args:
+        rows: digest of the test rows; predictions on the same rows can be compared example by example.
+        right: whether each prediction is right, in the order of the rows.
+    """
+
+    rows: str
+    right: tuple[bool, ...]
+
+
+def predictions(events: Sequence[Event]) -> Predictions | None:
+    """Return a trial's predictions at its selected step.
+
+    None if it has none: it did not succeed, predicts numbers, or was run before predictions were kept.
+    """
+    ended = outcome(events)
+    test = evals(events).get(("test", ended.selected_step)) if ended is not None else None
+    if test is None or not test.get("examples"):
+        return None
+    return Predictions(test["rows"], unpacked(test["right"], test["examples"]))

@@ -1,0 +1,81 @@
+"""What a lease holds: the trial, its journal so far, and the files that the trial reads."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from zo_sweeps.core.shape import Shape, item
+
+EVENTS = 10_000_000  # of a journal; its bytes are bounded where it is stored
+FILES = 100_000
+SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class LeaseFile(Shape):
+    """A file that a trial reads, as the head announces it.
+
+    Args:
+        of: the part of the trial that reads it: MODEL, DATA, HUB or ROWS of `lease_files`.
+        path: below that part's folder.
+    """
+
+    of: str
+    path: str = item(most=4096)
+    sha256: str = item(pattern=SHA256)
+    bytes: int = item()
+
+
+@dataclass(frozen=True)
+class StoredFile(LeaseFile):
+    """A file that a trial reads, on the head.
+
+    Args:
+        here: its absolute path.
+        stamp: its time of change (nanoseconds).
+    """
+
+    here: str = item(most=4096)
+    stamp: int = item(most=2**63)
+
+    @property
+    def announced(self) -> LeaseFile:
+        """It, as an agent sees it."""
+        return LeaseFile(self.of, self.path, self.sha256, self.bytes)
+
+
+@dataclass(frozen=True)
+class Contents(Shape):
+    """What the head keeps of a lease.
+
+    Args:
+        trial: `Trial.to_json()`.
+        journal: the events of earlier attempts.
+        threads: of the trial's process.
+    """
+
+    trial: Mapping[str, Any] = item(entries=1000)
+    journal: tuple[Mapping[str, Any], ...] = item((), entries=EVENTS)
+    files: tuple[StoredFile, ...] = item((), entries=FILES)
+    threads: int = 1
+
+
+@dataclass(frozen=True)
+class LeaseContents(Shape):
+    """What an agent gets of a lease.
+
+    Args:
+        held: events of this lease that the head has.
+    """
+
+    lease: str
+    trial_id: str
+    attempt: int
+    held: int
+    trial: Mapping[str, Any] = item(entries=1000)
+    journal: tuple[Mapping[str, Any], ...] = item((), entries=EVENTS)
+    files: tuple[LeaseFile, ...] = item((), entries=FILES)
+    threads: int = 1
