@@ -1,0 +1,65 @@
+"""The views of a sweep's page: the tags that MLflow reads, and what a browser makes of them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from urllib.parse import parse_qs
+
+import pytest
+
+from tests.record import made_up
+from zo_sweeps.record import mlflow_views as views
+from zo_sweeps.record import server
+from zo_sweeps.record.journal import JournalStore
+from zo_sweeps.record.mlflow_client import pages
+from zo_sweeps.record.mlflow_store import MlflowMirror
+from zo_sweeps.record.sweep_book import SweepInfo
+
+SWEEP = SweepInfo("5weeb", "demo_grid", "demo_grid · smoke", "python -m zo_sweeps +grid=demo_grid")
+CHROMIUM = shutil.which("chromium")
+QUIET = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync".split()
+QUIET += ["--disable-background-networking", "--disable-component-update", "--window-size=2200,1000"]
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("view", [views.TABLE, views.CURVES])
+def test_a_link_names_its_tag(view: str) -> None:
+    query = parse_qs(views.link("7", "5weeb", view).partition("?")[2])
+    assert f"mlflow.sharedViewState.{query['viewStateShareKey'][0]}" in views.tags("5weeb", ["accuracy"])
+
+
+@pytest.mark.unit
+def test_the_views_show_the_metrics_of_all_tasks() -> None:
+    table, curves = (json.loads(state) for state in views.tags("5weeb", ["accuracy", "f1"]).values())
+    for state in (table, curves):
+        assert {"metrics.`test/accuracy`", "metrics.`test/f1`", "tags.`zo.task`"} <= {*state["selectedColumns"]}
+        assert "'5weeb'" in state["searchFilter"]
+    charts = {(chart["metricKey"], chart["xAxisKey"]) for chart in curves["compareRunCharts"]}
+    assert {("dev/f1", "step"), ("dev/f1", "time-relative"), ("train/loss", "step")} <= charts
+    assert len({chart["uuid"] for chart in curves["compareRunCharts"]}) == len(curves["compareRunCharts"])
+    sections = {section["uuid"] for section in curves["compareRunSections"]}
+    assert {chart["metricSectionId"] for chart in curves["compareRunCharts"]} == sections
+
+
+@pytest.mark.multiprocess
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+def test_a_browser_shows_every_trial_with_its_task_and_metrics(tmp_path: Path) -> None:
+    store = JournalStore(tmp_path)
+    trials = [made_up.trial(seed, steps=20) for seed in range(3)]
+    for made in trials:
+        store.append(made.trial_id, made_up.whole(made))
+    with server.local_server(tmp_path) as uri:
+        mirror = MlflowMirror(uri, SWEEP.grid, SWEEP, tmp_path, say=print)
+        for made in trials:
+            mirror.register(made)
+        assert mirror.drain(120) == 0
+        mirror.close(30)
+        (page,) = pages(uri, tmp_path).values()
+        assert page == mirror.page
+        command = [str(CHROMIUM), *QUIET, f"--user-data-dir={tmp_path / 'browser'}", "--virtual-time-budget=30000"]
+        shown = subprocess.run([*command, "--dump-dom", page], capture_output=True, text=True, timeout=120).stdout
+    for text in ("zo.task", "zo.state", "test/accuracy", *(made.label for made in trials)):
+        assert text in shown
