@@ -3,7 +3,7 @@
 
 PYTHON ?= python3
 ARGS ?=
-JOBS ?= 3
+JOBS ?= 4
 VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check

@@ -38,7 +38,10 @@ def test_a_line_of_the_loop_plans_its_grid(grid: str, tmp_path: Path, monkeypatc
     assert plan.trials or data
 
 
-MEASURING = ("sensitive_gradients", "sensitive_fig1_inference", "pezo_table2_flops")
+MEASURING = (
+    "pezo_table2_flops",
+    *(pytest.param(name, marks=pytest.mark.long) for name in ("sensitive_gradients", "sensitive_fig1_inference")),
+)
 
 
 @pytest.mark.e2e

@@ -60,7 +60,10 @@ def undisturbed() -> Callable[[str], tuple[Trial, Outcome, list[Event]]]:
     return get
 
 
-@pytest.mark.parametrize("name", RUNS)
+ALSO = {"zo lora", "zo lora_fa"}  # the run with a linear schedule takes the same way
+
+
+@pytest.mark.parametrize("name", [pytest.param(one, marks=pytest.mark.long) if one in ALSO else one for one in RUNS])
 def test_a_run_resumed_at_any_event_equals_the_undisturbed_one(name: str) -> None:
     trial = make(*TINY, *RUNS[name])
     outcome, journal = run(trial)

@@ -283,7 +283,7 @@ class Agent:
         for file in spool.files:
             by_part.setdefault(file.of, []).append(file)
         copy = by_part.pop("hub", None)  # the head's, of a hub model that this board may have or get by itself
-        model = spool.trial["config"].get("model", {})
+        model = spool.trial.get("config", {}).get("model", {})  # a run of the light client has no configuration
         if model.get("source") == ModelSource.HUB.value:
             repo, revision = str(model["path"]), str(model.get("revision") or "main")
             hub.forget()  # the network of an hour ago
