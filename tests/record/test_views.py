@@ -20,7 +20,7 @@ from zo_sweeps.record.sweep_book import SweepInfo
 
 SWEEP = SweepInfo("5weeb", "demo_grid", "demo_grid · smoke", "python -m zo_sweeps +grid=demo_grid")
 CHROMIUM = shutil.which("chromium")
-QUIET = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync".split()
+QUIET = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]
 QUIET += ["--disable-background-networking", "--disable-component-update", "--window-size=2200,1000"]
 
 
