@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from markdown import code, escape, fence, table
+
 from zo_sweeps.cli.main import COMMANDS
 
 COMMON = ("overrides", "config_dir", "version", "help", "multirun")  # of most commands; explained once

@@ -1,6 +1,6 @@
 """The documentation site: `make docs`. Its pages are this repository's Markdown files, where they are.
 
-Links between the files are those that a reader of the repository follows; Sphinx, with -W, fails where one leads nowhere.
+Links between the files are those that a reader of the repository follows; the build fails where one leads nowhere.
 What the code knows (commands, options, Python, papers) is generated from it, where a page has a line
 `<!-- generated: NAME -->` (`generated.py`).
 """
@@ -19,6 +19,7 @@ sys.path.insert(0, str(HERE))
 sys.path.insert(0, str(HERE.parents[1]))
 
 import generated  # noqa: E402  # beside this file
+
 import zo_sweeps  # noqa: E402
 
 project = "zo_sweeps"
@@ -47,7 +48,10 @@ html_show_sphinx = False
 html_use_index = False
 html_theme_options = {"navigation_with_keys": False}
 
-NAVIGATION = (HERE / "navigation.md").read_text(encoding="utf-8")
+NAVIGATION = {  # page -> what is added to it: the pages below it, which are no part of the text on GitHub
+    page: (HERE / "navigation" / name).read_text(encoding="utf-8")
+    for page, name in ((root_doc, "README.md"), ("docs/adding/index", "adding.md"))
+}
 
 
 class Site(StandaloneHTMLBuilder):
@@ -71,10 +75,8 @@ class Site(StandaloneHTMLBuilder):
 
 
 def _source(app: Sphinx, docname: str, source: list[str]) -> None:
-    """Fill in what is generated, and give the front page the site's navigation."""
-    source[0] = generated.fill(source[0])
-    if docname == root_doc:
-        source[0] += "\n\n" + NAVIGATION
+    """Fill in what is generated, and add the site's navigation."""
+    source[0] = "\n\n".join([generated.fill(source[0]), *([NAVIGATION[docname]] if docname in NAVIGATION else [])])
 
 
 def setup(app: Sphinx) -> None:

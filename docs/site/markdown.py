@@ -26,15 +26,17 @@ def fence(text: str, language: str = "text") -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table; a `|` within a cell is escaped, whether in code or not."""
-    lines = [head, ["---"] * len(head), *rows]
+    """Return a table, without columns that are empty; a `|` within a cell is escaped, whether in code or not."""
+    lines: list[Sequence[str]] = [head, *rows]
+    lines = [*zip(*(column for column in zip(*lines, strict=True) if len(lines) == 1 or any(column[1:])), strict=True)]
+    lines.insert(1, ["---"] * len(lines[0]))
     return "\n".join("| " + " | ".join(re.sub(r"(?<!\\)\|", r"\\|", cell) for cell in line) + " |" for line in lines)
 
 
-def docstring(of: object) -> str:
-    """Return a docstring as Markdown: paragraphs, lists of arguments, and indented lines as they are."""
-    text = inspect.cleandoc(of.__doc__ or "")
-    return "\n\n".join(_block(block) for block in re.split(r"\n\s*\n", text) if block.strip())
+def docstring(of: object, *, arguments: bool = True) -> str:
+    """Return a docstring as Markdown: paragraphs, arguments as a list unless unwanted, indented lines as they are."""
+    blocks = re.split(r"\n\s*\n", inspect.cleandoc(of.__doc__ or ""))
+    return "\n\n".join(_block(one) for one in blocks if one.strip() and (arguments or not one.startswith("Args:")))
 
 
 def _block(block: str) -> str:

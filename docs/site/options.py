@@ -13,6 +13,7 @@ from enum import Enum
 from typing import Any, Literal, Union, get_args, get_origin
 
 from markdown import code, docstring, escape, table
+
 from zo_sweeps.config import schema
 from zo_sweeps.methods import registry
 from zo_sweeps.methods.definition import hints, write
@@ -88,7 +89,9 @@ def members(axis: str) -> str:
     sections = []
     for name, member in registry.members(axis).items():
         lines = [*rows(member, path)]
-        sections.append(f"### {name}\n\n{docstring(member)}" + (f"\n\n{table(HEAD, lines)}" if lines else ""))
+        sections.append(
+            f"### {name}\n\n{docstring(member, arguments=False)}" + (f"\n\n{table(HEAD, lines)}" if lines else "")
+        )
     return "\n\n".join(sections)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from markdown import code, escape, table
+
 from zo_sweeps.results.papers import Item, items
 from zo_sweeps.tables.paper_files import read
 from zo_sweeps.tables.published import load

@@ -11,6 +11,7 @@ from typing import Any
 
 from markdown import docstring, table
 from options import HEAD, rows
+
 from zo_sweeps.methods.definition import Definition
 
 
@@ -21,8 +22,9 @@ def page(module: str) -> str:
 
 
 def _entry(path: str, of: Any, level: int = 3) -> str:
-    parts = [f"{'#' * level} {path}", _signature(path, of), docstring(of)]
-    if isinstance(of, type) and issubclass(of, Definition) and (own := [*rows(of, "")]):
+    member = isinstance(of, type) and issubclass(of, Definition)  # its arguments are its options
+    parts = [f"{'#' * level} {path}", _signature(path, of), docstring(of, arguments=not member)]
+    if member and (own := [*rows(of, "")]):
         parts.append(table(HEAD, own))
     elif isinstance(of, type):
         parts += [_method(name, one) for name, one in vars(of).items() if not name.startswith("_") and one.__doc__]
