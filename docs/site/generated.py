@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 
 import commands
+import groups
 import notebooks
 import options
 import papers
@@ -13,6 +14,7 @@ import python
 
 GENERATORS: dict[str, Callable[..., str]] = {
     "commands": commands.page,
+    "groups": groups.page,
     "members": options.members,
     "notebook": notebooks.page,
     "papers": papers.page,

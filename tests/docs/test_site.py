@@ -75,6 +75,14 @@ def _sources() -> str:
     return "".join(path.read_text() for path in (REPO / "docs" / "reference").glob("*.md"))
 
 
+def test_every_named_choice_is_there() -> None:
+    text = generate("reference/names.md")
+    for folder in ("grid", "method", "model", "task", "device", "scale", "table"):
+        for path in (REPO / "conf" / folder).glob("*.yaml"):
+            assert f"| [`{path.stem}`](../../conf/{folder}/{path.name}) |" in text
+    assert "| MeZO: all parameters, one two-sided Gaussian direction per step." in text, "the comment of the file"
+
+
 def test_every_public_name_of_python_is_there() -> None:
     text = generate("reference/python.md")
     for module in (zo_sweeps, engine):
