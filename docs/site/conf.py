@@ -32,6 +32,7 @@ root_doc = "README"
 include_patterns = ["*.md", "docs/*.md", "docs/**/*.md", "jobs/README.md", "docker/README.md", "agent/README.md"]
 exclude_patterns = [".*", "*_runs", "build", "conf", "dist", "tests", "zo_sweeps", "docs/site"]
 source_suffix = {".md": "markdown"}
+smartquotes = False  # --config-dir has two hyphens
 highlight_language = "none"  # indented blocks are commands and their output
 pygments_style, pygments_dark_style = "a11y-light", "a11y-dark"
 

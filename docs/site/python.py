@@ -35,13 +35,28 @@ def _entry(path: str, of: Any, level: int = 3) -> str:
 def _signature(path: str, of: Any) -> str:
     if isinstance(of, type) and not is_dataclass(of):
         return ""
-    parameters = [str(one) for one in inspect.signature(of).parameters.values()]
-    back = inspect.signature(of).return_annotation
-    result = "" if isinstance(of, type) or back is inspect.Signature.empty else f" -> {back}"
-    text = f"{path}({', '.join(parameters)}){result}".replace("'", "")
+    described = inspect.signature(of)
+    parameters = _parameters(described)
+    plain = isinstance(of, type) or described.return_annotation is inspect.Signature.empty
+    result = "" if plain else f" -> {described.return_annotation}"
+    text = f"{path}({', '.join(parameters)}){result}"
     if len(text) > 90:
-        text = f"{path}(\n    " + ",\n    ".join(parameters).replace("'", "") + f",\n){result}".replace("'", "")
+        text = f"{path}(\n" + "".join(f"    {one},\n" for one in parameters) + f"){result}"
     return f"```python\n{text}\n```"
+
+
+def _parameters(described: inspect.Signature) -> list[str]:
+    """Return `name: type = default` of each parameter; the docstrings' types are text already."""
+    texts = []
+    for one in described.parameters.values():
+        if one.kind is one.KEYWORD_ONLY and "*" not in texts:
+            texts.append("*")
+        text = one.name if one.annotation is one.empty else f"{one.name}: {one.annotation}"
+        default = "..." if "factory" in repr(one.default) else getattr(one.default, "value", one.default)
+        texts.append(
+            text if one.default is one.empty else f"{text} = {default!r}" if default != "..." else f"{text} = ..."
+        )
+    return texts
 
 
 def _method(name: str, of: Any) -> str:
