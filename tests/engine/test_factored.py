@@ -17,8 +17,10 @@ from zo_sweeps.engine.estimators.rge import RGE
 from zo_sweeps.engine.estimators.rge_one_sided import RGEOneSided
 from zo_sweeps.engine.evaluate import evaluate
 from zo_sweeps.engine.layers.full import FullModel
-from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.perturbations.low_rank import LowRank
+from zo_sweeps.engine.replay import replay
+from zo_sweeps.engine.step import Method, step
+from zo_sweeps.engine.updates.sgd import SGD
 from zo_sweeps.methods.evaluation import Mode
 from zo_sweeps.methods.points import NoiseKey
 
@@ -127,7 +129,15 @@ def test_an_update_in_parts_has_the_bits_of_whole_directions(
     assert torch.equal(combine(noise, terms, "w", theta, out=theta), theta)
 
 
-def test_directions_without_factors_are_refused() -> None:
-    module, objective = MODELS["llama"]()
-    with pytest.raises(ValueError, match="directions in factors"):
-        evaluate(objective, module, FullModel(module), Gaussian(), RGE(1).points(0, 1), Mode.BOTH)
+def test_a_run_is_replayed_from_its_log() -> None:
+    """The weights after steps whose points shared a forward, and of their log alone, without one."""
+    model, method = tiny_model(tied=True), Method(RGE(2, 1e-2), LowRank(2, interval=2), SGD(), Mode.BOTH)
+    space, objective, logged = FullModel(model.module), of_answers(model), []
+    for number in range(1, 5):
+        estimate, _ = step(method.bind(space.params), model.module, space, objective, {}, seed=3, step=number, lr=1e-2)
+        logged.append(estimate.coefs)
+    again = FullModel(tiny_model(tied=True).module)
+    replay(method, again.params, logged, lambda _: 1e-2, seed=3)
+    assert all(torch.equal(param, again.params[name]) for name, param in space.params.items())
+    untouched = FullModel(tiny_model(tied=True).module).params
+    assert not any(torch.equal(param, untouched[name]) for name, param in space.params.items())

@@ -8,6 +8,8 @@ theta is not written to, so it cannot drift: each layer computes a point's value
     inner       q   P-RGE's inner loop: both signs of a query
     both        1   all 2q points in one forward
 
+The full space holds several points if the directions of its matrices are products of thin factors (factored.py).
+
 For one-sided queries theta itself replaces the minus points: q + 1 forwards in `sequential`; theta has a forward of its
 own in `outer`, and shares the first query's in `inner`.
 """
