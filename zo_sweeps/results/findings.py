@@ -1,0 +1,359 @@
+"""What a sweep found, in a few sentences and numbers: only what its finished trials say."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.memory import TOTAL
+from zo_sweeps.core.trial import ENERGY
+from zo_sweeps.core.units import joules, seconds, size
+from zo_sweeps.methods.kind import Kind
+from zo_sweeps.methods.trial_config import TrialConfig
+from zo_sweeps.plan.build import Plan
+from zo_sweeps.schedule.ledger import Standing
+from zo_sweeps.tables import CellState, Table, TableCell
+from zo_sweeps.tables.stats import CONFIDENCE, differences
+from zo_sweeps.tables.text_cells import signed, value_text
+
+ENDED = (CellState.DONE, CellState.DIVERGED, CellState.OUT_OF_MEMORY, CellState.NOT_PLANNED, CellState.NOT_COMPARABLE)
+FEW = 3  # columns that get a line each
+NO_BASELINE = "No row of this sweep is trained by backpropagation, so no distance to it is stated."
+BASELINE_UNFINISHED = "No row trained by backpropagation has a result yet, so no distance to it is stated."
+OF_TENSORS = "tensors alive at the peak of a step"
+
+
+@dataclass(frozen=True)
+class Headline:
+    """A number of the first screen, what it is, and the numbers behind it."""
+
+    value: str
+    label: str
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class BestRow:
+    """The best row of a table, in one column of it, or how often a row is the best of a table with many columns.
+
+    Args:
+        so_far: "3 of 5 rows have a result"; "" if all have.
+    """
+
+    table: str
+    column: str
+    row: str
+    value: str
+    seeds: str
+    so_far: str = ""
+
+
+@dataclass(frozen=True)
+class Findings:
+    sentences: tuple[str, ...]
+    headlines: tuple[Headline, ...]
+    best: tuple[BestRow, ...]
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """The best of several rows in a column. `complete`: whether all of them have ended."""
+
+    block: str
+    label: str
+    cell: TableCell
+    text: str
+    complete: bool
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """The best zeroth-order row of a column, and its best row trained by backpropagation, if one has ended."""
+
+    column: str
+    key: str
+    ours: _Choice
+    theirs: _Choice | None
+
+
+def findings(plan: Plan, standing: Standing, tables: Sequence[Table]) -> Findings:
+    """Return what the finished trials of a sweep say.
+
+    The baseline is a row whose method backpropagates. Cost: as `tables.stats.differences` of the first table of scores.
+    """
+    kinds = _kinds(plan)
+    best = tuple(line for table in tables for line in _best_rows(table))
+    scored = next((table for table in tables if table.spec.measure.of_scores), None)
+    pairs = _pairs(scored, kinds) if scored is not None else []
+    if scored is None or not pairs:
+        return Findings(tuple(_plainly(best)), (), best)
+    sentences, headlines = _scores(scored, pairs, any(kind.backpropagates for kind in kinds.values()))
+    against = [pair for pair in pairs if pair.theirs is not None]
+    for compared in (_memory(standing, against), _time(standing, against), _energy(standing, against)):
+        if compared is not None:
+            sentences.append(compared[0])
+            headlines.append(compared[1])
+    forwards = _forwards(plan, standing, pairs)
+    return Findings((*sentences, *([forwards] if forwards else [])), tuple(headlines), best)
+
+
+def _kinds(plan: Plan) -> dict[str, Kind]:
+    """Return block -> the kind of its trials. A block with a member that is not on this machine is left out."""
+    kinds: dict[str, Kind] = {}
+    for cell in plan.cells:
+        if cell.block not in kinds:
+            try:
+                kinds[cell.block] = TrialConfig.of(plan.every[cell.trial_id].config).method.kind
+            except UserError:
+                continue
+    return kinds
+
+
+def _choose(table: Table, key: str, blocks: Iterable[str]) -> _Choice | None:
+    """Return the row with the best mean in a column; None if no row has one. Ties go to the first."""
+    labels, measure = dict(table.rows), table.spec.of(key)
+    sign = 1 if measure.better == "higher" else -1
+    cells = {block: table.cells[block, key] for block in labels if block in {*blocks}}
+    means = {block: sign * cell.mean for block, cell in cells.items() if cell.mean is not None}
+    if not means:
+        return None
+    block = max(means, key=lambda name: means[name])
+    unit = f" {measure.unit}" if measure.unit else ""
+    text = value_text(cells[block], table, key) + unit
+    return _Choice(block, labels[block], cells[block], text, all(cell.state in ENDED for cell in cells.values()))
+
+
+def _seeds(cell: TableCell) -> str:
+    return f"{cell.n} seeds" if cell.n > 1 else "1 run" if cell.n else ""
+
+
+def _best_rows(table: Table) -> list[BestRow]:
+    name = table.spec.measure.name or table.spec.layout.replace("_", " ") or table.spec.title
+    chosen = {key: _choose(table, key, dict(table.rows)) for key, _ in table.main_columns}
+    have = {key: choice for key, choice in chosen.items() if choice is not None}
+    ended = sum(all(table.cells[block, key].state in ENDED for key, _ in table.main_columns) for block, _ in table.rows)
+    so_far = "" if ended == len(table.rows) else f"{ended} of {len(table.rows)} rows are complete"
+    if len(chosen) > FEW and have:
+        counts = Counter(choice.label for choice in have.values())
+        return [BestRow(name, f"{n} of {len(chosen)} columns", row, "", "", so_far) for row, n in counts.most_common()]
+    labels = dict(table.columns) if len(chosen) > 1 else {}
+    return [
+        BestRow(name, labels.get(key, ""), choice.label, choice.text, _seeds(choice.cell), so_far)
+        for key, choice in have.items()
+    ]
+
+
+def _plainly(best: Sequence[BestRow]) -> Iterable[str]:
+    """Yield a sentence for each line, of a sweep without a table of scores."""
+    if not best:
+        yield "No cell of this sweep has a result yet."
+    for line in best[:FEW]:
+        where = f" at {line.column}" if line.column else ""
+        value = f": {line.value}" if line.value else ""
+        so_far = f" ({line.so_far})" if line.so_far else ""
+        yield f"Best {line.table}{where}: {line.row}{value}{so_far}."
+
+
+def _pairs(table: Table, kinds: Mapping[str, Kind]) -> list[_Pair]:
+    estimates = [block for block, kind in kinds.items() if kind.estimates]
+    baselines = [block for block, kind in kinds.items() if kind.backpropagates]
+    pairs = []
+    for key, label in table.main_columns:
+        ours = _choose(table, key, estimates)
+        if ours is not None:
+            pairs.append(_Pair(label, key, ours, _choose(table, key, baselines)))
+    return pairs
+
+
+def _scores(table: Table, pairs: Sequence[_Pair], has_baseline: bool) -> tuple[list[str], list[Headline]]:
+    so_far = "" if all(pair.ours.complete for pair in pairs) else "So far, "
+    against = [pair for pair in pairs if pair.theirs is not None]
+    if len(pairs) == 1:
+        (pair,) = pairs
+        seeds = _seeds(pair.ours.cell)
+        sentences = [
+            f"{so_far}{pair.ours.label} is the best zeroth-order row: {pair.ours.text} on {pair.column} ({seeds})."
+        ]
+        headlines = [
+            Headline(pair.ours.text, f"{pair.ours.label}, on {pair.column}", f"{seeds}; best zeroth-order row")
+        ]
+    else:
+        counts = Counter(pair.ours.label for pair in pairs).most_common()
+        listed = ", ".join(f"{label} ({n})" for label, n in counts[:FEW])
+        sentences = [f"{so_far}the best zeroth-order rows of {len(pairs)} columns: {listed}."]
+        headlines = [
+            Headline(
+                f"{counts[0][1]} of {len(pairs)}",
+                f"columns in which {counts[0][0]} is the best",
+                "of the zeroth-order rows",
+            )
+        ]
+    if not against:
+        return [*sentences, BASELINE_UNFINISHED if has_baseline else NO_BASELINE], headlines
+    sentence, headline = _distance(table, against)
+    return [*sentences, sentence], [*headlines, headline]
+
+
+def _distance(table: Table, against: Sequence[_Pair]) -> tuple[str, Headline]:
+    """Return how far the best zeroth-order rows are from those trained by backpropagation."""
+    gaps = [_gap(pair) for pair in against]
+    measures = [table.spec.of(pair.key) for pair in against]
+    digits, unit = max(m.digits for m in measures), measures[0].unit
+    points = "points" if unit == "%" else unit
+    so_far = "" if all(pair.theirs and pair.theirs.complete for pair in against) else "so far "
+    if len(against) == 1:
+        theirs = against[0].theirs
+        assert theirs is not None
+        found = {(each.row, each.other): each for each in differences(table)}
+        ours, flip = against[0].ours, 1.0
+        each = found.get((ours.block, theirs.block))
+        if each is None and (each := found.get((theirs.block, ours.block))) is not None:
+            flip = -1.0
+        interval = ""
+        if each is not None and each.low is not None and each.high is not None:
+            low, high = sorted((flip * each.low, flip * each.high))
+            interval = (
+                f"; {CONFIDENCE:.0%} interval {signed(low, digits)} to {signed(high, digits)}, {each.n} pairs by seed"
+            )
+        text = (
+            f"That is {signed(gaps[0], digits)} {points} from {theirs.label} ({theirs.text}), {so_far}the best row "
+            f"trained by backpropagation{interval}."
+        )
+        return text, Headline(
+            f"{signed(gaps[0], digits)} {points}", f"from backpropagation ({theirs.label})", f"{theirs.text}{interval}"
+        )
+    ends = f"{signed(min(gaps), digits)} to {signed(max(gaps), digits)} {points}"
+    mean = f"{signed(fmean(gaps), digits)} {points}"
+    text = (
+        f"From {so_far}the best row trained by backpropagation in the same column they are {ends}, {mean} in the mean "
+        f"over {len(against)} columns."
+    )
+    return text, Headline(mean, f"from backpropagation, mean of {len(against)} columns", ends)
+
+
+def _gap(pair: _Pair) -> float:
+    ours, theirs = pair.ours.cell.mean, pair.theirs.cell.mean if pair.theirs else None
+    assert ours is not None
+    assert theirs is not None
+    return ours - theirs
+
+
+def _mean(standing: Standing, choice: _Choice, metric: str) -> float | None:
+    """Return the mean of a metric over the runs of a row; None if one of them lacks it."""
+    values = [standing.outcomes[i].metrics.get(metric) for i in choice.cell.trial_ids if i in standing.outcomes]
+    known = [value for value in values if value is not None]
+    return fmean(known) if known and len(known) == len(choice.cell.trial_ids) else None
+
+
+def _same(standing: Standing, pair: _Pair, fact: str) -> str:
+    """Return the one value that a fact of the device has in all runs of a pair, "" if it differs or is not known."""
+    assert pair.theirs is not None
+    ids = (*pair.ours.cell.trial_ids, *pair.theirs.cell.trial_ids)
+    values = {str(standing.outcomes[i].device.get(fact, "")) for i in ids if i in standing.outcomes}
+    return next(iter(values)) if len(values) == 1 else ""
+
+
+Both = tuple[float, float]
+
+
+def _both(standing: Standing, pair: _Pair, metric: str) -> Both | None:
+    assert pair.theirs is not None
+    ours, theirs = (_mean(standing, choice, metric) for choice in (pair.ours, pair.theirs))
+    return (ours, theirs) if ours and theirs else None
+
+
+def _memory(standing: Standing, against: Sequence[_Pair]) -> tuple[str, Headline] | None:
+    found: list[Both] = []
+    definitions = set()
+    for pair in against:
+        of_tensors = _both(standing, pair, TOTAL)
+        defined = _same(standing, pair, "memory_definition")
+        both = of_tensors or (_both(standing, pair, "peak_memory_bytes") if defined else None)
+        if both:
+            found.append(both)
+            definitions.add(OF_TENSORS if of_tensors else defined)
+    if not found or len(definitions) > 1:
+        return None
+    (definition,) = definitions
+    less = [1 - ours / theirs for ours, theirs in found]
+    text, word = _percent(less)
+    shown = f"{size(found[0][0])} instead of {size(found[0][1])}" if len(found) == 1 else f"{len(found)} columns"
+    sentence = f"Memory: {text} {word} than {_theirs(against)} ({shown}; {definition})."
+    return sentence, Headline(f"{'−' if word == 'less' else '+'}{text}", "memory", f"{shown}; {definition}")
+
+
+def _percent(less: Sequence[float]) -> tuple[str, str]:
+    """Return ("61 %", "less") of shares saved, as a range if they differ; "more" if the mean is negative."""
+    sign = 1 if fmean(less) >= 0 else -1
+    ends = sorted(f"{100 * sign * share:.0f}".replace("-", "−") for share in (min(less), max(less)))
+    return f"{' to '.join(dict.fromkeys(ends))} %", "less" if sign > 0 else "more"
+
+
+def _theirs(against: Sequence[_Pair]) -> str:
+    names = {pair.theirs.label for pair in against if pair.theirs is not None}
+    return next(iter(names)) if len(names) == 1 else "the rows trained by backpropagation"
+
+
+def _time(standing: Standing, against: Sequence[_Pair]) -> tuple[str, Headline] | None:
+    """Return the time of the steps of a run, where both rows ran on devices of one name."""
+    return _cost(
+        standing, against, "train_seconds", "Training steps of a run", "time of a run's steps", seconds, "name"
+    )
+
+
+def _energy(standing: Standing, against: Sequence[_Pair]) -> tuple[str, Headline] | None:
+    name = f"{ENERGY}joules"
+    return _cost(
+        standing, against, name, "Energy of a run's steps", "energy of a run's steps", joules, "energy_definition"
+    )
+
+
+def _cost(
+    standing: Standing,
+    against: Sequence[_Pair],
+    metric: str,
+    what: str,
+    label: str,
+    text: Callable[[float], str],
+    same: str,
+) -> tuple[str, Headline] | None:
+    found = [both for pair in against if _same(standing, pair, same) and (both := _both(standing, pair, metric))]
+    if not found:
+        return None
+    ratios = sorted(ours / theirs for ours, theirs in found)
+    times = " to ".join(dict.fromkeys(f"{ratio:.2g}" for ratio in (ratios[0], ratios[-1])))
+    shown = f"{text(found[0][0])} instead of {text(found[0][1])}" if len(found) == 1 else f"{len(found)} columns"
+    sentence = f"{what}: {times} times those of {_theirs(against)} ({shown})."
+    return sentence, Headline(f"{times} ×", label, shown)
+
+
+def _forwards(plan: Plan, standing: Standing, pairs: Sequence[_Pair]) -> str:
+    """Return the sentence on the examples that a run forwards, for a single column; "" if it is not known."""
+    if len(pairs) != 1:
+        return ""
+    parts = []
+    for choice in (pairs[0].ours, pairs[0].theirs):
+        counts = {forwarded(plan, standing, i) for i in choice.cell.trial_ids} if choice else set()
+        if choice and len(counts) == 1 and (count := counts.pop()):
+            parts.append(f"{count:,} with {choice.label}")
+    return f"Examples forwarded per run: {', '.join(parts)} (a backward pass counts as two forwards)." if parts else ""
+
+
+def forwarded(plan: Plan, standing: Standing, trial_id: str) -> int:
+    """Return the examples that a finished trial's steps forwarded; a backward pass counts as two. 0 if not known."""
+    outcome = standing.outcomes.get(trial_id)
+    return outcome.steps_done * forwarded_per_step(plan, standing, trial_id) if outcome else 0
+
+
+def forwarded_per_step(plan: Plan, standing: Standing, trial_id: str) -> int:
+    """Return the examples that a trial forwards per step; 0 if its configuration cannot be read here."""
+    outcome = standing.outcomes.get(trial_id)
+    try:
+        config = TrialConfig.of(plan.every[trial_id].config)
+    except UserError:
+        return 0
+    trainable = outcome.metrics.get("trainable_parameters", 0.0) if outcome else 0.0
+    return config.forwards(int(trainable)) * (config.train.batch or 1)
