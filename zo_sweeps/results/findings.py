@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from zo_sweeps.core.errors import UserError
@@ -15,7 +15,7 @@ from zo_sweeps.methods.kind import Kind
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.schedule.ledger import Standing
-from zo_sweeps.tables import CellState, Table, TableCell
+from zo_sweeps.tables import CellState, Measure, Table, TableCell
 from zo_sweeps.tables.stats import CONFIDENCE, differences
 from zo_sweeps.tables.text_cells import signed, value_text
 
@@ -92,12 +92,9 @@ def findings(plan: Plan, standing: Standing, tables: Sequence[Table]) -> Finding
         return Findings(tuple(_plainly(best)), (), best)
     sentences, headlines = _scores(scored, pairs, any(kind.backpropagates for kind in kinds.values()))
     against = [pair for pair in pairs if pair.theirs is not None]
-    for compared in (_memory(standing, against), _time(standing, against), _energy(standing, against)):
-        if compared is not None:
-            sentences.append(compared[0])
-            headlines.append(compared[1])
-    forwards = _forwards(plan, standing, pairs)
-    return Findings((*sentences, *([forwards] if forwards else [])), tuple(headlines), best)
+    costs = (_memory, _forwards, _seconds, _energy)
+    compared = [made for cost in costs if against and (made := cost(plan, standing, against)) is not None]
+    return Findings((" ".join(sentences),), (*headlines, *compared), best)
 
 
 def _kinds(plan: Plan) -> dict[str, Kind]:
@@ -122,7 +119,7 @@ def _choose(table: Table, key: str, blocks: Iterable[str]) -> _Choice | None:
         return None
     block = max(means, key=lambda name: means[name])
     unit = f" {measure.unit}" if measure.unit else ""
-    text = value_text(cells[block], table, key) + unit
+    text = value_text(replace(cells[block], state=CellState.DONE), table, key) + unit  # without "4/6" of its search
     return _Choice(block, labels[block], cells[block], text, all(cell.state in ENDED for cell in cells.values()))
 
 
@@ -199,32 +196,12 @@ def _scores(table: Table, pairs: Sequence[_Pair], has_baseline: bool) -> tuple[l
 
 def _distance(table: Table, against: Sequence[_Pair]) -> tuple[str, Headline]:
     """Return how far the best zeroth-order rows are from those trained by backpropagation."""
-    gaps = [_gap(pair) for pair in against]
-    measures = [table.spec.of(pair.key) for pair in against]
-    digits, unit = max(m.digits for m in measures), measures[0].unit
-    points = "points" if unit == "%" else unit
-    so_far = "" if all(pair.theirs and pair.theirs.complete for pair in against) else "so far "
     if len(against) == 1:
-        theirs = against[0].theirs
-        assert theirs is not None
-        found = {(each.row, each.other): each for each in differences(table)}
-        ours, flip = against[0].ours, 1.0
-        each = found.get((ours.block, theirs.block))
-        if each is None and (each := found.get((theirs.block, ours.block))) is not None:
-            flip = -1.0
-        interval = ""
-        if each is not None and each.low is not None and each.high is not None:
-            low, high = sorted((flip * each.low, flip * each.high))
-            interval = (
-                f"; {CONFIDENCE:.0%} interval {signed(low, digits)} to {signed(high, digits)}, {each.n} pairs by seed"
-            )
-        text = (
-            f"That is {signed(gaps[0], digits)} {points} from {theirs.label} ({theirs.text}), {so_far}the best row "
-            f"trained by backpropagation{interval}."
-        )
-        return text, Headline(
-            f"{signed(gaps[0], digits)} {points}", f"from backpropagation ({theirs.label})", f"{theirs.text}{interval}"
-        )
+        return _one_distance(table, against[0])
+    measures = [table.spec.of(pair.key) for pair in against]
+    digits, points = max(measure.digits for measure in measures), _points(measures[0])
+    gaps = [_gap(pair) for pair in against]
+    so_far = "" if all(pair.theirs and pair.theirs.complete for pair in against) else "so far "
     ends = f"{signed(min(gaps), digits)} to {signed(max(gaps), digits)} {points}"
     mean = f"{signed(fmean(gaps), digits)} {points}"
     text = (
@@ -232,6 +209,32 @@ def _distance(table: Table, against: Sequence[_Pair]) -> tuple[str, Headline]:
         f"over {len(against)} columns."
     )
     return text, Headline(mean, f"from backpropagation, mean of {len(against)} columns", ends)
+
+
+def _one_distance(table: Table, pair: _Pair) -> tuple[str, Headline]:
+    theirs, measure = pair.theirs, table.spec.of(pair.key)
+    assert theirs is not None
+    gap, points, digits = _gap(pair), _points(measure), measure.digits
+    far = f"{abs(gap):.{digits}f} {points} {'below' if gap < 0 else 'above'}"
+    so_far = "" if theirs.complete else "so far "
+    text = f"That is {far} {theirs.label} ({theirs.text}), {so_far}the best row trained by backpropagation."
+    detail = f"{theirs.text}{_interval(table, pair.ours.block, theirs.block, digits)}"
+    return text, Headline(f"{signed(gap, digits)} {points}", f"from backpropagation ({theirs.label})", detail)
+
+
+def _interval(table: Table, one: str, other: str, digits: int) -> str:
+    """Return the confidence interval of the paired difference of two rows; "" if it has none."""
+    for each in differences(table):
+        if {each.row, each.other} == {one, other} and each.low is not None and each.high is not None:
+            low, high = (each.low, each.high) if each.row == one else (-each.high, -each.low)
+            return (
+                f"; {CONFIDENCE:.0%} interval {signed(low, digits)} to {signed(high, digits)}, {each.n} pairs by seed"
+            )
+    return ""
+
+
+def _points(measure: Measure) -> str:
+    return "points" if measure.unit == "%" else measure.unit
 
 
 def _gap(pair: _Pair) -> float:
@@ -257,89 +260,64 @@ def _same(standing: Standing, pair: _Pair, fact: str) -> str:
 
 
 Both = tuple[float, float]
+Value = Callable[[_Choice], float | None]
 
 
-def _both(standing: Standing, pair: _Pair, metric: str) -> Both | None:
+def _both(pair: _Pair, value: Value) -> Both | None:
     assert pair.theirs is not None
-    ours, theirs = (_mean(standing, choice, metric) for choice in (pair.ours, pair.theirs))
+    ours, theirs = value(pair.ours), value(pair.theirs)
     return (ours, theirs) if ours and theirs else None
 
 
-def _memory(standing: Standing, against: Sequence[_Pair]) -> tuple[str, Headline] | None:
+def _memory(plan: Plan, standing: Standing, against: Sequence[_Pair]) -> Headline | None:
+    """Return the memory saved: of tensors where both rows have it, otherwise as the device defines it."""
     found: list[Both] = []
     definitions = set()
     for pair in against:
-        of_tensors = _both(standing, pair, TOTAL)
+        of_tensors = _both(pair, lambda choice: _mean(standing, choice, TOTAL))
         defined = _same(standing, pair, "memory_definition")
-        both = of_tensors or (_both(standing, pair, "peak_memory_bytes") if defined else None)
+        both = of_tensors or (_both(pair, lambda it: _mean(standing, it, "peak_memory_bytes")) if defined else None)
         if both:
             found.append(both)
             definitions.add(OF_TENSORS if of_tensors else defined)
     if not found or len(definitions) > 1:
         return None
-    (definition,) = definitions
-    less = [1 - ours / theirs for ours, theirs in found]
-    text, word = _percent(less)
-    shown = f"{size(found[0][0])} instead of {size(found[0][1])}" if len(found) == 1 else f"{len(found)} columns"
-    sentence = f"Memory: {text} {word} than {_theirs(against)} ({shown}; {definition})."
-    return sentence, Headline(f"{'−' if word == 'less' else '+'}{text}", "memory", f"{shown}; {definition}")
+    changes = sorted(100 * (ours / theirs - 1) for ours, theirs in found)
+    ends = dict.fromkeys(signed(change, 0) for change in (changes[0], changes[-1]))
+    return Headline(f"{' to '.join(ends)} %", "memory", f"{_shown(found, size)}; {definitions.pop()}")
 
 
-def _percent(less: Sequence[float]) -> tuple[str, str]:
-    """Return ("61 %", "less") of shares saved, as a range if they differ; "more" if the mean is negative."""
-    sign = 1 if fmean(less) >= 0 else -1
-    ends = sorted(f"{100 * sign * share:.0f}".replace("-", "−") for share in (min(less), max(less)))
-    return f"{' to '.join(dict.fromkeys(ends))} %", "less" if sign > 0 else "more"
+def _forwards(plan: Plan, standing: Standing, against: Sequence[_Pair]) -> Headline | None:
+    def value(choice: _Choice) -> float | None:
+        counts = {forwarded(plan, standing, trial_id) for trial_id in choice.cell.trial_ids}
+        return float(counts.pop()) if len(counts) == 1 else None
+
+    found = [both for pair in against if (both := _both(pair, value))]
+    shown = _shown(found, lambda count: f"{count:,.0f}")
+    detail = f"{shown} examples; a backward pass counts as two forwards"
+    return Headline(_times(found), "forwards per run", detail) if found else None
 
 
-def _theirs(against: Sequence[_Pair]) -> str:
-    names = {pair.theirs.label for pair in against if pair.theirs is not None}
-    return next(iter(names)) if len(names) == 1 else "the rows trained by backpropagation"
+def _seconds(plan: Plan, standing: Standing, against: Sequence[_Pair]) -> Headline | None:
+    """Return the ratio of the times of a run's steps, where both rows ran on devices of one name."""
+    alike = [pair for pair in against if _same(standing, pair, "name")]
+    found = [both for pair in alike if (both := _both(pair, lambda it: _mean(standing, it, "train_seconds")))]
+    return Headline(_times(found), "time of a run's steps", _shown(found, seconds)) if found else None
 
 
-def _time(standing: Standing, against: Sequence[_Pair]) -> tuple[str, Headline] | None:
-    """Return the time of the steps of a run, where both rows ran on devices of one name."""
-    return _cost(
-        standing, against, "train_seconds", "Training steps of a run", "time of a run's steps", seconds, "name"
-    )
+def _energy(plan: Plan, standing: Standing, against: Sequence[_Pair]) -> Headline | None:
+    alike = [pair for pair in against if _same(standing, pair, "energy_definition")]
+    found = [both for pair in alike if (both := _both(pair, lambda it: _mean(standing, it, f"{ENERGY}joules")))]
+    return Headline(_times(found), "energy of a run's steps", _shown(found, joules)) if found else None
 
 
-def _energy(standing: Standing, against: Sequence[_Pair]) -> tuple[str, Headline] | None:
-    name = f"{ENERGY}joules"
-    return _cost(
-        standing, against, name, "Energy of a run's steps", "energy of a run's steps", joules, "energy_definition"
-    )
-
-
-def _cost(
-    standing: Standing,
-    against: Sequence[_Pair],
-    metric: str,
-    what: str,
-    label: str,
-    text: Callable[[float], str],
-    same: str,
-) -> tuple[str, Headline] | None:
-    found = [both for pair in against if _same(standing, pair, same) and (both := _both(standing, pair, metric))]
-    if not found:
-        return None
+def _times(found: Sequence[Both]) -> str:
     ratios = sorted(ours / theirs for ours, theirs in found)
-    times = " to ".join(dict.fromkeys(f"{ratio:.2g}" for ratio in (ratios[0], ratios[-1])))
-    shown = f"{text(found[0][0])} instead of {text(found[0][1])}" if len(found) == 1 else f"{len(found)} columns"
-    sentence = f"{what}: {times} times those of {_theirs(against)} ({shown})."
-    return sentence, Headline(f"{times} ×", label, shown)
+    return " to ".join(dict.fromkeys(f"{ratio:.2g}" for ratio in (*ratios[:1], *ratios[-1:]))) + " ×"
 
 
-def _forwards(plan: Plan, standing: Standing, pairs: Sequence[_Pair]) -> str:
-    """Return the sentence on the examples that a run forwards, for a single column; "" if it is not known."""
-    if len(pairs) != 1:
-        return ""
-    parts = []
-    for choice in (pairs[0].ours, pairs[0].theirs):
-        counts = {forwarded(plan, standing, i) for i in choice.cell.trial_ids} if choice else set()
-        if choice and len(counts) == 1 and (count := counts.pop()):
-            parts.append(f"{count:,} with {choice.label}")
-    return f"Examples forwarded per run: {', '.join(parts)} (a backward pass counts as two forwards)." if parts else ""
+def _shown(found: Sequence[Both], text: Callable[[float], str]) -> str:
+    return f"{text(found[0][0])} instead of {text(found[0][1])}" if len(found) == 1 else f"over {len(found)} columns"
 
 
 def forwarded(plan: Plan, standing: Standing, trial_id: str) -> int:

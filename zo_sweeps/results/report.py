@@ -6,7 +6,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, astuple
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from zo_sweeps.results import figures as charts
 from zo_sweeps.results import tables as readout
 from zo_sweeps.results.curve_data import curve_data
 from zo_sweeps.results.examples import compared
-from zo_sweeps.results.findings import findings
+from zo_sweeps.results.findings import BestRow, findings
 from zo_sweeps.results.imports import with_imported
 from zo_sweeps.results.library import chart_library
 from zo_sweeps.schedule.ledger import Standing
@@ -28,6 +28,7 @@ from zo_sweeps.tables.figures import Figure
 from zo_sweeps.tables.html import cells_html, differences_html, document, selected_html
 from zo_sweeps.tables.inline_svg import inline_svg
 from zo_sweeps.tables.records import described
+from zo_sweeps.tables.stats import differences
 from zo_sweeps.tables.text_cells import SELECTED, footnotes
 from zo_sweeps.tables.together import common_notes, with_common_footnotes
 
@@ -77,16 +78,13 @@ def html(
     curves = curve_data(plan, standing, state_dir)
     parts = {
         "found": (found := findings(plan, standing, own)),
-        "best": [_best(line) for line in map(astuple, found.best)],
-        "best_columns": BEST_COLUMNS,
+        "best": _best(found.best),
         **_figures(plan, composer, standing, state_dir),
         "tables": [cells_html(table, title) for table, title in zip(tables, titles, strict=True)],
         "selected": selected_html(tables),
         "footnotes": footnotes(tables[0]) if tables else [],
         "notes": [note for note in common_notes(tables, titles) if note not in plan.caveats],
-        "differences": list(
-            filter(None, (differences_html(table, compared(table, state_dir), _title(table, plan)) for table in own))
-        ),
+        "differences": _differences(own, plan, state_dir),
         "curves": as_script(curves) if curves else "",
         "curves_note": _drawn_at_first(curves),
         "failures": _failures(plan, standing),
@@ -132,13 +130,28 @@ def _title(table: Table, plan: Plan) -> str:
     """Return the table's title without that of the grid, which heads the page, and with its unit."""
     title = table.spec.title.removeprefix(f"{plan.title}: ")
     unit = described(table.spec.measure, table.spec.measures, table.spec.columns, title)
-    title = title[:1].upper() + title[1:]
-    return f"{title} ({unit})" if unit else title
+    return f"{_capital(title)} ({unit})" if unit else _capital(title)
 
 
-def _best(line: Sequence[str]) -> tuple[str, ...]:
-    table, *rest, so_far = line
-    return (table[:1].upper() + table[1:], *rest, so_far or "complete")
+def _best(lines: Sequence[BestRow]) -> list[tuple[str, ...]]:
+    """Return the head and the lines of the table of best rows, without columns that are empty in every line."""
+    texts = [(_capital(it.table), it.column, it.row, it.value, it.seeds, it.so_far or "complete") for it in lines]
+    kept = [i for i, _ in enumerate(BEST_COLUMNS) if any(line[i] for line in texts)]
+    return [tuple(line[i] for i in kept) for line in (BEST_COLUMNS, *texts)] if texts else []
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _differences(tables: Sequence[Table], plan: Plan, state_dir: Path) -> list[str]:
+    """Return the tables of paired differences; what their numbers mean stands below the last of those with examples."""
+    made = [(table, compared(table, state_dir)) for table in tables if differences(table)]
+    last = max((i for i, (_, examples) in enumerate(made) if examples), default=len(made) - 1)
+    return [
+        differences_html(table, examples, _title(table, plan), notes=i == last)
+        for i, (table, examples) in enumerate(made)
+    ]
 
 
 def state(standing: Standing, trial_id: str) -> TrialState:

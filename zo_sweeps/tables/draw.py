@@ -71,7 +71,8 @@ def drawing(figure: Figure) -> Iterator[Drawing]:
             else:
                 axes.axis("off")
         _legend(drawn, figure)
-        drawn.suptitle(figure.title, fontsize=10, x=0.01, ha="left")
+        if figure.title:
+            drawn.suptitle(figure.title, fontsize=10, x=0.01, ha="left")
         yield drawn
 
 

@@ -22,10 +22,10 @@ from zo_sweeps.tables.text_cells import (
     footnotes,
     heading,
     main_grid,
-    notes,
     selected_grid,
     signed,
 )
+from zo_sweeps.tables.text_cells import notes as notes_of
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -71,7 +71,7 @@ def page(title: str, parts: Iterable[str]) -> str:
 def to_html(table: Table) -> str:
     """Return the table with its notes and selected hyper-parameters. A cell's tooltip names its trials."""
     return _section(
-        table, heading(table), footnotes=footnotes(table), notes=notes(table), selected=selected_grid(table)
+        table, heading(table), footnotes=footnotes(table), notes=notes_of(table), selected=selected_grid(table)
     )
 
 
@@ -115,12 +115,15 @@ def _best(table: Table) -> set[tuple[int, int]]:
     return best
 
 
-def differences_html(table: Table, examples: Mapping[tuple[str, str], Examples], title: str = "") -> str:
+def differences_html(
+    table: Table, examples: Mapping[tuple[str, str], Examples], title: str = "", *, notes: bool = True
+) -> str:
     """Return the paired differences of the table's rows (row minus column) with intervals; "" without any pair.
 
     Args:
         examples: (row, other row) -> their test examples, compared one by one.
         title: of the table; default: its own.
+        notes: whether to add what the numbers mean.
     """
     by_pair = {(each.row, each.other): each for each in differences(table)}
     if not by_pair:
@@ -140,6 +143,7 @@ def differences_html(table: Table, examples: Mapping[tuple[str, str], Examples],
         signed=signed,
         examples=examples,
         confidence=f"{CONFIDENCE:.0%}",
+        notes=notes,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 
 from zo_sweeps.tables.draw import COLORS, FAINT, GRID, INK, PAPER, render
 from zo_sweeps.tables.figures import Figure
@@ -20,14 +21,14 @@ LINK = re.compile(r"#([\w-]+)")
 
 
 def inline_svg(figure: Figure, prefix: str) -> str:
-    """Return the figure as an <svg> element.
+    """Return the figure as an <svg> element. Its title is a <title>, not drawn.
+
+    A page's policy may forbid inline styles, so that they become attributes. Nothing in it names an address.
 
     Args:
         prefix: of the ids in it; unique in the page.
-
-    A page's policy may forbid inline styles, so that they become attributes. Nothing in it names an address.
     """
-    root = _without_namespaces(ET.fromstring(render(figure, "svg")))
+    root = _without_namespaces(ET.fromstring(render(replace(figure, title=""), "svg")))
     for parent in root.iter():
         for child in [c for c in parent if c.tag in ("metadata", "style")]:
             parent.remove(child)
@@ -67,7 +68,7 @@ def _restyle(element: ET.Element) -> None:
             element.set("font-size", size[1] if size else "9")
             if "bold" in value or re.search(r"\b[6-9]00\b", value):
                 element.set("font-weight", "600")
-        else:
+        elif key != "font-family":
             element.set(key.strip(), value.strip())
     for key in ("fill", "stroke"):
         value = element.get(key, "").lower()
