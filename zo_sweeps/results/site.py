@@ -110,7 +110,12 @@ def _pages(state_dir: Path, standing: Standing) -> tuple[dict[str, str], int, tu
         files[card["href"]] = page
         cards.append(card)
         compared.append(data)
-    shared = {"assets": ASSETS, "provenance": [f"zo_sweeps {__version__}"], "chart_style": "", "files": True}
+    shared: dict[str, Any] = {
+        "assets": ASSETS,
+        "provenance": [f"zo_sweeps {__version__}"],
+        "chart_style": "",
+        "files": True,
+    }
     files[INDEX] = document(
         "index.html.j2",
         report.WEB,

@@ -181,14 +181,14 @@ def points(spec: FigureSpec, records: Iterable[Record], lookup: Lookup) -> Figur
         panels.append(Panel(title, (*drawn, *_published(spec, key, place, order))))
     measure, labels = spec.measure, dict(spec.columns)
     positive = [x for x in place.values() if x > 0]
-    shown, same_scale = _split(panels)
+    split, same_scale = _split(panels)
     return Figure(
         spec.name,
         spec.title,
         spec.kind,
         spec.x_label or ("" if spec.x == COLUMN else spec.x.rpartition(".")[2]),
         spec.y_label or _measured(measure, spec),
-        shown,
+        split,
         () if numeric else tuple(labels.get(x, str(x)) if spec.x == COLUMN else str(x) for x in xs),
         numeric and len(positive) == len(xs) > 2 and max(positive) >= 8 * min(positive),
         _notes(
@@ -243,8 +243,8 @@ def curves(spec: FigureSpec, records: Iterable[Record], lookup: Lookup, trail: C
     notes = _notes(spec, panels, empty, "bands", behind)
     if max(windows, default=1) > 1:
         notes = (*notes, f"Training losses are means over windows of {' or '.join(map(str, sorted(windows)))} steps.")
-    shown, same_scale = _split(panels)
-    return Figure(spec.name, spec.title, spec.kind, CURVE_X[spec.x], label, shown, notes=notes, same_scale=same_scale)
+    split, same_scale = _split(panels)
+    return Figure(spec.name, spec.title, spec.kind, CURVE_X[spec.x], label, split, notes=notes, same_scale=same_scale)
 
 
 def cumulative(
