@@ -71,16 +71,16 @@ def page(title: str, parts: Iterable[str]) -> str:
 def to_html(table: Table) -> str:
     """Return the table with its notes and selected hyper-parameters. A cell's tooltip names its trials."""
     return _section(
-        table, heading(table), footnotes=footnotes(table), notes=notes_of(table), selected=selected_grid(table)
+        table, 2, heading(table), footnotes=footnotes(table), notes=notes_of(table), selected=selected_grid(table)
     )
 
 
 def cells_html(table: Table, title: str) -> str:
     """Return the table under a title of its own, with its definition, and without notes and hyper-parameters."""
-    return _section(table, title, definition=table.spec.measure.definition)
+    return _section(table, 3, title, definition=table.spec.measure.definition)
 
 
-def _section(table: Table, title: str, **parts: Any) -> str:
+def _section(table: Table, level: int, title: str, **parts: Any) -> str:
     grid = main_grid(table)
     cells = [[table.cells[block, key] for key, _ in table.columns] for block, _ in table.rows]
     values = {"footnotes": [], "notes": [], "selected": None, "definition": "", **parts}
@@ -88,7 +88,7 @@ def _section(table: Table, title: str, **parts: Any) -> str:
         "table.html.j2",
         header=grid.header,
         heading=title,
-        level=3,
+        level=level,
         rows=[(texts[0], list(zip(row, texts[1:], strict=True))) for row, texts in zip(cells, grid.rows, strict=True)],
         bad=BAD,
         best=_best(table),
