@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -62,7 +61,7 @@ def test_a_site_is_an_index_a_page_per_sweep_and_a_comparison_that_load_only_wha
     assert not [name for name, data in files(site).items() if b"://" in data]
     (entry,) = [text for given, text in Page((site / INDEX).read_text(encoding="utf-8")).all("li")]
     assert "A & B <compared>" in entry
-    assert "21 trials: 17 succeeded, 2 failed, 1 diverged" in " ".join(entry.split()) or "succeeded" in entry
+    assert "19 trials: 17 succeeded, 1 diverged, 1 failed" in " ".join(entry.split())
 
 
 @pytest.mark.unit
@@ -117,10 +116,7 @@ def test_a_browser_sorts_draws_and_compares_as_the_tables_do(swept: tuple[Compos
     report = shown("reports/tiny-01234567.html")
     assert 'aria-sort="none"><button type="button">' in report
     assert "<canvas" in report
-    assert (
-        re.search(r'<div class="fallback" id="curve-figures"[^>]* hidden', report)
-        or 'class="fallback" hidden' in report
-    )
+    assert '<p class="fallback" hidden="">' in report
     compared = " ".join(shown(COMPARE).split())
     (each,) = differences(readout.tables(plan, composer, read_standing(folder / "state"))[0])
     assert each.low is not None

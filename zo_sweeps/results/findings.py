@@ -60,13 +60,28 @@ class Findings:
 
 @dataclass(frozen=True)
 class _Choice:
-    """The best of several rows in a column. `complete`: whether all of them have ended."""
+    """The best of several rows in a column.
+
+    Args:
+        text: its printed value with the unit.
+        complete: whether all of the rows have ended.
+        equal, rows: how many further rows have the same printed mean, and how many have a mean.
+    """
 
     block: str
     label: str
     cell: TableCell
     text: str
     complete: bool
+    equal: int
+    rows: int
+
+    @property
+    def named(self) -> str:
+        """The row, and how many are as good."""
+        if self.equal and self.equal + 1 == self.rows:
+            return "all rows are equal"
+        return f"{self.label} and {self.equal} more" if self.equal else self.label
 
 
 @dataclass(frozen=True)
@@ -120,7 +135,10 @@ def _choose(table: Table, key: str, blocks: Iterable[str]) -> _Choice | None:
     block = max(means, key=lambda name: means[name])
     unit = f" {measure.unit}" if measure.unit else ""
     text = value_text(replace(cells[block], state=CellState.DONE), table, key) + unit  # without "4/6" of its search
-    return _Choice(block, labels[block], cells[block], text, all(cell.state in ENDED for cell in cells.values()))
+    printed = [round(mean, measure.digits) for mean in means.values()]
+    equal = printed.count(round(means[block], measure.digits)) - 1
+    complete = all(cell.state in ENDED for cell in cells.values())
+    return _Choice(block, labels[block], cells[block], text, complete, equal, len(means))
 
 
 def _seeds(cell: TableCell) -> str:
@@ -138,7 +156,7 @@ def _best_rows(table: Table) -> list[BestRow]:
         return [BestRow(name, f"{n} of {len(chosen)} columns", row, "", "", so_far) for row, n in counts.most_common()]
     labels = dict(table.columns) if len(chosen) > 1 else {}
     return [
-        BestRow(name, labels.get(key, ""), choice.label, choice.text, _seeds(choice.cell), so_far)
+        BestRow(name, labels.get(key, ""), choice.named, choice.text, _seeds(choice.cell), so_far)
         for key, choice in have.items()
     ]
 

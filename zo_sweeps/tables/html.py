@@ -77,7 +77,8 @@ def to_html(table: Table) -> str:
 
 def cells_html(table: Table, title: str) -> str:
     """Return the table under a title of its own, with its definition, and without notes and hyper-parameters."""
-    return _section(table, 3, title, definition=table.spec.measure.definition)
+    definition = table.spec.measure.definition.rstrip(".")
+    return _section(table, 3, title, definition=definition and f"{definition[0].upper()}{definition[1:]}.")
 
 
 def _section(table: Table, level: int, title: str, **parts: Any) -> str:
