@@ -47,6 +47,8 @@ class Page(HTMLParser):
         (whole,) = [attributes for attributes, _ in self.all("html")]
         found += [] if whole.get("lang") else ["no lang"]
         found += [] if any(text.strip() for _, text in self.all("title")) else ["no title"]
+        regions = [a["aria-label"] for _, a, _ in self.elements if a.get("role") == "region"]
+        found += [f"region {name!r} twice" for name in {*regions} if regions.count(name) > 1]
         levels = [int(tag[1]) for tag, _, _ in self.elements if re.fullmatch("h[1-6]", tag)]
         found += [] if levels[:1] == [1] and levels.count(1) == 1 else [f"not one h1, first: {levels}"]
         found += [f"h{b} after h{a}" for a, b in pairwise(levels) if b > a + 1]

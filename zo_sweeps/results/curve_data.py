@@ -14,7 +14,7 @@ from zo_sweeps.record.journal import JournalStore
 from zo_sweeps.results import tables as readout
 from zo_sweeps.results.figures import PERCENT
 from zo_sweeps.results.findings import forwarded_per_step
-from zo_sweeps.results.measures import column_measures
+from zo_sweeps.results.measures import column_measures, first_metric
 from zo_sweeps.schedule.ledger import Standing
 from zo_sweeps.tables import Rule
 from zo_sweeps.tables.figures import CURVE_X, CURVES, TOLD_APART, windowed
@@ -56,7 +56,7 @@ def curve_data(plan: Plan, standing: Standing, state_dir: Path) -> dict[str, Any
     for i, row in enumerate(rows):
         row["shown"] = i in drawn
     has = {name for row in rows for part in row["parts"] for run in part["runs"] for name in run["curves"]}
-    named = {**CURVES, "dev/metric": (f"Dev {measure.name or 'accuracy'} ({measure.unit})", 1.0)}
+    named = {**CURVES, "dev/metric": (f"Dev {measure.name or first_metric(plan)} ({measure.unit})", 1.0)}
     return {
         "x": [
             *({"key": key, "label": label} for key, label in CURVE_X.items()),

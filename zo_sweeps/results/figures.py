@@ -15,7 +15,7 @@ from zo_sweeps.core.trial import METRICS
 from zo_sweeps.plan.altered import altered
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.results import tables as readout
-from zo_sweeps.results.measures import column_measures, metric_names
+from zo_sweeps.results.measures import column_measures, first_metric, metric_names
 from zo_sweeps.schedule.ledger import Standing
 from zo_sweeps.tables import Measure, Record, Rule
 from zo_sweeps.tables.figures import COLUMN, Cumulative, Figure, FigureSpec, Trail, cumulative, curves, points
@@ -116,7 +116,7 @@ def _spec(plan: Plan, composer: Composer, name: str, layout: GridFigure) -> Figu
         measure, measures = column_measures(plan, y, _measure(plan, composer, y, where))
     elif kind == "curve" and y == PERCENT.metric and not layout.curves:
         curve, measures = column_measures(plan, "accuracy", PERCENT)
-        measure = replace(curve, name=curve.name or "metric")
+        measure = replace(curve, name=curve.name or first_metric(plan))
     return FigureSpec(
         name=f"{plan.name}_{name}",
         title=layout.title or f"{plan.title}: {name}",

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 COLORS = ("#0072b2", "#c75300", "#00805c", "#b5508f", "#a36a00", "#2486ba", "#1a1a1a", "#7a52c7")
 MARKERS, STYLES = "os^Dv", ("-", "--", "-.", ":")
 INK, GRID, PAPER, FAINT = "#000000", "#e6e6e6", "#ffffff", "#767676"
-ACROSS = 3  # panels in a row
-LONG = 34  # characters of a label of the y axis before it breaks
+ACROSS, LEGEND = 3, 3  # panels in a row, columns of the legend
+LONG = 28  # characters of a label of the y axis before it breaks
 STYLE: dict[Any, Any] = {
     "text.parse_math": False,  # print a dollar or an underscore in a label as it is
     "font.size": 9,
@@ -81,7 +81,14 @@ def _size(figure: Figure, across: int, down: int) -> tuple[float, float]:
     if figure.kind == "rows":
         return 2.4 + max(4.0, 2.4 * across), (0.9 + 0.26 * len(figure.ticks)) * down + 0.4
     wide = 1.0 + len(figure.ticks) / 8 if figure.ticks and across == 1 else 1.0
-    return max(4.8, 3.4 * across) * min(wide, 2.2), 2.9 * down
+    labels = {series.label for panel in figure.panels for series in panel.series}
+    legend = 0.21 * math.ceil(len(labels) / LEGEND) if len(labels) > 1 else 0.0
+    return max(4.8, 3.4 * across) * min(wide, 2.2), (2.9 + 0.4 * bool(_turn(figure))) * down + legend
+
+
+def _turn(figure: Figure) -> int:
+    """Return the angle of the ticks' texts: 0 if they fit side by side."""
+    return 30 if figure.ticks and max(map(len, figure.ticks)) > 6 and len(figure.ticks) > 3 else 0
 
 
 def _panel(axes: Axes, figure: Figure, index: int) -> None:
@@ -105,7 +112,7 @@ def _panel(axes: Axes, figure: Figure, index: int) -> None:
 
 def _ticks(axes: Axes, figure: Figure, panel: Panel) -> None:
     if figure.ticks:
-        turn = 30 if max(map(len, figure.ticks)) > 6 and len(figure.ticks) > 3 else 0
+        turn = _turn(figure)
         axes.set_xticks(range(len(figure.ticks)), figure.ticks, rotation=turn, ha="right" if turn else "center")
     elif figure.kind == "cumulative":
         axes.set_xscale("log")
@@ -185,5 +192,9 @@ def _legend(drawn: Drawing, figure: Figure) -> None:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
     if len(handles) > 1 or any(series.is_published for panel in figure.panels for series in panel.series):
-        columns = min(len(handles), 3)
-        drawn.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=columns, frameon=False)
+        theirs = {series.label for panel in figure.panels for series in panel.series if series.is_published}
+        labels = sorted(handles, key=theirs.__contains__)  # the published last
+        columns = min(len(labels), LEGEND)
+        drawn.legend(
+            [handles[label] for label in labels], labels, loc="outside lower center", ncols=columns, frameon=False
+        )

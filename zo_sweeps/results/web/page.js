@@ -69,13 +69,14 @@
   const data = JSON.parse(source.textContent);
   const fallback = document.querySelectorAll("#curves .fallback");
   fallback.forEach((one) => (one.hidden = true)); // drawn again in print, where the chart is not
-  const plot = $("curve-plot"), tip = element("div", { className: "tip", hidden: true });
+  const plot = $("curve-plot"), dot = element("div", { className: "dot", hidden: true }), tip = element("div", { className: "tip", hidden: true });
   tip.setAttribute("role", "status");
   const pickers = { y: $("curve-y"), x: $("curve-x"), column: $("curve-column") };
   data.y.forEach((one) => pickers.y.append(element("option", { value: one.key }, one.label)));
   data.x.forEach((one) => pickers.x.append(element("option", { value: one.key }, one.label)));
   data.columns.forEach((label, i) => pickers.column.append(element("option", { value: i }, label)));
   pickers.column.parentElement.hidden = data.columns.length < 2;
+  const WHOLE = [...Array(16).keys()].flatMap((power) => [1, 2, 5].map((digit) => digit * 10 ** power)); // there are no halves of steps
   const COLORS = 8, DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3]], BORDERS = ["solid", "dashed", "dotted", "double"];
   const probe = element("span", { hidden: true });
   document.body.append(probe);
@@ -132,19 +133,22 @@
   const place = (line, i) => [chart.valToPos(line.xs[i], "x"), chart.valToPos(line.ys[i], "y")];
   const tell = (point) => {
     at = point;
-    tip.hidden = !point;
+    tip.hidden = dot.hidden = !point;
     if (!point) return;
     const line = shown[point.line], i = point.i, labels = { x: pickers.x.selectedOptions[0].text, y: pickers.y.selectedOptions[0].text };
     const deviation = line.spreads && Number.isFinite(line.spreads[i]) ? ` ± ${clean(line.spreads[i])}` : "";
     tip.replaceChildren(element("b", {}, line.row), element("span", {}, [line.name, line.id && `trial ${line.id}`, line.setting].filter(Boolean).join(" · ")),
       element("span", {}, `${labels.y}: ${clean(line.ys[i])}${deviation}`), element("span", {}, `${labels.x}: ${clean(line.xs[i])}`));
     const [left, top] = place(line, i), over = chart.over;
+    dot.style.left = `${left}px`;
+    dot.style.top = `${top}px`;
+    dot.style.borderColor = `var(${line.color})`;
     const width = tip.offsetWidth, height = tip.offsetHeight;
     tip.style.left = `${left + 14 + width > over.clientWidth ? Math.max(-over.offsetLeft, left - 14 - width) : left + 14}px`;
     tip.style.top = `${Math.max(0, Math.min(top - height / 2, over.clientHeight - height))}px`;
   };
   const nearest = (left, top) => {
-    let best = null, least = 40 ** 2;
+    let best = null, least = Infinity;
     shown.forEach((line, k) => line.xs.forEach((_, i) => {
       const [x, y] = place(line, i), distance = (x - left) ** 2 + (y - top) ** 2;
       if (distance < least) [best, least] = [{ line: k, i }, distance];
@@ -169,12 +173,12 @@
       scales: { x: { time: false }, y: { range: (u, low, high) => (low === null ? [0, 1] : uPlot.rangeNum(low, high, 0.08, true)) } },
       cursor: { points: { show: false }, y: false, x: false, drag: { x: true, y: false, setScale: true } },
       series: [{}, ...series],
-      axes: [{ ...axis(pickers.x.selectedOptions[0].text), space: 60, size: 38 }, { ...axis(pickers.y.selectedOptions[0].text), size: 58 }],
+      axes: [{ ...axis(pickers.x.selectedOptions[0].text), space: 60, size: 38, ...(pickers.x.value === "seconds" ? {} : { incrs: WHOLE }) }, { ...axis(pickers.y.selectedOptions[0].text), size: 58 }],
       hooks: { setCursor: [(u) => tell(u.cursor.left >= 0 ? nearest(u.cursor.left, u.cursor.top) : null)],
         setScale: [(u, key) => { if (key === "x" && shown.length) $("curve-reset").hidden = u.scales.x.min <= u.data[0][0] && u.scales.x.max >= u.data[0][u.data[0].length - 1]; }] },
     }, joined, plot);
-    chart.over.append(tip);
-    tip.hidden = true;
+    chart.over.append(dot, tip);
+    tip.hidden = dot.hidden = true;
     chart.root.querySelector("canvas").setAttribute("aria-hidden", "true");
   }
   plot.addEventListener("keydown", (event) => {
