@@ -26,7 +26,7 @@ lint: $(VENV)/.installed-dev ## formatting, lint, types
 	@$(VENV)/bin/mypy
 
 docs: $(VENV)/.installed-dev ## the documentation site, in build/site; needs Python 3.11 or later
-	@$(VENV)/bin/sphinx-build --quiet --fail-on-warning --keep-going -b html -c docs/site -d build/doctrees . build/site
+	@$(VENV)/bin/sphinx-build --quiet --fresh-env --fail-on-warning --keep-going -b html -c docs/site -d build/doctrees . build/site
 	@$(PY) docs/site/check.py build/site
 	@echo "build/site/index.html"
 

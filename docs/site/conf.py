@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 from sphinx.application import Sphinx
-from sphinx.builders.html import StandaloneHTMLBuilder
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
@@ -37,12 +35,11 @@ highlight_language = "none"  # indented blocks are commands and their output
 pygments_style, pygments_dark_style = "a11y-light", "a11y-dark"
 
 myst_heading_anchors = 4
-myst_enable_extensions = ["colon_fence", "deflist", "fieldlist"]
-suppress_warnings = ["myst.header"]  # a section of the README may be included below another level
 
 html_theme = "furo"
 html_title = f"zo_sweeps {release}"
 html_static_path = [str(HERE / "static")]
+html_extra_path = [str(HERE / "index.html")]  # leads to the README, which is the front page
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sphinx = False
@@ -55,31 +52,10 @@ NAVIGATION = {  # page -> what is added to it: the pages below it, which are no 
 }
 
 
-class Site(StandaloneHTMLBuilder):
-    """HTML whose addresses leave out `docs/`; the README is the front page."""
-
-    name = "html"
-
-    def _page(self, docname: str) -> str:
-        if docname == root_doc:
-            return "index"
-        return docname.removeprefix("docs/").replace("/README", "").removesuffix("/index")
-
-    def get_target_uri(self, docname: str, typ: str | None = None) -> str:
-        return self._page(docname) + self.link_suffix
-
-    def get_output_path(self, page_name: str, /) -> Any:
-        return Path(self.outdir, self._page(page_name) + self.out_suffix)
-
-    def get_outfilename(self, pagename: str) -> Any:  # Sphinx before 8.2
-        return self.get_output_path(pagename)
-
-
 def _source(app: Sphinx, docname: str, source: list[str]) -> None:
     """Fill in what is generated, and add the site's navigation."""
     source[0] = "\n\n".join([generated.fill(source[0]), *([NAVIGATION[docname]] if docname in NAVIGATION else [])])
 
 
 def setup(app: Sphinx) -> None:
-    app.add_builder(Site, override=True)
     app.connect("source-read", _source)
