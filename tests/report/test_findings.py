@@ -15,7 +15,7 @@ from zo_sweeps.core.trial import Outcome, TrialState
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.results import tables as readout
-from zo_sweeps.results.findings import BASELINE_UNFINISHED, NO_BASELINE, Findings, findings
+from zo_sweeps.results.findings import BASELINE_UNFINISHED, NO_BASELINE, NO_ESTIMATE, Findings, findings
 from zo_sweeps.schedule.ledger import Standing
 
 pytestmark = pytest.mark.unit
@@ -114,6 +114,12 @@ def test_a_sweep_without_backpropagation_says_so(tmp_path: Path) -> None:
         "tables": {"accuracy": {"layout": "accuracy", "rows": {"b": ""}}},
     }
     assert found(composed(tmp_path, grid), "b").sentences[0].endswith(NO_BASELINE)
+
+
+def test_a_sweep_whose_zeroth_order_rows_have_no_value_says_so_first(planned: tuple[Composer, Plan]) -> None:
+    assert found(planned, "z").sentences == (
+        NO_ESTIMATE, "Best accuracy: 50.0 %, FO (1 of 3 rows are complete)."
+    )  # fmt: skip
 
 
 def test_without_results_nothing_is_claimed(planned: tuple[Composer, Plan]) -> None:

@@ -23,6 +23,7 @@ ENDED = (CellState.DONE, CellState.DIVERGED, CellState.OUT_OF_MEMORY, CellState.
 FEW = 3  # columns that get a line each
 NO_BASELINE = "No row of this sweep is trained by backpropagation, so no distance to it is stated."
 BASELINE_UNFINISHED = "No row trained by backpropagation has a result yet, so no distance to it is stated."
+NO_ESTIMATE = "No zeroth-order row has a value: see the failures and the trials."
 OF_TENSORS = "tensors alive at the peak of a step"
 
 
@@ -104,7 +105,9 @@ def findings(plan: Plan, standing: Standing, tables: Sequence[Table]) -> Finding
     scored = next((table for table in tables if table.spec.measure.of_scores), None)
     pairs = _pairs(scored, kinds) if scored is not None else []
     if scored is None or not pairs:
-        return Findings(tuple(_plainly(best)), (), best)
+        rows = {*dict(scored.rows)} if scored is not None and best else set()
+        lacking = [NO_ESTIMATE] if any(kinds[block].estimates for block in rows & kinds.keys()) else []
+        return Findings((*lacking, *_plainly(best)), (), best)
     sentences, headlines = _scores(scored, pairs, any(kind.backpropagates for kind in kinds.values()))
     against = [pair for pair in pairs if pair.theirs is not None]
     costs = (_memory, _forwards, _seconds, _energy)
@@ -166,10 +169,10 @@ def _plainly(best: Sequence[BestRow]) -> Iterable[str]:
     if not best:
         yield "No cell of this sweep has a result yet."
     for line in best[:FEW]:
-        where = f" at {line.column}" if line.column else ""
-        value = f": {line.value}" if line.value else ""
+        where = f" on {line.column}" if line.column else ""
+        value = f"{line.value}, {line.row}" if line.value else line.row
         so_far = f" ({line.so_far})" if line.so_far else ""
-        yield f"Best {line.table}{where}: {line.row}{value}{so_far}."
+        yield f"Best {line.table}{where}: {value}{so_far}."
 
 
 def _pairs(table: Table, kinds: Mapping[str, Kind]) -> list[_Pair]:

@@ -51,7 +51,7 @@ def rows_data(plan: Plan, tables: Sequence[Table], state_dir: Path) -> list[dict
                     "right": _right(cell, journals) if measure.metric.startswith("test/") else [],
                 }
         if cells:
-            rows.append({"label": plan.grid.label(block), "cells": list(cells.values())})
+            rows.append({"block": block, "label": plan.grid.label(block), "cells": list(cells.values())})
     return rows
 
 

@@ -146,7 +146,8 @@ def _sweep(
     """Return a sweep's entry in the index, its report, and its rows for the comparison."""
     plan, composer = reading.plan, reading.composer
     own = readout.tables(plan, composer, standing)
-    href = f"{REPORTS}/{plan.name}-{sweep.command.sweep_id[:8]}.html"
+    name = sweep.command.sweep_id[:8]
+    href = f"{REPORTS}/{plan.name}-{name}.html"
     page = report.html(
         plan,
         composer,
@@ -167,6 +168,6 @@ def _sweep(
         "trials": len(plan.every),
         "caveats": plan.caveats,
     }
-    rows = rows_data(plan, own, state_dir)
+    rows = [{"id": f"{name}-{row['block']}", **row} for row in rows_data(plan, own, state_dir)]
     data = {key: card[key] for key in ("href", "title", "grid", "date", "caveats")}
     return card, page, {**data, "rows": rows}

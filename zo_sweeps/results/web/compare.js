@@ -91,7 +91,25 @@
       target.append(from);
     });
   };
-  pickers[1].selectedIndex = Math.min(1, rows.length - 1);
-  pickers.forEach((picker) => picker.addEventListener("change", show));
-  show();
+  /* The address names the two rows, so that a comparison can be linked to; without, the pair with the most in common. */
+  const common = (a, b) => a.cells.filter((one) => b.cells.some((other) => other.key === one.key)).length;
+  const chosen = () => {
+    const named = location.hash.slice(1).split("&").map((id) => rows.findIndex((row) => row.id === decodeURIComponent(id)));
+    if (named.length === 2 && !named.includes(-1)) return named;
+    let best = [0, Math.min(1, rows.length - 1)], most = 0;
+    rows.forEach((a, i) => rows.forEach((b, j) => {
+      if (i < j && common(a, b) > most) [best, most] = [[i, j], common(a, b)];
+    }));
+    return best;
+  };
+  const choose = () => {
+    chosen().forEach((index, i) => (pickers[i].value = index));
+    show();
+  };
+  pickers.forEach((picker) => picker.addEventListener("change", () => {
+    history.replaceState(null, "", `#${pickers.map((each) => encodeURIComponent(rows[Number(each.value)].id)).join("&")}`);
+    show();
+  }));
+  addEventListener("hashchange", choose);
+  choose();
 })();
