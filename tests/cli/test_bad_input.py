@@ -235,8 +235,14 @@ def test_every_command_has_a_help_page(command: str, capsys: pytest.CaptureFixtu
     assert ended.value.code == 0
     text = capsys.readouterr().out
     assert text.startswith(f"usage: python -m zo_sweeps {command}")
-    of_their_own = ("agent", "bench", "head", "worker", "devices", "verify")  # about machines or a file: no grid
-    assert command in of_their_own or all(other in text for other in COMMANDS)
+    assert (COMMANDS[command].__doc__ or "").splitlines()[0] in " ".join(text.split())
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_help_without_a_command_lists_the_commands(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([flag]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines if line.split()[:1] and line.split()[0] in COMMANDS] == [*COMMANDS]
 
 
 @pytest.mark.multiprocess

@@ -15,7 +15,7 @@ import pytest
 
 from tests.cli.common import ENVIRONMENT
 from tests.schedule.nodes import wait_for
-from zo_sweeps.cli import main as commands
+from zo_sweeps.cli import run as commands
 from zo_sweeps.cli import supervisor
 
 pytestmark = pytest.mark.multiprocess
@@ -123,6 +123,6 @@ def test_a_command_with_a_cluster_is_supervised_and_reruns_once(monkeypatch: pyt
     twice = lambda address, sweep: calls.append(address) or sweep(True) + sweep(False)
     monkeypatch.setattr(supervisor, "supervise", twice)
     words = ["+grid=quickstart", "cluster.address=10.0.0.5:6379"]
-    assert commands.main([*words, "--rerun", "failed"]) == 0
+    assert commands.run([*words, "--rerun", "failed"]) == 0
     said = f"python -m zo_sweeps {' '.join(words)}"
     assert calls == ["10.0.0.5:6379", (said, ["failed"]), (said, [])]

@@ -10,7 +10,6 @@ They run the code of this checkout.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -19,10 +18,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
-from tests.fleet.machines import PATIENCE, environment
+from tests.fleet.machines import PATIENCE, environment, kill_tree
 from tests.schedule.nodes import wait_for
 
 PROFILE = "name: {name}\ndisplay: A board\nkind: cpu\nmemory_gb: 8\nunified: true\n"
@@ -90,11 +88,5 @@ class Board:
 
     def kill(self) -> None:
         """As a power cut: the agent and its trials' processes at once."""
-        if self.process is None or self.process.poll() is not None:
-            return
-        tree = psutil.Process(self.process.pid).children(recursive=True)
-        self.process.kill()
-        for one in tree:
-            with contextlib.suppress(psutil.Error):
-                one.kill()
-        self.process.wait()
+        if self.process is not None:
+            kill_tree(self.process)

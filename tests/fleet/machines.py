@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -48,6 +49,17 @@ def zo(*words: str | Path, home: Path, timeout: float = 200, **more: str) -> sub
     )
 
 
+def kill_tree(process: subprocess.Popen[Any]) -> None:
+    """Kill a process and its descendants, as a power cut would; nothing if it has ended."""
+    with contextlib.suppress(psutil.Error):
+        tree = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+        for one in tree:
+            with contextlib.suppress(psutil.Error):
+                one.kill()
+    process.wait()
+
+
 class Worker:
     """`zo-sweeps worker join`, in the foreground of a process of its own."""
 
@@ -77,13 +89,7 @@ class Worker:
         return None
 
     def end(self) -> None:
-        with contextlib.suppress(psutil.Error):
-            tree = psutil.Process(self.process.pid).children(recursive=True)
-            self.process.kill()
-            for one in tree:
-                with contextlib.suppress(psutil.Error):
-                    one.kill()
-        self.process.wait()
+        kill_tree(self.process)
         remove_short_folder(self.state / "worker")
 
 

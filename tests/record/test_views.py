@@ -14,6 +14,7 @@ from tests.record import made_up
 from zo_sweeps.record import mlflow_views as views
 from zo_sweeps.record.journal import JournalStore
 from zo_sweeps.record.mlflow_client import pages
+from zo_sweeps.record.mlflow_points import trial_tags
 from zo_sweeps.record.mlflow_store import MlflowMirror
 from zo_sweeps.record.sweep_book import SweepInfo
 
@@ -41,6 +42,15 @@ def test_the_views_show_the_metrics_of_all_tasks() -> None:
     assert len({chart["uuid"] for chart in curves["compareRunCharts"]}) == len(curves["compareRunCharts"])
     sections = {section["uuid"] for section in curves["compareRunSections"]}
     assert {chart["metricSectionId"] for chart in curves["compareRunCharts"]} == sections
+
+
+@pytest.mark.unit
+def test_a_line_is_the_mean_of_a_settings_seeds() -> None:
+    trials = [made_up.trial(seed, q=q) for q in (1, 2) for seed in (0, 1)]
+    curves = json.loads(views.tags("5weeb", ["accuracy"])[f"mlflow.sharedViewState.5weeb-{views.CURVES}"])
+    (key,) = curves["groupBy"]["groupByKeys"]
+    groups = [trial_tags(trial)[key["groupByData"]] for trial in trials]
+    assert groups == ["LoRA-FA (q=1) · SST-2 · lr 0.0001"] * 2 + ["LoRA-FA (q=2) · SST-2 · lr 0.0001"] * 2
 
 
 @pytest.mark.multiprocess

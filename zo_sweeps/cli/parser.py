@@ -1,11 +1,35 @@
-"""An argument parser whose errors are UserErrors."""
+"""Parsers of the commands: overrides of Hydra beside flags, errors that are UserErrors, and what overrides lead to."""
 
 from __future__ import annotations
 
 import argparse
-from typing import NoReturn
+import sys
+from collections.abc import Sequence
+from os.path import expanduser
+from typing import TYPE_CHECKING, NoReturn
 
+from zo_sweeps import __version__
 from zo_sweeps.core.errors import UserError
+
+if TYPE_CHECKING:
+    from zo_sweeps.config.composer import Composer
+    from zo_sweeps.record.commands import Command
+    from zo_sweeps.results.recalled import Reading
+
+DEFAULT_GRID = "quickstart"
+EXAMPLES = """\
+overrides (Hydra's grammar, before or after the flags):
+  +grid=NAME            the grid; default: quickstart
+  task=sst2,rte         restricts or replaces an axis, or overrides a value that the grid fixes
+  model=local model.path=FOLDER data.dir=FOLDER scale=smoke|short|paper update.lr=1e-3 grid.seeds=[0,1,2]
+  executor=inline       runs in this process; cluster.address=HOST:PORT joins a Ray cluster; state_dir=FOLDER
+
+examples:
+  python -m zo_sweeps
+  python -m zo_sweeps plan +grid=llama2_superglue
+  python -m zo_sweeps +grid=llama2_superglue model=local model.path=MODEL data.dir=DATA scale=smoke
+  python -m zo_sweeps table +grid=llama2_superglue --format latex
+"""
 
 
 class Parser(argparse.ArgumentParser):
@@ -13,3 +37,75 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UserError(message, fix=f"see {self.prog} --help")
+
+
+def grid_parser(command: str, description: str | None) -> Parser:
+    """Return a parser for a command that takes overrides and --config-dir."""
+    parser = Parser(
+        prog=f"python -m zo_sweeps {command}",
+        description=description,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="Hydra overrides, see below")
+    parser.add_argument(
+        "--config-dir",
+        action="append",
+        type=expanduser,
+        default=[],
+        metavar="FOLDER",
+        help="folder with grids, tasks and members of your own",
+    )
+    parser.add_argument("--version", action="version", version=f"zo_sweeps {__version__}")
+    parser.add_argument("-m", "--multirun", action="store_true", help=argparse.SUPPRESS)
+    return parser
+
+
+def parse(parser: argparse.ArgumentParser, given: Sequence[str]) -> argparse.Namespace:
+    """Parse a command's arguments, flags before or after the overrides. Raises UserError for bad input."""
+    options = parser.parse_intermixed_args(list(given))
+    if options.multirun or any(text.startswith("hydra.mode=") for text in options.overrides):
+        raise UserError(
+            "--multirun is not supported: a grid already is the whole sweep, and Hydra's multirun cannot resume one",
+            fix="give an axis several values instead, e.g. task=sst2,rte or grid.seeds=[0,1,2]",
+        )
+    return options
+
+
+def trial_ids(options: argparse.Namespace) -> list[str]:
+    """Remove positional trial ids from the overrides; return them."""
+    ids = [text for text in options.overrides if "=" not in text and not text.startswith("~")]
+    options.overrides = [text for text in options.overrides if text not in ids]
+    return ids
+
+
+def _with_grid(overrides: Sequence[str]) -> list[str]:
+    named = any(text.startswith(("+grid=", "grid=")) for text in overrides)
+    return [*([] if named else [f"+grid={DEFAULT_GRID}"]), *overrides]
+
+
+def compose(options: argparse.Namespace) -> tuple[Composer, Command]:
+    """Compose the configuration. Raises UserError for bad input."""
+    from zo_sweeps.config.composer import Composer
+    from zo_sweeps.record.commands import Command
+
+    command = Command(tuple(_with_grid(options.overrides)), tuple(options.config_dir))
+    return Composer(command.overrides, command.config_dirs), command
+
+
+def read(options: argparse.Namespace) -> Reading:
+    """Return the plan to read results by: of the last sweep of the grid, if at most a grid is named.
+
+    Raises UserError for bad input, or if nothing has been run in the state folder.
+    """
+    from zo_sweeps.record.commands import recall
+    from zo_sweeps.results import recalled
+
+    asked = _with_grid(options.overrides)
+    is_recalled = recall(options.overrides, options.config_dir) is not None
+    reading = recalled.read(options.overrides if is_recalled else asked, options.config_dir, has_run=True)
+    if is_recalled and {*reading.command.overrides[:-1]} != {text for text in asked if "state_dir=" not in text}:
+        print(f"# the last sweep: {reading.command}", file=sys.stderr)
+    for note in reading.notes:
+        print(f"# note: {note}", file=sys.stderr)
+    return reading

@@ -87,7 +87,7 @@ class Shape:
 
     def to_json(self) -> dict[str, Any]:
         """Return the object as plain JSON types."""
-        return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}  # type: ignore[arg-type]
+        return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}  # type: ignore[arg-type]  # subclasses are dataclasses
 
 
 @cache
@@ -100,7 +100,7 @@ def _readers(cls: type[Shape]) -> list[tuple[str, Read, bool]]:
             _reader(types[f.name], f.metadata.get("bounds", Bounds())),
             f.default is MISSING and f.default_factory is MISSING,
         )
-        for f in fields(cls)  # type: ignore[arg-type]
+        for f in fields(cls)  # type: ignore[arg-type]  # as above
     ]
 
 
@@ -119,7 +119,7 @@ def _reader(kind: Any, bounds: Bounds) -> Read:
     if origin is not None:  # a mapping
         return _mapping(_reader(arguments[1], bounds), bounds.entries)
     if issubclass(kind, Shape):
-        return kind.read  # type: ignore[no-any-return]
+        return kind.read  # type: ignore[no-any-return]  # `kind` is Any to mypy
     readers: Mapping[type, Callable[[Bounds], Read]] = {str: _text, bool: _truth, int: _whole, float: _number}
     return readers[kind](bounds)
 

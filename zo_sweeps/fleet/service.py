@@ -61,13 +61,12 @@ def unit(arguments: Sequence[str], address: str, grace: float, *, system: bool) 
 def _settings(arguments: Sequence[str]) -> list[str]:
     """Return the settings of a worker that runs as an account of its own, confined."""
     groups = [name for name in GROUPS if _exists(name)]
-    in_home = any(str(path).startswith(("/home/", "/root/", "/run/user/")) for path in _used(arguments))
     return [
         f"User={ACCOUNT}",
         *([f"SupplementaryGroups={' '.join(groups)}"] if groups else []),
         f"StateDirectory={STATE.name}",
         f"WorkingDirectory={STATE}",
-        *systemd.confined("read-only" if in_home else "true"),
+        *systemd.confined(_used(arguments)),
     ]
 
 

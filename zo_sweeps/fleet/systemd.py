@@ -7,13 +7,14 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from zo_sweeps.core.errors import UserError
 
 SYSTEM = Path("/etc/systemd/system")
+HOMES = ("/home", "/root", "/run/user")  # what ProtectHome is about: systemd.exec(5)
 UNIT = """\
 [Unit]
 Description={description}
@@ -94,13 +95,14 @@ class Unit:
             say("and, to run without anyone logged in: loginctl enable-linger")
 
 
-def confined(home: str) -> list[str]:
+def confined(reads: Iterable[str | Path]) -> list[str]:
     """Return the settings of a service that writes in its own folders alone.
 
     Args:
-        home: what it sees of /home, /root and /run/user: "true" for nothing, or "read-only".
+        reads: paths that it reads; homes are hidden from it unless one of the paths is in a home.
     """
-    return ["PrivateTmp=true", "ProtectSystem=strict", f"ProtectHome={home}"]
+    in_home = any(Path(path).is_relative_to(home) for path in reads for home in HOMES)
+    return ["PrivateTmp=true", "ProtectSystem=strict", f"ProtectHome={'read-only' if in_home else 'true'}"]
 
 
 def path_of(name: str, *, system: bool) -> Path:

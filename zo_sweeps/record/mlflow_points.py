@@ -58,6 +58,7 @@ def trial_tags(trial: Trial) -> dict[str, str]:
         "zo.grid": trial.grid,
         "zo.block": trial.block,
         "zo.task": trial.task,
+        views.SETTING: trial.label.removesuffix(f" · seed {config.get('seed')}"),
         "zo.seed": config.get("seed"),
         "zo.model_fingerprint": config.get("model", {}).get("fingerprint"),
         "zo.data_fingerprint": config.get("task", {}).get("fingerprint"),

@@ -16,6 +16,11 @@ from zo_sweeps.core.memory import TOTAL
 TRAINING = "workflowType=machine_learning"  # in an address: MLflow's page for runs, not the one for prompts and traces
 TABLE, CURVES = "trials", "curves"  # the views of a sweep
 _TAG = "mlflow.sharedViewState."
+SETTING = "zo.setting"  # tag: what trials that differ in their seeds alone have in common
+BY_SETTING = {  # a line is the mean of a setting's seeds
+    "groupBy": {"aggregateFunction": "average", "groupByKeys": [{"mode": "tag", "groupByData": SETTING}]},
+    "useGroupedValuesInCharts": True,
+}
 _MODE = {TABLE: "TABLE", CURVES: "CHART"}
 
 
@@ -33,7 +38,7 @@ def tags(sweep_id: str, metrics: Sequence[str]) -> dict[str, str]:
     """
     query = f"tags.`zo.sweep_id` = '{sweep_id}' and tags.`zo.kind` = 'trial'"
     # Sorted by name, trials are listed; by date, MLflow's default, they are hidden inside their sweep.
-    common = {"searchFilter": query, "orderByKey": "attributes.run_name", "orderByAsc": True}
+    common = {"searchFilter": query, "orderByKey": "tags.`mlflow.runName`", "orderByAsc": True}
     measured = [f"{split}{name}" for name in metrics for split in ("test/", "selected/dev_")]
     columns = [
         *(f"tags.`zo.{name}`" for name in ("state", "task", "seed")),
@@ -41,7 +46,13 @@ def tags(sweep_id: str, metrics: Sequence[str]) -> dict[str, str]:
     ]
     states = {
         TABLE: {**common, "selectedColumns": columns, "columnOrder": []},
-        CURVES: {**common, "selectedColumns": columns, "runsHiddenMode": "FIRST_20_RUNS", **_charts(metrics)},
+        CURVES: {
+            **common,
+            **BY_SETTING,
+            "selectedColumns": columns,
+            "runsHiddenMode": "FIRST_20_RUNS",
+            **_charts(metrics),
+        },
     }
     return {f"{_TAG}{sweep_id}-{view}": json.dumps(state, separators=(",", ":")) for view, state in states.items()}
 

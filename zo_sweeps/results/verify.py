@@ -191,7 +191,7 @@ def _computed(shared: Shared, trial: Trial, copies: Copies) -> tuple[Verdict, st
     if test is None or not {"weights", "rows", "right", "examples"} <= {*test}:
         raise _WrongError("its log has no digest of the weights: it was taken out, or an earlier version ran the trial")
     here = replace(trial, config=_here(config, copies))
-    here = replace(here, warm_key=warm_key(here.config))  # type: ignore[arg-type]
+    here = replace(here, warm_key=warm_key(here.config))  # type: ignore[arg-type]  # a TrialConfig
     with replayed(here, events, ended.selected_step) if kind.estimates else _untrained(here, events) as (bench, space):
         weights = digest(space.params) if space is not None else ""
         if weights != test["weights"]:

@@ -81,7 +81,7 @@ class Agents:
 
         own = f"{self._driver}{OF_DRIVER}{secrets.token_hex(4)}"
         return (
-            ray.remote(concurrency_groups={"ctl": 2})(BoardActor)  # type: ignore[call-overload]
+            ray.remote(concurrency_groups={"ctl": 2})(BoardActor)  # type: ignore[call-overload]  # Ray does not type it
             .options(num_cpus=0, max_restarts=0, scheduling_strategy=_on_the_head())
             .remote(target, threads, {"node": node.name, "profile": node.device}, self._store, own)
         )

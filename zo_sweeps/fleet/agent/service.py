@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -31,7 +32,7 @@ def unit(state_dir: Path, url: str, arguments: Sequence[str]) -> Unit:
         f"User={owner.pw_name}",
         "# Status 2: a person is needed, as when the head has revoked the key.",
         "RestartPreventExitStatus=2",
-        *confined("read-only"),
+        *confined((sys.prefix, sys.base_prefix, str(state_dir), owner.pw_dir)),
         f"ReadWritePaths={state_dir} -{owner.pw_dir}/.cache",
     ]
     return Unit(NAME, f"zo_sweeps agent of the head at {url}", words, STOP_SECONDS, settings)

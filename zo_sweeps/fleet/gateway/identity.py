@@ -23,6 +23,7 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from zo_sweeps.core.errors import UserError
@@ -108,7 +109,7 @@ class Authority:
         return str(chain), str(secret)
 
     def _issue(self, builder: x509.CertificateBuilder, purpose: x509.ObjectIdentifier) -> x509.Certificate:
-        identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._own.public_key())  # type: ignore[arg-type]
+        identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
         builder = builder.issuer_name(self._own.subject).add_extension(identifier, critical=False)
         builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         builder = builder.add_extension(_usage(signs=False), critical=True)
@@ -155,11 +156,11 @@ def new_serial() -> str:
     return format(x509.random_serial_number(), "X")
 
 
-def _builder(subject: x509.Name, key: object, serial: int | None = None) -> x509.CertificateBuilder:
-    builder = x509.CertificateBuilder().subject_name(subject).public_key(key)  # type: ignore[arg-type]
+def _builder(subject: x509.Name, key: CertificatePublicKeyTypes, serial: int | None = None) -> x509.CertificateBuilder:
+    builder = x509.CertificateBuilder().subject_name(subject).public_key(key)
     builder = builder.serial_number(serial or x509.random_serial_number()).not_valid_before(BEGIN)
     builder = builder.not_valid_after(datetime.datetime.now(datetime.timezone.utc) + YEARS)
-    identifier = x509.SubjectKeyIdentifier.from_public_key(key)  # type: ignore[arg-type]
+    identifier = x509.SubjectKeyIdentifier.from_public_key(key)
     return builder.add_extension(identifier, critical=False)
 
 

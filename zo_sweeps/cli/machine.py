@@ -1,0 +1,43 @@
+"""The commands about this machine: doctor, bench."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from os.path import expanduser
+from pathlib import Path
+
+from zo_sweeps.cli.parser import Parser, grid_parser, parse
+
+
+def doctor(given: Sequence[str]) -> int:
+    """Check this machine: versions, devices, memory, disk, ports, hub."""
+    options = parse(grid_parser("doctor", doctor.__doc__), given)
+    from rich.console import Console
+
+    from zo_sweeps.cli import show
+    from zo_sweeps.config.composer import Composer
+
+    return show.doctor(Composer(options.overrides, options.config_dir).run.state_dir, Console(highlight=False))
+
+
+def bench(given: Sequence[str]) -> int:
+    """Benchmark the engine (noise, step, memory, replay, all), codes, sparse, programs, gpu, cluster, agents."""
+    parser = Parser(prog="python -m zo_sweeps bench", description=bench.__doc__)
+    parser.add_argument(
+        "part",
+        nargs="?",
+        default="all",
+        metavar="noise|step|memory|replay|all|codes|sparse|programs|gpu|cluster|agents",
+    )
+    parser.add_argument("--rounds", type=int, default=5, help="repetitions per measurement; the minimum is reported")
+    parser.add_argument(
+        "--json", type=expanduser, metavar="FILE", help="also write the numbers, with this machine's name, to FILE"
+    )
+    options = parser.parse_args(list(given))
+    from zo_sweeps.bench import report
+
+    rows = report.run(options.part, options.rounds)
+    print(report.text(rows))
+    if options.json:
+        report.write(rows, Path(options.json))
+    return 0

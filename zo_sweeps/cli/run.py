@@ -1,0 +1,65 @@
+"""The commands that plan and run a grid."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from zo_sweeps.cli.parser import compose, grid_parser, parse
+
+if TYPE_CHECKING:
+    from zo_sweeps.config.composer import Composer
+    from zo_sweeps.record.commands import Command
+
+
+def run(given: Sequence[str]) -> int:
+    """Run a grid: plan it, run the trials that have no result yet, print its tables. The default command."""
+    parser = grid_parser("run", run.__doc__)
+    parser.add_argument(
+        "--rerun",
+        action="append",
+        default=[],
+        metavar="failed|lost|diverged|out_of_memory|succeeded|TRIAL_ID",
+        help="rerun trials that ended in this state, or one trial by its id; earlier results of theirs are set aside",
+    )
+    options = parse(parser, given)
+    composer, command = compose(options)
+    address = composer.run.cluster.address
+    if not address:
+        return _sweep(composer, command, options.rerun)
+    from zo_sweeps.cli.supervisor import supervise
+
+    # --rerun takes effect when the sweep begins, and not once more after the head was away.
+    return supervise(address, lambda first: _sweep(composer, command, options.rerun if first else []))
+
+
+def _sweep(composer: Composer, command: Command, rerun: Sequence[str]) -> int:
+    from rich.console import Console
+
+    from zo_sweeps.cli import launch, show
+    from zo_sweeps.results import session
+    from zo_sweeps.schedule.this_host import must_have_work
+
+    console = Console(highlight=False)
+    planned = session.plan_here(composer)
+    must_have_work(planned)
+    session.check_rerun(rerun, planned)
+    show.summary(planned, console)
+    result = session.run(planned, composer, command, launch.Terminal(console), rerun=rerun)
+    return launch.EXIT[result.status]
+
+
+def plan(given: Sequence[str]) -> int:
+    """Show a grid's trials, their work and memory, and what cannot run here, and why. Launches nothing."""
+    parser = grid_parser("plan", plan.__doc__)
+    parser.add_argument("--trials", action="store_true", help="list every trial")
+    options = parse(parser, given)
+    from rich.console import Console
+
+    from zo_sweeps.cli import show
+    from zo_sweeps.results import session
+
+    composer, _ = compose(options)
+    planned = session.plan_here(composer)
+    show.plan(planned, Console(highlight=False), trials=options.trials)
+    return 0
