@@ -309,7 +309,8 @@ class Composer:
         """The schema's values, for `check_value` to set: a new one per value would be slow."""
         from omegaconf import OmegaConf
 
-        return OmegaConf.structured(Config)
+        scratch: DictConfig = OmegaConf.structured(Config)
+        return scratch
 
     def check_value(self, path: str, value: Any, where: str) -> None:
         """Raise UserError unless `path` is a key of a trial and `value` has its type."""

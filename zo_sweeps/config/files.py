@@ -35,7 +35,7 @@ def use() -> None:
 
 
 @lru_cache(maxsize=512)
-def _loaded(path: Path, _changed: int, _size: int) -> tuple[Any, dict[str, str]]:
+def _loaded(path: Path, _changed: int, _size: int) -> tuple[Any, dict[str, str | None]]:
     text = path.read_text(encoding="utf-8")
     tree = yaml.load(text, Loader=_loader())
     if not isinstance(tree, dict):
@@ -48,7 +48,7 @@ def _loader() -> Any:
     """Return OmegaConf's loader over libyaml's parser, four times as fast; its own where libyaml is absent."""
     own = get_yaml_loader()
     try:
-        from yaml.cyaml import CParser
+        from yaml.cyaml import CParser  # type: ignore[attr-defined]  # its stubs leave it out
     except ImportError:
         return own
 
