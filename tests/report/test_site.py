@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.report.pages import Page
+from zo_sweeps.cli.main import main
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import TrialState
@@ -101,6 +102,18 @@ def test_a_state_folder_without_a_result_is_refused_in_one_line(tmp_path: Path) 
     with pytest.raises(UserError, match="no trial has finished"):
         write_site(tmp_path / "state", tmp_path / "site")
     assert not (tmp_path / "site").exists()
+
+
+@pytest.mark.unit
+def test_the_command_writes_the_site_and_says_what_it_needs(
+    swept: tuple[Composer, Plan, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = f"state_dir={swept[2] / 'state'}"
+    assert main(["report", "--all", "--out", str(tmp_path / "site"), state]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'site' / INDEX}   1 sweep\n"
+    for given in (["--all"], ["--out", "x"], ["--all", "--out", "x", "--output", "y.html"]):
+        assert main(["report", *given, state]) == 2
+        assert "a site is written by --all --out DIR" in capsys.readouterr().err
 
 
 @pytest.mark.multiprocess

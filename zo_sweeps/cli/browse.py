@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from os.path import expanduser
 from pathlib import Path
@@ -84,20 +86,27 @@ def report(given: Sequence[str]) -> int:
     parser.add_argument("--all", action="store_true", help="a site of static pages on every sweep of the state folder")
     parser.add_argument("--out", type=expanduser, metavar="DIR", help="of --all: a new or empty folder, or such a site")
     options = parse(parser, given)
+    if options.all != (options.out is not None) or (options.all and options.output):
+        raise UserError("a site is written by --all --out DIR, a page by --output FILE.html", where="report")
+    if options.all:
+        return _site(options)
     from rich.console import Console
 
     from zo_sweeps.cli import show
 
-    if options.all != (options.out is not None) or (options.all and options.output):
-        raise UserError("a site is written by --all --out DIR, a page by --output FILE.html", where="report")
-    if options.all:
-        from zo_sweeps.config.composer import Composer
-
-        folder = Composer(options.overrides, options.config_dir).run.folder
-        show.site(folder, Path(options.out), Console(highlight=False))
-        return 0
     reading = read(options)
     show.report(reading.plan, reading.composer, str(reading.command), options.output, Console(highlight=False))
+    return 0
+
+
+def _site(options: Namespace) -> int:
+    from zo_sweeps.config.composer import Composer
+    from zo_sweeps.results.site import write_site
+
+    made = write_site(Composer(options.overrides, options.config_dir).run.folder, Path(options.out))
+    for line in made.left_out:
+        print(f"# left out: {line}", file=sys.stderr)
+    print(f"{made.index}   {made.sweeps} sweep{'s' * (made.sweeps != 1)}")
     return 0
 
 

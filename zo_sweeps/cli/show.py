@@ -383,16 +383,6 @@ def report(planned: Plan, composer: Composer, command: str, output: str, console
     _say(console, str(path))
 
 
-def site(state_dir: Path, folder: Path, console: Console) -> None:
-    """Write a site on all sweeps of a state folder; print its first page, and the sweeps that it lacks."""
-    from zo_sweeps.results.site import write_site
-
-    made = write_site(state_dir, folder)
-    for line in made.left_out:
-        _say(console, f"left out: {line}")
-    _say(console, f"{made.index}   {made.sweeps} sweeps")
-
-
 def _created(folder: Path) -> Path:
     """Return a folder below the state folder, created if absent."""
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 Scale = Sequence[tuple[float, str]]  # (size of a unit, its name), ascending
 
@@ -14,7 +15,7 @@ JOULES: Scale = ((1e-6, "µJ"), (1e-3, "mJ"), (1, "J"), (1e3, "kJ"), (1e6, "MJ")
 COUNTS: Scale = ((1, ""), (1e3, "k"), (1e6, "M"), (1e9, "G"), (1e12, "T"))
 SCALES = (BYTES, TIME, JOULES)
 
-# A word in a metric's name -> how its values are printed. The first that fits; see `measured`.
+# A word in a metric's name -> how its values are printed. The first that fits; see `metric_text`.
 _WORDS: Mapping[str, str] = {
     "watts": "{:.3g} W",
     "celsius": "{:.1f} °C",
@@ -24,13 +25,11 @@ _WORDS: Mapping[str, str] = {
 
 
 def unit_for(value: float, scale: Scale) -> tuple[float, str]:
-    """Return (size, name) of the largest unit that a value is at least one of; the smallest unit if there is none."""
+    """Return (size, name) of the unit in which a value is from 1 to 1000, or of the nearest unit there is."""
     size = abs(value)
-    return next((one for one in reversed(scale) if one[0] <= size), scale[0] if size else (1, _base(scale)))
-
-
-def _base(scale: Scale) -> str:
-    return next(name for size, name in scale if size == 1)
+    if not size:
+        return next(one for one in scale if one[0] == 1)
+    return next((one for one, larger in pairwise(scale) if size < min(1000 * one[0], larger[0])), scale[-1])
 
 
 def scale_of(unit: str) -> tuple[Scale, float] | None:
@@ -46,7 +45,7 @@ def scale_of(unit: str) -> tuple[Scale, float] | None:
     return None
 
 
-def size(number: float, of: float | None = None) -> str:
+def bytes_text(number: float, of: float | None = None) -> str:
     """Return bytes as "22.4 MiB", or as "1.5 of 8.0 GiB"."""
     factor, unit = unit_for(number if of is None else of, BYTES)
     digits = 0 if factor == 1 else 1
@@ -54,17 +53,17 @@ def size(number: float, of: float | None = None) -> str:
     return f"{text} {unit}" if of is None else f"{text} of {of / factor:.{digits}f} {unit}"
 
 
-def seconds(number: float) -> str:
+def seconds_text(number: float) -> str:
     """Return a measured time as "1.23 ms", "12.3 s" or "4.5 min"."""
     return _scaled(number, TIME)
 
 
-def joules(number: float) -> str:
+def joules_text(number: float) -> str:
     """Return an energy as "340 mJ" or "3.4 kJ"."""
     return _scaled(number, JOULES)
 
 
-def count(number: float) -> str:
+def count_text(number: float) -> str:
     """Return a large count as "1.24 G"."""
     return _scaled(number, COUNTS) if abs(number) >= 1000 else f"{number:.0f}"
 
@@ -79,17 +78,17 @@ def duration(number: float | None) -> str:
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def measured(name: str, value: float) -> str:
+def metric_text(name: str, value: float) -> str:
     """Return the value of a metric in the unit that its name says: bytes, seconds, joules, watts, …"""
     words = name.replace("/", "_").split("_")
     if not math.isfinite(value):
         return str(value)
     if "bytes" in words:
-        return size(value)
+        return bytes_text(value)
     if "seconds" in words:
-        return seconds(value)
+        return seconds_text(value)
     if "joules" in words:
-        return joules(value)
+        return joules_text(value)
     for word, form in _WORDS.items():
         if word in words:
             return form.format(value)

@@ -10,7 +10,7 @@ from statistics import fmean
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.memory import TOTAL
 from zo_sweeps.core.trial import ENERGY
-from zo_sweeps.core.units import joules, seconds, size
+from zo_sweeps.core.units import bytes_text, joules_text, seconds_text
 from zo_sweeps.methods.kind import Kind
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.build import Plan
@@ -305,7 +305,7 @@ def _memory(plan: Plan, standing: Standing, against: Sequence[_Pair]) -> Headlin
         return None
     changes = sorted(100 * (ours / theirs - 1) for ours, theirs in found)
     ends = dict.fromkeys(signed(change, 0) for change in (changes[0], changes[-1]))
-    return Headline(f"{' to '.join(ends)} %", "memory", f"{_shown(found, size)}; {definitions.pop()}")
+    return Headline(f"{' to '.join(ends)} %", "memory", f"{_shown(found, bytes_text)}; {definitions.pop()}")
 
 
 def _forwards(plan: Plan, standing: Standing, against: Sequence[_Pair]) -> Headline | None:
@@ -323,13 +323,13 @@ def _seconds(plan: Plan, standing: Standing, against: Sequence[_Pair]) -> Headli
     """Return the ratio of the times of a run's steps, where both rows ran on devices of one name."""
     alike = [pair for pair in against if _same(standing, pair, "name")]
     found = [both for pair in alike if (both := _both(pair, lambda it: _mean(standing, it, "train_seconds")))]
-    return Headline(_times(found), "time of a run's steps", _shown(found, seconds)) if found else None
+    return Headline(_times(found), "time of a run's steps", _shown(found, seconds_text)) if found else None
 
 
 def _energy(plan: Plan, standing: Standing, against: Sequence[_Pair]) -> Headline | None:
     alike = [pair for pair in against if _same(standing, pair, "energy_definition")]
     found = [both for pair in alike if (both := _both(pair, lambda it: _mean(standing, it, f"{ENERGY}joules")))]
-    return Headline(_times(found), "energy of a run's steps", _shown(found, joules)) if found else None
+    return Headline(_times(found), "energy of a run's steps", _shown(found, joules_text)) if found else None
 
 
 def _times(found: Sequence[Both]) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import Outcome, TrialState
-from zo_sweeps.core.units import size
+from zo_sweeps.core.units import bytes_text
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.results import figures as charts
 from zo_sweeps.results import tables as readout
@@ -24,13 +24,13 @@ from zo_sweeps.results.imports import with_imported
 from zo_sweeps.results.library import chart_library
 from zo_sweeps.schedule.ledger import Standing
 from zo_sweeps.tables import Table
+from zo_sweeps.tables.common_notes import common_notes, with_common_footnotes
 from zo_sweeps.tables.figures import Figure
 from zo_sweeps.tables.html import cells_html, differences_html, document, selected_html
 from zo_sweeps.tables.inline_svg import inline_svg
 from zo_sweeps.tables.records import described
 from zo_sweeps.tables.stats import differences
 from zo_sweeps.tables.text_cells import SELECTED, footnotes
-from zo_sweeps.tables.together import common_notes, with_common_footnotes
 
 WEB = Path(__file__).parent / "web"
 SHOWN = ("dev/loss", "test/metric", "wall_seconds")
@@ -252,7 +252,7 @@ def _device(outcome: Outcome) -> tuple[str, str, str, str]:
     return (
         ", ".join([named, *(gpu for gpu in names if gpu != name)]),
         str(device.get("cores", "?")),
-        size(memory) if memory else "?",
+        bytes_text(memory) if memory else "?",
         str(device.get("threads", "?")),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from zo_sweeps.tables.html import STYLE, document
 
 MARK = ".zo-sweeps-site.json"  # lists the site's files: a folder with it may be written again
 INDEX, COMPARE, ASSETS, REPORTS = "index.html", "compare.html", "assets", "reports"
+UNSAFE = r"[^A-Za-z0-9_-]"  # in the name of a file and in an address
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,7 @@ def _sweep(
     plan, composer = reading.plan, reading.composer
     own = readout.tables(plan, composer, standing)
     name = sweep.command.sweep_id[:8]
-    href = f"{REPORTS}/{plan.name}-{name}.html"
+    href = f"{REPORTS}/{re.sub(UNSAFE, '-', plan.name)}-{name}.html"
     page = report.html(
         plan,
         composer,
