@@ -38,7 +38,7 @@ def both(*overrides: str) -> tuple[tuple[Outcome, list[Event]], tuple[Outcome, l
 
 
 # One direction has a program of its own, and costs an export: the dual form's trial below has one direction too.
-@pytest.mark.parametrize("q", [pytest.param(1, marks=pytest.mark.long), 4])
+@pytest.mark.parametrize("q", [1, 4])
 def test_two_hundred_steps_have_the_losses_of_the_engine(q: int) -> None:
     """A loss rounds differently by delta, a gradient by delta / eps, and theta moves apart by lr * that, step by step.
 
