@@ -23,7 +23,6 @@ from zo_sweeps.config.composer import Composer
 from zo_sweeps.methods import registry
 from zo_sweeps.models.identity import DEMO
 from zo_sweeps.plan.build import build
-from zo_sweeps.record import server
 from zo_sweeps.results import tables as readout
 from zo_sweeps.schedule.ledger import Standing
 
@@ -192,18 +191,11 @@ def example_commands() -> list[str]:
     return [line.strip() for line in section("Add a method").splitlines() if re.match("    (python|make) ", line)]
 
 
-@pytest.fixture(scope="module")
-def tracking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """One MLflow server for all, as an override: starting one is most of a small sweep's time."""
-    with server.local_server(tmp_path_factory.mktemp("tracking")) as uri:
-        yield f"tracking.uri={uri}"
-
-
 @pytest.mark.e2e
 @pytest.mark.slow
 def test_the_added_method_runs_and_its_results_are_a_data_frame(checkout: Path, tracking: str) -> None:
     (command,) = [line for line in example_commands() if line.startswith(COMMAND)]
-    done = run(typed(command, *SMALL, tracking), checkout, checkout)
+    done = run(typed(command, *SMALL, f"tracking.uri={tracking}"), checkout, checkout)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "succeeded" in done.stdout
 
@@ -309,7 +301,7 @@ def test_the_tutorial_ends_with_a_table_and_an_archive_that_verifies(
 ) -> None:
     (planning, running, *reading) = shown(TUTORIAL)
     assert planning == running.replace("zo_sweeps ", "zo_sweeps plan ", 1)
-    done = run(typed(running, *SMALL, "update.lr=0.3", tracking), own, REPO)
+    done = run(typed(running, *SMALL, "update.lr=0.3", f"tracking.uri={tracking}"), own, REPO)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"mine: 4 succeeded; 4 run now", done.stdout), done.stdout
     monkeypatch.chdir(own)
