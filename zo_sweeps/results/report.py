@@ -12,8 +12,8 @@ from typing import Any
 
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.core.host import gib
 from zo_sweeps.core.trial import Outcome, TrialState
+from zo_sweeps.core.units import bytes_text
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.results import figures as charts
 from zo_sweeps.results import tables as readout
@@ -116,7 +116,7 @@ def _device(outcome: Outcome) -> tuple[str, str, str, str]:
     return (
         ", ".join([named, *(gpu for gpu in names if gpu != name)]),
         str(device.get("cores", "?")),
-        gib(memory) if memory else "?",
+        bytes_text(memory) if memory else "?",
         str(device.get("threads", "?")),
     )
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zo_sweeps.tables.cells import CellState, Table
+from zo_sweeps.tables.readable import readable
 from zo_sweeps.tables.stats import CONFIDENCE, Examples, differences
 from zo_sweeps.tables.text_cells import (
     SELECTED,
@@ -45,6 +46,7 @@ def page(title: str, parts: Iterable[str]) -> str:
 
 def to_html(table: Table) -> str:
     """Return the table with its notes and selected hyper-parameters. A cell's tooltip names its trials."""
+    table = readable(table)
     grid = main_grid(table)
     cells = [[table.cells[block, key] for key, _ in table.columns] for block, _ in table.rows]
     return render(
