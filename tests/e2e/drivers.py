@@ -76,6 +76,17 @@ class Driver:
     def lost(self) -> list[dict[str, Any]]:
         return [entry for entry in self.ledger() if entry["state"] == "LOST"]
 
+    def runs_on(self, node: str) -> bool:
+        """A trial's last attempt began on the node and has no outcome yet."""
+        from zo_sweeps.record.journal import JournalStore, outcome
+
+        store = JournalStore(self.state)
+        return any(
+            begun[-1]["node"] == node and outcome(store.read(trial_id)) is None
+            for trial_id in store
+            if (begun := starts(self.state, trial_id))
+        )
+
     def until(self, trials: int) -> None:
         """That many trials have succeeded; some trial in every `PATIENCE`."""
         self._while_trials_end(lambda: self.done() >= trials or self.process.poll() is not None)
@@ -122,8 +133,9 @@ def outcomes(state: Path) -> dict[str, Any]:
 
 
 def starts(state: Path, trial_id: str) -> list[dict[str, Any]]:
-    lines = (state / "journal" / trial_id[:2] / f"{trial_id}.jsonl").read_text().splitlines()
-    return [event for event in map(json.loads, lines) if event["type"] == "start"]
+    from zo_sweeps.record.journal import JournalStore
+
+    return [event for event in JournalStore(state).read(trial_id) if event["type"] == "start"]
 
 
 def logs(state: Path) -> dict[str, Any]:

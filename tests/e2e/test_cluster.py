@@ -90,6 +90,7 @@ def test_sixty_trials_on_a_cluster_that_falls_apart(
         mlflow = server.start(tracking, port, stay=True)
         wait_for(lambda: "second" in {entry["node"] for entry in driver.lost()}, PATIENCE, "the silent node given up")
         second.thaw()
+        wait_for(lambda: driver.runs_on("first-again"), PATIENCE, "a trial on the node that was killed")
         for actor in again.actors():
             os.kill(actor, signal.SIGTERM)
         nodes.add("second-again")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 
 import torch
@@ -18,6 +18,7 @@ from zo_sweeps.engine.spaces.lora_fa import LoRAFA
 from zo_sweeps.engine.step import Method, step
 from zo_sweeps.engine.updates.sgd import SGD
 from zo_sweeps.methods.evaluation import Mode
+from zo_sweeps.methods.perturbation import Perturbation
 from zo_sweeps.methods.space import InstalledSpace
 from zo_sweeps.models.causal import LanguageModel
 
@@ -38,10 +39,11 @@ class Steps:
     q: int = 1
     mode: Mode = Mode.SEQUENTIAL
     lr: float = 1e-6
+    noise: Perturbation = field(default_factory=Gaussian)
 
     @property
     def method(self) -> Method:
-        return Method(RGE(self.q, 1e-3), Gaussian(), SGD(), self.mode).bind(self.space.params)
+        return Method(RGE(self.q, 1e-3), self.noise, SGD(), self.mode).bind(self.space.params)
 
     @property
     def device(self) -> torch.device:

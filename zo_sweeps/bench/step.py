@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count
 
@@ -13,6 +13,7 @@ from zo_sweeps.bench.measure import Row, interleaved
 from zo_sweeps.bench.ours import Steps, with_lora_fa
 from zo_sweeps.bench.shapes import demo, examples, llama_58m
 from zo_sweeps.engine.layers.full import FullModel
+from zo_sweeps.engine.perturbations.low_rank import LowRank
 from zo_sweeps.methods.evaluation import Mode
 from zo_sweeps.models.causal import LanguageModel
 
@@ -25,6 +26,8 @@ def rows(rounds: int) -> Iterator[Row]:
     model = llama_58m()
     yield _full(model, 1, 1, (2.5, 5.0), rounds)
     yield _full(model, 16, 2, (3.0, 4.5), rounds)
+    for q, batch in ((1, 1), (4, 1), (4, 4)):
+        yield _rank_one(model, q, batch, rounds)
     yield _lora_fa(model, rounds)
     yield _sentences(rounds)
 
@@ -47,6 +50,28 @@ def _full(model: LanguageModel, batch: int, options: int, goals: tuple[float, fl
         "x",
         *goals,
         f"two forwards: {seconds['mezo'] / seconds['two forwards']:.1f}x",
+        seconds,
+    )
+
+
+def _rank_one(model: LanguageModel, q: int, batch: int, rounds: int) -> Row:
+    ours = Steps(
+        model, FullModel(model.module), examples([TOKENS] * batch, 1), q=q, mode=Mode.BOTH, noise=LowRank(1, 1)
+    )
+    numbers, bare = count(1), torch.inference_mode()(partial(ours.forward, 2 * q))
+    plain = lambda: mezo.step(model, ours.examples, next(numbers))
+    compared: dict[str, Callable[[], object]] = {"bare forward": bare, "ours": ours.one()}
+    if q == batch == 1:
+        compared["mezo"] = plain
+    seconds = interleaved(compared, rounds)
+    return Row(
+        f"full-parameter step of rank 1, 58 M, all points in one forward, q={q} B={batch} T={TOKENS}, against a bare "
+        "forward of its rows",
+        seconds["ours"] / seconds["bare forward"],
+        "of",
+        1.5,
+        1.1,
+        "1: the forward alone; the update reads and writes every weight",
         seconds,
     )
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from zo_sweeps.engine.chunk import rows_at_once
 from zo_sweeps.engine.types import Partial
-from zo_sweeps.methods.perturbation import Perturbation
+from zo_sweeps.methods.perturbation import FactoredPerturbation, Perturbation
 from zo_sweeps.methods.points import Estimate, NoiseKey
 
 
@@ -32,9 +33,28 @@ def combine(
     if isinstance(noise, Partial):
         start = 0 if rows is None else rows[0] * param.stride(0)
         return noise.combine(terms, name, theta.shape, theta.device, base=theta, out=out, start=start)
+    if isinstance(noise, FactoredPerturbation) and param.dim() == 2 and rows is None:
+        return _add_products(noise, terms, name, theta, torch.empty_like(theta) if out is None else out)
     total = _sum(terms, noise, name, param.shape, param.device)
     total = (total if rows is None else total[slice(*rows)]).add_(theta)
     return total.to(theta.dtype) if out is None else out.copy_(total)
+
+
+def _add_products(
+    noise: FactoredPerturbation, terms: Sequence[tuple[NoiseKey, float]], name: str, theta: Tensor, out: Tensor
+) -> Tensor:
+    """Write theta + sum_i c_i U_i V_i^T to `out`, as many rows at a time as stay in cache: theta is read once."""
+    drawn = [noise.factors(key, name, theta.shape, theta.device) for key, _ in terms]
+    rows = rows_at_once(theta.shape[1], theta.device)
+    for start in range(0, theta.shape[0], rows):
+        some = slice(start, start + rows)
+        total: Tensor | None = None
+        for (U, V), (_, weight) in zip(drawn, terms, strict=True):
+            z = (U[some] @ V.T).mul_(weight)
+            total = z if total is None else total.add_(z)
+        assert total is not None, "an estimate has at least one term"
+        out[some] = total.add_(theta[some])
+    return out
 
 
 def ghat(estimate: Estimate, noise: Perturbation, name: str, param: Tensor) -> Tensor:

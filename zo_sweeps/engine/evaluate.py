@@ -8,6 +8,8 @@ theta is not written to, so it cannot drift: each layer computes a point's value
     inner       q   P-RGE's inner loop: both signs of a query
     both        1   all 2q points in one forward
 
+The full space holds several points if the directions of its matrices are products of thin factors (factored.py).
+
 For one-sided queries theta itself replaces the minus points: q + 1 forwards in `sequential`; theta has a forward of its
 own in `outer`, and shares the first query's in `inner`.
 """
@@ -15,7 +17,7 @@ own in `outer`, and shares the first query's in `inner`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol, cast
 
 import torch
@@ -23,10 +25,11 @@ from torch import Tensor, nn
 
 from zo_sweeps.core.memory import Part, counted_as
 from zo_sweeps.engine.direction import combine
+from zo_sweeps.engine.factored import factored
 from zo_sweeps.engine.out_of_place import out_of_place
 from zo_sweeps.engine.types import Partial
 from zo_sweeps.methods.evaluation import Mode
-from zo_sweeps.methods.perturbation import Perturbation
+from zo_sweeps.methods.perturbation import FactoredPerturbation, Perturbation
 from zo_sweeps.methods.points import Point
 from zo_sweeps.methods.space import InstalledSpace
 
@@ -53,17 +56,28 @@ def evaluate(
 
     Raises ValueError for a batched mode over a space that holds only one point per forward.
     """
-    if mode.batched and not space.batched:
-        raise ValueError(f"mode {mode.value!r} needs a space that holds several points; use mode 'sequential'")
+    if mode.batched and not (space.batched or isinstance(noise, FactoredPerturbation)):
+        what = f"mode {mode.value!r} needs a space that holds several points, or directions in factors"
+        raise ValueError(f"{what}; use mode 'sequential'")
     losses: list[float] = [0.0] * len(points)
     for group in mode.groups(points):
         chosen = [points[i] for i in group]
-        holder = _stacked if space.batched else out_of_place
-        with torch.inference_mode(), holder(module, space, noise, chosen):
+        with torch.inference_mode(), _held(module, space, noise, chosen, mode):
             values = objective(len(chosen)).tolist()
         for i, value in zip(group, values, strict=True):
             losses[i] = value
     return losses
+
+
+def _held(
+    module: nn.Module, space: InstalledSpace, noise: Perturbation, points: Sequence[Point], mode: Mode
+) -> AbstractContextManager[None]:
+    """Return the block within which the model computes at the points."""
+    if space.batched:
+        return _stacked(module, space, noise, points)
+    if mode.batched and isinstance(noise, FactoredPerturbation):
+        return factored(module, space, noise, points)
+    return out_of_place(module, space, noise, points)
 
 
 @contextmanager

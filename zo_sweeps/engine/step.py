@@ -111,7 +111,8 @@ def step(
 
         def along(scales: Sequence[float]) -> list[float]:
             candidates = [Point(points[0].key, scale) for scale in scales]
-            return evaluate(objective, module, space, line, candidates, method.mode)
+            mode = method.mode if space.batched else Mode.SEQUENTIAL  # a sum of directions has no thin factors
+            return evaluate(objective, module, space, line, candidates, mode)
 
         estimate = method.update.choose(estimate, lr, along)
     with lost.around(space.params) if lost is not None else nullcontext():

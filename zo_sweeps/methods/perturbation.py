@@ -20,6 +20,7 @@ class Perturbation(Definition):
     axis: ClassVar[str] = "perturbation"
     coordinates: ClassVar[bool] = False  # z runs through the coordinates; only for estimators with the same flag
     integers: ClassVar[bool] = False  # eps z is of integers; only for spaces with the same flag
+    factored: ClassVar[bool] = False  # a matrix's direction is a product of two thin factors: a FactoredPerturbation
     not_in_program: ClassVar[str] = "a program generates Gaussian noise only"
 
     def bind(self, layout: Layout) -> Perturbation:
@@ -32,4 +33,15 @@ class Perturbation(Definition):
 
     def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:
         """Return one parameter's part of z(key): a new fp32 tensor, a pure function of the arguments and the layout."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class FactoredPerturbation(Perturbation):
+    """A distribution whose direction of a matrix is U V^T: one forward can hold several points of all weights."""
+
+    factored: ClassVar[bool] = True
+
+    def factors(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return U [m, r] and V [n, r] of the direction that `sample` returns for a matrix [m, n]: new fp32 tensors."""
         raise NotImplementedError

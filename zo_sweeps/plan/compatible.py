@@ -54,10 +54,12 @@ def _estimation(config: TrialConfig) -> Iterator[str]:
     if config.train.batch is None:
         effective = config.train.effective_batch
         yield f"effective batch {effective} is not a multiple of q={estimator.budget}; set train.batch"
-    if mode.batched and not space.batched:
+    if mode.batched and not (space.batched or (space.moves_base and perturbation.factored)):
+        members = registry.members(perturbation.axis).items()
+        factored = [name for name, one in members if issubclass(one, Perturbation) and one.factored]
         yield (
-            f"evaluation.mode={mode.value} cannot hold several points of space {space.name!r}; use space=lora_fa or "
-            "evaluation.mode=sequential"
+            f"evaluation.mode={mode.value} cannot hold several points of space {space.name!r}; use space=lora_fa, "
+            f"evaluation.mode=sequential, or with space=full perturbation={' or '.join(factored)}"
         )
     if estimator.coordinates != perturbation.coordinates:
         needy, other = (estimator, perturbation) if estimator.coordinates else (perturbation, estimator)

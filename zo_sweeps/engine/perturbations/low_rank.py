@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from zo_sweeps.methods.definition import option
-from zo_sweeps.methods.perturbation import Perturbation
+from zo_sweeps.methods.perturbation import FactoredPerturbation
 from zo_sweeps.methods.points import NoiseKey
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class LowRank(Perturbation):
+class LowRank(FactoredPerturbation):
     """Z = U V^T / sqrt(r), U [m, r] and V [n, r] of N(0, 1), for a matrix [m, n]; N(0, 1) for any other shape.
 
     Args:
@@ -44,13 +44,19 @@ class LowRank(Perturbation):
     scale: Literal["unit", "released"] = option("unit", "unit: E[z z^T] = I; released: U V^T, as LOZO's trainer")
 
     def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:
-        import torch
-
         from zo_sweeps.engine import noise
 
         if len(shape) != 2:
             return noise.gaussian(key, name, shape, device)
+        U, V = self.factors(key, name, shape, device)
+        return U @ V.T
+
+    def factors(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> tuple[Tensor, Tensor]:
+        import torch
+
+        from zo_sweeps.engine import noise
+
         held = key._replace(step=key.step - (key.step - 1) % self.interval)  # the first step of V's window
         U = noise.gaussian(key, f"{name}/U", torch.Size((shape[0], self.rank)), device)
         V = noise.gaussian(held, f"{name}/V", torch.Size((shape[1], self.rank)), device)
-        return (U.mul_(self.rank**-0.5) if self.scale == "unit" else U) @ V.T
+        return (U.mul_(self.rank**-0.5) if self.scale == "unit" else U), V

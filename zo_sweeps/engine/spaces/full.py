@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Full(Space):
-    """d = every parameter, tied ones once, in the model's own dtype. One point per forward."""
+    """d = every parameter, tied ones once, in the model's own dtype.
+
+    One point per forward; several with directions in factors (`Perturbation.factored`).
+    """
 
     batched: ClassVar[bool] = False
     moves_base: ClassVar[bool] = True

@@ -1,0 +1,163 @@
+"""A model at P points of the full space in one forward: directions of matrices stay products of two thin factors.
+
+For a weight W [m, n] and a direction U V^T, U [m, r] and V [n, r], group p of the rows is computed as
+
+    y_p = x_p W^T + scale_p (x_p V) U^T
+
+so W is multiplied once for all points, and no perturbed weight is ever written. Theta is only read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from zo_sweeps.core.memory import Part, counted_as
+from zo_sweeps.engine import linear
+from zo_sweeps.methods.perturbation import FactoredPerturbation
+from zo_sweeps.methods.points import Point
+from zo_sweeps.methods.space import InstalledSpace
+
+
+@contextmanager
+def factored(
+    module: nn.Module, space: InstalledSpace, noise: FactoredPerturbation, points: Sequence[Point]
+) -> Iterator[None]:
+    """Make `module` compute at P points within the block; its rows are P equal groups.
+
+    How each kind of module takes its direction: a Linear or Conv1D multiplies by the factors, and adds its bias at each
+    point; an Embedding adds scale_p U[ids] V^T to what it looks up, and a tied head multiplies by the same factors;
+    norms and any other module run once per group, with their parameters at that group's point.
+
+    Cost: one forward of all rows; per point and matrix 2 r (m + n) operations per token, and r (m + n) Gaussians per
+    query, drawn once for its points. Memory: factors of one module.
+    """
+    held = _Points({id(param): name for name, param in space.params.items()}, noise, points)
+    undo: list[Callable[[], Any]] = []
+    try:
+        for layer in module.modules():
+            # A table that is not trained still says how many rows there are, if it looks up the tokens.
+            if type(layer) is nn.Embedding or any(id(param) in held.names for param in layer._parameters.values()):
+                layer.forward = partial(_forward(layer), held, layer, layer.forward)
+                undo.append(partial(delattr, layer, "forward"))
+        yield
+    finally:
+        for back in undo:
+            back()
+
+
+class _Points:
+    """The points of one forward."""
+
+    def __init__(self, names: dict[int, str], noise: FactoredPerturbation, points: Sequence[Point]) -> None:
+        self.names, self._noise, self._points = names, noise, points
+        self.count = len(points)
+        self.rows = 0  # of the forward, all groups together; from its first lookup of tokens
+        keys = [*dict.fromkeys(point.key for point in points)]
+        self._keys, self._query = keys, [keys.index(point.key) for point in points]
+
+    def all_rows(self, value: Tensor) -> Tensor:
+        """Return a tensor [N, ...] for all rows of the forward; one of [1, ...] holds for each of them."""
+        self.rows = self.rows or value.shape[0]
+        return value if value.shape[0] == self.rows else value.expand(self.rows, *value.shape[1:])
+
+    def scales(self, like: Tensor) -> Tensor:
+        """Return the points' scales, [P, 1, 1]."""
+        return torch.tensor([point.scale for point in self._points], device=like.device, dtype=like.dtype)[
+            :, None, None
+        ]
+
+    def factors(self, param: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
+        """Return U [P, m, r] and V [P, n, r] of a matrix, U times the points' scales; None: it is not trained."""
+        if (name := self.names.get(id(param))) is None:
+            return None
+        with counted_as(Part.WORKSPACE):
+            drawn = [self._noise.factors(key, name, param.shape, param.device) for key in self._keys]
+            U = torch.stack([drawn[query][0] for query in self._query])
+            V = torch.stack([drawn[query][1] for query in self._query])
+            return U.mul_(self.scales(U)).to(dtype), V.to(dtype)
+
+    def at(self, param: Tensor) -> Tensor:
+        """Return a parameter at the points, [P, *shape]; [1, *shape] if it is not trained."""
+        if (name := self.names.get(id(param))) is None:
+            return param.detach()[None]
+        with counted_as(Part.WORKSPACE):
+            drawn = [self._noise.sample(key, name, param.shape, param.device) for key in self._keys]
+            moved = [
+                param.detach() + p.scale * drawn[query] for p, query in zip(self._points, self._query, strict=True)
+            ]
+            return torch.stack(moved).to(param.dtype)
+
+
+Forward = Callable[..., Any]  # of points, the module, its own forward, and the forward's arguments
+
+
+def _forward(layer: nn.Module) -> Forward:
+    if type(layer) is nn.Linear or isinstance(getattr(layer, "nf", None), int):
+        return _linear
+    if type(layer) is nn.Embedding and layer.max_norm is None:
+        return _embedding
+    if all(param is None or param.dim() == 1 for param in layer._parameters.values()):
+        return _of_features
+    return _of_rows
+
+
+def _linear(points: _Points, layer: Any, own: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    y = F.linear(x, linear.dense(layer))
+    groups, into = x.reshape(points.count, -1, x.shape[-1]), y.view(points.count, -1, y.shape[-1])
+    if (pair := points.factors(layer.weight, x.dtype)) is not None:
+        U, V = pair[::-1] if linear.is_transposed(layer) else pair
+        into.baddbmm_(torch.bmm(groups, V), U.mT)
+    if layer.bias is not None:
+        into.add_(points.at(layer.bias).unsqueeze(1))
+    return y
+
+
+def _embedding(points: _Points, layer: nn.Embedding, own: Callable[[Tensor], Tensor], ids: Tensor) -> Tensor:
+    ids = points.all_rows(ids)
+    y = own(ids)
+    if (pair := points.factors(layer.weight, y.dtype)) is not None:
+        U, V = pair
+        groups = ids.reshape(points.count, -1)
+        looked_up = U.gather(1, groups.unsqueeze(-1).expand(-1, -1, U.shape[-1]))
+        y.view(points.count, -1, y.shape[-1]).baddbmm_(looked_up, V.mT)
+    return y
+
+
+def _of_features(points: _Points, layer: nn.Module, own: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Run a module that treats every vector of features alike, such as a norm."""
+    groups = x.reshape(points.count, -1, x.shape[-1])
+    return torch.cat(_each(points, layer, lambda p: own(groups[p][None]))).view(*x.shape[:-1], -1)
+
+
+def _of_rows(points: _Points, layer: nn.Module, own: Forward, *args: Any, **options: Any) -> Any:
+    """Run a module whose arguments are rows: tensors [N, ...], or [1, ...] for all rows alike."""
+
+    def part(value: Any, p: int) -> Any:
+        if not isinstance(value, Tensor) or value.dim() == 0:
+            return value
+        return points.all_rows(value).chunk(points.count)[p]
+
+    run = lambda p: own(*(part(value, p) for value in args), **{key: part(value, p) for key, value in options.items()})
+    return torch.cat(_each(points, layer, run))
+
+
+def _each(points: _Points, layer: nn.Module, run: Callable[[int], Tensor]) -> list[Tensor]:
+    """Run a module at each point, with its parameters at that point."""
+    owned = {slot: param for slot, param in layer._parameters.items() if param is not None}
+    moved = {slot: points.at(param) for slot, param in owned.items()}
+    try:
+        outputs = []
+        for p in range(points.count):
+            for slot, values in moved.items():
+                layer._parameters[slot] = values[p if len(values) > 1 else 0]  # type: ignore[assignment]  # for the call
+            outputs.append(run(p))
+        return outputs
+    finally:
+        layer._parameters.update(owned)
