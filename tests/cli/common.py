@@ -17,7 +17,7 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "HF_HUB_OFFLINE": "1",
     "NO_COLOR": "1",
-    "COLUMNS": "120",
+    "COLUMNS": "1000",
     "PYTHONPATH": str(REPO),
 }
 
@@ -40,7 +40,7 @@ def in_process(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """Run a command here and return its output; a sweep with NOWHERE does not wait for its server."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(session, "SERVER_SECONDS", 0.1)
-        patch.setenv("COLUMNS", "300")
+        patch.setenv("COLUMNS", "1000")
         status = main(arguments)
     out, err = capsys.readouterr()
     assert status == 0, out[-2000:] + err[-2000:]

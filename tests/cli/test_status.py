@@ -10,8 +10,11 @@ import pytest
 from rich.console import Console
 
 from tests.plan.common import TINY, planned
-from zo_sweeps.cli import show
+from zo_sweeps.cli.show.plan import show_plan
+from zo_sweeps.cli.show.status import show_status
 from zo_sweeps.core.trial import TrialState
+from zo_sweeps.results.facts.plan import plan_facts
+from zo_sweeps.results.facts.status import status_facts
 from zo_sweeps.schedule.ledger import Ledger
 from zo_sweeps.schedule.live import LiveFile, read_live
 from zo_sweeps.schedule.snapshot import Running, Snapshot
@@ -26,7 +29,7 @@ def test_a_running_sweep_says_what_runs_where_and_why_others_wait_and_an_ended_o
 
     def said() -> str:
         page = io.StringIO()
-        show.status(plan, Console(file=page, width=200), failed=False)
+        show_status(status_facts(plan), Console(file=page, width=200), failed=False, trials=False)
         return page.getvalue()
 
     with Ledger(tmp_path / "state") as ledger:
@@ -37,12 +40,12 @@ def test_a_running_sweep_says_what_runs_where_and_why_others_wait_and_an_ended_o
         counts = {TrialState.RUNNING: 1, TrialState.PENDING: 1}
         live.update(Snapshot(2, counts, 8, 3, 3, 60.0, (running,), waiting={WHY: 1}))
         text = said()
-        assert f"waiting (1 trials): {WHY}" in text
+        assert f"waiting (1 trial): {WHY}" in text
         assert "time to go: 100 s" in text.replace("2 min", "100 s")
         (line,) = [line for line in text.splitlines() if first.label in line and "nano" in line]
         assert "3/4" in line
         live.update(Snapshot(2, counts, 8, 4, 4, 60.0, ()))  # within a second of the last
-        assert read_live(tmp_path / "state")["running"][0]["step"] == 3
+        assert read_live(tmp_path / "state")["running"][0].step == 3
     assert WHY not in said()
     LiveFile(tmp_path / "state")
     assert read_live(tmp_path / "state") is None
@@ -60,7 +63,7 @@ def test_a_plan_names_the_rows_whose_generator_has_few_distinct_directions(tmp_p
     plan = planned(tmp_path, {**TINY, "blocks": {"zo": TINY["blocks"]["zo"], "pool": pool}})
     assert {plan.every[i].block for i in plan.remarks} == {"pool"}
     shown = io.StringIO()
-    show.plan(plan, Console(file=shown, width=120), trials=False)
+    show_plan(plan_facts(plan), Console(file=shown, width=200), trials=False)
     (line,) = [line for line in shown.getvalue().splitlines() if "distinct directions" in line]
     assert line.startswith("note: theta moves along ")
     assert line.endswith("the generator repeats (2 trials; Pool)")

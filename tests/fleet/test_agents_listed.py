@@ -12,6 +12,7 @@ from rich.console import Console
 
 from tests.schedule.boards import FACTS
 from zo_sweeps.cli.main import main
+from zo_sweeps.cli.show.devices import show_devices
 from zo_sweeps.devices.live import Reading
 from zo_sweeps.fleet import inventory, known_answers
 from zo_sweeps.fleet.known_answers import Answers, Challenge
@@ -65,7 +66,7 @@ def _agents(state: Path) -> list[Agent]:
 def test_a_machine_whose_facts_make_no_sense_is_listed_without_them() -> None:
     console = Console(record=True, width=200)
     odd = inventory.Device("odd", "cpu", "up", facts={"memory_bytes": "much", "time": "now", "codes": 3})
-    inventory.show([odd, replace(odd, name="well", facts={})], console, time.time())
+    show_devices([odd, replace(odd, name="well", facts={})], console, time.time())
     text = console.export_text()
     assert "odd" in text
     assert "well" in text

@@ -21,11 +21,13 @@ from rich.console import Console
 from tests.conftest import REPO
 from zo_sweeps import __version__
 from zo_sweeps.cli.main import main
+from zo_sweeps.cli.show.devices import show_devices
+from zo_sweeps.core.document import to_text
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.host import GIB
 from zo_sweeps.devices.live import l4t, power_mode
 from zo_sweeps.fleet import head, preflight, secrets, service, systemd, worker
-from zo_sweeps.fleet.inventory import Device, capabilities, row, show, to_json
+from zo_sweeps.fleet.inventory import Device, capabilities, listed, row
 from zo_sweeps.fleet.node import FIXED_PORTS, labels, node_arguments, port_range, running, sanitised, terminate
 from zo_sweeps.fleet.worker import WorkerOptions, gpus_lent, memory_lent, profile
 from zo_sweeps.methods.kinds.synthesis import Synthesis
@@ -289,20 +291,20 @@ def test_devices_fit_80_columns_and_are_json_for_programs() -> None:
     printed = {}
     for width in (80, 160):
         console = Console(width=width, file=io.StringIO(), highlight=False)
-        show(devices, console, 103.0)
+        show_devices(devices, console, 103.0)
         printed[width] = console.file.getvalue()
         assert max(map(len, printed[width].splitlines())) <= width
     narrow = [" ".join(line.split()) for line in printed[80].splitlines()]
-    assert narrow[0] == "name orin-nano-on-the-bench"
-    assert {"memory 3.0 of 8.0 GiB free, unified", "lends 6 CPU, 1 GPU", f"runs now {run}", run} <= set(narrow)
+    assert narrow[0] == "orin-nano-on-the-bench"
+    assert {"memory 3.0 of 8.0 GiB", "free, unified", "lends 6 CPU, 1 GPU", f"runs now {run}", run} <= set(narrow)
     assert [line for line in narrow if "–" in line] == [], "what is unknown is left out"
     assert printed[160].splitlines()[0].split()[:2] == ["name", "device"]
-    listed = json.loads(to_json(devices))
-    assert [(one["name"], one["state"], one["runs"]) for one in listed] == [
+    printed_json = json.loads(to_text(listed(devices)))
+    assert [(one["name"], one["state"], one["runs"]) for one in printed_json] == [
         ("orin-nano-on-the-bench", "up", [run, run]),
         ("gone", "gone", []),
     ]
-    assert listed[0]["can"] == ["int8", "nf4", "fp4", "int4", "squeezellm", "adam_8bit"]
+    assert printed_json[0]["can"] == ["int8", "nf4", "fp4", "int4", "squeezellm", "adam_8bit"]
 
 
 def test_a_head_waits_for_the_end_of_the_last_one_and_reports_it_once(tmp_path: Path, monkeypatch) -> None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 import yaml
 from rich.console import Console
 
-from zo_sweeps.cli.show import summary
+from zo_sweeps.cli.show.plan import show_limits
 from zo_sweeps.config.composer import Composer, conf_dir
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.plan import availability
 from zo_sweeps.plan.build import build
+from zo_sweeps.results.facts.plan import plan_facts
 from zo_sweeps.results.papers import Item, items, named, obstacles, standings
 from zo_sweeps.schedule.this_host import for_this_host, must_have_work
 
@@ -95,12 +97,13 @@ def test_every_reason_of_a_trial_is_given_in_its_plan_and_counted_once(
         assert len(reasons) == len(begins)
         assert all(why.startswith(text) for why, text in zip(reasons, begins, strict=True)), reasons
     console = Console(record=True, width=1000)
-    summary(plan, console)
+    show_limits(plan_facts(plan), console, whole=True)
     lines = [line for line in console.export_text().splitlines() if line.startswith("cannot run here (")]
     assert len(lines) == len(plan.obstacles)
     for text in begins:
-        here = [line for line in lines if f" trials; SST-2): {text}" in line]
-        assert sum(int(line.split("(")[1].split()[0]) for line in here) == len(plan.every), text
+        here = [line for line in lines if f"): {text}" in line]
+        counts = [re.match(r"cannot run here \((?:all )?(\d+) trial", line) for line in here]
+        assert sum(int(count[1]) for count in counts if count) == len(plan.every), text
     table2 = obstacles(named(ITEMS, ["prge/table2"]), overrides)["prge/table2"]
     assert table2.reasons == {why: len(ids) for why, ids in plan.obstacles.items()}
     with pytest.raises(UserError) as refused:

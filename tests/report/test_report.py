@@ -15,8 +15,9 @@ from rich.console import Console
 from tests.cli.common import in_process
 from tests.report.pages import Page
 from tests.tables.test_html import Reader
-from zo_sweeps.cli import show
 from zo_sweeps.cli.main import main
+from zo_sweeps.cli.show.compare import show_comparison
+from zo_sweeps.cli.show.status import show_status
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.config.schema import GridTable
 from zo_sweeps.core.errors import UserError
@@ -30,6 +31,7 @@ from zo_sweeps.results import report
 from zo_sweeps.results import tables as readout
 from zo_sweeps.results.compare import compare, differences, spark
 from zo_sweeps.results.curve_data import curve_data
+from zo_sweeps.results.facts.status import status_facts
 from zo_sweeps.schedule.ledger import Ledger, read_standing
 from zo_sweeps.tables import to_text
 from zo_sweeps.tables.text_cells import notes, value_text
@@ -231,7 +233,7 @@ def test_two_trials_are_compared_by_what_differs(folder: Path, swept: tuple[Comp
         for q in (1, 4)
     )
     out = io.StringIO()
-    compare(state, [one, two[:8]], Console(file=out, width=120))
+    show_comparison(compare(state, [one, two[:8]]), Console(file=out, width=120), config=False)
     lines = [" ".join(line.split()) for line in out.getvalue().splitlines()]
     assert "estimator.q 1 4" in lines
     assert not any(line.startswith(("update.lr", "seed", "model")) for line in lines)
@@ -239,9 +241,9 @@ def test_two_trials_are_compared_by_what_differs(folder: Path, swept: tuple[Comp
     assert "step 20 0.5000 0.5000 +0.0000" in lines
     assert any(line.startswith("B █") and line.endswith("20 steps") for line in lines)
     with pytest.raises(UserError, match="unknown trial 'zzz'"):
-        compare(state, [one, "zzz"], Console(file=out))
+        compare(state, [one, "zzz"])
     with pytest.raises(UserError, match="trials begin with ''"):
-        compare(state, [one, ""], Console(file=out))
+        compare(state, [one, ""])
 
 
 def test_configurations_differ_in_leaves_and_in_what_only_one_has() -> None:
@@ -277,7 +279,7 @@ def test_a_result_that_was_measured_with_other_code_says_so_in_its_cell_and_in_t
     (row,) = [row for row in text().splitlines() if row.startswith("Zero-shot ")]
     assert line[:3] in row
     said = io.StringIO()
-    show.status(plan, Console(file=said, width=200), failed=False)
+    show_status(status_facts(plan), Console(file=said, width=200), failed=False, trials=False)
     assert "1 measured with other code than today's: --rerun succeeded" in said.getvalue()
 
 
@@ -296,7 +298,7 @@ def test_what_a_target_took_is_read_from_the_journals(swept: tuple[Composer, Pla
     text, table = cell_to(0.8, swept)
     assert text.startswith("30.0 ± 0.0")
     assert "Target: 0.8 on dev, of the task's first metric." in table
-    assert "0.08 min" in table, "5 s"
+    assert "5.00 s" in table, "of minutes, the unit of the layout"
     assert cell_to(0.81, swept)[0] == "not reached"
 
 

@@ -9,8 +9,9 @@ from rich.console import Console
 from tests.schedule import fakes
 from tests.schedule.driver import sweep
 from zo_sweeps.core.trial import Outcome, TrialState
+from zo_sweeps.core.units import duration
 from zo_sweeps.schedule import progress
-from zo_sweeps.schedule.progress import ProgressView, duration
+from zo_sweeps.schedule.progress import ProgressView
 from zo_sweeps.schedule.snapshot import Running, Snapshot
 
 pytestmark = pytest.mark.unit

@@ -28,7 +28,7 @@ FORMATS: dict[str, Callable[[Table], str]] = {
     "md": to_markdown,
     "tex": to_latex,
     "csv": to_csv,
-    "txt": lambda table: to_text(table, 100),
+    "txt": lambda table: to_text(table, width=100),
 }
 
 
@@ -102,6 +102,81 @@ def test_several_tables_are_one_csv_with_a_line_per_measure() -> None:
         assert (float(row["mean"]) if row["mean"] else None, row["unit"]) == (cell.beside, beside.unit)
 
 
+def times(*seconds: float, name: str = "runtime", title: str = "A sweep: time per step") -> Table:
+    """A table of step times whose rows select lr 0.1."""
+    layout = spec(name=name, title=title, measure=measure("step_time"), rows=(("zo", "ZO"), ("fo", "FO")))
+    records = [
+        replace(record({LR: lr}, seed, block=block, dev=lr), metrics={"dev/loss": lr, "seconds_per_step": value})
+        for block, value in zip(("zo", "fo"), seconds, strict=True)
+        for lr in (0.1, 0.2)
+        for seed in (0, 1)
+    ]
+    return build(layout, records)
+
+
+def test_what_tables_share_is_printed_once_below_the_last() -> None:
+    layout, records = small()
+    accuracy = build(replace(layout, title="A sweep: accuracy"), records, PUBLISHED)
+    tables = [accuracy, times(0.1, 0.2), times(1.0, 2.0, name="cost", title="A sweep: cost as time per step")]
+    for text in (to_text(*tables, width=100), to_markdown(*tables)):
+        flat = " ".join(text.split())
+        assert flat.count("A sweep") == 1
+        assert flat.count("Selected hyper-parameters") == 1
+        assert flat.count("Settings are selected by the lowest mean dev/loss over seeds.") == 1
+        assert flat.count("Median wall-clock of a training step.") == 1, "the two tables have the same measure"
+        assert flat.count("Mean ± sample standard deviation over n=2 seeds.") == 1
+        notes = flat.index("best so far: not every trial")
+        assert (
+            max(
+                flat.index(part)
+                for part in ("Accuracy (%)", "Time per step (ms/step)", "Cost as time per step (s/step)")
+            )
+            < notes
+        )
+    lines = to_text(*tables, width=100).splitlines()
+    assert sum(line.startswith("[") for line in lines) == len(accuracy.footnotes), "the others have none of their own"
+
+
+def test_tables_that_select_otherwise_name_their_settings_apart() -> None:
+    one, other = times(0.1, 0.2), times(0.3, 0.4, name="cost", title="A sweep: cost as time per step")
+    changed = {key: replace(cell, selected={LR: 0.2}) for key, cell in other.cells.items()}
+    text = to_text(one, replace(other, cells=changed))
+    assert "Selected hyper-parameters: Time per step: ZO: lr = 0.1" in text
+    assert "Selected hyper-parameters: Cost as time per step: ZO: lr = 0.2" in text
+
+
+def test_footnotes_of_several_tables_are_numbered_through() -> None:
+    table = times(0.1, 0.2)
+    cells = {key: replace(cell, marks=()) for key, cell in table.cells.items()}
+    marked = [replace(table, cells=cells, footnotes=(note,), row_marks={"zo": (0,), "fo": ()}) for note in "pqp"]
+    text = to_text(*marked)
+    assert [line for line in text.splitlines() if line.startswith("[")] == ["[a] p", "[b] q"]
+    assert [line.split()[1] for line in text.splitlines() if line.startswith("ZO ")] == ["[a]", "[b]", "[a]"]
+
+
+def test_a_footnote_of_every_value_is_a_note_without_marks() -> None:
+    table = times(0.1, 0.2)
+    rows = {key: replace(cell, marks=(0, 1) if key[0] == "zo" else (0,)) for key, cell in table.cells.items()}
+    marked = replace(table, cells=rows, footnotes=("of all", "of one"))
+    text = to_text(marked, marked)
+    assert text.count("Every value: of all.") == 1
+    assert "[a] of one" in text
+    assert "[b]" not in text
+    assert text.count("100.0 ± 0.0 [a]") == 2, "the marks are numbered again"
+
+
+def test_numbers_are_in_a_unit_that_fits_them_except_beside_published_ones_and_in_csv() -> None:
+    table = times(0.0123, 0.0456)
+    text = to_text(table)
+    assert "(ms/step)" in text
+    assert "12.3 ± 0.0" in text
+    assert ",0.0123," in to_csv(table)
+    assert ",s/step," in to_csv(table)
+    assert "(s/step)" in to_text(times(1.5, 2.5)), "a unit with values from 1 to 1000 stays"
+    published = {key: replace(cell, published=0.01, difference=0.0) for key, cell in table.cells.items()}
+    assert "(s/step)" in to_text(replace(table, cells=published))
+
+
 def test_latex_names_its_packages_in_its_first_line(table: Table) -> None:
     text = to_latex(table, table)
     assert text.startswith("% in the preamble: \\usepackage{booktabs,graphicx}\n\\begin{table}")
@@ -164,7 +239,7 @@ def test_the_latex_document_compiles_and_fits_the_page(table: Table, tmp_path: P
 
 @pytest.mark.parametrize("width", [60, 80, 100, 120, 150, 400])
 def test_plain_text_keeps_to_the_width_of_the_terminal(table: Table, width: int) -> None:
-    text = to_text(table, width)
+    text = to_text(table, width=width)
     assert max(map(len, text.splitlines())) <= width
     assert text.count("92.3 ± 0.3") == 1
 
@@ -172,7 +247,7 @@ def test_plain_text_keeps_to_the_width_of_the_terminal(table: Table, width: int)
 def test_plain_text_of_a_long_but_narrow_table_is_transposed() -> None:
     columns = tuple((f"task{i}", f"task-{i}") for i in range(30))
     records = [record({}, column=key, test=i / 100) for i, (key, _) in enumerate(columns)]
-    lines = to_text(build(spec(columns=columns), records), 80).splitlines()
+    lines = to_text(build(spec(columns=columns), records), width=80).splitlines()
     assert [line.split() for line in lines if line.startswith("task-7")] == [["task-7", "7.0"]]
 
 
@@ -182,12 +257,12 @@ def test_a_table_without_a_search_prints_no_second_table() -> None:
 
 def test_two_axes_that_end_alike_are_printed_in_full() -> None:
     records = [record({"update.lr": 1e-4, "head.lr": 1e-3, Q: 2})]
-    assert "update.lr · head.lr · q" in to_text(build(spec(), records), 100)
+    assert "update.lr · head.lr · q" in to_text(build(spec(), records), width=100)
 
 
 def test_hyperparameters_are_printed_as_people_write_them() -> None:
     records = [record({LR: lr, Q: 1, "evaluation.mode": "both"}, dev=lr) for lr in (1e-7, 5e-7)]
-    assert "1e-7↓ · 1 · both" in to_text(build(spec(), records), 100)
+    assert "1e-7↓ · 1 · both" in to_text(build(spec(), records), width=100)
 
 
 @pytest.mark.multiprocess

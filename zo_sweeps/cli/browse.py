@@ -9,28 +9,39 @@ from os.path import expanduser
 from pathlib import Path
 
 from zo_sweeps.cli.parser import grid_parser, parse, read, trial_ids
+from zo_sweeps.core.document import to_text
 from zo_sweeps.core.errors import UserError
 
 
 def status(given: Sequence[str]) -> int:
-    """Show the progress of a sweep; with a trial's id, everything about that trial."""
+    """Show the progress of a sweep and list its trials; with a trial's id, everything about that trial."""
+    from zo_sweeps.results.facts.status import SweepStatus, status_facts
+    from zo_sweeps.results.facts.trial import TrialFacts, trial_facts
+
     parser = grid_parser("status", status.__doc__)
     parser.add_argument("--failed", action="store_true", help="list the trials that failed, with their errors")
+    parser.add_argument("--trials", action="store_true", help="list the trials of a large sweep too")
     parser.add_argument("--watch", action="store_true", help="follow a running sweep to its end")
+    parser.add_argument("--config", action="store_true", help="with an id: the trial's whole configuration")
+    parser.add_json({"": SweepStatus, "with an id": TrialFacts})
     options = parse(parser, given)
     ids = trial_ids(options)
-    from rich.console import Console
-
-    from zo_sweeps.cli import show
+    if options.watch and (ids or options.json):
+        raise UserError("--watch follows a whole sweep, as text", fix="leave out the id and --json")
+    from zo_sweeps.cli.show.status import show_status
+    from zo_sweeps.cli.show.text import console
+    from zo_sweeps.cli.show.trial import show_trial
     from zo_sweeps.cli.watch import watch
 
-    planned = read(options).plan
-    console = Console(highlight=False)
-    if ids:
-        show.trial(planned, ids[0], console)
+    planned, to = read(options).plan, console()
+    if options.watch:
+        watch(planned, to, failed=options.failed, trials=options.trials)
+    elif options.json:
+        print(to_text(trial_facts(planned, ids[0]) if ids else status_facts(planned)))
+    elif ids:
+        show_trial(trial_facts(planned, ids[0]), to, config=options.config)
     else:
-        follow = watch if options.watch else show.status
-        follow(planned, console, failed=options.failed)
+        show_status(status_facts(planned), to, failed=options.failed, trials=options.trials)
     return 0
 
 
@@ -43,12 +54,14 @@ def table(given: Sequence[str]) -> int:
     )
     parser.add_argument("--output", type=expanduser, metavar="FILE", help="write to FILE instead of standard output")
     options = parse(parser, given)
-    from zo_sweeps.cli import show
+    from zo_sweeps.cli.show import files
+    from zo_sweeps.cli.show.text import console
 
     reading = read(options)
-    text = show.tables(reading.plan, reading.composer, options.format, options.table)
+    width = files.PIPE if options.output else files.table_width(console())
+    text = files.tables(reading.plan, reading.composer, options.format, options.table, width)
     if options.output:
-        show.write(Path(options.output), text.encode())
+        files.write(Path(options.output), text.encode())
     else:
         print(text, end="")
     return 0
@@ -68,12 +81,11 @@ def figure(given: Sequence[str]) -> int:
         help="the name of the figure is added if there are several; default: both kinds, in the state folder",
     )
     options = parse(parser, given)
-    from rich.console import Console
-
-    from zo_sweeps.cli import show
+    from zo_sweeps.cli.show import files
+    from zo_sweeps.cli.show.text import console
 
     reading = read(options)
-    show.figures(reading.plan, reading.composer, options.figure, options.output, Console(highlight=False))
+    files.figures(reading.plan, reading.composer, options.figure, options.output, console())
     return 0
 
 
@@ -90,12 +102,11 @@ def report(given: Sequence[str]) -> int:
         raise UserError("a site is written by --all --out DIR, a page by --output FILE.html", where="report")
     if options.all:
         return _site(options)
-    from rich.console import Console
-
-    from zo_sweeps.cli import show
+    from zo_sweeps.cli.show import files
+    from zo_sweeps.cli.show.text import console
 
     reading = read(options)
-    show.report(reading.plan, reading.composer, str(reading.command), options.output, Console(highlight=False))
+    files.report(reading.plan, reading.composer, str(reading.command), options.output, console())
     return 0
 
 
@@ -111,32 +122,52 @@ def _site(options: Namespace) -> int:
 
 
 def compare(given: Sequence[str]) -> int:
-    """Show two trials side by side, by their ids: configurations, measurements, curves."""
-    options = parse(grid_parser("compare", compare.__doc__), given)
+    """Show two trials side by side, by their ids: in which settings they differ, measurements, curves."""
+    from zo_sweeps.results.compare import Comparison
+    from zo_sweeps.results.compare import compare as both
+
+    parser = grid_parser("compare", compare.__doc__)
+    parser.add_argument("--config", action="store_true", help="all settings, not only those that differ")
+    parser.add_json({"": Comparison})
+    options = parse(parser, given)
     ids = trial_ids(options)
     if len(ids) != 2:
-        raise UserError(f"{len(ids)} trials to compare", fix="give two ids, as `plan --trials` lists them")
-    from rich.console import Console
-
+        raise UserError(f"{len(ids)} trials to compare", fix="give two ids, as `status` lists them")
+    from zo_sweeps.cli.show.compare import show_comparison
+    from zo_sweeps.cli.show.text import console
     from zo_sweeps.config.composer import Composer
-    from zo_sweeps.results.compare import compare as show_both
 
-    folder = Composer(options.overrides, options.config_dir).run.folder
-    show_both(folder, ids, Console(highlight=False))
+    facts = both(Composer(options.overrides, options.config_dir).run.folder, ids)
+    if options.json:
+        print(to_text(facts))
+    else:
+        show_comparison(facts, console(), config=options.config)
     return 0
 
 
 def papers(given: Sequence[str]) -> int:
     """List the tables and figures of the papers (of PAPER or PAPER/ITEM alone): grid, state, why it cannot run here."""
-    options = parse(grid_parser("papers", papers.__doc__), given)
+    from zo_sweeps.results.papers import ItemFacts, paper_facts
+
+    parser = grid_parser("papers", papers.__doc__)
+    parser.add_json({"": ItemFacts}, "a JSON list")
+    options = parse(parser, given)
     names = trial_ids(options)
     from rich.console import Console
 
-    from zo_sweeps.cli import show
+    from zo_sweeps.cli.show.papers import show_numbers, show_papers
+    from zo_sweeps.cli.show.text import console
     from zo_sweeps.config.composer import Composer
 
     composer = Composer(options.overrides, options.config_dir)
-    show.papers(composer, options, names, Console(highlight=False))
+    with Console(stderr=True).status("planning the grids, to see what can run here"):
+        facts = paper_facts(composer, names, options.overrides, options.config_dir)
+    if options.json:
+        print(to_text(facts))
+    else:
+        to = console()
+        show_papers(facts, to, composer.run.folder, captions=bool(names))
+        show_numbers(facts, to, composer.folders)
     return 0
 
 
@@ -145,10 +176,10 @@ def ui(given: Sequence[str]) -> int:
     parser = grid_parser("ui", ui.__doc__)
     parser.add_argument("--port", type=int, default=None, help="default: a free port")
     options = parse(parser, given)
-    from zo_sweeps.cli import show
+    from zo_sweeps.cli.show import host
     from zo_sweeps.config.composer import Composer
 
-    show.ui(Composer(options.overrides, options.config_dir).run.folder, options.port)
+    host.ui(Composer(options.overrides, options.config_dir).run.folder, options.port)
     return 0
 
 

@@ -129,6 +129,8 @@ def devices(given: Sequence[str]) -> int:
 
     devices revoke NAME, on the head's machine, takes an agent's key from it at once.
     """
+    from zo_sweeps.fleet import inventory
+
     parser = _parser("devices", devices.__doc__)
     text = "cluster.address=HOST:PORT; default: the head started from state_dir=FOLDER, else the one joined here"
     parser.add_argument("overrides", nargs="*", metavar="revoke NAME|key=value", help=text)
@@ -138,14 +140,14 @@ def devices(given: Sequence[str]) -> int:
     parser.add_argument(
         "--token-file", metavar="FILE", help="default: the token of the cluster found here, then the environment's"
     )
-    parser.add_argument("--json", action="store_true", help="print a JSON list, with everything that is known")
+    parser.add_json({"": inventory.ListedDevice}, "a JSON list")
     options = parser.parse_intermixed_args(list(given))
     import time
 
-    from rich.console import Console
-
+    from zo_sweeps.cli.show.devices import show_devices
+    from zo_sweeps.cli.show.text import console
     from zo_sweeps.config.composer import Composer
-    from zo_sweeps.fleet import inventory
+    from zo_sweeps.core.document import to_text
     from zo_sweeps.fleet.worker import HOME
 
     names: list[str] = []
@@ -162,7 +164,7 @@ def devices(given: Sequence[str]) -> int:
     head = inventory.connect(config.cluster.address, options.token_file, config.folder, HOME.expanduser())
     nodes = inventory.read(head)
     if options.json:
-        print(inventory.to_json(nodes))
+        print(to_text(inventory.listed(nodes)))
     else:
-        inventory.show(nodes, Console(highlight=False), time.time())
+        show_devices(nodes, console(), time.time())
     return 0

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from collections import Counter
 
 from rich.console import Console
 
+from zo_sweeps.cli.show.files import table_width
+from zo_sweeps.cli.show.text import counted, say
 from zo_sweeps.core.trial import TrialState
+from zo_sweeps.core.units import duration
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.results.session import Progress, Result, View
-from zo_sweeps.schedule.progress import ProgressView, duration
+from zo_sweeps.schedule.progress import ProgressView
 from zo_sweeps.tables import to_text
 
 EXIT = {"FINISHED": 0, "FAILED": 1, "KILLED": 130}  # MLflow status of the sweep -> exit status
@@ -24,25 +26,25 @@ class Terminal(View):
         self._console = console
 
     def say(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        say(self._console, text)
 
     def progress(self) -> contextlib.AbstractContextManager[Progress]:
         return ProgressView(self._console)
 
     def result(self, plan: Plan, result: Result) -> None:
-        width = self._console.width if self._console.is_terminal else 120
-        for table in result.tables:
-            self.say(f"\n{to_text(table, width)}")
+        if result.tables:
+            text = to_text(*result.tables, width=table_width(self._console))
+            self._console.print(f"\n{text}", markup=False, soft_wrap=True)
         summary = result.summary
         counts = ", ".join(f"{n} {state.value.lower()}" for state, n in sorted(summary.counts.items()) if n)
         self.say(
             f"\n{plan.name}: {counts or 'nothing to do'}; {summary.ran} run now in {duration(result.seconds)}, "
             f"{summary.already_done} already done before"
         )
-        for why, count in Counter(plan.missing.values()).most_common():
-            self.say(f"not run here ({count} trials): {why}")
+        if plan.reasons:
+            self.say(f"not run here: {counted(len(plan.reasons), 'trial')}, for the reasons above the first trial")
         for why, count in summary.waiting.items():
-            self.say(f"waiting ({count} trials): {why}")
+            self.say(f"waiting ({counted(count, 'trial')}): {why}")
         if summary.stopped:
             self.say(f"stopped: {summary.stopped}")
         self.say(f"results: {result.state_dir}   MLflow: {result.tracking}")

@@ -12,12 +12,11 @@ from zo_sweeps.cli.parser import Parser, grid_parser, parse
 def doctor(given: Sequence[str]) -> int:
     """Check this machine: versions, devices, memory, disk, ports, hub."""
     options = parse(grid_parser("doctor", doctor.__doc__), given)
-    from rich.console import Console
-
-    from zo_sweeps.cli import show
+    from zo_sweeps.cli.show import host
+    from zo_sweeps.cli.show.text import console
     from zo_sweeps.config.composer import Composer
 
-    return show.doctor(Composer(options.overrides, options.config_dir).run.state_dir, Console(highlight=False))
+    return host.doctor(Composer(options.overrides, options.config_dir).run.state_dir, console())
 
 
 def bench(given: Sequence[str]) -> int:
@@ -35,9 +34,10 @@ def bench(given: Sequence[str]) -> int:
     )
     options = parser.parse_args(list(given))
     from zo_sweeps.bench import report
+    from zo_sweeps.cli.show.text import console, say
 
     rows = report.run(options.part, options.rounds)
-    print(report.text(rows))
+    say(console(), report.text(rows))
     if options.json:
         report.write(rows, Path(options.json))
     return 0

@@ -8,10 +8,12 @@ import sys
 from collections.abc import Callable, Sequence
 from io import TextIOWrapper
 from itertools import pairwise
+from shutil import get_terminal_size
 
 from zo_sweeps.cli.agent import agent
 from zo_sweeps.cli.browse import compare, figure, papers, report, status, sync, table, ui
 from zo_sweeps.cli.fleet import devices, head, worker
+from zo_sweeps.cli.lines import columns_kept
 from zo_sweeps.cli.machine import bench, doctor
 from zo_sweeps.cli.make import export_program, package, rtl
 from zo_sweeps.cli.parser import EXAMPLES
@@ -61,7 +63,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _check_words(given)
         return run(given)
     except UserError as error:
-        print(f"zo_sweeps: {error}", file=sys.stderr)
+        from zo_sweeps.cli.show.text import console, say
+
+        say(console(sys.stderr), f"zo_sweeps: {error}")
         return 2
     except KeyboardInterrupt:
         return 130
@@ -81,8 +85,9 @@ def _check_words(given: Sequence[str]) -> None:
 
 
 def _overview() -> str:
-    commands = "\n".join(f"  {name:14} {(command.__doc__ or '').splitlines()[0]}" for name, command in COMMANDS.items())
-    return (
+    commands = "\n".join(f"  {name:15} {(command.__doc__ or '').splitlines()[0]}" for name, command in COMMANDS.items())
+    text = (
         "usage: python -m zo_sweeps [command] [key=value ...] [flags]\n\n"
-        f"commands (COMMAND --help shows the flags of one; default: run):\n{commands}\n\n{EXAMPLES}"
+        f"commands (default: run; COMMAND --help shows the flags of one):\n{commands}\n\n{EXAMPLES}"
     )
+    return columns_kept(text, get_terminal_size().columns) + "\n"

@@ -13,12 +13,11 @@ def package(given: Sequence[str]) -> int:
     parser = grid_parser("package", package.__doc__)
     parser.add_argument("--out", type=expanduser, required=True, metavar="DIR", help="a new or empty folder")
     options = parse(parser, given)
-    from rich.console import Console
-
-    from zo_sweeps.cli import show
+    from zo_sweeps.cli.show.stages import Stages
+    from zo_sweeps.cli.show.text import console
     from zo_sweeps.results.packaging import package as quantize
 
-    with show.Stages(Console(highlight=False)) as stages:
+    with Stages(console()) as stages:
         made = quantize(options.overrides, options.config_dir, options.out, stages.update)
     print(f"{made.folder}   package:{made.contents.fingerprint}")
     print(f"copy it to the board, and use it there as model=local model.path={made.folder}")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from os.path import expanduser
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from zo_sweeps import __version__
+from zo_sweeps.cli.lines import columns_kept
+from zo_sweeps.core.document import keys
 from zo_sweeps.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -21,19 +23,48 @@ EXAMPLES = """\
 overrides (Hydra's grammar, before or after the flags):
   +grid=NAME            the grid; default: quickstart
   task=sst2,rte         restricts or replaces an axis, or overrides a value that the grid fixes
-  model=local model.path=FOLDER data.dir=FOLDER scale=smoke|short|paper update.lr=1e-3 grid.seeds=[0,1,2]
-  executor=inline       runs in this process; cluster.address=HOST:PORT joins a Ray cluster; state_dir=FOLDER
+  update.lr=1e-3        so do train.steps=200 and all others; grid.seeds=[0,1,2]
+  model=local           with model.path=FOLDER: a model of your own; data.dir=FOLDER: data of your own
+  scale=smoke           or short, paper: steps and examples of each trial
+  executor=inline       runs in this process; cluster.address=HOST:PORT joins a Ray cluster
+  state_dir=FOLDER      the results; default: zo_runs
 
 examples:
   python -m zo_sweeps
   python -m zo_sweeps plan +grid=llama2_superglue
-  python -m zo_sweeps +grid=llama2_superglue model=local model.path=MODEL data.dir=DATA scale=smoke
+  python -m zo_sweeps +grid=prge_table3 scale=smoke model=random_llama
   python -m zo_sweeps table +grid=llama2_superglue --format latex
 """
 
 
+class Help(argparse.HelpFormatter):
+    """A formatter that keeps the lines of descriptions, and wraps those that are wider than the terminal."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return columns_kept(text, width)
+
+
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser that raises UserError where argparse would print its usage and exit."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, formatter_class=Help)
+
+    def add_json(self, documents: Mapping[str, type], what: str = "a JSON object") -> None:
+        """Add --json, with the keys of what it prints below the help.
+
+        Args:
+            documents: case ("with an id"; "" for the usual one) -> the document that it prints then.
+            what: the whole that it prints.
+        """
+        self.add_argument("--json", action="store_true", help=f"print {what} instead; see below")
+        for case, document in documents.items():
+            names = list(keys(document))
+            longest = max(len(name) for name, _ in names)
+            listed = "\n".join(f"  {name:{longest}}  {text}" for name, text in names)
+            flag = f"--json {case}".strip()
+            title = f"keys of {flag} ([]: of each entry; a number that is unknown is null):"
+            self.epilog = f"{self.epilog or ''}\n{title}\n{listed}\n"
 
     def error(self, message: str) -> NoReturn:
         raise UserError(message, fix=f"see {self.prog} --help")
@@ -45,7 +76,6 @@ def grid_parser(command: str, description: str | None) -> Parser:
         prog=f"python -m zo_sweeps {command}",
         description=description,
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="Hydra overrides, see below")
     parser.add_argument(

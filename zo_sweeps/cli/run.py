@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from zo_sweeps.cli.parser import compose, grid_parser, parse
+from zo_sweeps.core.document import to_text
 
 if TYPE_CHECKING:
     from zo_sweeps.config.composer import Composer
@@ -19,8 +20,9 @@ def run(given: Sequence[str]) -> int:
         "--rerun",
         action="append",
         default=[],
-        metavar="failed|lost|diverged|out_of_memory|succeeded|TRIAL_ID",
-        help="rerun trials that ended in this state, or one trial by its id; earlier results of theirs are set aside",
+        metavar="STATE|TRIAL_ID",
+        help="rerun trials that ended as failed, lost, diverged, out_of_memory or succeeded, or one trial by its id; "
+        "earlier results of theirs are set aside",
     )
     options = parse(parser, given)
     composer, command = compose(options)
@@ -34,32 +36,38 @@ def run(given: Sequence[str]) -> int:
 
 
 def _sweep(composer: Composer, command: Command, rerun: Sequence[str]) -> int:
-    from rich.console import Console
-
-    from zo_sweeps.cli import launch, show
+    from zo_sweeps.cli import launch
+    from zo_sweeps.cli.show.plan import show_summary
+    from zo_sweeps.cli.show.text import console
     from zo_sweeps.results import session
+    from zo_sweeps.results.facts.plan import plan_facts
     from zo_sweeps.schedule.this_host import must_have_work
 
-    console = Console(highlight=False)
+    to = console()
     planned = session.plan_here(composer)
     must_have_work(planned)
     session.check_rerun(rerun, planned)
-    show.summary(planned, console)
-    result = session.run(planned, composer, command, launch.Terminal(console), rerun=rerun)
+    show_summary(plan_facts(planned), to)
+    result = session.run(planned, composer, command, launch.Terminal(to), rerun=rerun)
     return launch.EXIT[result.status]
 
 
 def plan(given: Sequence[str]) -> int:
     """Show a grid's trials, their work and memory, and what cannot run here, and why. Launches nothing."""
-    parser = grid_parser("plan", plan.__doc__)
-    parser.add_argument("--trials", action="store_true", help="list every trial")
-    options = parse(parser, given)
-    from rich.console import Console
+    from zo_sweeps.results.facts.plan import PlanFacts, plan_facts
 
-    from zo_sweeps.cli import show
+    parser = grid_parser("plan", plan.__doc__)
+    parser.add_argument("--trials", action="store_true", help="list every trial, and every sentence about some")
+    parser.add_json({"": PlanFacts})
+    options = parse(parser, given)
+    from zo_sweeps.cli.show.plan import show_plan
+    from zo_sweeps.cli.show.text import console
     from zo_sweeps.results import session
 
     composer, _ = compose(options)
-    planned = session.plan_here(composer)
-    show.plan(planned, Console(highlight=False), trials=options.trials)
+    facts = plan_facts(session.plan_here(composer))
+    if options.json:
+        print(to_text(facts))
+    else:
+        show_plan(facts, console(), trials=options.trials)
     return 0

@@ -46,15 +46,14 @@ def export(given: Sequence[str]) -> int:
 def _export_results(options: Namespace) -> int:
     if options.merge:
         raise UserError("no trial to merge the weights of", where="--merge", fix="give a trial's id")
-    from rich.console import Console
-
-    from zo_sweeps.cli import show
+    from zo_sweeps.cli.show import share as show
+    from zo_sweeps.cli.show.text import console
     from zo_sweeps.results.share import share
 
     reading, path = read(options), Path(options.out)
     key = Path(options.key) if options.key else None
     written = share(reading.plan, reading.composer, path, by=options.by, key=key)
-    show.archive(written, path, sum(name.startswith("journal/") for name in written.files), Console(highlight=False))
+    show.archive(written, path, sum(name.startswith("journal/") for name in written.files), console())
     return 0
 
 
@@ -70,9 +69,8 @@ def verify(given: Sequence[str]) -> int:
         "--config-dir", action="append", type=expanduser, default=[], metavar="FOLDER", help="your copy of its members"
     )
     options = parser.parse_intermixed_args(list(given))
-    from rich.console import Console
-
-    from zo_sweeps.cli import show
+    from zo_sweeps.cli.show import share as show
+    from zo_sweeps.cli.show.text import console
     from zo_sweeps.record.archive import read
     from zo_sweeps.results.verify import Copies
     from zo_sweeps.results.verify import verify as compute
@@ -81,7 +79,7 @@ def verify(given: Sequence[str]) -> int:
     source = read(Path(options.file), key)
     copies = Copies(model, data, options.config_dir)
     findings = compute(source, copies, options.trials)
-    return show.verification(source, Path(options.file), findings, Console(highlight=False))
+    return show.verification(source, Path(options.file), findings, console())
 
 
 def import_(given: Sequence[str]) -> int:
@@ -92,16 +90,15 @@ def import_(given: Sequence[str]) -> int:
     files = trial_ids(options)
     if len(files) != 1:
         raise UserError(f"{len(files)} files to import", fix="give one file, as `export` writes it")
-    from rich.console import Console
-
-    from zo_sweeps.cli import show
+    from zo_sweeps.cli.show import share as show
+    from zo_sweeps.cli.show.text import console
     from zo_sweeps.config.composer import Composer
     from zo_sweeps.record.archive import read
     from zo_sweeps.results.imports import take_in
 
     composer = Composer(options.overrides, options.config_dir)
     source = read(Path(expanduser(files[0])), Path(options.key) if options.key else None)
-    show.imported(source, take_in(source, composer.run.folder, composer), Console(highlight=False))
+    show.imported(source, take_in(source, composer.run.folder, composer), console())
     return 0
 
 
@@ -112,9 +109,8 @@ def check(given: Sequence[str]) -> int:
     options = parse(parser, given)
     if options.n < 1:
         raise UserError(f"--n {options.n} is no number of seeds", fix="give 1 or more")
-    from rich.console import Console
-
-    from zo_sweeps.cli import show
+    from zo_sweeps.cli.show import share as show
+    from zo_sweeps.cli.show.text import console
 
     reading = read(options)
-    return show.unbacked(reading.plan, reading.composer, options.n, Console(highlight=False))
+    return show.unbacked(reading.plan, reading.composer, options.n, console())

@@ -9,26 +9,38 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from zo_sweeps.cli.show import status
+from zo_sweeps.cli.show.status import show_failures, show_progress, show_status
 from zo_sweeps.plan.build import Plan
+from zo_sweeps.results.facts.status import SweepStatus, status_facts
 from zo_sweeps.schedule.ledger import driver_of
-from zo_sweeps.schedule.progress import STATUS_SECONDS
 
 WATCH_SECONDS = 2.0
 
 
-def watch(planned: Plan, console: Console, *, failed: bool) -> None:
-    """Print `status` repeatedly while the sweep runs, in place on a terminal; once more after its end."""
+def watch(planned: Plan, console: Console, *, failed: bool, trials: bool) -> None:
+    """Show the progress of a sweep on a page of its own until the sweep or Ctrl-C ends it; then print the status.
+
+    The terminal is as before afterwards. Without one, the status is printed at the beginning and at the end.
+
+    Args:
+        failed, trials: as for `show_status`, at the end.
+    """
     folder = planned.config.folder
-    with Live(console=console, auto_refresh=False, transient=True) as live:
+    if not console.is_terminal and driver_of(folder):
+        show_progress(status_facts(planned), console)
+    with Live(console=console, auto_refresh=False, screen=console.is_terminal) as live:
         while driver_of(folder):
-            page = io.StringIO()
-            shown = Console(file=page, width=console.width, force_terminal=console.is_terminal, highlight=False)
-            status(planned, shown, failed=failed)
-            text = page.getvalue()
             if console.is_terminal:
-                live.update(Text.from_ansi(text), refresh=True)
-            else:
-                console.print(Text(text), soft_wrap=True)
-            time.sleep(WATCH_SECONDS if console.is_terminal else STATUS_SECONDS)
-    status(planned, console, failed=failed)
+                live.update(_page(status_facts(planned), console), refresh=True)
+            time.sleep(WATCH_SECONDS)
+    show_status(status_facts(planned), console, failed=failed, trials=trials)
+
+
+def _page(sweep: SweepStatus, console: Console) -> Text:
+    """Return the page: at most as high as the terminal."""
+    page = io.StringIO()
+    shown = Console(file=page, width=console.width, force_terminal=True, color_system="standard", highlight=False)
+    show_progress(sweep, shown)
+    show_failures(sweep, shown)
+    lines = [*page.getvalue().splitlines()[: console.height - 1], "Ctrl-C leaves this page; the sweep goes on"]
+    return Text.from_ansi("\n".join(lines))

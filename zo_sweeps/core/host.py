@@ -1,4 +1,4 @@
-"""Human-readable names and sizes of this machine."""
+"""Names and sizes of this machine."""
 
 from __future__ import annotations
 
@@ -6,11 +6,6 @@ import platform
 from pathlib import Path
 
 GIB = 2**30
-
-
-def gib(size: float, of: float | None = None) -> str:
-    """Return a number of bytes as "1.5 GiB", or as "1.5 of 8.0 GiB"."""
-    return f"{size / GIB:.1f} GiB" if of is None else f"{size / GIB:.1f} of {of / GIB:.1f} GiB"
 
 
 def processor() -> str:

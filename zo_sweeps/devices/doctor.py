@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
-from zo_sweeps.core.host import GIB, gib
+from zo_sweeps.core.host import GIB
+from zo_sweeps.core.units import bytes_text
 from zo_sweeps.devices import kernels
 from zo_sweeps.devices.energy import EnergyMeter
 from zo_sweeps.devices.probe import EDGE, has_cuda, kinds_with_tools, probe
@@ -133,11 +134,13 @@ def _host() -> Iterator[Check]:
     if host["kind"] == "cpu":
         yield Check("gpu", "warn", "no CUDA GPU: trials run on the CPU", "join a GPU node: cluster.address=…")
     else:
-        yield Check("gpu", "ok", f"{host['name']}, {gib(host['memory_bytes'])} ({host['profile']})")
+        yield Check("gpu", "ok", f"{host['name']}, {bytes_text(host['memory_bytes'])} ({host['profile']})")
     yield Check("cores", "ok", f"{host['cores']} ({host['name'] if host['kind'] == 'cpu' else 'CPU'})")
     enough = host["ram_free_bytes"] >= 2 * GIB
     fix = "" if enough else "close other programs: a trial of the demo model needs about 1 GiB, Ray about as much"
-    yield Check("memory", "ok" if enough else "warn", f"{gib(host['ram_free_bytes'], host['ram_bytes'])} free", fix)
+    yield Check(
+        "memory", "ok" if enough else "warn", f"{bytes_text(host['ram_free_bytes'], host['ram_bytes'])} free", fix
+    )
 
 
 def _energy() -> Check:
@@ -154,7 +157,7 @@ def disk(folder: Path) -> Check:
     free = shutil.disk_usage(place).free
     status: Status = "ok" if free >= 5 * GIB else "warn" if free >= GIB / 2 else "fail"
     fix = "" if status == "ok" else "free some, or use another state_dir=…"
-    return Check("disk", status, f"{gib(free)} free at {place}", fix)
+    return Check("disk", status, f"{bytes_text(free)} free at {place}", fix)
 
 
 def _writable(folder: Path) -> Check:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
+from zo_sweeps.core.document import key
 from zo_sweeps.core.errors import UserError, unknown
-from zo_sweeps.core.host import gib
+from zo_sweeps.core.units import bytes_text
 from zo_sweeps.fleet.node import running
 from zo_sweeps.fleet.secrets import checked, token_for_joining
 from zo_sweeps.schedule.agent_facts import JOINED, Agent, Note
@@ -24,29 +20,32 @@ from zo_sweeps.schedule.gcs import AGENTS, NODE, RUNS, Head
 from zo_sweeps.schedule.leases import FILE, Store
 
 HEADERS = ("name", "device", "memory", "lends", "can", "versions", "power", "temp.", "seen", "runs now")
-WIDE = 110  # columns that the table needs
 STALE = 30.0  # seconds after which a driver's note on its trials is ignored
 
 
 @dataclass
 class Device:
-    """One machine. `facts` is its reporter's last note: `devices.live`, host, versions, time.
+    """One machine."""
 
-    `refused`: what an agent does not lend, because its known answers differ.
-    """
+    name: str = key("its name")
+    device: str = key("device profile")
+    state: str = key("up, leaving, gone; of an agent: up, offline, enrolled, left, revoked")
+    node_id: str = key("Ray's id of the node; of an agent, its name after a prefix", "")
+    address: str = key("address of the node", "")
+    cpus: float = key("CPUs that it lends", 0.0)
+    gpus: float = key("GPUs that it lends", 0.0)
+    memory_bytes: int = key("memory that it lends", 0)
+    is_head: bool = key("whether it is the head", False)
+    facts: Mapping[str, Any] = key("its last note: hardware, condition, versions, time (Unix seconds)", dict)
+    runs: Sequence[str] = key("labels of the trials that run there", ())
+    refused: Sequence[str] = key("what an agent does not lend, because its known answers differ", ())
 
-    name: str
-    device: str
-    state: str  # up, leaving, gone; of an agent: up, offline, enrolled, left, revoked
-    node_id: str = ""
-    address: str = ""
-    cpus: float = 0.0
-    gpus: float = 0.0
-    memory_bytes: int = 0
-    is_head: bool = False
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    runs: tuple[str, ...] = ()
-    refused: tuple[str, ...] = ()
+
+@dataclass
+class ListedDevice(Device):
+    """One machine, and what it can run."""
+
+    can: Sequence[str] = key("capabilities: cuda, precisions and updates tried there, executorch, tools", ())
 
 
 def read(head: Head) -> list[Device]:
@@ -134,40 +133,21 @@ def connect(address: str | None, token_file: str | None, state_dir: Path, worker
     return Head(address, token_environment(token_for_joining(token_file, worker_dir / "worker")))
 
 
-def show(devices: list[Device], console: Console, now: float) -> None:
-    """Print the table of devices; on a narrow terminal, a block of lines per device, without what is unknown."""
-    if console.width < WIDE:
-        for one in devices:
-            block = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-            name, *cells = _cells(one, now)
-            block.add_column(HEADERS[0], no_wrap=True)
-            block.add_column(Text(name), overflow="fold")
-            for header, text in zip(HEADERS[1:], cells, strict=True):
-                if text != "–":
-                    block.add_row(header, Text(text if header == HEADERS[-1] else " ".join(text.splitlines())))
-            console.print(block)
-            console.print()
-        return
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for header in HEADERS:
-        table.add_column(header, overflow="fold")
-    for one in devices:
-        table.add_row(*map(Text, _cells(one, now)))
-    console.print(table)
+def row_of(device: Device, now: float) -> list[str]:
+    """Return the cells of a machine below HEADERS, several lines each; a dash for what is unknown.
 
-
-def _cells(device: Device, now: float) -> list[str]:
+    Args:
+        now: Unix seconds.
+    """
     try:
         return row(device, now)
     except (TypeError, ValueError, KeyError, AttributeError):  # a node of another version may say something else
         return row(replace(device, facts={}), now)
 
 
-def to_json(devices: list[Device]) -> str:
-    """Return the devices as a JSON list: what `Device` holds, and what each can run."""
-    return json.dumps(
-        [{**asdict(one), "can": capabilities(one.facts)} for one in devices], indent=1, ensure_ascii=False
-    )
+def listed(devices: Sequence[Device]) -> list[ListedDevice]:
+    """Return the devices with what each can run."""
+    return [ListedDevice(**vars(one), can=capabilities(one.facts)) for one in devices]
 
 
 def row(one: Device, now: float) -> list[str]:
@@ -182,7 +162,7 @@ def row(one: Device, now: float) -> list[str]:
     heat = facts.get("temperature")
     lends = f"{one.cpus:g} CPU" + (f", {one.gpus:g} GPU" if one.gpus else "")
     if one.memory_bytes:
-        lends += f"\n{gib(one.memory_bytes)}"
+        lends += f"\n{bytes_text(one.memory_bytes)}"
     if one.refused:
         lends += f"\nnot {', '.join(one.refused)}"
     return [
@@ -211,10 +191,10 @@ def _memory(facts: Mapping[str, Any]) -> str:
     if "memory_bytes" not in facts:
         return "–"
     own = facts["memory_bytes"] != facts["ram_bytes"]
-    text = f"{gib(facts['ram_free_bytes'], facts['ram_bytes'])}\nfree"
+    text = f"{bytes_text(facts['ram_free_bytes'], facts['ram_bytes'])}\nfree"
     if facts["unified"]:
         return text + ", unified"
-    return text + (f"; GPU {gib(facts['memory_bytes'])}" if own else "")
+    return text + (f"; GPU {bytes_text(facts['memory_bytes'])}" if own else "")
 
 
 def _power(facts: Mapping[str, Any]) -> str:

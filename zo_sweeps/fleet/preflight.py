@@ -17,7 +17,8 @@ import psutil
 
 from zo_sweeps import __version__
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.core.host import GIB, gib
+from zo_sweeps.core.host import GIB
+from zo_sweeps.core.units import bytes_text
 from zo_sweeps.devices.doctor import Check, Status, codes, disk, executorch, imports, tools
 from zo_sweeps.devices.probe import has_cuda, probe
 from zo_sweeps.fleet.node import OBJECT_STORE_BYTES, port_range
@@ -175,7 +176,7 @@ def memory(device: Device) -> Iterator[Check]:
     free = ram.available - RAY_BYTES
     fix = "" if free >= GIB else "end the desktop and other programs (sudo systemctl isolate multi-user.target)"
     status: Status = "ok" if free >= GIB else "warn" if free > 0 else "fail"
-    text = f"{gib(ram.available, ram.total)} free{shared}, {gib(RAY_BYTES)} of it for Ray"
+    text = f"{bytes_text(ram.available, ram.total)} free{shared}, {bytes_text(RAY_BYTES)} of it for Ray"
     yield Check("memory", status, text, fix)
 
 

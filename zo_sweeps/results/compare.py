@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.table import Table as Rows
-from rich.text import Text
-
-from zo_sweeps.core.trial import TrialState
+from zo_sweeps.core.document import key
+from zo_sweeps.core.trial import Outcome, Trial, TrialState
 from zo_sweeps.schedule.ledger import read_standing
 from zo_sweeps.tables.stats import by_example
-from zo_sweeps.tables.text_cells import plain
 
 if TYPE_CHECKING:
     from zo_sweeps.record.predictions import Predictions
@@ -24,8 +20,75 @@ BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 40  # characters of a drawn curve
 
 
-def compare(state_dir: Path, names: Sequence[str], console: Console) -> None:
-    """Print two trials side by side, of any sweeps in `state_dir`.
+@dataclass(frozen=True)
+class Compared:
+    """One of the two trials."""
+
+    trial_id: str = key("its id")
+    label: str = key("its printed name")
+    grid: str = key("name of its grid")
+    state: str = key("its state, lower case")
+    error: str = key("one line on a failure")
+    train_loss: Sequence[float] = key("loss of each step, as journalled")
+    configuration: Mapping[str, Any] = key("the whole resolved configuration")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A setting in which the two differ."""
+
+    setting: str = key("its name, such as update.lr")
+    a: Any = key('its value in A; "–" if it has none')
+    b: Any = key("the same of B")
+
+
+@dataclass(frozen=True)
+class BothMeasured:
+    """A measurement of the two."""
+
+    metric: str = key("its name in MLflow; bytes, seconds and joules are in the name, scores are fractions")
+    a: float | None = key("its value in A; null: not measured")
+    b: float | None = key("the same of B")
+    difference: float | None = key("b - a")
+
+
+@dataclass(frozen=True)
+class BothEvaluated:
+    """An evaluation of the two on dev."""
+
+    name: str = key("dev/loss, or dev/metric: the task's first")
+    step: int = key("step that was evaluated")
+    a: float | None = key("its value in A; null: not evaluated there")
+    b: float | None = key("the same of B")
+
+
+@dataclass(frozen=True)
+class BothPredicted:
+    """The test predictions of the two, example by example."""
+
+    examples: int = key("number of examples")
+    both_right: int = key("right in both")
+    only_a: int = key("right in A only")
+    only_b: int = key("right in B only")
+    neither: int = key("right in none")
+    p: float = key("McNemar's exact p")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two trials, A and B."""
+
+    a: Compared = key("the first trial")
+    b: Compared = key("the second trial")
+    differences: Sequence[Difference] = key("the settings in which they differ")
+    measured: Sequence[BothMeasured] = key("their measurements")
+    evaluated: Sequence[BothEvaluated] = key("their evaluations on dev, by name and step")
+    predicted: BothPredicted | None = key("their test predictions; null, if they cannot be compared")
+    not_predicted: str = key("why their test predictions cannot be compared")
+
+
+def compare(state_dir: Path, names: Sequence[str]) -> Comparison:
+    """Return two trials side by side, of any sweeps in `state_dir`.
 
     Args:
         names: the ids of the trials, or the start of each.
@@ -39,61 +102,66 @@ def compare(state_dir: Path, names: Sequence[str], console: Console) -> None:
 
     one, two = (find_trial(state_dir, name) for name in names)
     standing, journals = read_standing(state_dir), JournalStore(state_dir)
-    for letter, trial in zip("AB", (one, two), strict=True):
-        state = standing.states.get(trial.trial_id, TrialState.PENDING).value.lower()
-        _say(console, f"{letter}  {trial.trial_id}  {trial.label}  ({trial.grid}; {state})")
-    different = differences(one.config.to_json(), two.config.to_json())
-    _print(console, "configuration", [(key, plain(a), plain(b), "") for key, a, b in different], "the same")
-    outcomes = [standing.outcomes.get(trial.trial_id) for trial in (one, two)]
-    metrics = [dict(outcome.metrics) if outcome else {} for outcome in outcomes]
-    measured = []
-    for name in dict.fromkeys((*metrics[0], *metrics[1])):
-        both = [values.get(name) for values in metrics]
-        change = f"{both[1] - both[0]:+.4g}" if both[0] is not None and both[1] is not None else ""
-        measured.append((name, *("–" if value is None else f"{value:.6g}" for value in both), change))
-    _print(console, "measured", measured, "nothing yet")
-    ids = (one.trial_id, two.trial_id)
-    events = [journals.read(i, ended=standing.has_result(i)) for i in ids]
+    events = [journals.read(t.trial_id, ended=standing.has_result(t.trial_id)) for t in (one, two)]
     curves = [trail(journal) for journal in events]
-    for name in ("dev/loss", "dev/metric"):
-        runs = [{step: value for step, _, value in each[name]} for each in curves]
-        lines = [
-            (f"step {step}", *(f"{run[step]:.4f}" if step in run else "–" for run in runs), _change(runs, step))
-            for step in sorted({*runs[0], *runs[1]})
-        ]
-        _print(console, name, lines, "not evaluated yet")
-    _say(console, "\ntraining loss, both on the same scale")
-    losses = [[value for _, _, value in each["train/loss"]] for each in curves]
-    finite = [value for values in losses for value in values if math.isfinite(value)]
-    low, high = min(finite, default=0.0), max(finite, default=0.0)
-    for letter, values in zip("AB", losses, strict=True):
-        _say(console, f"{letter}  {spark(values, low, high) or 'no steps'}  {len(values)} steps")
-    _say(console, "\n" + _by_example(*(predictions(journal) for journal in events)))
-    for letter, outcome in zip("AB", outcomes, strict=True):
-        if outcome and outcome.error:
-            _say(console, f"{letter}  {outcome.error}")
+    outcomes = [standing.outcomes.get(trial.trial_id) for trial in (one, two)]
+    a, b = (
+        _side(trial, standing.states.get(trial.trial_id, TrialState.PENDING), outcome, curve["train/loss"])
+        for trial, outcome, curve in zip((one, two), outcomes, curves, strict=True)
+    )
+    predicted = _predicted(*(predictions(journal) for journal in events))
+    return Comparison(
+        a,
+        b,
+        differences=[Difference(*parts) for parts in differences(a.configuration, b.configuration)],
+        measured=_measured(*(outcome.metrics if outcome else {} for outcome in outcomes)),
+        evaluated=[both for name in ("dev/loss", "dev/metric") for both in _evaluated(name, [c[name] for c in curves])],
+        predicted=None if isinstance(predicted, str) else predicted,
+        not_predicted=predicted if isinstance(predicted, str) else "",
+    )
 
 
-def _by_example(one: Predictions | None, two: Predictions | None) -> str:
+def _side(
+    trial: Trial, state: TrialState, outcome: Outcome | None, losses: Sequence[tuple[int, float, float]]
+) -> Compared:
+    return Compared(
+        trial_id=trial.trial_id,
+        label=trial.label,
+        grid=trial.grid,
+        state=state.value.lower(),
+        error=outcome.error if outcome else "",
+        train_loss=[loss for _, _, loss in losses],
+        configuration=trial.config.to_json(),
+    )
+
+
+def _measured(one: Mapping[str, float], two: Mapping[str, float]) -> list[BothMeasured]:
+    return [
+        BothMeasured(name, a := one.get(name), b := two.get(name), None if a is None or b is None else b - a)
+        for name in dict.fromkeys((*one, *two))
+    ]
+
+
+def _evaluated(name: str, curves: Sequence[Sequence[tuple[int, float, float]]]) -> list[BothEvaluated]:
+    one, two = ({step: value for step, _, value in curve} for curve in curves)
+    return [BothEvaluated(name, step, one.get(step), two.get(step)) for step in sorted({*one, *two})]
+
+
+def _predicted(one: Predictions | None, two: Predictions | None) -> BothPredicted | str:
     """Return the comparison of two trials' test predictions, or the reason why there is none."""
     if one is None or two is None:
-        lacking = " and ".join(letter for letter, has in zip("AB", (one, two), strict=True) if has is None)
-        return f"test predictions: none of {lacking}"
+        return f"none of {' and '.join(letter for letter, has in zip('AB', (one, two), strict=True) if has is None)}"
     if one.rows != two.rows:
-        return "test predictions: of different examples"
+        return "of different examples"
     both = by_example([one.right], [two.right])
     alike = sum(a and b for a, b in zip(one.right, two.right, strict=True))
-    return (
-        f"test predictions, {both.n} examples: both right {alike}, only A {both.one}, only B {both.other}, "
-        f"neither {both.n - alike - both.one - both.other}; McNemar's exact p = {both.p:.2g}"
-    )
+    return BothPredicted(both.n, alike, both.one, both.other, both.n - alike - both.one - both.other, both.p)
 
 
 def differences(one: Mapping[str, Any], two: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
     """Return (key, value in one, value in two) of every leaf that differs; "–" where a configuration lacks it."""
-    flat = [_flat(one), _flat(two)]
-    keys = dict.fromkeys((*flat[0], *flat[1]))
-    return [(k, flat[0].get(k, "–"), flat[1].get(k, "–")) for k in keys if flat[0].get(k, "–") != flat[1].get(k, "–")]
+    a, b = flat(one), flat(two)
+    return [(k, a.get(k, "–"), b.get(k, "–")) for k in dict.fromkeys((*a, *b)) if a.get(k, "–") != b.get(k, "–")]
 
 
 def spark(values: Sequence[float], low: float, high: float) -> str:
@@ -108,32 +176,12 @@ def spark(values: Sequence[float], low: float, high: float) -> str:
     return text
 
 
-def _change(runs: Sequence[Mapping[int, float]], step: int) -> str:
-    return f"{runs[1][step] - runs[0][step]:+.4f}" if all(step in run for run in runs) else ""
-
-
-def _print(console: Console, title: str, lines: Sequence[tuple[str, ...]], nothing: str) -> None:
-    if not lines:
-        _say(console, f"\n{title}: {nothing}")
-        return
-    table = Rows(box=None, pad_edge=False, header_style="bold")
-    for i, name in enumerate((title, "A", "B", "B − A" if any(line[3] for line in lines) else "")):
-        table.add_column(name, justify="left" if i == 0 else "right", overflow="fold")
-    for line in lines:
-        table.add_row(*(Text(part) for part in line))
-    console.print()
-    console.print(table)
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
+def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the leaves of a configuration by their dotted names."""
+    leaves: dict[str, Any] = {}
+    for name, value in tree.items():
         if isinstance(value, Mapping) and value:
-            flat.update(_flat(value, f"{prefix}{key}."))
+            leaves.update(flat(value, f"{prefix}{name}."))
         else:
-            flat[f"{prefix}{key}"] = value
-    return flat
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(text, markup=False, soft_wrap=True)
+            leaves[f"{prefix}{name}"] = value
+    return leaves

@@ -20,6 +20,7 @@ from zo_sweeps.schedule.ledger import Standing
 from zo_sweeps.tables import Measure, Record, Rule
 from zo_sweeps.tables.figures import COLUMN, Cumulative, Figure, FigureSpec, Trail, cumulative, curves, points
 from zo_sweeps.tables.paper_files import names
+from zo_sweeps.tables.readable import readable
 from zo_sweeps.tables.row_figure import row_figure
 
 MAIN = "result"  # name of the figure of the first table's rows
@@ -67,7 +68,7 @@ def figures(
     for name in only or every:
         if name == MAIN:
             (table,) = readout.tables(plan, composer, standing, [main])
-            made.append(row_figure(table, f"{plan.name}_{MAIN}"))
+            made.append(row_figure(readable(table), f"{plan.name}_{MAIN}"))
             continue
         spec = _spec(plan, composer, name, named[name])
         spec = replace(spec, published=tuple(point for point in spec.published if _stands(point, plan, changed)))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.config.schema import GridConfig
+from zo_sweeps.core.document import key
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.plan.altered import altered
 from zo_sweeps.plan.build import build
@@ -26,23 +27,16 @@ NOT_RUN, COMPLETE = "not run", "complete"
 
 @dataclass(frozen=True)
 class Item:
-    """A table, a figure, or something else that a paper numbers.
+    """A table, a figure, or something else that a paper numbers."""
 
-    Args:
-        paper, name: "prge", "table2": together the reference of a table of numbers.
-        display: "P-RGE", the name of the paper for display.
-        grids: the grids that reproduce it; if empty, `why` is the reason.
-        has_numbers: whether it is a table whose numbers are recorded (`tables.published.load`).
-    """
-
-    paper: str
-    name: str
-    display: str
-    kind: str
-    caption: str
-    grids: tuple[str, ...]
-    why: str = ""
-    has_numbers: bool = False
+    paper: str = key("short name of the paper")
+    name: str = key('its name there ("table2"): PAPER/NAME is its reference')
+    display: str = key("name of the paper for display")
+    kind: str = key("accuracy, runtime, memory, figure, …")
+    caption: str = key("its caption, shortened")
+    grids: Sequence[str] = key("the grids that reproduce it")
+    why: str = key("why there is no grid", "")
+    has_numbers: bool = key("whether its numbers are recorded here", False)
 
     @property
     def reference(self) -> str:
@@ -50,33 +44,57 @@ class Item:
 
 
 @dataclass(frozen=True)
+class Deviation:
+    """A cell whose value differs from the published one."""
+
+    difference: float = key("our value minus the published one, in the unit")
+    unit: str = key("unit of the table's values")
+    row: str = key("printed name of its row")
+    column: str = key("printed name of its column")
+    digits: int = key("decimals that the table prints")
+
+
+@dataclass(frozen=True)
 class ItemProgress:
-    """How far an item has been run in a state folder.
+    """How far an item has been run in a state folder."""
 
-    Args:
-        state: "not run", "n of m cells", "complete"; a cell counts if its settings are those of the grid as written.
-        deviation: the largest |ours - published| of its cells, with the cell; "" if nothing can be compared.
-        notes: differences between the run and the grid as written (its scale, its model).
-    """
-
-    state: str
-    deviation: str = ""
-    notes: tuple[str, ...] = ()
+    state: str = key(
+        '"not run", "n of m cells" or "complete"; a cell counts if its settings are those of the grid as written'
+    )
+    deviation: Deviation | None = key("the largest one of its cells; null, if nothing can be compared", None)
+    notes: Sequence[str] = key("differences between the run and the grid as written (its scale, its model)", ())
 
 
 @dataclass(frozen=True)
 class Obstacles:
-    """What keeps trials of an item's grids from running here.
+    """What keeps trials of an item's grids from running here."""
 
-    Args:
-        trials: the number of trials of the grids.
-        missing: how many of them cannot run here.
-        reasons: reason -> the number of trials it holds back; a trial may have several. Most frequent first.
+    trials: int = key("number of trials of its grids", 0)
+    missing: int = key("how many of them cannot run here", 0)
+    reasons: Mapping[str, int] = key(
+        "reason -> number of trials it holds back, the most frequent first; a trial may have several", dict
+    )
+
+
+@dataclass(frozen=True)
+class ItemFacts:
+    """A table, a figure, or something else that a paper numbers, as it is here."""
+
+    item: Item = key("its entry in conf/paper")
+    progress: ItemProgress = key("how far it has been run in the state folder")
+    obstacles: Obstacles = key("what keeps its trials from running here")
+
+
+def paper_facts(
+    composer: Composer, names: Sequence[str] = (), overrides: Sequence[str] = (), config_dirs: Sequence[str] = ()
+) -> list[ItemFacts]:
+    """Return the facts of the items that `names` choose (see `named`), in the composer's state folder.
+
+    Cost: as `obstacles` and `standings`.
     """
-
-    trials: int = 0
-    missing: int = 0
-    reasons: Mapping[str, int] = field(default_factory=dict)
+    chosen = named(items(composer.folders), names)
+    progress, held = standings(chosen, composer.run.folder), obstacles(chosen, overrides, config_dirs)
+    return [ItemFacts(item, progress[item.reference], held[item.reference]) for item in chosen]
 
 
 def items(folders: Sequence[Path] | None = None) -> list[Item]:
@@ -213,13 +231,14 @@ def _standing(item: Item, ran: dict[str, _Ran]) -> ItemProgress:
     return ItemProgress(state, _deviation(tables), tuple(dict.fromkeys(notes)))
 
 
-def _deviation(tables: Sequence[Table]) -> str:
-    worst, text = -1.0, ""
+def _deviation(tables: Sequence[Table]) -> Deviation | None:
+    worst: Deviation | None = None
     for table in tables:
         rows, columns = dict(table.spec.rows), dict(table.spec.columns)
         for (block, column), cell in table.cells.items():
-            if column in columns and cell.difference is not None and abs(cell.difference) > worst:
-                worst = abs(cell.difference)
-                number = f"{cell.difference:+.{table.spec.measure.digits}f}"
-                text = f"{number} {table.spec.measure.unit} ({rows[block]}, {columns[column]})"
-    return text
+            if column not in columns or cell.difference is None:
+                continue
+            if worst is None or abs(cell.difference) > abs(worst.difference):
+                measure = table.spec.measure
+                worst = Deviation(cell.difference, measure.unit, rows[block], columns[column], measure.digits)
+    return worst

@@ -24,13 +24,13 @@ from zo_sweeps.results.imports import with_imported
 from zo_sweeps.results.library import chart_library
 from zo_sweeps.schedule.ledger import Standing
 from zo_sweeps.tables import Table
-from zo_sweeps.tables.common_notes import common_notes, with_common_footnotes
 from zo_sweeps.tables.figures import Figure
 from zo_sweeps.tables.html import cells_html, differences_html, document, selected_html
 from zo_sweeps.tables.inline_svg import inline_svg
+from zo_sweeps.tables.readable import readable
 from zo_sweeps.tables.records import described
 from zo_sweeps.tables.stats import differences
-from zo_sweeps.tables.text_cells import SELECTED, footnotes
+from zo_sweeps.tables.together import together
 
 WEB = Path(__file__).parent / "web"
 SHOWN = ("dev/loss", "test/metric", "wall_seconds")
@@ -72,18 +72,18 @@ def html(
     from zo_sweeps.record.provenance import collect
 
     here = collect()
-    own = readout.tables(plan, composer, standing)
-    tables = with_common_footnotes(with_imported(own, plan, composer))
-    titles = [_title(table, plan) for table in tables]
+    measured = readout.tables(plan, composer, standing)
+    own = [readable(table) for table in measured]
+    page = together(with_imported(measured, plan, composer))
     curves = curve_data(plan, standing, state_dir)
     parts = {
         "found": (found := findings(plan, standing, own)),
         "best": _best(found.best),
         **_figures(plan, composer, standing, state_dir),
-        "tables": [cells_html(table, title) for table, title in zip(tables, titles, strict=True)],
-        "selected": selected_html(tables),
-        "footnotes": footnotes(tables[0]) if tables else [],
-        "notes": [note for note in common_notes(tables, titles) if note not in plan.caveats],
+        "tables": [cells_html(table, title) for title, table in page.tables],
+        "selected": [selected_html(grid, title) for title, grid in page.selected],
+        "footnotes": page.footnotes,
+        "notes": [note for note in page.notes if note not in plan.caveats],
         "differences": _differences(own, plan, state_dir),
         "curves": as_script(curves) if curves else "",
         "curves_note": _drawn_at_first(curves),
@@ -103,7 +103,6 @@ def html(
         meta=_meta(plan, standing),
         caveats=plan.caveats,
         obstacles=[f"Cannot run here ({len(ids)} trials): {why}" for why, ids in plan.obstacles.items()],
-        selected_title=SELECTED,
         trial_columns=("trial", "state", "selected step", *SHOWN, "id"),
         links=[*([(index, "All sweeps")] if index else []), *links],
         assets=assets,

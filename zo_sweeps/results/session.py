@@ -242,7 +242,7 @@ def _hand_over(plan: Plan, mirror: MlflowMirror, result: Result, page: Mapping[s
         "table.csv": to_csv(*result.tables),
         **page,
     }
-    mirror.finish("\n\n".join(map(to_markdown, result.tables)), files, _aggregates(result.tables), result.status)
+    mirror.finish(to_markdown(*result.tables), files, _aggregates(result.tables), result.status)
     idle = plan.config.tracking.uri and not result.summary.ran  # a named server that does not answer is not waited for
     left = mirror.drain(min(SERVER_SECONDS, IDLE_SECONDS) if idle else SERVER_SECONDS)
     if left:

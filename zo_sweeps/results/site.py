@@ -21,6 +21,7 @@ from zo_sweeps.results.recalled import Reading, of_sweep
 from zo_sweeps.results.rows_data import quantiles, rows_data
 from zo_sweeps.schedule.ledger import Standing, must_have_run, read_standing
 from zo_sweeps.tables.html import STYLE, document
+from zo_sweeps.tables.readable import readable
 
 MARK = ".zo-sweeps-site.json"  # lists the site's files: a folder with it may be written again
 INDEX, COMPARE, ASSETS, REPORTS = "index.html", "compare.html", "assets", "reports"
@@ -164,7 +165,7 @@ def _sweep(
         "href": href,
         "title": plan.title,
         "grid": plan.name,
-        "found": findings(plan, standing, own).sentences,
+        "found": findings(plan, standing, [readable(table) for table in own]).sentences,
         "date": report.day(when[1] if when else sweep.started),
         "counts": report.counts(plan, standing),
         "trials": len(plan.every),

@@ -108,11 +108,11 @@ def _by_metric(spec: TableSpec, rows: Sequence[Record]) -> tuple[TableSpec, list
         if not rows or any(row.metrics.get(measure.metric, math.nan) for row in rows)
     }
     keys = [(column, label, f"{column}/{label}") for column, _ in spec.columns for label in shown]
-    named = dict(spec.columns) if len(spec.columns) > 1 else {}
+    labels = dict(spec.columns)
     by_metric = replace(
         spec,
-        columns=tuple((key, f"{named[column]}, {label}" if named else label) for column, label, key in keys),
-        searches=tuple({column: (key, named.get(column, "")) for column, _, key in reversed(keys)}.values())[::-1],
+        columns=tuple((key, f"{labels[column]}, {label}" if len(labels) > 1 else label) for column, label, key in keys),
+        searches=tuple({column: (key, labels[column]) for column, _, key in reversed(keys)}.values())[::-1],
         measures={key: shown[label] for _, label, key in keys},
         published_columns={key: name for _, label, key in keys if (name := shown[label].published)},
         altered=frozenset((block, key) for block, at in spec.altered for column, _, key in keys if column == at),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from zo_sweeps.core.host import gib
 from zo_sweeps.core.trial import Needs
+from zo_sweeps.core.units import bytes_text
 from zo_sweeps.devices.probe import EDGE
 
 # General-purpose nodes, and what may run on them; a trial requests any other device profile by name.
@@ -99,7 +99,7 @@ def refusal(needs: Needs, node: Node, cpus: int = 1) -> str:
         return f"has no {' and no '.join(absent)}: pip install {' '.join(tool.replace(' ', '==') for tool in absent)}"
     lacks = [f"lends {node.cpus:g} CPUs where executor.cpus_per_trial is {cpus}"] if node.cpus < cpus else []
     if main_memory(needs, node) > node.memory_bytes:
-        lacks.append(f"lends {gib(node.memory_bytes)} of memory")
+        lacks.append(f"lends {bytes_text(node.memory_bytes)} of memory")
     return " and ".join(lacks)
 
 
@@ -108,7 +108,7 @@ def reason(needs: Needs, nodes: Sequence[Node], cpus: int = 1) -> str:
     reasons = [(node.name, refusal(needs, node, cpus)) for node in nodes]  # several nodes of a host share its name
     if any(not text for _, text in reasons):
         return ""
-    memory = f" and {gib(needs.memory_bytes)} of memory" if needs.memory_bytes else ""
+    memory = f" and {bytes_text(needs.memory_bytes)} of memory" if needs.memory_bytes else ""
     device = "any device" if needs.device == "auto" else f"device {needs.device}"
     each = "; ".join(f"{name} {text}" for name, text in list(dict.fromkeys(reasons))[:3])
     return f"needs {device}{memory}: 0 of {len(nodes)} nodes offer it" + (f" ({each})" if each else "")

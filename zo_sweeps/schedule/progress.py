@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from zo_sweeps.core.trial import Outcome, Trial, TrialState
+from zo_sweeps.core.units import duration
 from zo_sweeps.methods.metric import Metric, Metrics
 from zo_sweeps.schedule.snapshot import Running, Snapshot
 
@@ -111,16 +112,6 @@ def _metric(trial: Trial) -> Metric:
 def steps(run: Running) -> str:
     """Return an attempt's progress in steps: "120/1000"."""
     return f"{run.step}/{run.trial.steps}" if run.trial.steps else "evaluating"
-
-
-def duration(seconds: float | None) -> str:
-    """Return a human-readable duration: "8 s", "4 min", "2 h 05 min"; "?" for None."""
-    if seconds is None:
-        return "?"
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def _terminal(snapshot: Snapshot) -> int:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.core.host import gib
 from zo_sweeps.core.trial import Needs
+from zo_sweeps.core.units import bytes_text
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.schedule.ledger import read_standing
 from zo_sweeps.schedule.memory import Measured
@@ -41,10 +41,10 @@ def for_this_host(plan: Plan) -> Plan:
 def _reasons(needs: Needs, node: Node, cpus: int) -> Iterator[str]:
     """Yield every reason why this host can never run a trial."""
     if why := refusal(needs, node, cpus):
-        memory = f" and about {gib(needs.memory_bytes)}" if "memory" in why else ""
+        memory = f" and about {bytes_text(needs.memory_bytes)}" if "memory" in why else ""
         yield f"needs device {needs.device}{memory}, and this host {why}"
     if not other_device(needs, node) and not takes_main_memory(needs, node) and needs.memory_bytes > node.memory_bytes:
-        yield f"needs about {gib(needs.memory_bytes)} of GPU memory"
+        yield f"needs about {bytes_text(needs.memory_bytes)} of GPU memory"
 
 
 def must_have_work(plan: Plan) -> None:

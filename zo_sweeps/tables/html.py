@@ -9,16 +9,17 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zo_sweeps.tables.cells import CellState, Table
+from zo_sweeps.tables.readable import readable
 from zo_sweeps.tables.stats import CONFIDENCE, Examples, differences
 from zo_sweeps.tables.text_cells import (
     SELECTED,
-    Text,
+    Grid,
     footnotes,
     heading,
     main_grid,
@@ -70,21 +71,21 @@ def page(title: str, parts: Iterable[str]) -> str:
 
 def to_html(table: Table) -> str:
     """Return the table with its notes and selected hyper-parameters. A cell's tooltip names its trials."""
+    table = readable(table)
     return _section(
         table, 2, heading(table), footnotes=footnotes(table), notes=notes_of(table), selected=selected_grid(table)
     )
 
 
 def cells_html(table: Table, title: str) -> str:
-    """Return the table under a title of its own, with its definition, and without notes and hyper-parameters."""
-    definition = table.spec.measure.definition.rstrip(".")
-    return _section(table, 3, title, definition=definition and f"{definition[0].upper()}{definition[1:]}.")
+    """Return the table under a title of its own, without notes and hyper-parameters."""
+    return _section(table, 3, title)
 
 
 def _section(table: Table, level: int, title: str, **parts: Any) -> str:
     grid = main_grid(table)
     cells = [[table.cells[block, key] for key, _ in table.columns] for block, _ in table.rows]
-    values = {"footnotes": [], "notes": [], "selected": None, "definition": "", **parts}
+    values = {"footnotes": [], "notes": [], "selected": None, **parts}
     return render(
         "table.html.j2",
         header=grid.header,
@@ -148,16 +149,9 @@ def differences_html(
     )
 
 
-def selected_html(tables: Sequence[Table]) -> str:
-    """Return the selected hyper-parameters of several tables, those that tables share once; "" without a search."""
-    parts: list[str] = []
-    printed: set[tuple[Text, ...]] = set()
-    for table in tables:
-        grid = selected_grid(table)
-        if grid is not None and not printed.issuperset(grid.rows):
-            parts.append(render("selected.html.j2", grid=grid))
-            printed.update(grid.rows)
-    return "".join(parts)
+def selected_html(grid: Grid, title: str) -> str:
+    """Return selected hyper-parameters under their title."""
+    return render("selected.html.j2", grid=grid, title=title)
 
 
 @cache

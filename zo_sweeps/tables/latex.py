@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import zip_longest
 
 from zo_sweeps.tables.cells import Table
+from zo_sweeps.tables.readable import readable
 from zo_sweeps.tables.text_cells import (
     SELECTED,
     Grid,
@@ -51,7 +52,7 @@ _ESCAPES = {
 
 def to_latex(*tables: Table) -> str:
     """Render each table as one `table` environment, below a comment that names the packages they need."""
-    return "\n".join([PACKAGES, *map(_environment, tables)])
+    return "\n".join([PACKAGES, *(_environment(readable(table)) for table in tables)])
 
 
 def _environment(table: Table) -> str:

@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from zo_sweeps.tables.cells import Table
+from zo_sweeps.tables.readable import readable
 from zo_sweeps.tables.text_cells import SELECTED, Grid, Text, footnotes, heading, main_grid, notes, selected_grid
+from zo_sweeps.tables.together import together
 
 
-def to_markdown(table: Table) -> str:
-    parts = [f"**{_escape(heading(table))}**", _grid(main_grid(table))]
-    marked = [f"[{note.marks[0]}] {_escape(note.text)}" for note in footnotes(table)]
-    lines = [*marked, *(_escape(note) for note in notes(table))]
-    if lines:
-        parts.append("\n".join(f"- {line}" for line in lines))
-    selected = selected_grid(table)
-    if selected:
-        parts += [f"**{SELECTED}**", _grid(selected)]
-    return "\n\n".join(parts) + "\n"
+def to_markdown(*tables: Table) -> str:
+    """Render tables; what several of them share is printed once, below the last."""
+    if len(tables) == 1:
+        table = readable(tables[0])
+        parts = [f"**{_escape(heading(table))}**", _grid(main_grid(table)), _below(footnotes(table), notes(table))]
+        selected = selected_grid(table)
+        parts += [f"**{SELECTED}**", _grid(selected)] if selected else []
+    else:
+        page = together(tables)
+        parts = [f"**{_escape(page.title)}**" if page.title else ""]
+        for title, table in page.tables:
+            parts += [f"**{_escape(title)}**", _grid(main_grid(table))]
+        parts.append(_below(page.footnotes, page.notes))
+        for title, grid in page.selected:
+            parts += [f"**{_escape(title)}**", _grid(grid)]
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _below(marked: Sequence[Text], lines: Sequence[str]) -> str:
+    """Return the lines below a table as a list; "" without any."""
+    every = [*(f"[{note.marks[0]}] {_escape(note.text)}" for note in marked), *map(_escape, lines)]
+    return "\n".join(f"- {line}" for line in every)
 
 
 def _grid(grid: Grid) -> str:

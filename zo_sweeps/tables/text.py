@@ -8,27 +8,51 @@ from itertools import zip_longest
 
 from zo_sweeps.tables.cells import Table
 from zo_sweeps.tables.published import Published
+from zo_sweeps.tables.readable import readable
 from zo_sweeps.tables.text_cells import SELECTED, Grid, Text, footnotes, heading, main_grid, notes, selected_grid
+from zo_sweeps.tables.together import together
 
 GAP = "  "
+IN_CORNER = 30  # the longest heading that is printed in the empty cell above the rows
 Cells = list[list[str]]  # a line of the table: each of its cells is a list of printed lines
 
 
-def to_text(table: Table, width: int = 100) -> str:
-    """Render the table aligned, without boxes, at most `width` wide if a single column fits in it.
+def to_text(*tables: Table, width: int = 100) -> str:
+    """Render tables aligned, without boxes, at most `width` wide if a single column fits in it.
 
     The first layout that fits: published numbers in brackets; below ours; the same, transposed. If none fits, the
-    columns are split into groups, one below the other.
+    columns are split into groups, one below the other. What several tables share is printed once, below the last.
     """
-    parts = [_wrap(heading(table), width), _fit(main_grid(table), width)]
-    lines = [*(_wrap(f"[{note.marks[0]}] {note.text}", width) for note in footnotes(table))]
-    lines += [_wrap(note, width) for note in notes(table)]
-    if lines:
-        parts.append("\n".join(lines))
-    selected = selected_grid(table)
-    if selected:
-        parts.append(SELECTED + "\n" + _fit(selected, width))
-    return "\n\n".join(parts) + "\n"
+    if len(tables) == 1:
+        table = readable(tables[0])
+        parts = [_wrap(heading(table), width), _fit(main_grid(table), width)]
+        parts += _below(footnotes(table), notes(table), width)
+        selected = selected_grid(table)
+        return "\n\n".join([*parts, *([_selected(SELECTED, selected, width)] if selected else [])]) + "\n"
+    page = together(tables)
+    parts = [_wrap(page.title, width)] if page.title else []
+    for title, table in page.tables:
+        grid = main_grid(table)
+        if len(title) <= IN_CORNER:
+            parts.append(_fit(Grid((Text(title), *grid.header[1:]), grid.rows), width))
+        else:
+            parts.append(f"{_wrap(title, width)}\n{_fit(grid, width)}")
+    parts += _below(page.footnotes, page.notes, width)
+    return "\n\n".join([*parts, *(_selected(title, grid, width) for title, grid in page.selected)]) + "\n"
+
+
+def _below(marked: Sequence[Text], lines: Sequence[str], width: int) -> list[str]:
+    """Return the lines below a table as one part; no part without lines."""
+    every = [*(f"[{note.marks[0]}] {note.text}" for note in marked), *lines]
+    return ["\n".join(_wrap(line, width) for line in every)] if every else []
+
+
+def _selected(title: str, grid: Grid, width: int) -> str:
+    """Return the selected hyper-parameters: of a single column as a sentence, "Title: row: lr 0.3, q 4; …"."""
+    if len(grid.header) > 2:
+        return f"{title}\n{_fit(grid, width)}"
+    rows = "; ".join(f"{row.text} = {value.text}" for row, value in grid.rows)
+    return _wrap(f"{title}: {rows}", width)
 
 
 def published_to_text(table: Published, width: int = 100) -> str:
@@ -106,4 +130,4 @@ def _aligned(cells: list[Cells]) -> str:
 
 
 def _wrap(text: str, width: int) -> str:
-    return textwrap.fill(text, max(20, width), subsequent_indent="    ")
+    return textwrap.fill(text, max(20, width), subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -142,10 +142,15 @@ def _short(axes: list[str]) -> list[str]:
     return [tail if tails.count(tail) == 1 else axis for tail, axis in zip(tails, axes, strict=True)]
 
 
-def heading(table: Table) -> str:
+def title_and_unit(table: Table) -> str:
+    """Return `Title (unit)`."""
     spec = table.spec
     unit = described(spec.measure, spec.measures, spec.columns, spec.title)
-    parts = [f"{spec.title} ({unit})" if unit else spec.title, spec.caption, spec.measure.definition]
+    return f"{spec.title} ({unit})" if unit else spec.title
+
+
+def heading(table: Table) -> str:
+    parts = [title_and_unit(table), table.spec.caption, table.spec.measure.definition]
     return " ".join(f"{part.rstrip('.')}." for part in parts if part)
 
 
@@ -154,7 +159,12 @@ def footnotes(table: Table) -> list[Text]:
 
 
 def notes(table: Table) -> list[str]:
-    """Return the unmarked lines below the table, caveats first: they decide whether it may be compared at all."""
+    """Return the unmarked lines below the table: its own, and the legend."""
+    return [*own_notes(table), *legend([table])]
+
+
+def own_notes(table: Table) -> list[str]:
+    """Return the lines on the table, caveats first: they decide whether it may be compared at all."""
     spec, lines = table.spec, list(table.spec.caveats)
     lines.append(_spread(table))
     if any(cell.selected for cell in table.cells.values()):
@@ -163,10 +173,6 @@ def notes(table: Table) -> list[str]:
         directions = {spec.of(key).better for key, _ in spec.columns}
         best = "best" if len(directions) > 1 else "highest" if directions == {"higher"} else "lowest"
         lines.append(f"Rank: mean rank over the columns, 1 for the {best} printed value; equal values share a rank.")
-    states = {cell.state for cell in table.cells.values()}
-    if CellState.PARTIAL in states:
-        states.add(CellState.IN_PROGRESS)  # both print k/m
-    lines.append("; ".join(text for state, text in LEGEND.items() if state in states))
     if table.published is not None and any(cell.published is not None for cell in table.cells.values()):
         lines.append(f"pub.: {table.published.label}, and our value minus it.")
         lines += _published_spread(table, table.published)
@@ -174,15 +180,27 @@ def notes(table: Table) -> list[str]:
     return [line for line in (*lines, *spec.footnotes) if line]
 
 
+def legend(tables: Sequence[Table]) -> list[str]:
+    """Return the lines that explain how the cells of some tables are printed."""
+    cells = [cell for table in tables for cell in table.cells.values()]
+    states = {cell.state for cell in cells}
+    if CellState.PARTIAL in states:
+        states.add(CellState.IN_PROGRESS)  # both print k/m
+    lines = ["; ".join(text for state, text in LEGEND.items() if state in states)]
+    if any(cell.n == 1 for cell in cells):
+        lines.insert(
+            0, "A value without ± is of one run." if any(map(_sizes, tables)) else "Every value is of one run."
+        )
+    return list(filter(None, lines))
+
+
 def _spread(table: Table) -> str:
     sizes = _sizes(table)
-    single = any(cell.n == 1 for cell in table.cells.values())
     if not sizes:
-        return "Every value is of one run." if single else ""
+        return ""
     n = f"n={next(iter(sizes))}" if len(sizes) == 1 else "n"
     kind = "sample / population" if any(_has_both(cell) for cell in table.cells.values()) else "sample"
-    line = f"Mean ± {kind} standard deviation over {n} seeds"
-    return line + ("; a value without ± is of one run." if single else ".")
+    return f"Mean ± {kind} standard deviation over {n} seeds."
 
 
 def _has_both(cell: TableCell) -> bool:

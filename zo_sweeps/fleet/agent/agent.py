@@ -21,9 +21,9 @@ import psutil
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import replace_text
-from zo_sweeps.core.host import gib
 from zo_sweeps.core.shape import MalformedError
 from zo_sweeps.core.trial import Outcome, TrialState
+from zo_sweeps.core.units import bytes_text
 from zo_sweeps.devices.energy import EnergyMeter
 from zo_sweeps.devices.live import Host, changing
 from zo_sweeps.fleet.agent import facts as here
@@ -183,7 +183,7 @@ class Agent:
         self._examiner.end()
         lent = self._lent
         gpus = f", {lent.gpus} GPU" if lent.gpus else ""
-        what = f"{lent.cpus} CPUs{gpus}, {gib(lent.memory_bytes)}, {lent.slots} at a time"
+        what = f"{lent.cpus} CPUs{gpus}, {bytes_text(lent.memory_bytes)}, {lent.slots} at a time"
         self._say(f"joined {self._registration.url} as {self._registration.name} ({self._device.name}): {what}")
         self._say(f"  equal to the head: {', '.join(joined.lent) or 'nothing'}")
         for name, why in joined.refused.items():

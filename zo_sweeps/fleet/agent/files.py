@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import new_folder
 from zo_sweeps.core.fingerprint import fingerprint
-from zo_sweeps.core.host import gib
+from zo_sweeps.core.units import bytes_text
 from zo_sweeps.fleet.agent.link import Link
 from zo_sweeps.schedule.lease_contents import LeaseFile
 
@@ -92,7 +92,9 @@ class Cache:
             if blob.stem not in needed and blob.stat().st_nlink == 1:
                 blob.unlink()
         if free() < size:
-            raise UserError(f"no room for {gib(size)} of files", where=str(self._blobs), fix="free space on this disk")
+            raise UserError(
+                f"no room for {bytes_text(size)} of files", where=str(self._blobs), fix="free space on this disk"
+            )
 
 
 def _inside(name: str) -> PurePosixPath:

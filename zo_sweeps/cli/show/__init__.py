@@ -1,0 +1,1 @@
+"""What the commands print, a module per command. Never changes a sweep."""

@@ -1,0 +1,41 @@
+"""The output of `ui` and `doctor`."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from zo_sweeps.cli.show.text import say
+from zo_sweeps.core.errors import nothing_run
+
+
+def ui(folder: Path, port: int | None) -> None:
+    """Serve the MLflow page of `folder` until Ctrl-C."""
+    if not folder.is_dir():
+        raise nothing_run(folder)
+    from zo_sweeps.record.mlflow_client import pages
+    from zo_sweeps.record.mlflow_views import TRAINING
+    from zo_sweeps.record.server import start
+
+    with contextlib.closing(start(folder, port)) as server:
+        server.wait()
+        for title, page in pages(server.uri, folder).items():
+            print(f"{title}: {page}")
+        print(f"MLflow: {server.uri}/#/experiments?{TRAINING}   (Ctrl-C to stop)", flush=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            while True:
+                time.sleep(3600)
+
+
+def doctor(folder: str, console: Console) -> int:
+    """Print one line per check; return 1 if a check failed, otherwise 0."""
+    from zo_sweeps.devices.doctor import checks
+
+    results = checks(folder)
+    for check in results:
+        fix = f"; {check.fix}" if check.fix and check.status != "ok" else ""
+        say(console, f"{check.status:4}  {check.name}: {check.detail}{fix}")
+    return 1 if any(check.status == "fail" for check in results) else 0

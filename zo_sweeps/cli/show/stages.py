@@ -1,0 +1,43 @@
+"""The progress of a long command, stage by stage."""
+
+from __future__ import annotations
+
+import time
+
+from rich.console import Console
+from rich.progress import Progress, TaskID
+
+from zo_sweeps.cli.show.text import say
+from zo_sweeps.core.units import duration
+
+
+class Stages:
+    """The progress of a long command, stage by stage: a bar on a terminal, a line at times anywhere else."""
+
+    SECONDS = 10.0  # between lines
+
+    def __init__(self, console: Console) -> None:
+        self._console, self._bar = console, Progress(*Progress.get_default_columns(), console=console, transient=True)
+        self._stage, self._began, self._said = "", 0.0, 0.0
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> Stages:
+        if self._console.is_terminal:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def update(self, stage: str, done: int, total: int) -> None:
+        """Show how many of a stage's parts are done."""
+        now = time.monotonic()
+        if stage != self._stage:
+            self._stage, self._began, self._said = stage, now, now
+            self._task = self._bar.add_task(stage, total=total)
+        if self._task is not None:
+            self._bar.update(self._task, completed=done)
+        if not self._console.is_terminal and now - self._said >= self.SECONDS:
+            self._said = now
+            left = duration((now - self._began) / done * (total - done)) if done else "?"
+            say(self._console, f"{stage}: {done}/{total}, ETA {left}")

@@ -1,0 +1,85 @@
+"""The output of `status`."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from zo_sweeps.cli.show.text import counted, listing, say, some
+from zo_sweeps.core.trial import TrialState
+from zo_sweeps.core.units import count_text, duration
+from zo_sweeps.results.facts.status import SweepStatus, TrialStatus
+
+LISTED = 40  # trials; of a larger sweep `--trials` lists them
+
+
+def show_status(sweep: SweepStatus, to: Console, *, failed: bool, trials: bool) -> None:
+    """Print counts by row and state, the process that runs the sweep, what runs where, the failures, and the trials.
+
+    Args:
+        failed: whether to print the errors of the trials that failed.
+        trials: whether to list the trials of a large sweep too.
+    """
+    show_progress(sweep, to)
+    if other := sum(trial.other_code for trial in sweep.trials):
+        text = f"{other} measured with other code than today's: --rerun succeeded (or a trial's id) measures again"
+        say(to, text)
+    if failed:
+        for trial in _failures(sweep):
+            say(to, f"{trial.trial_id}  {trial.label}: {trial.error}")
+    elif bad := _failures(sweep):
+        say(to, f"{len(bad)} failed: `status --failed` prints their errors, `status ID` one's traceback")
+    if trials or len(sweep.trials) <= LISTED:
+        rows = [(trial.trial_id, trial.state, trial.label) for trial in sweep.trials]
+        say(to, "")
+        listing(to, ("id", "state", "trial"), rows)
+    else:
+        say(to, f"`status --trials` lists the ids of the {len(sweep.trials)} trials, `status ID` is about one")
+
+
+def show_failures(sweep: SweepStatus, to: Console) -> None:
+    """Print the failures by their errors, each error once."""
+    errors: dict[str, list[str]] = {}
+    for trial in _failures(sweep):
+        errors.setdefault(trial.error, []).append(trial.trial_id)
+    for error, ids in errors.items():
+        say(to, f"{counted(len(ids), 'failure')} ({some(ids)}): {error}")
+
+
+def _failures(sweep: SweepStatus) -> list[TrialStatus]:
+    bad = {state.value.lower() for state in TrialState if state.is_retryable}
+    return [trial for trial in sweep.trials if trial.state in bad]
+
+
+def show_progress(sweep: SweepStatus, to: Console) -> None:
+    """Print counts by row and state, and what runs where."""
+    say(to, f"{sweep.grid} in {sweep.state_dir}: {f'running ({sweep.driver})' if sweep.driver else 'not running'}")
+    states = [state for state in sweep.counts if any(state in row.counts for row in sweep.rows)]
+    headers = ("row", "trials", *(state.replace("_", " ") for state in states))
+    rows = [
+        (row.label, str(sum(row.counts.values())), *(str(row.counts.get(state, "·")) for state in states))
+        for row in sweep.rows
+    ]
+    listing(to, headers, rows)
+    if sweep.driver:
+        _live(sweep, to)
+
+
+def _live(sweep: SweepStatus, to: Console) -> None:
+    """Print what runs where, what waits and why, the rate, and the time to go."""
+    rows = [
+        (
+            run.label,
+            f"{run.step}/{run.steps}" if run.steps else "·",
+            run.node,
+            str(run.attempt),
+            duration(run.seconds),
+        )
+        for run in sweep.running
+    ]
+    listing(to, ("running now", "step", "node", "attempt", "for"), rows)
+    if len(sweep.nodes) > 1:
+        listing(to, ("node", "running", "ended"), [(n.node, str(n.running), str(n.ended)) for n in sweep.nodes])
+    for why, waiting in sweep.waiting.items():
+        say(to, f"waiting ({counted(waiting, 'trial')}): {why}")
+    rate = f", at {count_text(sweep.tokens_per_second)} forwarded tokens per second" if sweep.tokens_per_second else ""
+    say(to, f"time to go: {duration(sweep.seconds_left)}{rate}")

@@ -1,0 +1,125 @@
+"""Lines and listings that fit the terminal: nothing is cut, and no name, id or number is broken."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from itertools import zip_longest
+from typing import TextIO
+
+from rich.console import Console
+
+from zo_sweeps.cli.lines import INDENT, wrapped
+
+UNLIMITED = 100_000  # columns of a file or a pipe
+GAP = "  "
+NARROW = 10  # columns to which a text may be narrowed, or to its longest word
+SOME = 4  # names in a sentence
+NO_NUMBER = ("", "·", "–", "?")  # printed in a column of numbers where there is none
+
+
+def console(file: TextIO | None = None) -> Console:
+    """Return a console for what a command prints: as wide as COLUMNS says, or else as the terminal.
+
+    A file or a pipe has room for every line.
+    """
+    made = Console(file=file, highlight=False, emoji=False)
+    if not made.is_terminal and not os.environ.get("COLUMNS", "").isdigit():
+        made.width = UNLIMITED
+    return made
+
+
+def say(to: Console, text: str) -> None:
+    """Print lines, wrapped between words."""
+    for line in text.split("\n"):
+        to.print(wrapped(line, to.width), markup=False, soft_wrap=True)
+
+
+def listing(to: Console, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print rows below their headers: columns of numbers to the right, all others to the left.
+
+    The first layout that fits: a line per row; texts wrapped within their columns; the first cell on a line of its own,
+    with the others below it; a block per row, with a line for each cell that says something.
+    """
+    if not rows:
+        return
+    every = [list(headers), *map(list, rows)]
+    right = [i > 0 and all(_is_number(row[i]) for row in rows) for i in range(len(headers))]
+    whole = _narrowed(every, right, to.width)
+    rest = _narrowed([row[1:] for row in every], right[1:], to.width - len(INDENT)) if len(headers) > 1 else []
+    if _width(whole) <= to.width:
+        printed = _aligned(whole, right)
+    elif rest and len(INDENT) + _width(rest) <= to.width:
+        below = ([INDENT + line for line in lines] for lines in _aligned(rest, right[1:]))
+        printed = [[wrapped(row[0], to.width), *lines] for row, lines in zip(every, below, strict=True)]
+    else:
+        printed = [[], *(_block(headers, cells, to.width) for cells in rows)]
+    for i, lines in enumerate(printed):
+        for line in lines:
+            to.print(line, markup=False, soft_wrap=True, style=None if i else "bold")
+
+
+def _narrowed(rows: Sequence[Sequence[str]], right: Sequence[bool], width: int) -> list[list[str]]:
+    """Return the rows with the texts of the widest columns wrapped, as far as `width` and their longest words ask."""
+    widths = _widths(rows)
+    columns = list(zip(*rows, strict=True))
+    least = [
+        own if number else min(own, max(NARROW, *(len(word) for cell in column for word in cell.split())))
+        for own, number, column in zip(widths, right, columns, strict=True)
+    ]
+    while sum(widths) + len(GAP) * (len(widths) - 1) > width and widths != least:
+        widest = max((i for i in range(len(widths)) if widths[i] > least[i]), key=lambda i: widths[i])
+        widths[widest] -= 1
+    return [["\n".join(_folded(cell, own)) for cell, own in zip(row, widths, strict=True)] for row in rows]
+
+
+def _folded(cell: str, width: int) -> list[str]:
+    return [wrapped(line, width, hanging="") for line in cell.split("\n")]
+
+
+def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
+    return [max(len(line) for cell in column for line in cell.split("\n")) for column in zip(*rows, strict=True)]
+
+
+def _width(rows: Sequence[Sequence[str]]) -> int:
+    widths = _widths(rows)
+    return sum(widths) + len(GAP) * (len(widths) - 1)
+
+
+def _aligned(rows: Sequence[Sequence[str]], right: Sequence[bool]) -> list[list[str]]:
+    """Return the lines of each row, whose cells may have several."""
+    widths = _widths(rows)
+
+    def line(texts: Sequence[str]) -> str:
+        parts = zip(texts, widths, right, strict=True)
+        return GAP.join(text.rjust(width) if number else text.ljust(width) for text, width, number in parts).rstrip()
+
+    return [[line(texts) for texts in zip_longest(*(cell.split("\n") for cell in row), fillvalue="")] for row in rows]
+
+
+def _block(headers: Sequence[str], cells: Sequence[str], width: int) -> list[str]:
+    said = [(name, text) for name, text in zip(headers[1:], cells[1:], strict=True) if text not in NO_NUMBER]
+    longest = max((len(name) for name, _ in said), default=0)
+    hanging = " " * (longest + len(GAP))
+    lines = [wrapped(cells[0], width)]
+    for name, text in said:
+        first, *more = text.split("\n")
+        lines.append(wrapped(f"{INDENT}{name:{longest}}{GAP}{first}", width, hanging))
+        lines += [wrapped(f"{INDENT}{hanging}{line}", width) for line in more]
+    return lines
+
+
+def _is_number(text: str) -> bool:
+    return text in NO_NUMBER or ("\n" not in text and text.lstrip("+-−")[:1].isdigit())
+
+
+def counted(number: int, what: str) -> str:
+    """Return "1 trial", "2 trials"."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def some(names: Sequence[str]) -> str:
+    """Return the first few names, and how many follow: "RTE, CB, BoolQ and 4 more"."""
+    if len(names) <= SOME:
+        return ", ".join(names)
+    return f"{', '.join(names[: SOME - 1])} and {len(names) - SOME + 1} more"
