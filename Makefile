@@ -9,7 +9,7 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint lock clean
+.PHONY: help run test lint docs lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-6s %s\n", $$1, $$2}' Makefile
@@ -24,6 +24,11 @@ lint: $(VENV)/.installed-dev ## formatting, lint, types
 	@$(VENV)/bin/ruff format --check .
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/mypy
+
+docs: $(VENV)/.installed-dev ## the documentation site, in build/site; needs Python 3.11 or later
+	@$(VENV)/bin/sphinx-build --quiet --fresh-env --fail-on-warning --keep-going -b html -c docs/site -d build/doctrees . build/site
+	@$(PY) docs/site/check.py build/site
+	@echo "build/site/index.html"
 
 lock: ## resolve the dependencies afresh and rewrite constraints.txt (needs python3.10 and python3.11)
 	@$(PYTHON) .ci/lock.py python3.10 python3.11

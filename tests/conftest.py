@@ -41,6 +41,21 @@ def shared() -> Path:
     return Path(folder).resolve()
 
 
+def of_all_workers(factory: pytest.TempPathFactory, name: str) -> Path:
+    """Return the path of a folder that all processes of the tests share."""
+    base = factory.getbasetemp()
+    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+
+
+@pytest.fixture(scope="session")
+def tracking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of an MLflow server for all tests but those of the server itself: each start takes eight seconds."""
+    from zo_sweeps.record import server
+
+    with server.local_server(of_all_workers(tmp_path_factory, "mlflow server")) as uri:
+        yield uri
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _no_hub() -> None:
     """No test asks the Hugging Face hub: a plan would wait seconds for it where there is no network."""

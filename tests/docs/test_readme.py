@@ -1,4 +1,4 @@
-"""The README as its readers use it: its worked examples are written to disk and run, its commands are read."""
+"""The README, the tutorial and the notebooks as their readers use them: what they show is written to disk and run."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ from zo_sweeps.config.composer import Composer
 from zo_sweeps.methods import registry
 from zo_sweeps.models.identity import DEMO
 from zo_sweeps.plan.build import build
-from zo_sweeps.record import server
 from zo_sweeps.results import tables as readout
 from zo_sweeps.schedule.ledger import Standing
 
 TEXT = (REPO / "README.md").read_text(encoding="utf-8")
+TUTORIAL = (REPO / "docs" / "TUTORIAL.md").read_text(encoding="utf-8")
+OTHERS = [(REPO / "docs" / f"{page}.md").read_text(encoding="utf-8") for page in ("PACKAGE", "SHARE")]
 COMMAND = "python -m zo_sweeps"
 SMALL = [
     "scale=smoke",
@@ -68,7 +69,7 @@ def meant(line: str) -> list[str]:
     return [line.replace(choice[0], one) for one in choice[0].split("|")] if choice else [line]
 
 
-COMMANDS = sorted({line for shown_line in shown(TEXT) for line in meant(shown_line)})
+COMMANDS = sorted({line for text in (TEXT, TUTORIAL, *OTHERS) for one in shown(text) for line in meant(one)})
 
 
 def run(command: list[str], folder: Path, package: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -103,22 +104,27 @@ def write_example(folder: Path) -> Path:
     return path
 
 
+def cells(notebook: str) -> str:
+    """The code of a notebook, in order."""
+    every = json.loads((REPO / "examples" / notebook).read_text(encoding="utf-8"))["cells"]
+    code = [cell for cell in every if cell["cell_type"] == "code"]
+    assert not any(cell["outputs"] for cell in code), "outputs in git would be of another run"
+    return "\n".join("".join(cell["source"]) for cell in code)
+
+
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """FOLDER of "Add your own" with its grid and its task, DATA with a few lines of data; my_conf of "Add a method"."""
+    """The tutorial's folder, with its task, its grid and the rows of its script; my_conf of "Add a method"."""
     folder = tmp_path_factory.mktemp("own")
     write_example(folder)
-    grid, task = code(section("Add your own"), "yaml")
-    for name, text in (("grid/mine.yaml", grid), ("task/mood.yaml", task)):
-        (folder / name).parent.mkdir()
+    files = re.findall(r"^```(?:python|yaml)\n# (\S+)\n(.*?)^```", TUTORIAL, re.MULTILINE | re.DOTALL)
+    assert [name for name, _ in files] == ["make_rows.py", "my/task/mood.yaml", "my/grid/mine.yaml"]
+    for name, text in files:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
-    given = re.search(r'\{"text".*\}', task)
-    assert given, "the task says what a line of its data looks like"
-    data = folder / "DATA" / "mood"
-    data.mkdir(parents=True)
-    for split, lines in (("train", 48), ("validation", 16), ("test", 16)):
-        rows = [{**json.loads(given[0]), "label": n % 2, "text": f"what a day {n}"} for n in range(lines)]
-        (data / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        exec(files[0][1], {})
     with registry.using_folders(()):  # the plans made here look into my_conf
         yield folder
 
@@ -147,11 +153,10 @@ def test_a_command_is_one_that_the_command_line_understands(
     options = parse(words, capsys)
     if not hasattr(options, "overrides"):
         return
-    folders = [str(own) if folder == "FOLDER" else folder for folder in options.config_dir]
     grid = [] if any(word.startswith("+grid=") for word in options.overrides) else ["+grid=quickstart"]
     overrides = [text for text in options.overrides if "=" in text]  # a trial's id is none
-    composed = composer((*grid, *overrides), (*folders, *([] if folders else [str(own)])))
-    if "MODEL" not in line:
+    composed = composer((*grid, *overrides), tuple(options.config_dir or [str(own / "my")]))
+    if "MODEL" not in line and ("+grid=mine" not in line or "data.dir=" in line):  # else it reads the last sweep
         assert planned(composed).every
 
 
@@ -186,18 +191,11 @@ def example_commands() -> list[str]:
     return [line.strip() for line in section("Add a method").splitlines() if re.match("    (python|make) ", line)]
 
 
-@pytest.fixture(scope="module")
-def tracking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """One MLflow server for all, as an override: starting one is most of a small sweep's time."""
-    with server.local_server(tmp_path_factory.mktemp("tracking")) as uri:
-        yield f"tracking.uri={uri}"
-
-
 @pytest.mark.e2e
 @pytest.mark.slow
 def test_the_added_method_runs_and_its_results_are_a_data_frame(checkout: Path, tracking: str) -> None:
     (command,) = [line for line in example_commands() if line.startswith(COMMAND)]
-    done = run(typed(command, *SMALL, tracking), checkout, checkout)
+    done = run(typed(command, *SMALL, f"tracking.uri={tracking}"), checkout, checkout)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "succeeded" in done.stdout
 
@@ -226,11 +224,14 @@ print(json.dumps([zo_sweeps.__file__, sorted(set(trials["state"])), sorted(set(t
 
 @pytest.mark.multiprocess
 def test_a_loop_of_ones_own_is_run_and_replayed(tmp_path: Path) -> None:
-    """The README's own assertion is that the replay has the same bits."""
+    """The README's own assertion, and the notebook's, is that the replay has the same bits."""
     (loop,) = code(section("A loop of your own"), "python")
-    done = run([sys.executable, "-c", f"{loop}\nprint(losses(1).item())"], tmp_path, REPO)
+    script = f"{loop}\nprint(losses(1).item())\n{cells('engine.ipynb')}"
+    done = run([sys.executable, "-c", script], tmp_path, REPO)
     assert done.returncode == 0, done.stderr
-    assert float(done.stdout) < 0.1
+    loss, before, after = (float(line.rpartition(" ")[2]) for line in done.stdout.splitlines())
+    assert loss < 0.1
+    assert before < 0.2 < 0.7 < after, "ten digits; a network of 2,410 weights"
 
 
 @pytest.mark.e2e
@@ -241,11 +242,14 @@ def test_the_python_interface_gives_weights_that_peft_and_transformers_load(
     """As written: a notebook that runs the quickstart, the command, and a program that loads."""
     title = "5. Use it from Python, and take the weights"
     notebook, loading = code(section(title), "python")
-    done = run([sys.executable, "-c", f"{notebook}\nprint(best['trial_id'], len(weights))"], tmp_path, REPO)
+    script = f"{notebook}\nprint(best['trial_id'], len(weights))\n{cells('grid.ipynb')}"
+    done = run([sys.executable, "-c", script], tmp_path, REPO, MPLBACKEND="agg")
     assert done.returncode == 0, done.stderr
-    first, last = done.stdout.splitlines()
+    first, last, again, *table = done.stdout.splitlines()
     trial_id, parameters = last.split()
-    assert first == "8 trials"
+    assert first == again == "8 trials"
+    assert {line.split()[0] for line in table} >= {"Zero-shot", "FO-LoRA-FA", "ZO-LoRA-FA"}
+    assert (tmp_path / "accuracy.png").stat().st_size > 5000
     for line in shown(section(title)):
         exported = line.replace("TRIAL_ID", trial_id).replace("--out ", "--out exported/")
         monkeypatch.chdir(tmp_path)
@@ -287,15 +291,27 @@ def test_the_contract_holds_the_added_method(checkout: Path) -> None:
     assert any("test_layers" in name and "perturbations/three_point.py" in name for name in passed)
 
 
-# --- "Add your own": a grid and a task in a folder of the reader's
+# --- the tutorial: a grid and a task of the reader's, to a table in a paper
 
 
 @pytest.mark.e2e
 @pytest.mark.slow
-def test_a_grid_and_a_task_of_ones_own_run(own: Path, tracking: str) -> None:
-    (command,) = [line for line in shown(section("Add your own")) if "+grid=mine" in line]
-    small = [*SMALL, "estimator.q=1,4", tracking]
-    done = run(typed(command.replace("FOLDER", "."), *small), own, REPO)
+def test_the_tutorial_ends_with_a_table_and_an_archive_that_verifies(
+    own: Path, tracking: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (planning, running, *reading) = shown(TUTORIAL)
+    assert planning == running.replace("zo_sweeps ", "zo_sweeps plan ", 1)
+    done = run(typed(running, *SMALL, "update.lr=0.3", f"tracking.uri={tracking}"), own, REPO)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"mine: 5 succeeded; 5 run now", done.stdout), done.stdout
-    assert re.search(r"Mood", done.stdout)
+    assert re.search(r"mine: 4 succeeded; 4 run now", done.stdout), done.stdout
+    monkeypatch.chdir(own)
+    said = {}
+    for line in reading:
+        words = typed(line.replace("--n 3", "--n 1"))[3:]
+        assert main(words) == 0, line
+        said[words[0]] = capsys.readouterr().out
+    assert [*said] == ["status", "report", "table", "check", "export", "verify"]
+    table = (own / "table.tex").read_text()
+    assert table.count(r"\begin{table}") == 2
+    assert re.search(r"^P-RGE, q = 4 & [\d.]+ ", table, re.MULTILINE)
+    assert len(re.findall("^ok ", said["verify"], re.MULTILINE)) == 3, said["verify"]

@@ -1,14 +1,12 @@
-"""One MLflow server for all end-to-end runs but those that test their own, and a small grid."""
+"""A small grid for all end-to-end runs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.plan.common import write_grid
-from zo_sweeps.record import server
 
 FIXED = {
     "model": "demo",
@@ -51,9 +49,3 @@ TRIALS = 7  # one zero-shot, two FO, four ZO
 @pytest.fixture(scope="session")
 def conf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_grid(tmp_path_factory.mktemp("conf"), SMALL, "small")
-
-
-@pytest.fixture(scope="session")
-def tracking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with server.local_server(tmp_path_factory.mktemp("tracking")) as uri:
-        yield uri

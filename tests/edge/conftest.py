@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import of_all_workers
+
 BATTERY = "Current Battery Service state:\n  AC powered: false\n  level: 81\n  scale: 100\n  temperature: 314\n"
 
 
@@ -40,9 +42,8 @@ def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(scope="module")
 def one_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """One store of programs for all processes of the tests: each program is exported once."""
-    base = tmp_path_factory.getbasetemp()
     patch = pytest.MonkeyPatch()
-    patch.setenv("ZO_SWEEPS_CACHE", str((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "programs"))
+    patch.setenv("ZO_SWEEPS_CACHE", str(of_all_workers(tmp_path_factory, "programs")))
     yield
     patch.undo()
 

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.multiprocess, pytest.mark.slow, pytest.mark.usefixture
 
 TRIAL = [
     *("model=random_llama", "model.arch.hidden_size=64", "model.arch.intermediate_size=96"),
-    *("model.arch.num_hidden_layers=2", "method=prge", "update.lr=0.01", "evaluation.mode=both", "estimator.q=4"),
+    *("model.arch.num_hidden_layers=1", "method=prge", "update.lr=0.01", "evaluation.mode=both", "estimator.q=4"),
     *("train.steps=8", "train.eval_every=4", "device=auto", "device.runtime=executorch"),
 ]
 

@@ -19,9 +19,9 @@ from zo_sweeps.run import in_program
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess, pytest.mark.usefixtures("one_thread", "one_store")]
 
 UNIT = 2.0**-24  # rounding of fp32
-TINY = [
+TINY = [  # of one layer: an export takes a third less, and test_program.py has one of two
     *("model=random_llama", "model.arch.hidden_size=64", "model.arch.intermediate_size=96"),
-    *("model.arch.num_hidden_layers=2", "method=prge", "update.lr=0.01", "evaluation.mode=both"),
+    *("model.arch.num_hidden_layers=1", "method=prge", "update.lr=0.01", "evaluation.mode=both"),
 ]
 PROGRAM = "device.runtime=executorch"
 ANYWHERE = "device=auto"  # a device that is named would be part of the trial's identity
@@ -37,6 +37,7 @@ def both(*overrides: str) -> tuple[tuple[Outcome, list[Event]], tuple[Outcome, l
     return run(trial), (ended, journal)
 
 
+# One direction has a program of its own, and costs an export: the dual form's trial below has one direction too.
 @pytest.mark.parametrize("q", [1, 4])
 def test_two_hundred_steps_have_the_losses_of_the_engine(q: int) -> None:
     """A loss rounds differently by delta, a gradient by delta / eps, and theta moves apart by lr * that, step by step.
@@ -106,7 +107,7 @@ def test_what_a_program_computes_is_the_engines_step(overrides: tuple[str, ...])
 
 def test_a_trial_moves_between_the_runtimes() -> None:
     """It begins in one and ends in the other: one id, one log without a gap, and the devices of its attempts."""
-    options = (*TINY, ANYWHERE, "estimator.q=1", "train.steps=8", "train.eval_every=4")
+    options = (*TINY, ANYWHERE, "estimator.q=4", "train.steps=8", "train.eval_every=4")
     here, there = make(*options), make(*options, PROGRAM)
     assert here.trial_id == there.trial_id
     whole, expected = run(here)
@@ -125,7 +126,7 @@ def test_a_trial_moves_between_the_runtimes() -> None:
 
 def test_a_run_that_was_stopped_ends_with_the_same_bits() -> None:
     """The program's log is replayed by the program: theta and every later loss are those of a run without a stop."""
-    trial = make(*TINY, ANYWHERE, "estimator.q=1", "train.steps=8", "train.eval_every=4", PROGRAM)
+    trial = make(*TINY, ANYWHERE, "estimator.q=4", "train.steps=8", "train.eval_every=4", PROGRAM)
     whole = measured(*run(trial))
     steps = iter(range(100))
     _, journal = run(trial, stop=lambda: next(steps) >= 4)
@@ -153,7 +154,7 @@ def test_the_dual_form_keeps_theta_up_to_the_rounding_of_its_copies() -> None:
 
 def test_a_non_finite_loss_ends_the_trial_as_in_pytorch() -> None:
     ended, _ = run(
-        make(*TINY, ANYWHERE, "estimator.q=1", "train.steps=8", "train.eval_every=4", "update.lr=1e30", PROGRAM)
+        make(*TINY, ANYWHERE, "estimator.q=4", "train.steps=8", "train.eval_every=4", "update.lr=1e30", PROGRAM)
     )
     assert ended.state is TrialState.DIVERGED
     assert "non-finite loss at step" in ended.error

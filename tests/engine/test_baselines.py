@@ -190,7 +190,8 @@ class Events(list):
 
 def trials(folder: Path, block: str, *overrides: str) -> list[Trial]:
     (folder / "grid").mkdir(exist_ok=True)
-    head = "# @package grid\nname: mine\nfixed: {model: demo, task: demo_remarks, prompt: mezo}\nseeds: [0]\n"
+    model = "model: random_llama, model.arch.hidden_size: 64, model.arch.num_hidden_layers: 2"
+    head = f"# @package grid\nname: mine\nfixed: {{{model}, task: demo_remarks, prompt: mezo}}\nseeds: [0]\n"
     (folder / "grid" / "mine.yaml").write_text(f"{head}blocks:\n  a: {{fixed: {block}}}\n")
     small = ["split.train=16", "split.dev=6", "split.test=8", *overrides]
     return list(build(Composer(["+grid=mine", *small], [str(folder)])).trials)

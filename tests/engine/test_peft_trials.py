@@ -1,4 +1,4 @@
-"""Trials over every space, planned from configuration files and run by the worker on the demo model."""
+"""Trials over every space, planned from configuration files and run by the worker on a small model."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from zo_sweeps.run import run_trial as worker
 
 pytestmark = pytest.mark.unit
 METHODS = ("dora", "vera", "mezo_lora", "prefix", "sensitive", "sensitive_task", "random_subset", "outliers")
+TINY = {"model": "random_llama", "model.arch.hidden_size": 64, "model.arch.num_hidden_layers": 2}
 SMALL = {"targets": ["q", "v"], "density": 0.01, "samples": 3, "length": 24}
 
 
@@ -46,7 +47,7 @@ def plan(folder: Path, methods: Sequence[str] = METHODS, *overrides: str, **spac
     grid = {
         "name": "small",
         "fixed": {
-            "model": "demo",
+            **TINY,
             "task": "demo_remarks",
             "prompt": "mezo",
             "split": {"train": 8, "dev": 4, "test": 4},
@@ -88,10 +89,9 @@ def test_every_method_runs_and_its_memory_is_counted(tmp_path: Path) -> None:
 
 def expected_trainable(trial: Any) -> int:
     from zo_sweeps.models.families import describe
-    from zo_sweeps.models.identity import DEMO
 
-    arch = json.loads((DEMO / "config.json").read_text())
-    count = TrialConfig.of(trial.config).space.trainable(describe(arch))
+    config = TrialConfig.of(trial.config)
+    count = config.space.trainable(describe(config.model.arch))
     assert count > 0
     return count
 

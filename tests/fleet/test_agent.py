@@ -283,7 +283,7 @@ def test_a_full_disk_drops_what_no_trial_uses(tmp_path: Path, monkeypatch: pytes
 def test_the_paths_of_a_trial_are_the_boards_and_its_id_stays(tmp_path: Path) -> None:
     from tests.worker.common import make
 
-    trial = make("update.lr=1e-3")
+    trial = make("model=demo", "update.lr=1e-3")
     there = trials.here(trial.to_json(), {"model": str(DEMO), "data": str(tmp_path)})
     config = TrialConfig.of(there.config)
     assert (config.model.source.value, config.model.path, config.data.dir) == ("local", str(DEMO), str(tmp_path))
@@ -360,7 +360,9 @@ def test_rows_of_the_hub_reach_a_board_without_its_library_as_files(
     for split, count in (("train", 90), ("validation", 40)):
         rows = [{"question": "is it", "passage": f"{split} {i}\u2028", "answer": i % 3 == 0} for i in range(count)]
         (tmp_path / "boolq" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    trial = make("task=boolq", f"task.hub.path={tmp_path / 'boolq'}", "task.hub.name=null", "update.lr=1e-3")
+    trial = make(
+        "model=demo", "task=boolq", f"task.hub.path={tmp_path / 'boolq'}", "task.hub.name=null", "update.lr=1e-3"
+    )
     listed = lease_files(TrialConfig.of(trial.config))
     assert [file.of for file in listed] == ["rows", "rows"]
     source = Source(*(Path(file.here).read_bytes() for file in listed))

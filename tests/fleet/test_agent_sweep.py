@@ -1,4 +1,4 @@
-"""A sweep over a Ray node and an agent, each started by its command: the walk of the README, on one machine."""
+"""A sweep over a Ray node and an agent, each started by its command: the walk of docs/CLUSTER.md, on one machine."""
 
 from __future__ import annotations
 

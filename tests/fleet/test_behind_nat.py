@@ -1,4 +1,4 @@
-"""The walk of the README in network namespaces: boards with other Pythons join from behind a router that lets none in.
+"""The walk of docs/CLUSTER.md in network namespaces: boards with other Pythons join from behind a router.
 
 With ordinary privileges, and this Python alone: tests/fleet/test_agent_sweep.py.
 """

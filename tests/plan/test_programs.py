@@ -196,7 +196,7 @@ def test_trials_of_a_grid_with_columns_are_told_apart_and_no_length_is_named_tha
     plan = named("prge_table4", ON, "model=random_llama", "scale=smoke", AS_GIVEN)
     labels = [trial.label for trial in plan.trials]
     assert len({*labels}) == len(labels) == 24
-    assert labels[0] == "Dual-Forwarding · seq64_e2 · seed 0"
+    assert labels[0] == "Dual-Forwarding · T=64, E=2 · seed 0"
     assert not any("texts of at most" in line for line in plan.caveats), "half of the columns have 128 tokens"
 
 

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +32,8 @@ SWEEP = SweepInfo(
 
 
 @pytest.fixture(scope="module")
-def mlflow_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("mlflow server")
-
-
-@pytest.fixture(scope="module")
-def uri(mlflow_folder: Path) -> Iterator[str]:
-    with server.local_server(mlflow_folder) as uri:
-        yield uri
+def uri(tracking: str) -> str:
+    return tracking
 
 
 @pytest.fixture

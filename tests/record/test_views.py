@@ -12,7 +12,6 @@ import pytest
 
 from tests.record import made_up
 from zo_sweeps.record import mlflow_views as views
-from zo_sweeps.record import server
 from zo_sweeps.record.journal import JournalStore
 from zo_sweeps.record.mlflow_client import pages
 from zo_sweeps.record.mlflow_points import trial_tags
@@ -56,20 +55,19 @@ def test_a_line_is_the_mean_of_a_settings_seeds() -> None:
 
 @pytest.mark.multiprocess
 @pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
-def test_a_browser_shows_every_trial_with_its_task_and_metrics(tmp_path: Path) -> None:
+def test_a_browser_shows_every_trial_with_its_task_and_metrics(tmp_path: Path, tracking: str) -> None:
     store = JournalStore(tmp_path)
     trials = [made_up.trial(seed, steps=20) for seed in range(3)]
     for made in trials:
         store.append(made.trial_id, made_up.whole(made))
-    with server.local_server(tmp_path) as uri:
-        mirror = MlflowMirror(uri, SWEEP.grid, SWEEP, tmp_path, say=print)
-        for made in trials:
-            mirror.register(made)
-        assert mirror.drain(120) == 0
-        mirror.close(30)
-        (page,) = pages(uri, tmp_path).values()
-        assert page == mirror.page
-        command = [str(CHROMIUM), *QUIET, f"--user-data-dir={tmp_path / 'browser'}", "--virtual-time-budget=30000"]
-        shown = subprocess.run([*command, "--dump-dom", page], capture_output=True, text=True, timeout=120).stdout
+    mirror = MlflowMirror(tracking, SWEEP.grid, SWEEP, tmp_path, say=print)
+    for made in trials:
+        mirror.register(made)
+    assert mirror.drain(120) == 0
+    mirror.close(30)
+    (page,) = pages(tracking, tmp_path).values()
+    assert page == mirror.page
+    command = [str(CHROMIUM), *QUIET, f"--user-data-dir={tmp_path / 'browser'}", "--virtual-time-budget=30000"]
+    shown = subprocess.run([*command, "--dump-dom", page], capture_output=True, text=True, timeout=120).stdout
     for text in ("zo.task", "zo.state", "test/accuracy", *(made.label for made in trials)):
         assert text in shown

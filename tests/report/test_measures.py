@@ -115,12 +115,12 @@ def test_figures_label_their_axes_by_the_metric(tmp_path: Path) -> None:
         "curve": {"kind": "curve", "x": "step", "y": "dev/metric"},
     }
     for tasks, bars, curve in (
-        (["demo_remarks"], "test/metric (%)", "dev metric (%)"),
-        (["stsb"], "Pearson correlation", "dev Pearson correlation"),
+        (["demo_remarks"], "Test accuracy (%)", "Dev accuracy (%)"),
+        (["stsb"], "Test Pearson correlation", "Dev Pearson correlation"),
         (
             ["demo_remarks", "stsb"],
-            "test/metric (%; Pearson correlation: STS-B)",
-            "dev metric (%; Pearson correlation: STS-B)",
+            "Test accuracy (%; Pearson correlation: STS-B)",
+            "Dev metric (%; Pearson correlation: STS-B)",
         ),
     ):
         folder = tmp_path / "-".join(tasks)

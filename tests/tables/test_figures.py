@@ -11,11 +11,15 @@ from typing import Any
 import pytest
 
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.tables import Measure, Record
-from zo_sweeps.tables.draw import drawing, inline_svg, render
-from zo_sweeps.tables.figures import Figure, FigureSpec, cumulative, curves, points
+from zo_sweeps.tables import Record, build
+from zo_sweeps.tables.draw import drawing, render
+from zo_sweeps.tables.figures import TOLD_APART, Figure, FigureSpec, axis_label, cumulative, curves, points
+from zo_sweeps.tables.inline_svg import TOKENS, inline_svg
+from zo_sweeps.tables.paper_files import names
+from zo_sweeps.tables.row_figure import MEAN, SEEDS, row_figure
+from zo_sweeps.tables.row_figure import PUBLISHED as PUBLISHED_LABEL
 
-from .examples import ACCURACY, LR, Q, measure, record
+from .examples import ACCURACY, LR, PUBLISHED, Q, measure, record, small
 
 pytestmark = pytest.mark.unit
 
@@ -220,16 +224,16 @@ def test_png_and_svg_are_whole_files_with_the_title_in_plain_letters(name: str) 
 def test_the_same_figure_is_the_same_file_and_names_no_address() -> None:
     figure = drawn_examples()["curve"]
     assert render(figure, "svg") == render(figure, "svg")
-    inline = inline_svg(figure)
+    inline = inline_svg(figure, "a")
     assert (inline[:4], inline[-6:]) == ("<svg", "</svg>")
     assert "://" not in inline
 
 
 def test_a_second_measure_of_the_difference_of_two_metrics_is_named_on_the_axis() -> None:
-    measure = Measure("peak_memory_bytes", "GiB", 2**30, better="lower", minus="weights_bytes")
+    beyond = measure("memory_beyond_weights")
     records = [record({Q: 1}, metrics={"peak_memory_bytes": 3 * 2**30, "weights_bytes": 2**30})]
-    figure = points(replace(layout(columns=COLUMNS[:1]), measure=measure), records, look)
-    assert (figure.y_label, figure.panels[0].series[0].y) == ("peak_memory_bytes − weights_bytes (GiB)", (2.0,))
+    figure = points(replace(layout(columns=COLUMNS[:1]), measure=beyond), records, look)
+    assert (figure.y_label, figure.panels[0].series[0].y) == ("Peak memory beyond the weights (GiB)", (2.0,))
 
 
 SHARES = {
@@ -252,7 +256,7 @@ def test_several_measurements_of_a_run_are_lines_alike_in_colour_by_density_and_
     assert list(found) == [label for _, label in CURVES]
     assert [(series.color, series.style) for series in found.values()] == [(0, 0), (1, 0), (0, 1), (1, 1)]
     assert found["text_static, 0.01"].y == (0.2, 0.1)
-    assert figure.y_label == "share of the squared gradient"
+    assert figure.y_label == "Share of the squared gradient"
     with drawing(figure) as drawn:
         lines = [(line.get_color(), line.get_linestyle()) for line in drawn.axes[0].get_lines()]
     assert len(set(lines)) == 4
@@ -303,4 +307,59 @@ def test_a_series_of_a_ratio_is_the_named_series_over_its_own_where_both_have_a_
     figure = points(spec, records, look)
     (series,) = figure.panels[0].series
     assert (series.x, series.y) == ((1.0, 4.0), (0.9 / 0.5, 3.0 / 2.5))
-    assert figure.y_label == "speed-up (×)"
+    assert figure.y_label == "Speed-up (×)"
+
+
+@pytest.mark.parametrize("name", names("table"))
+def test_an_axis_is_named_in_words_with_its_unit(name: str) -> None:
+    shown = measure(name)
+    label = axis_label(shown, shown.unit, name)
+    assert not {"_", "/"} & {*label.removesuffix(f"({shown.unit})")}
+    assert label[0].isupper()
+    assert label.endswith(f"({shown.unit})")
+
+
+def test_a_panel_of_more_lines_than_can_be_told_apart_is_split_and_keeps_its_scale() -> None:
+    series = tuple((f"row{i}", f"Row {i}") for i in range(TOLD_APART + 3))
+    records = [record({Q: q}, block=block) for block, _ in series for q in (1, 4)]
+    given = ({"series": "row10", "panel": "sst2", "x": 4, "y": 61.0},)
+    figure = points(layout(series=series, columns=COLUMNS[:1], published=given), records, look)
+    assert [panel.title for panel in figure.panels] == ["SST-2 (1 of 2)", "SST-2 (2 of 2)"]
+    assert [len(panel.series) for panel in figure.panels] == [6, 6], "the published point follows its row"
+    assert [label for panel in figure.panels for s in panel.series if not s.is_published for label in [s.label]] == [
+        label for _, label in series
+    ]
+    with drawing(figure) as drawn:
+        every = [axes for axes in drawn.axes if axes.axison]
+        assert len({axes.get_ylim() for axes in every}) == 1
+        for axes, panel in zip(every, figure.panels, strict=True):
+            shown = {line.get_color() for line in axes.get_lines() if line.get_linestyle() != "None"}
+            assert len(shown) == len({series.color for series in panel.series})
+
+
+def test_the_figure_of_a_table_has_its_rows_with_values_seeds_and_published_numbers() -> None:
+    spec, records = small()
+    table = build(spec, records, PUBLISHED)
+    figure = row_figure(table, "grid_result")
+    assert figure.ticks == tuple(label for _, label in table.rows)
+    assert [panel.title for panel in figure.panels] == [label for _, label in spec.columns]
+    for panel, (key, _) in zip(figure.panels, spec.columns, strict=True):
+        cells = [table.cells[block, key] for block, _ in table.rows]
+        parts = {series.label: (series.y, series.std) for series in panel.series}
+        have = [cell for cell in cells if cell.mean is not None]
+        seeds = tuple(v for cell in cells if cell.n > 1 for v in dict.fromkeys(cell.values.values()))
+        assert parts.get(MEAN, ((), ())) == (tuple(cell.mean for cell in have), tuple(cell.std for cell in have))
+        assert parts.get(SEEDS, ((), ()))[0] == seeds
+        assert parts.get(PUBLISHED_LABEL, ((), ()))[0] == tuple(c.published for c in cells if c.published is not None)
+    with drawing(figure) as drawn:
+        assert [label.get_text() for label in drawn.axes[0].get_yticklabels()] == list(figure.ticks)
+
+
+def test_an_inline_figure_has_the_colours_of_the_page_and_no_inline_style() -> None:
+    text = inline_svg(drawn_examples()["curve"], "f1")
+    assert "style=" not in text
+    assert "var(--series-0)" in text
+    assert not [color for color in TOKENS if f'"{color}"' in text.lower()]
+    root = ET.fromstring(text)
+    assert root.get("aria-labelledby") == root[0].get("id") == "f1-title"
+    assert root[0].text == drawn_examples()["curve"].title

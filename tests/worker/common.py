@@ -1,4 +1,4 @@
-"""Small trials on the demo model, planned as a user's grid would be, and ways to run them."""
+"""Small trials, planned as a user's grid would be, and ways to run them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,14 @@ from zo_sweeps.run.run_trial import run_trial
 
 SMALL = ["split.train=24", "split.dev=8", "split.test=12", "train.batch=4", "train.eval_every=2", "device=cpu"]
 
+SIZES = ("hidden_size=64", "intermediate_size=96", "num_hidden_layers=2")
+TINY = ["model=random_llama", *(f"model.arch.{size}" for size in SIZES)]  # a trial takes a third of the demo model's
+
 
 def make(*overrides: str) -> Trial:
-    """One trial of the quickstart grid's shape: its first ZO block unless a method is given."""
-    given = ["+grid=quickstart", "grid.relabel=true", "grid.seeds=[3]", *SMALL, *overrides]
+    """One trial of the quickstart grid's shape: its first ZO block, and a tiny model, unless others are given."""
+    model = () if any(text.startswith("model=") for text in overrides) else TINY
+    given = ["+grid=quickstart", "grid.relabel=true", "grid.seeds=[3]", *SMALL, *model, *overrides]
     left_out = [f"~grid.blocks.{name}" for name in ("zero_shot", "fo_lora_fa", "zo_lora_fa_q1")]
     (trial,) = build(Composer([*given, *left_out, "grid.tables={}"])).trials
     return trial

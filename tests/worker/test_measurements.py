@@ -51,7 +51,7 @@ def test_gradients_are_looked_at_before_the_first_step_and_at_every_evaluation(l
     for event in found.values():
         assert all(a <= b for a, b in zip(event["mean"], event["mean"][1:], strict=False))
         assert event["mean"][-1] == pytest.approx(1)
-        assert event["layers"] == 6 * 7
+        assert event["layers"] == 2 * 7
         for density in ("0.0001", "0.001", "0.01"):
             best = event["covered"][f"task_dynamic/{density}"] * (1 + 1e-9)  # summed in another order
             assert best >= event["covered"][f"task_static/{density}"] > 0

@@ -1,4 +1,4 @@
-"""run_trial on the demo model: resume, selection, divergence, stops. Equality is of bits."""
+"""run_trial on a small model: resume, selection, divergence, stops. Equality is of bits."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ from zo_sweeps.run import recorder
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-SIZES = ("hidden_size=64", "intermediate_size=96", "num_hidden_layers=2")
-TINY = ["model=random_llama", *(f"model.arch.{size}" for size in SIZES)]  # many runs, and nothing has to be learned
 LORA_ZO = ["method=prge", "estimator.q=2", "update.lr=0.05", "train.steps=5"]
 RUNS = {
     "zo full": ["method=mezo", "update.lr=1e-4", "train.steps=5"],
@@ -65,7 +63,7 @@ ALSO = {"zo lora", "zo lora_fa"}  # the run with a linear schedule takes the sam
 
 @pytest.mark.parametrize("name", [pytest.param(one, marks=pytest.mark.long) if one in ALSO else one for one in RUNS])
 def test_a_run_resumed_at_any_event_equals_the_undisturbed_one(name: str) -> None:
-    trial = make(*TINY, *RUNS[name])
+    trial = make(*RUNS[name])
     outcome, journal = run(trial)
     expected = measured(outcome, journal)
     assert outcome.state is TrialState.SUCCEEDED, outcome.error
@@ -246,7 +244,7 @@ def test_what_is_measured_says_so(undisturbed: Any) -> None:
 
 
 def test_the_directions_of_a_generator_that_repeats_are_a_metric(undisturbed: Any) -> None:
-    outcome, _ = run(make(*TINY, "method=pezo_pool", "perturbation.k=4", "train.steps=1", "update.lr=1e-4"))
+    outcome, _ = run(make("method=pezo_pool", "perturbation.k=4", "train.steps=1", "update.lr=1e-4"))
     assert outcome.metrics["directions"] == 15 / math.gcd(15, int(outcome.metrics["trainable_parameters"]))
     assert "directions" not in undisturbed("zo lora_fa")[1].metrics
 
@@ -254,7 +252,7 @@ def test_the_directions_of_a_generator_that_repeats_are_a_metric(undisturbed: An
 def test_rows_that_are_cut_and_rows_that_are_not_there_are_metrics(undisturbed: Any) -> None:
     metrics = undisturbed("zo lora_fa")[1].metrics
     assert (metrics["rows_truncated"], metrics["train_rows"], metrics["train_rows_short"]) == (0, 24, 0)
-    outcome, _ = run(make(*TINY, *RUNS["zo lora_fa"], "train.steps=1", "train.max_length=3", "split.train=1000000"))
+    outcome, _ = run(make(*RUNS["zo lora_fa"], "train.steps=1", "train.max_length=3", "split.train=1000000"))
     metrics = outcome.metrics
     assert (metrics["rows_truncated"], metrics["train_rows"], metrics["train_rows_short"]) == (340, 320, 999_680)
 

@@ -140,7 +140,7 @@ def test_a_metric_in_a_folder_of_the_user_s_is_one_python_file(folder: Path) -> 
 
 
 def test_f1_of_a_classification_task_is_recorded_as_f1_and_not_accuracy() -> None:
-    trial = make("method=zero_shot", "task.metric=[f1,accuracy]", "split.test=40")
+    trial = make("model=demo", "method=zero_shot", "task.metric=[f1,accuracy]", "split.test=40")
     outcome, journal = succeeded(trial)
     assert cache.warm is not None
     model = cache.warm.model

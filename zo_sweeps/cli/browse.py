@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from os.path import expanduser
 from pathlib import Path
@@ -88,17 +90,34 @@ def figure(given: Sequence[str]) -> int:
 
 
 def report(given: Sequence[str]) -> int:
-    """Write one self-contained HTML page on a grid: tables, curves, differences, failures, how to reproduce."""
+    """Write one self-contained HTML page on a grid: what it found, curves, tables; with --all, a site on all sweeps."""
     parser = grid_parser("report", report.__doc__)
     parser.add_argument(
         "--output", type=expanduser, default="", metavar="FILE.html", help="default: GRID.html in the state folder"
     )
+    parser.add_argument("--all", action="store_true", help="a site of static pages on every sweep of the state folder")
+    parser.add_argument("--out", type=expanduser, metavar="DIR", help="of --all: a new or empty folder, or such a site")
     options = parse(parser, given)
+    if options.all != (options.out is not None) or (options.all and options.output):
+        raise UserError("a site is written by --all --out DIR, a page by --output FILE.html", where="report")
+    if options.all:
+        return _site(options)
     from zo_sweeps.cli.show import files
     from zo_sweeps.cli.show.text import console
 
     reading = read(options)
     files.report(reading.plan, reading.composer, str(reading.command), options.output, console())
+    return 0
+
+
+def _site(options: Namespace) -> int:
+    from zo_sweeps.config.composer import Composer
+    from zo_sweeps.results.site import write_site
+
+    made = write_site(Composer(options.overrides, options.config_dir).run.folder, Path(options.out))
+    for line in made.left_out:
+        print(f"# left out: {line}", file=sys.stderr)
+    print(f"{made.index}   {made.sweeps} sweep{'s' * (made.sweeps != 1)}")
     return 0
 
 

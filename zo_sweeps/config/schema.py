@@ -148,6 +148,8 @@ class GridFigure:
     kind: str = "line"  # line, bar: of finished runs; curve: over training; cumulative: of squared gradients
     title: str = ""
     x: str = "column"  # line, bar: "column", an axis or key of a trial (estimator.q); curve: step or seconds
+    x_label: str = ""  # line, bar: of the axis, in words and units; "": the key's last word
+    y_label: str = ""  # the same; "": the measure's name and unit
     y: str = "accuracy"  # line, bar: a file of conf/table or a metric; curve: dev/loss, dev/metric or train/loss
     curves: dict[str, str] = field(default_factory=dict)  # curve: y (gradients/...) -> label, for several; replaces y
     at: list[float] = field(default_factory=lambda: [1.0])  # cumulative: fractions of the training
@@ -166,7 +168,7 @@ class GridConfig:
     paper: str = ""
     fixed: dict[str, Any] = field(default_factory=dict)
     axes: dict[str, Any] = field(default_factory=dict)
-    columns: dict[str, Any] = field(default_factory=dict)  # name -> its fixed values, if the columns are not tasks
+    columns: dict[str, Any] = field(default_factory=dict)  # name -> its fixed values, `label`; if they are not tasks
     seeds: list[int] = field(default_factory=lambda: [0])
     relabel: bool = False  # run rows and columns with overrides of what they fix, under labels that name these
     select: SelectConfig = field(default_factory=SelectConfig)
@@ -187,6 +189,14 @@ class GridConfig:
     def label(self, block: str) -> str:
         """Return the printed name of a block: its label, or its own name if it has none."""
         return self.blocks[block].label or block
+
+    def column_label(self, column: str) -> str:
+        """Return the printed name of one of `columns`: its label, or its own name if it has none."""
+        return str(self.columns[column].get("label", column))
+
+    def column_values(self, column: str) -> dict[str, Any]:
+        """Return the values that one of `columns` fixes."""
+        return {key: value for key, value in self.columns[column].items() if key != "label"}
 
 
 @dataclass(frozen=True)

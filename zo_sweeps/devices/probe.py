@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from functools import cache
 from importlib import metadata, util
 from pathlib import Path
 from typing import TypedDict
@@ -117,6 +118,7 @@ def _gpu() -> _Gpus | None:
     return {"names": names, "memory_bytes": total, "memory_free_bytes": free}
 
 
+@cache
 def _version(package: str) -> str:
     try:
         return metadata.version(package)

@@ -115,6 +115,8 @@ def read(cls: type[T], data: Mapping[str, Any], path: str = "", locate: Locate =
 
 def write(value: Any) -> Any:
     """Convert a definition, or the value of one of its fields, to plain JSON types: the inverse of `read`."""
+    if value is None or type(value) in (str, int, float, bool):  # the common case first
+        return value
     if isinstance(value, Enum):
         return value.value
     if hasattr(value, "to_json"):
@@ -130,6 +132,8 @@ def write(value: Any) -> Any:
 
 def identity(value: Any) -> Any:
     """Convert a value as `write` does, without the fields that do not affect a trial's result (`identity=False`)."""
+    if value is None or type(value) in (str, int, float, bool):  # the common case first
+        return value
     if isinstance(value, Enum):
         return value.value
     if hasattr(value, "to_identity"):

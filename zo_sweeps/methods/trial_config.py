@@ -163,6 +163,14 @@ class TrialConfig:
         """Optimization steps; 0 for a kind that does not train."""
         return self.train.steps if self.method.kind.trains else 0
 
+    def forwards(self, trainable: int) -> int:
+        """Return the forwards of the batch per step, for `trainable` values; a backward pass counts as two."""
+        if not self.method.kind.trains:
+            return 0
+        if self.method.kind.backpropagates:
+            return 3
+        return self.estimator.evaluations(max(trainable, 1)) + self.update.evaluations
+
 
 def _members(value: Any) -> Iterator[type[Definition]]:
     """Yield the classes of the members in a part of a configuration, and of those within them."""

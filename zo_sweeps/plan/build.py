@@ -165,7 +165,8 @@ class _Draft:
         needs = self.places.look(config)
         trial_id = needs.config.trial_id()
         column = setting.column or config.task.name
-        self.labels[column] = self.overrides.label(column, setting.column or config.task.display or column)
+        named = self.grid.column_label(column) if setting.column else config.task.display or column
+        self.labels[column] = self.overrides.label(column, named)
         if trial_id not in self.trials:
             row = self.overrides.label(name, self.grid.label(name))
             self.trials[trial_id] = _trial(trial_id, needs, self.grid.name, name, row, searched, self.labels[column])
@@ -259,9 +260,7 @@ def _cost(config: TrialConfig, needs: Availability) -> float:
         return kind.generated
     if not kind.of_model:
         return 1
-    passes = 3
-    if kind.estimates:
-        passes = config.estimator.evaluations(max(needs.trainable, 1)) + config.update.evaluations
+    passes = config.forwards(needs.trainable)
     evaluations = -(-train.steps // train.eval_every) if train.steps else 1
     dev = split.shots * len(config.task.wording(config.prompt.name).options) if split.shots else split.dev
     sequences = train.steps * (train.batch or 1) * passes + evaluations * dev + split.test
@@ -300,7 +299,7 @@ def _column(grid: GridConfig, cell: Cell, trial: Trial) -> str:
         return cell.task
     config = TrialConfig.of(trial.config)
     own = {}
-    for key, value in flatten(grid.columns[cell.task]).items():
+    for key, value in flatten(grid.column_values(cell.task)).items():
         axis, _, name = key.partition(".")
         if not name or axis not in AXES or hasattr(getattr(config, axis), name.partition(".")[0]):
             own[key] = value

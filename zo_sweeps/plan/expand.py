@@ -56,7 +56,7 @@ def expand(
     default_task = fixed.get("task", composer.trial["task"]["name"])
     seeds: Sequence[int] = forced.values.get("seed") or grid.seeds
     exclude = [flatten(entry) for entry in (*grid.exclude, *block.exclude)]
-    for column, task, of_column in _columns(grid.columns, forced, axes.get("task"), default_task, where):
+    for column, task, of_column in _columns(grid, forced, axes.get("task"), default_task, where):
         per_task = flatten(block.per_task.get(column or task, {}))
         promise = Promise(flatten(grid.fixed), flatten(block.fixed), of_column, per_task, axes, task)
         if (kept := overrides.at(promise, name, column or task)) is None:
@@ -85,7 +85,7 @@ def expand(
 
 
 def _columns(
-    named: Mapping[str, Any], forced: Forced, tasks: Sequence[str] | None, default_task: str, where: str
+    grid: GridConfig, forced: Forced, tasks: Sequence[str] | None, default_task: str, where: str
 ) -> list[tuple[str, str, dict[str, Any]]]:
     """Return (name, task, values) for each of the grid's `columns`, or ("", task, {}) for each task if it has none.
 
@@ -94,13 +94,13 @@ def _columns(
     Tasks of the command line replace the grid's.
     """
     given = forced.choices.get("task", ())
-    if not named:
+    if not grid.columns:
         return [("", task, {}) for task in given or tasks or [default_task]]
     if len(given) > 1 or tasks:
         raise UserError("the columns of this grid are not tasks: there can be one task", where=where)
     found = []
-    for name, values in named.items():
-        flat = flatten(values)
+    for name in grid.columns:
+        flat = flatten(grid.column_values(name))
         found.append((name, given[0] if given else flat.get("task", default_task), flat))
     return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,11 @@ def too_long(spec: TaskSpec, folder: Path, tokenizer: Any, max_length: int, fron
     Raises UserError if a row cannot be encoded. Cost: one pass over the lines; only those whose bytes could be more
     tokens than there is room for are tokenised (no token is less than a byte), and the first of each file.
     """
-    room = room_of(spec, max_length, len(front))
+    room, most_bytes = room_of(spec, max_length, len(front)), _most_bytes(spec)
     long = tokenised = 0
     for split in files.FILES:
         for number, line in enumerate(files.path_of(folder, split).read_bytes().split(b"\n")):
-            if not line.strip() or (number and _most_bytes(spec, len(line)) <= room):
+            if not line.strip() or (number and most_bytes(len(line)) <= room):
                 continue
             if tokenised > MOST:
                 return long, False
@@ -54,6 +55,8 @@ def _exceeds(room: int, spec: TaskSpec, prompt: Prompt, tokenizer: Any) -> bool:
     return any(len(token_ids(tokenizer, text)) > room for text in sorted(texts_of(prompt), key=len, reverse=True))
 
 
-def _most_bytes(spec: TaskSpec, line: int) -> float:
-    """Return the largest number of bytes that a prompt with an option may have, of a row of `line` bytes as JSON."""
-    return sum(len(source.encode()) + uses(source) * line for source in (spec.template, *spec.options))
+def _most_bytes(spec: TaskSpec) -> Callable[[int], float]:
+    """Return a function: bytes of a row as JSON -> the most bytes that a prompt with an option may have."""
+    sources = (spec.template, *spec.options)
+    own, of_row = sum(len(source.encode()) for source in sources), sum(map(uses, sources))
+    return lambda line: own + of_row * line

@@ -26,6 +26,26 @@ class Command:
         return shlex.join(["python", "-m", "zo_sweeps", *self.overrides, *flags])
 
 
+@dataclass(frozen=True)
+class Launched:
+    """A sweep that was started in a state folder. `started`: when it was last (Unix seconds)."""
+
+    grid: str
+    command: Command
+    started: float
+
+
+def launched(state_dir: Path) -> list[Launched]:
+    """Return the sweeps that were started in `state_dir`, the last one last."""
+    sweeps = []
+    for path in (state_dir / "sweeps").glob("*.json"):
+        with contextlib.suppress(ValueError, OSError):
+            sweep = json.loads(path.read_text())
+            command = Command(tuple(sweep["overrides"]), tuple(sweep["config_dirs"]), path.stem)
+            sweeps.append(Launched(sweep["grid"], command, sweep["started"]))
+    return sorted(sweeps, key=lambda sweep: (sweep.started, sweep.command.sweep_id))
+
+
 def latest(state_dir: Path, grid: str = "", like: Command | None = None) -> Command | None:
     """Return the command of the sweep that was started last in `state_dir`; None if there is none.
 
@@ -33,14 +53,12 @@ def latest(state_dir: Path, grid: str = "", like: Command | None = None) -> Comm
         grid: only sweeps of this grid.
         like: only sweeps with the same overrides, in any order and wherever the state folder was, and the same folders.
     """
-    sweeps = []
-    for path in (state_dir / "sweeps").glob("*.json"):
-        with contextlib.suppress(ValueError, OSError):
-            sweep = json.loads(path.read_text())
-            command = Command(tuple(sweep["overrides"]), tuple(sweep["config_dirs"]), path.stem)
-            if (not grid or sweep["grid"] == grid) and (like is None or _meant(command) == _meant(like)):
-                sweeps.append((sweep["started"], command))
-    return max(sweeps, key=lambda item: item[0])[1] if sweeps else None
+    found = [
+        sweep.command
+        for sweep in launched(state_dir)
+        if (not grid or sweep.grid == grid) and (like is None or _meant(sweep.command) == _meant(like))
+    ]
+    return found[-1] if found else None
 
 
 def _meant(command: Command) -> tuple[list[str], list[str]]:
@@ -57,10 +75,13 @@ def recall(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> Command
     like = Command(tuple(overrides), tuple(config_dirs)) if len(named) < len(overrides) else None
     folder = named.get("state_dir", "zo_runs")
     last = latest(folder_at(folder, "state_dir"), named.get("+grid", ""), like)
-    if last is None:
-        return None
-    kept = [text for text in last.overrides if not text.startswith("state_dir=")]
-    return Command((*kept, f"state_dir={folder}"), last.config_dirs, last.sweep_id)
+    return None if last is None else in_folder(last, folder)
+
+
+def in_folder(command: Command, state_dir: str) -> Command:
+    """Return a command with this state folder, wherever it was when the command was run."""
+    kept = [text for text in command.overrides if not text.startswith("state_dir=")]
+    return Command((*kept, f"state_dir={state_dir}"), command.config_dirs, command.sweep_id)
 
 
 def remember(state_dir: Path, sweep_id: str, grid: str, command: Command) -> None:

@@ -45,7 +45,7 @@ def collect() -> Provenance:
 
     commit, dirty = _git()
     return {
-        "packages": _versions(),
+        "packages": dict(_versions()),
         "git_commit": commit,
         "git_dirty": dirty,
         "hostname": platform.node(),
@@ -55,6 +55,7 @@ def collect() -> Provenance:
     }
 
 
+@functools.cache
 def _versions() -> dict[str, str]:
     versions = {"python": platform.python_version(), "zo_sweeps": zo_sweeps.__version__}
     for package in PACKAGES:

@@ -15,13 +15,15 @@ from zo_sweeps.core.trial import METRICS
 from zo_sweeps.plan.altered import altered
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.results import tables as readout
-from zo_sweeps.results.measures import column_measures, metric_names
+from zo_sweeps.results.measures import column_measures, first_metric, metric_names
 from zo_sweeps.schedule.ledger import Standing
 from zo_sweeps.tables import Measure, Record, Rule
 from zo_sweeps.tables.figures import COLUMN, Cumulative, Figure, FigureSpec, Trail, cumulative, curves, points
 from zo_sweeps.tables.paper_files import names
+from zo_sweeps.tables.row_figure import row_figure
 
-# The figures of a grid that defines none: convergence by step and by time.
+MAIN = "result"  # name of the figure of the first table's rows
+# The further figures of a grid that defines none: convergence by step and by time.
 DEFAULTS = {
     "dev_loss": GridFigure(kind="curve", title="Dev loss by step", x="step", y="dev/loss"),
     "dev_metric": GridFigure(kind="curve", title="Dev metric by time", x="seconds", y="dev/metric"),
@@ -33,7 +35,7 @@ PERCENT = Measure(metric="dev/metric", unit="%", unit_size=0.01)  # of a dev/met
 def figures(
     plan: Plan, composer: Composer, standing: Standing, state_dir: Path, only: Sequence[str] = ()
 ) -> list[Figure]:
-    """Return the grid's figures, in its order; convergence curves for a grid that defines none.
+    """Return the grid's figures, in its order; for a grid that defines none its first table's rows, then curves.
 
     Args:
         only: names of figures; default: all.
@@ -44,9 +46,11 @@ def figures(
     from zo_sweeps.record.journal import JournalStore
 
     named = plan.grid.figures or DEFAULTS
+    main = next(iter(plan.grid.tables), "") if not plan.grid.figures else ""  # of whose rows the first figure is
+    every = [*([MAIN] if main else []), *named]
     for name in only:
-        if name not in named:
-            raise unknown("figure", name, named, where=f"grid {plan.name}")
+        if name not in every:
+            raise unknown("figure", name, every, where=f"grid {plan.name}")
     records = readout.records(plan, standing)
     journals = JournalStore(state_dir)
 
@@ -60,7 +64,11 @@ def figures(
 
     made = []
     changed = altered(plan, composer) if any(layout.published for layout in named.values()) else frozenset()
-    for name in only or named:
+    for name in only or every:
+        if name == MAIN:
+            (table,) = readout.tables(plan, composer, standing, [main])
+            made.append(row_figure(table, f"{plan.name}_{MAIN}"))
+            continue
         spec = _spec(plan, composer, name, named[name])
         spec = replace(spec, published=tuple(point for point in spec.published if _stands(point, plan, changed)))
         if spec.kind == "curve":
@@ -108,7 +116,7 @@ def _spec(plan: Plan, composer: Composer, name: str, layout: GridFigure) -> Figu
         measure, measures = column_measures(plan, y, _measure(plan, composer, y, where))
     elif kind == "curve" and y == PERCENT.metric and not layout.curves:
         curve, measures = column_measures(plan, "accuracy", PERCENT)
-        measure = replace(curve, name=f"dev {curve.name or 'metric'}")
+        measure = replace(curve, name=curve.name or first_metric(plan))
     return FigureSpec(
         name=f"{plan.name}_{name}",
         title=layout.title or f"{plan.title}: {name}",
@@ -122,6 +130,8 @@ def _spec(plan: Plan, composer: Composer, name: str, layout: GridFigure) -> Figu
         measures=measures,
         curves=tuple(layout.curves.items()),
         over=layout.over,
+        x_label=layout.x_label,
+        y_label=layout.y_label,
         at=tuple(layout.at) or (1.0,),
         rule=Rule(selected.metric, selected.mode),
         published=tuple(layout.published),

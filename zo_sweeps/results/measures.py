@@ -58,6 +58,12 @@ def metric_names(plan: Plan) -> list[str]:
     return sorted({metric.name for task in tasks for metric in task.metric})
 
 
+def first_metric(plan: Plan) -> str:
+    """Return the name of the columns' first metric, "metric" if they have several."""
+    names = {metric.display or metric.name for metric in _metrics(plan, "metric").values() if metric is not None}
+    return next(iter(names)) if len(names) == 1 else "metric"
+
+
 def _metrics(plan: Plan, what: str) -> dict[str, Metric | None]:
     """Return column -> the metric of its trials: the task's first, or the one named `what`; None if it has none."""
     tasks: dict[tuple[str, str, tuple[Metric, ...]], Task] = {}

@@ -60,6 +60,18 @@ def read(overrides: Sequence[str], config_dirs: Sequence[str] = (), *, has_run: 
             must_have_run(composer.run.folder)
         plan = build(composer)
         return Reading(plan, composer, command, tuple(_not_run(plan)))
+    return of_sweep(command, config_dirs)
+
+
+def of_sweep(command: Command, config_dirs: Sequence[str] = ()) -> Reading:
+    """Return the plan of a sweep that was run, as it was launched.
+
+    Args:
+        command: recalled, with its sweep_id, and the state folder as its last override.
+        config_dirs: further folders to look for members in.
+
+    Raises UserError for a command of an earlier version that cannot be composed here.
+    """
     folder = state_dir_of(command)
     data = _load(folder, command.sweep_id)
     if data is None:  # launched by a version without this record

@@ -1,12 +1,12 @@
-"""One self-contained page on a sweep: tables, curves, differences, failures, machines, provenance."""
+"""One self-contained page on a sweep: what it found, curves, tables, differences, failures, provenance."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -17,81 +17,218 @@ from zo_sweeps.core.units import bytes_text
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.results import figures as charts
 from zo_sweeps.results import tables as readout
+from zo_sweeps.results.curve_data import curve_data
 from zo_sweeps.results.examples import compared
+from zo_sweeps.results.findings import BestRow, findings
 from zo_sweeps.results.imports import with_imported
+from zo_sweeps.results.library import chart_library
 from zo_sweeps.schedule.ledger import Standing
-from zo_sweeps.tables.draw import inline_svg
-from zo_sweeps.tables.html import differences_html, render, to_html
+from zo_sweeps.tables import Table
+from zo_sweeps.tables.common_notes import common_notes, with_common_footnotes
+from zo_sweeps.tables.figures import Figure
+from zo_sweeps.tables.html import cells_html, differences_html, document, selected_html
+from zo_sweeps.tables.inline_svg import inline_svg
+from zo_sweeps.tables.readable import readable
+from zo_sweeps.tables.records import described
+from zo_sweeps.tables.stats import differences
+from zo_sweeps.tables.text_cells import SELECTED, footnotes
 
+WEB = Path(__file__).parent / "web"
 SHOWN = ("dev/loss", "test/metric", "wall_seconds")
 BAD = (TrialState.FAILED, TrialState.LOST, TrialState.DIVERGED, TrialState.OUT_OF_MEMORY)
+DAY = "%Y-%m-%d"
+BEST_COLUMNS = ("Table", "Column", "Best row", "Value", "Behind it", "State")
+SECTIONS = {
+    "#result": "Result",
+    "#curves": "Curves",
+    "#figures": "Figures",
+    "#tables": "Tables",
+    "#differences": "Differences",
+    "#failures": "Failures",
+    "#provenance": "Provenance",
+}
 
 
-def html(plan: Plan, composer: Composer, standing: Standing, state_dir: Path, command: str) -> str:
-    """Return the report of a plan with the results so far in `state_dir`; report.html.j2 has its text.
+def html(
+    plan: Plan,
+    composer: Composer,
+    standing: Standing,
+    state_dir: Path,
+    command: str,
+    *,
+    assets: str = "",
+    index: str = "",
+) -> str:
+    """Return the report of a plan with the results so far in `state_dir`; web/report.html.j2 has its text.
+
+    The same results give the same page.
 
     Args:
         command: the command that runs or resumes the grid.
+        assets: address of the folder with the page's scripts and styles; "": they are in the page.
+        index: address of the page that lists this one; "" if there is none.
 
     Raises UserError as the tables and figures do. Cost: reads the journals of the selected trials; draws the figures.
     """
     from zo_sweeps.record.provenance import collect
 
     here = collect()
-    tables = readout.tables(plan, composer, standing)
-    return render(
-        "report.html.j2",
-        Path(__file__).parent,
-        title=plan.title,
-        summary=_summary(plan, standing),
-        tables=[to_html(table) for table in with_imported(tables, plan, composer)],
+    own = readout.tables(plan, composer, standing)
+    tables = [readable(table) for table in with_common_footnotes(with_imported(own, plan, composer))]
+    titles = [_title(table, plan) for table in tables]
+    curves = curve_data(plan, standing, state_dir)
+    parts = {
+        "found": (found := findings(plan, standing, own)),
+        "best": _best(found.best),
         **_figures(plan, composer, standing, state_dir),
-        differences=list(filter(None, (differences_html(table, compared(table, state_dir)) for table in tables))),
-        failures=_failures(plan, standing),
+        "tables": [cells_html(table, title) for table, title in zip(tables, titles, strict=True)],
+        "selected": selected_html(tables),
+        "footnotes": footnotes(tables[0]) if tables else [],
+        "notes": [note for note in common_notes(tables, titles) if note not in plan.caveats],
+        "differences": _differences(own, plan, state_dir),
+        "curves": as_script(curves) if curves else "",
+        "curves_note": _drawn_at_first(curves),
+        "failures": _failures(plan, standing),
         **_machines(plan, standing),
         **_reproduce(plan, command, here),
+        "trials": _trials(plan, standing),
+    }
+    present = {**parts, "result": parts["best"], "provenance": True, "failures": True, "curves": True}
+    links = [(href, label) for href, label in SECTIONS.items() if present.get(href[1:])]
+    script, style = chart_library()
+    return document(
+        "report.html.j2",
+        WEB,
+        files=bool(assets),
+        title=plan.title,
+        meta=_meta(plan, standing),
+        caveats=plan.caveats,
+        obstacles=[f"Cannot run here ({len(ids)} trials): {why}" for why, ids in plan.obstacles.items()],
+        selected_title=SELECTED,
         trial_columns=("trial", "state", "selected step", *SHOWN, "id"),
-        trials=_trials(plan, standing),
-        provenance=_provenance(plan, standing, here),
+        links=[*([(index, "All sweeps")] if index else []), *links],
+        assets=assets,
+        chart_style=style,
+        scripts={"uplot.js": script, "page.js": page_script()},
+        **{**parts, "provenance": _provenance(plan, standing, here)},
     )
 
 
-def _state(standing: Standing, trial_id: str) -> TrialState:
-    return standing.states.get(trial_id, TrialState.PENDING)
+def page_script() -> str:
+    """Return the script of every page."""
+    return (WEB / "page.js").read_text(encoding="utf-8").strip()
 
 
-def _summary(plan: Plan, standing: Standing) -> list[str]:
-    counts = Counter("missing" if i in plan.missing else _state(standing, i).value.lower() for i in plan.every)
-    seeds = sorted({cell.seed for cell in plan.cells})
+def as_script(data: Any) -> str:
+    """Return data as JSON that can stand in a <script>: no text in it ends the element or begins a comment."""
+    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def _title(table: Table, plan: Plan) -> str:
+    """Return the table's title without that of the grid, which heads the page, and with its unit."""
+    title = table.spec.title.removeprefix(f"{plan.title}: ")
+    unit = described(table.spec.measure, table.spec.measures, table.spec.columns, title)
+    return f"{_capital(title)} ({unit})" if unit else _capital(title)
+
+
+def _best(lines: Sequence[BestRow]) -> list[tuple[str, ...]]:
+    """Return the head and the lines of the table of best rows, without columns that are empty in every line."""
+    texts = [(_capital(it.table), it.column, it.row, it.value, it.seeds, it.so_far or "complete") for it in lines]
+    kept = [i for i, _ in enumerate(BEST_COLUMNS) if any(line[i] for line in texts)]
+    return [tuple(line[i] for i in kept) for line in (BEST_COLUMNS, *texts)] if texts else []
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _differences(tables: Sequence[Table], plan: Plan, state_dir: Path) -> list[str]:
+    """Return the tables of paired differences; what their numbers mean stands below the last of those with examples."""
+    made = [(table, compared(table, state_dir)) for table in tables if differences(table)]
+    last = max((i for i, (_, examples) in enumerate(made) if examples), default=len(made) - 1)
     return [
-        f"Grid {plan.name}: {len(plan.every)} trials ({', '.join(f'{n} {state}' for state, n in counts.items())}); "
-        f"seeds {', '.join(map(str, seeds))}; tasks and columns: {', '.join(plan.labels.values())}.",
-        *plan.caveats,
-        *(f"Cannot run here ({len(ids)} trials): {why}" for why, ids in plan.obstacles.items()),
+        differences_html(table, examples, _title(table, plan), notes=i == last)
+        for i, (table, examples) in enumerate(made)
     ]
 
 
+def state(standing: Standing, trial_id: str) -> TrialState:
+    """Return the state of a trial; PENDING if it never started."""
+    return standing.states.get(trial_id, TrialState.PENDING)
+
+
+def counts(plan: Plan, standing: Standing) -> str:
+    """Return how many trials are in which state: "27 succeeded, 1 diverged"."""
+    found = Counter(
+        "cannot run here" if i in plan.missing else state(standing, i).value.lower().replace("_", " ")
+        for i in plan.every
+    )
+    return ", ".join(f"{n} {name}" for name, n in found.most_common())
+
+
+def dates(plan: Plan, standing: Standing) -> tuple[float, float] | None:
+    """Return when the first of its trials began and the last changed (Unix seconds); None if none has run."""
+    ran = [i for i in plan.every if i in standing.first]
+    return (min(standing.first[i] for i in ran), max(standing.last[i] for i in ran)) if ran else None
+
+
+def day(when: float) -> str:
+    """Return a time as a date (UTC)."""
+    return time.strftime(DAY, time.gmtime(when))
+
+
+def _meta(plan: Plan, standing: Standing) -> str:
+    seeds = sorted({cell.seed for cell in plan.cells})
+    when = dates(plan, standing)
+    between = " to ".join(dict.fromkeys(map(day, when))) if when else "not run yet"
+    n = len(plan.every)
+    return " · ".join(
+        [
+            f"Grid {plan.name}",
+            f"{n} trials: {counts(plan, standing)}",
+            f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}",
+            ", ".join(plan.labels.values()),
+            between,
+        ]
+    )
+
+
 def _figures(plan: Plan, composer: Composer, standing: Standing, state_dir: Path) -> dict[str, Any]:
+    """Return the figures as <svg>: that of the main table, the curves, and those that the grid defines."""
     try:
-        drawn = [(figure, inline_svg(figure)) for figure in charts.figures(plan, composer, standing, state_dir)]
+        drawn = charts.figures(plan, composer, standing, state_dir)
     except UserError as error:  # a page of tables alone is worth having
-        return {"figures": [], "no_figures": str(error)}
-    figures = []
-    for figure, svg in drawn:
-        caption = " ".join(f"{note.rstrip('.')}." for note in figure.notes)
-        figures.append(
-            {"svg": svg.replace("<svg", f'<svg role="img" aria-label="{escape(figure.title)}"', 1), "caption": caption}
-        )
-    return {"figures": figures, "no_figures": ""}
+        return {"result": None, "curve_figures": [], "figures": [], "no_figures": f"No figures: {error}"}
+    made = [_figure(figure, f"figure-{i}") for i, figure in enumerate(drawn)]
+    if plan.grid.figures:
+        return {"result": None, "curve_figures": [], "figures": made, "no_figures": ""}
+    first = drawn[0].kind == "rows"
+    return {"result": made[0] if first else None, "curve_figures": made[first:], "figures": [], "no_figures": ""}
+
+
+def _figure(figure: Figure, prefix: str) -> dict[str, str]:
+    caption = " ".join(f"{note.rstrip('.')}." for note in figure.notes)
+    return {"svg": inline_svg(figure, prefix), "caption": caption, "title": figure.title}
+
+
+def _drawn_at_first(curves: Mapping[str, Any]) -> str:
+    rows = curves.get("rows", [])
+    shown = sum(row["shown"] for row in rows)
+    if shown == len(rows):
+        return ""
+    return f"Drawn at first: {shown} of {len(rows)} rows, the best by {curves['best_by']}."
 
 
 def _failures(plan: Plan, standing: Standing) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for trial_id, trial in plan.every.items():
-        state, outcome = _state(standing, trial_id), standing.outcomes.get(trial_id)
-        if state in BAD:
+        ended, outcome = state(standing, trial_id), standing.outcomes.get(trial_id)
+        if ended in BAD:
             rows.append(
-                (trial.label, state.value.lower().replace("_", " "), outcome.error if outcome else "", trial_id)
+                (trial.label, ended.value.lower().replace("_", " "), outcome.error if outcome else "", trial_id)
             )
     return rows
 
@@ -151,22 +288,20 @@ def _trials(plan: Plan, standing: Standing) -> list[tuple[str, ...]]:
         outcome = standing.outcomes.get(trial_id)
         metrics: Mapping[str, float] = outcome.metrics if outcome else {}
         shown = [f"{metrics[name]:.4g}" if name in metrics else "" for name in SHOWN]
-        state = "missing" if trial_id in plan.missing else _state(standing, trial_id).value.lower()
-        rows.append((trial.label, state, str(outcome.selected_step) if outcome else "", *shown, trial_id))
+        named = "missing" if trial_id in plan.missing else state(standing, trial_id).value.lower()
+        rows.append((trial.label, named, str(outcome.selected_step) if outcome else "", *shown, trial_id))
     return rows
 
 
 def _provenance(plan: Plan, standing: Standing, here: Mapping[str, Any]) -> list[str]:
     """Return the parts of the footer: version of the code, dates, hosts."""
-    ran = [i for i in plan.every if i in standing.first]
-    day = "%Y-%m-%d %H:%M UTC"
+    minute = "%Y-%m-%d %H:%M UTC"
     parts = [f"zo_sweeps {here['packages']['zo_sweeps']}"]
     if here["git_commit"]:
         parts.append(f"commit {here['git_commit'][:12]}{'+' if here['git_dirty'] else ''}")
-    if ran:
-        began, ended = min(standing.first[i] for i in ran), max(standing.last[i] for i in ran)
-        parts.append(f"run {time.strftime(day, time.gmtime(began))} to {time.strftime(day, time.gmtime(ended))}")
-        hosts = sorted({standing.nodes[i] for i in ran if i in standing.nodes})
+    if when := dates(plan, standing):
+        began, ended = when
+        parts.append(f"run {time.strftime(minute, time.gmtime(began))} to {time.strftime(minute, time.gmtime(ended))}")
+        hosts = sorted({standing.nodes[i] for i in plan.every if i in standing.nodes})
         parts += [f"on {', '.join(hosts)}"] if hosts else []
-    parts.append(f"written {time.strftime(day, time.gmtime())}")
     return parts

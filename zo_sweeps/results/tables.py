@@ -169,6 +169,7 @@ def _spec(
         name=f"{plan.name}_{name}",
         title=layout.title or f"{plan.title}: {measure.name or name}",
         measure=measure,
+        layout=layout.layout,
         measures=measures,
         rule=rule,
         rows=tuple(rows.items()),

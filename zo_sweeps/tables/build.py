@@ -85,7 +85,7 @@ def _published_value(spec: TableSpec, published: Published | None, block: str, c
     if published is None or block not in spec.published_rows or _altered(spec, block, column):
         return None
     row = spec.published_rows[block]
-    name = spec.published_columns.get(column) or published.column(label)
+    name = spec.published_columns.get(column) or published.column(label, column)
     if spec.of(column).unit != published.unit_of(row, name or "") and column != RANK:
         return None
     return published.rows[row][name] if name else None
@@ -100,7 +100,7 @@ def _altered(spec: TableSpec, block: str, column: str) -> bool:
 
 
 def _published_std(spec: TableSpec, published: Published, block: str, column: str, label: str) -> float | None:
-    name = spec.published_columns.get(column) or published.column(label)
+    name = spec.published_columns.get(column) or published.column(label, column)
     return published.std.get(spec.published_rows[block], {}).get(name or "")
 
 
@@ -351,7 +351,7 @@ def _published_flags(spec: TableSpec, published: Published | None, columns: tupl
     """Return the paper's flags with its row and column names replaced by our keys."""
     if published is None:
         return []
-    names = {key: spec.published_columns.get(key) or published.column(label) for key, label in columns}
+    names = {key: spec.published_columns.get(key) or published.column(label, key) for key, label in columns}
     flags = []
     for flag in published.flags:
         rows = tuple(block for block, name in spec.published_rows.items() if name in flag.rows)

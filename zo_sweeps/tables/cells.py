@@ -79,3 +79,13 @@ class Table:
     row_marks: Mapping[str, tuple[int, ...]]
     column_marks: Mapping[str, tuple[int, ...]]
     footnotes: tuple[str, ...]
+
+    @property
+    def main_columns(self) -> tuple[tuple[str, str], ...]:
+        """(key, label) of the columns of the measure that the table is named after, without averages and ranks.
+
+        Of a table with a column per metric (memory by part) it is the metric of the layout itself: the total.
+        """
+        named = self.spec.measure.metric
+        main = [(key, label) for key, label in self.spec.columns if self.spec.of(key).metric == named]
+        return tuple(main) if main and self.spec.measures else self.spec.columns

@@ -4,29 +4,35 @@ from __future__ import annotations
 
 import io
 import math
-import re
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.tables.figures import CURVE_X, Figure, Series
+from zo_sweeps.tables.figures import CURVE_X, Figure, Panel, Series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Drawing
 
-# Okabe and Ito's colours, which colour-blind readers can distinguish; then the same with other markers and line styles.
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
+# After Okabe and Ito's colours, which colour-blind readers can distinguish, each dark enough for a thin line on white;
+# then the same with other markers and line styles.
+COLORS = ("#0072b2", "#c75300", "#00805c", "#b5508f", "#a36a00", "#2486ba", "#1a1a1a", "#7a52c7")
 MARKERS, STYLES = "os^Dv", ("-", "--", "-.", ":")
-ACROSS = 3  # panels in a row
+INK, GRID, PAPER, FAINT = "#000000", "#e6e6e6", "#ffffff", "#767676"
+ACROSS, LEGEND = 3, 3  # panels in a row, columns of the legend
+LONG = 28  # characters of a label of the y axis before it breaks
 STYLE: dict[Any, Any] = {
     "text.parse_math": False,  # print a dollar or an underscore in a label as it is
     "font.size": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
-    "grid.color": "#e6e6e6",
+    "grid.color": GRID,
+    "axes.edgecolor": INK,
+    "axes.titlelocation": "left",
+    "axes.titleweight": "bold",
     "axes.axisbelow": True,
     "svg.fonttype": "none",  # text, not outlines of letters
     "svg.hashsalt": "zo_sweeps",  # the same figure gives the same file
@@ -43,12 +49,6 @@ def render(figure: Figure, form: str) -> bytes:
     return out.getvalue()
 
 
-def inline_svg(figure: Figure) -> str:
-    """Return the figure as an <svg> element for a page, without prolog and namespace addresses."""
-    text = render(figure, "svg").decode()
-    return re.sub(r'\sxmlns(?::\w+)?="[^"]*"', "", text[text.index("<svg") :]).strip()
-
-
 @contextmanager
 def drawing(figure: Figure) -> Iterator[Drawing]:
     """Yield the drawn figure. Raises UserError if matplotlib is not installed."""
@@ -61,18 +61,34 @@ def drawing(figure: Figure) -> Iterator[Drawing]:
     with rc_context(STYLE):
         across = min(ACROSS, len(figure.panels))
         down = math.ceil(len(figure.panels) / across)
-        wide = 1.0 + len(figure.ticks) / 8 if figure.ticks and across == 1 else 1.0
-        drawn = Drawing(figsize=(max(4.8, 3.4 * across) * min(wide, 2.2), 2.9 * down), layout="constrained")
+        drawn = Drawing(figsize=_size(figure, across, down), layout="constrained")
         FigureCanvasAgg(drawn)
-        grid = drawn.subplots(down, across, squeeze=False)
+        rows = figure.kind == "rows"
+        grid = drawn.subplots(down, across, squeeze=False, sharey=figure.same_scale or rows)
         for i, axes in enumerate(grid.flat):
             if i < len(figure.panels):
                 _panel(axes, figure, i)
             else:
                 axes.axis("off")
         _legend(drawn, figure)
-        drawn.suptitle(figure.title, fontsize=10)
+        if figure.title:
+            drawn.suptitle(figure.title, fontsize=10, x=0.01, ha="left")
         yield drawn
+
+
+def _size(figure: Figure, across: int, down: int) -> tuple[float, float]:
+    """Return width and height in inches."""
+    if figure.kind == "rows":
+        return 2.4 + max(4.0, 2.4 * across), (0.9 + 0.26 * len(figure.ticks)) * down + 0.4
+    wide = 1.0 + len(figure.ticks) / 8 if figure.ticks and across == 1 else 1.0
+    labels = {series.label for panel in figure.panels for series in panel.series}
+    legend = 0.21 * math.ceil(len(labels) / LEGEND) if len(labels) > 1 else 0.0
+    return max(4.8, 3.4 * across) * min(wide, 2.2), (2.9 + 0.4 * bool(_turn(figure))) * down + legend
+
+
+def _turn(figure: Figure) -> int:
+    """Return the angle of the ticks' texts: 0 if they fit side by side."""
+    return 30 if figure.ticks and max(map(len, figure.ticks)) > 6 and len(figure.ticks) > 3 else 0
 
 
 def _panel(axes: Axes, figure: Figure, index: int) -> None:
@@ -80,14 +96,23 @@ def _panel(axes: Axes, figure: Figure, index: int) -> None:
     axes.set_title(panel.title, fontsize=9)
     axes.set_xlabel(figure.x_label)
     if index % ACROSS == 0:
-        axes.set_ylabel(figure.y_label)
-    if figure.kind == "bar":
+        axes.set_ylabel(textwrap.fill(figure.y_label, LONG))
+    if figure.kind == "rows":
+        _rows(axes, panel.series, figure.ticks)
+    elif figure.kind == "bar":
         _bars(axes, panel.series)
     else:
         for series in panel.series:
             _line(axes, series, figure.kind)
+    if figure.kind != "rows":
+        _ticks(axes, figure, panel)
+    if not panel.series:
+        axes.text(0.5, 0.5, "no finished run yet", transform=axes.transAxes, ha="center", color=FAINT)
+
+
+def _ticks(axes: Axes, figure: Figure, panel: Panel) -> None:
     if figure.ticks:
-        turn = 30 if max(map(len, figure.ticks)) > 6 and len(figure.ticks) > 3 else 0
+        turn = _turn(figure)
         axes.set_xticks(range(len(figure.ticks)), figure.ticks, rotation=turn, ha="right" if turn else "center")
     elif figure.kind == "cumulative":
         axes.set_xscale("log")
@@ -100,8 +125,24 @@ def _panel(axes: Axes, figure: Figure, index: int) -> None:
         at = sorted({x for series in panel.series for x in series.x})
         axes.set_xticks(at, [f"{x:g}" for x in at])
         axes.minorticks_off()
-    if not panel.series:
-        axes.text(0.5, 0.5, "no finished run yet", transform=axes.transAxes, ha="center", color="#767676")
+
+
+def _rows(axes: Axes, every: tuple[Series, ...], labels: tuple[str, ...]) -> None:
+    for series in every:
+        color = COLORS[series.color]
+        if series.is_published:
+            axes.plot(series.y, series.x, "D", color=COLORS[1], mfc=PAPER, markersize=5, zorder=4, label=series.label)
+        elif series.n == 0:  # each seed
+            axes.plot(series.y, series.x, "|", color=color, markersize=8, alpha=0.7, zorder=2, label=series.label)
+        else:
+            errors = [std or 0 for std in series.std]
+            axes.errorbar(
+                series.y, series.x, xerr=errors, fmt="o", color=color, capsize=0, zorder=3, label=series.label
+            )
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set_ylim(len(labels) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
 
 
 def _line(axes: Axes, series: Series, kind: str) -> None:
@@ -110,7 +151,7 @@ def _line(axes: Axes, series: Series, kind: str) -> None:
         axes.axhline(series.y[0], color=color, linestyle=":", label=series.label)
         return
     if series.is_published:
-        axes.plot(series.x, series.y, ":", marker=marker, color=color, markerfacecolor="white", label=series.label)
+        axes.plot(series.x, series.y, ":", marker=marker, color=color, markerfacecolor=PAPER, label=series.label)
         return
     if kind in ("curve", "cumulative"):
         size = 3 if len(series.x) <= 25 else 0
@@ -133,7 +174,7 @@ def _bars(axes: Axes, every: tuple[Series, ...]) -> None:
         shift = (places.get(series.color, 0) - (len(ours) - 1) / 2) * width
         x = [value + shift for value in series.x]
         if series.is_published:
-            axes.plot(x, series.y, linestyle="", marker=marker, color="black", mfc=color, zorder=3, label=series.label)
+            axes.plot(x, series.y, linestyle="", marker=marker, color=INK, mfc=color, zorder=3, label=series.label)
             continue
         errors = [s or 0 for s in series.std] if any(series.std) else None
         axes.bar(x, series.y, width * 0.92, yerr=errors, color=color, capsize=2, label=series.label)
@@ -151,5 +192,9 @@ def _legend(drawn: Drawing, figure: Figure) -> None:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
     if len(handles) > 1 or any(series.is_published for panel in figure.panels for series in panel.series):
-        columns = min(len(handles), 3)
-        drawn.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=columns, frameon=False)
+        theirs = {series.label for panel in figure.panels for series in panel.series if series.is_published}
+        labels = sorted(handles, key=theirs.__contains__)  # the published last
+        columns = min(len(labels), LEGEND)
+        drawn.legend(
+            [handles[label] for label in labels], labels, loc="outside lower center", ncols=columns, frameon=False
+        )

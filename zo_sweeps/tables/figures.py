@@ -17,13 +17,14 @@ from zo_sweeps.tables.select import select, settings
 KINDS = ("line", "bar", "curve", "cumulative")
 COLUMN = "column"
 CURVES: Mapping[str, tuple[str, float]] = {  # y of a curve -> its label, and one printed unit in recorded units
-    "dev/loss": ("dev loss", 1.0),
-    "dev/metric": ("dev metric (%)", 0.01),  # if the layout has no measure of it
-    "train/loss": ("training loss", 1.0),
+    "dev/loss": ("Dev loss (nats)", 1.0),
+    "dev/metric": ("Dev metric (%)", 0.01),  # if the layout has no measure of it
+    "train/loss": ("Training loss (nats)", 1.0),
 }
 GRADIENTS = "gradients/"  # prefix of a curve <mask>/<density>: the mask's share of the squared gradient
-CURVE_X = {"step": "steps", "seconds": "seconds in steps (evaluation not counted)"}
+CURVE_X = {"step": "Training steps", "seconds": "Time in training steps (s), without evaluation"}
 WINDOWS = 40  # points per curve of training losses: each is the mean over a window of steps
+TOLD_APART = 8  # colours per panel: more are split into panels
 PUBLISHED_KEYS = ("series", "panel", "x", "y")
 
 Cumulative = Mapping[int, Mapping[str, Sequence[float]]]  # of one run: step -> shares, mean, std over the layers
@@ -40,6 +41,7 @@ class FigureSpec:
         kind: "line" or "bar" (a point is a finished setting), "curve" (a line is a run over time), "cumulative" (the
             cumulative squared gradient of a run, by share of the parameters).
         x: COLUMN or a key of a trial; for kind "curve", "step" or "seconds".
+        x_label, y_label: of the axes, of kinds "line" and "bar"; "": the key's last word, the measure's name and unit.
         y: a name in CURVES, for kind "curve". Other kinds show `measure`.
         measures: column key -> its measure, if not `measure` (also for curves of dev/metric).
         curves: (y, label) of several curves, GRADIENTS included; replaces `y`.
@@ -66,6 +68,8 @@ class FigureSpec:
     footnotes: tuple[str, ...] = ()
     measures: Mapping[str, Measure] = field(default_factory=dict)
     over: Mapping[str, str] = field(default_factory=dict)
+    x_label: str = ""
+    y_label: str = ""
 
     def __post_init__(self) -> None:
         where = f"figure {self.name!r}"
@@ -125,7 +129,13 @@ class Panel:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure's contents, ready to draw. `ticks` are the categories of the x axis; () for a numeric x."""
+    """A figure's contents, ready to draw.
+
+    Args:
+        kind: one of KINDS, or "rows": a table's rows below each other, its values along x (see `row_figure`).
+        ticks: the categories of the x axis, of kind "rows" those of the y axis; () for numbers.
+        same_scale: whether all panels have the same y axis, as those of one panel that was split do.
+    """
 
     name: str
     title: str
@@ -136,6 +146,7 @@ class Figure:
     ticks: tuple[str, ...] = ()
     log_x: bool = False
     notes: tuple[str, ...] = field(default=())
+    same_scale: bool = False
 
 
 def points(spec: FigureSpec, records: Iterable[Record], lookup: Lookup) -> Figure:
@@ -170,13 +181,14 @@ def points(spec: FigureSpec, records: Iterable[Record], lookup: Lookup) -> Figur
         panels.append(Panel(title, (*drawn, *_published(spec, key, place, order))))
     measure, labels = spec.measure, dict(spec.columns)
     positive = [x for x in place.values() if x > 0]
+    split, same_scale = _split(panels)
     return Figure(
         spec.name,
         spec.title,
         spec.kind,
-        "" if spec.x == COLUMN else spec.x.rpartition(".")[2],
-        _measured(measure, spec),
-        tuple(panels),
+        spec.x_label or ("" if spec.x == COLUMN else spec.x.rpartition(".")[2]),
+        spec.y_label or _measured(measure, spec),
+        split,
         () if numeric else tuple(labels.get(x, str(x)) if spec.x == COLUMN else str(x) for x in xs),
         numeric and len(positive) == len(xs) > 2 and max(positive) >= 8 * min(positive),
         _notes(
@@ -187,6 +199,7 @@ def points(spec: FigureSpec, records: Iterable[Record], lookup: Lookup) -> Figur
             behind,
             measure,
         ),
+        same_scale,
     )
 
 
@@ -199,7 +212,7 @@ def curves(spec: FigureSpec, records: Iterable[Record], lookup: Lookup, trail: C
         trail: reads a run's curves, by trial id.
     """
     order, mine = _named(spec), [record for record in records if record.block in dict(spec.series)]
-    label, unit_size = CURVES.get(spec.ys[0][0], ("share of the squared gradient", 1.0))
+    label, unit_size = CURVES.get(spec.ys[0][0], ("Share of the squared gradient", 1.0))
     if spec.measure is not None:
         label, unit_size = _measured(spec.measure, spec), spec.measure.unit_size
     panels, empty, windows = [], [], set()
@@ -216,7 +229,7 @@ def curves(spec: FigureSpec, records: Iterable[Record], lookup: Lookup, trail: C
                 if curve == "train/loss" and runs and all(runs):
                     window = max(1, math.ceil(min(map(len, runs)) / WINDOWS))
                     windows.add(window)
-                    runs = [_windowed(run, window) for run in runs]
+                    runs = [windowed(run, window) for run in runs]
                 own = spec.measures.get(selected.records[0].column) if selected else None
                 x, y, std = _mean_run(runs, spec.x == "seconds", own.unit_size if own else unit_size)
                 if x:
@@ -230,7 +243,8 @@ def curves(spec: FigureSpec, records: Iterable[Record], lookup: Lookup, trail: C
     notes = _notes(spec, panels, empty, "bands", behind)
     if max(windows, default=1) > 1:
         notes = (*notes, f"Training losses are means over windows of {' or '.join(map(str, sorted(windows)))} steps.")
-    return Figure(spec.name, spec.title, spec.kind, CURVE_X[spec.x], label, tuple(panels), notes=notes)
+    split, same_scale = _split(panels)
+    return Figure(spec.name, spec.title, spec.kind, CURVE_X[spec.x], label, split, notes=notes, same_scale=same_scale)
 
 
 def cumulative(
@@ -264,10 +278,22 @@ def cumulative(
         panels.append(Panel(title, tuple(drawn)))
     notes = [f"No finished run yet: {', '.join(empty)}."] if empty else []
     notes += ["Mean over the linear layers; bands: ± one standard deviation over them.", *spec.footnotes]
-    y = "cumulative share of the squared gradient"
-    return Figure(
-        spec.name, spec.title, spec.kind, "share of a layer's parameters", y, tuple(panels), (), True, tuple(notes)
-    )
+    y, x = "Cumulative share of the squared gradient", "Share of a layer's parameters"
+    return Figure(spec.name, spec.title, spec.kind, x, y, tuple(panels), (), True, tuple(notes))
+
+
+def _split(panels: Sequence[Panel]) -> tuple[tuple[Panel, ...], bool]:
+    """Return panels of at most TOLD_APART colours, and whether one was split; a published series follows its row."""
+    parts: list[Panel] = []
+    for panel in panels:
+        colors = list(dict.fromkeys(series.color for series in panel.series))
+        count = math.ceil(len(colors) / TOLD_APART) or 1
+        size = math.ceil(len(colors) / count)
+        for i in range(count):
+            mine = colors[i * size : (i + 1) * size]
+            title = panel.title if count == 1 else f"{panel.title} ({i + 1} of {count})".strip()
+            parts.append(Panel(title, tuple(series for series in panel.series if series.color in mine)))
+    return tuple(parts), len(parts) > len(panels)
 
 
 def _both(spec: FigureSpec, block: str, part: str) -> str:
@@ -284,8 +310,21 @@ def _place(spec: FigureSpec, curve: str) -> tuple[int, int]:
 
 
 def _measured(measure: Measure, spec: FigureSpec) -> str:
-    name = measure.name or (f"{measure.metric} − {measure.minus}" if measure.minus else measure.metric)
-    unit = described(measure, spec.measures, spec.columns, name)
+    return axis_label(measure, described(measure, spec.measures, spec.columns, measure.name), spec.y)
+
+
+def axis_label(measure: Measure, unit: str, layout: str) -> str:
+    """Return the words and the unit of an axis: "Test accuracy (%)".
+
+    Args:
+        unit: the text in brackets.
+        layout: the layout's name, or the metric itself: it names a measure that has no name of its own.
+    """
+    split = measure.metric.partition("/")[0]
+    name = measure.name or layout.rpartition("/")[2].replace("_", " ")
+    if split in ("dev", "test") and split not in name.split():
+        name = f"{split} {name}"
+    name = name[:1].upper() + name[1:]
     return f"{name} ({unit})" if unit else name
 
 
@@ -357,7 +396,9 @@ def _published(
     return tuple(series)
 
 
-def _windowed(run: Sequence[tuple[int, float, float]], size: int) -> list[tuple[int, float, float]]:
+def windowed(run: Sequence[tuple[int, float, float]], size: int = 0) -> list[tuple[int, float, float]]:
+    """Return the means of a run over windows of `size` steps, at their last step; 0: of as many as give WINDOWS."""
+    size = size or max(1, math.ceil(len(run) / WINDOWS))
     parts = [run[i : i + size] for i in range(0, len(run), size)]
     return [(part[-1][0], part[-1][1], fmean(value for _, _, value in part)) for part in parts]
 

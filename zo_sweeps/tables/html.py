@@ -1,11 +1,15 @@
-"""A table as HTML: a fragment, and self-contained pages (no script, no font, no address).
+"""A table as HTML: a fragment, and self-contained pages that name no address.
 
-The templates are the *.html.j2 files of this folder; they escape everything except other templates' output.
+The templates are the *.html.j2 files of this folder; they escape everything except other templates' output. A page
+declares a Content-Security-Policy: nothing is loaded, and only scripts and styles that are written into it take effect.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import base64
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,18 +19,22 @@ from zo_sweeps.tables.readable import readable
 from zo_sweeps.tables.stats import CONFIDENCE, Examples, differences
 from zo_sweeps.tables.text_cells import (
     SELECTED,
+    Text,
     footnotes,
     heading,
     main_grid,
-    notes,
     selected_grid,
     signed,
 )
+from zo_sweeps.tables.text_cells import notes as notes_of
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 BAD = (CellState.DIVERGED, CellState.OUT_OF_MEMORY, CellState.FAILED)
+STYLE = Path(__file__).parent / "style.css"
+_POLICY = "zo-sweeps-policy"  # in a page, until its parts are known
+_INLINE = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
 
 
 def render(template: str, folder: Path | None = None, **values: Any) -> str:
@@ -39,34 +47,86 @@ def render(template: str, folder: Path | None = None, **values: Any) -> str:
     return _environment(folder).get_template(template).render(values).strip() + "\n"
 
 
+def document(template: str, folder: Path | None = None, *, files: bool = False, **values: Any) -> str:
+    """Return a whole page from a template that extends page.html.j2, with the policy that allows just its own parts.
+
+    Args:
+        files: whether it also loads scripts and styles from files beside it, and nothing else.
+    """
+    style = STYLE.read_text(encoding="utf-8").strip()
+    text = render(template, folder, POLICY=_POLICY, style=style, **values)
+    allowed: dict[str, list[str]] = {"script": [], "style": []}
+    for kind, content in _INLINE.findall(text):
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        allowed[kind].append(f"'sha256-{digest}'")
+    sources = {kind: " ".join([*(["'self'"] if files else []), *found]) or "'none'" for kind, found in allowed.items()}
+    policy = f"default-src 'none'; script-src {sources['script']}; style-src {sources['style']}; img-src data:"
+    return text.replace(_POLICY, f"{policy}; base-uri 'none'; form-action 'none'", 1)
+
+
 def page(title: str, parts: Iterable[str]) -> str:
     """Return a complete document of `parts` (HTML)."""
-    return render("page.html.j2", title=title, parts=list(parts))
+    return document("page.html.j2", title=title, parts=list(parts))
 
 
 def to_html(table: Table) -> str:
     """Return the table with its notes and selected hyper-parameters. A cell's tooltip names its trials."""
     table = readable(table)
-    grid = main_grid(table)
-    cells = [[table.cells[block, key] for key, _ in table.columns] for block, _ in table.rows]
-    return render(
-        "table.html.j2",
-        header=grid.header,
-        heading=heading(table),
-        rows=[(texts[0], list(zip(row, texts[1:], strict=True))) for row, texts in zip(cells, grid.rows, strict=True)],
-        bad=BAD,
-        footnotes=footnotes(table),
-        notes=notes(table),
-        selected=selected_grid(table),
-        selected_title=SELECTED,
+    return _section(
+        table, 2, heading(table), footnotes=footnotes(table), notes=notes_of(table), selected=selected_grid(table)
     )
 
 
-def differences_html(table: Table, examples: Mapping[tuple[str, str], Examples]) -> str:
+def cells_html(table: Table, title: str) -> str:
+    """Return the table under a title of its own, with its definition, and without notes and hyper-parameters."""
+    definition = table.spec.measure.definition.rstrip(".")
+    return _section(table, 3, title, definition=definition and f"{definition[0].upper()}{definition[1:]}.")
+
+
+def _section(table: Table, level: int, title: str, **parts: Any) -> str:
+    grid = main_grid(table)
+    cells = [[table.cells[block, key] for key, _ in table.columns] for block, _ in table.rows]
+    values = {"footnotes": [], "notes": [], "selected": None, "definition": "", **parts}
+    return render(
+        "table.html.j2",
+        header=grid.header,
+        heading=title,
+        level=level,
+        rows=[(texts[0], list(zip(row, texts[1:], strict=True))) for row, texts in zip(cells, grid.rows, strict=True)],
+        bad=BAD,
+        best=_best(table),
+        selected_title=SELECTED,
+        **values,
+    )
+
+
+def _best(table: Table) -> set[tuple[int, int]]:
+    """Return the places (row, column) of the best printed values, of columns with several finished rows."""
+    best = set()
+    for j, (key, _) in enumerate(table.columns):
+        measure = table.spec.of(key)
+        cells = [table.cells[block, key] for block, _ in table.rows]
+        means = {
+            i: round(cell.mean, measure.digits if cell.digits is None else cell.digits)
+            for i, cell in enumerate(cells)
+            if cell.mean is not None and cell.state is CellState.DONE
+        }
+        is_rank = any(cell.digits is not None for cell in cells)
+        if len(means) > 1 and len({*means.values()}) > 1:
+            top = max(means.values()) if measure.better == "higher" and not is_rank else min(means.values())
+            best |= {(i, j) for i, mean in means.items() if mean == top}
+    return best
+
+
+def differences_html(
+    table: Table, examples: Mapping[tuple[str, str], Examples], title: str = "", *, notes: bool = True
+) -> str:
     """Return the paired differences of the table's rows (row minus column) with intervals; "" without any pair.
 
     Args:
         examples: (row, other row) -> their test examples, compared one by one.
+        title: of the table; default: its own.
+        notes: whether to add what the numbers mean.
     """
     by_pair = {(each.row, each.other): each for each in differences(table)}
     if not by_pair:
@@ -80,13 +140,26 @@ def differences_html(table: Table, examples: Mapping[tuple[str, str], Examples])
     return render(
         "differences.html.j2",
         header=["row − column", *(labels[key] for key in keys[1:])],
-        title=f"Paired differences of {table.spec.title} ({table.spec.measure.unit}), "
-        f"with {CONFIDENCE:.0%} confidence intervals",
+        title=title or f"Paired differences of {table.spec.title} ({table.spec.measure.unit})",
         rows=rows,
         digits=table.spec.measure.digits,
         signed=signed,
         examples=examples,
+        confidence=f"{CONFIDENCE:.0%}",
+        notes=notes,
     )
+
+
+def selected_html(tables: Sequence[Table]) -> str:
+    """Return the selected hyper-parameters of several tables, those that tables share once; "" without a search."""
+    parts: list[str] = []
+    printed: set[tuple[Text, ...]] = set()
+    for table in tables:
+        grid = selected_grid(table)
+        if grid is not None and not printed.issuperset(grid.rows):
+            parts.append(render("selected.html.j2", grid=grid))
+            printed.update(grid.rows)
+    return "".join(parts)
 
 
 @cache

@@ -65,9 +65,10 @@ class Published:
         cells = [value for row in self.rows.values() for value in row.values()]
         return self.kind in NUMERIC_KINDS or all(value is None or isinstance(value, (int, float)) for value in cells)
 
-    def column(self, label: str) -> str | None:
-        """Return the published column with this label, matched case-insensitively (WiC, WIC); None if there is none."""
-        return next((name for name in self.columns if name.casefold() == label.casefold()), None)
+    def column(self, label: str, key: str) -> str | None:
+        """Return the published column with this label, or else this key, case-insensitive (WiC, WIC); None if none."""
+        known = {name.casefold(): name for name in self.columns}
+        return known.get(label.casefold()) or known.get(key.casefold())
 
 
 def load(reference: str, folders: Sequence[Path] | None = None) -> Published:

@@ -176,6 +176,7 @@ class TableSpec:
 
     Args:
         name: a short name, for labels and file names.
+        layout: name of the measure's layout, for a measure without a name of its own.
         measures: column key -> the measure of its cells, if not `measure`.
         rows, columns: (key, label) in printed order; the keys are values of `Record.block` and `Record.column`.
         searches: (column key, label) of the selected hyper-parameters, where columns show several measures of one
@@ -218,6 +219,7 @@ class TableSpec:
     over: Mapping[str, str] = field(default_factory=dict)
     beyond: str = ""
     setting_of: Mapping[str, str] = field(default_factory=dict)
+    layout: str = ""
 
     @property
     def blocks(self) -> set[str]:

@@ -1,0 +1,358 @@
+"""What a sweep found, in a few sentences and numbers: only what its finished trials say."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.memory import TOTAL
+from zo_sweeps.core.trial import ENERGY
+from zo_sweeps.core.units import bytes_text, joules_text, seconds_text
+from zo_sweeps.methods.kind import Kind
+from zo_sweeps.methods.trial_config import TrialConfig
+from zo_sweeps.plan.build import Plan
+from zo_sweeps.schedule.ledger import Standing
+from zo_sweeps.tables import CellState, Measure, Table, TableCell
+from zo_sweeps.tables.stats import CONFIDENCE, differences
+from zo_sweeps.tables.text_cells import signed, value_text
+
+ENDED = (CellState.DONE, CellState.DIVERGED, CellState.OUT_OF_MEMORY, CellState.NOT_PLANNED, CellState.NOT_COMPARABLE)
+FEW = 3  # columns that get a line each
+NO_BASELINE = "No row of this sweep is trained by backpropagation, so no distance to it is stated."
+BASELINE_UNFINISHED = "No row trained by backpropagation has a result yet, so no distance to it is stated."
+NO_ESTIMATE = "No zeroth-order row has a value: see the failures and the trials."
+OF_TENSORS = "tensors alive at the peak of a step"
+
+
+@dataclass(frozen=True)
+class Headline:
+    """A number of the first screen, what it is, and the numbers behind it."""
+
+    value: str
+    label: str
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class BestRow:
+    """The best row of a table, in one column of it, or how often a row is the best of a table with many columns.
+
+    Args:
+        so_far: "3 of 5 rows have a result"; "" if all have.
+    """
+
+    table: str
+    column: str
+    row: str
+    value: str
+    seeds: str
+    so_far: str = ""
+
+
+@dataclass(frozen=True)
+class Findings:
+    sentences: tuple[str, ...]
+    headlines: tuple[Headline, ...]
+    best: tuple[BestRow, ...]
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """The best of several rows in a column.
+
+    Args:
+        text: its printed value with the unit.
+        complete: whether all of the rows have ended.
+        equal, rows: how many further rows have the same printed mean, and how many have a mean.
+    """
+
+    block: str
+    label: str
+    cell: TableCell
+    text: str
+    complete: bool
+    equal: int
+    rows: int
+
+    @property
+    def named(self) -> str:
+        """The row, and how many are as good."""
+        if self.equal and self.equal + 1 == self.rows:
+            return "all rows are equal"
+        return f"{self.label} and {self.equal} more" if self.equal else self.label
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """The best zeroth-order row of a column, and its best row trained by backpropagation, if one has ended."""
+
+    column: str
+    key: str
+    ours: _Choice
+    theirs: _Choice | None
+
+
+def findings(plan: Plan, standing: Standing, tables: Sequence[Table]) -> Findings:
+    """Return what the finished trials of a sweep say.
+
+    The baseline is a row whose method backpropagates. Cost: as `tables.stats.differences` of the first table of scores.
+    """
+    kinds = _kinds(plan)
+    best = tuple(line for table in tables for line in _best_rows(table))
+    scored = next((table for table in tables if table.spec.measure.of_scores), None)
+    pairs = _pairs(scored, kinds) if scored is not None else []
+    if scored is None or not pairs:
+        rows = {*dict(scored.rows)} if scored is not None and best else set()
+        lacking = [NO_ESTIMATE] if any(kinds[block].estimates for block in rows & kinds.keys()) else []
+        return Findings((*lacking, *_plainly(best)), (), best)
+    sentences, headlines = _scores(scored, pairs, any(kind.backpropagates for kind in kinds.values()))
+    against = [pair for pair in pairs if pair.theirs is not None]
+    costs = (_memory, _forwards, _seconds, _energy)
+    compared = [made for cost in costs if against and (made := cost(plan, standing, against)) is not None]
+    return Findings((" ".join(sentences),), (*headlines, *compared), best)
+
+
+def _kinds(plan: Plan) -> dict[str, Kind]:
+    """Return block -> the kind of its trials. A block with a member that is not on this machine is left out."""
+    kinds: dict[str, Kind] = {}
+    for cell in plan.cells:
+        if cell.block not in kinds:
+            try:
+                kinds[cell.block] = TrialConfig.of(plan.every[cell.trial_id].config).method.kind
+            except UserError:
+                continue
+    return kinds
+
+
+def _choose(table: Table, key: str, blocks: Iterable[str]) -> _Choice | None:
+    """Return the row with the best mean in a column; None if no row has one. Ties go to the first."""
+    labels, measure = dict(table.rows), table.spec.of(key)
+    sign = 1 if measure.better == "higher" else -1
+    cells = {block: table.cells[block, key] for block in labels if block in {*blocks}}
+    means = {block: sign * cell.mean for block, cell in cells.items() if cell.mean is not None}
+    if not means:
+        return None
+    block = max(means, key=lambda name: means[name])
+    unit = f" {measure.unit}" if measure.unit else ""
+    text = value_text(replace(cells[block], state=CellState.DONE), table, key) + unit  # without "4/6" of its search
+    printed = [round(mean, measure.digits) for mean in means.values()]
+    equal = printed.count(round(means[block], measure.digits)) - 1
+    complete = all(cell.state in ENDED for cell in cells.values())
+    return _Choice(block, labels[block], cells[block], text, complete, equal, len(means))
+
+
+def _seeds(cell: TableCell) -> str:
+    return f"{cell.n} seeds" if cell.n > 1 else "1 run" if cell.n else ""
+
+
+def _best_rows(table: Table) -> list[BestRow]:
+    name = table.spec.measure.name or table.spec.layout.replace("_", " ") or table.spec.title
+    chosen = {key: _choose(table, key, dict(table.rows)) for key, _ in table.main_columns}
+    have = {key: choice for key, choice in chosen.items() if choice is not None}
+    ended = sum(all(table.cells[block, key].state in ENDED for key, _ in table.main_columns) for block, _ in table.rows)
+    so_far = "" if ended == len(table.rows) else f"{ended} of {len(table.rows)} rows are complete"
+    if len(chosen) > FEW and have:
+        counts = Counter(choice.label for choice in have.values())
+        return [BestRow(name, f"{n} of {len(chosen)} columns", row, "", "", so_far) for row, n in counts.most_common()]
+    labels = dict(table.columns) if len(chosen) > 1 else {}
+    return [
+        BestRow(name, labels.get(key, ""), choice.named, choice.text, _seeds(choice.cell), so_far)
+        for key, choice in have.items()
+    ]
+
+
+def _plainly(best: Sequence[BestRow]) -> Iterable[str]:
+    """Yield a sentence for each line, of a sweep without a table of scores."""
+    if not best:
+        yield "No cell of this sweep has a result yet."
+    for line in best[:FEW]:
+        where = f" on {line.column}" if line.column else ""
+        value = f"{line.value}, {line.row}" if line.value else line.row
+        so_far = f" ({line.so_far})" if line.so_far else ""
+        yield f"Best {line.table}{where}: {value}{so_far}."
+
+
+def _pairs(table: Table, kinds: Mapping[str, Kind]) -> list[_Pair]:
+    estimates = [block for block, kind in kinds.items() if kind.estimates]
+    baselines = [block for block, kind in kinds.items() if kind.backpropagates]
+    pairs = []
+    for key, label in table.main_columns:
+        ours = _choose(table, key, estimates)
+        if ours is not None:
+            pairs.append(_Pair(label, key, ours, _choose(table, key, baselines)))
+    return pairs
+
+
+def _scores(table: Table, pairs: Sequence[_Pair], has_baseline: bool) -> tuple[list[str], list[Headline]]:
+    so_far = "" if all(pair.ours.complete for pair in pairs) else "So far, "
+    against = [pair for pair in pairs if pair.theirs is not None]
+    if len(pairs) == 1:
+        (pair,) = pairs
+        seeds = _seeds(pair.ours.cell)
+        sentences = [
+            f"{so_far}{pair.ours.label} is the best zeroth-order row: {pair.ours.text} on {pair.column} ({seeds})."
+        ]
+        headlines = [
+            Headline(pair.ours.text, f"{pair.ours.label}, on {pair.column}", f"{seeds}; best zeroth-order row")
+        ]
+    else:
+        counts = Counter(pair.ours.label for pair in pairs).most_common()
+        listed = ", ".join(f"{label} ({n})" for label, n in counts[:FEW])
+        sentences = [f"{so_far}the best zeroth-order rows of {len(pairs)} columns: {listed}."]
+        headlines = [
+            Headline(
+                f"{counts[0][1]} of {len(pairs)}",
+                f"columns in which {counts[0][0]} is the best",
+                "of the zeroth-order rows",
+            )
+        ]
+    if not against:
+        return [*sentences, BASELINE_UNFINISHED if has_baseline else NO_BASELINE], headlines
+    sentence, headline = _distance(table, against)
+    return [*sentences, sentence], [*headlines, headline]
+
+
+def _distance(table: Table, against: Sequence[_Pair]) -> tuple[str, Headline]:
+    """Return how far the best zeroth-order rows are from those trained by backpropagation."""
+    if len(against) == 1:
+        return _one_distance(table, against[0])
+    measures = [table.spec.of(pair.key) for pair in against]
+    digits, points = max(measure.digits for measure in measures), _points(measures[0])
+    gaps = [_gap(pair) for pair in against]
+    so_far = "" if all(pair.theirs and pair.theirs.complete for pair in against) else "so far "
+    ends = f"{signed(min(gaps), digits)} to {signed(max(gaps), digits)} {points}"
+    mean = f"{signed(fmean(gaps), digits)} {points}"
+    text = (
+        f"From {so_far}the best row trained by backpropagation in the same column they are {ends}, {mean} in the mean "
+        f"over {len(against)} columns."
+    )
+    return text, Headline(mean, f"from backpropagation, mean of {len(against)} columns", ends)
+
+
+def _one_distance(table: Table, pair: _Pair) -> tuple[str, Headline]:
+    theirs, measure = pair.theirs, table.spec.of(pair.key)
+    assert theirs is not None
+    gap, points, digits = _gap(pair), _points(measure), measure.digits
+    far = f"{abs(gap):.{digits}f} {points} {'below' if gap < 0 else 'above'}"
+    so_far = "" if theirs.complete else "so far "
+    text = f"That is {far} {theirs.label} ({theirs.text}), {so_far}the best row trained by backpropagation."
+    detail = f"{theirs.text}{_interval(table, pair.ours.block, theirs.block, digits)}"
+    return text, Headline(f"{signed(gap, digits)} {points}", f"from backpropagation ({theirs.label})", detail)
+
+
+def _interval(table: Table, one: str, other: str, digits: int) -> str:
+    """Return the confidence interval of the paired difference of two rows; "" if it has none."""
+    for each in differences(table):
+        if {each.row, each.other} == {one, other} and each.low is not None and each.high is not None:
+            low, high = (each.low, each.high) if each.row == one else (-each.high, -each.low)
+            return (
+                f"; {CONFIDENCE:.0%} interval {signed(low, digits)} to {signed(high, digits)}, {each.n} pairs by seed"
+            )
+    return ""
+
+
+def _points(measure: Measure) -> str:
+    return "points" if measure.unit == "%" else measure.unit
+
+
+def _gap(pair: _Pair) -> float:
+    ours, theirs = pair.ours.cell.mean, pair.theirs.cell.mean if pair.theirs else None
+    assert ours is not None
+    assert theirs is not None
+    return ours - theirs
+
+
+def _mean(standing: Standing, choice: _Choice, metric: str) -> float | None:
+    """Return the mean of a metric over the runs of a row; None if one of them lacks it."""
+    values = [standing.outcomes[i].metrics.get(metric) for i in choice.cell.trial_ids if i in standing.outcomes]
+    known = [value for value in values if value is not None]
+    return fmean(known) if known and len(known) == len(choice.cell.trial_ids) else None
+
+
+def _same(standing: Standing, pair: _Pair, fact: str) -> str:
+    """Return the one value that a fact of the device has in all runs of a pair, "" if it differs or is not known."""
+    assert pair.theirs is not None
+    ids = (*pair.ours.cell.trial_ids, *pair.theirs.cell.trial_ids)
+    values = {str(standing.outcomes[i].device.get(fact, "")) for i in ids if i in standing.outcomes}
+    return next(iter(values)) if len(values) == 1 else ""
+
+
+Both = tuple[float, float]
+Value = Callable[[_Choice], float | None]
+
+
+def _both(pair: _Pair, value: Value) -> Both | None:
+    assert pair.theirs is not None
+    ours, theirs = value(pair.ours), value(pair.theirs)
+    return (ours, theirs) if ours and theirs else None
+
+
+def _memory(plan: Plan, standing: Standing, against: Sequence[_Pair]) -> Headline | None:
+    """Return the memory saved: of tensors where both rows have it, otherwise as the device defines it."""
+    found: list[Both] = []
+    definitions = set()
+    for pair in against:
+        of_tensors = _both(pair, lambda choice: _mean(standing, choice, TOTAL))
+        defined = _same(standing, pair, "memory_definition")
+        both = of_tensors or (_both(pair, lambda it: _mean(standing, it, "peak_memory_bytes")) if defined else None)
+        if both:
+            found.append(both)
+            definitions.add(OF_TENSORS if of_tensors else defined)
+    if not found or len(definitions) > 1:
+        return None
+    changes = sorted(100 * (ours / theirs - 1) for ours, theirs in found)
+    ends = dict.fromkeys(signed(change, 0) for change in (changes[0], changes[-1]))
+    return Headline(f"{' to '.join(ends)} %", "memory", f"{_shown(found, bytes_text)}; {definitions.pop()}")
+
+
+def _forwards(plan: Plan, standing: Standing, against: Sequence[_Pair]) -> Headline | None:
+    def value(choice: _Choice) -> float | None:
+        counts = {forwarded(plan, standing, trial_id) for trial_id in choice.cell.trial_ids}
+        return float(counts.pop()) if len(counts) == 1 else None
+
+    found = [both for pair in against if (both := _both(pair, value))]
+    shown = _shown(found, lambda count: f"{count:,.0f}")
+    detail = f"{shown} examples; a backward pass counts as two forwards"
+    return Headline(_times(found), "forwards per run", detail) if found else None
+
+
+def _seconds(plan: Plan, standing: Standing, against: Sequence[_Pair]) -> Headline | None:
+    """Return the ratio of the times of a run's steps, where both rows ran on devices of one name."""
+    alike = [pair for pair in against if _same(standing, pair, "name")]
+    found = [both for pair in alike if (both := _both(pair, lambda it: _mean(standing, it, "train_seconds")))]
+    return Headline(_times(found), "time of a run's steps", _shown(found, seconds_text)) if found else None
+
+
+def _energy(plan: Plan, standing: Standing, against: Sequence[_Pair]) -> Headline | None:
+    alike = [pair for pair in against if _same(standing, pair, "energy_definition")]
+    found = [both for pair in alike if (both := _both(pair, lambda it: _mean(standing, it, f"{ENERGY}joules")))]
+    return Headline(_times(found), "energy of a run's steps", _shown(found, joules_text)) if found else None
+
+
+def _times(found: Sequence[Both]) -> str:
+    ratios = sorted(ours / theirs for ours, theirs in found)
+    return " to ".join(dict.fromkeys(f"{ratio:.2g}" for ratio in (*ratios[:1], *ratios[-1:]))) + " ×"
+
+
+def _shown(found: Sequence[Both], text: Callable[[float], str]) -> str:
+    return f"{text(found[0][0])} instead of {text(found[0][1])}" if len(found) == 1 else f"over {len(found)} columns"
+
+
+def forwarded(plan: Plan, standing: Standing, trial_id: str) -> int:
+    """Return the examples that a finished trial's steps forwarded; a backward pass counts as two. 0 if not known."""
+    outcome = standing.outcomes.get(trial_id)
+    return outcome.steps_done * forwarded_per_step(plan, standing, trial_id) if outcome else 0
+
+
+def forwarded_per_step(plan: Plan, standing: Standing, trial_id: str) -> int:
+    """Return the examples that a trial forwards per step; 0 if its configuration cannot be read here."""
+    outcome = standing.outcomes.get(trial_id)
+    try:
+        config = TrialConfig.of(plan.every[trial_id].config)
+    except UserError:
+        return 0
+    trainable = outcome.metrics.get("trainable_parameters", 0.0) if outcome else 0.0
+    return config.forwards(int(trainable)) * (config.train.batch or 1)

@@ -1,0 +1,175 @@
+"""A static site on a state folder: its sweeps and what each found, their reports, and a comparison of any two rows."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from zo_sweeps import __version__
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.files import new_folder, replace_text
+from zo_sweeps.record.commands import Launched, in_folder, launched
+from zo_sweeps.results import report
+from zo_sweeps.results import tables as readout
+from zo_sweeps.results.findings import findings
+from zo_sweeps.results.library import chart_library
+from zo_sweeps.results.recalled import Reading, of_sweep
+from zo_sweeps.results.rows_data import quantiles, rows_data
+from zo_sweeps.schedule.ledger import Standing, must_have_run, read_standing
+from zo_sweeps.tables.html import STYLE, document
+
+MARK = ".zo-sweeps-site.json"  # lists the site's files: a folder with it may be written again
+INDEX, COMPARE, ASSETS, REPORTS = "index.html", "compare.html", "assets", "reports"
+UNSAFE = r"[^A-Za-z0-9_-]"  # in the name of a file and in an address
+
+
+@dataclass(frozen=True)
+class Site:
+    """A site that was written: its first page, and the sweeps that could not be read, with the reason."""
+
+    index: Path
+    sweeps: int
+    left_out: tuple[str, ...]
+
+
+def write_site(state_dir: Path, folder: Path) -> Site:
+    """Write the site of a state folder; the same results give the same files.
+
+    Args:
+        folder: absent, empty, or a site of an earlier call, whose pages are replaced one by one, the index last.
+
+    Raises UserError if nothing has finished in the state folder, or `folder` has other content or cannot be written.
+    Cost: that of the reports of all its sweeps.
+    """
+    must_have_run(state_dir)
+    before = _files_of(folder)
+    standing = read_standing(state_dir)
+    if not any(standing.has_result(trial_id) for trial_id in standing.states):
+        raise UserError(f"no trial has finished in {state_dir}", fix="wait for one, then repeat this command")
+    files, sweeps, left_out = _pages(state_dir, standing)
+    files[MARK] = json.dumps(sorted(files), indent=1) + "\n"
+    try:
+        if before is None:
+            with new_folder(folder) as part:
+                _write(part, files)
+        else:
+            _write(folder, files)
+            for name in before - files.keys():
+                (folder / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write {folder}: {error.strerror or error}", where="--out") from None
+    return Site(folder / INDEX, sweeps, left_out)
+
+
+def _files_of(folder: Path) -> set[str] | None:
+    """Return the names of a site's files; None for an absent or empty folder. Raises UserError for any other."""
+    try:
+        if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+            return None
+        names = json.loads((folder / MARK).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        names = None
+    if not isinstance(names, list) or not all(_is_ours(name) for name in names):
+        raise UserError(f"{folder} has other content than a site", where="--out", fix="name a new or empty folder")
+    return {*names}
+
+
+def _is_ours(name: object) -> bool:
+    """Return whether a name is that of a file that a site can have: nothing outside its folder."""
+    parts = str(name).split("/")
+    return len(parts) <= 2 and ".." not in parts and parts[0] in (INDEX, COMPARE, ASSETS, REPORTS, MARK)
+
+
+def _write(folder: Path, files: Mapping[str, str]) -> None:
+    for name in sorted(files, key=lambda name: (name in (INDEX, MARK), name)):
+        (folder / name).parent.mkdir(exist_ok=True)
+        replace_text(folder / name, files[name])
+
+
+def _pages(state_dir: Path, standing: Standing) -> tuple[dict[str, str], int, tuple[str, ...]]:
+    """Return the files by their names, how many sweeps they are of, and a line per sweep that could not be read."""
+    script, style = chart_library()
+    files = {
+        f"{ASSETS}/style.css": f"{STYLE.read_text(encoding='utf-8').strip()}\n{style}\n",
+        f"{ASSETS}/uplot.js": script + "\n",
+        f"{ASSETS}/page.js": report.page_script() + "\n",
+        f"{ASSETS}/compare.js": (report.WEB / "compare.js").read_text(encoding="utf-8"),
+    }
+    cards: list[dict[str, Any]] = []
+    compared: list[dict[str, Any]] = []
+    left_out = []
+    for sweep in reversed(launched(state_dir)):
+        try:
+            reading = of_sweep(in_folder(sweep.command, str(state_dir)))
+            card, page, data = _sweep(sweep, reading, standing, state_dir)
+        except UserError as error:
+            left_out.append(f"{sweep.grid} ({sweep.command.sweep_id}): {error}")
+            continue
+        files[card["href"]] = page
+        cards.append(card)
+        compared.append(data)
+    shared: dict[str, Any] = {
+        "assets": ASSETS,
+        "provenance": [f"zo_sweeps {__version__}"],
+        "chart_style": "",
+        "files": True,
+    }
+    files[INDEX] = document(
+        "index.html.j2",
+        report.WEB,
+        title="Sweeps",
+        cards=cards,
+        left_out=left_out,
+        links=[(COMPARE, "Compare rows")],
+        scripts={"page.js": ""},
+        **shared,
+    )
+    data = {"sweeps": compared, "t": quantiles()}
+    files[COMPARE] = document(
+        "compare.html.j2",
+        report.WEB,
+        title="Compare rows",
+        data=report.as_script(data),
+        sweeps=compared,
+        links=[(INDEX, "All sweeps")],
+        scripts={"page.js": "", "compare.js": ""},
+        **shared,
+    )
+    return files, len(cards), tuple(left_out)
+
+
+def _sweep(
+    sweep: Launched, reading: Reading, standing: Standing, state_dir: Path
+) -> tuple[dict[str, Any], str, dict[str, Any]]:
+    """Return a sweep's entry in the index, its report, and its rows for the comparison."""
+    plan, composer = reading.plan, reading.composer
+    own = readout.tables(plan, composer, standing)
+    name = sweep.command.sweep_id[:8]
+    href = f"{REPORTS}/{re.sub(UNSAFE, '-', plan.name)}-{name}.html"
+    page = report.html(
+        plan,
+        composer,
+        standing,
+        state_dir,
+        str(reading.command),
+        assets=f"../{ASSETS}",
+        index=f"../{INDEX}",
+    )
+    when = report.dates(plan, standing)
+    card = {
+        "href": href,
+        "title": plan.title,
+        "grid": plan.name,
+        "found": findings(plan, standing, own).sentences,
+        "date": report.day(when[1] if when else sweep.started),
+        "counts": report.counts(plan, standing),
+        "trials": len(plan.every),
+        "caveats": plan.caveats,
+    }
+    rows = [{"id": f"{name}-{row['block']}", **row} for row in rows_data(plan, own, state_dir)]
+    data = {key: card[key] for key in ("href", "title", "grid", "date", "caveats")}
+    return card, page, {**data, "rows": rows}
