@@ -17,6 +17,7 @@ from zo_sweeps.methods import registry
 # One thread a process, before torch is imported: the models are tiny, and the threads of processes that are tested side
 # by side spend most of their time waiting for each other (a third of the time on two busy cores).
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.pop("COLUMNS", None)  # set in xdist's workers: what a command prints would be wrapped there alone
 
 REPO = Path(__file__).resolve().parents[1]
 TIERS = ("unit", "multiprocess", "e2e")

@@ -13,7 +13,7 @@ from shutil import get_terminal_size
 from zo_sweeps.cli.agent import agent
 from zo_sweeps.cli.browse import compare, figure, papers, report, status, sync, table, ui
 from zo_sweeps.cli.fleet import devices, head, worker
-from zo_sweeps.cli.lines import columns_kept
+from zo_sweeps.cli.lines import columns_kept, wrapped
 from zo_sweeps.cli.machine import bench, doctor
 from zo_sweeps.cli.make import export_program, package, rtl
 from zo_sweeps.cli.parser import EXAMPLES
@@ -63,9 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _check_words(given)
         return run(given)
     except UserError as error:
-        from zo_sweeps.cli.show.text import console, say
-
-        say(console(sys.stderr), f"zo_sweeps: {error}")
+        line = f"zo_sweeps: {error}"
+        print(wrapped(line, get_terminal_size().columns) if sys.stderr.isatty() else line, file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

@@ -13,7 +13,7 @@ from zo_sweeps.tables.text_cells import SELECTED, Grid, Text, footnotes, heading
 from zo_sweeps.tables.together import together
 
 GAP = "  "
-IN_CORNER = 30  # the longest heading that is printed in the empty cell above the rows
+IN_CORNER = 36  # the longest heading that is printed in the empty cell above the rows
 Cells = list[list[str]]  # a line of the table: each of its cells is a list of printed lines
 
 
