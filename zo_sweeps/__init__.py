@@ -71,11 +71,10 @@ def run(
     must_have_work(planned)
     view = session.View()
     if not quiet:
-        from rich.console import Console
-
         from zo_sweeps.cli.launch import Terminal
+        from zo_sweeps.cli.show.text import console
 
-        view = Terminal(Console(highlight=False))
+        view = Terminal(console())
     if session.run(planned, composer, command, view).summary.interrupted:
         raise KeyboardInterrupt
     return dataframe.frame(planned, read_standing(planned.config.folder))
