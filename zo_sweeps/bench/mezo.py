@@ -12,6 +12,7 @@ from zo_sweeps.bench.shapes import Example
 from zo_sweeps.models.causal import LanguageModel
 
 
+@torch.inference_mode()
 def loss(model: LanguageModel, examples: Sequence[Example]) -> float:
     """Return the cross-entropy over the candidates (of the answer token if there is one), one sequence per candidate.
 
@@ -27,7 +28,7 @@ def loss(model: LanguageModel, examples: Sequence[Example]) -> float:
     return float(F.cross_entropy(scores, torch.tensor([example.gold for example in examples])))
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def step(model: LanguageModel, examples: Sequence[Example], seed: int, eps: float = 1e-3, lr: float = 1e-6) -> float:
     """Take one step of MeZO's Algorithm 1: four passes over the parameters, each drawing all of z again."""
 

@@ -45,6 +45,9 @@ def _add_products(
 ) -> Tensor:
     """Write theta + sum_i c_i U_i V_i^T to `out`, as many rows at a time as stay in cache: theta is read once."""
     drawn = [noise.factors(key, name, theta.shape, theta.device) for key, _ in terms]
+    if noise.one_product:
+        U = torch.cat([U.mul_(weight) for (U, _), (_, weight) in zip(drawn, terms, strict=True)], dim=1)
+        return _add_product(U, torch.cat([V for _, V in drawn], dim=1), theta, out)
     rows = rows_at_once(theta.shape[1], theta.device)
     for start in range(0, theta.shape[0], rows):
         some = slice(start, start + rows)
@@ -54,6 +57,17 @@ def _add_products(
             total = z if total is None else total.add_(z)
         assert total is not None, "an estimate has at least one term"
         out[some] = total.add_(theta[some])
+    return out
+
+
+def _add_product(U: Tensor, V: Tensor, theta: Tensor, out: Tensor) -> Tensor:
+    """Write theta + U V^T to `out`: summed in fp32, whatever theta's dtype, and rounded once."""
+    if theta.dtype == U.dtype:
+        return torch.addmm(theta, U, V.T, out=out)
+    rows = rows_at_once(theta.shape[1], theta.device)
+    for start in range(0, theta.shape[0], rows):
+        some = slice(start, start + rows)
+        out[some] = torch.addmm(theta[some].to(U.dtype), U[some], V.T)
     return out
 
 

@@ -51,8 +51,12 @@ def evaluate(
     noise: Perturbation,
     points: Sequence[Point],
     mode: Mode,
+    most: int | None = None,
 ) -> list[float]:
     """Return f at each point, in the order of `points`. The grouping into forwards changes it by rounding only.
+
+    Args:
+        most: points in one forward; None: as many as the mode says.
 
     Raises ValueError for a batched mode over a space that holds only one point per forward.
     """
@@ -60,7 +64,7 @@ def evaluate(
         what = f"mode {mode.value!r} needs a space that holds several points, or directions in factors"
         raise ValueError(f"{what}; use mode 'sequential'")
     losses: list[float] = [0.0] * len(points)
-    for group in mode.groups(points):
+    for group in mode.groups(points, most):
         chosen = [points[i] for i in group]
         with torch.inference_mode(), _held(module, space, noise, chosen, mode):
             values = objective(len(chosen)).tolist()

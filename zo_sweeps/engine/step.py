@@ -40,6 +40,7 @@ class Method:
     perturbation: Perturbation
     update: Update
     mode: Mode = Mode.SEQUENTIAL
+    most: int | None = None  # points in one forward; None: as many as the mode says
     in_place: InPlace | None = None  # evaluates f in theta itself; None: theta is never written to
     d: int = 0  # number of parameters in the space that it is bound to
 
@@ -112,7 +113,7 @@ def step(
         def along(scales: Sequence[float]) -> list[float]:
             candidates = [Point(points[0].key, scale) for scale in scales]
             mode = method.mode if space.batched else Mode.SEQUENTIAL  # a sum of directions has no thin factors
-            return evaluate(objective, module, space, line, candidates, mode)
+            return evaluate(objective, module, space, line, candidates, mode, method.most)
 
         estimate = method.update.choose(estimate, lr, along)
     with lost.around(space.params) if lost is not None else nullcontext():
@@ -126,4 +127,4 @@ def losses_at(
     """Return f at each of a step's points."""
     if method.in_place is not None:
         return method.in_place.losses(objective, space.params, method.perturbation, points)
-    return evaluate(objective, module, space, method.perturbation, points, method.mode)
+    return evaluate(objective, module, space, method.perturbation, points, method.mode, method.most)

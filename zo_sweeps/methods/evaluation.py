@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from zo_sweeps.methods.definition import option
+from zo_sweeps.methods.definition import Checked, option
 from zo_sweeps.methods.points import Point
 
 SCORED_TOKENS = 8192  # of a forward that scores dev or test, at most, padding included; one example may have more
@@ -43,16 +43,19 @@ class Mode(str, Enum):
         """Return the most points in one forward for q two-sided queries."""
         return {Mode.SEQUENTIAL: 1, Mode.OUTER: q, Mode.INNER: 2, Mode.BOTH: 2 * q}[self]
 
-    def one_forward(self, q: int) -> bool:
-        """Whether one forward holds all points of q two-sided queries."""
-        return self.points_per_forward(q) == 2 * q
-
-    def groups(self, points: Sequence[Point]) -> list[list[int]]:
-        """Return the indices of the points in each forward."""
+    def groups(self, points: Sequence[Point], most: int | None = None) -> list[list[int]]:
+        """Return the indices of the points in each forward, of which `most` share one."""
         if self is Mode.SEQUENTIAL:
             return [[i] for i in range(len(points))]
-        if self is Mode.BOTH:
-            return [list(range(len(points)))]
+        together = [list(range(len(points)))] if self is Mode.BOTH else self._alike(points)
+        return [
+            group[start : start + (most or len(group))]
+            for group in together
+            for start in range(0, len(group), most or len(group))
+        ]
+
+    def _alike(self, points: Sequence[Point]) -> list[list[int]]:
+        """Return the indices of the points with the same sign (outer) or of the same query (inner)."""
         groups: dict[object, list[int]] = {}
         for i, point in enumerate(points):
             sign = (point.scale > 0) - (point.scale < 0)
@@ -68,10 +71,26 @@ class Restore(str, Enum):
 
 
 @dataclass(frozen=True)
-class Evaluation:
-    """The evaluation of f at the points of a step."""
+class Evaluation(Checked):
+    """The evaluation of f at the points of a step.
+
+    `points` bounds the memory of a large q: a forward holds so many points, and a step takes more forwards. The losses
+    are the same but for the rounding of products with other numbers of rows.
+    """
 
     mode: Mode = option(Mode.SEQUENTIAL, "which points share a forward: sequential, outer, inner or both")
+    points: int | None = option(
+        None, "most points in one forward of a batched mode; null: all that the mode says", least=1, added=True
+    )
     restore: Restore = option(
         Restore.EXACT, "exact: theta is never modified; in_place: perturbed and restored, drift recorded"
     )
+
+    def points_per_forward(self, q: int) -> int:
+        """Return the most points in one forward for q two-sided queries."""
+        of_mode = self.mode.points_per_forward(q)
+        return min(of_mode, self.points or of_mode)
+
+    def one_forward(self, q: int) -> bool:
+        """Whether one forward holds all points of q two-sided queries."""
+        return self.points_per_forward(q) == 2 * q

@@ -42,6 +42,11 @@ class FactoredPerturbation(Perturbation):
 
     factored: ClassVar[bool] = True
 
+    @property
+    def one_product(self) -> bool:
+        """Whether an update adds its directions to a matrix as one product of all factors, not one after the other."""
+        return False
+
     def factors(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return U [m, r] and V [n, r] of the direction that `sample` returns for a matrix [m, n]: new fp32 tensors."""
         raise NotImplementedError

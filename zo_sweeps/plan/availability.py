@@ -206,7 +206,7 @@ class Places:
             finding = max(finding, finding_memory(arch, precision.format.bytes, length, length, arch.entries([ALL])))
         added = space.bind(precision).added_bytes(arch) if kind.trains else 0
         weights = precision.weight_bytes(arch) + added
-        points = config.evaluation.mode.points_per_forward(config.estimator.budget) if kind.estimates else 1
+        points = config.evaluation.points_per_forward(config.estimator.budget) if kind.estimates else 1
         parts: Mapping[Part, float] = memory_by_part(
             arch,
             precision.format.bytes,

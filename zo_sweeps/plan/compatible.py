@@ -74,6 +74,11 @@ def _estimation(config: TrialConfig) -> Iterator[str]:
             f"estimator={estimator.name} has two points per parameter: evaluation.mode must be sequential, not "
             f"{mode.value}"
         )
+    if config.evaluation.points is not None and not mode.batched:
+        yield (
+            f"evaluation.points={config.evaluation.points} is of modes whose forwards hold several points, not of "
+            f"{mode.value}; use evaluation.mode=outer or both"
+        )
     if config.evaluation.restore is Restore.IN_PLACE and mode.batched:
         yield f"evaluation.restore=in_place holds one point: evaluation.mode must be sequential, not {mode.value}"
 
@@ -263,12 +268,14 @@ def outside_programs(config: TrialConfig) -> Iterator[str]:
         yield f"task {task.name} {cannot}: {why}"
     if config.evaluation.restore is Restore.IN_PLACE:
         yield f"evaluation.restore=in_place {cannot}: a program leaves theta as it is; use evaluation.restore=exact"
+    if config.evaluation.points is not None:
+        yield f"evaluation.points {cannot}: its calls hold the points that evaluation.mode says; leave it out"
     device, precision, space = config.device, config.precision, config.space
     if precision.rounds_activations and space.multiplies_others:
         yield f"space={space.name} over precision={precision.name} {cannot}: it multiplies by the weights themselves"
     if precision.rounds_activations and device.delegate == "none":
         yield f"precision={precision.name} with device.delegate=none {cannot}: XNNPACK alone multiplies it"
-    if device.keeps_copies and not config.evaluation.mode.one_forward(config.estimator.budget):
+    if device.keeps_copies and not config.evaluation.one_forward(config.estimator.budget):
         yield f"device.form=dual {cannot} in several forwards per step, whose points it keeps; use evaluation.mode=both"
     if train.logits == "all":
         yield f"train.logits=all {cannot}: a program computes the logits of answers alone; use train.logits=answers"

@@ -67,9 +67,11 @@ class Workbench:
 
     def method(self) -> Method:
         """Return the engine's method, composed of the members that the trial names."""
-        config = self.config
-        in_place = InPlace() if config.evaluation.restore is Restore.IN_PLACE else None
-        return Method(config.estimator, config.perturbation, config.update, config.evaluation.mode, in_place)
+        config, evaluation = self.config, self.config.evaluation
+        in_place = InPlace() if evaluation.restore is Restore.IN_PLACE else None
+        return Method(
+            config.estimator, config.perturbation, config.update, evaluation.mode, evaluation.points, in_place
+        )
 
     def rates(self) -> Rates:
         """Return the learning rate of every step."""

@@ -24,13 +24,18 @@ class LowRank(FactoredPerturbation):
             each step. Each of the q queries has its own U and V.
         scale: `unit`: as above. `released`: Z = U V^T, without the factor, so that eps and lr are those of the authors'
             trainer.
+        sum: how a step's directions are added to a matrix. `terms`: W + c_1 z_1 + c_2 z_2 + ..., in this order, each
+            rounded. `product`: W + [c_1 U_1, c_2 U_2, ...] [V_1, V_2, ...]^T, one matrix product that reads and writes
+            W once; it rounds otherwise, so runs of the two differ by rounding.
 
     `unit`: E[z z^T] = I over U and V; for a fixed V, the expected estimate is the gradient times V V^T / r. For one
-    direction and a matrix E||ghat||^2 / ||grad f||^2 = d + 2 + 2 (m + n + 1) / r, d = m n.
+    direction and a matrix E||ghat||^2 / ||grad f||^2 = d + 2 + 2 (m + n + 1) / r, d = m n; with q directions this
+    number, plus q - 1, over q.
     `released`: E[z z^T] = r I in matrices and I in other shapes; the expected estimate is r times the gradient in
     matrices.
 
-    Cost: (m + n) r Gaussians instead of m n, and one product. Source: Chen et al., Enhancing zeroth-order fine-tuning
+    Cost: (m + n) r Gaussians instead of m n, and one product; an update of q directions takes 2 q r operations per
+    weight, as many as a forward of q r tokens. Source: Chen et al., Enhancing zeroth-order fine-tuning
     for language models with low-rank structures, Algorithm 1, and its released code (LOZOtrainer.py): theta +/- eps U
     V^T in matrices and theta +/- eps z elsewhere, then theta <- theta - lr g U V^T and theta <- theta - lr g z. The
     paper divides the estimate by r and the trainer does not: lr of the trainer is the paper's / r. Over matrices alone,
@@ -42,6 +47,13 @@ class LowRank(FactoredPerturbation):
     rank: int = option(2, "r, the rank of a matrix's direction", least=1)
     interval: int = option(50, "steps between draws of V", least=1)
     scale: Literal["unit", "released"] = option("unit", "unit: E[z z^T] = I; released: U V^T, as LOZO's trainer")
+    sum: Literal["terms", "product"] = option(
+        "terms", "of an update: direction after direction, or one matrix product", added=True
+    )
+
+    @property
+    def one_product(self) -> bool:
+        return self.sum == "product"
 
     def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:
         from zo_sweeps.engine import noise

@@ -1,0 +1,78 @@
+"""Evolution strategies: RGE's points, with the losses of a step's population shaped before they are compared."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import nan, sqrt
+from typing import Literal
+
+from zo_sweeps.methods.definition import option
+from zo_sweeps.methods.estimator import Estimator
+from zo_sweeps.methods.points import Estimate, NoiseKey, Point
+
+
+@dataclass(frozen=True)
+class ES(Estimator):
+    """ghat = (1/q) sum_i g_i z_i with g_i = (s(theta + eps z_i) - s(theta - eps z_i)) / 2, s the shaped loss.
+
+    Args:
+        q: query budget, directions per step; its population is 2q points, which see the same minibatch.
+        eps: perturbation scale (sigma of evolution strategies).
+        shape: how the 2q losses f become s. `zscore`: (f - mean) / standard deviation, over the 2q. `centered_ranks`:
+            rank / (2q - 1) - 1/2, ranks from 0 for the lowest f, equal losses sharing their mean rank. If all losses
+            are equal, s is 0.
+
+    s keeps no unit of f: `zscore` does not change if f is scaled or shifted, `centered_ranks` under any increasing map.
+    So the size of a step is set by lr and q alone, whatever |grad f| and eps are. On a linear f, `zscore` is RGE's
+    estimate divided by the root mean square of its q coefficients, and for Gaussian z, E||ghat||^2 = 1 + (d - 1) / q:
+    at q = 1 the step has the length of z, and for large q ghat tends to grad f / |grad f|.
+
+    Cost: 2q forwards of the batch. Source: Salimans et al., Evolution strategies as a scalable alternative to
+    reinforcement learning, 2017 (mirrored sampling, centred ranks); EGGROLL (arXiv:2511.16652), whose released code has
+    z-scores with 1e-5 added to the variance (left out: in fine-tuning, losses of points 2 eps apart may differ by less
+    than that root) and multiplies by sigma sqrt(2q): its lr is ours / (eps sqrt(2q)), for plain SGD.
+    """
+
+    q: int = option(8, "query budget: directions per step, two points each", least=1)
+    eps: float = option(1e-3, "perturbation scale", above=0)
+    shape: Literal["zscore", "centered_ranks"] = option("zscore", "how a step's losses are scaled")
+
+    @property
+    def budget(self) -> int:
+        return self.q
+
+    def evaluations(self, d: int) -> int:
+        return 2 * self.q
+
+    def points(self, seed: int, step: int) -> tuple[Point, ...]:
+        keys = [NoiseKey(seed, step, query) for query in range(self.q)]
+        return tuple(Point(key, sign * self.eps) for key in keys for sign in (1.0, -1.0))
+
+    def combine(self, points: Sequence[Point], losses: Sequence[float]) -> Estimate:
+        shaped = _zscores(losses) if self.shape == "zscore" else _centered_ranks(losses)
+        by_query = {
+            point.key.query: (plus - minus) / 2
+            for point, plus, minus in zip(points[::2], shaped[::2], shaped[1::2], strict=True)
+        }
+        key = points[0].key
+        coefs = [by_query.get(query, nan) for query in range(self.q)]
+        return Estimate.mean(key.seed, key.step, coefs, sum(losses) / len(losses))
+
+    def from_log(self, seed: int, step: int, coefs: Sequence[float]) -> Estimate:
+        if len(coefs) != self.q:
+            raise ValueError(f"step {step} has {len(coefs)} logged coefficients, but q = {self.q}")
+        return Estimate.mean(seed, step, coefs, nan)
+
+
+def _zscores(losses: Sequence[float]) -> list[float]:
+    mean = sum(losses) / len(losses)
+    spread = sqrt(sum((loss - mean) ** 2 for loss in losses) / len(losses))
+    return [(loss - mean) / spread if spread else 0.0 for loss in losses]
+
+
+def _centered_ranks(losses: Sequence[float]) -> list[float]:
+    in_order = sorted(losses)
+    ranks = [(bisect_left(in_order, loss) + bisect_right(in_order, loss) - 1) / 2 for loss in losses]
+    return [rank / (len(losses) - 1) - 0.5 for rank in ranks]
