@@ -15,6 +15,8 @@ from tests.engine.conftest import TinyModel, make_examples, targets
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.engine.batch import collate
 from zo_sweeps.engine.estimators.cge import CGE
+from zo_sweeps.engine.estimators.es import ES
+from zo_sweeps.engine.estimators.rge import RGE
 from zo_sweeps.engine.estimators.rge_one_sided import RGEOneSided
 from zo_sweeps.engine.evaluate import evaluate
 from zo_sweeps.engine.layers.full import FullModel
@@ -167,6 +169,58 @@ def test_one_sided_losses_do_not_depend_on_the_mode(model: TinyModel) -> None:
     for values in found.values():
         assert values == pytest.approx(found[Mode.SEQUENTIAL], abs=2e-6)
         assert values[0] == pytest.approx(plain, abs=2e-6)
+
+
+def es_on_a_line(
+    estimator: ES, number: int, f: Callable[[float], float] = lambda slope: slope
+) -> tuple[Tensor, Tensor]:
+    """The estimate on f(grad . z), and RGE's of the same directions, [D] in double precision."""
+    grad, shape = torch.linspace(-1, 2, D).double(), torch.Size((D,))
+    points = estimator.points(3, number)
+    z = {p.key: Gaussian().sample(p.key, "w", shape, CPU).double() for p in points}
+    losses = [f(p.scale * float(grad @ z[p.key])) for p in points]
+    estimates = [one.combine(points, losses) for one in (estimator, RGE(estimator.q, estimator.eps))]
+    shaped, plain = (sum(weight * z[key] for key, weight in estimate.terms) for estimate in estimates)
+    assert isinstance(shaped, Tensor)
+    assert isinstance(plain, Tensor)
+    return shaped, plain / torch.tensor(estimates[1].coefs).double().square().mean().sqrt()
+
+
+def test_z_scores_of_a_linear_f_are_its_rge_estimate_over_the_size_of_its_coefficients() -> None:
+    for q in (1, 2, 9):
+        shaped, plain = es_on_a_line(ES(q, 1e-2), 5)
+        torch.testing.assert_close(shaped, plain, rtol=1e-5, atol=1e-6)
+        other, _ = es_on_a_line(ES(q, 1e-2), 5, lambda slope: 7 - 100 * slope)  # another unit, shifted, and downhill
+        torch.testing.assert_close(other, -plain, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("q", [1, 4, 16])
+def test_the_norm_of_a_z_scored_estimate_follows_theory(q: int) -> None:
+    squares = torch.stack([es_on_a_line(ES(q, 1e-2), number)[0].square().sum() for number in range(1, 801)])
+    error = float(squares.std()) / math.sqrt(len(squares))
+    assert float(squares.mean()) == pytest.approx(1 + (D - 1) / q, abs=4 * error)
+    assert error < 0.05 * (1 + (D - 1) / q)
+
+
+def test_centered_ranks_are_of_the_order_of_the_losses_alone() -> None:
+    estimator = ES(3, 0.5, shape="centered_ranks")
+    points = estimator.points(0, 1)
+    losses = [0.3, 0.1, 0.2, 0.4, 0.9, 0.3]  # ranks 2.5 0, 1 4, 5 2.5 of 0 to 5
+    assert estimator.combine(points, losses).coefs == pytest.approx((0.25, -0.3, 0.25))
+    mapped = [math.exp(5 * loss) - 40 for loss in losses]
+    assert estimator.combine(points, mapped).coefs == estimator.combine(points, losses).coefs
+    assert estimator.combine(points, losses).loss == pytest.approx(2.2 / 6)
+
+
+@pytest.mark.parametrize("shape", ["zscore", "centered_ranks"])
+def test_equal_losses_and_queries_of_lost_peers_have_no_say(shape: str) -> None:
+    estimator = ES(3, 0.5, shape=shape)
+    points = estimator.points(0, 1)
+    assert estimator.combine(points, [0.7] * 6).coefs == (0.0, 0.0, 0.0)
+    left = estimator.combine(points[2:], [0.2, 0.4, 0.9, 0.3])
+    assert math.isnan(left.coefs[0])
+    assert [key.query for key, _ in left.terms] == [1, 2]
+    assert left.coefs[1:] == ES(2, 0.5, shape=shape).combine(points[:4], [0.2, 0.4, 0.9, 0.3]).coefs
 
 
 def test_cge_is_the_gradient_of_a_quadratic() -> None:

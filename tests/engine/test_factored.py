@@ -13,6 +13,7 @@ from tests.engine.conftest import make_examples, tiny_model
 from zo_sweeps.engine import chunk, losses
 from zo_sweeps.engine.batch import collate
 from zo_sweeps.engine.direction import combine
+from zo_sweeps.engine.estimators.es import ES
 from zo_sweeps.engine.estimators.rge import RGE
 from zo_sweeps.engine.estimators.rge_one_sided import RGEOneSided
 from zo_sweeps.engine.evaluate import evaluate
@@ -129,9 +130,40 @@ def test_an_update_in_parts_has_the_bits_of_whole_directions(
     assert torch.equal(combine(noise, terms, "w", theta, out=theta), theta)
 
 
-def test_a_run_is_replayed_from_its_log() -> None:
+@pytest.mark.parametrize("mode", [Mode.OUTER, Mode.BOTH])
+def test_the_points_of_a_forward_can_be_limited(mode: Mode) -> None:
+    model, noise, points, held = tiny_model(tied=True), LowRank(1), ES(4, 0.02).points(0, 1), []
+    space, answers = FullModel(model.module), of_answers(model)
+
+    def objective(count: int) -> Tensor:
+        held.append(count)
+        return answers(count)
+
+    expected = evaluate(objective, model.module, space, noise, points, mode)
+    for most in (1, 3, 4, 100):
+        held.clear()
+        assert evaluate(objective, model.module, space, noise, points, mode, most) == pytest.approx(expected, rel=1e-6)
+        assert max(held) == min(most, 8 if mode is Mode.BOTH else 4)
+        assert sum(held) == 8
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(75, 40), (1, 40), (40, 1)])
+def test_directions_added_as_one_product_are_their_sum(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    """In half precision too: summed in fp32, rounded once; at most one number of 2,000 rounds to its neighbour."""
+    terms = [(NoiseKey(1, 1, query), 0.3 - 0.2 * query) for query in range(5)]
+    theta = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+    expected = combine(LowRank(2), terms, "w", theta)
+    found = combine(LowRank(2, sum="product"), terms, "w", theta.clone(), out=theta)
+    assert found is theta
+    torch.testing.assert_close(found, expected)
+    assert dtype == torch.float32 or int((found != expected).sum()) <= theta.numel() / 2000
+
+
+@pytest.mark.parametrize("how", ["terms", "product"])
+def test_a_run_is_replayed_from_its_log(how: str) -> None:
     """The weights after steps whose points shared a forward, and of their log alone, without one."""
-    model, method = tiny_model(tied=True), Method(RGE(2, 1e-2), LowRank(2, interval=2), SGD(), Mode.BOTH)
+    model, method = tiny_model(tied=True), Method(RGE(2, 1e-2), LowRank(2, 2, sum=how), SGD(), Mode.BOTH)
     space, objective, logged = FullModel(model.module), of_answers(model), []
     for number in range(1, 5):
         estimate, _ = step(method.bind(space.params), model.module, space, objective, {}, seed=3, step=number, lr=1e-2)
