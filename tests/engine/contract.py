@@ -106,6 +106,10 @@ MOMENTS: dict[str, tuple[Moments, ...]] = {
         Moments(ratio=30 + 2 + 2 * (6 + 5 + 1) / rank, shapes=MATRIX, options={"rank": rank, "interval": 1})
         for rank in (2, 4)
     ),
+    # Two windows of two columns, by turns: on the mean half a gradient, and (m width + 2) of the half that moves.
+    "columns": (
+        Moments(mean=0.5, ratio=(6 * 2 + 2) / 2, shapes={"W": torch.Size([6, 4])}, options={"width": 2, "interval": 1}),
+    ),
     # Directions that repeat or take turns are no independent draws; test_pezo.py and test_perturbations.py hold them
     # against their own definitions.
     "pezo_pool": (),
