@@ -205,8 +205,8 @@ def _codes(config: TrialConfig) -> Iterator[str]:
         yield f"backpropagation does not reach space {space.name!r}: use a zeroth-order method"
     if space.moves_base and not space.of_codes and kind.trains:
         yield (
-            f"space {space.name!r} trains the weights themselves, which precision={precision.name} stores as codes; use "
-            "a space beside them, such as lora_fa (method=lozo_codes: directions of low rank that B sums)"
+            f"space {space.name!r} trains the weights themselves, which precision={precision.name} stores as codes; "
+            "use a space beside them, such as lora_fa (method=lozo_codes: directions of low rank that B sums)"
         )
     elif space.sparse and kind.backpropagates:
         yield f"backpropagation does not reach entries beside the codes of precision={precision.name}"
