@@ -141,6 +141,8 @@ def _training(config: TrialConfig) -> Iterator[str]:
         )
     if update.keeps_nonnegative and kind.backpropagates:
         yield "update.nonnegative is of zeroth-order methods"
+    if update.steps_fused and not kind.backpropagates:
+        yield "update.fused is of backpropagation: a zeroth-order step has one implementation"
     if config.train.steps < 1:
         yield f"train.steps must be at least 1, not {config.train.steps}"
     if kind.backpropagates and space.renewed_every:
