@@ -166,12 +166,13 @@ def test_each_point_of_a_batched_space_sees_every_text_alone(model: TinyModel) -
             torch.testing.assert_close(got[point : point + 1], alone(model, split(examples)), rtol=1e-4, atol=1e-4)
 
 
-def test_a_prefix_stands_before_every_text_of_a_row(model: TinyModel) -> None:
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_prefix_stands_before_every_text_of_a_row(shared: bool, model: TinyModel) -> None:
     space = PrefixTuning(length=3).install(model.module, [], 0)
     generator = torch.Generator().manual_seed(1)
     values = {n: p + torch.randn(2, *p.shape, generator=generator) for n, p in space.params.items()}
-    examples = unlike_lengths()
-    batch = collate(examples, pad_id=0)
+    examples = long_options() if shared else unlike_lengths()
+    batch = collate(examples, pad_id=0, shared=shared)
     assert batch.positions is not None
     with torch.inference_mode():
         space.hold(values)

@@ -274,6 +274,8 @@ def outside_programs(config: TrialConfig) -> Iterator[str]:
         yield f"device.form=dual {cannot} in several forwards per step, whose points it keeps; use evaluation.mode=both"
     if train.logits == "all":
         yield f"train.logits=all {cannot}: a program computes the logits of answers alone; use train.logits=answers"
+    if config.prompt.shared:
+        yield f"prompt.shared=true {cannot}: each row of a program is one text; use prompt.shared=false"
     if train.flops:
         yield f"train.flops=true {cannot}: the operations of PyTorch are counted; use train.flops=false"
 
