@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from zo_sweeps.bench import codes, gpu, measure, mezo, noise, report, shapes, sparse
 from zo_sweeps.bench.measure import Row
 from zo_sweeps.bench.ours import Steps
+from zo_sweeps.cli.main import main
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.engine.layers.full import FullModel
 from zo_sweeps.methods.parts import Model
@@ -76,6 +78,34 @@ def test_the_noise_part_is_measured_printed_and_written(monkeypatch: pytest.Monk
     assert content["host"]["processor"]
     assert [row["name"] for row in content["rows"]] == [row.name for row in rows]
     assert all(row["ratio"] > 0 for row in content["rows"])
+
+
+def test_two_files_are_compared_row_by_row(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Changes by hand: 3 of 2 is +50 %, 1.2 of 1 is +20 % and a cost; a lost goal is exit status 1."""
+    one, two = (str(tmp_path / name) for name in ("one.json", "two.json"))
+    here = {"processor": "A chip", "threads": 1, "torch": "2.0", "load_average": [0.5, 0.4, 0.3]}
+    speed, cost = (Row(name, value, unit, 1.1, 1, "") for name, value, unit in (("speed", 2, "x"), ("cost", 1, "of")))
+    monkeypatch.setattr(report, "host", lambda: here)
+    report.write([speed, cost, Row("noise", 1, "s", 2, 1, "")], Path(one))
+    monkeypatch.setattr(report, "host", lambda: {**here, "threads": 2, "load_average": [9.0, 0.4, 0.3]})
+    report.write([replace(speed, ratio=3), replace(cost, ratio=1.2), Row("memory", 9, "MiB", 2, 1, "")], Path(two))
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["bench", "compare", one, two]) == 1
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert lines == [
+        "benchmark A B change goal",
+        "speed 2x 3x +50.0 %, better ok",
+        "cost 1x 1.2x +20.0 %, worse ok → NO",
+        "noise 1 s – – ok, only in A",
+        "memory – 9 MiB – NO, only in B",
+        "hosts, A → B: threads 1 → 2; load average 0.5 0.4 0.3 → 9.0 0.4 0.3",
+        "1 goal reached in A and not in B",
+    ]
+    assert main(["bench", "compare", two, one]) == 0, "a goal reached again is no loss"
+    assert main(["bench", "compare", one, one]) == 0
+    assert "hosts, A → B: no difference" in capsys.readouterr().out
 
 
 def test_an_unknown_part_is_refused_with_the_choices() -> None:

@@ -122,6 +122,10 @@ BAD = [
     (["bench", "nois"], ["unknown benchmark 'nois'", "did you mean 'noise'?"]),
     (["bench", "--rounds", "0"], ["--rounds must be at least 1, not 0"]),
     (["bench", "--rounds", "many"], ["--rounds", "many"]),
+    (["bench", "noise", "a.json"], ["bench noise takes no files"]),
+    (["bench", "compare", "a.json"], ["1 files to compare; bench compare A.json B.json"]),
+    (["bench", "compare", "absent.json", f"{HERE}/file"], ["cannot read absent.json: No such file"]),
+    (["bench", "compare", f"{HERE}/file", "b.json"], ["file is no file of the benchmark", "bench PART --json FILE"]),
 ]
 
 

@@ -82,6 +82,26 @@ def test_first_order_steps_are_the_optimisers_formula(optimizer: type[Update], d
     assert not any(param.requires_grad for param in ours.module.parameters())
 
 
+@pytest.mark.parametrize("fused", [False, True])
+def test_adamw_by_torch_is_the_formula_fused_or_not(fused: bool) -> None:
+    generator = torch.Generator().manual_seed(2)
+    params = {"matrix": torch.randn(7, 5, generator=generator), "bias": torch.randn(5, generator=generator)}
+    theta = {name: param.double().clone() for name, param in params.items()}
+    stepper = Adam(weight_decay=0.1, lr=0.02, fused=fused).optimizer(first_order._groups(params, 0.1))
+    m, v = ({name: torch.zeros_like(param) for name, param in theta.items()} for _ in range(2))
+    for t in range(1, 4):
+        for name, param in params.items():
+            param.grad = torch.randn(param.shape, generator=generator)
+            g, decay = param.grad.double(), 0.1 if param.dim() == 2 else 0.0
+            m[name], v[name] = 0.9 * m[name] + 0.1 * g, 0.999 * v[name] + 0.001 * g * g
+            u = (m[name] / (1 - 0.9**t)) / ((v[name] / (1 - 0.999**t)).sqrt() + 1e-8)
+            theta[name] -= 0.02 * (u + decay * theta[name])
+        stepper.step()
+    assert all(bool(group["fused"]) is fused for group in stepper.param_groups)
+    for name, param in params.items():
+        torch.testing.assert_close(param.double(), theta[name], rtol=1e-6, atol=1e-6)
+
+
 def test_first_order_lora_fa_moves_its_own_parameters_alone() -> None:
     model = tiny_model()
     before = {name: p.clone() for name, p in model.module.named_parameters()}
@@ -323,6 +343,7 @@ def test_a_trial_whose_weights_run_away_ends_as_diverged_and_never_as_finished(m
             "space 'prefix' has keys and values",
         ),
         ("{method: mezo, method.gradient_checkpointing: true}", "unknown key 'method.gradient_checkpointing'"),
+        ("{method: mezo, update: {name: adam, fused: true}}", "update.fused is of backpropagation"),
         ("{method: fo_full, method.weights: fp16}", "unknown weights 'fp16'.*choose from: bf16, fp32"),
         ("{method: prge, evaluation: {restore: in_place}}", "restore=in_place holds one point"),
         ("{method: mezo, evaluation: {restore: inplace}}", "unknown restore 'inplace'"),

@@ -11,9 +11,13 @@ import torch
 from tests.engine.conftest import Candidate, Example, TinyModel, make_examples, targets
 from zo_sweeps.engine.batch import collate
 from zo_sweeps.engine.losses import candidates, token_logprobs, tokens
+from zo_sweeps.engine.objectives.candidates import Candidates
 from zo_sweeps.engine.packing import CAPACITY, pack
+from zo_sweeps.engine.prompts import shared_tokens
+from zo_sweeps.engine.score import forwards, score
 from zo_sweeps.engine.spaces.lora_fa import LoRAFA
 from zo_sweeps.engine.spaces.prefix import PrefixTuning
+from zo_sweeps.models.causal import own_text
 
 pytestmark = pytest.mark.unit
 
@@ -81,14 +85,72 @@ def split(examples: list[Example]) -> list[One]:
     return [One((candidate,)) for example in examples for candidate in example.candidates]
 
 
+def long_options(n: int = 6) -> list[Example]:
+    """Prompts of 4 to 24 tokens with two to four options of 1 to 5; the last example has those of the first."""
+    draw, made = random.Random(9), []
+    for i in range(n):
+        prompt = draw.choices(range(1, 97), k=4 + 4 * i)
+        answers = [draw.choices(range(1, 97), k=draw.randint(1, 5)) for _ in range(2 + i % 3)]
+        made.append(Example(tuple(Candidate((*prompt, *answer), len(answer)) for answer in answers), i % 2))
+    return [*made, made[0]]
+
+
 @pytest.mark.parametrize("copies", [1, 3])
-def test_the_losses_are_those_of_each_text_alone(copies: int, model: TinyModel) -> None:
-    examples = unlike_lengths()
-    batch = collate(examples, pad_id=0)
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_losses_are_those_of_each_text_alone(copies: int, shared: bool, model: TinyModel) -> None:
+    examples = long_options() if shared else unlike_lengths()
+    batch = collate(examples, pad_id=0, shared=shared)
     with torch.inference_mode():
         got = token_logprobs(model, batch, copies=copies)
         expected = alone(model, split(examples)).expand(copies, -1)
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_prompt_is_in_the_batch_once_for_all_its_options() -> None:
+    examples = long_options()
+    batch = collate(examples, pad_id=0, shared=True)
+    texts = [{c.ids[:-1] for c in e.candidates} for e in examples[:-1]]
+    prompts = [len(e.candidates[0].ids) - e.candidates[0].answer_length for e in examples[:-1]]
+    once = sum(p + sum(len(t) - p for t in own) for p, own in zip(prompts, texts, strict=True))
+    assert int(batch.attention_mask.sum()) == once
+    assert int(collate(examples, pad_id=0).attention_mask.sum()) == sum(len(t) for own in texts for t in own)
+    assert batch.input_ids.numel() < 1.2 * once
+    places = [*zip(batch.place_row.tolist(), batch.place_column.tolist(), strict=True)]
+    assert len({*places}) == len(places), "the token after the prompt is predicted at one place for all options"
+    assert collate(examples, pad_id=0, packed=False, shared=True).positions is None, "as in released code"
+    assert collate(unlike_lengths(), pad_id=0, gold_only=True, shared=True).input_ids.equal(
+        collate(unlike_lengths(), pad_id=0, gold_only=True).input_ids
+    )
+
+
+def test_a_beginning_is_shared_if_that_saves_an_eighth_of_the_tokens() -> None:
+    assert shared_tokens([(1, 2, 3), (1, 2, 4, 5), (1, 2)]) == 2
+    assert shared_tokens([(1, 2, 3)]) == 0, "nothing to share it with"
+    assert shared_tokens([(1, 2), (3, 2)]) == 0
+    assert shared_tokens([(1, *[2] * 3), (1, *[3] * 3)]) == 1
+    assert shared_tokens([(1, *[2] * 4), (1, *[3] * 4)]) == 0, "one of 10"
+
+
+def test_an_option_sees_the_prompt_and_itself() -> None:
+    """The texts p p a, p p b b and p p, and a text q: who sees whom, written out."""
+    seen = own_text(torch.tensor([[0, 1, 2, 2, 3, 0]]))[0, 0]
+    rows = ["100000", "110000", "111000", "110100", "110110", "000001"]
+    assert ["".join(str(int(x)) for x in row) for row in seen] == rows
+
+
+def test_a_split_scores_the_same_with_prompts_shared_in_forwards_of_bounded_size(model: TinyModel) -> None:
+    examples, of = long_options(), (0, Candidates(), torch.device("cpu"))
+    loss, choices, scores = score(model, examples, *of)
+    both = score(model, examples, *of, shared=True, tokens_per_forward=64)
+    assert both.loss == pytest.approx(loss, rel=1e-6)
+    assert both.choices == choices
+    for ours, theirs in zip(both.scores, scores, strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-5)
+    chunks = forwards(examples, False, 64, shared=True)
+    assert sorted(i for chunk in chunks for i in chunk) == list(range(len(examples)))
+    sizes = [collate([examples[i] for i in chunk], 0, shared=True, multiple_of=1).input_ids.numel() for chunk in chunks]
+    assert max(sizes) <= 64
+    assert len(chunks) < len(forwards(examples, False, 64))
 
 
 def test_each_point_of_a_batched_space_sees_every_text_alone(model: TinyModel) -> None:
@@ -104,12 +166,13 @@ def test_each_point_of_a_batched_space_sees_every_text_alone(model: TinyModel) -
             torch.testing.assert_close(got[point : point + 1], alone(model, split(examples)), rtol=1e-4, atol=1e-4)
 
 
-def test_a_prefix_stands_before_every_text_of_a_row(model: TinyModel) -> None:
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_prefix_stands_before_every_text_of_a_row(shared: bool, model: TinyModel) -> None:
     space = PrefixTuning(length=3).install(model.module, [], 0)
     generator = torch.Generator().manual_seed(1)
     values = {n: p + torch.randn(2, *p.shape, generator=generator) for n, p in space.params.items()}
-    examples = unlike_lengths()
-    batch = collate(examples, pad_id=0)
+    examples = long_options() if shared else unlike_lengths()
+    batch = collate(examples, pad_id=0, shared=shared)
     assert batch.positions is not None
     with torch.inference_mode():
         space.hold(values)

@@ -317,6 +317,13 @@ def test_texts_in_one_row_are_read_as_if_each_stood_alone(name: str) -> None:
         for part, text in zip(found, texts, strict=True):
             alone = model.hidden(torch.tensor([text]))[0]
             torch.testing.assert_close(part, alone, atol=1e-5, rtol=1e-4)
+        # texts[0], and two that go on from its first 5 tokens, before another text
+        shared = torch.tensor([[*texts[0], *texts[1][:3], *texts[3][:4], *texts[2]]])
+        found = model.hidden(shared, None, torch.tensor([[*range(17), *range(5, 8), *range(5, 9), 0]]))[0]
+        whole = [texts[0], [*texts[0][:5], *texts[1][:3]], [*texts[0][:5], *texts[3][:4]], texts[2]]
+        for start, kept, text in zip((0, 17, 20, 24), (0, 5, 5, 0), whole, strict=True):
+            alone = model.hidden(torch.tensor([text]))[0, kept:]
+            torch.testing.assert_close(found[start : start + len(alone)], alone, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", CAUSAL)

@@ -121,7 +121,8 @@ def test_a_field_of_a_part_counts_unless_it_is_marked_otherwise(name: str) -> No
 
 def test_the_wording_that_is_chosen_counts() -> None:
     config = example()
-    assert [f.name for f in options(config.prompt)] == ["name"]
+    assert [f.name for f in options(config.prompt)] == ["name", "shared"]
+    assert changes(config, replace(config, prompt=replace(config.prompt, shared=True)))
     ids = {replace(config, prompt=replace(config.prompt, name=name)).trial_id() for name in config.task.dialects}
     assert len(ids) == len(config.task.dialects)
 

@@ -84,6 +84,7 @@ def test_a_plan_refuses_what_no_program_holds_and_names_what_one_does(axis: str,
         (["update.nonnegative=true"], "leave out update.weight_decay, update.nonnegative and update.rounding"),
         (["evaluation.mode=sequential", "evaluation.restore=in_place"], "use evaluation.restore=exact"),
         (["train.logits=all"], "use train.logits=answers"),
+        (["prompt.shared=true"], "each row of a program is one text; use prompt.shared=false"),
         (
             ["precision=w4a8", "space=dora"],
             "space=dora over precision=w4a8 does not run on executorch: it multiplies by",

@@ -56,6 +56,7 @@ def peak(of: Trial, size: int, kind: str = "cpu", state: TrialState = TrialState
         ({"train": {"max_length": 32}}, False),
         ({"train": {"logits": "all"}}, False),
         ({"train": {"packing": False}}, False),
+        ({"prompt": {"shared": True}}, False),
         ({"estimator": {"q": 8}}, False),
         ({"model": {"fingerprint": "other"}}, False),
         ({"space": {"rank": 16}}, False),

@@ -31,7 +31,7 @@ fields: [one, two]
 label_field: score
 labels: [0, 2, 5]
 dialects:
-  mezo: {loss: candidates, template: "{{ one }} and {{ two }} are", options: [" far", " near", " same"]}
+  mezo: {loss: candidates, template: "{{ one }} and {{ two }} are", options: [" far off", " near by", " much the same"]}
 """
 ANSWERS = """
 name: answers
@@ -127,6 +127,16 @@ def test_a_regression_task_is_one_yaml_and_its_rows(folder: Path) -> None:
     assert "test/accuracy" not in outcome.metrics
     (test,) = (event for event in journal if event["type"] == "test")
     assert test["metrics"] == {name: outcome.metrics[f"test/{name}"] for name in ("pearson", "spearman")}
+    # Its options are of several tokens: a forward that shares their prompt is another trial, with the same losses.
+    trial = planned(folder, f"{{task: closeness, method: prge, {FEW}}}", "prompt.shared=true")
+    assert trial.trial_id != outcome.trial_id
+    other, shared = succeeded(trial)
+    told = [[event for event in events if event["type"] == "steps"] for events in (journal, shared)]
+    losses = [[x for event in events for x in event["losses"]] for events in told]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+    assert other.metrics["test/loss"] == pytest.approx(outcome.metrics["test/loss"], rel=1e-4)
+    tokens, fewer = (sum(event["tokens"] for event in events) for events in told)
+    assert fewer < 0.75 * tokens, "three options"
 
 
 def test_a_metric_in_a_folder_of_the_user_s_is_one_python_file(folder: Path) -> None:

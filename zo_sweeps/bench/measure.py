@@ -33,9 +33,14 @@ class Row:
     detail: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def more_is_better(self) -> bool:
+        """Whether the ratio is a speed-up or a rate, not a cost."""
+        return self.unit in ("x", "/s")
+
+    @property
     def reached(self) -> bool:
         """Whether the ratio meets `must`."""
-        return self.ratio >= self.must if self.unit in ("x", "/s") else self.ratio <= self.must
+        return self.ratio >= self.must if self.more_is_better else self.ratio <= self.must
 
 
 def interleaved(functions: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, float]:

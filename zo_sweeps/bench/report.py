@@ -32,10 +32,15 @@ def text(rows: Sequence[Row]) -> str:
     """Format one line per row: the ratio, its required value, the target, and the limit."""
     lines = []
     for row in rows:
-        unit = {"x": "x", "of": "x"}.get(row.unit, f" {row.unit}")
+        unit = unit_text(row.unit)
         goals = f"must {row.must:.4g}{unit}, aim {row.aim:.4g}{unit}, limit {row.limit}"
         lines.append(f"{row.ratio:8.2f}{unit:5} {'ok ' if row.reached else 'NO '} {row.name} ({goals})")
     return "\n".join(lines)
+
+
+def unit_text(unit: str) -> str:
+    """Return a row's unit as it follows its number: "x" for both kinds of ratio, " MiB"."""
+    return {"x": "x", "of": "x"}.get(unit, f" {unit}")
 
 
 def write(rows: Sequence[Row], path: Path) -> None:

@@ -7,6 +7,7 @@ from os.path import expanduser
 from pathlib import Path
 
 from zo_sweeps.cli.parser import Parser, grid_parser, parse
+from zo_sweeps.core.errors import UserError
 
 
 def doctor(given: Sequence[str]) -> int:
@@ -20,24 +21,42 @@ def doctor(given: Sequence[str]) -> int:
 
 
 def bench(given: Sequence[str]) -> int:
-    """Benchmark the engine (noise, step, memory, replay, all), codes, sparse, programs, gpu, cluster, agents."""
+    """Benchmark the engine (noise, step, memory, replay), codes, sparse, programs, gpu, cluster, agents; compare."""
     parser = Parser(prog="python -m zo_sweeps bench", description=bench.__doc__)
     parser.add_argument(
         "part",
         nargs="?",
         default="all",
-        metavar="noise|step|memory|replay|all|codes|sparse|programs|gpu|cluster|agents",
+        metavar="noise|step|memory|replay|all|codes|sparse|programs|gpu|cluster|agents|compare",
     )
+    text = "compare: two files that --json wrote, A and B; exits 1 if a goal that A reached is not reached in B"
+    parser.add_argument("files", nargs="*", type=expanduser, metavar="FILE", help=text)
     parser.add_argument("--rounds", type=int, default=5, help="repetitions per measurement; the minimum is reported")
     parser.add_argument(
         "--json", type=expanduser, metavar="FILE", help="also write the numbers, with this machine's name, to FILE"
     )
-    options = parser.parse_args(list(given))
-    from zo_sweeps.bench import report
+    options = parser.parse_intermixed_args(list(given))
     from zo_sweeps.cli.show.text import console, say
+
+    if options.part == "compare":
+        return _compare(options.files)
+    if options.files:
+        raise UserError(f"bench {options.part} takes no files", fix="bench compare A.json B.json does")
+    from zo_sweeps.bench import report
 
     rows = report.run(options.part, options.rounds)
     say(console(), report.text(rows))
     if options.json:
         report.write(rows, Path(options.json))
     return 0
+
+
+def _compare(files: Sequence[str]) -> int:
+    if len(files) != 2:
+        raise UserError(f"{len(files)} files to compare", fix="bench compare A.json B.json")
+    from zo_sweeps.bench.compare import read
+    from zo_sweeps.cli.show import bench as show
+    from zo_sweeps.cli.show.text import console
+
+    a, b = map(read, map(Path, files))
+    return show.compare(a, b, console())

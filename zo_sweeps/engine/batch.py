@@ -5,6 +5,8 @@ A text is a candidate's tokens without the last one (nothing is predicted after 
 as `terrible` and `great` after one prompt, share it; logits are computed at the U distinct places only. A causal model
 predicts an answer token at the token before it; a masked model at its mask, token `mask_at` of the text.
 Texts of different lengths share rows where that saves tokens (packing.py); each text of a masked model has its own row.
+With `shared`, the tokens that the texts of an example begin with are there once (prompts.py): the row "p p p a a b b",
+with positions "0 1 2 3 4 3 4", holds the texts "p p p a a" and "p p p b b".
 
 Released code shares nothing (`packed=False`: a row per candidate, padded to the longest) and computes logits at every
 position (`every_position=True`: U = N * T). The losses are the same up to rounding; time and memory are not.
@@ -14,12 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from zo_sweeps.engine.packing import pack, padded_to
+from zo_sweeps.engine.prompts import Group, groups
 
 
 class Candidate(Protocol):
@@ -68,12 +71,25 @@ class Batch:
         return Batch(**moved)
 
 
+class _Standing(NamedTuple):
+    """Where a text stands: token i in column `first` + i of a row, from token `prompt` on in column `own` + i."""
+
+    row: int
+    first: int
+    prompt: int
+    own: int
+
+    def column(self, i: int) -> int:
+        return (self.first if i < self.prompt else self.own) + i
+
+
 def collate(
     examples: Sequence[Example],
     pad_id: int,
     *,
     gold_only: bool = False,
     packed: bool = True,
+    shared: bool = False,
     every_position: bool = False,
     multiple_of: int = 8,
 ) -> Batch:
@@ -83,13 +99,15 @@ def collate(
         gold_only: only the right answers, for the token loss.
         packed: texts share rows, and equal texts are one; False: each candidate has a row of its own (in a masked
             model, each example: its candidates are words at one mask).
+        shared: the texts of an example share a row and, once, the tokens with which they begin alike. Without effect
+            unless `packed`, and in a masked model.
         every_position: the places are all N * T positions, padding included.
         multiple_of: row lengths are rounded up to a multiple of it.
     """
     texts: dict[object, int] = {}  # tokens (unpacked: and their candidate) -> text
     known: list[tuple[int, ...]] = []  # the texts' tokens
-    places: dict[tuple[int, int], int] = {}  # (text, its token) -> place
-    tokens: list[tuple[int, int, int]] = []
+    owner: list[int] = []  # of each text, the first example that has it
+    tokens: list[tuple[int, int, int, int]] = []  # (text, its token, the answer token predicted there, candidate)
     lengths: list[int] = []
     slot_of: list[int] = []
     gold: list[int] = []
@@ -107,31 +125,39 @@ def collate(
             text = texts.setdefault((ids[:-1], *own), len(known))
             if text == len(known):
                 known.append(ids[:-1])
+                owner.append(b)
             masked = masked or mask_at is not None
             for position in range(len(ids) - candidate.answer_length, len(ids)):
                 at = position - 1 if mask_at is None else mask_at
-                place = places.setdefault((text, at), len(places))
-                tokens.append((place, ids[position], len(lengths)))
+                tokens.append((text, at, ids[position], len(lengths)))
             lengths.append(candidate.answer_length)
             slot_of.append(b * slots + slot)
     apart = masked or not packed
-    rows = [[t] for t in range(len(known))] if apart else pack([len(text) for text in known], multiple_of)
-    T = padded_to(max(sum(len(known[t]) for t in row) for row in rows), multiple_of)
+    units = groups(known, owner) if shared and not apart else [Group([text]) for text in range(len(known))]
+    sizes = [sum(len(known[t]) for t in unit.texts) - (len(unit.texts) - 1) * unit.prompt for unit in units]
+    rows = [[unit] for unit in range(len(units))] if apart else pack(sizes, multiple_of)
+    T = padded_to(max(sum(sizes[unit] for unit in row) for row in rows), multiple_of)
     input_ids = torch.full((len(rows), T), pad_id, dtype=torch.long)
     mask, positions = torch.zeros_like(input_ids), torch.zeros_like(input_ids)
-    start_of: dict[int, tuple[int, int]] = {}  # text -> (row, column of its first token)
+    standing: dict[int, _Standing] = {}  # by text
     for n, row in enumerate(rows):
-        start = 0
-        for t in row:
-            start_of[t], stop = (n, start), start + len(known[t])
-            input_ids[n, start:stop] = torch.tensor(known[t])
-            positions[n, start:stop] = torch.arange(stop - start)
-            start = stop
-        mask[n, :start] = 1
-    token_place, token, candidate_index = torch.tensor(tokens).T.contiguous()
-    starts = [start_of[text] for text, _ in places]
-    place_row = torch.tensor([row for row, _ in starts])
-    place_column = torch.tensor([first + at for (_, first), (_, at) in zip(starts, places, strict=True)])
+        stop = 0
+        for unit in (units[i] for i in row):
+            first = stop
+            for t in unit.texts:
+                start, left_out = stop, unit.prompt if stop > first else 0
+                stop = start + len(known[t]) - left_out
+                standing[t] = _Standing(n, first, unit.prompt, start - left_out)
+                input_ids[n, start:stop] = torch.tensor(known[t][left_out:])
+                positions[n, start:stop] = torch.arange(left_out, len(known[t]))
+        mask[n, :stop] = 1
+    places: dict[tuple[int, int], int] = {}  # (row, column) -> place
+    predicted = [
+        (places.setdefault((standing[text].row, standing[text].column(at)), len(places)), token, candidate)
+        for text, at, token, candidate in tokens
+    ]
+    token_place, token, candidate_index = torch.tensor(predicted).T.contiguous()
+    place_row, place_column = torch.tensor([*places]).T.contiguous()
     if every_position:
         token_place = (place_row * T + place_column)[token_place]
         place_row, place_column = torch.arange(len(rows)).repeat_interleave(T), torch.arange(T).repeat(len(rows))

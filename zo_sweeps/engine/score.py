@@ -9,6 +9,7 @@ import torch
 
 from zo_sweeps.engine.batch import Example, collate
 from zo_sweeps.engine.losses import candidate_scores, token_logprobs
+from zo_sweeps.engine.prompts import shared_tokens
 from zo_sweeps.engine.types import LanguageModel
 from zo_sweeps.methods.evaluation import SCORED_TOKENS
 from zo_sweeps.methods.objective import Objective
@@ -25,26 +26,31 @@ class Scored(NamedTuple):
     scores: list[list[float]]
 
 
-def forwards(examples: Sequence[Example], gold_only: bool, tokens_per_forward: int = SCORED_TOKENS) -> list[list[int]]:
+def forwards(
+    examples: Sequence[Example], gold_only: bool, tokens_per_forward: int = SCORED_TOKENS, *, shared: bool = False
+) -> list[list[int]]:
     """Return the indices of the examples that each forward holds; sorted by length, to reduce padding."""
-
-    def rows(i: int) -> int:
-        return 1 if gold_only else len({tuple(c.ids[:-1]) for c in examples[i].candidates})
-
-    order = sorted(range(len(examples)), key=lambda i: (_longest(examples[i]), i))
+    sizes = [_size(example, gold_only, shared) for example in examples]
     groups: list[list[int]] = []
     used = 0
-    for i in order:
-        used += rows(i)
-        if not groups or used * _longest(examples[i]) > tokens_per_forward:
+    for i in sorted(range(len(examples)), key=lambda i: (sizes[i][1], i)):
+        rows, longest = sizes[i]
+        used += rows
+        if not groups or used * longest > tokens_per_forward:
             groups.append([])
-            used = rows(i)
+            used = rows
         groups[-1].append(i)
     return groups
 
 
-def _longest(example: Example) -> int:
-    return max(len(candidate.ids) for candidate in example.candidates)
+def _size(example: Example, gold_only: bool, shared: bool) -> tuple[int, int]:
+    """Return an example's rows, and the tokens of the longest."""
+    longest = max(len(candidate.ids) for candidate in example.candidates)
+    if gold_only:
+        return 1, longest
+    texts = list({tuple(candidate.ids[:-1]) for candidate in example.candidates})
+    prompt = shared_tokens(texts) if shared else 0
+    return (1, sum(map(len, texts)) - (len(texts) - 1) * prompt + 1) if prompt else (len(texts), longest)
 
 
 @torch.inference_mode()
@@ -56,6 +62,7 @@ def score(
     device: torch.device,
     *,
     gold_only: bool = False,
+    shared: bool = False,
     tokens_per_forward: int = SCORED_TOKENS,
 ) -> Scored:
     """Score the examples.
@@ -63,14 +70,15 @@ def score(
     The loss is the objective of all examples as one batch (see `zo_sweeps.methods.objective`): the terms of every
     forward are summed and divided by their number, so that `tokens_per_forward` changes it by rounding only. Examples
     are sorted by length to reduce padding. With `gold_only` only the right answers are forwarded: every example then
-    has one score, and its choice is 0.
+    has one score, and its choice is 0. With `shared` an example's prompt is forwarded once for all its candidates (see
+    `collate`), which changes scores by rounding only.
     """
 
     choices = [0] * len(examples)
     scores: list[list[float]] = [[] for _ in examples]
     total, terms = 0.0, 0
-    for chunk in forwards(examples, gold_only, tokens_per_forward):
-        batch = collate([examples[i] for i in chunk], pad_id, gold_only=gold_only).to(device)
+    for chunk in forwards(examples, gold_only, tokens_per_forward, shared=shared):
+        batch = collate([examples[i] for i in chunk], pad_id, gold_only=gold_only, shared=shared).to(device)
         logprobs = token_logprobs(model, batch)
         count = objective.terms(batch)
         total, terms = total + float(objective.loss(logprobs, batch)[0]) * count, terms + count

@@ -226,6 +226,11 @@ class Data:
 
 @dataclass(frozen=True)
 class Prompt:
-    """The wording of the task's prompt."""
+    """The task's prompt: its wording, and whether the options of an example are computed from one forward of it."""
 
     name: str = option("mezo", "dialect of the task")
+    shared: bool = option(
+        False,
+        "an example's options of several tokens share the forward of their prompt; rounds differently",
+        added=True,
+    )

@@ -64,6 +64,11 @@ class Update(Definition):
         return False
 
     @property
+    def steps_fused(self) -> bool:
+        """Whether `optimizer` moves all parameters in one kernel of torch's."""
+        return False
+
+    @property
     def keeps_nonnegative(self) -> bool:
         """Whether parameters below 0 are set to 0 after a step."""
         return False

@@ -64,7 +64,7 @@ class LanguageModel:
             input_ids: [N, T].
             attention_mask: [N, T], ones then zeros in every row; None when no row is padded.
             positions: [N, T], each token's position in its text, if rows hold several texts one after the other; a
-                token then attends to its own text only. None: a row is one text.
+                token then attends to its own text only (see `own_text`). None: a row is one text.
 
         Cost: with positions, attention reads a mask of T x T booleans per row. A model that cannot use such a mask
         (`arch.no_packing`, or attention other than SDPA), or whose window is shorter than a row and the prefix before
@@ -211,13 +211,18 @@ class LanguageModel:
         For models that cannot read several texts in one row. The texts of a row stay adjacent, so that equal groups of
         rows (the points of a batched space) stay equal groups.
         """
-        starts = positions == 0
+        first, begins = _branches(positions)
+        starts = torch.arange(positions.shape[1], device=positions.device) == first
         if attention_mask is not None:
             starts &= attention_mask.bool()  # padding reads the first state of the text before it
         text = starts.flatten().cumsum(0).view_as(positions) - 1
         apart = input_ids.new_full((int(text[-1, -1]) + 1, int(positions.max()) + 1), self.pad_id)
         tokens = starts | (positions > 0)
         apart[text[tokens], positions[tokens]] = input_ids[tokens]
+        for n, column in (starts & (begins > 0)).nonzero().tolist():  # texts that go on from the prompt of another
+            prompt = (positions[n, :column] == 0).nonzero()[-1, 0]
+            length = positions[n, column]
+            apart[text[n, column], :length] = input_ids[n, prompt : prompt + length]
         base: Any = self.module.base_model
         states: Tensor = base(input_ids=apart, use_cache=False).last_hidden_state
         return states[text, positions]
@@ -237,10 +242,24 @@ def own_text(positions: Tensor) -> Tensor:
     """Return [N, 1, T, T], true where a token (a row of the matrix) may attend: to its own text, up to itself.
 
     Args:
-        positions: [N, T], each token's position in its text; a text begins at 0.
+        positions: [N, T], each token's position in its text. A text begins at 0. Where they step back to p > 0, another
+            text with the same first p tokens goes on: they are those of the row's last text that began at 0.
     """
     text = (positions == 0).cumsum(dim=1)
-    return (text.unsqueeze(2) == text.unsqueeze(1)).tril().unsqueeze(1)
+    first, begins = _branches(positions)
+    prompt = torch.where(begins == 0, positions, positions.shape[1])  # a token that others may go on from
+    own = first.unsqueeze(2) == first.unsqueeze(1)
+    before = prompt.unsqueeze(1) < begins.unsqueeze(2)
+    return ((text.unsqueeze(2) == text.unsqueeze(1)) & (own | before)).tril().unsqueeze(1)
+
+
+def _branches(positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Return, for each token, the column and the position from which positions have counted up to it, both [N, T]."""
+    steps = torch.ones_like(positions)
+    steps[:, 1:] = positions[:, 1:] - positions[:, :-1]
+    columns = torch.arange(positions.shape[1], device=positions.device)
+    first = torch.where(steps == 1, 0, columns).cummax(dim=1).values
+    return first, positions.gather(1, first)
 
 
 def _first(*ids: int | None) -> int:

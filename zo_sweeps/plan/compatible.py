@@ -146,6 +146,8 @@ def _training(config: TrialConfig) -> Iterator[str]:
         )
     if update.keeps_nonnegative and kind.backpropagates:
         yield "update.nonnegative is of zeroth-order methods"
+    if update.steps_fused and not kind.backpropagates:
+        yield "update.fused is of backpropagation: a zeroth-order step has one implementation"
     if config.train.steps < 1:
         yield f"train.steps must be at least 1, not {config.train.steps}"
     if kind.backpropagates and space.renewed_every:
@@ -282,6 +284,8 @@ def outside_programs(config: TrialConfig) -> Iterator[str]:
         yield f"device.form=dual {cannot} in several forwards per step, whose points it keeps; use evaluation.mode=both"
     if train.logits == "all":
         yield f"train.logits=all {cannot}: a program computes the logits of answers alone; use train.logits=answers"
+    if config.prompt.shared:
+        yield f"prompt.shared=true {cannot}: each row of a program is one text; use prompt.shared=false"
     if train.flops:
         yield f"train.flops=true {cannot}: the operations of PyTorch are counted; use train.flops=false"
 

@@ -118,6 +118,7 @@ class Workbench:
             self.model.pad_id,
             gold_only=self.objective.gold_only,
             packed=train.packing,
+            shared=self.config.prompt.shared,
             every_position=train.logits == "all",
         ).to(self.device)
 
@@ -136,8 +137,15 @@ class Workbench:
         """Score the candidates of examples with the current weights; nothing is generated."""
         if self.scorer is not None:
             return self.scorer(examples)
-        generates = self.splits.spec.kind.generates
-        return score(self.model, examples, self.model.pad_id, self.evaluated, self.device, gold_only=generates)
+        return score(
+            self.model,
+            examples,
+            self.model.pad_id,
+            self.evaluated,
+            self.device,
+            gold_only=self.splits.spec.kind.generates,
+            shared=self.config.prompt.shared,
+        )
 
     @torch.inference_mode()
     def score(self, examples: Sequence[Example]) -> Scores:
@@ -163,8 +171,10 @@ class Workbench:
     def largest_forward(self) -> list[Example]:
         """Return the examples of the largest forward when dev and test are scored."""
         examples, gold_only = [*self.splits.dev, *self.splits.test], self.splits.spec.kind.generates
-        groups = [[examples[i] for i in group] for group in forwards(examples, gold_only)]
-        return max(groups, key=lambda of: collate(of, self.model.pad_id, gold_only=gold_only).input_ids.numel())
+        shared = self.config.prompt.shared
+        groups = [[examples[i] for i in group] for group in forwards(examples, gold_only, shared=shared)]
+        collated = partial(collate, pad_id=self.model.pad_id, gold_only=gold_only, shared=shared)
+        return max(groups, key=lambda of: collated(of).input_ids.numel())
 
     def _generated(self, examples: Sequence[Example]) -> list[str]:
         """Generate an answer for each example, up to the task's stop.

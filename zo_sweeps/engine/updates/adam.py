@@ -24,6 +24,9 @@ class Adam(RoundedUpdate):
 
     Args:
         weight_decay: decay of the parameters of two or more dimensions; it does not enter m or v.
+        fused: for backpropagation, torch's kernel that moves all parameters at once, as transformers' Trainer runs
+            AdamW from torch 2.8 on; else torch's own choice, a loop on a CPU and lists of tensors on a GPU. The two
+            round differently.
 
     State: {"t": updates done, "m": {name: fp32}, "v": {name: fp32}}, 8 bytes per trainable value. Cost: q noise passes.
     Source: Kingma and Ba, 2015; on ZO estimates, MeZO (section 3.3) and ZO-Bench (Zhang et al., 2024).
@@ -36,7 +39,12 @@ class Adam(RoundedUpdate):
     beta1: float = option(0.9, "decay of the mean of estimates", least=0, most=1)
     beta2: float = option(0.999, "decay of the mean of their squares", least=0, most=1)
     eps: float = option(1e-8, "added to the root", above=0)
+    fused: bool = option(False, "backpropagation: one kernel for the whole step", added=True, kw_only=True)
     lr: float = option(1e-4, "learning rate of step 1", least=0, kw_only=True)
+
+    @property
+    def steps_fused(self) -> bool:
+        return self.fused
 
     def init(self, params: Params) -> State:
         from zo_sweeps.engine.updates._move import zeros
@@ -65,4 +73,10 @@ class Adam(RoundedUpdate):
         """Return AdamW, which equals Adam without weight decay."""
         from torch.optim import AdamW
 
-        return AdamW([dict(group) for group in groups], lr=self.lr, betas=(self.beta1, self.beta2), eps=self.eps)
+        return AdamW(
+            [dict(group) for group in groups],
+            lr=self.lr,
+            betas=(self.beta1, self.beta2),
+            eps=self.eps,
+            fused=self.fused or None,  # None: torch's choice
+        )
