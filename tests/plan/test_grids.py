@@ -23,6 +23,7 @@ COUNTS = {  # grid -> trials, table entries (a zero-shot trial serves every seed
     "methods": (156, 160),
     "precisions": (110, 114),
     "llama2_superglue": (783, 783),
+    "low_rank": (180, 180),
 }
 BLOCKS = {  # P-RGE Table 8: learning rates x q x tasks
     "zero_shot": 9,

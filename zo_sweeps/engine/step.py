@@ -40,8 +40,8 @@ class Method:
     perturbation: Perturbation
     update: Update
     mode: Mode = Mode.SEQUENTIAL
-    most: int | None = None  # points in one forward; None: as many as the mode says
     in_place: InPlace | None = None  # evaluates f in theta itself; None: theta is never written to
+    most: int | None = None  # points in one forward; None: as many as the mode says
     d: int = 0  # number of parameters in the space that it is bound to
 
     @property

@@ -70,7 +70,7 @@ class Workbench:
         config, evaluation = self.config, self.config.evaluation
         in_place = InPlace() if evaluation.restore is Restore.IN_PLACE else None
         return Method(
-            config.estimator, config.perturbation, config.update, evaluation.mode, evaluation.points, in_place
+            config.estimator, config.perturbation, config.update, evaluation.mode, in_place, evaluation.points
         )
 
     def rates(self) -> Rates:
