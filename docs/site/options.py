@@ -16,6 +16,7 @@ from markdown import code, docstring, escape, table
 
 from zo_sweeps.config import schema
 from zo_sweeps.methods import registry
+from zo_sweeps.methods.budget import Budget
 from zo_sweeps.methods.definition import hints, write
 from zo_sweeps.methods.definition import options as options_of
 from zo_sweeps.methods.task import Dialect, Hub, Lengths, Task
@@ -99,13 +100,14 @@ def run() -> str:
     """Return a table per part of a run's configuration and of a grid file."""
     config = {one.name: one for one in fields(schema.Config)}
     text = []
-    for name in ("state_dir", "scale", "cluster", "tracking"):
+    for name in ("state_dir", "scale", "cluster", "tracking", "on"):
         one = config[name]
         made = one.default_factory() if one.default_factory is not MISSING else None
         if made is None:
             text.append(table(HEAD[:1] + HEAD[3:4], [(code(name), code(str(one.default)))]))
         else:
             text.append(f"### {name}\n\n{_plain(type(made), name)}")
+    text.append(f"### budget\n\n{docstring(Budget)}\n\n{table(HEAD, rows(Budget, 'budget'))}")
     files = {
         "A grid": (schema.GridConfig, "grid"),
         "A block of it (printed rows)": (schema.BlockConfig, "grid.blocks.NAME"),

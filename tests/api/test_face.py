@@ -113,14 +113,22 @@ def test_ctrl_c_stops_a_sweep_cleanly_and_is_raised(
         poll(self, timeout)
 
     monkeypatch.setattr(InlineBackend, "poll", interrupted)
+    state, told = tmp_path / "state", tmp_path / "told"
+    told.mkdir()
+    hooks = [f"on.{event}=sh -c 'touch {told}/${{ZO_EVENT}}' s3,cret" for event in ("first_result", "done", "failed")]
     with pytest.raises(KeyboardInterrupt):
-        zo_sweeps.run("forms", only("lora_fa", swept), tmp_path, [swept.conf])
-    (row,) = zo_sweeps.results("forms", state_dir=tmp_path).to_dict("records")
+        zo_sweeps.run("forms", [*only("lora_fa", swept), *hooks], state, [swept.conf])
+    assert sorted(path.name for path in told.iterdir()) == ["failed"]
+    (row,) = zo_sweeps.results("forms", state_dir=state).to_dict("records")
     assert (row["state"], row["steps_done"]) == ("CANCELLED", 1)
     monkeypatch.undo()
     monkeypatch.setattr(session, "SERVER_SECONDS", 0.1)
-    (row,) = zo_sweeps.run("forms", only("lora_fa", swept), tmp_path, [swept.conf]).to_dict("records")
+    given = [*only("lora_fa", swept), *hooks[:2]]
+    (row,) = zo_sweeps.run("forms", given, state, [swept.conf]).to_dict("records")
     assert row["dev/loss"] == swept.line("lora_fa")["dev/loss"], "the same call goes on"
+    assert sorted(path.name for path in told.iterdir()) == ["done", "failed", "first_result"]
+    assert row["trial_id"] == swept.id("lora_fa"), "hooks are no part of a trial, and in no record"
+    assert not [path for path in state.rglob("*") if path.is_file() and b"s3,cret" in path.read_bytes()]
 
 
 @pytest.mark.parametrize("function", [zo_sweeps.plan, zo_sweeps.run])

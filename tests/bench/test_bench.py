@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from zo_sweeps.bench import codes, gpu, measure, mezo, noise, report, shapes, sparse
+from zo_sweeps.bench import codes, gpu, mezo, noise, precision, report, shapes, sparse
 from zo_sweeps.bench.measure import Row
 from zo_sweeps.bench.ours import Steps
 from zo_sweeps.cli.main import main
+from zo_sweeps.core import timing
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.engine.layers.full import FullModel
 from zo_sweeps.methods.parts import Model
@@ -56,7 +57,7 @@ def test_a_measured_step_moves_the_weights(model: LanguageModel) -> None:
 
 def test_rounds_alternate_and_the_first_is_not_counted() -> None:
     calls: list[str] = []
-    seconds = measure.interleaved({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, rounds=2)
+    seconds = timing.interleaved({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, rounds=2)
     assert calls == ["a", "b"] * 3
     assert all(0 < value < 1 for value in seconds.values())
 
@@ -170,3 +171,12 @@ def test_sparse_add_and_sparse_addmm_are_timed_at_the_same_moved_theta(kind: str
         torch.testing.assert_close(results["SparseAddMM"], theta, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(results["SparseAddMM, fixed theta"], theta, rtol=1e-4, atol=1e-5)
         assert not torch.allclose(results["GEMM"], theta, rtol=1e-4, atol=1e-5)
+
+
+def test_projected_gradients_in_half_precision_are_those_of_fp32_only_at_a_large_eps() -> None:
+    data = shapes.examples([8] * 2, 1, 4096)
+    exact, _, span = precision.projected(torch.float32, data, 1e-2)
+    assert span == 2e-2
+    for eps, agrees in ((1e-4, False), (3e-2, True)):
+        g, _, _ = precision.projected(torch.bfloat16, data, eps)
+        assert (float(torch.corrcoef(torch.tensor([exact, g]))[0, 1]) > 0.8) == agrees

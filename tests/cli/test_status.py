@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tests.plan.common import TINY, planned
+from tests.plan.common import TINY, planned, write_grid
 from zo_sweeps.cli.show.plan import show_plan
 from zo_sweeps.cli.show.status import show_status
+from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import TrialState
+from zo_sweeps.results import session
 from zo_sweeps.results.facts.plan import plan_facts
 from zo_sweeps.results.facts.status import status_facts
 from zo_sweeps.schedule.ledger import Ledger
@@ -47,8 +49,32 @@ def test_a_running_sweep_says_what_runs_where_and_why_others_wait_and_an_ended_o
         live.update(Snapshot(2, counts, 8, 4, 4, 60.0, ()))  # within a second of the last
         assert read_live(tmp_path / "state")["running"][0].step == 3
     assert WHY not in said()
+    assert "stopped" not in said()
+    with Ledger(tmp_path / "state") as ledger:
+        ledger.write(first.trial_id, TrialState.CANCELLED, error="stopped on request")
+        ledger.write(plan.trials[1].trial_id, TrialState.PENDING, error="its row failed")
+    assert [line for line in said().splitlines() if "stopped" in line] == ["stopped (1 trial): its row failed"]
     LiveFile(tmp_path / "state")
     assert read_live(tmp_path / "state") is None
+
+
+def test_a_plan_shows_its_rounds_and_the_caps_that_it_cannot_hold_and_is_not_launched(tmp_path: Path) -> None:
+    composer, command = session.compose("tiny", ["budget.trials=1"], tmp_path / "s", [write_grid(tmp_path, TINY)])
+    plan = session.plan_here(composer)
+    facts, shown = plan_facts(plan, "information"), io.StringIO()
+    show_plan(facts, Console(file=shown, width=200), trials=False)
+    lines = shown.getvalue().splitlines()
+    assert "order: 1 trial for a first number in each of 1 cell, then 1 for the search, then 0 further seeds" in lines
+    assert (
+        sum(
+            line.startswith("over the budget: the plan has 2 trials, and budget.trials=1; raise it (2")
+            for line in lines
+        )
+        == 1
+    )
+    with pytest.raises(UserError, match=r"the plan has 2 trials, and budget\.trials=1"):
+        session.run(plan, composer, command, session.View())
+    assert not (tmp_path / "s").exists()
 
 
 def test_a_device_without_a_profile_is_refused_when_the_grid_is_planned(tmp_path: Path) -> None:

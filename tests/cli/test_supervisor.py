@@ -119,10 +119,11 @@ def test_ctrl_c_reaches_the_driver_once_and_a_kill_ends_it_too(tmp_path: Path, n
 
 def test_a_command_with_a_cluster_is_supervised_and_reruns_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[object] = []
-    monkeypatch.setattr(commands, "_sweep", lambda composer, command, rerun: calls.append((str(command), rerun)) or 0)
+    swept = lambda composer, command, order, rerun: calls.append((str(command), order, rerun)) or 0
+    monkeypatch.setattr(commands, "_sweep", swept)
     twice = lambda address, sweep: calls.append(address) or sweep(True) + sweep(False)
     monkeypatch.setattr(supervisor, "supervise", twice)
     words = ["+grid=quickstart", "cluster.address=10.0.0.5:6379"]
-    assert commands.run([*words, "--rerun", "failed"]) == 0
+    assert commands.run([*words, "--order", "information", "--rerun", "failed"]) == 0
     said = f"python -m zo_sweeps {' '.join(words)}"
-    assert calls == ["10.0.0.5:6379", (said, ["failed"]), (said, [])]
+    assert calls == ["10.0.0.5:6379", (said, "information", ["failed"]), (said, "information", [])]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from zo_sweeps.core.source import digest
+from zo_sweeps.core import source
+from zo_sweeps.core.source import digest, file_digests
 
 pytestmark = pytest.mark.unit
 SOURCE = '''"""What it is."""
@@ -56,3 +57,21 @@ def test_what_is_computed_counts(before: str, after: str) -> None:
 def test_a_string_that_is_no_docstring_counts() -> None:
     assert digest("x = 'one'") != digest("x = 'two'")
     assert digest("f('one')") != digest("f('two')")
+
+
+def test_a_source_is_parsed_once_per_machine_and_every_edit_is_seen(tmp_path, monkeypatch):
+    monkeypatch.setenv("ZO_SWEEPS_CACHE", str(tmp_path / "cache"))
+    files = [tmp_path / "a.py", tmp_path / "b.py"]
+    for file, text in zip(files, ("x = 1\n", "y = 2\n"), strict=True):
+        file.write_text(text)
+    first = file_digests(files)
+    assert first == [digest("x = 1"), digest("y = 2")]
+    parsed = []
+    monkeypatch.setattr(source, "digest", lambda text: parsed.append(text) or digest(text))
+    assert (file_digests(files), parsed) == (first, [])
+    files[1].write_text("y = 3\n")  # of the same size, whatever its time
+    assert file_digests(files) == [first[0], digest("y = 3")]
+    assert parsed == [b"y = 3\n"]
+    for damaged in ("", "[]", '{"a": 1}'):
+        (tmp_path / "cache" / "source_digests.json").write_text(damaged)
+        assert file_digests(files[:1]) == first[:1]

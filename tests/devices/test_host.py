@@ -7,14 +7,14 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import psutil
 import pytest
 import yaml
 
-from zo_sweeps.devices import doctor, probe
+from zo_sweeps.devices import doctor, probe, rates
 from zo_sweeps.devices.doctor import checks
 from zo_sweeps.methods.parts import Device
 from zo_sweeps.tables.published import load
@@ -32,6 +32,18 @@ def test_a_probe_is_plain_json_and_true():
     assert 1 <= host["cores"] <= (os.cpu_count() or 1)
     assert host["name"]
     assert host["versions"]["torch"]
+
+
+def test_a_sweep_that_has_just_ended_does_not_count_as_other_work(tmp_path, monkeypatch):
+    kernel = tmp_path / "loadavg"
+    monkeypatch.setattr(probe, "LOAD", kernel)
+    monkeypatch.setattr(os, "getloadavg", lambda: (3.0, 1.0, 1.0))
+    kernel.write_text("3.00 1.00 1.00 1/250 4711\n")  # one task runs: this one
+    assert probe.busy_cores() == 0
+    kernel.write_text("3.00 1.00 1.00 7/250 4711\n")
+    assert probe.busy_cores() == 3
+    kernel.unlink()  # no such file but on Linux
+    assert probe.busy_cores() == 3
 
 
 @pytest.mark.multiprocess
@@ -115,6 +127,13 @@ def by_name(found):
     found = list(found)
     assert len({check.name for check in found}) == len(found)
     return {check.name: check for check in found}
+
+
+def test_doctor_shows_the_kept_rates_or_how_to_measure_them(tmp_path, monkeypatch):
+    monkeypatch.setenv("ZO_SWEEPS_CACHE", str(tmp_path))
+    assert "plan --probe" in doctor.measured().detail
+    rates.keep(replace(rates.REFERENCE, device=doctor.probe()["name"]))
+    assert doctor.measured().detail == "120 GFLOP/s (fp32), 20 GB/s of memory with 1 thread"
 
 
 def test_this_host_passes_one_line_a_check_and_nothing_is_left_behind(tmp_path):

@@ -74,7 +74,7 @@ def eager(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         built[file] = (lambda inputs: forward(*inputs)), (lambda inputs: [apply(*inputs)])
         return Program(calls, frame, batch, theta.names, theta.shapes, 0), file
 
-    monkeypatch.setattr(in_program, "stored", stored)
+    monkeypatch.setattr(in_program.store, "stored", stored)
     monkeypatch.setattr(in_program, "load", lambda file: built[file])
 
 

@@ -566,12 +566,12 @@ def test_a_command_that_opens_and_closes_the_store_takes_nothing_with_it(head: H
 
 
 def test_every_type_of_event_has_a_shape() -> None:
-    """All that core.trial names, but those of trials that no agent runs: of shared steps, phones and circuits."""
+    """All that core.trial names, but those of trials that no agent runs: shared steps, rungs, phones, circuits."""
     import re
 
     from zo_sweeps.core import trial
     from zo_sweeps.fleet.gateway.events import REQUIRED
 
     named = set(re.findall(r"^    (\w+)  ", trial.__doc__ or "", re.MULTILINE))
-    assert named - {"peers", "peer_lost", "sensors", "file"} <= REQUIRED.keys()
+    assert named - {"peers", "peer_lost", "rung", "sensors", "file"} <= REQUIRED.keys()
     assert len(named) >= 10

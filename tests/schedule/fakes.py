@@ -15,12 +15,24 @@ from zo_sweeps.record.journal import scalars
 ANYWHERE = Needs()
 
 
-def trial(folder: Path, name: str, *, steps: int = 5, warm: str = "m", needs: Needs = ANYWHERE, **behaviour) -> Trial:
+def trial(
+    folder: Path,
+    name: str,
+    *,
+    steps: int = 5,
+    warm: str = "m",
+    needs: Needs = ANYWHERE,
+    row: str = "",
+    shares_forwards: bool = False,
+    **behaviour,
+) -> Trial:
     """A trial named `name`. Behaviour: pause (seconds a step), raises (on which attempts), dies (SIGKILL: at that step
     of those attempts), ends (a state), leaves (sys.exit), gate (a file, awaited after step 8), peak (bytes that it
-    says it needed), eats (GiB that it takes: at step 3 of its first attempt), warns (of which metrics)."""
+    says it needed), rungs (step -> dev loss: where it pauses),
+    eats (GiB that it takes: at step 3 of its first attempt), warns (of which metrics)."""
     config = Stored({"folder": str(folder), "seed": len(name), **behaviour})
-    return Trial(name, config, needs=needs, warm_key=warm, cost=float(steps), steps=steps, label=name)
+    sizes = {"cost": float(steps), "steps": steps, "shares_forwards": shares_forwards}
+    return Trial(name, config, needs=needs, warm_key=warm, label=name, block=row, **sizes)
 
 
 def trials(folder: Path, n: int, **behaviour) -> list[Trial]:
@@ -44,12 +56,29 @@ def completions(folder: Path, names: Iterable[str]) -> dict[str, int]:
     return {name: sum(line.startswith("done") for line in log_of(folder, name)) for name in names}
 
 
-def run_trial(task: Trial, sink: Sink, journal: list[Event], attempt: int, should_stop: Callable[[], bool]) -> Outcome:
+class Gathering:
+    """What trials of one process share: here, their number."""
+
+    def __init__(self, trials: int) -> None:
+        self.trials = trials
+
+
+def run_trial(
+    task: Trial,
+    sink: Sink,
+    journal: list[Event],
+    attempt: int,
+    should_stop: Callable[[], bool],
+    *,
+    gathering: Gathering | None = None,
+) -> Outcome:
     config = task.config.to_json()
     coefs, losses = scalars(journal)
     done = len(losses)
     value = coefs[-1][0] if coefs else 0.1
     note(task, f"start attempt={attempt} from={done} pid={os.getpid()} threads={os.environ.get('OMP_NUM_THREADS')}")
+    if gathering is not None:
+        note(task, f"together with {gathering.trials - 1}")
     start = {"type": "start", "attempt": attempt, "device": {}, "versions": {}, "resumed_from": done}
     sink.emit({**start, "time": time.time()})
 
@@ -86,5 +115,10 @@ def run_trial(task: Trial, sink: Sink, journal: list[Event], attempt: int, shoul
         done_now = {"losses": [losses[-1]], "coefs": [[value]], "seconds": 0.0, "tokens": 0}
         sink.emit({"type": "steps", "time": time.time(), "first": step, **done_now})
         done = step
+        if str(step) in config.get("rungs", {}):
+            loss = config["rungs"][str(step)]
+            sink.emit({"type": "eval", "time": time.time(), "step": step, "split": "dev", "loss": loss, "metrics": {}})
+            if step not in {event["step"] for event in journal if event["type"] == "rung"}:
+                return end(TrialState.PAUSED)
     note(task, f"done attempt={attempt}")
     return end(TrialState(config.get("ends", "SUCCEEDED")))

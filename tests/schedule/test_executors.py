@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,11 @@ import pytest
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.methods.registry import member, names
+from zo_sweeps.plan.build import Plan
 from zo_sweeps.schedule.inline_backend import InlineBackend
 from zo_sweeps.schedule.ray_backend import RayBackend
 from zo_sweeps.schedule.sharing import Workers
+from zo_sweeps.schedule.this_host import crowded
 
 pytestmark = pytest.mark.unit
 
@@ -95,3 +98,38 @@ def test_an_executor_of_ones_own_is_one_python_file(folder: Path) -> None:
     assert made.build(folder, None) == ("long", 2)
     with pytest.raises(UserError, match=r"unknown key 'executor.queue' in the command line"):
         Composer(["executor=ray", "executor.queue=long"], [str(folder)])
+
+
+def test_the_calling_process_collects_its_own_garbage_again_after_a_sweep() -> None:
+    backend = InlineBackend()
+    for before in (True, False):  # a process that has exempted objects itself keeps them so
+        gc.freeze() if before else gc.unfreeze()
+        try:
+            backend.start(lambda _: None, 1)
+            gc.freeze()  # as a trial does
+            backend.shutdown()
+            assert (gc.get_freeze_count() > 0) == before
+        finally:
+            gc.freeze()
+
+
+@pytest.mark.parametrize(
+    ("words", "busy", "lines"),
+    [
+        ([], 0.9, []),
+        ([], 1.0, ["this machine is busy (about 1.0 of 2 cores)"]),
+        (["executor.slots=2"], 0, []),
+        (["executor.slots=8", "executor.cpus_per_trial=2"], 0, ["ask for 16 threads at a time on 2 cores"]),
+        (["executor.workers=3"], 0, ["ask for 3 threads at a time on 2 cores"]),
+        (["executor=inline", "executor.slots=8"], 0, []),  # one trial at a time, whatever the slots
+        (["executor.slots=8", "cluster.address=head:6379"], 2, []),
+    ],
+)
+def test_a_sweep_says_that_it_shares_its_cores(
+    words: list[str], busy: float, lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zo_sweeps.devices.probe.cores", lambda: 2)
+    monkeypatch.setattr("zo_sweeps.devices.probe.busy_cores", lambda: busy)
+    said = crowded(Plan(Composer(words).run, (), (), {}, {}, ()))
+    assert len(said) == len(lines)
+    assert all(line in text for line, text in zip(lines, said, strict=True))

@@ -90,9 +90,17 @@ class World:
 class Sweeping:
     """A sweep as `Sweep` and `RayBackend` run one: rounds of launches, a look at the others, a wait."""
 
-    def __init__(self, world: World, name: str, lengths: Sequence[float], begins: float = 0.0) -> None:
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        lengths: Sequence[float],
+        begins: float = 0.0,
+        user: str = "ada",
+        priority: int = 0,
+    ) -> None:
         self.name, self.world, self.planned, self.lengths = name, world, lengths, list(lengths)
-        self.slots = Slots("module:function", 1, None, ALONE, self, name)  # type: ignore[arg-type]
+        self.slots = Slots("module:function", 1, None, ALONE, self, Claim(name, user=user, priority=priority))  # type: ignore[arg-type]
         self.slots._start_actor = world.start  # type: ignore[method-assign]
         self.work: list[tuple[float, float]] = []
         self.last_start = math.inf
@@ -198,6 +206,36 @@ def test_three_sweeps_get_equal_shares_within_a_tenth_while_all_have_trials(
     assert sum(got) > count * 1.5, "the time in which all have trials is most of it"
 
 
+@pytest.mark.parametrize("where", [node(2), node(5), AGENT], ids=["2 slots", "5 slots", "agent"])
+@pytest.mark.parametrize("later", [0.0, 20.0])
+def test_users_get_equal_shares_within_a_tenth_whatever_the_number_of_their_sweeps(
+    where: Node, later: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two sweeps of one user, the second of which may begin later, and one of another."""
+    world, slots = World(where, monkeypatch), where.slots or int(where.cpus)
+    for number, (user, begins) in enumerate([("ada", 0.0), ("ada", later), ("ole", 0.1)]):
+        Sweeping(world, "abc"[number], lengths(1.5, 400 * slots, number), begins, user)
+    world.run(later + 200.0)
+    one, two, other = shares(world)
+    assert one + two == pytest.approx(other, rel=0.1)
+    assert one == pytest.approx(two, rel=0.15)
+    assert world.refused <= 2
+
+
+def test_a_sweep_of_higher_priority_gets_every_slot_that_frees_up_and_those_below_share_the_rest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(node(4), monkeypatch)
+    low, other = (Sweeping(world, name, lengths(1.5, 60, n)) for n, name in enumerate("ab"))
+    world.run(20)
+    high = Sweeping(world, "c", lengths(1.5, 40, 3), world.now, "ole", priority=1)
+    world.run()
+    first, last = min(begin for begin, _ in high.work), high.last_start
+    started = [begin for one in (low, other) for begin, _ in one.work if first + START_SECONDS + 2.0 < begin < last]
+    assert started == [], "none after the trials that ran and their processes made way"
+    assert [len(one.work) for one in world.sweeps] == [60, 60, 40]
+
+
 def test_trials_of_any_length_get_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(node(2), monkeypatch)
     for number, seconds in enumerate((3.0, 10.0, 30.0)):
@@ -219,6 +257,27 @@ def test_a_sweep_alone_takes_everything_and_nobody_waits_for_one_that_wants_anot
     assert first_served(mine, [holds_more], CPU, start=1.0) == []
 
 
+def test_a_higher_priority_goes_before_whatever_it_has_had_and_a_lower_one_never() -> None:
+    mine = Claim("b", {CPU: 5.0}, {CPU: 1.0}, (CPU,), user="ada")
+    high = Claim("c", {CPU: 900.0}, {CPU: 7.0}, (CPU,), user="ole", priority=1)
+    low = Claim("a", {}, {}, (CPU,), user="ole", priority=-1)
+    for start in (None, 3.0):
+        assert first_served(mine, [low, high], CPU, start=start) == [high]
+        assert first_served(high, [low, mine], CPU, start=start) == []
+    assert base([mine, high, low], CPU, 1) == 900
+    assert base([mine, high, low], CPU, 2) is None
+
+
+def test_the_slots_of_a_user_with_two_sweeps_count_twice() -> None:
+    two = [Claim(name, {CPU: 9.0}, {CPU: 1.0}, (CPU,), user="ada") for name in "ab"]
+    other = Claim("c", {CPU: 9.0}, {CPU: 2.0}, (CPU,), user="ole")
+    elsewhere = Claim("d", {"cuda": 9.0}, {"cuda": 1.0}, user="ole")
+    assert first_served(other, [*two, elsewhere], CPU) == two, "two and two CPUs: the names decide"
+    assert first_served(two[0], [two[1], other, elsewhere], CPU) == []
+    more = Claim("c", {CPU: 9.0}, {CPU: 1.0}, (CPU,), user="ole")
+    assert first_served(two[0], [two[1], more], CPU) == [more]
+
+
 @pytest.mark.parametrize(
     ("start", "used", "slack"),
     [(0.1, 9.0, SHORTEST), (8.0, 9.0, 4.0), (500.0, 9.0, LONGEST), (8.0, 1000.0, 50.0)],
@@ -227,7 +286,7 @@ def test_a_process_is_kept_until_its_sweep_is_ahead_by_half_its_start_or_a_twent
     start: float, used: float, slack: float
 ) -> None:
     assert (OF_START, SLACK) == (0.5, 0.05)
-    near, far = (Claim("b", {CPU: used - slack + by}, {}, (CPU,)) for by in (0.1, -0.1))
+    near, far = (Claim(name, {CPU: used - slack + by}, {}, (CPU,), user=name) for name, by in (("b", 0.1), ("c", -0.1)))
     mine = Claim("a", {CPU: used}, {}, (CPU,))
     assert first_served(mine, [near, far], CPU, start=start) == [far]
     assert first_served(mine, [near, far], CPU) == [near, far], "a free slot goes to the one that has had less"

@@ -25,7 +25,7 @@ DESK = Node("1", "desk", "cpu", 2, 0, 4 * GIB)
 
 def slots(limit: int | None = None, **free: float) -> Slots:
     """The slots of a driver that sees one node, with so much of it free."""
-    made = Slots("module:function", 1, limit, ALONE, Agents(), "me, pid 1 on desk")
+    made = Slots("module:function", 1, limit, ALONE, Agents(), Claim("me, pid 1 on desk"))
     made.see([DESK], {"1": free})
     return made
 

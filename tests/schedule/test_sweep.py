@@ -149,6 +149,38 @@ def test_five_equal_errors_and_no_result_stop_the_launching_and_say_so(tmp_path)
     assert summary.counts[TrialState.PENDING] == 40  # five of them have a retry left
 
 
+def test_a_row_whose_first_three_trials_fail_in_the_same_way_waits_and_the_others_go_on(tmp_path):
+    bad = [fakes.trial(tmp_path / "w", f"b{i}", row="bad", raises=[1, 2]) for i in range(6)]
+    good = [fakes.trial(tmp_path / "w", f"g{i}", row="good") for i in range(2)]
+    said: list[str] = []
+    summary = sweep(tmp_path, [*bad, *good], rows={"bad": "LOZO"}, say=said.append)
+    assert summary.counts == {TrialState.SUCCEEDED: 2, TrialState.FAILED: 3, TrialState.PENDING: 3}
+    assert [*summary.stopped_rows] == ["LOZO"]
+    assert not summary.stopped
+    assert said[1:] == [summary.stopped_rows["LOZO"]]
+    assert "the first 3 trials of the row LOZO failed in the same way, so its other 3 wait" in said[1]
+    assert read_standing(tmp_path).held == dict.fromkeys(["b3", "b4", "b5"], said[1])
+    again = sweep(tmp_path, [*bad, *good])
+    assert (again.ran, again.counts[TrialState.FAILED]) == (3, 6), "the same command tries the others"
+    assert read_standing(tmp_path).held == {}
+
+
+def test_a_result_of_its_row_takes_the_trials_of_a_stopped_row_up_again(tmp_path):
+    plan = [fakes.trial(tmp_path / "w", f"b{i}", row="bad", raises=[1]) for i in range(3)]
+    plan += [fakes.trial(tmp_path / "w", f"b{i}", row="bad") for i in range(3, 6)]
+    summary = sweep(tmp_path, plan)  # the retries succeed
+    assert (summary.counts, summary.stopped_rows) == ({TrialState.SUCCEEDED: 6}, {})
+    assert read_standing(tmp_path).held == {}
+
+
+def test_rounds_are_run_one_after_the_other_and_a_round_keeps_the_trials_of_a_model_together(tmp_path):
+    plan = [fakes.trial(tmp_path / "w", f"{warm}{i}", warm=warm) for i in range(3) for warm in "xy"]
+    order: list[str] = []
+    note = lambda s: order.append(s.ended[0].trial_id) if s.ended else None
+    sweep(tmp_path, plan, rounds={t.trial_id: (2 - int(t.trial_id[1])) // 2 for t in plan}, on_update=note)
+    assert order == ["x1", "x2", "y1", "y2", "y0", "x0"]
+
+
 def test_a_single_result_proves_that_the_sweep_is_sound(tmp_path):
     plan = [fakes.trial(tmp_path / "w", "good"), *fakes.trials(tmp_path / "w", 9, raises=list(range(99)))]
     summary = sweep(tmp_path, plan)

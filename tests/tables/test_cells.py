@@ -51,6 +51,14 @@ def test_every_state_of_a_cell_is_told_apart(records: list[Record], state: CellS
     assert cell_of(records) == (state, text)
 
 
+def test_a_setting_whose_other_seeds_are_to_come_shows_those_it_has_until_one_has_them_all() -> None:
+    middle = [record({LR: 0.1}, seed=s, state="SUCCEEDED" if s < 2 else "PENDING", test=0.7 + s / 10) for s in range(3)]
+    best = [record({LR: 0.2}, seed=0, test=0.9, dev=0.1), record({LR: 0.2}, seed=1, state="FAILED")]
+    assert cell_of([*middle, *best]) == (CellState.PARTIAL, "75.0 ± 7.1 3/5"), "a seed that failed is not left out"
+    whole = [record({LR: 0.3}, seed=s, test=0.6, dev=9.0) for s in range(3)]
+    assert cell_of([*middle, *best, *whole]) == (CellState.PARTIAL, "60.0 ± 0.0 6/8")
+
+
 def test_a_cell_that_diverged_in_part_and_ran_out_of_memory_in_part_says_both() -> None:
     table = build(spec(), of_states("DIVERGED", "OUT_OF_MEMORY"))
     assert table.cells[CELL].state is CellState.DIVERGED

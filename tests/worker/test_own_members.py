@@ -276,9 +276,10 @@ def test_the_code_of_a_trial_is_that_of_the_engine_and_of_the_members_that_it_us
 
     def changes(name: str) -> set[str]:
         """The trials whose code another content of a file changes."""
-        digest = code.file_digest
+        digests = code.file_digests
         with monkeypatch.context() as patch:
-            patch.setattr(code, "file_digest", lambda file: "x" if file == code.ROOT / name else digest(file))
+            one = lambda file, digest: "x" if file == code.ROOT / name else digest
+            patch.setattr(code, "file_digests", lambda files: list(map(one, files, digests(files))))
             code._digest.cache_clear()
             after = {name: code_of(one) for name, one in every.items()}
         code._digest.cache_clear()

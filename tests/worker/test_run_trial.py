@@ -7,17 +7,21 @@ import math
 import statistics
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.conftest import REPO
 from tests.worker.common import make, measured, run
 from zo_sweeps.core.trial import METRICS, Event, Outcome, Stored, Trial, TrialState
+from zo_sweeps.devices.memory import set_aside
 from zo_sweeps.engine.updates.sgd import SGD
-from zo_sweeps.run import recorder
+from zo_sweeps.methods.trial_config import TrialConfig
+from zo_sweeps.run import cache, recorder
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -275,3 +279,18 @@ def test_a_generation_task_is_scored_by_f1(tmp_path: Path) -> None:
     assert 0 <= outcome.metrics["test/metric"] <= 1
     steps = [event for event in journal if event["type"] == "steps"]
     assert measured(*run(trial, journal[: journal.index(steps[0]) + 1], attempt=2)) == measured(outcome, journal)
+
+
+@pytest.mark.parametrize("in_a_cycle", [False, True])
+def test_a_model_is_freed_before_the_next_is_loaded(in_a_cycle: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = make("method=zero_shot")
+    config = TrialConfig.of(trial.config)
+    first = cache.base_model(config, "one", torch.device("cpu")).module
+    if in_a_cycle:
+        first.own = [first]
+    gone = weakref.ref(first)
+    del first
+    set_aside()  # the next trial begins
+    monkeypatch.setattr(cache, "load", lambda *_: gone())
+    assert cache.base_model(config, "two", torch.device("cpu")) is None
+    cache.warm = None

@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zo_sweeps.bench import library
-from zo_sweeps.bench.measure import Row, awaited, interleaved
+from zo_sweeps.bench.measure import Row, awaited
 from zo_sweeps.bench.ours import Steps, with_lora_fa
 from zo_sweeps.bench.shapes import LLAMA_58M, examples
+from zo_sweeps.core.timing import interleaved
 from zo_sweeps.engine.layers.weight_only import WeightOnly
 from zo_sweeps.engine.precisions.int8 import INT8
 from zo_sweeps.engine.precisions.nf4 import NF4

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 
 from zo_sweeps.bench import codes, sparse
-from zo_sweeps.bench.measure import Row, awaited, interleaved
+from zo_sweeps.bench.measure import Row, awaited
 from zo_sweeps.bench.ours import Steps
 from zo_sweeps.bench.shapes import LLAMA_2_7B, Example, examples
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.timing import interleaved
 from zo_sweeps.engine import noise
 from zo_sweeps.engine.layers.full import FullModel
 from zo_sweeps.methods.parts import Model, ModelSource

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,21 +40,6 @@ class Row:
     def reached(self) -> bool:
         """Whether the ratio meets `must`."""
         return self.ratio >= self.must if self.more_is_better else self.ratio <= self.must
-
-
-def interleaved(functions: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """Return the seconds per call of each function: the minimum over `rounds` rounds that run every function once.
-
-    One warm-up round is discarded. Interleaving spreads transient load evenly.
-    """
-    best = dict.fromkeys(functions, float("inf"))
-    for number in range(rounds + 1):
-        for name, function in functions.items():
-            began = time.perf_counter()
-            function()
-            if number:
-                best[name] = min(best[name], time.perf_counter() - began)
-    return best
 
 
 def awaited(function: Callable[[], Any], device: Any) -> Callable[[], None]:

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from zo_sweeps.bench.measure import Row, interleaved
+from zo_sweeps.bench.measure import Row
+from zo_sweeps.core.timing import interleaved
 from zo_sweeps.engine import noise
 from zo_sweeps.methods.points import NoiseKey
 

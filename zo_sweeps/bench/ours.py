@@ -16,6 +16,7 @@ from zo_sweeps.engine.estimators.rge import RGE
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.spaces.lora_fa import LoRAFA
 from zo_sweeps.engine.step import Method, step
+from zo_sweeps.engine.types import LanguageModel as Forwards
 from zo_sweeps.engine.updates.sgd import SGD
 from zo_sweeps.methods.evaluation import Mode
 from zo_sweeps.methods.perturbation import Perturbation
@@ -33,7 +34,7 @@ def with_lora_fa(model: LanguageModel, rank: int, alpha: float) -> InstalledSpac
 class Steps:
     """Steps of a run over one batch, collated at each step as in a run."""
 
-    model: LanguageModel
+    model: Forwards
     space: InstalledSpace
     examples: Sequence[Example]
     q: int = 1

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zo_sweeps.bench.measure import Row, interleaved
+from zo_sweeps.bench.measure import Row
+from zo_sweeps.core.timing import interleaved
 from zo_sweeps.edge.export import compiled, export, forward_inputs, traced
 from zo_sweeps.edge.program import FORWARD, Calls, Program
 from zo_sweeps.edge.rows import Frame

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from zo_sweeps.bench.measure import Row, interleaved
+from zo_sweeps.bench.measure import Row
 from zo_sweeps.bench.ours import Steps, with_lora_fa
 from zo_sweeps.bench.shapes import examples, llama_58m
+from zo_sweeps.core.timing import interleaved
 from zo_sweeps.engine.replay import replay
 from zo_sweeps.engine.schedules.constant import Constant
 from zo_sweeps.methods.evaluation import Mode

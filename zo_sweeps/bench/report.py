@@ -12,7 +12,7 @@ from zo_sweeps.bench.measure import Row, host
 from zo_sweeps.core.errors import UserError, unknown
 
 ENGINE = ("noise", "step", "memory", "replay")
-PARTS = (*ENGINE, "codes", "sparse", "programs", "gpu", "cluster", "shares", "agents")
+PARTS = (*ENGINE, "precision", "codes", "sparse", "together", "programs", "gpu", "cluster", "shares", "agents")
 
 
 def run(part: str, rounds: int) -> list[Row]:

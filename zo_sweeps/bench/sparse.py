@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from zo_sweeps.bench.codes import LARGE, SMALL, Compute, projection, schemes
-from zo_sweeps.bench.measure import Row, awaited, interleaved
+from zo_sweeps.bench.measure import Row, awaited
+from zo_sweeps.core.timing import interleaved
 from zo_sweeps.engine.layers.sparse import Sparse
 from zo_sweeps.engine.masks import Masks, random
 from zo_sweeps.methods.points import NoiseKey

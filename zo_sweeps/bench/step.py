@@ -9,9 +9,10 @@ from itertools import count
 import torch
 
 from zo_sweeps.bench import mezo
-from zo_sweeps.bench.measure import Row, interleaved
+from zo_sweeps.bench.measure import Row
 from zo_sweeps.bench.ours import Steps, with_lora_fa
 from zo_sweeps.bench.shapes import demo, examples, llama_58m
+from zo_sweeps.core.timing import interleaved
 from zo_sweeps.engine.layers.full import FullModel
 from zo_sweeps.engine.perturbations.low_rank import LowRank
 from zo_sweeps.methods.evaluation import Mode

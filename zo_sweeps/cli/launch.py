@@ -45,8 +45,10 @@ class Terminal(View):
             self.say(f"not run here: {counted(len(plan.reasons), 'trial')}, for the reasons above the first trial")
         for why, count in summary.waiting.items():
             self.say(f"waiting ({counted(count, 'trial')}): {why}")
-        if summary.stopped:
-            self.say(f"stopped: {summary.stopped}")
+        for why in filter(None, [summary.stopped, *summary.stopped_rows.values()]):
+            self.say(f"stopped: {why}")
+        if summary.over:
+            self.say(f"stopped by {summary.over}")
         self.say(f"results: {result.state_dir}   MLflow: {result.tracking}")
         self.say(f"next: {_next(plan, result)}")
 
@@ -54,6 +56,9 @@ class Terminal(View):
 def _next(plan: Plan, result: Result) -> str:
     prefix, folder, counts = "python -m zo_sweeps", plan.config.state_dir, result.summary.counts
     state = f" state_dir={shlex.quote(str(folder))}" if folder != "zo_runs" else ""
+    if result.summary.over:
+        cap = result.summary.over.partition("=")[0]
+        return f"the same command with a larger {cap} goes on where this one stopped"
     if result.summary.interrupted or any(counts.get(s, 0) for s in (TrialState.PENDING, TrialState.RUNNING)):
         return "the same command goes on where this one stopped"
     if any(counts.get(s, 0) for s in (TrialState.FAILED, TrialState.LOST)):

@@ -1,4 +1,4 @@
-"""The commands about this machine: doctor, bench."""
+"""The commands about this machine: doctor, gc, bench."""
 
 from __future__ import annotations
 
@@ -20,14 +20,33 @@ def doctor(given: Sequence[str]) -> int:
     return host.doctor(Composer(options.overrides, options.config_dir).run.state_dir, console())
 
 
+def gc(given: Sequence[str]) -> int:
+    """Show what the cache holds for finished trials and can be computed again; --yes proves that, and drops it."""
+    parser = grid_parser("gc", gc.__doc__)
+    parser.add_argument(
+        "--yes", action="store_true", help="compute each entry again, and drop it if its bytes are the same"
+    )
+    options = parse(parser, given)
+    from zo_sweeps.cli.show import reclaim
+    from zo_sweeps.cli.show.text import console
+    from zo_sweeps.config.composer import Composer
+
+    folder, to = Composer(options.overrides, options.config_dir).run.folder, console()
+    if options.yes:
+        reclaim.drop(folder, to)
+    else:
+        reclaim.show_reclaimable(folder, to)
+    return 0
+
+
 def bench(given: Sequence[str]) -> int:
-    """Benchmark the engine (noise, step, memory, replay), codes, sparse, programs, gpu, cluster, agents; compare."""
+    """Benchmark the engine (noise, step, memory, replay) and more: precisions, shared forwards, programs, clusters."""
     parser = Parser(prog="python -m zo_sweeps bench", description=bench.__doc__)
     parser.add_argument(
         "part",
         nargs="?",
         default="all",
-        metavar="noise|step|memory|replay|all|codes|sparse|programs|gpu|cluster|agents|compare",
+        metavar="noise|step|memory|replay|all|precision|codes|sparse|together|programs|gpu|cluster|agents|compare",
     )
     text = "compare: two files that --json wrote, A and B; exits 1 if a goal that A reached is not reached in B"
     parser.add_argument("files", nargs="*", type=expanduser, metavar="FILE", help=text)

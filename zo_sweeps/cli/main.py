@@ -14,7 +14,7 @@ from zo_sweeps.cli.agent import agent
 from zo_sweeps.cli.browse import compare, figure, papers, report, status, sync, table, ui
 from zo_sweeps.cli.fleet import devices, head, worker
 from zo_sweeps.cli.lines import columns_kept, wrapped
-from zo_sweeps.cli.machine import bench, doctor
+from zo_sweeps.cli.machine import bench, doctor, gc
 from zo_sweeps.cli.make import export_program, package, rtl
 from zo_sweeps.cli.parser import EXAMPLES
 from zo_sweeps.cli.run import plan, run
@@ -40,6 +40,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "export-program": export_program,
     "rtl": rtl,
     "doctor": doctor,
+    "gc": gc,
     "head": head,
     "worker": worker,
     "agent": agent,

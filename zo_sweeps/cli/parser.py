@@ -66,6 +66,18 @@ class Parser(argparse.ArgumentParser):
             title = f"keys of {flag} ([]: of each entry; a number that is unknown is null):"
             self.epilog = f"{self.epilog or ''}\n{title}\n{listed}\n"
 
+    def add_order(self) -> None:
+        """Add --order."""
+        from zo_sweeps.plan.order import ORDERS
+
+        self.add_argument(
+            "--order",
+            choices=list(ORDERS),
+            default="grid",
+            help="grid: rows one after the other (the default); information: first a number for every row and column, "
+            "then the search, then further seeds",
+        )
+
     def error(self, message: str) -> NoReturn:
         raise UserError(message, fix=f"see {self.prog} --help")
 
@@ -119,8 +131,8 @@ def compose(options: argparse.Namespace) -> tuple[Composer, Command]:
     from zo_sweeps.config.composer import Composer
     from zo_sweeps.record.commands import Command
 
-    command = Command(tuple(_with_grid(options.overrides)), tuple(options.config_dir))
-    return Composer(command.overrides, command.config_dirs), command
+    overrides = _with_grid(options.overrides)
+    return Composer(overrides, options.config_dir), Command.of(overrides, options.config_dir)
 
 
 def read(options: argparse.Namespace) -> Reading:

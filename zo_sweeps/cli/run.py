@@ -24,18 +24,19 @@ def run(given: Sequence[str]) -> int:
         help="rerun trials that ended as failed, lost, diverged, out_of_memory or succeeded, or one trial by its id; "
         "earlier results of theirs are set aside",
     )
+    parser.add_order()
     options = parse(parser, given)
     composer, command = compose(options)
     address = composer.run.cluster.address
     if not address:
-        return _sweep(composer, command, options.rerun)
+        return _sweep(composer, command, options.order, options.rerun)
     from zo_sweeps.cli.supervisor import supervise
 
     # --rerun takes effect when the sweep begins, and not once more after the head was away.
-    return supervise(address, lambda first: _sweep(composer, command, options.rerun if first else []))
+    return supervise(address, lambda first: _sweep(composer, command, options.order, options.rerun if first else []))
 
 
-def _sweep(composer: Composer, command: Command, rerun: Sequence[str]) -> int:
+def _sweep(composer: Composer, command: Command, order: str, rerun: Sequence[str]) -> int:
     from zo_sweeps.cli import launch
     from zo_sweeps.cli.show.plan import show_summary
     from zo_sweeps.cli.show.text import console
@@ -47,17 +48,24 @@ def _sweep(composer: Composer, command: Command, rerun: Sequence[str]) -> int:
     planned = session.plan_here(composer)
     must_have_work(planned)
     session.check_rerun(rerun, planned)
-    show_summary(plan_facts(planned), to)
-    result = session.run(planned, composer, command, launch.Terminal(to), rerun=rerun)
+    show_summary(plan_facts(planned, order), to)
+    result = session.run(planned, composer, command, launch.Terminal(to), order=order, rerun=rerun)
     return launch.EXIT[result.status]
 
 
 def plan(given: Sequence[str]) -> int:
-    """Show a grid's trials, their work and memory, and what cannot run here, and why. Launches nothing."""
+    """Show a grid's trials, their work, time and memory, and what cannot run here, and why. Launches nothing."""
     from zo_sweeps.results.facts.plan import PlanFacts, plan_facts
 
     parser = grid_parser("plan", plan.__doc__)
     parser.add_argument("--trials", action="store_true", help="list every trial, and every sentence about some")
+    parser.add_order()
+    parser.add_argument(
+        "--probe",
+        action="store_true",
+        help="first measure this machine, in about ten seconds; the rates are kept for later plans and runs. Without "
+        "them, or finished trials, no time is predicted; a run of more than a minute measures them itself",
+    )
     parser.add_json({"": PlanFacts})
     options = parse(parser, given)
     from zo_sweeps.cli.show.plan import show_plan
@@ -65,7 +73,10 @@ def plan(given: Sequence[str]) -> int:
     from zo_sweeps.results import session
 
     composer, _ = compose(options)
-    facts = plan_facts(session.plan_here(composer))
+    planned = session.plan_here(composer)
+    if options.probe:
+        session.probe_this_host(planned)
+    facts = plan_facts(planned, options.order)
     if options.json:
         print(to_text(facts))
     else:

@@ -16,8 +16,9 @@ CHOOSES = {f"{group}.name": group for group in (*AXES, "precision")}  # estimato
 OPEN = (*AXES, "precision", "task", "method")  # parts of a trial that Hydra takes as they are
 SEARCH = "hydra.searchpath="  # Hydra's own override for further folders; --config-dir is short for it
 PATHS = ("model.path", "data.dir", "state_dir", "tracking.uri")  # taken as typed: Hydra's grammar stops at "~" and "("
+HOOKS = ("on.done", "on.failed", "on.first_result")  # so are commands and URLs, whatever commas they have
 # Keys that give a grid's cells the trials that its files do, the seed aside.
-SAME_TRIALS = ("seed", "grid.seeds", "data.dir", "executor", "cluster", "tracking", "state_dir")
+SAME_TRIALS = ("seed", "grid.seeds", "data.dir", "executor", "cluster", "tracking", "on", "state_dir")
 EDIT = re.compile(r"\+*grid\.(blocks\.(?P<block>\w+)\.(fixed|axes|per_task)\.?|columns\.(?P<column>[^.=]+)\.)")
 PLACE = "the command line"  # as the origin of a value
 
@@ -198,10 +199,12 @@ def _with_path(text: str) -> str:
     Values that the user quoted are Hydra's, and so are several (model.path=A,B) unless all of it is one path.
     """
     key, _, value = text.partition("=")
-    if key.lstrip("+") not in PATHS or value in ("", "null") or value.startswith(("'", '"', "${")):
+    if key.lstrip("+") not in (*PATHS, *HOOKS) or value in ("", "null") or value.startswith(("'", '"', "${")):
         return text
-    if key != "state_dir" and not os.path.exists(os.path.expanduser(value)) and _several(text):
+    if key not in ("state_dir", *HOOKS) and not os.path.exists(os.path.expanduser(value)) and _several(text):
         return text
+    if key.lstrip("+") in HOOKS:
+        value = value.replace("${", "\\${")  # a variable of the hook's own shell, and no interpolation
     return f"{key}={quoted(value)}"
 
 

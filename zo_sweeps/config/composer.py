@@ -9,21 +9,24 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, is_dataclass
-from functools import cached_property
+from dataclasses import asdict, fields, is_dataclass
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from zo_sweeps.config.command_line import OPEN, PLACE, SEARCH, CommandLine, Forced, quoted
+from zo_sweeps.config.compositions import Compositions
 from zo_sweeps.config.interpolation import closed
 from zo_sweeps.config.messages import KINDS, explained, nested, siblings, strangers
-from zo_sweeps.config.schema import AXES, METHOD, OWN_TREE, TRIAL_KEYS, Config, RunConfig
+from zo_sweeps.config.schema import AXES, METHOD, OWN_TREE, TRIAL_KEYS, Config, OnConfig, RunConfig
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.core.files import folder_at
 from zo_sweeps.methods import registry
-from zo_sweeps.methods.definition import Locate, options
+from zo_sweeps.methods.budget import Budget
+from zo_sweeps.methods.definition import Locate, options, read
 from zo_sweeps.methods.executor import Executor
 from zo_sweeps.methods.parts import Method
+from zo_sweeps.methods.precision import FASTEST, OWN
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -44,23 +47,18 @@ def conf_dir() -> Path:
     raise UserError("the configuration files are missing", where=str(package), fix="reinstall zo-sweeps")
 
 
-@dataclass(frozen=True)
-class _Compositions:
-    """A cache of what the files of some folders compose to.
-
-    Args:
-        composed: choices of a method and its axes -> their composition.
-        chosen: the same -> the option that it has of every group.
-        alone: (group of OWN_TREE, option) -> its part.
-    """
-
-    composed: dict[tuple[tuple[str, str], ...], dict[str, Any]] = field(default_factory=dict)
-    chosen: dict[tuple[tuple[str, str], ...], dict[str, str]] = field(default_factory=dict)
-    alone: dict[tuple[str, str], Any] = field(default_factory=dict)
-
-
 _registered: list[Path] = []  # the folders whose members Hydra's store holds: one for the whole process
-_PACKAGED = _Compositions()  # of the packaged files alone: shared by all composers of the process
+
+
+@cache
+def _packaged() -> Compositions:
+    """Return the compositions of the packaged files alone: shared by all composers of the process."""
+    groups = (*MEMBER_GROUPS, "kind", "schedule")
+    return Compositions.kept(conf_dir(), {axis: _defaults(axis) for axis in groups})
+
+
+def _defaults(axis: str) -> dict[str, Mapping[str, Any]]:
+    return {name: member.defaults() for name, member in registry.members(axis).items()}
 
 
 class Composer:
@@ -83,7 +81,7 @@ class Composer:
         self,
         overrides: Sequence[str] = (),
         config_dirs: Sequence[str] = (),
-        _compositions: _Compositions | None = None,
+        _compositions: Compositions | None = None,
     ) -> None:
         self._config_dirs = config_dirs
         self.command_line = CommandLine.read(overrides)
@@ -94,11 +92,12 @@ class Composer:
             raise UserError(f"no such folder: {', '.join(absent)}", where="hydra.searchpath")
         further = {path.name for folder in self.folders[1:] for path in folder.iterdir()}
         local = len(self.folders) == 1 + len(self._search)  # a remote address may hold any group
-        packaged = _PACKAGED if local and further <= {"grid"} else _Compositions()
-        self._compositions = packaged if _compositions is None else _compositions
-        self._composed, self._chosen_by = self._compositions.composed, self._compositions.chosen
         registry.use_folders(self.folders[1:])
         self._register()
+        if _compositions is None:
+            _compositions = _packaged() if local and further <= {"grid"} else Compositions()
+        self._compositions = _compositions
+        self._composed, self._chosen_by = _compositions.composed, _compositions.chosen
         with self._hydra():
             composed = self._compose([*self.command_line.of_run, *self.command_line.one_of_each])
         self.trial: Mapping[str, Any] = {key: value for key, value in _tree(composed).items() if key in TRIAL_KEYS}
@@ -106,7 +105,11 @@ class Composer:
         if not self.run.state_dir.strip():
             raise UserError("state_dir is empty", fix="write state_dir=FOLDER, or leave it out for zo_runs")
         folder_at(self.run.state_dir, "state_dir")
-        if (uri := self.run.tracking.uri) and not uri.startswith(("http://", "https://")):
+        if "@" in (uri := self.run.tracking.uri or "").partition("//")[2].partition("/")[0]:
+            what = "tracking.uri names a user or a password, which commands and records would keep"
+            fix = "write http://HOST:PORT, and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+            raise UserError(what, fix=fix)
+        if uri and not uri.startswith(("http://", "https://")):
             what = f"tracking.uri={uri!r} is not the address of a server"
             raise UserError(what, fix="write tracking.uri=http://HOST:PORT, or leave it out for one of this sweep")
         self._checked: set[tuple[str, str]] = set()
@@ -145,7 +148,8 @@ class Composer:
             for name, member in registry.members(axis).items():
                 if name not in own:
                     store.store(group=axis, name=name, node=member.defaults(), provider="zo_sweeps")
-        store.store(group="precision", name="auto", node={"name": "auto"}, provider="zo_sweeps")  # the model's own
+        for name in (OWN, FASTEST):
+            store.store(group="precision", name=name, node={"name": name}, provider="zo_sweeps")
         _registered = self.folders
 
     @contextmanager
@@ -168,14 +172,17 @@ class Composer:
         executor = Executor.read(OmegaConf.to_container(composed.executor), "executor", where)
         assert isinstance(executor, Executor)
         typed: dict[str, Any] = {
-            key: OmegaConf.to_object(composed[key]) for key in ("scale", "cluster", "tracking", "grid")
+            key: OmegaConf.to_object(composed[key]) for key in ("scale", "cluster", "tracking", "budget", "grid")
         }
+        hooks: Any = OmegaConf.to_container(composed.on)  # not resolved once more: ${...} is of the hook's own shell
+        typed["on"] = OnConfig(**hooks)
         origin = self.locate(self._chosen)
         for path in strangers(typed, ""):  # a + on the command line adds any key, and Hydra keeps it
             raise unknown("key", path, siblings(path), where=origin(path))
         for key, part in typed.items():
             for path, kind in nested(part, key):
                 raise UserError(f"{path} has the wrong type", where=origin(path), fix=f"it must be {kind}")
+        typed["budget"] = read(Budget, asdict(typed["budget"]), "budget", origin)
         return RunConfig(executor=executor, state_dir=composed.state_dir, **typed)
 
     def _compose(self, overrides: Sequence[str]) -> DictConfig:
@@ -214,6 +221,7 @@ class Composer:
             with self._hydra():
                 composed = _tree(self._compose([f"{group}={option}" for group, option in absent]))
             alone.update({choice: composed[choice[0]] for choice in absent})
+            self._compositions.keep()
         return {**result, **{choice[0]: alone[choice] for choice in own}}
 
     def _cached(self, choices: tuple[tuple[str, str], ...]) -> dict[str, Any]:
@@ -234,6 +242,7 @@ class Composer:
             self._drop(composed, dict(choices))
             self._composed[choices] = {key: composed[key] for key in TRIAL_KEYS}
             self._chosen_by[choices] = chosen
+            self._compositions.keep()
         return self._composed[choices]
 
     def _renamed(self, composed: Mapping[str, Any], choices: Mapping[str, str]) -> dict[str, str]:

@@ -13,6 +13,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
+from zo_sweeps.methods.budget import Budget
 from zo_sweeps.methods.definition import hints, options, write
 from zo_sweeps.methods.evaluation import Evaluation
 from zo_sweeps.methods.executor import Executor
@@ -44,7 +45,11 @@ TRIAL_KEYS = (*TRIAL_GROUPS, "evaluation", "train", "gradients", "split", "data"
 LENGTH = "train.max_length"
 AMOUNTS = ("train.steps", "train.eval_every", LENGTH, "split.train", "split.dev", "split.test")
 SEARCHED = ("update.lr", "estimator.eps")
-FILLED_IN = {"model": ("fingerprint",), "data": ("text_fingerprint",)}  # by the planner, not by the user
+FILLED_IN = {  # by the planner, not by the user
+    "model": ("fingerprint",),
+    "data": ("text_fingerprint",),
+    "train": ("halving_among",),
+}
 
 
 def schema_of(part: Any, without: tuple[str, ...] = ()) -> type:
@@ -109,6 +114,15 @@ class ClusterConfig:
 @dataclass
 class TrackingConfig:
     uri: str | None = None  # an MLflow server; null: one on loopback that stores in state_dir
+
+
+@dataclass
+class OnConfig:
+    """A command (run without a shell) or a URL (JSON is posted to it) each; in no record of the sweep."""
+
+    done: str | None = None  # called when the sweep has ended and its exit status is 0
+    failed: str | None = None  # called when it ended in any other way, interrupted included
+    first_result: str | None = None  # called when the first trial of this run has a result
 
 
 @dataclass
@@ -207,6 +221,8 @@ class RunConfig:
     executor: Executor
     cluster: ClusterConfig
     tracking: TrackingConfig
+    on: OnConfig
+    budget: Budget
     grid: GridConfig
     state_dir: str  # as the user wrote it
 
@@ -216,10 +232,13 @@ class RunConfig:
         return Path(self.state_dir).expanduser()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the configuration as Hydra composed it."""
-        return {**asdict(self), "executor": self.executor.to_json()}
+        """Return the configuration as Hydra composed it, without `on`, whose values may hold credentials."""
+        data = {**asdict(self), "executor": self.executor.to_json()}
+        del data["on"]
+        return data
 
 
+_BUDGET: Any = schema_of(Budget)
 _OPEN: Any = dict[str, Any]
 Config = make_dataclass(
     "Config",
@@ -234,6 +253,8 @@ Config = make_dataclass(
         ("executor", _OPEN, field(default_factory=dict)),
         ("cluster", ClusterConfig, field(default_factory=ClusterConfig)),
         ("tracking", TrackingConfig, field(default_factory=TrackingConfig)),
+        ("on", OnConfig, field(default_factory=OnConfig)),
+        ("budget", _BUDGET, field(default_factory=_BUDGET)),
         ("grid", GridConfig, field(default_factory=GridConfig)),
         ("state_dir", str, "zo_runs"),
     ],

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from zo_sweeps.core.errors import UserError
 
+CACHE = "ZO_SWEEPS_CACHE"  # names this machine's folder of what can be computed again
+
 
 def folder_at(name: str | os.PathLike[str], key: str) -> Path:
     """Return the folder that the user named for `key`, `~` expanded. It may be absent.
@@ -32,7 +34,7 @@ def folder_at(name: str | os.PathLike[str], key: str) -> Path:
 def cache_folder() -> Path:
     """Return this machine's folder of what can be computed again: ZO_SWEEPS_CACHE, or in the user's cache folder."""
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(os.environ.get("ZO_SWEEPS_CACHE") or f"{cache}/zo_sweeps").expanduser()
+    return Path(os.environ.get(CACHE) or f"{cache}/zo_sweeps").expanduser()
 
 
 @contextmanager

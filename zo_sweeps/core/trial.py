@@ -3,7 +3,8 @@
 Events are JSON objects; a trial's journal is the list of them, in order. Every event has `type` and `time` (Unix
 seconds). The types:
 
-    start   attempt, device (mapping), versions (mapping), resumed_from (step), code (digest: see methods.code)
+    start   attempt, device (mapping), versions (mapping), resumed_from (step), code (digest: see methods.code);
+            fused (where the attempt shared forwards: among how many trials, itself included)
     steps   first (1-based number of the event's first step), losses ([steps], mean of the points' losses),
             coefs ([steps][q], the projected gradients, NaN where a direction was dropped: together with the seed they
             *are* the run), seconds (of these steps), tokens; where they can be read: joules (of these steps), celsius
@@ -24,6 +25,7 @@ seconds). The types:
     file    name, text (a report or source that the trial made: an artifact of its run)
     peers   names (where the followers that share its steps run; only the ready ones)
     peer_lost   reason
+    rung    step, kept (the trial_ids of the group that go on after it; see schedule.halving)
     end     outcome (Outcome.to_json())
 
 A resumed attempt continues after the last step in the journal, so that a journal holds each step once.
@@ -37,6 +39,7 @@ from enum import Enum
 from typing import Any, Protocol
 
 from zo_sweeps.core.memory import MEANINGS, SCORING, TOTAL
+from zo_sweeps.core.work import Work
 
 Event = Mapping[str, Any]
 
@@ -52,11 +55,13 @@ class TrialState(str, Enum):
     FAILED = "FAILED"
     LOST = "LOST"
     CANCELLED = "CANCELLED"
+    PAUSED = "PAUSED"  # at a rung of successive halving, until its rivals are there
+    STOPPED = "STOPPED"  # at a rung, because rivals were better on dev
 
     @property
     def is_result(self) -> bool:
         """Whether the state is a result: recorded, shown in the table as such, and rerun on request only."""
-        return self in (TrialState.SUCCEEDED, TrialState.DIVERGED, TrialState.OUT_OF_MEMORY)
+        return self in (TrialState.SUCCEEDED, TrialState.DIVERGED, TrialState.OUT_OF_MEMORY, TrialState.STOPPED)
 
     @property
     def is_retryable(self) -> bool:
@@ -76,6 +81,7 @@ class Needs:
     parts: Mapping[str, int] = field(default_factory=dict, compare=False)
     tools: tuple[str, ...] = ()  # distributions that it runs, with their versions: "pyosys 0.70"
     client_bytes: int = field(default=0, compare=False)  # of a program: peak of the light client, where that runs it
+    beside: int = 0  # other trials in the same process, with which it shares forwards
 
 
 class Config(Protocol):
@@ -120,12 +126,14 @@ class Trial:
         config: the resolved configuration, including fields outside the identity (paths, display names).
         needs: requirements on the place where it runs.
         warm_key: trials with the same key can share a loaded base model.
-        cost: estimated work, in forwarded tokens; for the ETA.
+        cost: estimated work, in forwarded tokens.
         steps: optimization steps (0 for zero-shot).
         memory_key: trials with the same key need the same memory.
         shared_steps: how processes can share its steps; None: they cannot.
+        shares_forwards: whether trials with its `warm_key` and `memory_key` can be computed in the same forwards.
         label: human-readable: "ZO-LoRA-FA (q=1) · SST-2 · lr 0.0001 · seed 0".
         grid, block, task: names of the first cell that requested it, for display and tags.
+        work: what it does, for a prediction of its time; not written to files. None: not known.
     """
 
     trial_id: str
@@ -136,13 +144,15 @@ class Trial:
     steps: int = 0
     memory_key: str = ""
     shared_steps: SharedSteps | None = None
+    shares_forwards: bool = False
     label: str = ""
     grid: str = ""
     block: str = ""
     task: str = ""
+    work: Work | None = field(default=None, compare=False)
 
     def to_json(self) -> dict[str, Any]:
-        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "work"}
         shared = None if self.shared_steps is None else asdict(self.shared_steps)
         return {**fields, "config": self.config.to_json(), "needs": asdict(self.needs), "shared_steps": shared}
 
@@ -167,6 +177,7 @@ METRICS: Mapping[str, str] = {  # of an outcome -> its meaning
     "mean_seconds_per_step": "mean over steps",
     "train_seconds": "of steps only",
     "wall_seconds": "of the whole trial",
+    "load_seconds": "of these, before the model and the rows were there",
     "tokens_per_second": "forwarded tokens in steps",
     "peak_memory_bytes": "as the device defines it",
     "weights_bytes": "of the stored model",
@@ -208,6 +219,8 @@ METRICS: Mapping[str, str] = {  # of an outcome -> its meaning
     "device/mhz": "clock between steps, mean over their time",
     "device/throttled_by_heat": "share of the steps' time in which the device was slowed down because of its heat",
     "device/throttled_by_power": "share of the steps' time in which it was slowed down to stay within its power",
+    "fused_trials": "whose forwards were computed together with its own, itself included, at its start",
+    "fused_gain": "how many times faster these forwards were together; 1: no faster, and so computed apart",
     "workers": "processes that share the steps, at their start, the leader included",
     "exchanged_bytes_per_step": "questions and answers of all followers",
     "peers_lost": "of those processes",
@@ -287,6 +300,7 @@ class RunTrial(Protocol):
         attempt: 1 for the first.
         should_stop: called between steps; if it returns true, the trial ends as CANCELLED and can be resumed.
         sharing: the processes sharing its steps; omitted when there are none.
+        gathering: the trials of this process with which it shares forwards; omitted when there are none.
     """
 
     def __call__(
@@ -298,4 +312,5 @@ class RunTrial(Protocol):
         should_stop: Any,
         *,
         sharing: Sharing | None = None,
+        gathering: Any = None,
     ) -> Outcome: ...

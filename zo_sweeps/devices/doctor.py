@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
+from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.host import GIB
 from zo_sweeps.core.units import bytes_text
-from zo_sweeps.devices import kernels
+from zo_sweeps.devices import kernels, rates
 from zo_sweeps.devices.energy import EnergyMeter
 from zo_sweeps.devices.probe import EDGE, has_cuda, kinds_with_tools, probe
 
@@ -48,6 +49,7 @@ def checks(state_dir: str | Path = "zo_runs") -> list[Check]:
     results = [_python(), *_packages(), imports("torch", "fail"), *codes(), executorch(), *tools(), *_host()]
     results += [
         _energy(),
+        measured(),
         disk(folder),
         _writable(folder),
         _loopback(),
@@ -149,6 +151,24 @@ def _energy() -> Check:
     return Check(
         "energy", "warn" if meter.reason else "ok", meter.reason or meter.definition, fix if meter.reason else ""
     )
+
+
+def measured() -> Check:
+    """Show the rates that this machine's probe has kept, for each number of threads: predictions are made of them."""
+    host = probe()
+    try:
+        kept = [one for threads in range(1, host["cores"] + 1) if (one := rates.known(host["name"], threads))]
+    except UserError as error:
+        return Check("rates", "warn", str(error))
+    if not kept:
+        return Check("rates", "ok", "not measured yet; plan --probe +grid=quickstart measures them (10 s)")
+    each = (
+        f"{max(one.products['float32'].values()) / 1e9:.0f} GFLOP/s (fp32), {one.memory_bytes / 1e9:.0f} GB/s of memory"
+        f" with {one.threads} thread{'s' * (one.threads > 1)}"
+        for one in kept
+        if "float32" in one.products
+    )
+    return Check("rates", "ok", "; ".join(each) or "measured")
 
 
 def disk(folder: Path) -> Check:

@@ -46,7 +46,10 @@ class MemoryMeter:
         self.baseline = self.above_baseline = 0
 
     def start(self) -> None:
-        """Return freed memory to the system, so that an earlier trial's does not count, and reset the peaks."""
+        """Return freed memory to the system, so that an earlier trial's does not count, and reset the peaks.
+
+        Cost: a garbage collection, of the objects made since the last `set_aside`.
+        """
         gc.collect()
         self.baseline = self._host.start() if self._host else 0
         if self._cuda:
@@ -64,6 +67,17 @@ class MemoryMeter:
             peak += torch.cuda.max_memory_allocated(self._cuda)
         self.above_baseline = max(peak - self.baseline, 0)
         return peak
+
+
+def set_aside() -> None:
+    """Collect garbage, and exempt the objects that are left from later collections (gc.freeze).
+
+    With torch and transformers imported, a process has 400,000 objects that stay to its end, and a collection that
+    visits them all takes 0.1 to 0.5 s. An exempt object is still freed with the last reference to it, unless it is part
+    of a cycle: then only after `gc.unfreeze()`.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def is_out_of_memory(error: Exception) -> bool:

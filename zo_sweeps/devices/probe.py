@@ -16,6 +16,7 @@ from zo_sweeps.methods import registry
 from zo_sweeps.methods.kind import Kind
 
 BOARD = Path("/proc/device-tree/model")  # NVIDIA's boards write their name here
+LOAD = Path("/proc/loadavg")  # means over 1, 5 and 15 minutes, tasks that run now/all tasks, the last process
 GPU_NODES = ("/dev/nvidiactl", "/dev/nvhost-ctrl", "/dev/nvhost-ctrl-gpu", "/dev/nvmap", "/dev/dxg")
 LIBRARIES = ("torch", "transformers", "ray")
 EDGE = "pip install 'zo-sweeps[edge]'"  # what a host without ExecuTorch needs to run exported programs
@@ -64,7 +65,7 @@ def probe() -> Probe:
         "kind": kind,
         "profile": jetson or kind,
         "name": name if jetson else gpu["names"][0] if gpu else processor(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        "cores": cores(),
         "memory_bytes": own["memory_bytes"] if own else ram.total,
         "memory_free_bytes": own["memory_free_bytes"] if own else ram.available,
         "ram_bytes": ram.total,
@@ -77,6 +78,27 @@ def probe() -> Probe:
             f"{name} {version}" for kind in kinds_with_tools() for name, version in kind.installed_tools().items()
         ],
     }
+
+
+def cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def busy_cores() -> float:
+    """Return how many cores' worth of work others have here now.
+
+    The lower of two numbers: the mean over a minute, which a sweep that has just ended still fills, and the tasks that
+    run at this moment without this one, where the kernel counts them (Linux).
+    """
+    if not hasattr(os, "getloadavg"):
+        return 0.0
+    mean = os.getloadavg()[0]
+    try:
+        running = int(LOAD.read_text(encoding="ascii").split()[3].partition("/")[0]) - 1
+    except (OSError, ValueError, IndexError):
+        return mean
+    return min(mean, float(running))
 
 
 def kinds_with_tools() -> list[type[Kind]]:

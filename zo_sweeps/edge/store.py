@@ -1,15 +1,17 @@
 """Programs on disk: exported once per machine, by the first trial that needs one, and reused by all with the same key.
 
-<key>/program.pte, and the sizes of the program in <key>/program.json.
+<key>/program.pte, and in <key>/program.json the sizes of the program and what its key was made from.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from zo_sweeps.core.cached import Cached
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import cache_folder, locked, new_folder
 from zo_sweeps.core.fingerprint import fingerprint
@@ -29,7 +31,7 @@ def stored(key: Any, make: Callable[[], tuple[Program, bytes]]) -> tuple[Program
     Args:
         key: everything that the program depends on, as JSON.
     """
-    folder = cache_folder() / "programs" / fingerprint(key)
+    folder = _folder() / fingerprint(key)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with locked(folder.with_suffix(".lock")):
@@ -37,11 +39,26 @@ def stored(key: Any, make: Callable[[], tuple[Program, bytes]]) -> tuple[Program
                 program, data = make()
                 with new_folder(folder) as part:
                     (part / PROGRAM).write_bytes(data)
-                    (part / SIZES).write_text(json.dumps(write(program)), encoding="utf-8")
+                    sizes = {**write(program), "made_from": key}
+                    (part / SIZES).write_text(json.dumps(sizes), encoding="utf-8")
     except OSError as error:
         fix = "set ZO_SWEEPS_CACHE to a writable folder with room for the program"
         raise UserError(f"cannot store a program ({error.strerror or error})", where=str(folder), fix=fix) from None
     return _program(json.loads((folder / SIZES).read_text(encoding="utf-8"))), folder / PROGRAM
+
+
+def programs(mark: Callable[[Any], str]) -> Iterator[Cached]:
+    """Iterate over this machine's programs; no program is read. `mark` marks one by what its key was made from."""
+    for file in sorted(_folder().glob(f"*/{SIZES}")):
+        with suppress(OSError, ValueError, LookupError, TypeError):  # of another version, or of no trial
+            made_from = json.loads(file.read_text(encoding="utf-8"))["made_from"]
+            here = file.parent.relative_to(cache_folder())
+            files = (here / SIZES, here / PROGRAM)
+            yield Cached("program", mark(made_from), files, here.with_suffix(".lock"), folder=True)
+
+
+def _folder() -> Path:
+    return cache_folder() / "programs"
 
 
 def _program(data: Any) -> Program:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.fingerprint import fingerprint
-from zo_sweeps.core.source import file_digest
+from zo_sweeps.core.source import file_digests
 from zo_sweeps.devices.probe import EDGE
 from zo_sweeps.edge.light_client import LOG, log_of, text_of
 from zo_sweeps.fleet import known_answers
@@ -151,7 +151,7 @@ def offered() -> dict[str, Precision]:
 def _code() -> str:
     """Return a digest of the code that programs come from."""
     files = [*common_files(), *sorted((ROOT / "edge").glob("*.py")), Path(known_answers.__file__), Path(__file__)]
-    return fingerprint([file_digest(file) for file in files])
+    return fingerprint(file_digests(files))
 
 
 def challenge(programs: Mapping[str, Program], seed: int) -> tuple[KnownPrograms, known_answers.Answers]:

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from zo_sweeps.core.fingerprint import fingerprint
-from zo_sweeps.core.source import file_digest
+from zo_sweeps.core.source import file_digests
 from zo_sweeps.methods.registry import PACKAGES
 from zo_sweeps.methods.trial_config import TrialConfig
 
@@ -23,7 +23,7 @@ def code_of(config: TrialConfig) -> str:
     """Return a digest of the code that measures the trial: of MEASURING, METERS, and the shipped members that it uses.
 
     Comments, docstrings and formatting do not count. The user's own members are part of the trial_id instead. Cost:
-    parses the files once per process, half a second.
+    reads the files once per process, 10 ms; parses those that this machine has not seen, half a second for all.
     """
     modules = {base.__module__ for kind in config.members_used for base in kind.__mro__}
     members = frozenset(name for name in modules if name.rpartition(".")[0] in PACKAGES.values())
@@ -34,7 +34,8 @@ def code_of(config: TrialConfig) -> str:
 def _digest(members: Collection[str], rooms: Sequence[str]) -> str:
     files = [*common_files(), *(ROOT.joinpath(*name.split(".")[1:]).with_suffix(".py") for name in sorted(members))]
     files += [file for room in rooms for file in sorted((ROOT / room).rglob("*.py"))]
-    return fingerprint([[file.relative_to(ROOT).as_posix(), file_digest(file)] for file in files])
+    digests = file_digests(files)
+    return fingerprint([[file.relative_to(ROOT).as_posix(), one] for file, one in zip(files, digests, strict=True)])
 
 
 def common_files() -> list[Path]:

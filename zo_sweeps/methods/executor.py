@@ -14,6 +14,7 @@ class Executor(Definition):
     """A place where attempts run. It belongs to the run, not to a trial's configuration or trial_id."""
 
     axis: ClassVar[str] = "executor"
+    concurrent: ClassVar[bool] = True  # runs several trials at a time, where there is room
 
     cpus_per_trial: int = option(
         1, "CPUs per process of a trial, and its number of torch threads", least=1, kw_only=True
@@ -36,8 +37,19 @@ class Executor(Definition):
         above=0,
         kw_only=True,
     )
+    fuse: Literal["off", "auto"] = option(
+        "off",
+        "auto: trials that differ in seed or learning rate run in one process, up to 8 at a time, and share forwards "
+        "where that is measured to be faster; losses then differ by rounding, and costs of single trials are not known",
+        kw_only=True,
+    )
     retries_failed: int = option(1, "retries after an error", least=0, kw_only=True)
     retries_lost: int = option(3, "retries after a lost process or node", least=0, kw_only=True)
+
+    @property
+    def threads(self) -> int:
+        """The most torch threads at a time that these options ask for by number, on one machine."""
+        return max(self.slots or 1, self.workers) * self.cpus_per_trial
 
     def build(self, state_dir: Path, address: str | None) -> Any:
         """Return the `zo_sweeps.schedule.backend.Backend` that runs the attempts, without starting it.

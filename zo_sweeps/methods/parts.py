@@ -180,6 +180,18 @@ class Train(Checked):
         True, "short sequences share rows; false: each has a padded row of its own (released code)", added=True
     )
     select: Literal["loss", "metric"] = option("loss", "which step is tested: lowest dev loss, or best dev metric")
+    halving: tuple[float, ...] = option(
+        (),
+        "shares of a zeroth-order trial's steps after which the cell's worst settings on dev are stopped; []: none",
+        added=True,
+    )
+    halving_keep: float = option(0.5, "share of the settings that go on after a rung", above=0, added=True)
+    halving_among: str = option("", "digest of the trials it is compared with; set by the planner", added=True)
+
+    @property
+    def rungs(self) -> tuple[int, ...]:
+        """The steps of the rungs."""
+        return tuple(round(share * self.steps) for share in self.halving)
 
 
 @dataclass(frozen=True)

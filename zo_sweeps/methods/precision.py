@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+OWN = "auto"  # chosen in place of a member: the model's own precision
+FASTEST = "fastest"  # the floating-point precision that was measured as the fastest on the machine that plans
+
 
 @dataclass(frozen=True)
 class Format:

@@ -7,9 +7,10 @@ fingerprint and its size. Both appear by rename, the sidecar last.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from zo_sweeps.core.cached import Cached
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import cache_folder, locked, replace_text, replacing
 from zo_sweeps.core.fingerprint import fingerprint
@@ -74,6 +76,15 @@ def get(key: Mapping[str, Any], find: Callable[[], Stored], where: Path | None =
             stored = find()
             _write(store, name, stored, key)
     return stored
+
+
+def stored() -> Iterator[Cached]:
+    """Iterate over this machine's masks by the fingerprints that their sidecars name; no mask is read."""
+    for sidecar in sorted(folder().glob("*.json")):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # not whole: `get` computes it again
+            mark = str(json.loads(sidecar.read_text(encoding="utf-8"))["fingerprint"])
+            paths = [sidecar.with_suffix(end).relative_to(cache_folder()) for end in (".json", ".safetensors", ".lock")]
+            yield Cached("mask", mark, tuple(paths[:2]), paths[2])
 
 
 def _read(store: Path, name: str) -> Stored | None:

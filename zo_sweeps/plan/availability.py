@@ -40,11 +40,13 @@ class Availability:
         memory_bytes: estimated peak; 0 if the model's shape is unknown.
         parts: these bytes by part, without those of the process; empty if finding the mask, or exporting the program,
             needs more.
-        tokens: mean tokens per sequence, for the cost.
+        tokens: mean tokens per row, its distinct candidates together, for the cost.
         trainable: number of trainable parameters; 0 if the model's shape is unknown.
         remarks: lines on what limits a trial that can run.
         tools: see `Needs`.
         client_bytes: of a program, the peak of the light client: without PyTorch, its weights, and the export.
+        arch: the model's shape; None if it is unknown.
+        dev, test: rows that are scored.
     """
 
     config: TrialConfig
@@ -56,6 +58,9 @@ class Availability:
     remarks: tuple[str, ...] = ()
     tools: tuple[str, ...] = ()
     client_bytes: int = 0
+    arch: Arch | None = None
+    dev: int = 0
+    test: int = 0
 
 
 class Places:
@@ -71,6 +76,7 @@ class Places:
         self._data: dict[str, DataStatus | UserError] = {}
         self._texts: dict[Path, str] = {}
         self._lengths: dict[tuple[int, int, int], str | UserError] = {}
+        self._tokens: dict[tuple[int, int, int], float] = {}
 
     def look(self, config: TrialConfig) -> Availability:
         """Return the needs of a trial. Raises UserError for parts incompatible with the model, or malformed data."""
@@ -108,10 +114,13 @@ class Places:
             tuple(reasons),
             memory,
             parts,
-            tokens,
+            self._forwarded(config, model, data) or tokens,
             trainable,
             tuple(filter(None, notes)),
             client_bytes=client,
+            arch=model.arch,
+            dev=_rows(_dev(config), data, "validation"),
+            test=_rows(config.split.test, data, "test"),
         )
 
     def to_package(self, config: TrialConfig) -> TrialConfig:
@@ -176,6 +185,23 @@ class Places:
         if isinstance(found, UserError):
             raise found
         return found
+
+    def _forwarded(self, config: TrialConfig, model: ModelStatus, data: DataStatus) -> float:
+        """Return the mean tokens of a row, counted where data and tokenizer are here; otherwise 0.
+
+        Of a trial that shows solved examples, a text has theirs too.
+        """
+        if config.method.kind.generates or model.tokenizer is None or data.folder is None:
+            return 0.0
+        from zo_sweeps.plan.lengths import tokens_forwarded
+        from zo_sweeps.tasks.spec import TaskSpec
+
+        most = _most(config, model)
+        key = (id(model), id(data), most)
+        if key not in self._tokens:
+            spec = TaskSpec.of(config.task, config.prompt.name)
+            self._tokens[key] = tokens_forwarded(spec, data.folder, model.tokenizer, most, model.front)
+        return min(self._tokens[key] * (1 + config.method.kind.shown), max(most, self._tokens[key]))
 
     def _text(self, config: TrialConfig, model: ModelStatus) -> tuple[str, str]:
         """Return (fingerprint of the text whose gradients are taken, why it is unavailable), one of them or both "".
@@ -253,6 +279,19 @@ def _of_tools(config: TrialConfig) -> Availability:
     versions = tuple(f"{name} {version}" for name, version in there.items())
     with_versions = replace(config, method=replace(config.method, kind=kind.with_versions(versions)))
     return Availability(with_versions, reasons, 0, {}, 0, 0, tools=versions)
+
+
+def _dev(config: TrialConfig) -> int:
+    """Return the rows of dev that a trial asks for."""
+    split, task = config.split, config.task
+    if split.shots:
+        return split.shots * len(task.wording(config.prompt.name).options)
+    return min(split.dev, task.dev_size or split.dev)
+
+
+def _rows(asked: int, data: DataStatus, split: str) -> int:
+    """Return how many rows of those asked for there are, as far as it is known."""
+    return min(asked, data.sizes.get(split, asked))
 
 
 def _most(config: TrialConfig, model: ModelStatus) -> int:

@@ -18,16 +18,20 @@ from zo_sweeps.config.schema import AXES, BlockConfig, GridConfig, RunConfig
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.fingerprint import fingerprint
 from zo_sweeps.core.trial import Needs, SharedSteps, Trial
+from zo_sweeps.devices.formats import format_times
 from zo_sweeps.methods.definition import identity
 from zo_sweeps.methods.evaluation import Restore
 from zo_sweeps.methods.parts import ModelSource
+from zo_sweeps.methods.precision import FASTEST
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.availability import Availability, Places
 from zo_sweeps.plan.compatible import incompatible
 from zo_sweeps.plan.expand import Setting, expand, flatten
+from zo_sweeps.plan.halving import among
 from zo_sweeps.plan.overrides import Overrides
-from zo_sweeps.plan.resolve import Options, Parts, resolve
+from zo_sweeps.plan.resolve import Options, Parts, difference, fastest_on, resolve
 from zo_sweeps.plan.visible_rows import shown
+from zo_sweeps.plan.work import work_of
 
 
 @dataclass(frozen=True)
@@ -108,8 +112,11 @@ def by_line(lines: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
     return found
 
 
-def build(composer: Composer) -> Plan:
+def build(composer: Composer, places: Places | None = None) -> Plan:
     """Return the plan of the composed grid.
+
+    Args:
+        places: looks for models and rows, and counts their tokens, each once; None: a new one.
 
     Raises UserError listing every problem at once: unknown names and keys, wrong types, incompatible parts, malformed
     data, and a grid without trials.
@@ -117,16 +124,21 @@ def build(composer: Composer) -> Plan:
     grid = composer.run.grid
     if not grid.blocks:
         raise UserError(f"grid {grid.name!r} has no blocks", where=f"grid/{composer.command_line.grid}.yaml")
-    draft = _Draft(composer)
+    draft = _Draft(composer, places or places_of(composer))
     for name, block in draft.grid.blocks.items():
         draft.add(name, block)
     return draft.finished()
 
 
+def places_of(composer: Composer) -> Places:
+    """Return where to look for models and rows: on this machine, unless the trials run on a cluster."""
+    return Places(here=composer.run.cluster.address is None)
+
+
 class _Draft:
     """A plan in the making, and everything that is wrong with it."""
 
-    def __init__(self, composer: Composer) -> None:
+    def __init__(self, composer: Composer, places: Places) -> None:
         self.composer = composer
         self.grid = composer.run.grid
         self.cells: list[Cell] = []
@@ -136,7 +148,8 @@ class _Draft:
         self.labels: dict[str, str] = {}
         self.problems: dict[str, list[str]] = {}  # what is wrong -> the blocks it is wrong in
         self.devices: set[str] = set()
-        self.places = Places(here=composer.run.cluster.address is None)
+        self.measured: dict[str, None] = {}  # what precision=fastest is, in a line each
+        self.places = places
         self.options, self.parts, self.overrides = Options(), Parts(), Overrides(composer)
         try:
             self.grid = shown(self.grid, composer.command_line.left_out)
@@ -145,9 +158,13 @@ class _Draft:
 
     def add(self, name: str, block: BlockConfig) -> None:
         """Add the cells of a block, or what is wrong with it."""
+        drafts: list[tuple[Availability, Setting]] = []
         try:
             for setting in expand(self.composer, self.grid, name, block, self.overrides):
                 config = resolve(self.composer, setting, self.options, self.parts)
+                if setting.choices.get("precision") == FASTEST and config.method.kind.of_model:
+                    eps = difference(config.method.kind, getattr(config.estimator, "eps", None))
+                    self.measured[format_times(fastest_on(self.composer, config.device)).line(eps)] = None
                 if (device := config.device.name) not in self.devices:
                     self.composer.option("device", device)  # no node is labelled with a name that has no profile
                     self.devices.add(device)
@@ -155,14 +172,17 @@ class _Draft:
                     for text in wrong:
                         self._note(text, name)
                 else:
-                    self._cell(config, setting, name)
+                    drafts.append((self.places.look(config), setting))
         except UserError as error:
             for one in error.errors:
                 self._note(str(one), name)
 
-    def _cell(self, config: TrialConfig, setting: Setting, name: str) -> None:
+        for needs, setting in among(drafts, self.grid.select):
+            self._cell(needs, setting, name)
+
+    def _cell(self, needs: Availability, setting: Setting, name: str) -> None:
+        config = needs.config
         searched = {key: value for key, value in setting.searched.items() if config.uses(key)}
-        needs = self.places.look(config)
         trial_id = needs.config.trial_id()
         column = setting.column or config.task.name
         named = self.grid.column_label(column) if setting.column else config.task.display or column
@@ -185,6 +205,7 @@ class _Draft:
         if wrong := [*wrong, *self.options.unknown(self.composer, self.overrides)]:
             raise _all(wrong, self.grid.name)
         notes = tuple(self.overrides.notes(self.grid, self.labels))
+        notes += tuple(f"precision=fastest is {line}" for line in self.measured)
         grid = self.overrides.kept(self.grid)
         if not self.trials:
             raise UserError(f"grid {grid.name!r} has no trials: no seeds, or everything is excluded")
@@ -236,9 +257,11 @@ def _trial(
         ),
         warm_key=warm_key(config),
         cost=_cost(config, needs),
+        work=work_of(config, needs),
         steps=config.steps,
         memory_key=memory_key(config),
         shared_steps=_shared_steps(config),
+        shares_forwards=_shares_forwards(config),
         label=" · ".join(parts),
         grid=grid,
         block=block,
@@ -255,15 +278,14 @@ def warm_key(config: TrialConfig) -> str:
 
 def _cost(config: TrialConfig, needs: Availability) -> float:
     """Estimate the forwarded tokens of a trial; a backward pass counts as two forwards."""
-    kind, train, split = config.method.kind, config.train, config.split
+    kind, train = config.method.kind, config.train
     if kind.generates:
         return kind.generated
     if not kind.of_model:
         return 1
     passes = config.forwards(needs.trainable)
     evaluations = -(-train.steps // train.eval_every) if train.steps else 1
-    dev = split.shots * len(config.task.wording(config.prompt.name).options) if split.shots else split.dev
-    sequences = train.steps * (train.batch or 1) * passes + evaluations * dev + split.test
+    sequences = train.steps * (train.batch or 1) * passes + evaluations * needs.dev + needs.test
     sequences += (evaluations + 1) * 3 * config.gradients.samples
     return sequences * needs.tokens
 
@@ -291,6 +313,17 @@ def _shared_steps(config: TrialConfig) -> SharedSteps | None:
         why = "an exported program evaluates all points of a step"
     directions = 0 if config.estimator.coordinates else config.estimator.budget
     return SharedSteps(directions, config.evaluation.mode.forwards, config.evaluation.mode.value, why)
+
+
+def _shares_forwards(config: TrialConfig) -> bool:
+    """Tell whether the forwards of a trial can hold the points of others; see `zo_sweeps.engine.together`."""
+    kind = config.method.kind
+    return (
+        kind.estimates
+        and config.space.shares_forwards
+        and config.evaluation.restore is Restore.EXACT
+        and not (config.device.runs_programs or config.train.flops or config.gradients.samples)
+    )
 
 
 def _column(grid: GridConfig, cell: Cell, trial: Trial) -> str:

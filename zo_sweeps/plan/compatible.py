@@ -33,7 +33,30 @@ def incompatible(config: TrialConfig) -> list[str]:
         *_codes(config),
         *_integers(config),
         *_log(config),
+        *_halving(config),
     ]
+
+
+def _halving(config: TrialConfig) -> Iterator[str]:
+    """Yield the problems of the rungs of successive halving, in a trial that has steps."""
+    train, kind = config.train, config.method.kind
+    if train.halving_among:
+        yield "train.halving_among is the planner's; leave it out"
+    if not (train.halving and kind.resumes):
+        return
+    shares = ",".join(f"{share:g}" for share in train.halving)
+    if config.device.runs_programs:
+        yield f"train.halving=[{shares}] pauses trials, which an exported program cannot do; leave it out"
+    if sorted({*train.halving}) != [*train.halving] or not all(0 < share < 1 for share in train.halving):
+        yield f"train.halving=[{shares}] are no ascending shares between 0 and 1"
+    if train.halving_keep >= 1:
+        yield f"train.halving_keep={train.halving_keep:g} stops no trial; use a share below 1"
+    for share, rung in zip(train.halving, train.rungs, strict=True):
+        if rung % train.eval_every or abs(share * train.steps - rung) > 1e-6:
+            yield (
+                f"train.halving={share:g} of {train.steps} steps is step {share * train.steps:g}, and dev is evaluated "
+                f"every {train.eval_every}; set train.eval_every to a divisor of every rung"
+            )
 
 
 def _circuit(config: TrialConfig) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Rows that are too long for a model, counted before it is loaded: from the files of a local task."""
+"""Tokens of rows, counted before a model is loaded: from the files of a local task."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from zo_sweeps.tasks.prompts import Prompt, render
 from zo_sweeps.tasks.spec import TaskSpec
 from zo_sweeps.tasks.templates import uses
 
+SAMPLE = 32  # rows whose tokens are counted
 MOST = 1 << 18  # characters of prompts that are tokenised, so that a plan stays fast
 
 
@@ -47,6 +48,25 @@ def too_long(spec: TaskSpec, folder: Path, tokenizer: Any, max_length: int, fron
             else:
                 long += encode(spec, row, tokenizer, max_length, front=front).truncated
     return long, True
+
+
+def tokens_forwarded(spec: TaskSpec, folder: Path, tokenizer: Any, max_length: int, front: tuple[int, ...]) -> float:
+    """Return the mean tokens of a row of a task's folder, with its candidates, from SAMPLE of its training rows.
+
+    Candidates that differ in their last token alone are one text. Padding is not counted.
+
+    Raises UserError if a row cannot be encoded.
+    """
+    lines = [line for line in files.path_of(folder, "train").read_bytes().split(b"\n") if line.strip()]
+    taken = []
+    for line in lines[:: -(-len(lines) // SAMPLE)]:
+        row = json.loads(line)
+        if spec.objective.masked:
+            taken.append(sum(map(len, sides(render(spec, row).text, tokenizer))) + 1)
+        else:
+            candidates = encode(spec, row, tokenizer, max_length, front=front).candidates
+            taken.append(sum(len(text) + 1 for text in {tuple(candidate.ids[:-1]) for candidate in candidates}))
+    return sum(taken) / len(taken)
 
 
 def _exceeds(room: int, spec: TaskSpec, prompt: Prompt, tokenizer: Any) -> bool:

@@ -10,10 +10,13 @@ from zo_sweeps.config.command_line import PLACE
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.config.schema import AXES, ScaleConfig, ScaleSteps
 from zo_sweeps.core.errors import UserError, unknown
+from zo_sweeps.devices import probe
+from zo_sweeps.devices.formats import format_times
 from zo_sweeps.methods import registry
-from zo_sweeps.methods.definition import Locate, options
+from zo_sweeps.methods.definition import Locate, options, read
 from zo_sweeps.methods.kind import Kind
-from zo_sweeps.methods.parts import Method, Model, ModelSource
+from zo_sweeps.methods.parts import Device, Method, Model, ModelSource
+from zo_sweeps.methods.precision import FASTEST, OWN
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.expand import Setting
 from zo_sweeps.plan.overrides import Overrides
@@ -107,9 +110,10 @@ def resolve(composer: Composer, setting: Setting, options: Options, parts: Parts
         tree["split"]["seed"] = tree["seed"]
     if not kind.trains:
         tree["train"]["steps"] = 0
-    if tree["precision"]["name"] == "auto":
+    if tree["precision"]["name"] in (OWN, FASTEST):
         own = {key: value for key, value in tree["precision"].items() if key != "name"}
-        tree["precision"] = {**_own_precision(tree["model"]), **own}
+        measured = {} if tree["precision"]["name"] == OWN else _fastest(composer, tree, kind)
+        tree["precision"] = {**_own_precision(tree["model"]), **measured, **own}
     tree["members"] = [str(folder) for folder in registry.folders()]
     return _with_batch(parts.read(tree, where))
 
@@ -121,6 +125,34 @@ def _own_precision(model: Mapping[str, Any]) -> Mapping[str, Any]:
     source, path = ModelSource(model["source"]), model["path"]
     stored = package.of(Model(source=source, path=path))
     return {"name": model["precision"]} if stored is None else stored.contents.precision
+
+
+def _fastest(composer: Composer, tree: Mapping[str, Any], kind: Kind) -> Mapping[str, Any]:
+    """Return the precision that was measured as the fastest for the trial's device on this machine.
+
+    Nothing for a package, whose codes are fixed, and for a trial without a model.
+    """
+    from zo_sweeps.models import package
+
+    device, model = read(Device, tree["device"], "device"), tree["model"]
+    if device.makes_circuits or package.of(Model(source=ModelSource(model["source"]), path=model["path"])) is not None:
+        return {}
+    eps = difference(kind, tree["estimator"].get("eps"))
+    return {"name": format_times(fastest_on(composer, device)).fastest(eps)}
+
+
+def difference(kind: Kind, eps: object) -> float | None:
+    """Return the eps of a trial's loss differences; None if it takes none."""
+    return float(eps) if kind.estimates and isinstance(eps, (int, float)) else None
+
+
+def fastest_on(composer: Composer, device: Device) -> str:
+    """Return the torch device whose fastest precision a trial takes. Raises UserError for one that is not here."""
+    here = probe.has_cuda() and not device.cpu
+    if composer.run.cluster.address or device.is_phone:
+        what = "precision=fastest is what this machine measures, and the trials run on others"
+        raise UserError(what, fix="name a precision, such as precision=bf16")
+    return "cuda" if here else "cpu"
 
 
 def _scale(tree: dict[str, Any], scale: ScaleConfig, kind: Kind, forced: Collection[str]) -> None:

@@ -21,6 +21,11 @@ class Command:
     config_dirs: tuple[str, ...] = ()
     sweep_id: str = field(default="", compare=False)  # of the sweep that it has run; "" if not known
 
+    @classmethod
+    def of(cls, overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> Command:
+        """Return a command as it is kept: without hooks, whose values may hold credentials."""
+        return cls(tuple(text for text in overrides if not text.lstrip("+~").startswith("on.")), tuple(config_dirs))
+
     def __str__(self) -> str:
         flags = [part for folder in self.config_dirs for part in ("--config-dir", folder)]
         return shlex.join(["python", "-m", "zo_sweeps", *self.overrides, *flags])
@@ -72,7 +77,7 @@ def recall(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> Command
     So `table +grid=X` shows the last run of X, at whatever scale it was run. None if there is no such command.
     """
     named = dict(text.split("=", 1) for text in overrides if text.startswith(("+grid=", "state_dir=")))
-    like = Command(tuple(overrides), tuple(config_dirs)) if len(named) < len(overrides) else None
+    like = Command.of(overrides, config_dirs) if len(named) < len(overrides) else None
     folder = named.get("state_dir", "zo_runs")
     last = latest(folder_at(folder, "state_dir"), named.get("+grid", ""), like)
     return None if last is None else in_folder(last, folder)

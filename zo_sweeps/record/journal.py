@@ -21,7 +21,7 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.jsonl import line_number, parse_object, read_lines
 from zo_sweeps.core.trial import Event, Outcome
 
-DURABLE = frozenset({"start", "eval", "test", "end"})  # fsynced: on the disk, not only in the kernel's cache
+DURABLE = frozenset({"start", "eval", "rung", "test", "end"})  # fsynced: on the disk, not only in the kernel's cache
 _OPEN_FILES = 64
 _TAIL = 1 << 16
 _CHECKSUM = re.compile(rb',"crc":"([0-9a-f]{8})"\}')  # the end of a line

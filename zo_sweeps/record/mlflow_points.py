@@ -28,6 +28,8 @@ _STATUS = {
     TrialState.FAILED: "FAILED",
     TrialState.LOST: "KILLED",
     TrialState.CANCELLED: "KILLED",
+    TrialState.PAUSED: "SCHEDULED",
+    TrialState.STOPPED: "KILLED",
 }
 
 

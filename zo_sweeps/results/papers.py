@@ -12,7 +12,7 @@ from zo_sweeps.config.schema import GridConfig
 from zo_sweeps.core.document import key
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.plan.altered import altered
-from zo_sweeps.plan.build import build
+from zo_sweeps.plan.build import build, places_of
 from zo_sweeps.record.commands import latest
 from zo_sweeps.results import recalled
 from zo_sweeps.results import tables as readout
@@ -139,9 +139,12 @@ def obstacles(
     once, 0.2 to 3 seconds each.
     """
     planned: dict[str, tuple[int, list[tuple[str, ...]]]] = {}
+    places = None  # the same for all grids: they differ in what they train, not in where it runs
     for grid in dict.fromkeys(grid for item in of for grid in item.grids):
         try:
-            plan = for_this_host(build(Composer([f"+grid={grid}", *overrides], config_dirs)))
+            composer = Composer([f"+grid={grid}", *overrides], config_dirs)
+            places = places or places_of(composer)
+            plan = for_this_host(build(composer, places))
             planned[grid] = len(plan.every), list(plan.reasons.values())
         except UserError as error:
             planned[grid] = 1, [(str(error),)]

@@ -54,7 +54,7 @@ def read(overrides: Sequence[str], config_dirs: Sequence[str] = (), *, has_run: 
     """
     command = recall(overrides, config_dirs)
     if command is None:
-        command = Command(tuple(overrides), tuple(config_dirs))
+        command = Command.of(overrides, config_dirs)
         composer = Composer(command.overrides, command.config_dirs)
         if has_run:
             must_have_run(composer.run.folder)

@@ -14,22 +14,31 @@ from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.core.fingerprint import fingerprint
 from zo_sweeps.core.trial import TrialState
+from zo_sweeps.core.work import seconds as seconds_at
+from zo_sweeps.devices.rates import REFERENCE
 from zo_sweeps.plan.altered import altered
 from zo_sweeps.plan.build import Plan, build
+from zo_sweeps.plan.order import ORDERS
 from zo_sweeps.record.commands import Command, remember
-from zo_sweeps.results import figures, recalled, report
+from zo_sweeps.results import caps, figures, recalled, report
 from zo_sweeps.results import tables as readout
-from zo_sweeps.schedule.ledger import Ledger
+from zo_sweeps.results.facts.plan import plan_facts
+from zo_sweeps.schedule import hooks
+from zo_sweeps.schedule.budget import Meter, must_hold
+from zo_sweeps.schedule.halving import groups
+from zo_sweeps.schedule.ledger import Ledger, Standing, read_standing
 from zo_sweeps.schedule.live import LiveFile
+from zo_sweeps.schedule.prediction import Predictions, predictions, slots_here, this_device
 from zo_sweeps.schedule.snapshot import Snapshot, Summary
 from zo_sweeps.schedule.sweep import Sweep
-from zo_sweeps.schedule.this_host import for_this_host
+from zo_sweeps.schedule.this_host import crowded, for_this_host
 from zo_sweeps.tables import Table, to_csv, to_latex, to_markdown
 
 if TYPE_CHECKING:
     from zo_sweeps.record.mlflow_store import MlflowMirror
 
 SERVER_SECONDS = 60.0  # time allowed for the tracking server to start, and for the final upload
+PROBED_SECONDS = 60.0  # of a sweep by the reference's rates, from which ten for a probe are little
 IDLE_SECONDS = 5.0  # the same, for a named server and a sweep with nothing left to run
 
 
@@ -53,10 +62,14 @@ class Result:
     def status(self) -> str:
         """The sweep's end as an MLflow run status: FINISHED, FAILED or KILLED."""
         summary = self.summary
-        if summary.interrupted:
+        if summary.interrupted or summary.over:
             return "KILLED"
         bad = sum(summary.counts.get(state, 0) for state in (TrialState.FAILED, TrialState.LOST))
-        return "FAILED" if bad or summary.stopped or summary.waiting or self.no_success else "FINISHED"
+        return (
+            "FAILED"
+            if bad or summary.stopped or summary.stopped_rows or summary.waiting or self.no_success
+            else "FINISHED"
+        )
 
     @property
     def no_success(self) -> bool:
@@ -100,16 +113,18 @@ def compose(
     Raises UserError for anything unknown, misplaced or of the wrong type.
     """
     words = [f"+grid={grid}", *overrides, *([f"state_dir={state_dir}"] if state_dir is not None else [])]
-    command = Command(tuple(words), tuple(map(str, config_dirs)))
-    return Composer(command.overrides, command.config_dirs), command
+    command = Command.of(words, tuple(map(str, config_dirs)))
+    return Composer(words, command.config_dirs), command
 
 
 def plan_here(composer: Composer) -> Plan:
     """Return the plan of the composed grid for this host.
 
-    Raises UserError as `build` does, and for tables and figures that could not be made when the trials have run.
+    Raises UserError as `build` does, for tables and figures that could not be made when the trials have run, and for
+    hooks that could not be called.
     """
     plan = build(composer)
+    hooks.check(composer.run.on)
     readout.check(plan, composer)
     figures.check(plan, composer)
     return for_this_host(plan)
@@ -123,23 +138,49 @@ def check_rerun(rerun: Sequence[str], plan: Plan) -> None:
             raise unknown("state or trial of this sweep", name, states, where="--rerun")
 
 
-def run(plan: Plan, composer: Composer, command: Command, view: View, *, rerun: Sequence[str] = ()) -> Result:
-    """Run the trials that have no result yet, and send the tables to MLflow.
+def run(
+    plan: Plan, composer: Composer, command: Command, view: View, *, order: str = "grid", rerun: Sequence[str] = ()
+) -> Result:
+    """Run the trials that have no result yet, send the tables to MLflow, and call the user's hooks (`on`).
 
     Args:
         plan: of the trials that can run here; see `schedule.this_host.for_this_host`.
         command: stored in the state folder, for `recall`.
+        order: one of `plan.order.ORDERS`.
         rerun: states and trial_ids to rerun; see `Sweep`.
 
-    Raises UserError if the state folder is not writable or the executor not available, and HeadLostError if the
+    Raises UserError if the plan cannot hold a cap of its budget, as predicted, and `budget.partial` does not allow a
+    part of it; if the state folder is not writable, or the executor not available. Raises HeadLostError if the
     cluster's head goes away: another process can then resume the sweep.
     """
+    if plan.config.budget.has_cap and not plan.config.budget.partial:
+        if plan.config.budget.hours is not None:  # with a prediction, if there can be one
+            predictions_of(plan, read_standing(plan.config.folder), view)
+        must_hold(plan_facts(plan).over_budget)
+    state_dir, plan = _state_folder(plan), replace(plan, altered=altered(plan, composer))  # found once, needed often
+    with hooks.Hooks(plan.config.on, plan.name, state_dir, view.say) as called:
+        result = _run(plan, composer, command, view, order, rerun, state_dir, called)
+        called.ended(result.status, result.summary.counts)
+    return result
+
+
+def _run(
+    plan: Plan,
+    composer: Composer,
+    command: Command,
+    view: View,
+    order: str,
+    rerun: Sequence[str],
+    state_dir: Path,
+    called: hooks.Hooks,
+) -> Result:
     from zo_sweeps.record.journal import JournalStore
 
-    state_dir, plan = _state_folder(plan), replace(plan, altered=altered(plan, composer))  # found once, needed often
     with contextlib.closing(JournalStore(state_dir)) as store, Ledger(state_dir, _sweep_id(plan)) as ledger:
         for change in recalled.since(plan, command):
             view.say(f"note: {change}")
+        for line in crowded(plan):
+            view.say(f"note: {line}")
         recalled.save(plan, composer, state_dir, _sweep_id(plan))
         remember(state_dir, _sweep_id(plan), plan.name, command)
         with _mirror(plan, composer, state_dir, command, view) as (mirror, where):
@@ -151,6 +192,7 @@ def run(plan: Plan, composer: Composer, command: Command, view: View, *, rerun: 
                 def update(snapshot: Snapshot) -> None:
                     progress.update(snapshot)
                     live.update(snapshot)
+                    called.update(snapshot)
 
                 summary = Sweep(
                     plan.trials,
@@ -158,6 +200,12 @@ def run(plan: Plan, composer: Composer, command: Command, view: View, *, rerun: 
                     store,
                     ledger,
                     rerun=frozenset(rerun),
+                    rounds=ORDERS[order](plan, ledger.outcomes),
+                    rows={block: plan.grid.label(block) for block in plan.grid.blocks},
+                    groups=groups(plan),
+                    meter=Meter(plan.config.budget, caps.spent(plan, ledger)),
+                    predictions=predictions_of(plan, ledger, view),
+                    fuse=executor.fuse == "auto",
                     retries_failed=executor.retries_failed,
                     retries_lost=executor.retries_lost,
                     on_update=update,
@@ -170,6 +218,34 @@ def run(plan: Plan, composer: Composer, command: Command, view: View, *, rerun: 
             page = _page(plan, composer, ledger, state_dir, command, view)
             _hand_over(plan, mirror, result, page, view)
     return result
+
+
+def predictions_of(plan: Plan, ledger: Standing, view: View) -> Predictions:
+    """Return the predictions of a sweep's trials; this host is probed first if they will take long, and it was not."""
+    made, here = predictions(plan, ledger), this_device(plan)
+    left = [trial for trial in plan.trials if trial.work and not ledger.has_result(trial.trial_id)]
+    if here is None or made.rates or made.finished:
+        return made
+    if sum(seconds_at(trial.work, REFERENCE) for trial in left if trial.work) < PROBED_SECONDS * slots_here(plan):
+        return made
+    view.say("measuring this machine, once: about ten seconds")
+    try:
+        probe_this_host(plan)
+    except UserError as error:  # a sweep without predictions is worth having
+        view.say(f"note: {error}")
+    return predictions(plan, ledger)
+
+
+def probe_this_host(plan: Plan) -> None:
+    """Measure this host's rates with the threads of the plan's trials, and keep them. Cost: about ten seconds.
+
+    Raises UserError if the probe fails, or if the nodes of a cluster run the trials.
+    """
+    from zo_sweeps.run.rating import measure
+
+    if plan.config.cluster.address:
+        raise UserError("a probe is of this machine, and the nodes of a cluster run the trials", fix="omit --probe")
+    measure(plan.config.executor.cpus_per_trial)
 
 
 def _sweep_id(plan: Plan) -> str:

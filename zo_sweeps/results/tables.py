@@ -10,7 +10,7 @@ from zo_sweeps.config.composer import Composer
 from zo_sweeps.config.schema import GridTable
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.core.remarks import OTHER_CODE
-from zo_sweeps.core.trial import ENERGY, TO_TARGET, Outcome, Trial, TrialState
+from zo_sweeps.core.trial import ENERGY, SECONDS_TO_TARGET, TO_TARGET, Outcome, Trial, TrialState
 from zo_sweeps.methods.code import code_of
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.altered import altered
@@ -125,7 +125,7 @@ def _to_target(plan: Plan, record: Record, target: float) -> Record:
     from zo_sweeps.record.journal import JournalStore
     from zo_sweeps.record.spent import until
 
-    if not record.is_result:
+    if not record.is_result or SECONDS_TO_TARGET in record.unmeasured:
         return record
     higher = TrialConfig.task_of(plan.every[record.trial_id].config).metric[0].better == "higher"
     events = JournalStore(plan.config.folder).read(record.trial_id, ended=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -65,7 +67,7 @@ def base_model(config: TrialConfig, warm_key: str, device: torch.device) -> Lang
     """Return the base model: the cached one if it has this `warm_key` and its weights have not been moved."""
     global warm
     if warm is None or warm.key != warm_key or warm.dirty:
-        warm = None  # free it before the next one is loaded
+        _drop()
         precision, model = config.precision, config.model
         codes = precision if isinstance(precision, WeightOnlyPrecision) else None
         if codes is not None and codes.prepared and package.of(model) is None:
@@ -79,9 +81,19 @@ def plain_model(config: TrialConfig, device: torch.device) -> LanguageModel:
 
     The caller must hold no other reference to the cached model.
     """
-    global warm
-    warm = None
+    _drop()
     return load(config.model, config.precision.dtype, device)
+
+
+def _drop() -> None:
+    """Free the cached model before the next one is loaded."""
+    global warm
+    if warm is None:
+        return
+    module, warm = weakref.ref(warm.model.module), None
+    if module() is not None:  # part of a cycle, which `set_aside` may have exempted
+        gc.unfreeze()
+        gc.collect()
 
 
 def examples(config: TrialConfig, model: LanguageModel) -> EncodedSplits:

@@ -7,20 +7,24 @@ from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
+from zo_sweeps.core.cached import Cached
+from zo_sweeps.core.fingerprint import fingerprint
 from zo_sweeps.core.memory import MEMORY
+from zo_sweeps.edge import store
 from zo_sweeps.edge.export import export
 from zo_sweeps.edge.program import Calls, Program
 from zo_sweeps.edge.rows import Frame
 from zo_sweeps.edge.scored import scored
 from zo_sweeps.edge.session import Session, load
-from zo_sweeps.edge.store import stored
 from zo_sweeps.engine.step import Method
 from zo_sweeps.engine.train import Evaluated, StepDone
 from zo_sweeps.engine.types import Peers
 from zo_sweeps.methods.code import code_of
 from zo_sweeps.methods.definition import identity, write
 from zo_sweeps.methods.space import InstalledSpace
+from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.run.by_part import OF_AN_ENGINE, Work
 from zo_sweeps.run.workbench import Workbench
 from zo_sweeps.run.zeroth_order import ZerothOrderRunner
@@ -76,16 +80,35 @@ def program_of(bench: Workbench, space: InstalledSpace) -> tuple[Program, Path]:
     assert config.train.batch is not None
     batch, objective = config.train.batch, bench.objective
     key = {
-        "model": config.model.fingerprint,
-        "precision": identity(config.precision),
-        "space": identity(config.space),
-        "seed": config.seed,
+        **_logged(config, code_of(config)),
         "objective": identity(objective),
         "sizes": write([calls, frame, batch]),
         "dual": dual,
         "delegate": config.device.delegate,
-        "code": code_of(config),
         "versions": [version(package) for package in ("executorch", "torch", "transformers")],
     }
     make = partial(export, bench.model, space, calls, frame, batch, objective.of_scores)
-    return stored(key, partial(make, dual=dual, delegate=config.device.delegate == "xnnpack"))
+    return store.stored(key, partial(make, dual=dual, delegate=config.device.delegate == "xnnpack"))
+
+
+def mark_of(config: TrialConfig, code: str) -> str:
+    """Return the mark by which `programs` gives a trial's program, and those of other rows, sizes and versions.
+
+    Args:
+        code: of the attempt, as its journal gives it.
+    """
+    return fingerprint(_logged(config, code))
+
+
+def programs() -> Iterator[Cached]:
+    """Iterate over this machine's programs of trials."""
+    return store.programs(lambda key: fingerprint({name: key[name] for name in _LOGGED}))
+
+
+_LOGGED = ("model", "precision", "space", "seed", "code")
+
+
+def _logged(config: TrialConfig, code: str) -> dict[str, Any]:
+    """Return the part of a program's key that a trial's configuration and journal give."""
+    values = (config.model.fingerprint, identity(config.precision), identity(config.space), config.seed, code)
+    return dict(zip(_LOGGED, values, strict=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from zo_sweeps.core.cached import Cached
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import cache_folder, locked, new_folder
 from zo_sweeps.core.fingerprint import fingerprint
@@ -41,7 +43,7 @@ def prepared(config: TrialConfig, device: torch.device, progress: Progress = sil
     precision = config.precision
     key = {"model": config.model.fingerprint, "precision": identity(precision), "device": device.type}
     key["text"] = config.data.text_fingerprint if precision.of_text else ""
-    folder = cache_folder() / "codes" / fingerprint(key)
+    folder = _folder() / fingerprint(key)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with locked(folder.with_suffix(".lock")):
@@ -53,6 +55,20 @@ def prepared(config: TrialConfig, device: torch.device, progress: Progress = sil
         fix = "set ZO_SWEEPS_CACHE to a writable folder with room for the model"
         raise UserError(f"cannot store codes ({error.strerror or error})", where=str(folder), fix=fix) from None
     return replace(config.model, source=ModelSource.LOCAL, path=str(folder))
+
+
+def stored() -> Iterator[Cached]:
+    """Iterate over this machine's packages by the fingerprints of their codes; no code is read."""
+    for folder in sorted(path for path in _folder().glob("*") if path.suffix == "" and path.is_dir()):
+        with suppress(UserError):  # damaged: `prepared` computes it again
+            if (found := package.read(folder)) is not None:
+                here = folder.relative_to(cache_folder())
+                files = tuple(here / name for name in (package.FILE, *found.contents.files))
+                yield Cached("codes", found.codes, files, here.with_suffix(".lock"), folder=True)
+
+
+def _folder() -> Path:
+    return cache_folder() / "codes"
 
 
 def make(config: TrialConfig, device: torch.device, folder: Path, progress: Progress = silent) -> package.Package:

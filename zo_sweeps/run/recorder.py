@@ -10,13 +10,27 @@ from typing import Any
 
 from zo_sweeps.core.bits import packed
 from zo_sweeps.core.remarks import remark
-from zo_sweeps.core.trial import ENERGY, Event, Outcome, Sink, Trial, TrialState
+from zo_sweeps.core.trial import ENERGY, SECONDS_TO_TARGET, Event, Outcome, Sink, Trial, TrialState
 from zo_sweeps.devices.energy import EnergyMeter
 from zo_sweeps.engine.train import Evaluated, Scores, StepDone
 from zo_sweeps.record.journal import evals, scalars
 from zo_sweeps.record.spent import spent
 
 FLUSH_SECONDS = 0.5  # steps are reported in groups; a killed process loses its last group, which is recomputed
+NOT_ITS_OWN = "it shared forwards with other trials in one process (executor.fuse=auto)"
+COSTS = (  # how the metrics begin that are not those of a single trial then
+    "seconds_per_step",
+    "mean_seconds_per_step",
+    "train_seconds",
+    "wall_seconds",
+    "load_seconds",
+    "tokens_per_second",
+    "peak_memory_bytes",
+    "memory/",
+    "energy/",
+    "device/",
+    SECONDS_TO_TARGET,
+)
 FINAL_STEPS = 100  # whose mean loss is `final_train_loss`: the loss of one batch is noisy
 
 
@@ -41,6 +55,7 @@ class Recorder:
         lost: step -> share of its update that rounding lost, at the steps where it is measured.
         seen: steps whose gradients are already recorded.
         largest: the step of this attempt with the most tokens, the first of equals, and their number.
+        fused: the most trials with which an attempt shared forwards, itself included; 0: it shared none.
         selected: the step whose weights are tested.
         selection: the dev value that selects the step, and -1 if higher is better, otherwise 1.
         device: description of this machine, for the outcome.
@@ -62,9 +77,11 @@ class Recorder:
         self._readings = [event for event in journal if event["type"] == "sensors"]
         self._warned = {event["metric"] for event in journal if event["type"] == "warning"}
         self.reported = len(self.losses)  # steps already in the journal
+        self.rungs = {event["step"] for event in journal if event["type"] == "rung"}  # where rivals were compared
         self.largest = (1, 0)
         self.measured: dict[str, float] = {}
         self.unmeasured: dict[str, str] = {}
+        self.fused = max((int(event.get("fused", 0)) for event in journal if event["type"] == "start"), default=0)
         self.device: Mapping[str, Any] = {}
         self.energy = EnergyMeter(None, reason="the steps did not run")
         self.selected = 0
@@ -210,6 +227,11 @@ class Recorder:
             for split, event in (("dev", chosen), ("test", self.test)):
                 metrics[f"{split}/loss"], metrics[f"{split}/metric"] = event["loss"], event["metric"]
                 metrics |= {f"{split}/{name}": value for name, value in event.get("metrics", {}).items()}
+        unmeasured = dict(self.unmeasured)
+        if self.fused:
+            metrics["fused_trials"] = float(self.fused)
+            unmeasured |= dict.fromkeys(COSTS, NOT_ITS_OWN)
+            metrics = {name: value for name, value in metrics.items() if not name.startswith(COSTS)}
         no_energy = {ENERGY: self._no_energy()} if done and f"{ENERGY}joules" not in metrics else {}
         return Outcome(
             trial_id=self.trial.trial_id,
@@ -221,7 +243,7 @@ class Recorder:
             error=error,
             traceback=trace,
             code="+".join(dict.fromkeys(self.codes)),
-            unmeasured={**self.unmeasured, **no_energy},
+            unmeasured={**no_energy, **unmeasured},
         )
 
     def _device(self) -> Mapping[str, Any]:

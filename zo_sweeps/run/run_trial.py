@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import Event, Outcome, Sharing, Sink, Trial, TrialState
-from zo_sweeps.devices.memory import MemoryMeter, is_out_of_memory
+from zo_sweeps.devices.memory import MemoryMeter, is_out_of_memory, set_aside
 from zo_sweeps.engine.follower import Follower
 from zo_sweeps.engine.types import DivergedError
 from zo_sweeps.methods.code import code_of
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.record import provenance
+from zo_sweeps.run.gathering import Gathering
 from zo_sweeps.run.recorder import Nowhere, Recorder
-from zo_sweeps.run.runner import StoppedError, runner_of
+from zo_sweeps.run.runner import PausedError, StoppedError, runner_of
 from zo_sweeps.run.workbench import Workbench
 
 if TYPE_CHECKING:
@@ -33,21 +34,42 @@ def run_trial(
     *,
     sharing: Sharing | None = None,
     away: Away | None = None,
+    gathering: Gathering | None = None,
 ) -> Outcome:
     """Run `trial` from where `journal` ends, sending events to `sink`; see `zo_sweeps.core.trial.RunTrial`.
 
-    With `away`, the light client runs the trial's program on another machine, and its log is read here.
+    With `away`, the light client runs the trial's program on another machine, and its log is read here. With
+    `gathering`, this thread waits for its turn among those of the other trials.
 
     Divergence, lack of memory and errors are outcomes, errors with their traceback. Raises only KeyboardInterrupt and
     SystemExit.
     """
+    if gathering is not None:
+        with gathering.turn():
+            return _run(trial, sink, journal, attempt, should_stop, sharing, away, gathering)
+    set_aside()  # before anything of this trial exists: the next one can collect all that it leaves
+    return _run(trial, sink, journal, attempt, should_stop, sharing, away, None)
+
+
+def _run(
+    trial: Trial,
+    sink: Sink,
+    journal: list[Event],
+    attempt: int,
+    should_stop: Callable[[], bool],
+    sharing: Sharing | None,
+    away: Away | None,
+    gathering: Gathering | None,
+) -> Outcome:
     began = time.perf_counter()
     recorder = Recorder(trial, sink, journal)
     try:
-        _execute(trial, recorder, attempt, should_stop, sharing, away)
+        _execute(trial, recorder, attempt, should_stop, sharing, away, gathering)
         outcome = recorder.outcome(TrialState.SUCCEEDED)
     except StoppedError:
         outcome = recorder.outcome(TrialState.CANCELLED, error="stopped on request")
+    except PausedError as error:
+        outcome = recorder.outcome(TrialState.PAUSED, error=str(error))
     except DivergedError as error:
         outcome = recorder.outcome(TrialState.DIVERGED, error=str(error))
     except UserError as error:
@@ -56,7 +78,8 @@ def run_trial(
         state = TrialState.OUT_OF_MEMORY if is_out_of_memory(error) else TrialState.FAILED
         what = f"{type(error).__name__}: {error}".splitlines()[0]
         outcome = recorder.outcome(state, error=what, trace=traceback.format_exc())
-    outcome = replace(outcome, metrics={**outcome.metrics, "wall_seconds": time.perf_counter() - began})
+    if not recorder.fused:
+        outcome = replace(outcome, metrics={**outcome.metrics, "wall_seconds": time.perf_counter() - began})
     sink.emit({"type": "end", "time": time.time(), "outcome": outcome.to_json()})
     return outcome
 
@@ -68,9 +91,10 @@ def _execute(
     should_stop: Callable[[], bool],
     sharing: Sharing | None,
     away: Away | None,
+    gathering: Gathering | None,
 ) -> None:
     config = TrialConfig.of(trial.config)
-    bench = Workbench(config, trial.warm_key, recorder)
+    bench = Workbench(config, trial.warm_key, recorder, gathering)
     meter = MemoryMeter(bench.device)
     if away is None:
         runner = runner_of(config)(bench, meter, should_stop, sharing)
@@ -82,6 +106,9 @@ def _execute(
     recorder.device = {**runner.device(), **recorder.energy.definitions}
     code = code_of(config)
     recorder.codes = [*(recorder.codes if config.method.kind.resumes else ()), code]
+    shared = {}
+    if gathering is not None:
+        recorder.fused, shared = max(recorder.fused, gathering.trials), {"fused": gathering.trials}
     recorder.emit(
         "start",
         attempt=attempt,
@@ -89,12 +116,16 @@ def _execute(
         versions=provenance.collect(),
         resumed_from=recorder.reported if config.method.kind.resumes else 0,
         code=code,
+        **shared,
     )
     if config.method.kind.of_model:
+        loading = time.perf_counter()
         bench.load()
+        recorder.measured["load_seconds"] = time.perf_counter() - loading
         recorder.selection = bench.selection()
         recorder.measured["weights_bytes"] = float(bench.model.weight_bytes)
-    meter.start()
+    if gathering is None:
+        meter.start()
     with recorder.energy:
         runner.run()
 

@@ -19,11 +19,16 @@ from zo_sweeps.engine.types import DivergedError
 from zo_sweeps.methods.space import InstalledSpace
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.run.by_part import Work, at_peak
+from zo_sweeps.run.recorder import NOT_ITS_OWN
 from zo_sweeps.run.workbench import Workbench
 
 
 class StoppedError(Exception):
     """The executor asked for a stop; the steps so far are in the journal."""
+
+
+class PausedError(Exception):
+    """The trial is at a rung of successive halving, and its rivals decide whether it goes on."""
 
 
 class Runner:
@@ -48,6 +53,8 @@ class Runner:
 
     def energy_meter(self) -> EnergyMeter:
         """Return the meter of the steps' joules, and of the condition of the device that runs them."""
+        if self.bench.gathering is not None:
+            return EnergyMeter(None, reason=NOT_ITS_OWN)
         if self.sharing is not None:
             return EnergyMeter(None, reason="the steps are shared by several processes")
         return EnergyMeter.of(self.bench.device)
@@ -72,7 +79,8 @@ class Runner:
 
     def stop_memory(self) -> None:
         """Record the peak memory so far."""
-        self.recorder.measured["peak_memory_bytes"] = float(self.meter.stop())
+        if self.bench.gathering is None:
+            self.recorder.measured["peak_memory_bytes"] = float(self.meter.stop())
 
     def measure_parts(self, space: InstalledSpace | None, step: Work | None) -> None:
         """Record the tensors alive at the peak of one more step, by part, and the bytes of one more scored forward.
@@ -104,7 +112,13 @@ class Runner:
         self.recorder.measured[TOTAL] = float(sum(parts.values()))
 
     def stop_if_asked(self, event: StepDone | Evaluated) -> None:
-        """Raise StoppedError if a stop was requested, unless only the test is left."""
+        """Raise StoppedError if a stop was requested, unless only the test is left.
+
+        Raises PausedError after the evaluation of a rung that the journal has no decision on.
+        """
+        step = event.step
+        if isinstance(event, Evaluated) and step in self.config.train.rungs and step not in self.recorder.rungs:
+            raise PausedError(f"paused at step {step}, until the other settings are there")
         if self.should_stop() and not (isinstance(event, StepDone) and event.step == self.config.train.steps):
             self.recorder.flush()
             raise StoppedError

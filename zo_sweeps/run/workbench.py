@@ -16,6 +16,7 @@ from zo_sweeps.engine.in_place import InPlace
 from zo_sweeps.engine.score import Scored, forwards, score
 from zo_sweeps.engine.step import Method
 from zo_sweeps.engine.train import Scores, of_batch
+from zo_sweeps.engine.types import LanguageModel as Forwards
 from zo_sweeps.methods.evaluation import Restore
 from zo_sweeps.methods.objective import OWN, Objective
 from zo_sweeps.methods.registry import member
@@ -24,6 +25,7 @@ from zo_sweeps.methods.space import Found, InstalledSpace
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.models.causal import LanguageModel
 from zo_sweeps.run import cache
+from zo_sweeps.run.gathering import Gathering
 from zo_sweeps.run.gradients import sensitive_mask
 from zo_sweeps.run.recorder import Recorder
 from zo_sweeps.tasks.encode import Example
@@ -35,6 +37,7 @@ class Workbench:
 
     Args:
         recorder: keeps the fingerprint of the mask that the trial began with.
+        gathering: the trials with which it shares forwards; None: there are none.
 
     Attributes:
         model: the base model, after `load`.
@@ -44,14 +47,24 @@ class Workbench:
         scorer: scores candidates in place of the model here; None: the model does.
     """
 
-    def __init__(self, config: TrialConfig, warm_key: str, recorder: Recorder) -> None:
-        self.config, self.warm_key, self.recorder = config, warm_key, recorder
+    def __init__(
+        self, config: TrialConfig, warm_key: str, recorder: Recorder, gathering: Gathering | None = None
+    ) -> None:
+        self.config, self.warm_key, self.recorder, self.gathering = config, warm_key, recorder, gathering
         self.device = torch.device(cache.torch_device(config.device))
         self.scorer: Callable[[Sequence[Example]], Scored] | None = None
+        self._seat: Forwards | None = None
+
+    @property
+    def forwards(self) -> Forwards:
+        """What computes its forwards: the model, or its seat among those of other trials."""
+        return self._seat or self.model
 
     def load(self) -> None:
         """Load the model, and the rows if the kind has any."""
         self.model = cache.base_model(self.config, self.warm_key, self.device)
+        if self.gathering is not None:
+            self.model = self.gathering.own(self.model, self.config)
         self._same_codes()
         if self.config.method.kind.generates:
             return
@@ -97,6 +110,8 @@ class Workbench:
         installed = space.install(self.model.module, layers, self.config.seed, mask)
         if not any(param.numel() for param in installed.params.values()):
             raise UserError(f"space {space.name!r} trains no parameter of this model", fix="use other space.targets")
+        if self.gathering is not None:
+            self._seat = self.gathering.seat(self.model, installed)
         return installed
 
     def agreed(self, space: InstalledSpace) -> bytes:
@@ -126,7 +141,7 @@ class Workbench:
         """Return f of a step's minibatch: points -> losses."""
         if self.objective.generates:
             return partial(self.of_texts, step)
-        return of_batch(self.model, self.batch(step), self.objective.loss)
+        return of_batch(self.forwards, self.batch(step), self.objective.loss)
 
     def of_texts(self, step: int, points: int) -> torch.Tensor:
         """Return the objective of the answers generated for the step's examples, [1]."""
@@ -138,7 +153,7 @@ class Workbench:
         if self.scorer is not None:
             return self.scorer(examples)
         return score(
-            self.model,
+            self.forwards,
             examples,
             self.model.pad_id,
             self.evaluated,

@@ -47,7 +47,7 @@ class ZerothOrderRunner(Runner):
             best = recorder.best()
             if best == self.config.train.steps:
                 self.report_test(best, digest(space.params))
-                self.measure_parts(space, self._one_more(space))
+                self._end(space)
                 return
         finally:
             self._release()
@@ -81,9 +81,17 @@ class ZerothOrderRunner(Runner):
             rebuild(bench.method(), space, self.recorder.coefs[:step], bench.rates(), seed=self.config.seed)
             self._rewind(step)
             self.report_test(step, digest(space.params))
-            self.measure_parts(space, self._one_more(space))
+            self._end(space)
         finally:
             space.uninstall()
+
+    def _end(self, space: InstalledSpace) -> None:
+        """Measure what can be once the trial has its results."""
+        gathering, recorder = self.bench.gathering, self.recorder
+        if gathering is None:
+            self.measure_parts(space, self._one_more(space))
+        else:
+            recorder.measured["fused_gain"] = gathering.gain
 
     def _one_more(self, space: InstalledSpace) -> Work:
         """Return the work of one more step, with a new state of the update."""
@@ -101,7 +109,7 @@ class ZerothOrderRunner(Runner):
         bench = self.bench
         return train(
             method,
-            bench.model,
+            bench.forwards,
             space,
             bench.batch,
             bench.objective.loss,

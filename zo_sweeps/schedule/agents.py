@@ -62,12 +62,13 @@ def nodes(note: Note, driver: str, now: float) -> list[Node]:
 
 
 def bound_to_hosts(trial: Trial) -> bool:
-    """Return whether a trial needs what no agent fetches or has: own members, a log, a phone, tools for circuits."""
+    """Return whether a trial needs what no agent has: own members, a log, a phone, rungs, tools for circuits."""
     config = trial.config
     if not isinstance(config, TrialConfig):
         return False
     own = any(own_source(kind) for kind in config.members_used)  # a folder may hold profiles and grids alone
-    return own or bool(config.device.log) or config.device.is_phone or not config.method.kind.of_model
+    paused = bool(config.train.halving)  # a lease ends with its trial
+    return own or paused or bool(config.device.log) or config.device.is_phone or not config.method.kind.of_model
 
 
 @dataclass

@@ -23,7 +23,8 @@ class Claims:
 
     def __init__(self) -> None:
         host = socket.gethostname()
-        self.driver = f"{_user()}, pid {os.getpid()} on {host}"
+        self.user = _user()
+        self.driver = f"{self.user}, pid {os.getpid()} on {host}"
         self._key = f"{RUNS}{host}-{os.getpid()}"
         self._seen: dict[str, tuple[float, float]] = {}  # key -> (its time, when we first read that: monotonic)
 
@@ -34,7 +35,7 @@ class Claims:
         """
         note = {"time": time.time(), "driver": mine.driver, "runs": dict(runs)}
         note |= {"used": dict(mine.used), "held": dict(mine.held), "wants": list(mine.wants)}
-        note |= {"places": dict(mine.places)}
+        note |= {"places": dict(mine.places), "user": mine.user, "priority": mine.priority}
         with contextlib.suppress(Exception):  # Ray raises any kind of error then; the sweep goes on
             ray_private.put_note(self._key, json.dumps(note).encode(), NOTES)
             return self._others()
@@ -56,7 +57,8 @@ class Claims:
             age = now - self._seen[key][1]
             if age < LIVE_SECONDS:
                 places = {at: tuple(held) for at, held in note["places"].items()} if age < FRESH_SECONDS else {}
-                live.append(Claim(note["driver"], note["used"], note["held"], tuple(note["wants"]), places))
+                whose = note.get("user", ""), note.get("priority", 0)  # absent: of a driver of an earlier version
+                live.append(Claim(note["driver"], note["used"], note["held"], tuple(note["wants"]), places, *whose))
         return live
 
 

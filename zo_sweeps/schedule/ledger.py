@@ -1,14 +1,15 @@
 """The ledger: an append-only JSONL of trial states on the driver, the truth for resume.
 
 One line per transition: time, trial_id, state, and if not empty attempt, node, error, sweep_id, outcome (without its
-traceback, which is in the trial's journal), reset, blameless. Lines are flushed before the next trial starts, and
-fsynced when they end an attempt. About 0.5 kB per finished trial.
+traceback, which is in the trial's journal), reset, blameless, predicted (the two seconds of a Forecast). Lines are
+flushed before the next trial starts, and fsynced when they end an attempt. About 0.5 kB per finished trial.
 """
 
 from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import socket
 import time
@@ -23,6 +24,34 @@ from zo_sweeps.core.trial import Outcome, TrialState
 FILE, LOCK = "ledger.jsonl", "lock"
 
 
+@dataclass(frozen=True)
+class Span:
+    """An attempt's time, in Unix seconds.
+
+    Args:
+        end: None if its driver was killed, or it still runs.
+        before: an end that is not known is not after this.
+    """
+
+    trial_id: str
+    begin: float
+    end: float | None = None
+    before: float = math.inf
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """The predicted seconds of a trial, with loading where its process had to load.
+
+    Args:
+        planned: before the sweep began; None: nothing was known then.
+        expected: just before the trial began, by what had finished by then.
+    """
+
+    planned: float | None
+    expected: float
+
+
 @dataclass
 class Standing:
     """The trials' states and counts according to the ledger, by trial_id.
@@ -33,7 +62,11 @@ class Standing:
         failures, losses: attempts that ended FAILED and LOST since the last `reset`; handed-back ones do not count.
         outcomes: the outcome of the last attempt that ended.
         nodes: the host of the last attempt.
+        held: why a pending trial is not started, if the sweep stopped its row.
+        forecasts: the seconds predicted before the last attempt, if it began at the first step.
         first, last: the times (Unix seconds) of the trial's first and last lines.
+        ended: the attempts that have ended, oldest first.
+        open: when the others began.
     """
 
     states: dict[str, TrialState] = field(default_factory=dict)
@@ -42,8 +75,17 @@ class Standing:
     losses: dict[str, int] = field(default_factory=dict)
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     nodes: dict[str, str] = field(default_factory=dict)
+    held: dict[str, str] = field(default_factory=dict)
+    forecasts: dict[str, Forecast] = field(default_factory=dict)
     first: dict[str, float] = field(default_factory=dict)
     last: dict[str, float] = field(default_factory=dict)
+    ended: list[Span] = field(default_factory=list)
+    open: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def spans(self) -> list[Span]:
+        """The attempts, those included whose end the ledger does not have."""
+        return [*self.ended, *(Span(trial_id, begin) for trial_id, begin in self.open.items())]
 
     def has_result(self, trial_id: str) -> bool:
         """Return whether the trial has succeeded, diverged or run out of memory."""
@@ -56,13 +98,21 @@ class Standing:
         if "time" in entry:
             self.last[trial_id] = entry["time"]
             self.first.setdefault(trial_id, entry["time"])
+            self._note_attempt(trial_id, state, entry["time"])
         if entry.get("node"):
             self.nodes[trial_id] = entry["node"]
+        self.held.pop(trial_id, None)
+        if state is TrialState.PENDING and entry.get("error"):
+            self.held[trial_id] = entry["error"]
         if entry.get("reset"):
             for by_trial in (self.failures, self.losses, self.outcomes):
                 by_trial.pop(trial_id, None)
         if "attempt" in entry:
             self.attempts[trial_id] = max(entry["attempt"], self.attempts.get(trial_id, 0))
+        if state is TrialState.RUNNING:
+            self.forecasts.pop(trial_id, None)
+            if "predicted" in entry:
+                self.forecasts[trial_id] = Forecast(*entry["predicted"])
         if state is TrialState.FAILED:
             self.failures[trial_id] = self.failures.get(trial_id, 0) + 1
         if state is TrialState.LOST and not entry.get("blameless"):
@@ -71,6 +121,14 @@ class Standing:
             self.outcomes[trial_id] = Outcome.from_json(
                 {**entry["outcome"], "trial_id": trial_id, "error": entry.get("error", "")}
             )
+
+    def _note_attempt(self, trial_id: str, state: TrialState, at: float) -> None:
+        begin = self.open.pop(trial_id, None)
+        if begin is not None:
+            killed = state in (TrialState.PENDING, TrialState.RUNNING)
+            self.ended.append(Span(trial_id, begin, None if killed else at, at))
+        if state is TrialState.RUNNING:
+            self.open[trial_id] = at
 
 
 def read_standing(state_dir: Path) -> Standing:
@@ -153,12 +211,14 @@ class Ledger(Standing):
         outcome: Outcome | None = None,
         reset: bool = False,
         blameless: bool = False,
+        forecast: Forecast | None = None,
     ) -> None:
         """Append a transition. It then survives a kill of this process, and a power cut too if it ends an attempt.
 
         Args:
             reset: the user asked for a rerun: retries are counted from here, and an earlier outcome is void.
             blameless: the trial was handed back: not counted in `losses`.
+            forecast: of an attempt that begins, from its first step.
 
         Raises UserError when it cannot be written; the line is then not in the ledger.
         """
@@ -166,6 +226,9 @@ class Ledger(Standing):
         optional = {"attempt": attempt, "node": node, "error": error, "sweep_id": self._sweep_id, "reset": reset}
         optional["blameless"] = blameless
         entry |= {key: value for key, value in optional.items() if value}
+        if forecast is not None:
+            both = (forecast.planned, forecast.expected)
+            entry["predicted"] = [None if one is None else round(one, 3) for one in both]
         if outcome is not None:
             dropped = ("trial_id", "error", "traceback")
             entry["outcome"] = {key: value for key, value in outcome.to_json().items() if key not in dropped and value}

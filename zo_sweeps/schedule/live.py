@@ -71,7 +71,7 @@ class LiveFile:
             "running": running,
             "waiting": dict(snapshot.waiting),
             "eta_seconds": snapshot.eta_seconds,
-            "tokens_per_second": snapshot.cost_this_run / snapshot.seconds if snapshot.seconds else None,
+            "tokens_per_second": snapshot.tokens_this_run / snapshot.seconds if snapshot.seconds else None,
         }
         with contextlib.suppress(OSError):
             replace_text(self._path, to_text(data))

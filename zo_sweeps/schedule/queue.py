@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from zo_sweeps.core.trial import Needs, Trial
 from zo_sweeps.schedule.backend import NO_SLOT
@@ -16,10 +16,19 @@ class ReadyQueue:
 
     The trials of a group are interchangeable to a backend, so a choice costs O(groups), not O(trials), and a group
     that fits on no node now is skipped.
+
+    Args:
+        trials: put in this order.
+        rounds: trial_id -> the round in which it is due, ascending; {}: one round.
     """
 
-    def __init__(self, trials: Iterable[Trial] = (), kind: Callable[[Trial], str] = lambda trial: "") -> None:
-        self._kind = kind
+    def __init__(
+        self,
+        trials: Iterable[Trial] = (),
+        kind: Callable[[Trial], str] = lambda trial: "",
+        rounds: Mapping[str, int] | None = None,
+    ) -> None:
+        self._kind, self._rounds = kind, rounds or {}
         self._groups: dict[Group, deque[Trial]] = {}
         self._running: Counter[str] = Counter()
         for trial in trials:
@@ -34,24 +43,27 @@ class ReadyQueue:
 
     def put(self, trial: Trial, *, first: bool = False) -> None:
         """Add a trial at the end of its group, or at its front."""
-        key = (trial.warm_key, trial.needs, self._kind(trial))
-        group = self._groups.setdefault(key, deque())
+        group = self._groups.setdefault(self._group(trial), deque())
         group.appendleft(trial) if first else group.append(trial)
+
+    def _group(self, trial: Trial) -> Group:
+        return trial.warm_key, trial.needs, self._kind(trial)
 
     def take(self, fit: Callable[[Trial], int]) -> Trial | None:
         """Remove and return the next trial to start; None when `fit` (as in Backend) finds no slot for any.
 
-        A trial that names its device comes first, because the others have more choice; then one whose base model a
-        free slot holds, then the base model with the fewest running trials (so that slots spread over base models and
-        each slot loads few), then plan order. Call `left` when the trial has ended.
+        The earliest round comes first. In it, a trial that names its device, because the others have more choice; then
+        one whose base model a free slot holds, then the base model with the fewest running trials (so that slots spread
+        over base models and each slot loads few), then plan order. Call `left` when the trial has ended.
         """
-        best: tuple[bool, int, int] | None = None
+        best: tuple[int, bool, int, int] | None = None
         chosen: deque[Trial] | None = None
         for (warm_key, needs, _), group in self._groups.items():
             if not group:
                 continue
             warmth = fit(group[0])
-            rank = (needs.device != "auto", warmth, -self._running[warm_key])
+            due = -self._rounds.get(group[0].trial_id, 0)
+            rank = (due, needs.device != "auto", warmth, -self._running[warm_key])
             if warmth != NO_SLOT and (best is None or rank > best):
                 best, chosen = rank, group
         if chosen is None:
@@ -59,6 +71,26 @@ class ReadyQueue:
         trial = chosen.popleft()
         self._running[trial.warm_key] += 1
         return trial
+
+    def alike(self, trial: Trial) -> int:
+        """Return the number of ready trials in a trial's group."""
+        return len(self._groups.get(self._group(trial), ()))
+
+    def take_alike(self, trial: Trial, most: int) -> list[Trial]:
+        """Remove and return the next trials of a trial's group that are due in the same round."""
+        group, due = self._groups.get(self._group(trial), deque()), self._rounds.get(trial.trial_id, 0)
+        taken: list[Trial] = []
+        while group and len(taken) < most and self._rounds.get(group[0].trial_id, 0) == due:
+            taken.append(group.popleft())
+        self._running[trial.warm_key] += len(taken)
+        return taken
+
+    def withdraw(self, which: Callable[[Trial], bool]) -> list[Trial]:
+        """Remove and return the trials for which `which` holds."""
+        withdrawn = [trial for trial in self if which(trial)]
+        for key, group in self._groups.items():
+            self._groups[key] = deque(trial for trial in group if not which(trial))
+        return withdrawn
 
     def left(self, trial: Trial) -> None:
         """Note that a trial from `take` has stopped running."""

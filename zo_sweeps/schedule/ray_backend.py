@@ -11,6 +11,7 @@ import contextlib
 import os
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +22,19 @@ from zo_sweeps.schedule.backend import (
     NO_SLOT,
     RUN_TRIAL,
     WARM,
+    Attempt,
     Deliver,
     Finished,
     Lost,
     Progress,
 )
+from zo_sweeps.schedule.fairness import Claim
 from zo_sweeps.schedule.placement import reason
+from zo_sweeps.schedule.ray_actor import BESIDE
 from zo_sweeps.schedule.ray_cluster import NODE_LOST, Connection, why_lost
 from zo_sweeps.schedule.ray_peers import RayPeer
 from zo_sweeps.schedule.ray_slots import Slot, Slots
-from zo_sweeps.schedule.sharing import ALONE, Workers, no_room, of_weights
+from zo_sweeps.schedule.sharing import ALONE, Workers, no_room, of_weights, room_for
 
 REFRESH_SECONDS = 1.0  # how long a node that joined may go unnoticed
 TURN_SECONDS = 0.25  # the same for what another sweep has or wants, once there is one
@@ -52,6 +56,7 @@ class RayBackend:
         slots: trials at a time; None: as many as CPUs (and GPUs) allow.
         target: the RunTrial, as "module:function", importable on every node.
         workers: slots that share a trial's steps.
+        priority: among the sweeps of the cluster; the highest is served first.
     """
 
     def __init__(
@@ -63,13 +68,14 @@ class RayBackend:
         slots: int | None = None,
         target: str = RUN_TRIAL,
         workers: Workers = ALONE,
+        priority: int = 0,
     ) -> None:
         self._connection, self._workers = Connection(state_dir, address), workers
         self._cpus, self._limit = cpus_per_trial, slots
         self.grows = address is not None
-        self._slots = Slots(
-            target, cpus_per_trial, slots, workers, self._connection.agents, self._connection.claims.driver
-        )
+        claims = self._connection.claims
+        me = Claim(claims.driver, user=claims.user, priority=priority)
+        self._slots = Slots(target, cpus_per_trial, slots, workers, self._connection.agents, me)
         self._joined = self._refreshed = 0.0  # monotonic
         self._polled = 0.0
         self._left = 0  # trials without a result
@@ -108,13 +114,22 @@ class RayBackend:
             return COLD if node else NO_SLOT
         return WARM if slot.warm_key == trial.warm_key else COLD
 
-    def submit(self, trial: Trial, journal: list[Event], attempt: int) -> str:
+    def places(self, trial: Trial) -> int:
+        count = room_for(trial, [node for node in self._slots.nodes if not node.is_agent], self._cpus)
+        return min(self._limit or count, count) - sum(slot.trial is not None for slot in self._slots)
+
+    def submit(self, trial: Trial, journal: list[Event], attempt: int, beside: Sequence[Attempt] = ()) -> str:
         kind = self._slots.kind(trial)
         slot = self._slots.take(trial, attempt, kind)
         slot.followers = [self._slots.take(trial, attempt, kind) for _ in range(self._workers.of_trial(trial) - 1)]
         if self._slots.others:
             self._refreshed = 0.0  # they are to know
-        slot.actor.run.remote(trial.to_json(), journal, attempt, self._sharing(slot, journal))
+        if beside:
+            slot.beside, slot.ended = beside, set()
+            others = [(other.trial.to_json(), other.journal, other.number) for other in beside]
+            slot.actor.run_together.remote([(trial.to_json(), journal, attempt), *others])
+        else:
+            slot.actor.run.remote(trial.to_json(), journal, attempt, self._sharing(slot, journal))
         self._drain(slot)
         return slot.node.name
 
@@ -196,15 +211,15 @@ class RayBackend:
 
     def _call_off(self, slot: Slot) -> None:
         """End an attempt whose actor has not answered yet: it may wait in Ray for as long as another sweep likes."""
-        assert slot.trial
-        trial_id, attempt = slot.trial.trial_id, slot.attempt
+        running = _running(slot)
         self._release(slot)
         self._slots.drop(slot)
-        if self._stopping:
-            self._deliver(Finished(trial_id, attempt, Outcome(trial_id, TrialState.CANCELLED)))
-        else:
-            why = "called off: another sweep asked for the same slot"
-            self._deliver(Lost(trial_id, attempt, why, slot.node.name, blameless=True))
+        for trial_id, attempt in running:
+            if self._stopping:
+                self._deliver(Finished(trial_id, attempt, Outcome(trial_id, TrialState.CANCELLED)))
+            else:
+                why = "called off: another sweep asked for the same slot"
+                self._deliver(Lost(trial_id, attempt, why, slot.node.name, blameless=True))
 
     def _release(self, slot: Slot) -> None:
         """Release a trial's followers; drop the ones that do not answer at once."""
@@ -238,7 +253,7 @@ class RayBackend:
         import ray
 
         assert slot.trial
-        trial_id = slot.trial.trial_id
+        trial_id, running = slot.trial.trial_id, _running(slot)
         try:
             events, outcome, leaving = ray.get(reference)
         except ray.exceptions.RayError as error:
@@ -250,39 +265,69 @@ class RayBackend:
             if not given_up:
                 if why == NODE_LOST:
                     self._slots.avoid(slot.node, DEAD_SECONDS)
-                self._deliver(Lost(trial_id, slot.attempt, why, slot.node.name))
+                self._lose(slot, running, why)
             return
         if slot in self._slots.silent:  # it answered, but too late
             self._slots.drop(slot)
             return
         if events or not (slot.heard or slot.node.is_agent):  # an agent's proxy answers before the agent does
             self._slots.hear_of(slot, events)
-            self._deliver(Progress(trial_id, slot.attempt, events))
+            self._deliver(Progress(trial_id, slot.attempt, [event for event in events if BESIDE not in event]))
             slot.cursor += len(events)
+            self._report_others(slot, events, leaving)
         if outcome is None:
             self._drain(slot)
             return
         self._slots.free(slot)
         self._release(slot)
-        ended = Outcome.from_json(outcome)
         if leaving:
             self._slots.drop(slot)
             self._slots.avoid(slot.node, REFUSED_SECONDS if slot.node.is_agent else LEAVING_SECONDS)
-            if ended.state is TrialState.CANCELLED and not self._stopping:
-                why = "handed back: its node was asked to stop"
-                self._deliver(Lost(trial_id, slot.attempt, why, slot.node.name, blameless=True))
-                return
+        self._finish(trial_id, slot.attempt, slot.node.name, Outcome.from_json(outcome), leaving)
+
+    def _report_others(self, slot: Slot, events: Sequence[Event], leaving: bool) -> None:
+        """Deliver the events of the attempts beside a slot's, and the ends that are among them."""
+        for i, other in enumerate(slot.beside):
+            trial_id, attempt = other.trial.trial_id, other.number
+            own: list[Event] = [
+                {k: v for k, v in event.items() if k != BESIDE} for event in events if event.get(BESIDE) == i + 1
+            ]
+            if not own:
+                continue
+            self._deliver(Progress(trial_id, attempt, own))
+            if own[-1]["type"] == "end":
+                slot.ended.add(trial_id)
+                self._finish(trial_id, attempt, slot.node.name, Outcome.from_json(own[-1]["outcome"]), leaving)
+
+    def _finish(self, trial_id: str, attempt: int, node: str, ended: Outcome, leaving: bool) -> None:
+        """Deliver the end of an attempt; one that its process handed back, because it leaves, is lost."""
+        if leaving and ended.state is TrialState.CANCELLED and not self._stopping:
+            why = "handed back: its node was asked to stop"
+            self._deliver(Lost(trial_id, attempt, why, node, blameless=True))
+            return
         self._left -= ended.state.is_result
-        self._deliver(Finished(trial_id, slot.attempt, ended))
+        self._deliver(Finished(trial_id, attempt, ended))
+
+    def _lose(self, slot: Slot, running: Sequence[tuple[str, int]], why: str) -> None:
+        for trial_id, attempt in running:
+            self._deliver(Lost(trial_id, attempt, why, slot.node.name))
 
     def _give_up_on_the_silent(self) -> None:
         now = time.monotonic()
         waiting = [slot for slot in self._slots if slot.pending is not None and slot.heard]
         for slot in [slot for slot in waiting if now - slot.asked > SILENT_SECONDS]:
             assert slot.trial
+            running = _running(slot)
             self._release(slot)
             self._slots.give_up(slot)
-            self._deliver(Lost(slot.trial.trial_id, slot.attempt, "its node does not answer", slot.node.name))
+            self._lose(slot, running, "its node does not answer")
+
+
+def _running(slot: Slot) -> list[tuple[str, int]]:
+    """Return the attempts that run in a slot's actor: trial_id and number."""
+    assert slot.trial
+    others = [(other.trial.trial_id, other.number) for other in slot.beside if other.trial.trial_id not in slot.ended]
+    return [(slot.trial.trial_id, slot.attempt), *others]
 
 
 def _cause(slot: Slot, error: Exception) -> Exception:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from zo_sweeps.core.host import GIB
 from zo_sweeps.core.trial import Event, Trial
 from zo_sweeps.schedule.agents import AgentSlot, bound_to_hosts
-from zo_sweeps.schedule.fairness import Claim, Held, base, first_served
+from zo_sweeps.schedule.backend import Attempt
+from zo_sweeps.schedule.fairness import Claim, Held, base, count, first_served
 from zo_sweeps.schedule.placement import HOSTS, Node, gpus_needed, main_memory, preference, refusal
 from zo_sweeps.schedule.ray_actor import TrialActor
 from zo_sweeps.schedule.ray_agents import Agents
@@ -45,6 +46,8 @@ class Slot:
     idle_since: float = 0.0  # monotonic
     counted: float = 0.0  # until when its trial's time is in `used` (monotonic)
     began: float = 0.0  # when it was made (monotonic), until its start was measured; then 0
+    beside: Sequence[Attempt] = ()  # attempts in the same actor, with which the trial shares forwards
+    ended: set[str] = field(default_factory=set)  # those of them that have ended, by trial_id
     followers: list[Slot] = field(default_factory=list)  # slots that share its trial's steps, with no `pending`
 
 
@@ -57,14 +60,20 @@ class Slots:
         limit: slots at a time; None: as many as CPUs (and GPUs) allow.
         workers: slots that share a trial's steps.
         agents: of the cluster.
-        driver: this sweep's name among the drivers of a cluster.
+        me: this sweep's name, user and priority among the sweeps of a cluster.
     """
 
     def __init__(
-        self, target: str, cpus: int, limit: int | None, workers: Workers, agents: Agents, driver: str = ""
+        self,
+        target: str,
+        cpus: int,
+        limit: int | None,
+        workers: Workers,
+        agents: Agents,
+        me: Claim = Claim(""),  # noqa: B008  # frozen
     ) -> None:
         self._target, self._cpus, self._limit, self._workers, self._agents = target, cpus, limit, workers, agents
-        self._driver = driver
+        self._me = me
         self.nodes: list[Node] = []
         self.silent: list[
             Slot
@@ -114,7 +123,8 @@ class Slots:
             if slot.trial or not slot.node.is_agent:
                 place = places.get(slot.node.node_id, NOTHING)
                 places[slot.node.node_id] = _sum(place, (1, self._cpus, slot.gpus, slot.memory_bytes))
-        return Claim(self._driver, dict(self._used), dict(held), tuple(sorted(self._wanted)), places)
+        wants = tuple(sorted(self._wanted))
+        return replace(self._me, used=dict(self._used), held=dict(held), wants=wants, places=places)
 
     def hear(self, others: Sequence[Claim]) -> None:
         """Take the claims of the other drivers into account, and end the idle actors that they wait for.
@@ -129,7 +139,7 @@ class Slots:
             for node_id, held in other.places.items():
                 self._claimed[node_id] = _sum(self._claimed.get(node_id, NOTHING), held)
         for device in {device for other in others for device in (*other.wants, *other.held)} - self._used.keys():
-            if (least := base(others, device)) is not None:
+            if (least := base(others, device, self._me.priority)) is not None:
                 self._used[device] = least
         wanted = {device for other in others for device in other.wants}
         for slot in [slot for slot in self._slots if slot.trial is None]:
@@ -200,6 +210,7 @@ class Slots:
         now = time.monotonic()
         self._count(slot, now)
         slot.trial = slot.pending = None
+        slot.beside = ()
         slot.idle_since = now
         slot.heard = slot.heard and not slot.node.is_agent  # a lease is heard from, where a process was
 
@@ -229,7 +240,7 @@ class Slots:
 
     def nodes_for(self, trial: Trial) -> list[Node]:
         """Return the nodes without agents, where agents cannot take a trial whatever they are."""
-        if self._workers.of_trial(trial) > 1 or bound_to_hosts(trial):
+        if self._workers.of_trial(trial) > 1 or trial.needs.beside or bound_to_hosts(trial):
             return [node for node in self.nodes if not node.is_agent]
         return self.nodes
 
@@ -294,8 +305,8 @@ class Slots:
         """
         others = [other for other in self.others if other.driver not in self._passed]
         first = first_served(self.claim(), others, device, start=start) if others else []
-        if not first:
-            return []
+        if not first or any(other.priority > self._me.priority for other in first):  # it takes as many as it can
+            return first
         slots = list(busy)
         for node in nodes:
             while node.device == device and self._fits(node, *homes[node.node_id], slots):
@@ -316,7 +327,8 @@ class Slots:
     def _count(self, slot: Slot, now: float) -> None:
         """Add to `used` what a slot's trial has had since the last call."""
         if slot.trial and slot.heard:
-            self._used[slot.node.device] += (now - slot.counted) * self._cpus
+            device = slot.node.device
+            self._used[device] += (now - slot.counted) * self._cpus * count(self._me, self.others, device)
         slot.counted = now
 
     def _has_room(self, trial: Trial, kind: str, count: int) -> bool:

@@ -66,14 +66,17 @@ ALONE = Workers()
 
 def no_room(trial: Trial, count: int, nodes: Sequence[Node], cpus: int, limit: int | None) -> str:
     """Return why `count` processes of a trial never fit on nodes of one device profile; "" when they do."""
-    room: dict[str, int] = {}
-    for node in nodes:
-        if not refusal(trial.needs, node, cpus):
-            gpus = int(node.gpus) if gpus_needed(trial.needs, node) else None
-            places = int(node.cpus // cpus)
-            room[node.device] = room.get(node.device, 0) + (places if gpus is None else min(places, gpus))
-    most = min(max(room.values(), default=0), limit or count)
+    kinds = {node.device for node in nodes}
+    room = [room_for(trial, [node for node in nodes if node.device == kind], cpus) for kind in kinds]
+    most = min(max(room, default=0), limit or count)
     return "" if most >= count else f"executor.workers={count} of one kind of node: there is room for {most}"
+
+
+def room_for(trial: Trial, nodes: Sequence[Node], cpus: int) -> int:
+    """Return how many processes of trials like this one the CPUs and GPUs of nodes allow."""
+    able = [node for node in nodes if not refusal(trial.needs, node, cpus)]
+    places = [(int(node.cpus // cpus), int(node.gpus) if gpus_needed(trial.needs, node) else None) for node in able]
+    return sum(cores if gpus is None else min(cores, gpus) for cores, gpus in places)
 
 
 def of_weights(journal: Sequence[Event]) -> list[Event]:

@@ -25,13 +25,15 @@ class Running:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The progress of a sweep, for displays. Costs are in the unit of `Trial.cost`.
+    """The progress of a sweep, for displays. Costs are predicted seconds, or `Trial.cost` if a trial has no prediction.
 
     Attributes:
         total: trials in the sweep.
         counts: trials by state, including results of earlier runs of the command.
         cost_total, cost_done: over all trials; done counts the steps of unfinished trials too.
         cost_this_run, seconds: cost done by this run, and its time: the rate for the ETA.
+        predicted: whether costs are predicted seconds.
+        tokens_this_run: forwarded tokens of this run.
         running: the attempts whose processes have reported.
         waiting: reason -> number of trials that no node can take now.
         ended: the trial whose end caused this snapshot, if any.
@@ -44,6 +46,8 @@ class Snapshot:
     cost_this_run: float
     seconds: float
     running: tuple[Running, ...]
+    predicted: bool = False
+    tokens_this_run: float = 0.0
     waiting: Mapping[str, int] = field(default_factory=dict)
     ended: tuple[Trial, Outcome] | None = None
 
@@ -55,12 +59,12 @@ class Snapshot:
     def eta_seconds(self) -> float | None:
         """Seconds to go at this run's rate; None while it is unknown.
 
-        The first trials load models and have few steps, so there is no ETA until 2 % of the remaining work is done or
-        10 minutes have passed.
+        The first trials load models and have few steps, so the rate counts from when 2 % of the remaining work is done
+        or 10 minutes have passed. Before that, predicted seconds are divided by the trials that run.
         """
-        left = self.cost_total - self.cost_done
+        left = max(0.0, self.cost_total - self.cost_done)  # sums of floats may end a little above their total
         if self.cost_this_run <= 0 or (self.cost_this_run < 0.02 * left and self.seconds < SETTLED_SECONDS):
-            return None
+            return left / len(self.running) if self.predicted and self.running else None
         return left * self.seconds / self.cost_this_run
 
 
@@ -75,6 +79,8 @@ class Summary:
         interrupted: whether Ctrl-C or SIGTERM ended it.
         stopped: why it gave up before the end; "" if it did not.
         waiting: reason -> number of trials that no node can take.
+        stopped_rows: row -> why its other trials were not started.
+        over: the cap of the budget that stopped it, and what was spent; "" if none did.
     """
 
     counts: Mapping[TrialState, int]
@@ -83,3 +89,5 @@ class Summary:
     interrupted: bool
     stopped: str = ""
     waiting: Mapping[str, int] = field(default_factory=dict)
+    stopped_rows: Mapping[str, str] = field(default_factory=dict)
+    over: str = ""

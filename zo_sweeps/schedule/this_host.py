@@ -9,10 +9,13 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import Needs
 from zo_sweeps.core.units import bytes_text
 from zo_sweeps.plan.build import Plan
+from zo_sweeps.schedule import fused
 from zo_sweeps.schedule.ledger import read_standing
 from zo_sweeps.schedule.memory import Measured
 from zo_sweeps.schedule.placement import Node, other_device, refusal, takes_main_memory
 from zo_sweeps.schedule.sharing import Workers
+
+BUSY = 0.5  # share of the cores that other work takes, from which measured times are no longer the trials' own
 
 
 def for_this_host(plan: Plan) -> Plan:
@@ -23,6 +26,7 @@ def for_this_host(plan: Plan) -> Plan:
     """
     options = plan.config.executor
     Workers.of(options).check(plan.trials)
+    fused.check(options)
     plan = _corrected(plan)
     if plan.config.cluster.address:
         return plan
@@ -45,6 +49,29 @@ def _reasons(needs: Needs, node: Node, cpus: int) -> Iterator[str]:
         yield f"needs device {needs.device}{memory}, and this host {why}"
     if not other_device(needs, node) and not takes_main_memory(needs, node) and needs.memory_bytes > node.memory_bytes:
         yield f"needs about {bytes_text(needs.memory_bytes)} of GPU memory"
+
+
+def crowded(plan: Plan) -> list[str]:
+    """Return the lines on cores that a sweep on this host would have to share: with other work, or its own threads.
+
+    None for a sweep on a cluster. Cost: two small files of the kernel.
+    """
+    if plan.config.cluster.address:
+        return []
+    from zo_sweeps.devices.probe import busy_cores, cores
+
+    here, busy, threads, lines = cores(), busy_cores(), plan.config.executor.threads, []
+    if threads > here:
+        lines.append(
+            f"the executor's options ask for {threads} threads at a time on {here} cores, and trials that wait for a "
+            f"core can be many times slower: lower executor.slots or executor.cpus_per_trial"
+        )
+    if busy >= BUSY * here:
+        lines.append(
+            f"this machine is busy (about {busy:.1f} of {here} cores): trials are slower, and their times and energy "
+            f"are not those of an idle one"
+        )
+    return lines
 
 
 def must_have_work(plan: Plan) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean, stdev
 
@@ -14,16 +15,18 @@ from zo_sweeps.tables.cells import CellState, Table, TableCell
 from zo_sweeps.tables.published import Published
 from zo_sweeps.tables.ranks import mean_ranks
 from zo_sweeps.tables.records import MISSING, NOT_RUN, Flag, Measure, Record, TableSpec
-from zo_sweeps.tables.select import HyperparameterSetting, edges, select, settings
+from zo_sweeps.tables.select import HyperparameterSetting, edges, select, settings, so_far
 
 AVERAGE, LARGEST, RANK = "average", "largest", "rank"  # keys of the optional columns
 RANK_DIGITS = 2
 
+RUNG = "successive halving on dev"
 BEST_SO_FAR = "best so far: not every trial of this cell's search has a result yet"
 AT_EDGE = (
     "the selected value is the smallest (↓) or largest (↑) of its searched axis, so the best may lie outside: "
     "see the selected hyper-parameters"
 )
+SEEDS_SO_FAR = "of the seeds so far: no setting has a result for all of its seeds yet"
 NO_SETTING = "no setting has a result for all of its seeds yet"
 RANK_AMONG = "ranks are among the {} rows with a value in every column"
 FOLLOWS = "shows the setting that is selected in the row of its search, which has none yet"
@@ -172,7 +175,8 @@ def _cell(
 ) -> tuple[TableCell, list[str]]:
     """Return the cell of these records, and the texts of its footnotes."""
     candidates = settings(records)
-    selected = select(candidates, spec.rule)
+    whole = select(candidates, spec.rule)
+    selected = whole or select(so_far(candidates), spec.rule)
     finished = sum(record.is_result for record in records)
     if selected is None:
         state, notes = _empty(candidates, spec)
@@ -184,7 +188,7 @@ def _cell(
         state, notes = _unmeasured(selected, measure)
         return _without_value(state, records, published, finished), notes
     mean = fmean(values)
-    at_edge = edges(selected, candidates)
+    at_edge = edges(selected, candidates) if whole else {}
     beside = _values(selected, measure.beside) if measure.beside else None
     is_complete = finished == len(records)
     cell = TableCell(
@@ -206,9 +210,20 @@ def _cell(
         },
         trial_ids=tuple(record.trial_id for record in selected.records),
     )
-    notes = [*([] if is_complete else [BEST_SO_FAR]), *([AT_EDGE] if at_edge else [])]
+    notes = [*([] if is_complete else [BEST_SO_FAR if whole else SEEDS_SO_FAR]), *([AT_EDGE] if at_edge else [])]
+    notes += _stopped(records)
     notes += remarks((record.metrics for record in selected.records), measure.metric, of_cost=not measure.of_scores)
     return cell, notes
+
+
+def _was_stopped(setting: HyperparameterSetting) -> bool:
+    return any(record.state == TrialState.STOPPED.value for record in setting.records)
+
+
+def _stopped(records: Sequence[Record]) -> list[str]:
+    """Return how many trials of a cell successive halving stopped, and where: a text for each rung."""
+    notes = Counter(record.note for record in records if record.state == TrialState.STOPPED.value)
+    return [f"{n} of {len(records)} trials {note}, by {RUNG}" for note, n in notes.items()]
 
 
 def _values(setting: HyperparameterSetting, measure: Measure) -> list[float] | None:
@@ -253,10 +268,12 @@ def _empty(candidates: list[HyperparameterSetting], spec: TableSpec) -> tuple[Ce
     if any(setting.has_succeeded and _lacks(setting, spec.rule.metric) for setting in candidates):
         return CellState.UNMEASURED, [f"no {spec.rule.metric} to select a setting by"]
     # Every other setting diverged (as a success with a non-finite dev metric did) or ran out of memory in some seed.
+    candidates = [setting for setting in candidates if not _was_stopped(setting)]
     out = [any(r.state == TrialState.OUT_OF_MEMORY.value for r in setting.records) for setting in candidates]
+    stopped = _stopped(records)
     if all(out):
-        return CellState.OUT_OF_MEMORY, []
-    return CellState.DIVERGED, [BOTH_FAILURES] if any(out) else []
+        return CellState.OUT_OF_MEMORY, stopped
+    return CellState.DIVERGED, [*([BOTH_FAILURES] if any(out) else []), *stopped]
 
 
 def _lacks(setting: HyperparameterSetting, metric: str) -> bool:

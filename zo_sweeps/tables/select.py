@@ -11,7 +11,12 @@ from typing import Any
 
 from zo_sweeps.core.fingerprint import canonical_json
 from zo_sweeps.core.trial import TrialState
-from zo_sweeps.tables.records import Record, Rule
+from zo_sweeps.tables.records import NOT_RUN, Record, Rule
+
+_TO_COME = {
+    NOT_RUN,
+    *(s.value for s in (TrialState.PENDING, TrialState.RUNNING, TrialState.CANCELLED, TrialState.PAUSED)),
+}
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,20 @@ def select(candidates: list[HyperparameterSetting], rule: Rule) -> Hyperparamete
         if mean is not None and (best is None or sign * mean < best[0]):
             best = (sign * mean, setting)
     return best[1] if best else None
+
+
+def so_far(candidates: list[HyperparameterSetting]) -> list[HyperparameterSetting]:
+    """Return the settings with a result, and nothing but successes, cut to the seeds that have one.
+
+    A seed that failed, diverged or cannot run is not left out of a mean: its setting is no candidate.
+    """
+    started = []
+    for setting in candidates:
+        done = tuple(record for record in setting.records if record.state == TrialState.SUCCEEDED.value)
+        others = {record.state for record in setting.records if record not in done}
+        if done and others <= _TO_COME:
+            started.append(HyperparameterSetting(setting.hyperparameters, done))
+    return started
 
 
 def edges(selected: HyperparameterSetting, candidates: list[HyperparameterSetting]) -> dict[str, str]:

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import Console
 
 from zo_sweeps.cli.show.alike import Group, each, grouped
 from zo_sweeps.cli.show.text import SOME, counted, listing, say, some
-from zo_sweeps.core.units import bytes_text, count_text, duration
+from zo_sweeps.core.units import bytes_text, count_text, duration, joules_text
 from zo_sweeps.results.facts.plan import PlanFacts, PlannedTrial
 
+LOADED = 0.5  # load per core from which a probe is called one under load
 SHOWN = 0.01  # share of a trial's memory from which a part of it is named
 
 
 def show_plan(plan: PlanFacts, to: Console, *, trials: bool) -> None:
-    """Print the grid's rows with their trials, work and memory; what cannot run here; a time estimate.
+    """Print the grid's rows with their trials, work and memory; what cannot run here; the predicted time.
 
     Args:
         trials: whether to list every trial, and to print each reason and note by itself.
     """
     say(to, f"grid {plan.grid}: {plan.title}")
-    headers = ["row", "trials", "here", "done", "steps", "tokens", "memory", "device"]
+    headers = ["row", "trials", "here", "done", "steps", "tokens", "memory", "time", "device"]
     rows = [
         [
             row.label,
@@ -31,6 +32,7 @@ def show_plan(plan: PlanFacts, to: Console, *, trials: bool) -> None:
             "/".join(map(str, row.steps)),
             count_text(row.forwarded_tokens),
             bytes_text(row.memory_bytes) if row.memory_bytes else "?",
+            duration(row.seconds),
             "/".join(row.devices),
         ]
         for row in plan.rows
@@ -47,7 +49,11 @@ def show_plan(plan: PlanFacts, to: Console, *, trials: bool) -> None:
     )
     _memory(plan, to)
     show_limits(plan, to, whole=trials)
-    say(to, _time(plan))
+    show_order(plan, to)
+    for line in plan.over_budget:
+        say(to, f"over the budget: {line}")
+    for line in _time(plan):
+        say(to, line)
     if trials:
         listed = [(trial.label, trial.trial_id, trial.state if trial.here else "missing") for trial in plan.trials]
         listing(to, ("trial", "id", "state"), listed)
@@ -56,7 +62,14 @@ def show_plan(plan: PlanFacts, to: Console, *, trials: bool) -> None:
 def show_summary(plan: PlanFacts, to: Console) -> None:
     """Print the size of a sweep before it starts, and the trials that cannot run here."""
     say(to, f"{plan.grid}: {counted(plan.runnable, 'trial')} for {plan.entries} table entries")
+    show_order(plan, to)
     show_limits(plan, to, whole=False)
+
+
+def show_order(plan: PlanFacts, to: Console) -> None:
+    """Print the rounds in which the trials are started, if there are several."""
+    if plan.order:
+        say(to, plan.order)
 
 
 def show_limits(plan: PlanFacts, to: Console, *, whole: bool) -> None:
@@ -108,11 +121,33 @@ def _memory(plan: PlanFacts, to: Console) -> None:
     say(to, f"memory of {largest.label}, the most: {', '.join(parts)}")
 
 
-def _time(plan: PlanFacts) -> str:
-    """Return an estimate from the speed of the plan's finished trials; no guess before there is one."""
-    if plan.seconds_left is None:
-        return "time: unknown until a trial of this plan has finished here (try scale=smoke)"
+def _time(plan: PlanFacts) -> Iterator[str]:
+    """Yield the predicted time and energy of the trials without a result, and what the prediction rests on."""
+    if plan.trouble:
+        yield f"note: {plan.trouble}"
     if not plan.trials_left:
-        return "time: every trial that can run here has a result"
+        yield "time: every trial that can run here has a result"
+        return
     left = counted(plan.trials_left, "trial")
-    return f"time: about {duration(plan.seconds_left)} for the {left} left, run one at a time"
+    if plan.device is None:
+        where = "" if plan.slots is None else "; plan --probe measures this machine, in about ten seconds"
+        yield f"time: not known until a trial of this plan has finished here{where}"
+    elif plan.seconds_left is None:
+        yield f"time: not known for some of the {left} left: their models' shapes are not known"
+    else:
+        taken, how = plan.seconds_left, "run one at a time"
+        if plan.seconds_to_go is not None and plan.slots:
+            taken, how = plan.seconds_to_go, f"{plan.slots} at a time"
+        yield f"time: about {duration(taken)} for the {left} left, {how} ({_source(plan)})"
+    if plan.joules_left is not None:
+        yield f"energy: about {joules_text(plan.joules_left)}, of their steps"
+    for device, seconds in plan.elsewhere.items():
+        yield f"time on {device}: about {duration(seconds)}, run one at a time"
+
+
+def _source(plan: PlanFacts) -> str:
+    """Return what a prediction rests on, and for which device it is."""
+    loaded = " under load" if (plan.load or 0.0) > LOADED else ""
+    parts = [f"a probe{loaded}"] if plan.probed else []
+    parts += [counted(plan.finished, "finished trial")] if plan.finished else []
+    return f"by {' and '.join(parts)}; {plan.device}"

@@ -6,7 +6,8 @@ from rich.console import Console
 
 from zo_sweeps.cli.show.text import counted, listing, say, some
 from zo_sweeps.core.trial import TrialState
-from zo_sweeps.core.units import count_text, duration
+from zo_sweeps.core.units import count_text, duration, seconds_text
+from zo_sweeps.results.facts.predicted import beside
 from zo_sweeps.results.facts.status import SweepStatus, TrialStatus
 
 LISTED = 40  # trials; of a larger sweep `--trials` lists them
@@ -23,6 +24,7 @@ def show_status(sweep: SweepStatus, to: Console, *, failed: bool, trials: bool) 
     if other := sum(trial.other_code for trial in sweep.trials):
         text = f"{other} measured with other code than today's: --rerun succeeded (or a trial's id) measures again"
         say(to, text)
+    show_predicted(sweep, to)
     if failed:
         for trial in _failures(sweep):
             say(to, f"{trial.trial_id}  {trial.label}: {trial.error}")
@@ -34,6 +36,18 @@ def show_status(sweep: SweepStatus, to: Console, *, failed: bool, trials: bool) 
         listing(to, ("id", "state", "trial"), rows)
     else:
         say(to, f"`status --trials` lists the ids of the {len(sweep.trials)} trials, `status ID` is about one")
+
+
+def show_predicted(sweep: SweepStatus, to: Console) -> None:
+    """Print the predicted time of finished trials beside the actual one, if it was predicted."""
+    if not sweep.predicted:
+        return
+    headers = ("time of finished trials", "trials", "planned", "off", "expected", "off", "actual")
+    rows = []
+    for row in sweep.predicted:
+        planned, expected = (beside(one, row.actual_seconds) for one in (row.planned_seconds, row.expected_seconds))
+        rows.append((row.label, str(row.trials), *planned, *expected, seconds_text(row.actual_seconds)))
+    listing(to, headers, rows)
 
 
 def show_failures(sweep: SweepStatus, to: Console) -> None:
@@ -60,6 +74,8 @@ def show_progress(sweep: SweepStatus, to: Console) -> None:
         for row in sweep.rows
     ]
     listing(to, headers, rows)
+    for why, held in sweep.stopped.items():
+        say(to, f"stopped ({counted(held, 'trial')}): {why}")
     if sweep.driver:
         _live(sweep, to)
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import nan, sqrt
+from math import sqrt
 from typing import Literal
 
+from zo_sweeps.engine.estimators._two_sided import TwoSided
 from zo_sweeps.methods.definition import option
-from zo_sweeps.methods.estimator import Estimator
-from zo_sweeps.methods.points import Estimate, NoiseKey, Point
+from zo_sweeps.methods.points import Estimate, Point
 
 
 @dataclass(frozen=True)
-class ES(Estimator):
+class ES(TwoSided):
     """ghat = (1/q) sum_i g_i z_i with g_i = (s(theta + eps z_i) - s(theta - eps z_i)) / 2, s the shaped loss.
 
     Args:
@@ -36,34 +36,12 @@ class ES(Estimator):
     """
 
     q: int = option(8, "query budget: directions per step, two points each", least=1)
-    eps: float = option(1e-3, "perturbation scale", above=0)
     shape: Literal["zscore", "centered_ranks"] = option("zscore", "how a step's losses are scaled")
-
-    @property
-    def budget(self) -> int:
-        return self.q
-
-    def evaluations(self, d: int) -> int:
-        return 2 * self.q
-
-    def points(self, seed: int, step: int) -> tuple[Point, ...]:
-        keys = [NoiseKey(seed, step, query) for query in range(self.q)]
-        return tuple(Point(key, sign * self.eps) for key in keys for sign in (1.0, -1.0))
 
     def combine(self, points: Sequence[Point], losses: Sequence[float]) -> Estimate:
         shaped = _zscores(losses) if self.shape == "zscore" else _centered_ranks(losses)
-        by_query = {
-            point.key.query: (plus - minus) / 2
-            for point, plus, minus in zip(points[::2], shaped[::2], shaped[1::2], strict=True)
-        }
-        key = points[0].key
-        coefs = [by_query.get(query, nan) for query in range(self.q)]
-        return Estimate.mean(key.seed, key.step, coefs, sum(losses) / len(losses))
-
-    def from_log(self, seed: int, step: int, coefs: Sequence[float]) -> Estimate:
-        if len(coefs) != self.q:
-            raise ValueError(f"step {step} has {len(coefs)} logged coefficients, but q = {self.q}")
-        return Estimate.mean(seed, step, coefs, nan)
+        coefs = [(plus - minus) / 2 for plus, minus in zip(shaped[::2], shaped[1::2], strict=True)]
+        return self._estimate(points, coefs, losses)
 
 
 def _zscores(losses: Sequence[float]) -> list[float]:

@@ -25,4 +25,4 @@ class MezoCompat(RGE):
 
         plus, minus = torch.tensor(losses[::2], dtype=torch.float32), torch.tensor(losses[1::2], dtype=torch.float32)
         coefs = ((plus - minus) / (2 * self.eps)).tolist()
-        return self._estimate(points[::2], coefs, sum(losses) / len(losses))
+        return self._estimate(points, self._clipped(coefs), losses)

@@ -17,6 +17,7 @@ class LowRank(LayerSpace):
 
     adapter: ClassVar[AdapterFormat | None] = AdapterFormat("LORA", FACTORS)
     not_in_program: ClassVar[str] = ""
+    shares_forwards: ClassVar[bool] = True
 
     rank: int = option(16, "r of the factors", least=1)
     alpha: float = option(16.0, "the low-rank term is multiplied by alpha / r")

@@ -18,7 +18,7 @@ Check = Callable[[Any], bool]
 TEXT = 100_000  # characters
 METRIC = re.compile(r"[A-Za-z0-9_./ -]{1,200}")
 LARGEST = 2**53
-ENDS = {state.value for state in TrialState} - {"PENDING", "RUNNING"}
+ENDS = {state.value for state in TrialState} - {"PENDING", "RUNNING", "PAUSED", "STOPPED"}  # no agent pauses a trial
 # Control characters except tab, newline and carriage return, as JSON writes them.
 _CONTROL_IN_JSON = re.compile(r"\\u00[01]|\\[bf]|[\x7f-\x9f]")
 

@@ -11,6 +11,7 @@ from zo_sweeps.core.document import key
 from zo_sweeps.core.trial import TrialState
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.results import tables as readout
+from zo_sweeps.results.facts.predicted import PredictedRow, predicted_rows
 from zo_sweeps.schedule.ledger import Standing, driver_of, read_standing
 from zo_sweeps.schedule.live import LiveRun, read_live
 
@@ -35,7 +36,7 @@ class TrialStatus:
     state: str = key("its state, lower case; missing: it cannot run here")
     attempts: int = key("attempts started, ever")
     node: str = key("host of the last attempt")
-    error: str = key("one line on a failure")
+    error: str = key("one line on a failure, or on why the sweep stopped the trial's row before it")
     other_code: bool = key("whether it was measured with other code than today's")
     metrics: Mapping[str, float] = key("measurements, in fractions, bytes, seconds and joules, under MLflow's names")
 
@@ -60,9 +61,11 @@ class SweepStatus:
     rows: Sequence[RowStatus] = key("the grid's rows; several can share a trial")
     nodes: Sequence[NodeStatus] = key("the machines of the sweep")
     running: Sequence[LiveRun] = key("the trials that run now")
+    stopped: Mapping[str, int] = key("why a row was stopped -> number of its trials that wait for the next run")
     waiting: Mapping[str, int] = key("reason -> number of trials that no node can take now")
     tokens_per_second: float | None = key("forwarded tokens, mean since the driver started; null if not running")
     seconds_left: float | None = key("null if not running, or not known yet")
+    predicted: Sequence[PredictedRow] = key("rows whose trials' time was predicted before they ran; the last: all")
     trials: Sequence[TrialStatus] = key("all trials, in the grid's order")
 
 
@@ -85,9 +88,11 @@ def status_facts(plan: Plan) -> SweepStatus:
         ],
         nodes=_nodes(plan, standing, running),
         running=running,
+        stopped=Counter(standing.held[trial_id] for trial_id in plan.every if trial_id in standing.held),
         waiting=live["waiting"] if live else {},
         tokens_per_second=live.get("tokens_per_second") if live else None,
         seconds_left=live["eta_seconds"] if live else None,
+        predicted=predicted_rows(plan, standing),
         trials=[_trial(trial_id, states[trial_id], plan, standing) for trial_id in plan.every],
     )
 
@@ -98,7 +103,7 @@ def _ids(plan: Plan, block: str) -> list[str]:
 
 def _state(trial_id: str, plan: Plan, standing: Standing, running: bool) -> str:
     state = standing.states.get(trial_id, TrialState.PENDING)
-    if state is TrialState.CANCELLED or (state is TrialState.RUNNING and not running):
+    if state in (TrialState.CANCELLED, TrialState.PAUSED) or (state is TrialState.RUNNING and not running):
         state = TrialState.PENDING
     return MISSING if trial_id in plan.reasons and state is TrialState.PENDING else state.value.lower()
 
@@ -123,7 +128,7 @@ def _trial(trial_id: str, state: str, plan: Plan, standing: Standing) -> TrialSt
         state=state,
         attempts=standing.attempts.get(trial_id, 0),
         node=standing.nodes.get(trial_id, ""),
-        error=(outcome.error if outcome else "") or lost,
+        error=(outcome.error if outcome else "") or lost or standing.held.get(trial_id, ""),
         other_code=readout.other_code(plan.every[trial_id], outcome),
         metrics=outcome.metrics if outcome else {},
     )

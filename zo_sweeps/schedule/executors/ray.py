@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from zo_sweeps.methods.definition import option
 from zo_sweeps.methods.executor import Executor
 
 if TYPE_CHECKING:
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Ray(Executor):
     """Ray actors: one warm process per slot, on a new cluster on this machine or on the one at `cluster.address`."""
+
+    priority: int = option(
+        0, "among the sweeps of a cluster: free slots go to the highest first; equal ones share", kw_only=True
+    )
 
     def build(self, state_dir: Path, address: str | None) -> RayBackend:
         from zo_sweeps.schedule.ray_backend import RayBackend
@@ -26,4 +31,5 @@ class Ray(Executor):
             cpus_per_trial=self.cpus_per_trial,
             slots=self.slots,
             workers=Workers.of(self),
+            priority=self.priority,
         )

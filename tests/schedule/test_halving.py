@@ -1,0 +1,121 @@
+"""Successive halving: the decision in closed form, and a sweep that pauses, stops, restarts and goes on."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from tests.schedule import fakes
+from tests.schedule.driver import sweep
+from tests.schedule.test_sweep import results
+from zo_sweeps.core.trial import TrialState
+from zo_sweeps.record.journal import JournalStore, scalars
+from zo_sweeps.schedule.halving import Group, Halving, best
+
+
+@pytest.mark.parametrize(
+    ("scores", "keep", "kept"),
+    [
+        ([3.0, 1.0, 2.0, 4.0], 0.5, [1, 2]),
+        ([3.0, 1.0, 2.0], 0.5, [1, 2]),  # rounded up
+        ([1.0, 1.0, 1.0, 1.0], 0.25, [0]),  # ties go to the first
+        ([math.nan, 2.0, math.inf, 1.0], 0.5, [1, 3]),
+        ([math.nan, math.nan], 0.5, [0]),
+        ([5.0], 0.01, [0]),
+        ([1.0] * 10, 0.3, [0, 1, 2]),  # 0.3 * 10 is a little above 3
+    ],
+)
+def test_the_best_share_goes_on_rounded_up_and_ties_go_to_the_first(scores, keep, kept):
+    assert best(scores, keep) == kept
+
+
+def search(folder, **behaviour):
+    """Four settings of two seeds; at step 2 the means are 3, 1, 2, 4, at step 4 c is best."""
+    at = {"a": (3, 0), "b": (1, 5), "c": (2, 1), "d": (4, 0)}
+    trials = [
+        fakes.trial(folder, f"{name}{seed}", rungs={"2": two + seed, "4": four + seed}, **behaviour)
+        for name, (two, four) in at.items()
+        for seed in (0, 1)
+    ]
+    return trials, Group(tuple((f"{name}0", f"{name}1") for name in at), (2, 4), 0.5, "dev/loss", 1.0)
+
+
+def states(folder):
+    return {trial_id: state.value for trial_id, (state, _, _) in results(folder).items()}
+
+
+EXPECTED = {f"{name}{seed}": "SUCCEEDED" if name == "c" else "STOPPED" for name in "abcd" for seed in (0, 1)}
+
+
+def test_the_worst_settings_are_stopped_and_the_winner_has_the_scalars_of_a_run_without_rungs(tmp_path):
+    trials, group = search(tmp_path / "w")
+    summary = sweep(tmp_path, trials, groups=[group])
+    assert states(tmp_path) == EXPECTED
+    assert summary.counts == {TrialState.SUCCEEDED: 2, TrialState.STOPPED: 6}
+    assert {i: done for i, (_, _, done) in results(tmp_path).items() if i[1] == "0"} == {
+        "a0": 2, "b0": 4, "c0": 5, "d0": 2,
+    }  # fmt: skip
+    plain = [fakes.trial(tmp_path / "p", "c0"), fakes.trial(tmp_path / "p", "a0")]
+    sweep(tmp_path / "plain", plain)
+    halved, whole = JournalStore(tmp_path), JournalStore(tmp_path / "plain")
+    assert scalars(halved.read("c0")) == scalars(whole.read("c0"))
+    coefs, _ = scalars(halved.read("a0"))
+    assert coefs == scalars(whole.read("a0"))[0][:2]
+    assert not [event for event in halved.read("a0") if event["type"] == "test"]
+    assert sweep(tmp_path, trials, groups=[group]).ran == 0
+
+
+def test_a_group_waits_for_retries_across_drivers_and_counts_a_diverged_setting_as_last(tmp_path):
+    trials, group = search(tmp_path / "w")
+    sweep(tmp_path, trials[2:], groups=[])  # another sweep brought all but a to its first rung, and was killed there
+    assert set(states(tmp_path).values()) == {"PAUSED"}
+    assert sweep(tmp_path, trials, groups=[group]).counts == {TrialState.SUCCEEDED: 2, TrialState.STOPPED: 6}
+    assert states(tmp_path) == EXPECTED
+
+    trials, group = search(tmp_path / "x")
+    failing = tmp_path / "failing"
+    trials = [*(t for t in trials if t.trial_id != "a1"), fakes.trial(tmp_path / "x", "a1", steps=1, ends="DIVERGED")]
+    sweep(failing, trials, groups=[group])
+    assert states(failing) == {**EXPECTED, "a1": "DIVERGED"}
+
+
+def test_a_trial_whose_pause_has_not_arrived_is_not_judged():
+    group = Group((("a",), ("b",)), (2,), 0.5, "dev/loss", 1.0)
+    halving = Halving([group])
+    for trial_id, loss in (("a", 1.0), ("b", 2.0)):
+        halving.see(trial_id, [{"type": "eval", "step": 2, "loss": loss, "metric": 0.0}])
+        assert halving.verdicts(running={"b"}) == []
+    assert [(verdict.trial_id, verdict.goes_on) for verdict in halving.verdicts(running=())] == [
+        ("a", True),
+        ("b", False),
+    ]
+    assert halving.verdicts(running=()) == []
+
+
+def test_trials_of_one_process_pause_and_go_on_each_by_itself(tmp_path):
+    """Their evaluations arrive together, and their pauses one after the other."""
+    trials, group = search(tmp_path / "w", shares_forwards=True)
+    summary = sweep(tmp_path, trials, groups=[group], fuse=True)
+    assert summary.counts == {TrialState.SUCCEEDED: 2, TrialState.STOPPED: 6}
+    assert states(tmp_path) == EXPECTED
+    sweep(tmp_path / "alone", search(tmp_path / "x")[0], groups=[group])
+    for trial in trials:
+        one, other = (JournalStore(folder).read(trial.trial_id) for folder in (tmp_path, tmp_path / "alone"))
+        assert scalars(one) == scalars(other)
+
+
+def test_a_driver_killed_between_a_decision_and_the_end_of_its_trial_stops_it_after_a_restart(tmp_path):
+    trials, group = search(tmp_path / "w")
+    sweep(tmp_path, trials, groups=[])
+    kept = [f"{name}{seed}" for name in "bc" for seed in (0, 1)]
+    JournalStore(tmp_path).append("a0", [{"type": "rung", "time": 0.0, "step": 2, "kept": kept}])
+    sweep(tmp_path, trials, groups=[group])
+    assert states(tmp_path) == EXPECTED
+
+
+def test_a_rerun_takes_the_recorded_decision(tmp_path):
+    trials, group = search(tmp_path / "w")
+    sweep(tmp_path, trials, groups=[group])
+    assert sweep(tmp_path, trials, groups=[group], rerun=frozenset({"b1", "c0"})).ran == 2
+    assert states(tmp_path) == EXPECTED

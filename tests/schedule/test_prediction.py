@@ -1,0 +1,162 @@
+"""Predictions: what finished trials teach, and that a sweep writes down what it predicted before it ran."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tests.core.test_work import RATES
+from tests.plan.common import TINY, planned
+from tests.schedule import fakes
+from tests.schedule.driver import sweep
+from zo_sweeps.cli.show.plan import show_plan
+from zo_sweeps.cli.show.status import show_predicted
+from zo_sweeps.core.trial import Outcome, Trial, TrialState
+from zo_sweeps.core.work import Pass, Work, median, seconds
+from zo_sweeps.devices.probe import probe
+from zo_sweeps.devices.rates import keep
+from zo_sweeps.results import session
+from zo_sweeps.results.facts.plan import plan_facts
+from zo_sweeps.results.facts.predicted import beside, predicted_rows
+from zo_sweeps.results.facts.status import status_facts
+from zo_sweeps.run import rating
+from zo_sweeps.schedule.ledger import Forecast, Ledger, read_standing
+from zo_sweeps.schedule.prediction import Device, Predictions, rates_here, this_device
+from zo_sweeps.schedule.snapshot import Running, Snapshot
+
+pytestmark = pytest.mark.unit
+HERE, THERE = Device("here", 1), Device("there", 2)
+
+
+def trial(folder: Path, name: str, size: float = 1.0, kind: str = "zo", key: str = "k") -> Trial:
+    work = Work(kind, passes=(Pass("steps", 5, 100, size * 4e9),))
+    return replace(fakes.trial(folder, name), work=work, memory_key=key)
+
+
+def outcome(one: Trial, ratio: float, device: Device = HERE, **metrics: float) -> Outcome:
+    assert one.work
+    took = {"wall_seconds": ratio * seconds(one.work, RATES) + metrics.get("load_seconds", 0.0), **metrics}
+    where = {"name": device.name, "threads": device.threads}
+    return Outcome(one.trial_id, TrialState.SUCCEEDED, took, device=where)
+
+
+def test_finished_trials_correct_a_prediction_and_one_odd_trial_does_not(tmp_path: Path) -> None:
+    guess, one = Predictions(HERE, RATES), trial(tmp_path, "a")
+    assert one.work
+    first = seconds(one.work, RATES)
+    assert first == pytest.approx(0.5 + 5)
+    errors = []
+    for n, ratio in enumerate((1.6, 1.5, 30.0, 1.55, 1.45, 1.5, 1.52)):
+        predicted = guess.seconds(one)
+        assert predicted is not None
+        errors.append(abs(predicted / (1.5 * first) - 1))
+        guess.learn(trial(tmp_path, f"t{n}"), outcome(one, ratio))
+    assert errors[0] == pytest.approx(1 / 3)
+    assert max(errors[2:]) < 0.1
+    assert errors[-1] < 0.02
+
+
+def test_trials_of_one_sort_speak_for_themselves_before_others(tmp_path: Path) -> None:
+    guess = Predictions(HERE, RATES)
+    full, sparse, other = (trial(tmp_path, kind, kind=kind, key=kind) for kind in ("full", "sparse", "other"))
+    for _ in range(5):
+        guess.learn(full, outcome(full, 2.0))
+        guess.learn(sparse, outcome(sparse, 0.5, load_seconds=100.0))
+    ratios = [(guess.seconds(one) or 0) / 5.5 for one in (full, sparse, other)]
+    assert ratios == pytest.approx([2.0, 0.5, 1.0])
+    assert guess.start == 100.0
+    assert Predictions(HERE, RATES).start == RATES.start
+
+
+def test_nothing_is_predicted_before_a_probe_or_a_finished_trial_and_devices_are_kept_apart(tmp_path: Path) -> None:
+    one, guess = trial(tmp_path, "a"), Predictions(None)
+    assert guess.seconds(one) is None
+    assert guess.joules(one) is None
+    assert guess.device is None
+    took = outcome(one, 3.0, THERE, train_seconds=2.0, **{"energy/joules": 50.0})
+    guess.learn(one, took)
+    guess.learn(one, replace(took, state=TrialState.DIVERGED))
+    assert guess.device == THERE
+    assert guess.finished[THERE] == 1
+    assert str(THERE) == "there, 2 threads"
+    assert guess.seconds(one) == pytest.approx(took.metrics["wall_seconds"]), "the reference's rates cancel out"
+    assert 0 < (guess.joules(one) or 0) < 25 * took.metrics["wall_seconds"], "25 W, during the steps"
+    mixed = Predictions(HERE, RATES)
+    mixed.learn(one, took)
+    assert mixed.seconds(one) == pytest.approx(5.5)
+    assert mixed.devices == [HERE, THERE]
+    assert median([4.0, 1.0]) == 2.0
+    assert median([9.0, 1.0, 4.0]) == 4.0
+
+
+def test_a_sweep_writes_its_predictions_before_a_trial_runs_and_learns_from_it(tmp_path: Path) -> None:
+    plan = [trial(tmp_path / "w", f"t{n}") for n in range(3)]
+    seen = []
+    sweep(tmp_path, plan, predictions=Predictions(HERE, RATES), on_update=seen.append)
+    lines = [json.loads(line) for line in (tmp_path / "ledger.jsonl").read_text().splitlines()]
+    running = [line for line in lines if line["state"] == "RUNNING"]
+    assert [line["predicted"] for line in running] == [[8.5, 8.5], [5.5, 5.5], [5.5, 5.5]], "the first loads the model"
+    assert read_standing(tmp_path).forecasts["t1"] == Forecast(5.5, 5.5)
+    assert seen[0].predicted
+    assert seen[0].cost_total == pytest.approx(3 * 5.5)
+    assert seen[-1].tokens_this_run == pytest.approx(sum(one.cost for one in plan))
+
+
+def test_before_its_rate_is_known_a_sweep_with_predictions_has_an_eta_from_them(tmp_path: Path) -> None:
+    runs = tuple(Running(trial(tmp_path, name), 1, "node", 0, 0, 0.0) for name in ("a", "b"))
+    first = Snapshot(9, {}, 1000.0, 0.0, 1.0, 5.0, runs, predicted=True)
+    assert first.eta_seconds == 500.0
+    assert replace(first, predicted=False).eta_seconds is None
+    assert replace(first, running=()).eta_seconds is None
+    assert replace(first, cost_done=100.0, cost_this_run=100.0).eta_seconds == 900.0 * 5.0 / 100.0
+
+
+def test_plan_and_report_show_predicted_beside_actual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZO_SWEEPS_CACHE", str(tmp_path / "cache"))
+    plan = planned(tmp_path, TINY, f"state_dir={tmp_path / 'state'}")
+    facts = plan_facts(plan)
+    assert (facts.device, facts.seconds_left, facts.rows[0].seconds, facts.trials[0].seconds) == (None,) * 4
+    assert predicted_rows(plan, read_standing(plan.config.folder)) == []
+    one, _ = plan.trials
+    with Ledger(plan.config.folder) as ledger:
+        ledger.write(one.trial_id, TrialState.RUNNING, attempt=1, forecast=Forecast(10.0, 30.0))
+        done = Outcome(one.trial_id, TrialState.SUCCEEDED, {"wall_seconds": 20.0}, device={"name": "x", "threads": 1})
+        ledger.write(one.trial_id, TrialState.SUCCEEDED, outcome=done)
+    rows = predicted_rows(plan, read_standing(plan.config.folder))
+    assert [(row.label, row.trials) for row in rows] == [("ZO", 1), ("all", 1)]
+    assert (rows[0].planned_seconds, rows[0].expected_seconds, rows[0].actual_seconds) == (10.0, 30.0, 20.0)
+    assert beside(None, 20.0) == ("?", "")
+    status, planned_again = io.StringIO(), io.StringIO()
+    show_predicted(status_facts(plan), Console(file=status, width=80))
+    assert re.search(r"ZO +1 +10 s +-50 % +30 s +\+50 % +20 s", status.getvalue())
+    show_plan(plan_facts(plan), Console(file=planned_again, width=80), trials=False)
+    assert "time on x, 1 thread: about 20 s" in planned_again.getvalue(), "the other trial is of the same sort"
+    keep(replace(RATES, device=probe()["name"], threads=1))
+    probed = plan_facts(plan)
+    assert probed.probed
+    assert probed.seconds_left == pytest.approx(seconds(plan.trials[1].work, RATES))
+
+
+def test_a_sweep_of_some_length_probes_the_machine_first_and_a_short_one_or_one_that_is_known_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ZO_SWEEPS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(
+        rating, "measure", lambda threads: keep(replace(RATES, device=probe()["name"], threads=threads))
+    )
+    view = session.View()
+    probed = []
+    for steps in (4, 4000, 4000):
+        plan = planned(tmp_path, TINY, f"state_dir={tmp_path / 'state'}", "executor=inline", f"train.steps={steps}")
+        before = this_device(plan)
+        assert before
+        had = rates_here(before)[0]
+        made = session.predictions_of(plan, read_standing(plan.config.folder), view)
+        probed.append((had is not None, made.rates is not None))
+    assert probed == [(False, False), (False, True), (True, True)]

@@ -1,0 +1,130 @@
+"""What the cache folder holds for the trials of a state folder, and dropping what is proven to be computed again.
+
+A state folder itself holds nothing to drop: journals and ledger are what all else is rebuilt from, and MLflow's copy
+and the reports in it are small. Large are masks, codes and exported programs, which the first trial that needs them
+leaves in the cache folder of its machine. A journal names masks and codes by their fingerprints, and the code that a
+program was exported by.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from zo_sweeps.core.cached import Cached, cache_at
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.files import cache_folder
+from zo_sweeps.core.trial import Event, Trial
+from zo_sweeps.methods.trial_config import TrialConfig
+from zo_sweeps.record.journal import JournalStore
+from zo_sweeps.record.sweep_book import books
+from zo_sweeps.schedule.ledger import Ledger, must_have_run, read_standing
+
+NAMES_IT = {"mask": "mask", "quantized": "codes"}  # type of an event -> the kind of entry whose fingerprint it holds
+
+
+@dataclass(frozen=True)
+class Reclaimable:
+    """An entry of the cache folder that trials of a state folder have used.
+
+    Args:
+        of: some of these trials, one of each task: one of them computes the entry again.
+        trials: how many have used it, or a program of other rows alone.
+        waiting: how many of them have no result yet, and will read it.
+        size: in bytes.
+    """
+
+    cached: Cached
+    of: tuple[Trial, ...]
+    trials: int
+    waiting: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """What became of an entry. `kept`: why it was not dropped; "" if it was."""
+
+    entry: Reclaimable
+    kept: str
+
+
+def reclaimable(state_dir: Path) -> list[Reclaimable]:
+    """Return the masks, codes and programs in this machine's cache that trials of a state folder used, largest first.
+
+    Raises UserError if nothing has been run there, or a journal is damaged. Cost: reads the journals.
+    """
+    from zo_sweeps.models import mask_store
+    from zo_sweeps.run import in_program, packages
+
+    must_have_run(state_dir)
+    standing, store = read_standing(state_dir), JournalStore(state_dir)
+    users: dict[tuple[str, str], dict[str, Trial]] = {}
+    for trial in {trial.trial_id: trial for book in books(state_dir) for trial in book.trials}.values():
+        for name in _names(trial, store.read(trial.trial_id)):
+            users.setdefault(name, {})[trial.trial_id] = trial
+    found = []
+    for cached in (*mask_store.stored(), *packages.stored(), *in_program.programs()):
+        if trials := users.get((cached.kind, cached.mark)):
+            waiting = sum(not standing.has_result(trial_id) for trial_id in trials)
+            of = tuple({trial.task: trial for trial in trials.values()}.values())
+            with contextlib.suppress(OSError):  # a file is missing: the next trial computes it again
+                found.append(Reclaimable(cached, of, len(trials), waiting, cached.bytes))
+    return sorted(found, key=lambda entry: (-entry.size, entry.cached.files))
+
+
+def _names(trial: Trial, events: Sequence[Event]) -> Iterator[tuple[str, str]]:
+    """Yield (kind, mark) of each entry that a trial has used."""
+    from zo_sweeps.run.in_program import mark_of
+
+    for event in events:
+        if kind := NAMES_IT.get(event["type"]):
+            yield kind, str(event["fingerprint"])
+        elif event["type"] == "start" and "code" in event:
+            with contextlib.suppress(UserError):  # members that are not on this machine
+                config = TrialConfig.of(trial.config)
+                if config.device.runs_programs:
+                    yield "program", mark_of(config, str(event["code"]))
+
+
+def reclaim(state_dir: Path) -> Iterator[Dropped]:
+    """Compute each entry of `reclaimable` again, in an empty cache folder, and drop it if its bytes are the same.
+
+    Entries that waiting trials need are kept, and those that are not computed here to the bit. Holds the lock of the
+    state folder. A trial of another sweep that is loading an entry at that moment fails, and computes it when it is
+    retried.
+
+    Raises UserError if a sweep runs in the state folder, and as `reclaimable`. Cost: for each entry as of a trial's
+    start without it: the model, and the gradients of its samples, the quantization or the export. Disk: the entry.
+    """
+    must_have_run(state_dir)
+    with Ledger(state_dir):
+        for entry in reclaimable(state_dir):
+            yield Dropped(entry, "needed by trials without a result" if entry.waiting else _dropped(entry, state_dir))
+
+
+def _dropped(entry: Reclaimable, state_dir: Path) -> str:
+    """Drop an entry if one of its trials computes it again to the bit; return why it was kept, or ""."""
+    from zo_sweeps.run.set_up import set_up
+
+    with tempfile.TemporaryDirectory(prefix="gc-", dir=cache_folder()) as name:
+        folder = Path(name)
+        for trial in entry.of:
+            try:
+                with cache_at(folder):
+                    set_up(trial, JournalStore(state_dir).read(trial.trial_id))
+            except Exception as error:  # whatever it is, the entry is not proven
+                what = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+                return f"cannot be computed here: {what.splitlines()[0]}"
+            if (folder / entry.cached.files[0]).is_file():
+                break
+        else:
+            return "computed under another name here: another kind of device, other versions or other settings"
+        with entry.cached.held():
+            if not entry.cached.is_same(folder):
+                return "computed with other bytes here"
+            entry.cached.drop()
+    return ""

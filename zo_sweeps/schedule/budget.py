@@ -1,0 +1,173 @@
+"""A sweep's budget: what its trials have cost so far, whether the rest can stay below the caps, when one is reached.
+
+Hours are those in which at least one of the sweep's trials was running, in any run of any command on the state folder:
+the ledger has when attempts began and ended, and the journal how far a killed one came. Joules are those of the steps
+in the journals. The trials are counted whether their result is from this run or an earlier one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.trial import Event
+from zo_sweeps.core.units import duration, joules_text
+from zo_sweeps.methods.budget import Budget
+from zo_sweeps.schedule.ledger import Span, Standing
+
+HOUR = 3600.0
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What a sweep's trials have cost: wall-clock seconds in which any of them ran, joules of their steps."""
+
+    seconds: float = 0.0
+    joules: float = 0.0
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """What the trials without a result will cost; None where nothing is known.
+
+    Args:
+        seconds: wall-clock.
+    """
+
+    seconds: float | None = None
+    joules: float | None = None
+
+
+def spent(budget: Budget, standing: Standing, trial_ids: Collection[str], read: Callable[[str], list[Event]]) -> Spent:
+    """Return what trials have cost so far, as far as the budget asks.
+
+    Args:
+        read: trial_id -> the events of its journal. Every journal is read if the budget has joules; if it has hours,
+            only those of attempts whose driver was killed.
+    """
+    seconds = joules = 0.0
+    if budget.hours:
+        spans = [span for span in standing.spans if span.trial_id in trial_ids]
+        seconds = covered((span.begin, _end(span, read)) for span in spans)
+    if budget.joules:
+        joules = sum(joules_of(read(trial_id)) for trial_id in trial_ids if trial_id in standing.attempts)
+    return Spent(seconds, joules)
+
+
+def covered(intervals: Iterable[tuple[float, float]]) -> float:
+    """Return the length of the union of intervals (begin, end)."""
+    length, until = 0.0, float("-inf")
+    for begin, end in sorted(intervals):
+        length += max(0.0, end - max(begin, until))
+        until = max(until, end)
+    return length
+
+
+def joules_of(events: Iterable[Event]) -> float:
+    """Return the energy of the steps among a trial's events."""
+    return float(sum(event.get("joules") or 0.0 for event in events if event["type"] == "steps"))
+
+
+def _end(span: Span, read: Callable[[str], list[Event]]) -> float:
+    """Return when an attempt ended; of one whose driver was killed, the time of its last event."""
+    if span.end is not None:
+        return span.end
+    try:
+        times = [event["time"] for event in read(span.trial_id)]
+    except UserError:  # a damaged journal fails its trial when that is launched
+        return span.begin
+    return max((at for at in times if span.begin <= at <= span.before), default=span.begin)
+
+
+def over(budget: Budget, trials: int, so_far: Spent, left: Predicted) -> list[str]:
+    """Return one line for each cap that a sweep cannot hold, as predicted: what it needs, the cap, and what to do.
+
+    Args:
+        trials: the trials of the sweep that can run, with or without a result.
+    """
+    lines = []
+    if budget.trials is not None and trials > budget.trials:
+        lines.append(_over(budget, "trials", f"the plan has {trials} trials", str(trials)))
+    if budget.hours is not None and left.seconds is not None:
+        needed = so_far.seconds + left.seconds
+        if left.seconds and needed > budget.hours * HOUR:
+            text = f"the plan needs about {duration(left.seconds)}{_besides(duration(so_far.seconds), so_far.seconds)}"
+            lines.append(_over(budget, "hours", text, cap_above(needed / HOUR)))
+    if budget.joules is not None and left.joules is not None:
+        needed = so_far.joules + left.joules
+        if left.joules and needed > budget.joules:
+            text = (
+                f"the plan needs about {joules_text(left.joules)}{_besides(joules_text(so_far.joules), so_far.joules)}"
+            )
+            lines.append(_over(budget, "joules", text, cap_above(needed)))
+    return lines
+
+
+def _besides(text: str, number: float) -> str:
+    return f" more than the {text} it has had" if number else ""
+
+
+def _over(budget: Budget, cap: str, text: str, needed: str) -> str:
+    fix = f"raise it ({needed} would do), restrict the grid, or give budget.partial=true to run a part"
+    return f"{text}, and budget.{cap}={getattr(budget, cap):g}; {fix}"
+
+
+def cap_above(number: float) -> str:
+    """Return a number of two digits that is not below `number`."""
+    digits = f"{number:.1e}"
+    return f"{float(digits) if float(digits) >= number else float(f'{number * 1.05:.1e}'):g}"
+
+
+def must_hold(lines: Sequence[str]) -> None:
+    """Raise UserError with the lines of `over`, if there are any."""
+    if lines:
+        raise UserError("; ".join(lines))
+
+
+class Meter:
+    """What a running sweep has spent of its budget.
+
+    Args:
+        so_far: by earlier runs.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self, budget: Budget | None = None, so_far: Spent | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._budget, self._clock = budget or Budget(), clock
+        so_far = so_far or Spent()
+        self._seconds, self._joules = so_far.seconds, so_far.joules
+        self._last = clock()
+
+    def tick(self, busy: bool) -> None:
+        """Count the time since the last call, if a trial was running in it."""
+        now = self._clock()
+        self._seconds += now - self._last if busy else 0.0
+        self._last = now
+
+    def see(self, events: Sequence[Event]) -> bool:
+        """Count the energy of new events of a trial; return whether the budget misses that of one of its steps."""
+        self._joules += joules_of(events)
+        steps = [event for event in events if event["type"] == "steps"]
+        return self._budget.joules is not None and any(event.get("joules") is None for event in steps)
+
+    def reached(self) -> str:
+        """Return the cap that stops the running trials, and what was spent; "" if none is reached."""
+        budget = self._budget
+        if budget.hours is not None and self._seconds >= budget.hours * HOUR:
+            return f"budget.hours={budget.hours:g}: {duration(self._seconds)} with running trials, all runs together"
+        if budget.joules is not None and self._joules >= budget.joules:
+            return f"budget.joules={budget.joules:g}: {joules_text(self._joules)} in steps, all runs together"
+        return ""
+
+    def full(self, started: int) -> str:
+        """Return the cap that keeps further trials from being started; "" if none does.
+
+        Args:
+            started: trials that have begun, in any run.
+        """
+        cap = self._budget.trials
+        return f"budget.trials={cap}: {started} trials, all runs together" if cap and started >= cap else ""

@@ -1,0 +1,190 @@
+"""Successive halving: the settings of a cell are compared on dev at rungs, and only the best go on.
+
+A trial pauses after the evaluation of a rung. When every trial of its group is there, or has ended, a decision is
+written to the journals as `rung` events, each with all trials that go on; it is never made again. Test is not read.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.fingerprint import canonical_json
+from zo_sweeps.core.trial import Event
+from zo_sweeps.methods.trial_config import TrialConfig
+from zo_sweeps.plan.build import Plan
+from zo_sweeps.plan.halving import has_rungs
+
+
+@dataclass(frozen=True)
+class Group:
+    """Trials that are compared with each other.
+
+    Args:
+        settings: the trial_ids of each setting, one per seed; settings in plan order.
+        rungs: steps, ascending.
+        keep: share of the settings that go on after a rung.
+        metric: of dev: "dev/loss", "dev/metric" or "dev/NAME".
+        sign: 1 if lower is better, -1 if higher is.
+    """
+
+    settings: tuple[tuple[str, ...], ...]
+    rungs: tuple[int, ...]
+    keep: float
+    metric: str
+    sign: float
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The decision on a trial that waits at a rung, and the event that records it."""
+
+    trial_id: str
+    step: int
+    goes_on: bool
+    event: Event
+
+
+def groups(plan: Plan) -> list[Group]:
+    """Return the groups of a plan's trials that have rungs.
+
+    Raises UserError if a trial of a group cannot run here: the others would wait for it.
+    """
+    rule = plan.grid.select
+    made: dict[str, dict[str, dict[str, None]]] = {}
+    configs: dict[str, TrialConfig] = {}
+    for cell in plan.cells:
+        config = TrialConfig.of(plan.every[cell.trial_id].config)
+        if not has_rungs(config):
+            continue
+        if why := plan.missing.get(cell.trial_id):
+            raise UserError(
+                f"train.halving compares all trials of {cell.block} on {cell.task}, and one cannot run: {why}",
+                fix="leave that row or column out, or train.halving",
+            )
+        among = config.train.halving_among
+        configs[among] = config
+        made.setdefault(among, {}).setdefault(canonical_json(cell.hyperparameters), {})[cell.trial_id] = None
+    sign = 1.0 if rule.mode == "min" else -1.0
+    return [
+        Group(
+            tuple(tuple(ids) for ids in settings.values()),
+            configs[among].train.rungs,
+            configs[among].train.halving_keep,
+            rule.metric,
+            sign,
+        )
+        for among, settings in made.items()
+    ]
+
+
+def best(scores: Sequence[float], keep: float) -> list[int]:
+    """Return the indices of the settings that go on, ascending: a share `keep` of them, rounded up.
+
+    Args:
+        scores: per setting; lower is better; NaN (a seed has no score) counts as last. Ties go to the first.
+    """
+    ranked = sorted(
+        range(len(scores)), key=lambda i: (math.isnan(scores[i]), 0 if math.isnan(scores[i]) else scores[i])
+    )
+    return sorted(ranked[: math.ceil(keep * len(scores) - 1e-9)])
+
+
+class Halving:
+    """The standing of a sweep's groups, as their journals have it."""
+
+    def __init__(self, groups: Sequence[Group]) -> None:
+        self._groups = groups
+        self._group = {trial_id: group for group in groups for ids in group.settings for trial_id in ids}
+        self._scores: dict[tuple[str, int], float] = {}
+        self._told: dict[str, set[int]] = {trial_id: set() for trial_id in self._group}
+        self._kept: dict[tuple[Group, int], frozenset[str]] = {}
+        self._ended: set[str] = set()
+
+    @property
+    def trial_ids(self) -> Iterable[str]:
+        """The trials of all groups."""
+        return self._group.keys()
+
+    def see(self, trial_id: str, events: Iterable[Event]) -> None:
+        """Take new events of a trial."""
+        group = self._group.get(trial_id)
+        if group is None:
+            return
+        for event in events:
+            if event["type"] == "eval" and event["step"] in group.rungs:
+                self._scores[trial_id, event["step"]] = _score(event, group.metric)
+            elif event["type"] == "rung":
+                if trial_id in event["kept"]:  # if not, it has ended, or its driver was killed before it wrote so
+                    self._told[trial_id].add(event["step"])
+                self._kept[group, event["step"]] = frozenset(event["kept"])
+
+    def ended(self, trial_id: str) -> None:
+        """Note that a trial has ended: it will reach no further rung."""
+        self._ended.add(trial_id)
+
+    def waits(self, trial_id: str) -> bool:
+        """Return whether a trial is at a rung and has not been told whether it goes on."""
+        return self._rung(trial_id) is not None
+
+    @property
+    def paused(self) -> list[str]:
+        """The trials that wait at a rung for rivals."""
+        return [trial_id for trial_id in self._group if trial_id not in self._ended and self.waits(trial_id)]
+
+    def verdicts(self, running: Container[str]) -> list[Verdict]:
+        """Return the decisions on trials that wait and whose rivals are there; each is returned once.
+
+        Args:
+            running: trials whose attempts have not ended: the evaluation of a rung arrives before the pause.
+        """
+        return [verdict for group in self._groups for verdict in self._verdicts(group, running)]
+
+    def _verdicts(self, group: Group, running: Container[str]) -> list[Verdict]:
+        verdicts: list[Verdict] = []
+        settings = group.settings
+        for step in group.rungs:
+            kept = self._decision(group, settings, step, running)
+            if kept is None:
+                break
+            for trial_id in (trial_id for ids in settings for trial_id in ids):
+                if self._rung(trial_id) == step and trial_id not in self._ended and trial_id not in running:
+                    self._told[trial_id].add(step)
+                    event = {"type": "rung", "time": time.time(), "step": step, "kept": sorted(kept)}
+                    verdicts.append(Verdict(trial_id, step, trial_id in kept, event))
+                    if trial_id not in kept:
+                        self._ended.add(trial_id)
+            settings = tuple(ids for ids in settings if kept.issuperset(ids))
+        return verdicts
+
+    def _decision(
+        self, group: Group, settings: Sequence[Sequence[str]], step: int, running: Container[str]
+    ) -> frozenset[str] | None:
+        """Return the trials that go on after a rung; None while one of them is still on its way."""
+        if (group, step) not in self._kept:
+            members = [trial_id for ids in settings for trial_id in ids]
+            paused = {i for i in members if i not in running or step in self._told[i]}
+            on_their_way = (i for i in members if (i, step) not in self._scores or i not in paused)
+            if not self._ended.issuperset(on_their_way):
+                return None
+            means = [group.sign * fmean(self._scores.get((i, step), math.nan) for i in ids) for ids in settings]
+            chosen = [settings[index] for index in best(means, group.keep)]
+            self._kept[group, step] = frozenset(trial_id for ids in chosen for trial_id in ids)
+        return self._kept[group, step]
+
+    def _rung(self, trial_id: str) -> int | None:
+        """Return the rung at which a trial waits."""
+        if (group := self._group.get(trial_id)) is None:
+            return None
+        reached = [s for s in group.rungs if (trial_id, s) in self._scores and s not in self._told[trial_id]]
+        return reached[0] if reached else None
+
+
+def _score(event: Mapping[str, Any], metric: str) -> float:
+    name = metric.partition("/")[2]
+    return float(event[name] if name in ("loss", "metric") else event["metrics"].get(name, math.nan))
