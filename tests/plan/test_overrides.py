@@ -247,5 +247,43 @@ def test_nothing_is_composed_again_where_no_override_changes_a_trial(monkeypatch
     assert altered(plan, composer) == frozenset()
 
 
+def test_a_row_that_names_its_device_keeps_what_computes_it() -> None:
+    engine = "device.runtime=executorch"
+    plan = named("bytebots_frameworks", engine)
+    assert rows(plan) == ["ExecuTorch, sequential", "ExecuTorch, P-RGE"]
+    assert "PyTorch, sequential; PyTorch, P-RGE" in note(plan, engine)
+    assert rows(named("bytebots_frameworks", "device.runtime=torch"))[0] == "PyTorch, sequential"
+    relabelled = named("bytebots_frameworks", engine, "grid.relabel=true")
+    assert rows(relabelled)[0] == f"PyTorch, sequential → {engine}"
+    with pytest.raises(UserError, match=r"no row of grid bytebots_frameworks agrees with device\.form=dual"):
+        named("bytebots_frameworks", "device.form=dual")
+    assert len(rows(named("quickstart", engine))) == 4, "its rows name no device"
+
+
+def test_a_row_named_by_its_form_keeps_it_on_another_device() -> None:
+    plan = named("prge_table4", "device=executorch", "device.form=dual")
+    assert rows(plan) == ["Dual-Forwarding"]
+    assert "Seed form; Seed form, one point per forward" in note(plan, "device.form=dual")
+    assert len(rows(named("prge_table4", "device=executorch"))) == 3
+
+
+def test_a_cell_whose_row_names_a_device_is_altered_by_another_runtime_or_form() -> None:
+    def changed_blocks(*overrides: str) -> set[str]:
+        composer = Composer(["+grid=bytebots_frameworks", "grid.relabel=true", *overrides])
+        return {block for block, _ in altered(build(composer), composer)}
+
+    assert changed_blocks("device.runtime=executorch") == {"torch_sequential", "torch_prge"}
+    assert changed_blocks("device.form=dual") >= {"executorch_sequential", "executorch_prge"}
+    assert changed_blocks("device.memory_gb=64") == set()
+
+
+@pytest.mark.parametrize("grid", ["quickstart", "demo_sst2", "methods"])
+def test_every_trained_row_of_a_grid_of_our_own_has_as_many_examples_per_step(grid: str) -> None:
+    trained = [config for config in configs(named(grid)) if config.train.steps]
+    assert {config.method.kind.estimates for config in trained} == {True, False}
+    directions = [config.estimator.budget if config.method.kind.estimates else 1 for config in trained]
+    assert {config.train.batch * q for config, q in zip(trained, directions, strict=True)} == {16}
+
+
 def test_a_misspelt_member_is_said_before_what_agrees(tmp_path: Path) -> None:
     assert "unknown perturbation 'rademachr'" in problem(tmp_path, changed(), "perturbation=rademachr")

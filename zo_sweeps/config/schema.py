@@ -45,6 +45,7 @@ TRIAL_KEYS = (*TRIAL_GROUPS, "evaluation", "train", "gradients", "split", "data"
 LENGTH = "train.max_length"
 AMOUNTS = ("train.steps", "train.eval_every", LENGTH, "split.train", "split.dev", "split.test")
 SEARCHED = ("update.lr", "estimator.eps")
+OF_DEVICE = ("device.kind", "device.runtime", "device.form")  # what computes a row that names its device
 FILLED_IN = {  # by the planner, not by the user
     "model": ("fingerprint",),
     "data": ("text_fingerprint",),

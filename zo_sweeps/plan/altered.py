@@ -23,7 +23,7 @@ def altered(plan: Plan, composer: Composer) -> frozenset[tuple[str, str]]:
     """Return the cells (block, column) with a trial that the grid as written does not have there, and those left out.
 
     The seed and the place of the data are not compared: they do not change what a cell means. Nor is the machine,
-    unless the grid names one there.
+    unless the grid names one there: then its runtime and the form of its programs count as well.
     """
     if plan.altered is not None:
         return plan.altered
@@ -36,18 +36,22 @@ def altered(plan: Plan, composer: Composer) -> frozenset[tuple[str, str]]:
     for name, block in grid.blocks.items():
         for setting in expand(written, grid, name, block, Overrides(written)):
             config = resolve(written, setting, options, parts)
-            device = "" if config.device.any else config.device.name
+            device = "" if config.device.any else _computed_by(config.device)
             settings.setdefault((name, setting.column or config.task.name), set()).add((_comparable(config), device))
     seen: dict[str, tuple[str, str]] = {}
     found = {*settings} - {(cell.block, cell.task) for cell in plan.cells}
     for cell in plan.cells:
         if cell.trial_id not in seen:
             config = TrialConfig.of(plan.every[cell.trial_id].config)
-            seen[cell.trial_id] = _comparable(config), config.device.name
+            seen[cell.trial_id] = _comparable(config), _computed_by(config.device)
         written_there = settings.get((cell.block, cell.task), set())
         if not {seen[cell.trial_id], (seen[cell.trial_id][0], "")} & written_there:
             found.add((cell.block, cell.task))
     return frozenset(found)
+
+
+def _computed_by(device: Device) -> str:
+    return f"{device.name}, {device.runtime}, {device.form}"
 
 
 def _comparable(config: TrialConfig) -> str:

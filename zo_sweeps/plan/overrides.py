@@ -3,7 +3,8 @@
 A printed row has the values that its block fixes, and a printed column its own. An override of such a key keeps the
 rows and columns that agree with it and leaves out the others, unless `grid.relabel=true` asks to run them under another
 label. An axis over any other key than a searched one is a promise too: its row holds the listed values and no others.
-So are the method that the whole grid fixes and the members that it chooses. A choice whose member has no such option as
+So are the method that the whole grid fixes and the members that it chooses, and what computes a row that names its
+device (its runtime and the form of its programs). A choice whose member has no such option as
 a row or column fixes (a Gaussian has no pool of 2^12 numbers) does not agree with that row or column.
 """
 
@@ -15,7 +16,7 @@ from typing import Any
 
 from zo_sweeps.config.command_line import PLACE, Forced
 from zo_sweeps.config.composer import Composer
-from zo_sweeps.config.schema import AMOUNTS, AXES, LENGTH, METHOD, SEARCHED, WHOLE, GridConfig
+from zo_sweeps.config.schema import AMOUNTS, AXES, LENGTH, METHOD, OF_DEVICE, SEARCHED, WHOLE, GridConfig
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.methods import registry
 from zo_sweeps.methods.definition import options
@@ -55,6 +56,8 @@ class Promise:
             if key in AXES and "method" in values:
                 implied = composer.member_of(values["method"], key)
                 return (None, "") if implied is None else ([implied], source)
+            if key in OF_DEVICE and "device" in values:
+                return [composer.trial_part({"device": values["device"]})[group][option]], source
         axes = {**self.axes, **{name: value for name, value in self.of_both.items() if isinstance(value, list)}}
         if key in axes and key not in (*SEARCHED, "task"):
             return [_name(composer, key, value) for value in axes[key]], "row"
