@@ -15,6 +15,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
@@ -24,6 +25,7 @@ import zo_sweeps
 from tests.cli.common import NOWHERE
 from tests.plan.common import changed, write_grid
 from tests.tables.examples import PUBLISHED, small
+from tests.tasks.common import load_task, spec_of
 from zo_sweeps.cli.main import main
 from zo_sweeps.core.bits import packed, unpacked
 from zo_sweeps.methods import registry
@@ -35,6 +37,7 @@ from zo_sweeps.results import imports, session
 from zo_sweeps.run.workbench import Workbench
 from zo_sweeps.schedule.ledger import read_standing
 from zo_sweeps.tables import build, to_text
+from zo_sweeps.tasks.data import digest_rows
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.filterwarnings("ignore")]
 TRAIN = {"train": {"steps": 6, "eval_every": 2, "batch": 4}}
@@ -180,6 +183,18 @@ def test_an_archive_has_no_path_and_no_host_and_is_small(swept: Swept) -> None:
     assert names == {"manifest.json", "signature.json", "plan.json", "tables.json"} | {
         f"journal/{trial_id}.jsonl" for trial_id in swept.frame["trial_id"]
     }
+
+
+def test_an_archive_says_which_rows_were_scored(swept: Swept) -> None:
+    files = contents(swept.file)
+    rule = json.loads(files["plan.json"])["drawn"]
+    assert "RandomState(split.seed).permutation(n)" in rule
+    assert "split.test of test.jsonl" in rule
+    rows = [json.loads(line) for line in (swept.data / "sst2" / "test.jsonl").read_text().splitlines()]
+    drawn = [rows[i] for i in np.random.RandomState(0).permutation(len(rows))[:12]]
+    events = [json.loads(line) for name in files if "journal/" in name for line in files[name].splitlines()]
+    tested = {event["rows"] for event in events if event["type"] == "test"}
+    assert tested == {digest_rows(spec_of(load_task("sst2"), "mezo"), drawn)}
 
 
 def coefficient(event: dict[str, Any], untested: int) -> None:

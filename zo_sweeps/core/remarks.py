@@ -20,6 +20,7 @@ class Remark:
         below, above: the line is printed if the metric is below the one or above the other.
         of_cost: whether it also limits what the trial took (time, memory, operations), and not only what it learned.
         only: how the metrics begin that it is about, if these are not all of them.
+        of_data: whether it is about the rows, and so about every cell of their column.
     """
 
     metric: str
@@ -28,6 +29,7 @@ class Remark:
     above: float = math.inf
     of_cost: bool = False
     only: tuple[str, ...] = ()
+    of_data: bool = False
 
     def of(self, runs: Iterable[Mapping[str, float]]) -> str:
         """Return the line for the worst of the runs; "" if none is out of bounds or the metric was not measured."""
@@ -42,6 +44,12 @@ class Remark:
 
 SPEEDS = ("seconds_per_", "mean_seconds", "train_seconds", "seconds_to_", "tokens_per_", "energy/")
 OTHER_CODE = "other_code"  # 1 for a result that was measured with other code than today's: see `methods.code`
+SPLITS = {"train": "training", "dev": "dev", "test": "test"}
+SHARED = {  # (rows, their split) that are also in another one -> the consequence
+    ("test", "train"): "no test of what was learned",
+    ("test", "dev"): "the step and the setting are selected on them",
+    ("dev", "train"): "the step and the setting are selected by what was learned by heart",
+}
 REMARKS = (
     Remark("directions", "theta moves along {} distinct directions only: the generator repeats", below=1000),
     Remark(
@@ -106,19 +114,38 @@ REMARKS = (
         only=("energy/",),
     ),
     Remark("train_rows_short", "trained on {train_rows} rows, all there are: {} fewer than asked for", above=0),
+    *(
+        Remark(
+            f"{one}_in_{other}",
+            f"{{}} of the {{{one}_rows}} {SPLITS[one]} rows have the inputs of a {SPLITS[other]} row "
+            f"({{{one}_in_{other}_labelled}} its label too): {consequence}",
+            above=0,
+            of_data=True,
+        )
+        for (one, other), consequence in SHARED.items()
+    ),
+    *(
+        Remark(f"{split}_{what}", text.format(name), below=2, of_data=True)
+        for split, name in SPLITS.items()
+        for what, text in (("labels", "all {} rows have one label"), ("distinct", "all {} rows are the same"))
+    ),
 )
 
 
-def remarks(runs: Iterable[Mapping[str, float]], metric: str = "", *, of_cost: bool = False) -> list[str]:
+def remarks(
+    runs: Iterable[Mapping[str, float]], metric: str = "", *, of_cost: bool = False, of_data: bool = False
+) -> list[str]:
     """Return the lines on runs that one value is the mean of.
 
     Args:
         runs: the metrics of each.
         metric: the name of the one that the value is of.
         of_cost: whether the value is of time, memory or operations.
+        of_data: whether to return the lines on the rows, and no others.
     """
     measured = list(runs)
-    meant = (one for one in REMARKS if (metric.startswith(one.only) if one.only else one.of_cost or not of_cost))
+    every = (one for one in REMARKS if one.of_data == of_data)
+    meant = (one for one in every if (metric.startswith(one.only) if one.only else one.of_cost or not of_cost))
     return [line for one in meant if (line := one.of(measured))]
 
 

@@ -188,6 +188,19 @@ METRICS: Mapping[str, str] = {  # of an outcome -> its meaning
     "rows_truncated": "of all splits",
     "train_rows": "of the train split",
     "train_rows_short": "how many fewer rows than asked for",
+    **{f"{split}_rows": f"of the {split} split" for split in ("dev", "test")},
+    **{
+        f"{one}_in_{other}{label}": f"rows of {one} with the inputs{text} of a row of {other}, if there are any"
+        for one, other in (("test", "train"), ("test", "dev"), ("dev", "train"))
+        for label, text in (("", ""), ("_labelled", " and the label"))
+    },
+    **{
+        f"{split}_{what}": f"1 where all rows of {split} {text}"
+        for split in ("train", "dev", "test")
+        for what, text in (("labels", "have one label"), ("distinct", "are the same"))
+    },
+    "chance": "accuracy on test of a uniform guess, where every row has the same options",
+    "majority": "accuracy on test of the most frequent label, always",
     "directions": "distinct ones of the run, where its generator repeats",
     "resolution": "median difference of a direction's two losses, in spacings of the model's dtype at the loss",
     "updates_lost": "mean share of an update lost by rounding",

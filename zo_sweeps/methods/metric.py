@@ -41,6 +41,7 @@ class Metric(Definition):
     display: ClassVar[str] = ""
     of: ClassVar[Of] = Of.LABELS
     classes: ClassVar[bool] = False  # label i must mean the same in every row
+    share_right: ClassVar[bool] = False  # of rows: a guess, and the most frequent label, have a score of their own
     unit: ClassVar[str] = "%"
     unit_size: ClassVar[float] = 0.01  # value of one printed unit
     digits: ClassVar[int] = 1

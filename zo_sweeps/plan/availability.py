@@ -23,6 +23,7 @@ from zo_sweeps.plan.compatible import outside_programs
 
 if TYPE_CHECKING:
     from zo_sweeps.methods.arch import Arch
+    from zo_sweeps.methods.parts import Split
     from zo_sweeps.models.identity import ModelStatus
     from zo_sweeps.models.package import Package
     from zo_sweeps.tasks.data import DataStatus
@@ -77,6 +78,7 @@ class Places:
         self._texts: dict[Path, str] = {}
         self._lengths: dict[tuple[int, int, int], str | UserError] = {}
         self._tokens: dict[tuple[int, int, int], float] = {}
+        self._rows: dict[tuple[int, Split], tuple[str, ...]] = {}
 
     def look(self, config: TrialConfig) -> Availability:
         """Return the needs of a trial. Raises UserError for parts incompatible with the model, or malformed data."""
@@ -108,7 +110,7 @@ class Places:
                 f"needs about {needed / 10**9:.1f} GB, and a {device.display or device.name} has {device.memory_gb:g}"
             )
         notes = [self._truncated(config, model, data), _few_rows(config, data), _few_directions(config, trainable)]
-        notes += [*remarks([config.departures]), *_not_read(config, model, data)]
+        notes += [*remarks([config.departures]), *self._duplicates(config, data), *_not_read(config, model, data)]
         return Availability(
             config,
             tuple(reasons),
@@ -202,6 +204,21 @@ class Places:
             spec = TaskSpec.of(config.task, config.prompt.name)
             self._tokens[key] = tokens_forwarded(spec, data.folder, model.tokenizer, most, model.front)
         return min(self._tokens[key] * (1 + config.method.kind.shown), max(most, self._tokens[key]))
+
+    def _duplicates(self, config: TrialConfig, data: DataStatus) -> tuple[str, ...]:
+        """Return the remarks on the rows that a trial draws from local files."""
+        if config.method.kind.generates or not data.marks:
+            return ()
+        from zo_sweeps.tasks.data import drawn_marks
+        from zo_sweeps.tasks.duplicates import facts
+        from zo_sweeps.tasks.spec import TaskSpec
+
+        key = (id(data), config.split)
+        if key not in self._rows:
+            spec = TaskSpec.of(config.task, config.prompt.name)
+            drawn = drawn_marks(spec, config.task, config.split, data.marks)
+            self._rows[key] = tuple(remarks([facts(spec, drawn)], of_data=True))
+        return self._rows[key]
 
     def _text(self, config: TrialConfig, model: ModelStatus) -> tuple[str, str]:
         """Return (fingerprint of the text whose gradients are taken, why it is unavailable), one of them or both "".

@@ -34,6 +34,13 @@ def column_measures(plan: Plan, layout: str, measure: Measure) -> tuple[Measure,
     return measure, {column: one for column, one in own.items() if not _alike(one, measure)}
 
 
+def of_shares(plan: Plan, measure: Measure) -> frozenset[str]:
+    """Return the columns whose cells are shares of right test rows, beside which a guess has a score."""
+    split, _, what = measure.metric.partition("/")
+    metrics = _metrics(plan, what) if split == "test" and what != "loss" else {}
+    return frozenset(column for column, metric in metrics.items() if metric is not None and metric.share_right)
+
+
 def check_rule(plan: Plan, rule: Rule) -> None:
     """Raise UserError if no task has the rule's metric, or if the rule selects the worst value of a column's."""
     _, _, what = rule.metric.partition("/")

@@ -28,6 +28,7 @@ from zo_sweeps.record.journal import JournalStore, outcome
 from zo_sweeps.results import tables as readout
 from zo_sweeps.schedule.ledger import Ledger, Standing, read_standing
 from zo_sweeps.tables import Table
+from zo_sweeps.tasks.data import DRAWN
 
 KEPT = tuple(events.REQUIRED)  # the types of events in an archive; the others name machines, or are files
 
@@ -61,7 +62,7 @@ def share(plan: Plan, composer: Composer, path: Path, *, by: str = "", key: Path
     finished = [trial_id for trial_id in plan.every if standing.has_result(trial_id)]
     if not finished:
         raise UserError(f"no trial of {plan.name} has a result in {folder}", fix="run the grid first")
-    files = {PLAN: _json(_without_paths(stored.dump(plan, altered(plan, composer)), plan))}
+    files = {PLAN: _json({**_without_paths(stored.dump(plan, altered(plan, composer)), plan), "drawn": DRAWN})}
     for trial_id in finished:
         log = [_plain(event) for event in store.read(trial_id, ended=True) if event["type"] in KEPT]
         files[f"journal/{trial_id}.jsonl"] = b"".join(_json(event) + b"\n" for event in log)

@@ -15,7 +15,7 @@ from zo_sweeps.methods.code import code_of
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.altered import altered
 from zo_sweeps.plan.build import Plan
-from zo_sweeps.results.measures import check_rule, column_measures
+from zo_sweeps.results.measures import check_rule, column_measures, of_shares
 from zo_sweeps.schedule.ledger import Standing
 from zo_sweeps.tables import Record, Table, TableSpec, build
 from zo_sweeps.tables.published import load
@@ -171,6 +171,7 @@ def _spec(
         measure=measure,
         layout=layout.layout,
         measures=measures,
+        shares=of_shares(plan, measure),
         rule=rule,
         rows=tuple(rows.items()),
         columns=tuple(plan.labels.items()),

@@ -21,8 +21,9 @@ from zo_sweeps.models.causal import LanguageModel
 from zo_sweeps.models.load import load
 from zo_sweeps.models.masked import MaskedLanguageModel
 from zo_sweeps.run.packages import prepared
-from zo_sweeps.tasks.data import digest_rows, load_splits
+from zo_sweeps.tasks.data import Row, digest_rows, load_splits
 from zo_sweeps.tasks.demonstrations import Demonstrator, demonstration
+from zo_sweeps.tasks.duplicates import facts, mark
 from zo_sweeps.tasks.encode import Example, encode
 from zo_sweeps.tasks.masked import encode_masked
 from zo_sweeps.tasks.spec import TaskSpec
@@ -39,13 +40,14 @@ class Warm:
 
 @dataclass(frozen=True)
 class EncodedSplits:
-    """A task's splits as tokens, and the digest of the test split's rows."""
+    """A task's splits as tokens, the digest of the test split's rows, and the facts of `tasks.duplicates`."""
 
     spec: TaskSpec
     train: list[Example]
     dev: list[Example]
     test: list[Example]
     test_rows: str
+    facts: Mapping[str, float]
 
 
 warm: Warm | None = None
@@ -119,6 +121,8 @@ def examples(config: TrialConfig, model: LanguageModel) -> EncodedSplits:
 
         if len(_encoded) >= 4:
             _encoded.pop(next(iter(_encoded)))
-        by_split = {split: encoded(split, getattr(splits, split)) for split in ("train", "dev", "test")}
-        _encoded[key] = EncodedSplits(spec, **by_split, test_rows=digest_rows(spec, splits.test))
+        rows: dict[str, list[Row]] = {split: getattr(splits, split) for split in ("train", "dev", "test")}
+        by_split = {split: encoded(split, of) for split, of in rows.items()}
+        known = facts(spec, {split: [mark(spec, row) for row in of] for split, of in rows.items()})
+        _encoded[key] = EncodedSplits(spec, **by_split, test_rows=digest_rows(spec, splits.test), facts=known)
     return _encoded[key]

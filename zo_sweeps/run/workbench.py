@@ -73,6 +73,7 @@ class Workbench:
         self.objective = _objective(self.config.train.objective, self.evaluated)
         every = (*self.splits.train, *self.splits.dev, *self.splits.test)
         self.recorder.measured["rows_truncated"] = float(sum(example.truncated for example in every))
+        self.recorder.measured |= self.splits.facts
         if self.config.method.kind.trains:
             rows = len(self.splits.train)
             short = self.config.split.short_of(rows, len(self.splits.spec.labels))

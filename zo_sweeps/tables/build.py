@@ -33,6 +33,7 @@ FOLLOWS = "shows the setting that is selected in the row of its search, which ha
 FOLLOWS_SO_FAR = "shows the setting that is best so far in the row of its search, which is not finished"
 NOT_ABOVE = "the row is not above the one that is subtracted, so there is no ratio"
 NO_MEAN = "the columns show different metrics, which have no mean"
+GUESSES = {"chance": "chance", "majority class": "majority"}  # -> the metric of a run that has its score
 BOTH_FAILURES = "some settings diverged, the others ran out of memory"
 
 
@@ -67,7 +68,26 @@ def build(spec: TableSpec, records: Iterable[Record], published: Published | Non
         columns = (*columns, (RANK, "Rank"))
         for block, draft in _ranks(spec, drafts, published).items():
             drafts[block, RANK] = draft
-    return _with_footnotes(spec, published, columns, drafts)
+    of_column = {key: [r for block, _ in spec.rows for r in grouped.get((block, key), [])] for key, _ in spec.columns}
+    table = _with_footnotes(spec, published, columns, drafts, _of_rows(spec, of_column))
+    return replace(table, guesses=_guesses(spec, of_column))
+
+
+def _of_rows(spec: TableSpec, of_column: Mapping[str, list[Record]]) -> list[Flag]:
+    """Return what the rows of each column's task say against its scores: duplicates, one label."""
+    scores = {key: records for key, records in of_column.items() if spec.of(key).of_scores}
+    notes = {key: remarks((record.metrics for record in records), of_data=True) for key, records in scores.items()}
+    return [Flag(note, columns=(key,)) for key, of_key in notes.items() for note in of_key]
+
+
+def _guesses(spec: TableSpec, of_column: Mapping[str, list[Record]]) -> dict[str, dict[str, float]]:
+    """Return guess -> column -> its accuracy on the test rows, the mean over the runs."""
+    guesses: dict[str, dict[str, float]] = {}
+    for name, metric in GUESSES.items():
+        for key in (key for key, _ in spec.columns if key in spec.shares):
+            if values := [r.metrics[metric] for r in of_column[key] if metric in r.metrics]:
+                guesses.setdefault(name, {})[key] = fmean(values) / spec.of(key).unit_size
+    return guesses
 
 
 def _check(spec: TableSpec, published: Published) -> None:
@@ -339,9 +359,10 @@ def _with_footnotes(
     published: Published | None,
     columns: tuple[tuple[str, str], ...],
     drafts: Mapping[tuple[str, str], tuple[TableCell, list[str]]],
+    of_rows: Sequence[Flag],
 ) -> Table:
     """Number the footnotes in reading order: column labels, then row by row."""
-    flags = [*spec.flags, *_published_flags(spec, published, columns)]
+    flags = [*spec.flags, *_published_flags(spec, published, columns), *of_rows]
     footnotes: list[str] = []
 
     def number(notes: Iterable[str]) -> tuple[int, ...]:

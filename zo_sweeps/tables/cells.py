@@ -69,7 +69,12 @@ class TableCell:
 
 @dataclass(frozen=True)
 class Table:
-    """Typed cells with labels and footnotes. `row_marks` and `column_marks` are the footnotes of labels, by key."""
+    """Typed cells with labels and footnotes.
+
+    Args:
+        row_marks, column_marks: the footnotes of labels, by key.
+        guesses: "chance" and "majority class" -> column -> the score of this guess on the test rows, in printed units.
+    """
 
     spec: TableSpec
     published: Published | None
@@ -79,6 +84,7 @@ class Table:
     row_marks: Mapping[str, tuple[int, ...]]
     column_marks: Mapping[str, tuple[int, ...]]
     footnotes: tuple[str, ...]
+    guesses: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     @property
     def main_columns(self) -> tuple[tuple[str, str], ...]:

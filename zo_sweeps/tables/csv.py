@@ -38,7 +38,8 @@ def to_csv(*tables: Table) -> str:
     """Render tables as one CSV: a line per cell and measure, below one header.
 
     Numbers are in the unit of their line and in full precision, `selected` is JSON, ids are separated by spaces, and
-    None is "". A measure that a cell prints in brackets has a line of its own, without deviations.
+    None is "". A measure that a cell prints in brackets has a line of its own, without deviations. The score of a guess
+    on the same test rows has one without a block, a state and trials.
     """
     out = io.StringIO()
     writer = csv.DictWriter(out, HEADER, lineterminator="\n")
@@ -65,6 +66,10 @@ def to_csv(*tables: Table) -> str:
                 writer.writerow({**line, **_values(cell, measure, table)})
                 if measure.beside and cell.digits is None:
                     writer.writerow({**line, **_named(measure.beside), "mean": _number(cell.beside)})
+        for guess, scores in table.guesses.items():
+            for key, score in scores.items():
+                named = {"table": table.spec.name, "row": guess, "column": dict(table.columns)[key], "column_key": key}
+                writer.writerow({**named, **_named(table.spec.of(key)), "mean": _number(score)})
     return out.getvalue()
 
 

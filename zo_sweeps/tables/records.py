@@ -194,6 +194,7 @@ class TableSpec:
         over: of a measure that is a ratio: row -> the block whose value is divided by the row's; it need be no row.
         setting_of: row -> the block whose selected setting it shows, instead of the best of its own.
         beyond: of a ratio: a block whose value is subtracted from both; "" for none.
+        shares: the columns that show the share of right test rows, for which a guess has a score too.
     """
 
     name: str
@@ -220,6 +221,7 @@ class TableSpec:
     beyond: str = ""
     setting_of: Mapping[str, str] = field(default_factory=dict)
     layout: str = ""
+    shares: frozenset[str] = frozenset()
 
     @property
     def blocks(self) -> set[str]:

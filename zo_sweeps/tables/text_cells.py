@@ -169,6 +169,7 @@ def own_notes(table: Table) -> list[str]:
     lines.append(_spread(table))
     if any(cell.selected for cell in table.cells.values()):
         lines.append(f"Settings are selected by the {_best(spec.rule.mode)} mean {spec.rule.metric} over seeds.")
+    lines.append(_guesses(table))
     if spec.rank:
         directions = {spec.of(key).better for key, _ in spec.columns}
         best = "best" if len(directions) > 1 else "highest" if directions == {"higher"} else "lowest"
@@ -201,6 +202,18 @@ def _spread(table: Table) -> str:
     n = f"n={next(iter(sizes))}" if len(sizes) == 1 else "n"
     kind = "sample / population" if any(_has_both(cell) for cell in table.cells.values()) else "sample"
     return f"Mean ± {kind} standard deviation over {n} seeds."
+
+
+def _guesses(table: Table) -> str:
+    """Return the line on the scores of guesses: `On the test rows, chance is 50.0 and the majority class 50.9.`"""
+    columns = table.spec.columns
+    texts = []
+    for name, values in table.guesses.items():
+        shown = {key: _number(value, table.spec.of(key)) for key, value in values.items()}
+        same = len(shown) == len(columns) and len({*shown.values()}) == 1
+        each = ", ".join(f"{label} {shown[key]}" for key, label in columns if key in shown)
+        texts.append(f"{name} {next(iter(shown.values())) if same else each}")
+    return f"A guess on the same test rows has: {'; '.join(texts)}." if texts else ""
 
 
 def _has_both(cell: TableCell) -> bool:

@@ -10,18 +10,30 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import folder_at
 from zo_sweeps.methods.parts import Split
 from zo_sweeps.methods.task import Task
 from zo_sweeps.tasks import files, hub
+from zo_sweeps.tasks.duplicates import Mark
 from zo_sweeps.tasks.spec import TaskSpec
 
 Row = dict[str, Any]
+T = TypeVar("T")
+Open = Callable[[str], tuple[int, Callable[[int], T]]]  # name of a split -> its size, index -> row
 SHOTS_TEST_SEED = 42  # draws the test rows of MeZO's k-shot runs, whatever the run's own seed
+DRAWN = (  # the rule of `load_splits`, for readers of an archive
+    "Rows are taken in the order of numpy.random.RandomState(split.seed).permutation(n), n its rows. "
+    "Files: the first split.train rows of train.jsonl, split.dev of validation.jsonl, split.test of test.jsonl. "
+    "Hub: of the first split.train + split.dev rows of task.hub.train the last split.dev are dev, the others train; "
+    "test is the first split.test rows of task.hub.test. task.dev_size bounds dev. With split.shots = k, train is the "
+    "first k rows of each label, dev the next k (files: the first k of validation.jsonl), and test is drawn with "
+    f"{SHOTS_TEST_SEED}. Bit i of a test event's `right` is row i of that order."
+)
 
 
 @dataclass(frozen=True)
@@ -41,7 +53,7 @@ class DataStatus:
         available: whether it can be loaded here.
         why: where it is, or why it cannot be loaded; one line.
         fingerprint: "sha256:..." of the files' bytes, or "hf:path/name"; "" if not available.
-        sizes: rows per file; empty for the hub.
+        marks: of the rows of each file, by split; empty for the hub.
         row_bytes: mean bytes of a row, for estimates; 0 if it is not known before the data is loaded.
         folder: where the files are; None for the hub.
     """
@@ -49,9 +61,14 @@ class DataStatus:
     available: bool
     why: str
     fingerprint: str = ""
-    sizes: Mapping[str, int] = field(default_factory=dict)
+    marks: Mapping[str, Sequence[Mark]] = field(default_factory=dict, repr=False)
     row_bytes: float = 0.0
     folder: Path | None = None
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Rows per file; empty for the hub."""
+        return {split: len(marks) for split, marks in self.marks.items()}
 
 
 def check(spec: TaskSpec, task: Task, data_dir: str | None) -> DataStatus:
@@ -71,16 +88,17 @@ def check(spec: TaskSpec, task: Task, data_dir: str | None) -> DataStatus:
         return DataStatus(True, place, hub.label(task.hub), row_bytes=hub.row_bytes(task.hub))
     if not folder.is_dir():
         return DataStatus(False, f"no folder {folder} (expected train.jsonl, validation.jsonl and test.jsonl in it)")
-    digest, sizes, total = hashlib.sha256(), {}, 0
+    digest, total = hashlib.sha256(), 0
+    marks: dict[str, Sequence[Mark]] = {}
     for split in files.FILES:
         path = files.path_of(folder, split)
         if not path.is_file():
             return DataStatus(False, f"no file {path}")
-        file_digest, sizes[split] = files.scan(path, spec)
+        file_digest, marks[split] = files.scan(path, spec)
         digest.update(f"{split} {file_digest}\n".encode())
         total += path.stat().st_size
-    mean = total / max(sum(sizes.values()), 1)
-    return DataStatus(True, str(folder), f"sha256:{digest.hexdigest()[:32]}", sizes, row_bytes=mean, folder=folder)
+    mean = total / max(sum(map(len, marks.values())), 1)
+    return DataStatus(True, str(folder), f"sha256:{digest.hexdigest()[:32]}", marks, row_bytes=mean, folder=folder)
 
 
 def files_of(task: Task, data_dir: str | None) -> Mapping[str, str]:
@@ -115,46 +133,64 @@ def load_splits(spec: TaskSpec, task: Task, data_dir: str | None, split: Split) 
 
     Raises UserError if the data is missing, a row does not fit the task, or no row is left to train on.
     """
+    is_hub = _folder(task, data_dir) is None
+    return Splits(*_draw(spec, task, split, is_hub, partial(_open, spec, task, data_dir), spec.gold))
+
+
+def drawn_marks(spec: TaskSpec, task: Task, split: Split, marks: Mapping[str, Sequence[Mark]]) -> dict[str, list[Mark]]:
+    """Return the marks of the rows that `load_splits` draws from local files, of the marks of all their rows.
+
+    Raises UserError as it does.
+    """
+    opened: Open[Mark] = lambda name: (len(marks[name]), marks[name].__getitem__)
+    train, dev, test = _draw(spec, task, split, False, opened, lambda one: one.gold)
+    return {"train": train, "dev": dev, "test": test}
+
+
+def _draw(
+    spec: TaskSpec, task: Task, split: Split, is_hub: bool, opened: Open[T], gold: Callable[[T], int]
+) -> tuple[list[T], list[T], list[T]]:
     if split.shots:
-        return _shots(spec, task, data_dir, split)
+        return _shots(spec, split, is_hub, opened, gold)
     seed, n_train, n_test = split.seed or 0, split.train, split.test
     n_dev = min(split.dev, task.dev_size or split.dev)
 
-    size, get = _open(spec, task, data_dir, "train")
-    if _folder(task, data_dir) is None:
+    size, get = opened("train")
+    if is_hub:
         drawn = permutation(size, seed)[: n_train + n_dev]
         rest = max(len(drawn) - n_dev, 0)
         train, dev = [get(i) for i in drawn[:rest]], [get(i) for i in drawn[rest:]]
     else:
         train = [get(i) for i in permutation(size, seed)[:n_train]]
-        dev_size, get_dev = _open(spec, task, data_dir, "validation")
+        dev_size, get_dev = opened("validation")
         dev = [get_dev(i) for i in permutation(dev_size, seed)[:n_dev]]
     if n_train and not train:
         raise UserError(f"task {spec.name!r} has {size} training rows and dev takes {n_dev}; lower split.dev")
-    test_size, get_test = _open(spec, task, data_dir, "test")
-    return Splits(train, dev, [get_test(i) for i in permutation(test_size, seed)[:n_test]])
+    test_size, get_test = opened("test")
+    return train, dev, [get_test(i) for i in permutation(test_size, seed)[:n_test]]
 
 
-def _shots(spec: TaskSpec, task: Task, data_dir: str | None, split: Split) -> Splits:
+def _shots(
+    spec: TaskSpec, split: Split, is_hub: bool, opened: Open[T], gold: Callable[[T], int]
+) -> tuple[list[T], list[T], list[T]]:
     if not spec.labels:
         raise UserError(f"split.shots draws rows by label, but the rows of task {spec.name!r} have none", where="split")
     assert split.shots is not None
     shots, seed = split.shots, split.seed or 0
-    is_hub = _folder(task, data_dir) is None
 
-    def by_label(name: str, start: int) -> list[Row]:
-        size, get = _open(spec, task, data_dir, name)
-        groups: list[list[Row]] = [[] for _ in spec.labels]
+    def by_label(name: str, start: int) -> list[T]:
+        size, get = opened(name)
+        groups: list[list[T]] = [[] for _ in spec.labels]
         for i in permutation(size, seed):
             row = get(i)
-            groups[spec.gold(row)].append(row)
+            groups[gold(row)].append(row)
             if all(len(group) >= start + shots for group in groups):
                 break
         return [row for group in groups for row in group[start : start + shots]]
 
     train = by_label("train", 0)
     dev = by_label("train", shots) if is_hub else by_label("validation", 0)
-    test_size, get_test = _open(spec, task, data_dir, "test")
+    test_size, get_test = opened("test")
     if not dev:
         raise UserError(
             f"no label of task {spec.name!r} has more than {shots} rows, which leaves none for dev",
@@ -162,7 +198,7 @@ def _shots(spec: TaskSpec, task: Task, data_dir: str | None, split: Split) -> Sp
             fix="lower it",
         )
     chosen = permutation(test_size, SHOTS_TEST_SEED)[: split.test]
-    return Splits(train, dev, [get_test(i) for i in chosen])
+    return train, dev, [get_test(i) for i in chosen]
 
 
 def digest_rows(spec: TaskSpec, rows: Sequence[Row]) -> str:

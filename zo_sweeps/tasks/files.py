@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.tasks.duplicates import Mark, mark
 from zo_sweeps.tasks.prompts import render
 from zo_sweeps.tasks.spec import TaskSpec
 
@@ -28,20 +29,20 @@ def read(path: Path, spec: TaskSpec) -> list[dict[str, Any]]:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
 
 
-def scan(path: Path, spec: TaskSpec) -> tuple[str, int]:
-    """Return SHA-256 (hex) of a file's bytes and its number of rows, cached until it changes. Raises as `read` does."""
+def scan(path: Path, spec: TaskSpec) -> tuple[str, list[Mark]]:
+    """Return SHA-256 (hex) of a file's bytes and its rows' marks, cached until it changes. Raises as `read` does."""
     stat = path.stat()
     return _scan(path, stat.st_mtime_ns, stat.st_size, spec)
 
 
 @lru_cache(maxsize=1024)
-def _scan(path: Path, mtime_ns: int, size: int, spec: TaskSpec) -> tuple[str, int]:
-    data, rows = path.read_bytes(), 0
+def _scan(path: Path, mtime_ns: int, size: int, spec: TaskSpec) -> tuple[str, list[Mark]]:
+    data, marks = path.read_bytes(), list[Mark]()
     for row in _rows(data, path, spec):
-        if not rows:
+        if not marks:
             render(spec, row)  # a template that fits no row is found here
-        rows += 1
-    return hashlib.sha256(data).hexdigest(), rows
+        marks.append(mark(spec, row))
+    return hashlib.sha256(data).hexdigest(), marks
 
 
 def _rows(data: bytes, path: Path, spec: TaskSpec) -> Iterator[dict[str, Any]]:

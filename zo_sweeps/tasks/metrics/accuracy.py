@@ -14,6 +14,7 @@ class Accuracy(Metric):
     """Share of the rows whose predicted label is right."""
 
     display: ClassVar[str] = "accuracy"
+    share_right: ClassVar[bool] = True
 
     def compute(self, predictions: Sequence[int], references: Sequence[int]) -> float:
         same_length(predictions, references)
