@@ -6,6 +6,7 @@ import io
 import json
 import lzma
 import platform
+import shlex
 import shutil
 import subprocess
 import tarfile
@@ -445,6 +446,18 @@ def test_an_archive_runs_no_code_and_reads_no_file_that_the_reader_did_not_name(
         tmp_path / "b", {"manifest.json": json.dumps({**manifest, "title": "\x1b[2Jgone", "files": {}}).encode()}
     )
     assert "\x1b" not in said(capsys, "verify", file)[1]
+
+
+def test_after_an_import_into_an_empty_folder_the_command_that_it_names_shows_the_rows(
+    swept: Swept, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    state = tmp_path / "new"
+    status, text = said(capsys, "import", swept.file, f"state_dir={state}", "--config-dir", swept.conf)
+    assert status == 0
+    named = shlex.split(text.partition("`")[2].partition("`")[0])
+    assert named[:4] == ["python", "-m", "zo_sweeps", "table"]
+    status, text = said(capsys, *named[3:])
+    assert (status, "ZO, Jane Doe [" in text) == (0, True), text
 
 
 def test_imported_rows_stand_below_one_s_own_with_whose_they_are(

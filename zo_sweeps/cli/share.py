@@ -94,11 +94,14 @@ def import_(given: Sequence[str]) -> int:
     from zo_sweeps.cli.show.text import console
     from zo_sweeps.config.composer import Composer
     from zo_sweeps.record.archive import read
+    from zo_sweeps.record.commands import Command
     from zo_sweeps.results.imports import take_in
 
     composer = Composer(options.overrides, options.config_dir)
     source = read(Path(expanduser(files[0])), Path(options.key) if options.key else None)
-    show.imported(source, take_in(source, composer.run.folder, composer), console())
+    made = take_in(source, composer.run.folder, composer)
+    where = Command.of([f"+grid={source.grid}", *options.overrides], options.config_dir)
+    show.imported(source, made, where.table, console())
     return 0
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any
 
 from zo_sweeps.config.schema import GridConfig, RunConfig
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.files import replace_text
 from zo_sweeps.core.fingerprint import fingerprint
 from zo_sweeps.core.trial import Stored, Trial
 from zo_sweeps.methods.definition import convert, hints
@@ -16,6 +19,29 @@ from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.build import Cell, Plan, by_line
 
 Sources = Mapping[str, Mapping[str, str]]  # "model NAME" or "data of NAME" -> file -> digest; "": the whole
+
+
+def save(plan: Plan, altered: Collection[tuple[str, str]], state_dir: Path, sweep_id: str) -> None:
+    """Write the plan of a sweep that is launched into its state folder; see `dump`."""
+    path = _path(state_dir, sweep_id)
+    path.parent.mkdir(exist_ok=True)
+    replace_text(path, json.dumps(dump(plan, altered), ensure_ascii=False))
+
+
+def record(state_dir: Path, sweep_id: str) -> Mapping[str, Any] | None:
+    """Return the plan of a sweep as `save` wrote it; None if there is none, or it cannot be read."""
+    with contextlib.suppress(OSError, ValueError):
+        return dict(json.loads(_path(state_dir, sweep_id).read_text(encoding="utf-8")))
+    return None
+
+
+def has_record(state_dir: Path, sweep_id: str) -> bool:
+    """Return whether the plan of a sweep was written."""
+    return _path(state_dir, sweep_id).is_file()
+
+
+def _path(state_dir: Path, sweep_id: str) -> Path:
+    return state_dir / "plans" / f"{sweep_id}.json"
 
 
 def dump(plan: Plan, altered: Collection[tuple[str, str]]) -> dict[str, Any]:

@@ -27,8 +27,16 @@ class Command:
         return cls(tuple(text for text in overrides if not text.lstrip("+~").startswith("on.")), tuple(config_dirs))
 
     def __str__(self) -> str:
+        return self._line()
+
+    @property
+    def table(self) -> str:
+        """The command that prints its tables."""
+        return self._line("table")
+
+    def _line(self, *words: str) -> str:
         flags = [part for folder in self.config_dirs for part in ("--config-dir", folder)]
-        return shlex.join(["python", "-m", "zo_sweeps", *self.overrides, *flags])
+        return shlex.join(["python", "-m", "zo_sweeps", *words, *self.overrides, *flags])
 
 
 @dataclass(frozen=True)
@@ -44,11 +52,23 @@ def launched(state_dir: Path) -> list[Launched]:
     """Return the sweeps that were started in `state_dir`, the last one last."""
     sweeps = []
     for path in (state_dir / "sweeps").glob("*.json"):
-        with contextlib.suppress(ValueError, OSError):
+        with contextlib.suppress(ValueError, OSError, KeyError, TypeError):
             sweep = json.loads(path.read_text())
             command = Command(tuple(sweep["overrides"]), tuple(sweep["config_dirs"]), path.stem)
-            sweeps.append(Launched(sweep["grid"], command, sweep["started"]))
+            sweeps.append(Launched(str(sweep["grid"]), command, float(sweep["started"])))
     return sorted(sweeps, key=lambda sweep: (sweep.started, sweep.command.sweep_id))
+
+
+def unreadable(state_dir: Path) -> list[Path]:
+    """Return the records of commands in `state_dir` that cannot be read."""
+    known = {sweep.command.sweep_id for sweep in launched(state_dir)}
+    return sorted(path for path in (state_dir / "sweeps").glob("*.json") if path.stem not in known)
+
+
+def recallable(state_dir: Path) -> list[Launched]:
+    """Return the sweeps that their commands show: of those with equal commands the last."""
+    by_command = {json.dumps(_meant(sweep.command)): sweep for sweep in launched(state_dir)}
+    return list(by_command.values())
 
 
 def latest(state_dir: Path, grid: str = "", like: Command | None = None) -> Command | None:

@@ -156,16 +156,23 @@ def _checksum_before(fd: int, offset: int) -> int | None:
     return int(found[1], 16) if found else None
 
 
-def born(path: str | os.PathLike[str]) -> float | None:
-    """Return the time of a journal's first event, which tells a trial's journals apart; None without a journal."""
+def first_event(path: str | os.PathLike[str]) -> Event | None:
+    """Return a journal's first event; None without a journal or a whole line. Raises UserError if it is damaged."""
     try:
         with open(path, "rb") as file:
             line = file.readline()
-        return float(json.loads(line)["time"]) if line.endswith(b"\n") else None
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError, KeyError):
-        return float(read_events(path)[0][0]["time"])  # raises, naming the line
+    if not line.endswith(b"\n"):
+        return None
+    event = parse_object(line)
+    return read_events(path)[0][0] if event is None or "time" not in event else event  # the former raises
+
+
+def born(path: str | os.PathLike[str]) -> float | None:
+    """Return the time of a journal's first event, which tells a trial's journals apart; None without a journal."""
+    event = first_event(path)
+    return None if event is None else float(event["time"])
 
 
 def last_step(events: Sequence[Event]) -> int:

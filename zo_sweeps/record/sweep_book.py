@@ -80,13 +80,20 @@ class SweepBook:
 def books(state_dir: str | os.PathLike[str]) -> Iterator[Contents]:
     """Iterate over the books of the sweeps that were run in a state directory, by ascending sweep_id."""
     for path in sorted(_folder(state_dir).glob("*.jsonl")):
-        events = _events(Journal(path))
-        headers = [event for event in events if event["type"] == "sweep"]
-        if headers:
-            trials = [Trial.from_json(event["trial"]) for event in events if event["type"] == "trial"]
-            final = events[-1] if events[-1]["type"] == "finish" else None
-            last = headers[-1]
-            yield Contents(last["experiment"], SweepInfo(**last["sweep"]), headers[0]["time"], trials, final)
+        if contents := book(state_dir, path.stem):
+            yield contents
+
+
+def book(state_dir: str | os.PathLike[str], sweep_id: str) -> Contents | None:
+    """Return the book of a sweep; None if there is none. Raises UserError if it is damaged."""
+    events = _events(Journal(_folder(state_dir) / f"{sweep_id}.jsonl"))
+    headers = [event for event in events if event["type"] == "sweep"]
+    if not headers:
+        return None
+    trials = [Trial.from_json(event["trial"]) for event in events if event["type"] == "trial"]
+    final = events[-1] if events[-1]["type"] == "finish" else None
+    last = headers[-1]
+    return Contents(last["experiment"], SweepInfo(**last["sweep"]), headers[0]["time"], trials, final)
 
 
 def find_trial(state_dir: str | os.PathLike[str], name: str) -> Trial:

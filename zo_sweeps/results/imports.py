@@ -98,21 +98,30 @@ def below(table: Table, theirs: Table | None, whose: str) -> Table:
     if theirs.spec.measure != table.spec.measure or theirs.spec.rule != table.spec.rule:
         lines = (*table.spec.footnotes, NOT_ALIKE.format(whose))
         return replace(table, spec=replace(table.spec, footnotes=lines))
+    note = NOT_OURS.format(whose)
+    if {*theirs.spec.caveats} != {*table.spec.caveats}:
+        note += OTHERWISE.format("; ".join(theirs.spec.caveats) or AS_WRITTEN)
+    return appended(table, theirs, whose, whose.rpartition(" (")[0], note)
+
+
+def appended(table: Table, theirs: Table, key: str, name: str, note: str) -> Table:
+    """Return a table with the rows of another of the same layout below its own.
+
+    Args:
+        key: tells the rows apart from others; name: stands after each row's label; note: a footnote on each.
+    """
     footnotes = list(table.footnotes)
 
     def numbers(notes: Sequence[str]) -> tuple[int, ...]:
         footnotes.extend(note for note in dict.fromkeys(notes) if note not in footnotes)
         return tuple(map(footnotes.index, notes))
 
-    note, name = NOT_OURS.format(whose), whose.rpartition(" (")[0]
-    if {*theirs.spec.caveats} != {*table.spec.caveats}:
-        note += OTHERWISE.format("; ".join(theirs.spec.caveats) or AS_WRITTEN)
     rows, cells, row_marks = list(table.rows), dict(table.cells), dict(table.row_marks)
     for block, label in theirs.rows:
-        key = f"{whose}/{block}"
-        rows.append((key, f"{label}, {name}"))
-        row_marks[key] = numbers([*(theirs.footnotes[mark] for mark in theirs.row_marks[block]), note])
+        row = f"{key}/{block}"
+        rows.append((row, f"{label}, {name}"))
+        row_marks[row] = numbers([*(theirs.footnotes[mark] for mark in theirs.row_marks[block]), note])
         for column, _ in table.columns:
             cell = theirs.cells.get((block, column), TableCell(CellState.NOT_PLANNED))
-            cells[key, column] = replace(cell, marks=numbers([theirs.footnotes[mark] for mark in cell.marks]))
+            cells[row, column] = replace(cell, marks=numbers([theirs.footnotes[mark] for mark in cell.marks]))
     return replace(table, rows=tuple(rows), cells=cells, row_marks=row_marks, footnotes=tuple(footnotes))

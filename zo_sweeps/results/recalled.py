@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.core.files import replace_text
 from zo_sweeps.plan import stored
 from zo_sweeps.plan.altered import altered
 from zo_sweeps.plan.build import Plan, build
-from zo_sweeps.record.commands import Command, latest, recall
+from zo_sweeps.record.commands import Command, latest, recall, unreadable
+from zo_sweeps.results.earlier import lines
+from zo_sweeps.results.imports import FOLDER
 from zo_sweeps.schedule.ledger import must_have_run, read_standing
 
 
@@ -37,9 +35,7 @@ class Reading:
 
 def save(plan: Plan, composer: Composer, state_dir: Path, sweep_id: str) -> None:
     """Write the plan of a sweep that is launched into its state folder."""
-    path = _path(state_dir, sweep_id)
-    path.parent.mkdir(exist_ok=True)
-    replace_text(path, json.dumps(stored.dump(plan, altered(plan, composer)), ensure_ascii=False))
+    stored.save(plan, altered(plan, composer), state_dir, sweep_id)
 
 
 def read(overrides: Sequence[str], config_dirs: Sequence[str] = (), *, has_run: bool = False) -> Reading:
@@ -56,10 +52,10 @@ def read(overrides: Sequence[str], config_dirs: Sequence[str] = (), *, has_run: 
     if command is None:
         command = Command.of(overrides, config_dirs)
         composer = Composer(command.overrides, command.config_dirs)
-        if has_run:
+        if has_run and not (composer.run.folder / FOLDER).is_dir():
             must_have_run(composer.run.folder)
         plan = build(composer)
-        return Reading(plan, composer, command, tuple(_not_run(plan)))
+        return _noted(Reading(plan, composer, command, tuple(_not_run(plan))))
     return of_sweep(command, config_dirs)
 
 
@@ -73,22 +69,29 @@ def of_sweep(command: Command, config_dirs: Sequence[str] = ()) -> Reading:
     Raises UserError for a command of an earlier version that cannot be composed here.
     """
     folder = state_dir_of(command)
-    data = _load(folder, command.sweep_id)
+    data = stored.record(folder, command.sweep_id)
     if data is None:  # launched by a version without this record
         composer = Composer(command.overrides, command.config_dirs)
-        return Reading(build(composer), composer, command)
+        return _noted(Reading(build(composer), composer, command))
     try:
         composer = Composer(command.overrides, command.config_dirs)
     except UserError as error:
         there = [one for one in (*command.config_dirs, *config_dirs) if Path(one).is_dir()]
         composer = Composer([command.overrides[-1]], there)
-        return Reading(stored.load(data, composer.run), composer, command, (_cannot_plan(error),))
+        return _noted(Reading(stored.load(data, composer.run), composer, command, (_cannot_plan(error),)))
     plan = stored.load(data, composer.run)
     try:
         notes = stored.changes(plan, data["sources"], build(composer))
     except UserError as error:
         notes = [_cannot_plan(error)]
-    return Reading(plan, composer, command, tuple(notes))
+    return _noted(Reading(plan, composer, command, tuple(notes)))
+
+
+def _noted(reading: Reading) -> Reading:
+    """Return a reading that says too which results of its folder it does not show."""
+    folder = reading.plan.config.folder
+    lost = [f"{path} cannot be read: its sweep is not found by its command" for path in unreadable(folder)]
+    return replace(reading, notes=(*reading.notes, *lost, *lines(reading.plan, read_standing(folder))))
 
 
 def _cannot_plan(error: UserError) -> str:
@@ -98,7 +101,7 @@ def _cannot_plan(error: UserError) -> str:
 def since(plan: Plan, command: Command) -> list[str]:
     """Return what has changed since a command was last run in its state folder, whose trials therefore run again."""
     last = recall([*command.overrides], command.config_dirs)
-    data = _load(plan.config.folder, last.sweep_id) if last else None
+    data = stored.record(plan.config.folder, last.sweep_id) if last else None
     return stored.changes(stored.load(data, plan.config), data["sources"], plan) if data else []
 
 
@@ -110,20 +113,14 @@ def state_dir_of(command: Command) -> Path:
 def _not_run(plan: Plan) -> list[str]:
     """Return a line on the grid's last sweep, if none of these trials has been run."""
     folder = plan.config.folder
-    last = latest(folder, plan.name)
-    if last is None or read_standing(folder).states.keys() & plan.every.keys():
+    last, states = latest(folder, plan.name), read_standing(folder).states.keys()
+    if states & plan.every.keys():
         return []
+    if last is None:
+        return [f"none of these trials has run in {folder}, which has no record of a sweep of {plan.name}"] * bool(
+            states
+        )
     lines = [f"none of these trials has run in {folder}; the last sweep of the grid there: {last}"]
-    if data := _load(folder, last.sweep_id):
+    if data := stored.record(folder, last.sweep_id):
         lines += stored.changes(stored.load(data, plan.config), data["sources"], plan)
     return lines
-
-
-def _path(state_dir: Path, sweep_id: str) -> Path:
-    return state_dir / "plans" / f"{sweep_id}.json"
-
-
-def _load(state_dir: Path, sweep_id: str) -> Mapping[str, Any] | None:
-    with contextlib.suppress(OSError, ValueError):
-        return dict(json.loads(_path(state_dir, sweep_id).read_text(encoding="utf-8")))
-    return None

@@ -18,6 +18,7 @@ from zo_sweeps.plan.build import Plan
 from zo_sweeps.results import figures as charts
 from zo_sweeps.results import tables as readout
 from zo_sweeps.results.curve_data import curve_data
+from zo_sweeps.results.earlier import with_earlier
 from zo_sweeps.results.examples import compared
 from zo_sweeps.results.facts.predicted import beside, predicted_rows
 from zo_sweeps.results.findings import BestRow, findings
@@ -76,7 +77,7 @@ def html(
     here = collect()
     measured = readout.tables(plan, composer, standing)
     own = [readable(table) for table in measured]
-    page = together(with_imported(measured, plan, composer))
+    page = together(with_imported(with_earlier(measured, plan, composer, standing), plan, composer))
     curves = curve_data(plan, standing, state_dir)
     parts = {
         "found": (found := findings(plan, standing, own)),

@@ -66,11 +66,14 @@ def _metrics(trial: Trial, outcome: Outcome) -> Mapping[str, float]:
     return {**outcome.metrics, OTHER_CODE: 1.0} if other_code(trial, outcome) else outcome.metrics
 
 
-def tables(plan: Plan, composer: Composer, standing: Standing, only: Sequence[str] = ()) -> list[Table]:
+def tables(
+    plan: Plan, composer: Composer, standing: Standing, only: Sequence[str] = (), of: Plan | None = None
+) -> list[Table]:
     """Return the grid's tables, in its order.
 
     Args:
         only: names of tables; default: all.
+        of: whose trials they show; default: the plan's own.
 
     Raises UserError for a name that is not one of the grid's tables, or a layout that does not fit the published table.
     """
@@ -78,7 +81,8 @@ def tables(plan: Plan, composer: Composer, standing: Standing, only: Sequence[st
     for name in only:
         if name not in named:
             raise unknown("table", name, named, where=f"grid {plan.name}")
-    rows = records(plan, standing)
+    trials_of = of or plan
+    rows = records(trials_of, standing)
     devices = [outcome.device for trial_id, outcome in standing.outcomes.items() if trial_id in plan.every]
     definitions = {
         part: sorted({str(device[key]) for device in devices if (key := f"{part}_definition") in device})
@@ -90,7 +94,7 @@ def tables(plan: Plan, composer: Composer, standing: Standing, only: Sequence[st
         spec = _spec(plan, composer, name, definitions, changed)
         mine = [row for row in rows if row.block in spec.blocks]
         if (target := named[name].target) is not None:
-            mine = [_to_target(plan, row, target) for row in mine]
+            mine = [_to_target(trials_of, row, target) for row in mine]
         if spec.measure.columns:
             spec, mine = _by_metric(spec, mine)
         built.append(build(spec, mine, load(spec.published, composer.folders) if spec.published else None))

@@ -62,6 +62,7 @@ class Standing:
         failures, losses: attempts that ended FAILED and LOST since the last `reset`; handed-back ones do not count.
         outcomes: the outcome of the last attempt that ended.
         nodes: the host of the last attempt.
+        sweeps: the sweep of the last attempt.
         held: why a pending trial is not started, if the sweep stopped its row.
         forecasts: the seconds predicted before the last attempt, if it began at the first step.
         first, last: the times (Unix seconds) of the trial's first and last lines.
@@ -75,6 +76,7 @@ class Standing:
     losses: dict[str, int] = field(default_factory=dict)
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     nodes: dict[str, str] = field(default_factory=dict)
+    sweeps: dict[str, str] = field(default_factory=dict)
     held: dict[str, str] = field(default_factory=dict)
     forecasts: dict[str, Forecast] = field(default_factory=dict)
     first: dict[str, float] = field(default_factory=dict)
@@ -99,8 +101,9 @@ class Standing:
             self.last[trial_id] = entry["time"]
             self.first.setdefault(trial_id, entry["time"])
             self._note_attempt(trial_id, state, entry["time"])
-        if entry.get("node"):
-            self.nodes[trial_id] = entry["node"]
+        for name, of_trial in (("node", self.nodes), ("sweep_id", self.sweeps)):
+            if entry.get(name):
+                of_trial[trial_id] = entry[name]
         self.held.pop(trial_id, None)
         if state is TrialState.PENDING and entry.get("error"):
             self.held[trial_id] = entry["error"]

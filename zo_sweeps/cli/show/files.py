@@ -12,6 +12,7 @@ from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.results import tables as readout
+from zo_sweeps.results.earlier import with_earlier
 from zo_sweeps.results.imports import with_imported
 from zo_sweeps.schedule.ledger import read_standing
 from zo_sweeps.tables import Table, to_csv, to_html, to_latex, to_markdown, to_text
@@ -38,8 +39,10 @@ def tables(planned: Plan, composer: Composer, form: str, only: Sequence[str], wi
         raise unknown("format", form, FORMATS, where="--format")
     if not planned.grid.tables:
         raise UserError(f"grid {planned.name} has no tables", fix="draw its figures, or give it tables")
-    own = readout.tables(planned, composer, read_standing(planned.config.folder), only)
-    text = FORMATS[form](with_imported(own, planned, composer), planned.title, width)
+    standing = read_standing(planned.config.folder)
+    own = readout.tables(planned, composer, standing, only)
+    whole = with_imported(with_earlier(own, planned, composer, standing), planned, composer)
+    text = FORMATS[form](whole, planned.title, width)
     return text + ("" if text.endswith("\n") else "\n")
 
 

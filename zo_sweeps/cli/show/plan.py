@@ -50,8 +50,8 @@ def show_plan(plan: PlanFacts, to: Console, *, trials: bool) -> None:
     _memory(plan, to)
     show_limits(plan, to, whole=trials)
     show_order(plan, to)
-    for line in plan.over_budget:
-        say(to, f"over the budget: {line}")
+    for line in [*(f"over the budget: {line}" for line in plan.over_budget), *plan.earlier]:
+        say(to, line)
     for line in _time(plan):
         say(to, line)
     if trials:
@@ -64,6 +64,8 @@ def show_summary(plan: PlanFacts, to: Console) -> None:
     say(to, f"{plan.grid}: {counted(plan.runnable, 'trial')} for {plan.entries} table entries")
     show_order(plan, to)
     show_limits(plan, to, whole=False)
+    for line in plan.earlier:
+        say(to, line)
 
 
 def show_order(plan: PlanFacts, to: Console) -> None:

@@ -46,11 +46,11 @@ def verification(source: Archive, file: Path, findings: Iterable[Finding], conso
     return 1 if counts[Verdict.WRONG] else 0
 
 
-def imported(source: Archive, made: Imported, console: Console) -> None:
-    """Print what was imported, and how to undo it."""
+def imported(source: Archive, made: Imported, table: str, console: Console) -> None:
+    """Print what was imported, the command that shows it, and how to undo it."""
     say(console, f"{'imported' if made.new else 'imported before'}: {source.title}, {made.trials} trials")
     say(console, f"by {source.whose}")
-    say(console, f"`table +grid={source.grid}` shows its rows below your own; to undo, remove {made.folder}")
+    say(console, f"`{table}` shows its rows below your own; to undo, remove {made.folder}")
 
 
 def unbacked(planned: Plan, composer: Composer, n: int, console: Console) -> int:

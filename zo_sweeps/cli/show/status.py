@@ -6,10 +6,11 @@ from rich.console import Console
 
 from zo_sweeps.cli.show.text import counted, listing, say, some
 from zo_sweeps.core.trial import TrialState
-from zo_sweeps.core.units import count_text, duration, seconds_text
+from zo_sweeps.core.units import count_text, duration, metric_text, seconds_text
 from zo_sweeps.results.facts.predicted import beside
 from zo_sweeps.results.facts.status import SweepStatus, TrialStatus
 
+SCORES = ("dev/metric", "test/metric")
 LISTED = 40  # trials; of a larger sweep `--trials` lists them
 
 
@@ -36,6 +37,22 @@ def show_status(sweep: SweepStatus, to: Console, *, failed: bool, trials: bool) 
         listing(to, ("id", "state", "trial"), rows)
     else:
         say(to, f"`status --trials` lists the ids of the {len(sweep.trials)} trials, `status ID` is about one")
+    show_earlier(sweep, to)
+
+
+def show_earlier(sweep: SweepStatus, to: Console) -> None:
+    """Print the finished trials of other versions, with their scores and the trial of today that has their settings."""
+    if not sweep.earlier:
+        return
+    rows = []
+    for trial in sweep.earlier:
+        scores = [f"{name} {metric_text(name, trial.metrics[name])}" for name in SCORES if name in trial.metrics]
+        named = trial.label or "unknown"
+        label = f"{trial.grid}: {named}" if trial.grid != sweep.grid else named
+        rows.append((trial.trial_id, trial.state, label, ", ".join(scores), trial.made_by or "?", trial.like or "–"))
+    say(to, "")
+    listing(to, ("finished before", "state", "trial", "scores", "made by", "same settings"), rows)
+    say(to, "same settings: a trial of today with the same value of every setting that both versions record")
 
 
 def show_predicted(sweep: SweepStatus, to: Console) -> None:

@@ -11,6 +11,7 @@ from zo_sweeps.core.trial import Trial, TrialState
 from zo_sweeps.plan.build import Plan, by_line
 from zo_sweeps.plan.order import ORDERS, described
 from zo_sweeps.results import caps
+from zo_sweeps.results.earlier import lines
 from zo_sweeps.schedule.budget import Predicted
 from zo_sweeps.schedule.ledger import Standing, read_standing
 from zo_sweeps.schedule.prediction import Predictions, predictions, rates_here, slots_here
@@ -90,6 +91,7 @@ class PlanFacts:
     over_budget: Sequence[str] = key("a sentence on each cap of `budget` that the plan cannot hold, as predicted")
     order: str = key("the sizes of the rounds in which trials are started; empty: one round, in grid order")
     trials: Sequence[PlannedTrial] = key("all trials, in the order in which they are started")
+    earlier: Sequence[str] = key("a sentence on finished trials of the state folder that are none of these")
 
 
 def plan_facts(plan: Plan, order: str = "grid") -> PlanFacts:
@@ -135,6 +137,7 @@ def plan_facts(plan: Plan, order: str = "grid") -> PlanFacts:
         over_budget=caps.over(plan, standing, Predicted(to_go, joules_left)),
         order=described(plan, rounds),
         trials=sorted(_trials(plan, standing, guess), key=lambda trial: rounds.get(trial.trial_id, 0)),
+        earlier=lines(plan, standing),
     )
 
 

@@ -11,6 +11,7 @@ from zo_sweeps.core.document import key
 from zo_sweeps.core.trial import TrialState
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.results import tables as readout
+from zo_sweeps.results.earlier import EarlierTrial, listed
 from zo_sweeps.results.facts.predicted import PredictedRow, predicted_rows
 from zo_sweeps.schedule.ledger import Standing, driver_of, read_standing
 from zo_sweeps.schedule.live import LiveRun, read_live
@@ -67,6 +68,7 @@ class SweepStatus:
     seconds_left: float | None = key("null if not running, or not known yet")
     predicted: Sequence[PredictedRow] = key("rows whose trials' time was predicted before they ran; the last: all")
     trials: Sequence[TrialStatus] = key("all trials, in the grid's order")
+    earlier: Sequence[EarlierTrial] = key("finished trials of the folder that no command shows: made by other versions")
 
 
 def status_facts(plan: Plan) -> SweepStatus:
@@ -94,6 +96,7 @@ def status_facts(plan: Plan) -> SweepStatus:
         seconds_left=live["eta_seconds"] if live else None,
         predicted=predicted_rows(plan, standing),
         trials=[_trial(trial_id, states[trial_id], plan, standing) for trial_id in plan.every],
+        earlier=listed(plan, standing),
     )
 
 

@@ -8,10 +8,11 @@ from typing import Any
 
 from zo_sweeps.core.document import key
 from zo_sweeps.core.errors import unknown
-from zo_sweeps.core.trial import TrialState
+from zo_sweeps.core.trial import Trial, TrialState
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.results import tables as readout
 from zo_sweeps.results.compare import flat
+from zo_sweeps.results.earlier import earlier
 from zo_sweeps.schedule.ledger import read_standing
 
 
@@ -58,18 +59,21 @@ class TrialFacts:
 
 
 def trial_facts(plan: Plan, name: str) -> TrialFacts:
-    """Return the facts of the trial whose id begins with `name`.
+    """Return the facts of the trial whose id begins with `name`, of the plan or made by another version.
 
-    Raises UserError if no or several trials of the plan do, or its journal is damaged. Cost: reads its journal, and
+    Raises UserError if no or several trials do, or its journal is damaged. Cost: reads its journal, and
     the configurations of all trials of the grid.
     """
-    matching = [trial_id for trial_id in plan.every if trial_id.startswith(name)]
+    standing = read_standing(plan.config.folder)
+    before = {trial_id: trial for group in earlier(plan, standing) for trial_id, trial in group.trials.items()}
+    every = {**plan.every, **before}
+    matching = [trial_id for trial_id in every if trial_id.startswith(name)]
     if len(matching) != 1:
         raise unknown("trial", name, list(plan.every)[:5], where=f"grid {plan.name}")
     from zo_sweeps.record.journal import JournalStore, evals, last_step, outcome, places
 
     (trial_id,) = matching
-    trial, standing = plan.every[trial_id], read_standing(plan.config.folder)
+    trial = every[trial_id]
     events = JournalStore(plan.config.folder).read(trial_id, ended=standing.has_result(trial_id))
     ended = outcome(events)
     return TrialFacts(
@@ -81,7 +85,7 @@ def trial_facts(plan: Plan, name: str) -> TrialFacts:
         step=last_step(events),
         steps=trial.steps,
         caveats=plan.caveats,
-        differs=_differs(plan, trial_id),
+        differs=_differs(plan, trial),
         attempts=[Attempt(*place) for place in places(events)],
         evaluations=[
             Evaluation(split, step, event["loss"], event["metric"])
@@ -96,9 +100,9 @@ def trial_facts(plan: Plan, name: str) -> TrialFacts:
     )
 
 
-def _differs(plan: Plan, trial_id: str) -> dict[str, Any]:
+def _differs(plan: Plan, trial: Trial) -> dict[str, Any]:
     """Return the settings of a trial that some other trial of the plan has otherwise, or not at all."""
     every = [flat(trial.config.to_json()) for trial in plan.every.values()]
-    own = flat(plan.every[trial_id].config.to_json())
+    own = flat(trial.config.to_json())
     absent = object()
     return {name: value for name, value in own.items() if any(one.get(name, absent) != value for one in every)}
