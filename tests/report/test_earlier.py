@@ -8,12 +8,15 @@ from __future__ import annotations
 import json
 import tarfile
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from zo_sweeps import results
 from zo_sweeps.cli.main import main
+from zo_sweeps.core.trial import Stored
+from zo_sweeps.results.earlier import earlier, listed
 from zo_sweeps.results.facts.status import status_facts
 from zo_sweeps.results.recalled import read
 from zo_sweeps.schedule.ledger import read_standing
@@ -45,25 +48,32 @@ def test_every_finished_trial_of_a_past_commit_is_shown_or_listed_with_its_score
     reading, ledger = read([f"state_dir={folder}"]), read_standing(folder)
     status = status_facts(reading.plan)
     shown = {trial.trial_id: trial.metrics for trial in status.trials if ledger.has_result(trial.trial_id)}
-    listed = {trial.trial_id: trial.metrics for trial in status.earlier}
-    assert not shown.keys() & listed.keys()
-    assert {**shown, **listed} == {trial_id: outcome.metrics for trial_id, outcome in ledger.outcomes.items()}
+    below = {trial.trial_id: trial.metrics for trial in status.earlier}
+    assert not shown.keys() & below.keys()
+    assert {**shown, **below} == {trial_id: outcome.metrics for trial_id, outcome in ledger.outcomes.items()}
     assert len(ledger.outcomes) == 4
-    assert (LINE.format(commit) in reading.notes) == (len(listed) == 4)
-    assert commit != OLD or len(listed) == 4
+    assert (LINE.format(commit) in reading.notes) == (len(below) == 4)
+    assert commit != OLD or len(below) == 4
 
 
 @pytest.mark.unit
 def test_an_earlier_trial_has_its_name_and_the_trial_of_today_with_its_settings(tmp_path: Path) -> None:
-    reading = read([f"state_dir={stored(OLD, tmp_path)}"])
-    today = reading.plan.every
-    for trial in status_facts(reading.plan).earlier:
-        assert (trial.grid, trial.state, trial.made_by) == ("quickstart", "succeeded", OLD)
-        assert today[trial.like].label == trial.label, "no setting has changed but those that are new"
-        assert trial.like != trial.trial_id
-    other = read(["+grid=quickstart", "scale=smoke", "update.lr=0.2", f"state_dir={tmp_path}"]).plan
-    same = [trial.label for trial in status_facts(other).earlier if trial.like]
-    assert same == ["Zero-shot · Movie remarks"], "another learning rate is another setting, of trials that have one"
+    plan = read([f"state_dir={stored(OLD, tmp_path)}"]).plan
+    standing = read_standing(tmp_path)
+    (group,) = earlier(plan, standing)
+    was = next(trial for trial in group.trials.values() if trial.block == "zo_lora_fa_q1")
+    settings = was.config.to_json()
+
+    def like(**update: object) -> str:
+        today = Stored({**settings, "update": {**settings["update"], **update}})
+        now = replace(plan, every={"today": replace(was, trial_id="today", config=today)})
+        found = {trial.trial_id: trial for trial in listed(now, standing)}
+        assert {(one.grid, one.state, one.made_by) for one in found.values()} == {("quickstart", "succeeded", OLD)}
+        assert found[was.trial_id].label == "ZO-LoRA-FA (q=1) · Movie remarks · seed 0"
+        return found[was.trial_id].like
+
+    assert like(new_option=1) == "today", "of an option that it could not record, nothing is known"
+    assert like(lr=0.2) == ""
 
 
 @pytest.mark.e2e
@@ -130,9 +140,9 @@ def test_results_without_any_record_of_their_sweep_are_counted_and_listed(tmp_pa
         path.unlink()
     reading = read(["+grid=quickstart", f"state_dir={folder}"])
     assert LINE.format(OLD) in reading.notes
-    listed = status_facts(reading.plan).earlier
-    assert [(trial.label, trial.grid, trial.made_by) for trial in listed] == [("", "", OLD)] * 4
-    assert all("test/metric" in trial.metrics for trial in listed)
+    found = status_facts(reading.plan).earlier
+    assert [(trial.label, trial.grid, trial.made_by) for trial in found] == [("", "", OLD)] * 4
+    assert all("test/metric" in trial.metrics for trial in found)
 
 
 @pytest.mark.unit
