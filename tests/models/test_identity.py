@@ -158,7 +158,7 @@ def fake_hub(monkeypatch, tmp_path):
 
 
 OPT = "/facebook/opt-1.3b/resolve/main"
-WAYS_OUT = ("facebook/opt-1.3b", "hf download facebook/opt-1.3b", "model=local model.path=", "model=random_llama")
+WAYS_OUT = ("facebook/opt-1.3b", "hf download facebook/opt-1.3b", "model=opt_1b3 model.path=/", "model=random_llama")
 
 
 def why_not(model):
@@ -168,6 +168,15 @@ def why_not(model):
     assert all(part in seen.why for part in WAYS_OUT)
     assert "\n" not in seen.why
     return seen.why
+
+
+def test_what_can_be_no_id_of_the_hub_is_one_line(fake_hub):
+    seen = status(make("opt_1b3", path="a model/of mine"))
+    assert not seen.available
+    assert seen.why == (
+        "'a model/of mine' is no id of a hub model in model.path; "
+        "write ORGANISATION/NAME, or a folder that holds the model as /…, ~/… or ./…"
+    )
 
 
 def test_a_model_that_the_hub_offers_can_be_downloaded(fake_hub):

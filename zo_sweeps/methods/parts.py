@@ -29,7 +29,9 @@ class Model(Checked):
     name: str = option("demo", "name in conf/model", identity=False)
     display: str = option("", "name as printed in the papers", identity=False)
     source: ModelSource = option(ModelSource.DEMO, "hub, local, random or demo", identity=False)
-    path: str | None = option(None, "folder (local) or id (hub)", identity=False)
+    path: str | None = option(
+        None, "folder (local), id (hub), or a folder that holds the hub's model: /…, ~/… or ./…", identity=False
+    )
     revision: str | None = option(None, "branch, tag or commit of a hub model; null: main", identity=False)
     family: str | None = option(None, "informative only: the family is read from config.json", identity=False)
     precision: str = option("fp32", "precision chosen by precision=auto", identity=False)
@@ -39,6 +41,11 @@ class Model(Checked):
 
     def to_identity(self) -> Any:
         return self.fingerprint or [self.source.value, self.path, self.revision]
+
+    @property
+    def is_claimed(self) -> bool:
+        """Whether it is a folder that is said to hold a model whose shape is known."""
+        return self.source is ModelSource.LOCAL and bool(self.arch)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import urllib.request
 from functools import cache
 from pathlib import Path
 
+from zo_sweeps.core.errors import UserError
 from zo_sweeps.models.checkpoint import INDEX, TOKENIZER_FILES, shards_of
 
 WANTED = ["*.json", "*.safetensors", "tokenizer.model", "merges.txt"]  # no pickled weights, no code
@@ -16,7 +17,8 @@ TIMEOUT = 3.0  # seconds: a plan must not wait for a hub that does not answer
 def cached_folder(repo: str, revision: str) -> Path | None:
     """Return the snapshot folder of a model that is complete in the HF cache, else None. Uses no network.
 
-    Complete: config, a tokenizer and all weights. Raises UserError for an index of weights that is malformed.
+    Complete: config, a tokenizer and all weights. Raises UserError for an index of weights that is malformed, and for a
+    name that no model of the hub can have.
     """
     if _cached(repo, "model.safetensors", revision) is None:
         index = _cached(repo, INDEX, revision)
@@ -56,8 +58,13 @@ def forget() -> None:
 
 def _cached(repo: str, name: str, revision: str) -> Path | None:
     from huggingface_hub import constants, try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
 
-    file = try_to_load_from_cache(repo, name, cache_dir=constants.HF_HUB_CACHE, revision=revision)
+    try:
+        file = try_to_load_from_cache(repo, name, cache_dir=constants.HF_HUB_CACHE, revision=revision)
+    except HFValidationError:
+        fix = "write ORGANISATION/NAME, or a folder that holds the model as /…, ~/… or ./…"
+        raise UserError(f"{repo!r} is no id of a hub model", where="model.path", fix=fix) from None
     return Path(file) if isinstance(file, str) else None
 
 

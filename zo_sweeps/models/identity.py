@@ -155,7 +155,8 @@ def _hub_status(model: Model) -> ModelStatus:
     at = "" if revision == "main" else f" --revision {revision}"
     why = (
         f"{repo} is not in the Hugging Face cache, and {trouble}; either run `hf download {repo}{at}` where "
-        "there is a network and share HF_HOME, or set model=local model.path=FOLDER, or, for time and memory only, "
+        f"there is a network and share HF_HOME, or name a folder that holds it: model={model.name} "
+        "model.path=/FOLDER (or any model's: model=local model.path=FOLDER), or, for time and memory only, "
         "use random weights of the same shape (model=random_llama model.arch.…)"
     )
     return ModelStatus(False, why, identity, parameters, arch)

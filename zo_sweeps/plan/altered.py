@@ -9,7 +9,7 @@ from typing import Any
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.fingerprint import fingerprint
 from zo_sweeps.methods.definition import write
-from zo_sweeps.methods.parts import Device
+from zo_sweeps.methods.parts import Device, Model, ModelSource
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.plan.expand import expand
@@ -24,6 +24,7 @@ def altered(plan: Plan, composer: Composer) -> frozenset[tuple[str, str]]:
 
     The seed and the place of the data are not compared: they do not change what a cell means. Nor is the machine,
     unless the grid names one there: then its runtime and the form of its programs count as well.
+    A folder that is said to hold a hub's model, and has its shape, is that model here.
     """
     if plan.altered is not None:
         return plan.altered
@@ -32,10 +33,12 @@ def altered(plan: Plan, composer: Composer) -> frozenset[tuple[str, str]]:
     written = composer.as_written()
     grid = replace(written.run.grid, seeds=written.run.grid.seeds[:1])
     settings: dict[tuple[str, str], set[tuple[str, str]]] = {}
-    options, parts = Options(), Parts()
+    options, parts, on_hub = Options(), Parts(), dict[str, Model]()
     for name, block in grid.blocks.items():
         for setting in expand(written, grid, name, block, Overrides(written)):
             config = resolve(written, setting, options, parts)
+            if config.model.source is ModelSource.HUB:
+                on_hub[config.model.name] = config.model
             device = "" if config.device.any else _computed_by(config.device)
             settings.setdefault((name, setting.column or config.task.name), set()).add((_comparable(config), device))
     seen: dict[str, tuple[str, str]] = {}
@@ -43,6 +46,9 @@ def altered(plan: Plan, composer: Composer) -> frozenset[tuple[str, str]]:
     for cell in plan.cells:
         if cell.trial_id not in seen:
             config = TrialConfig.of(plan.every[cell.trial_id].config)
+            hub = on_hub.get(config.model.name)
+            if hub is not None and config.model.is_claimed and hub.arch == config.model.arch:
+                config = replace(config, model=hub)
             seen[cell.trial_id] = _comparable(config), _computed_by(config.device)
         written_there = settings.get((cell.block, cell.task), set())
         if not {seen[cell.trial_id], (seen[cell.trial_id][0], "")} & written_there:

@@ -23,11 +23,13 @@ from zo_sweeps.plan.compatible import outside_programs
 
 if TYPE_CHECKING:
     from zo_sweeps.methods.arch import Arch
-    from zo_sweeps.methods.parts import Split
+    from zo_sweeps.methods.parts import Model, Split
     from zo_sweeps.models.identity import ModelStatus
     from zo_sweeps.models.package import Package
     from zo_sweeps.tasks.data import DataStatus
 
+# What tells models apart, of `Arch`; the number of parameters follows, and so do the projections.
+SHAPE = ("family", "layers", "width", "inner", "heads", "kv_heads", "head_width", "vocabulary", "positions", "tied")
 BYTES_PER_TOKEN = 4  # of English text as JSON, roughly; for estimates only
 
 
@@ -382,6 +384,9 @@ def _goes_with(config: TrialConfig, model: ModelStatus) -> None:
         _goes_with_package(config, model.package)
     if arch is None:
         return
+    if config.model.is_claimed and (differs := _difference(config.model, arch)):
+        fix = f"model=local model.path={config.model.path} runs it as what it is"
+        raise UserError(f"the folder does not hold {config.model.name}: {differs}", where="model.path", fix=fix)
     dialect = config.task.dialects.get(config.prompt.name)
     if dialect is not None and arch.masked != dialect.loss.masked:
         one, other = ("masked", "without") if arch.masked else ("causal", "with")
@@ -402,6 +407,15 @@ def _goes_with(config: TrialConfig, model: ModelStatus) -> None:
     if arch.no_full and kind.estimates and config.space.moves_base and config.evaluation.restore is Restore.EXACT:
         what = f"model {config.model.name!r} is not evaluated beside its weights: {arch.no_full}"
         raise UserError(what, fix="use evaluation.restore=in_place, or another space")
+
+
+def _difference(claimed: Model, arch: Arch) -> str:
+    """Return in what the shape of a folder's model is not that of the model that it is said to hold; "" if it is."""
+    from zo_sweeps.models.families import describe
+
+    expected = describe(claimed.arch)
+    sizes = [(name, getattr(arch, name), getattr(expected, name)) for name in SHAPE]
+    return ", ".join(f"{name} {here}, not {there}" for name, here, there in sizes if here != there)
 
 
 def _goes_with_package(config: TrialConfig, package: Package) -> None:

@@ -347,10 +347,9 @@ def _caveats(
     composer: Composer, grid: GridConfig, cells: Sequence[Cell], trials: Mapping[str, Trial]
 ) -> tuple[str, ...]:
     """Return the differences between the trials and the grid as written, for the captions of tables."""
-    found = []
+    found, configs = [], [TrialConfig.of(trial.config) for trial in trials.values()]
     scale = composer.run.scale
     if scale.name != "paper":
-        configs = [TrialConfig.of(trial.config) for trial in trials.values()]
         cut = scale.max_length and all(config.train.max_length <= scale.max_length for config in configs)
         less = f", texts of at most {scale.max_length} tokens" if cut else ""  # a column may set a length of its own
         if scale.layers and any(config.model.source == ModelSource.RANDOM for config in configs):
@@ -368,6 +367,12 @@ def _caveats(
     if "model" in choices:
         display = composer.trial["model"]["display"]
         found.append(f"run on {' and '.join(values.get('model.path') or choices['model'])} ({display})")
+    claimed = {
+        config.model.display or config.model.name: config.model.path for config in configs if config.model.is_claimed
+    }
+    found += [
+        f"{name} is {path}: compared by shape and vocabulary, and not by its weights" for name, path in claimed.items()
+    ]
     apart = ["model", "data.dir", "model.path"]
     apart += [] if "device" in composer.run.grid.fixed else ["device"]
     apart += [] if composer.run.grid.columns else ["task"]

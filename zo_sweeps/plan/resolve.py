@@ -99,6 +99,8 @@ def resolve(composer: Composer, setting: Setting, options: Options, parts: Parts
         if options.takes(tree, path, setting):
             _set(tree, path, value)
             given[path] = PLACE if path in forced else setting.where
+    if tree["model"]["source"] == ModelSource.HUB and is_folder(tree["model"]["path"]):
+        tree["model"] = {**tree["model"], "source": ModelSource.LOCAL.value}
     located = composer.locate(setting.choices)
 
     def where(key: str) -> str:
@@ -116,6 +118,11 @@ def resolve(composer: Composer, setting: Setting, options: Options, parts: Parts
         tree["precision"] = {**_own_precision(tree["model"]), **measured, **own}
     tree["members"] = [str(folder) for folder in registry.folders()]
     return _with_batch(parts.read(tree, where))
+
+
+def is_folder(path: object) -> bool:
+    """Return whether a hub model's path is a folder: no id begins with /, ~ or a dot, or has two slashes."""
+    return isinstance(path, str) and (path.startswith(("/", "~", ".")) or path.count("/") > 1)
 
 
 def _own_precision(model: Mapping[str, Any]) -> Mapping[str, Any]:
