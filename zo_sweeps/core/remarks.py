@@ -75,6 +75,13 @@ REMARKS = (
         below=32,
         of_cost=True,
     ),
+    Remark(
+        "steps_skipped",
+        "mixed precision: a step's products are in fp16, its weights in fp32; {} steps moved nothing, as a scaled "
+        "gradient was not finite",
+        above=-1,
+        of_cost=True,
+    ),
     Remark("state_bits", "the optimizer's states take {} bits per value, and not 32", below=32, of_cost=True),
     Remark(
         "recomputed",

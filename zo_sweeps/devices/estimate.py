@@ -44,6 +44,7 @@ def memory_by_part(
     state_copies: float = 0,
     trained_bytes: float = FP32,
     recomputes: bool = False,
+    mixed_bytes: float = 0,
     on_host: bool = False,
     answer_tokens: int = 1,
     coded: bool = False,
@@ -62,6 +63,9 @@ def memory_by_part(
                                  codes: S = 4 * state_copies * trainable + I D (one layer's codes computed anew)
         fo          PEFT: W + 4 * trainable * (2 + state_copies) + B
                     full: P * (2 b + 4 * state_copies) + B, b = trained_bytes  (weights, gradients, states)
+                    either, in mixed precision: b = mixed_bytes in B, and 6 N T D L bytes more (the norms' outputs in
+                    fp32); PEFT also mixed_bytes of each multiplied weight, of one layer with `recomputes` (full: those
+                    of a layer are gone when its gradients, which are larger, are there)
                     either, with `on_host`: one more copy of what is trained, B at least 20 * largest
         F = max(1.5 N T b * (2D + max(2Q + 4K + D, 3I)),  (one layer's tensors; 1.5: allocator overhead)
                 2 N T D b + logits_bytes)                 (after the last layer)
@@ -95,6 +99,7 @@ def memory_by_part(
         trainable: number of trained parameters.
         state_copies: size of the update's state, in fp32 copies of them.
         trained_bytes: bytes per weight that backpropagation trains in the full space, and of its gradient.
+        mixed_bytes: bytes per value of a step's products, where they are not in the weights' format; 0: they are.
         recomputes: whether layers are computed again in the backward pass (gradient checkpointing).
         on_host: whether the trial computes in the host's memory, where the best weights so far are kept as well, and
             8-bit Adam computes with five fp32 copies of a parameter.
@@ -127,9 +132,14 @@ def memory_by_part(
 
     step: dict[Part, float] = forward(rows * tokens, rows * answer_tokens)
     if trains and backpropagates:
-        per_layer = rows * tokens * (b * (6 * width + 2 * queries + 4 * keys + 4 * inner) + 8 * width)
-        step[Part.ACTIVATIONS] = per_layer + rows * tokens * layers * b * width if recomputes else layers * per_layer
+        a, norms = (mixed_bytes, 14) if mixed_bytes else (b, 8)
+        per_layer = rows * tokens * (a * (6 * width + 2 * queries + 4 * keys + 4 * inner) + norms * width)
+        casts = 0 if moves_base else mixed_bytes * sum(out * into for out, into in arch.linears.values())
+        step[Part.ACTIVATIONS] = layers * (per_layer + casts)
+        if recomputes:
+            step[Part.ACTIVATIONS] = per_layer + casts + rows * tokens * layers * b * width
         step[Part.LOGITS] = 2 * logits_bytes(rows, answer_tokens, vocabulary)
+        step[Part.LOGITS] += 0 if moves_base else mixed_bytes * vocabulary * width
         own = arch.parameters * b * (1 + on_host) if moves_base else FP32 * trainable * (2 + on_host)
         parts[Part.TRAINABLE] = own + FP32 * trainable * state_copies
         stepping = 5 * FP32 * largest * on_host if moves_base else 0

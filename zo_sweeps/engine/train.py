@@ -32,6 +32,7 @@ class StepDone:
     tokens: int  # forwarded, padding included
     lost: float = math.nan  # share of the update that rounding lost; NaN: not measured
     joules: float = math.nan  # NaN: not measured
+    skipped: bool = False  # a first-order step whose scaled gradients were not all finite
 
 
 @dataclass(frozen=True)

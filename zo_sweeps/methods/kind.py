@@ -67,6 +67,11 @@ class Kind(Definition):
         return None
 
     @property
+    def multiplied_in(self) -> Precision | None:
+        """The format of a step's products where it is not the weights' own (mixed precision); None: the weights'."""
+        return None
+
+    @property
     def recomputes(self) -> bool:
         """Whether a layer is computed again in the backward pass, so that only its input is kept."""
         return False

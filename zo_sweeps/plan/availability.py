@@ -266,6 +266,7 @@ class Places:
             integers=space.integers,
             trained_bytes=(kind.trained_in or precision).format.bytes,
             recomputes=kind.recomputes,
+            mixed_bytes=kind.multiplied_in.format.bytes if kind.multiplied_in else 0,
             on_host=config.device.in_host_memory,
             points=points,
             batch=config.train.batch or 1,

@@ -205,6 +205,10 @@ def _backpropagation(config: TrialConfig) -> Iterator[str]:
                 f"update {update.name!r} would keep its state in {own.name}, where small changes are lost; use "
                 f"{' or '.join(fitting)}"
             )
+    stored = (space.moves_base and own) or config.precision
+    if kind.multiplied_in is not None and (config.precision.coded or stored.format.bytes < 4):
+        weights = "method.weights" if space.moves_base else "precision"
+        yield f"method.mixed_precision is over fp32 weights: use {weights}=fp32, not {stored.name}"
     if kind.recomputes and space.takes_positions:
         yield (
             f"method.gradient_checkpointing computes layers again, and space {space.name!r} has keys and values that a "

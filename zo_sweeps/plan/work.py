@@ -24,10 +24,11 @@ def work_of(config: TrialConfig, needs: Availability) -> Work | None:
     if arch is None or not kind.of_model or config.device.runs_programs:
         return None
     size = precision.format.bytes
+    products = kind.multiplied_in or (config.space.moves_base and kind.trained_in) or precision
     tensors, numbers, moved = _noise(config, arch, needs.trainable)
     return Work(
         kind=_kind(config),
-        dtype=precision.format.torch_name,
+        dtype=products.format.torch_name,
         passes=tuple(_passes(config, arch, needs)),
         layers=arch.layers,
         layer_bytes=size * (arch.layers * layer_values(arch) + _added_values(config, arch)),
@@ -43,6 +44,8 @@ def work_of(config: TrialConfig, needs: Availability) -> Work | None:
 def _kind(config: TrialConfig) -> str:
     """Return the names of the members that decide where a trial's time goes."""
     kind, parts = config.method.kind, [config.method.kind.name, config.precision.name]
+    if kind.multiplied_in is not None:
+        parts.append(kind.multiplied_in.name)
     if kind.trains:
         parts += [config.space.name, config.update.name]
     if kind.estimates:

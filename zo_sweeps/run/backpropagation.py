@@ -47,7 +47,10 @@ class Backpropagation(Runner):
             space.uninstall()
 
     def _one_more(self, space: InstalledSpace) -> Work:
-        """Return the work of two steps: an optimizer may make its state at the end of the first."""
+        """Return the work of two steps: an optimizer may make its state at the end of the first.
+
+        In mixed precision, steps until one is not skipped, and another: its scale begins anew.
+        """
         arch, batch = self.bench.model.arch, self.bench.batch(self.recorder.largest[0])
 
         def work(tensors: Tensors) -> None:
@@ -55,8 +58,8 @@ class Backpropagation(Runner):
                 tensors.gradients_of(torch.Size((arch.vocabulary, arch.width)))
             for param in space.params.values():
                 param.requires_grad_(True).register_post_accumulate_grad_hook(partial(_is_trainable, tensors))
-            events = self._steps(space, lambda _: batch, steps=2, eval_every=2)
-            next(events)
+            events = self._steps(space, lambda _: batch, steps=40, eval_every=40)
+            next(event for event in events if isinstance(event, StepDone) and not event.skipped)
             tensors.left_over(Part.TRAINABLE)
             next(events)
 
@@ -70,9 +73,14 @@ class Backpropagation(Runner):
         if self.config.gradients.samples:
             gradients = Gradients(self.config, bench.model, bench.splits.train, bench.evaluated)
             self._record(gradients, 0)
+        measured = self.recorder.measured
+        if self.config.method.kind.multiplied_in is not None:
+            measured["steps_skipped"] = 0.0
         best: dict[str, Tensor] = {}
         for event in self.counted(events):
             self.recorder.take(event)
+            if isinstance(event, StepDone) and event.skipped:
+                measured["steps_skipped"] += 1
             if isinstance(event, Evaluated):
                 if gradients:
                     self._record(gradients, event.step)
@@ -85,6 +93,7 @@ class Backpropagation(Runner):
         self, space: InstalledSpace, batches: Callable[[int], Batch], *, steps: int, eval_every: int
     ) -> Iterator[StepDone | Evaluated]:
         bench, config = self.bench, self.config
+        products = config.method.kind.multiplied_in
         with checkpointed(bench.model.blocks) if config.method.kind.recomputes else nullcontext():
             yield from first_order.train(
                 bench.model,
@@ -96,6 +105,7 @@ class Backpropagation(Runner):
                 steps=steps,
                 eval_every=eval_every,
                 seed=config.seed,
+                autocast=None if products is None else products.dtype,
                 joules=self.recorder.energy.joules,
             )
 

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 
+import torch
+
 from zo_sweeps.core.memory import Part, counted_as
 from zo_sweeps.engine.batch import Batch
 from zo_sweeps.engine.losses import Loss, token_logprobs
@@ -28,6 +30,7 @@ def train(
     steps: int,
     eval_every: int,
     seed: int,
+    autocast: torch.dtype | None = None,
     joules: Callable[[], float] = no_joules,
 ) -> Iterator[StepDone | Evaluated]:
     """Train the space's parameters with the optimizer of `update` on backpropagated gradients.
@@ -36,35 +39,49 @@ def train(
     number, and loses an update below half the weight's spacing (2^-9 of the weight in bf16); see `LostUpdates`. Weight
     decay is decoupled and applies to parameters of two or more dimensions, as in the ZO updates.
 
+    With `autocast`, training is in mixed precision (Micikevicius et al., 2018), as in P-RGE's system figures: the
+    products of forward and backward are in this dtype (torch.autocast), over fp32 parameters, gradients and states. The
+    loss is multiplied by a scale before the backward pass, and the gradients are divided by it: 2^16 at first, halved
+    at a step whose gradients are not all finite, doubled after 2,000 steps without one (torch.amp.GradScaler, with the
+    defaults of torch and of transformers' Trainer). Such a step moves nothing and is `skipped`; the rates go on by its
+    number. Evaluations are in fp32.
+
     `joules` is read as in `engine.train`.
 
     P-RGE's Table 8 names Adam, batch 8, 1,000 iterations; its system figures and the released code use SGD. Cost:
-    a forward and a backward per step; memory: a gradient, and the update's state, per trainable value. Raises
-    DivergedError as `engine.train` does: before the update, at the first non-finite loss.
+    a forward and a backward per step; memory: a gradient, and the update's state, per trainable value, and
+    with `autocast` a copy of every multiplied weight until the backward pass is over. Raises DivergedError as
+    `engine.train` does: before the update, at the first non-finite loss.
     """
     due = set(evaluation_points(steps, eval_every))
     params = list(space.params.values())
     for param in params:
         param.requires_grad_(True)
     rates = update.rates(steps)
+    device = params[0].device.type
+    scaler = torch.amp.GradScaler(device, enabled=autocast is not None)
     stepper = update.optimizer(_groups(space.params, getattr(update, "weight_decay", 0.0)))
     for number in range(1, steps + 1):
         spent, began = joules(), time.perf_counter()
         batch = batches(number)
-        value = loss(token_logprobs(model, batch), batch)[0]
+        with torch.autocast(device, autocast, enabled=autocast is not None):
+            value = loss(token_logprobs(model, batch), batch)[0]
         if not math.isfinite(value.item()):
             raise DivergedError(f"non-finite loss at step {number}, seed {seed}: {value.item()}")
         with counted_as(Part.LOGITS):  # until the gradient reaches the head's input: see `token_logprobs`
-            value.backward()
+            scaler.scale(value).backward()
         for group in stepper.param_groups:
             group["lr"] = rates(number)
         lost = LostUpdates() if LostUpdates.is_measured(number) else None
         with lost.around(space.params) if lost is not None else nullcontext():
-            stepper.step()
+            scaler.step(stepper)
+        scale = scaler.get_scale()
+        scaler.update()
+        skipped = scaler.get_scale() < scale
         stepper.zero_grad(set_to_none=True)
         share = math.nan if lost is None else lost.share(rates(number) != 0)
         seconds, spent = time.perf_counter() - began, joules() - spent
-        yield StepDone(number, value.item(), (), seconds, batch.input_ids.numel(), share, spent)
+        yield StepDone(number, value.item(), (), seconds, batch.input_ids.numel(), share, spent, skipped)
         if number in due:
             yield evaluated_at(number, evaluate_dev, seed)
     for param in params:

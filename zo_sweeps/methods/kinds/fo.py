@@ -21,7 +21,7 @@ class FirstOrder(Kind):
     not_in_program: ClassVar[str] = "an inference engine has no backward pass; use a zeroth-order method"
     parts: ClassVar[tuple[str, ...]] = ("space", "update", "train", "gradients", "seed")
 
-    # Not fp16: without a scaled loss its gradients underflow.
+    # Not fp16: its gradients underflow. Products in fp16 with a scaled loss, over fp32 weights, are `mixed_precision`.
     weights: Literal["fp32", "bf16"] = option(
         "fp32", "format in which space=full trains the model's own weights; bf16 halves them and loses small updates",
         added=True,
@@ -30,12 +30,24 @@ class FirstOrder(Kind):
         False, "keep the input of each layer only, and compute the layer again in the backward pass", added=True
     )
 
+    mixed_precision: bool = option(
+        False, "a step's products in fp16 with a scaled loss, over weights and a state in fp32", added=True
+    )
+
     @property
     def trained_in(self) -> Precision:
-        made = member("precision", self.weights)()
-        assert isinstance(made, Precision)
-        return made
+        return _precision(self.weights)
+
+    @property
+    def multiplied_in(self) -> Precision | None:
+        return _precision("fp16") if self.mixed_precision else None
 
     @property
     def recomputes(self) -> bool:
         return self.gradient_checkpointing
+
+
+def _precision(name: str) -> Precision:
+    made = member("precision", name)()
+    assert isinstance(made, Precision)
+    return made
