@@ -20,6 +20,7 @@ from zo_sweeps.cli.parser import EXAMPLES
 from zo_sweeps.cli.run import plan, run
 from zo_sweeps.cli.share import check, export, import_, verify
 from zo_sweeps.core.errors import UserError, unknown
+from zo_sweeps.core.visible import visible
 
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "run": run,
@@ -64,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _check_words(given)
         return run(given)
     except UserError as error:
-        line = f"zo_sweeps: {error}"
+        line = visible(f"zo_sweeps: {error}")
         print(wrapped(line, get_terminal_size().columns) if sys.stderr.isatty() else line, file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -14,6 +14,7 @@ from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import Outcome, TrialState
 from zo_sweeps.core.units import bytes_text, seconds_text
+from zo_sweeps.core.visible import visible
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.results import figures as charts
 from zo_sweeps.results import tables as readout
@@ -122,9 +123,9 @@ def page_script() -> str:
 
 
 def as_script(data: Any) -> str:
-    """Return data as JSON that can stand in a <script>: no text in it ends the element or begins a comment."""
-    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    for character in "<>&\u2028\u2029":
+    """Return data as JSON that can stand in a <script>: no text in it ends the element, begins a comment or hides."""
+    text = visible(json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False))
+    for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Mapping
+from typing import Any
 
+from zo_sweeps.core.visible import visible
 from zo_sweeps.tables.cells import Table, TableCell
 from zo_sweeps.tables.records import Measure
 
@@ -32,6 +35,8 @@ HEADER = (
     "published_std",
     "published_std_kind",
 )
+NUMBERS = ("mean", "std", "n", "published", "difference", "finished", "planned", "std_population", "published_std")
+FORMULA = ("=", "+", "-", "@", "\t", "\n", "\r")
 
 
 def to_csv(*tables: Table) -> str:
@@ -39,11 +44,16 @@ def to_csv(*tables: Table) -> str:
 
     Numbers are in the unit of their line and in full precision, `selected` is JSON, ids are separated by spaces, and
     None is "". A measure that a cell prints in brackets has a line of its own, without deviations. The score of a guess
-    on the same test rows has one without a block, a state and trials.
+    on the same test rows has one without a block, a state and trials. A text that a spreadsheet would read as a formula
+    begins with an apostrophe.
     """
     out = io.StringIO()
     writer = csv.DictWriter(out, HEADER, lineterminator="\n")
     writer.writeheader()
+
+    def write(line: Mapping[str, Any]) -> None:
+        writer.writerow({name: value if name in NUMBERS else _text(value) for name, value in line.items()})
+
     for table in tables:
         for block, label in table.rows:
             for key, column in table.columns:
@@ -63,14 +73,19 @@ def to_csv(*tables: Table) -> str:
                     "column_key": key,
                     "notes": "; ".join([*(table.footnotes[mark] for mark in marks), *table.spec.caveats]),
                 }
-                writer.writerow({**line, **_values(cell, measure, table)})
+                write({**line, **_values(cell, measure, table)})
                 if measure.beside and cell.digits is None:
-                    writer.writerow({**line, **_named(measure.beside), "mean": _number(cell.beside)})
+                    write({**line, **_named(measure.beside), "mean": _number(cell.beside)})
         for guess, scores in table.guesses.items():
             for key, score in scores.items():
                 named = {"table": table.spec.name, "row": guess, "column": dict(table.columns)[key], "column_key": key}
-                writer.writerow({**named, **_named(table.spec.of(key)), "mean": _number(score)})
+                write({**named, **_named(table.spec.of(key)), "mean": _number(score)})
     return out.getvalue()
+
+
+def _text(text: str) -> str:
+    """Return a text that no spreadsheet runs and that hides no character."""
+    return visible(f"'{text}" if text.startswith(FORMULA) else text)
 
 
 def _values(cell: TableCell, measure: Measure, table: Table) -> dict[str, str]:

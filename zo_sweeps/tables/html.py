@@ -1,6 +1,7 @@
 """A table as HTML: a fragment, and self-contained pages that name no address.
 
-The templates are the *.html.j2 files of this folder; they escape everything except other templates' output. A page
+The templates are the *.html.j2 files of this folder; they escape everything except other templates' output, and show
+hidden characters. A page
 declares a Content-Security-Policy: nothing is loaded, and only scripts and styles that are written into it take effect.
 """
 
@@ -14,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zo_sweeps.core.visible import visible
 from zo_sweeps.tables.cells import CellState, Table
 from zo_sweeps.tables.readable import readable
 from zo_sweeps.tables.stats import CONFIDENCE, Examples, differences
@@ -161,6 +163,7 @@ def _environment(folder: Path | None) -> Environment:
     return Environment(
         loader=FileSystemLoader([*([folder] if folder else []), Path(__file__).parent]),
         autoescape=True,
+        finalize=lambda value: visible(value) if type(value) is str else value,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -6,6 +6,7 @@ import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 
+from zo_sweeps.core.visible import visible
 from zo_sweeps.tables.draw import COLORS, FAINT, GRID, INK, PAPER, render
 from zo_sweeps.tables.figures import Figure
 
@@ -34,6 +35,7 @@ def inline_svg(figure: Figure, prefix: str) -> str:
             parent.remove(child)
     used = {name for element in root.iter() for value in element.attrib.values() for name in LINK.findall(value)}
     for element in root.iter():
+        element.text = visible(element.text or "")
         _restyle(element)
         if (own := element.attrib.pop("id", "")) in used:
             element.set("id", f"{prefix}-{own}")
@@ -44,7 +46,7 @@ def inline_svg(figure: Figure, prefix: str) -> str:
     root.attrib.pop("height", "")
     root.attrib.pop("version", "")
     title = ET.Element("title", {"id": f"{prefix}-title"})
-    title.text = figure.title
+    title.text = visible(figure.title)
     root.insert(0, title)
     whole = {"role": "img", "aria-labelledby": f"{prefix}-title", "width": f"{float(width) * 4 / 3:.0f}"}
     root.attrib.update({**whole, "fill": "currentColor", "stroke-linejoin": "round", "stroke-linecap": "butt"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import zip_longest
 
+from zo_sweeps.core.visible import visible
 from zo_sweeps.tables.cells import Table
 from zo_sweeps.tables.readable import readable
 from zo_sweeps.tables.text_cells import (
@@ -73,8 +74,8 @@ def _environment(table: Table) -> str:
 
 
 def escape(text: str) -> str:
-    """Escape the characters that LaTeX reads as commands or does not know."""
-    return "".join(_ESCAPES.get(character, character) for character in text)
+    """Escape the characters that LaTeX reads as commands or does not know, and show hidden ones."""
+    return "".join(_ESCAPES.get(character, character) for character in visible(text))
 
 
 def _tabular(grid: Grid) -> list[str]:

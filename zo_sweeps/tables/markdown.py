@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from zo_sweeps.core.visible import visible
 from zo_sweeps.tables.cells import Table
 from zo_sweeps.tables.readable import readable
 from zo_sweeps.tables.text_cells import SELECTED, Grid, Text, footnotes, heading, main_grid, notes, selected_grid
@@ -52,6 +53,7 @@ def _text(text: Text) -> str:
 
 
 def _escape(text: str) -> str:
+    text = visible(text)
     for character in "\\|*<`":
         text = text.replace(character, "\\" + character)
     return " ".join(text.split())

@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 
+from zo_sweeps.core.visible import visible
 from zo_sweeps.tables.cells import Table
 from zo_sweeps.tables.published import Published
 from zo_sweeps.tables.readable import readable
@@ -102,7 +103,7 @@ def _fit(grid: Grid, width: int) -> str:
 
 
 def _own(text: Text) -> str:
-    return " ".join(text.text.split()) + (f" [{','.join(text.marks)}]" if text.marks else "")
+    return " ".join(visible(text.text).split()) + (f" [{','.join(text.marks)}]" if text.marks else "")
 
 
 def _columns(cells: list[Cells], columns: list[int]) -> list[Cells]:
@@ -130,4 +131,5 @@ def _aligned(cells: list[Cells]) -> str:
 
 
 def _wrap(text: str, width: int) -> str:
+    text = visible(text)
     return textwrap.fill(text, max(20, width), subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)

@@ -10,6 +10,7 @@ from typing import TextIO
 from rich.console import Console
 
 from zo_sweeps.cli.lines import INDENT, wrapped
+from zo_sweeps.core.visible import visible
 
 UNLIMITED = 100_000  # columns of a file or a pipe
 GAP = "  "
@@ -31,7 +32,7 @@ def console(file: TextIO | None = None) -> Console:
 
 def say(to: Console, text: str) -> None:
     """Print lines, wrapped between words."""
-    for line in text.split("\n"):
+    for line in visible(text).split("\n"):
         to.print(wrapped(line, to.width), markup=False, soft_wrap=True)
 
 
@@ -43,7 +44,8 @@ def listing(to: Console, headers: Sequence[str], rows: Sequence[Sequence[str]]) 
     """
     if not rows:
         return
-    every = [list(headers), *map(list, rows)]
+    rows = [[visible(cell) for cell in row] for row in rows]
+    every = [list(headers), *rows]
     right = [i > 0 and all(_is_number(row[i]) for row in rows) for i in range(len(headers))]
     whole = _narrowed(every, right, to.width)
     rest = _narrowed([row[1:] for row in every], right[1:], to.width - len(INDENT)) if len(headers) > 1 else []
