@@ -69,8 +69,8 @@ def test_the_best_zeroth_order_row_is_held_against_the_row_that_backpropagates_w
 ) -> None:
     result = found(planned, "a", "b", "z")
     assert result.sentences == (
-        "Row B is the best zeroth-order row: 86.0 ± 1.0 % on Movie remarks (3 seeds). That is 6.0 points below Row A "
-        "(92.0 ± 2.0 %), the best row trained by backpropagation.",
+        "Row B is the best zeroth-order row by dev/loss: 86.0 ± 1.0 % on Movie remarks (3 seeds). That is 6.0 points "
+        "below Row A (92.0 ± 2.0 %), the best row trained by backpropagation.",
     )
     values = {headline.label: (headline.value, headline.detail) for headline in result.headlines}
     # differences −5, −6, −7: mean −6, s = 1, t(2) = 4.303, so ± 2.48
@@ -86,6 +86,57 @@ def test_the_best_zeroth_order_row_is_held_against_the_row_that_backpropagates_w
     assert [(line.row, line.value, line.seeds, line.so_far) for line in result.best] == [
         ("Row A", "92.0 ± 2.0 %", "3 seeds", "")
     ]
+
+
+FOUR = {name: {**ROWS["b"], "label": name.upper()} for name in ("p", "q", "r")}
+FOUR = {
+    name: {**row, "fixed": {**row["fixed"], "estimator": {"q": i}}} for i, (name, row) in enumerate(FOUR.items(), 1)
+}
+SCORES = {  # the highest mean on test is Q's, the lowest loss on dev P's; R is below P in every seed
+    "a": (0.5, (0.90, 0.80, 0.70)),
+    "p": (0.3, (0.85, 0.86, 0.87)),
+    "q": (0.4, (0.70, 0.95, 0.99)),
+    "r": (0.6, (0.65, 0.66, 0.68)),
+}
+
+
+def of_four(folder: Path, seeds: int = 3, **scores: Any) -> Findings:
+    rows = {"a": ROWS["a"], **FOUR}
+    tables = {"accuracy": {"layout": "accuracy", "rows": dict.fromkeys(rows, "")}}
+    grid = {**GRID, "blocks": rows, "figures": {}, "tables": tables, "seeds": [*range(seeds)]}
+    composer, plan = composed(folder, grid)
+    standing = Standing()
+    for trial_id, trial in plan.every.items():
+        dev, test = {**SCORES, **scores}[trial.block]
+        metrics = {"dev/loss": dev, "test/metric": test[TrialConfig.of(trial.config).seed]}
+        standing.states[trial_id] = TrialState.SUCCEEDED
+        standing.outcomes[trial_id] = Outcome(trial_id, TrialState.SUCCEEDED, metrics, steps_done=20, device=DEVICE)
+    return findings(plan, standing, readout.tables(plan, composer, standing))
+
+
+def test_the_row_is_chosen_on_dev_and_a_difference_is_named_only_where_its_interval_excludes_zero(
+    tmp_path: Path,
+) -> None:
+    result = of_four(tmp_path)
+    # P − A: −5, 6, 17: mean 6, s = 11, t(2) = 4.303, so ± 27.3; P − R: 20, 20, 19
+    assert result.sentences == (
+        "P is the best zeroth-order row by dev/loss: 86.0 ± 1.0 % on Movie remarks (3 seeds). "
+        "1 of the 2 others can be told from it. "
+        "It cannot be told from Row A (80.0 ± 10.0 %): the 95% interval of the difference is −21.3 to +33.3, "
+        "3 pairs by seed.",
+    )
+    (distance,) = [headline for headline in result.headlines if headline.label.startswith("from backpropagation")]
+    assert distance.value == "not told apart"
+    assert distance.detail == "80.0 ± 10.0 %; the 95% interval of the difference is −21.3 to +33.3, 3 pairs by seed"
+    assert [(line.table, line.row) for line in result.best] == [("accuracy, chosen by dev/loss", "P")]
+
+
+def test_of_one_run_each_nothing_is_told_apart(tmp_path: Path) -> None:
+    (text,) = of_four(tmp_path, seeds=1).sentences
+    assert (
+        "None of the others can be told from it. It cannot be told from Row A (90.0 %): no interval, there are" in text
+    )
+    assert "points" not in text
 
 
 def test_energy_is_stated_where_both_rows_have_it_by_one_definition(planned: tuple[Composer, Plan]) -> None:
@@ -118,7 +169,7 @@ def test_a_sweep_without_backpropagation_says_so(tmp_path: Path) -> None:
 
 def test_a_sweep_whose_zeroth_order_rows_have_no_value_says_so_first(planned: tuple[Composer, Plan]) -> None:
     assert found(planned, "z").sentences == (
-        NO_ESTIMATE, "Best accuracy: 50.0 %, FO (1 of 3 rows are complete)."
+        NO_ESTIMATE, "Best accuracy, chosen by dev/loss: 50.0 %, FO (1 of 3 rows are complete)."
     )  # fmt: skip
 
 

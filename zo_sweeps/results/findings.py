@@ -16,7 +16,7 @@ from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.schedule.ledger import Standing
 from zo_sweeps.tables import CellState, Measure, Table, TableCell
-from zo_sweeps.tables.stats import CONFIDENCE, differences
+from zo_sweeps.tables.stats import CONFIDENCE, interval
 from zo_sweeps.tables.text_cells import signed, value_text
 
 ENDED = (CellState.DONE, CellState.DIVERGED, CellState.OUT_OF_MEMORY, CellState.NOT_PLANNED, CellState.NOT_COMPARABLE)
@@ -87,12 +87,17 @@ class _Choice:
 
 @dataclass(frozen=True)
 class _Pair:
-    """The best zeroth-order row of a column, and its best row trained by backpropagation, if one has ended."""
+    """The best zeroth-order row of a column, and its best row trained by backpropagation, if one has ended.
+
+    Args:
+        others: the cells of the other zeroth-order rows.
+    """
 
     column: str
     key: str
     ours: _Choice
     theirs: _Choice | None
+    others: tuple[TableCell, ...] = ()
 
 
 def findings(plan: Plan, standing: Standing, tables: Sequence[Table]) -> Findings:
@@ -101,9 +106,9 @@ def findings(plan: Plan, standing: Standing, tables: Sequence[Table]) -> Finding
     The baseline is a row whose method backpropagates. Cost: as `tables.stats.differences` of the first table of scores.
     """
     kinds = _kinds(plan)
-    best = tuple(line for table in tables for line in _best_rows(table))
+    best = tuple(line for table in tables for line in _best_rows(table, standing))
     scored = next((table for table in tables if table.spec.measure.of_scores), None)
-    pairs = _pairs(scored, kinds) if scored is not None else []
+    pairs = _pairs(scored, kinds, standing) if scored is not None else []
     if scored is None or not pairs:
         rows = {*dict(scored.rows)} if scored is not None and best else set()
         lacking = [NO_ESTIMATE] if any(kinds[block].estimates for block in rows & kinds.keys()) else []
@@ -127,30 +132,44 @@ def _kinds(plan: Plan) -> dict[str, Kind]:
     return kinds
 
 
-def _choose(table: Table, key: str, blocks: Iterable[str]) -> _Choice | None:
-    """Return the row with the best mean in a column; None if no row has one. Ties go to the first."""
-    labels, measure = dict(table.rows), table.spec.of(key)
-    sign = 1 if measure.better == "higher" else -1
+def _choose(table: Table, key: str, blocks: Iterable[str], standing: Standing) -> _Choice | None:
+    """Return the row with the best mean in a column; None if no row has one. Ties go to the first.
+
+    Of test scores it is the row with the best dev value, by the rule that selects settings: the maximum on test is high
+    by chance.
+    """
+    labels, measure, rule = dict(table.rows), table.spec.of(key), table.spec.rule
     cells = {block: table.cells[block, key] for block in labels if block in {*blocks}}
-    means = {block: sign * cell.mean for block, cell in cells.items() if cell.mean is not None}
-    if not means:
+    means = {block: cell.mean for block, cell in cells.items() if cell.mean is not None}
+    if on_dev := _on_dev(measure):
+        values = {block: _mean(standing, cells[block], rule.metric) for block in means}
+    else:
+        values = {**means}
+    sign = 1 if (rule.mode == "max" if on_dev else measure.better == "higher") else -1
+    ranked = {block: sign * value for block, value in values.items() if value is not None}
+    if not ranked:
         return None
-    block = max(means, key=lambda name: means[name])
+    block = max(ranked, key=lambda name: ranked[name])
     unit = f" {measure.unit}" if measure.unit else ""
     text = value_text(replace(cells[block], state=CellState.DONE), table, key) + unit  # without "4/6" of its search
-    printed = [round(mean, measure.digits) for mean in means.values()]
-    equal = printed.count(round(means[block], measure.digits)) - 1
+    printed = {name: round(mean, measure.digits) for name, mean in means.items()}
+    equal = sum(printed[name] == printed[block] and (not on_dev or ranked[name] == ranked[block]) for name in ranked)
     complete = all(cell.state in ENDED for cell in cells.values())
-    return _Choice(block, labels[block], cells[block], text, complete, equal, len(means))
+    return _Choice(block, labels[block], cells[block], text, complete, equal - 1, len(ranked))
+
+
+def _on_dev(measure: Measure) -> bool:
+    return measure.metric.startswith("test/")
 
 
 def _seeds(cell: TableCell) -> str:
     return f"{cell.n} seeds" if cell.n > 1 else "1 run" if cell.n else ""
 
 
-def _best_rows(table: Table) -> list[BestRow]:
+def _best_rows(table: Table, standing: Standing) -> list[BestRow]:
     name = table.spec.measure.name or table.spec.layout.replace("_", " ") or table.spec.title
-    chosen = {key: _choose(table, key, dict(table.rows)) for key, _ in table.main_columns}
+    name += f", chosen by {table.spec.rule.metric}" if _on_dev(table.spec.measure) else ""
+    chosen = {key: _choose(table, key, dict(table.rows), standing) for key, _ in table.main_columns}
     have = {key: choice for key, choice in chosen.items() if choice is not None}
     ended = sum(all(table.cells[block, key].state in ENDED for key, _ in table.main_columns) for block, _ in table.rows)
     so_far = "" if ended == len(table.rows) else f"{ended} of {len(table.rows)} rows are complete"
@@ -175,37 +194,42 @@ def _plainly(best: Sequence[BestRow]) -> Iterable[str]:
         yield f"Best {line.table}{where}: {value}{so_far}."
 
 
-def _pairs(table: Table, kinds: Mapping[str, Kind]) -> list[_Pair]:
+def _pairs(table: Table, kinds: Mapping[str, Kind], standing: Standing) -> list[_Pair]:
     estimates = [block for block, kind in kinds.items() if kind.estimates]
     baselines = [block for block, kind in kinds.items() if kind.backpropagates]
     pairs = []
     for key, label in table.main_columns:
-        ours = _choose(table, key, estimates)
+        ours = _choose(table, key, estimates, standing)
         if ours is not None:
-            pairs.append(_Pair(label, key, ours, _choose(table, key, baselines)))
+            others = [table.cells[block, key] for block, _ in table.rows if block in estimates and block != ours.block]
+            pairs.append(_Pair(label, key, ours, _choose(table, key, baselines, standing), tuple(others)))
     return pairs
 
 
 def _scores(table: Table, pairs: Sequence[_Pair], has_baseline: bool) -> tuple[list[str], list[Headline]]:
     so_far = "" if all(pair.ours.complete for pair in pairs) else "So far, "
     against = [pair for pair in pairs if pair.theirs is not None]
+    by = f"by {table.spec.rule.metric}" if _on_dev(table.spec.measure) else "by this value"
     if len(pairs) == 1:
         (pair,) = pairs
         seeds = _seeds(pair.ours.cell)
         sentences = [
-            f"{so_far}{pair.ours.label} is the best zeroth-order row: {pair.ours.text} on {pair.column} ({seeds})."
+            f"{so_far}{pair.ours.label} is the best zeroth-order row {by}: {pair.ours.text} on {pair.column} ({seeds})."
         ]
-        headlines = [
-            Headline(pair.ours.text, f"{pair.ours.label}, on {pair.column}", f"{seeds}; best zeroth-order row")
-        ]
+        headlines = [Headline(pair.ours.text, f"{pair.ours.label}, on {pair.column}", f"{seeds}; best {by}")]
+        rivals = [cell for cell in pair.others if _paired([(pair.ours.cell, cell)])]
+        if rivals:
+            told = sum(_told([(pair.ours.cell, cell)]) for cell in rivals)
+            which = f"{told} of the {len(rivals)}" if told else "None of the"
+            sentences.append(f"{which} others can be told from it.")
     else:
         counts = Counter(pair.ours.label for pair in pairs).most_common()
         listed = ", ".join(f"{label} ({n})" for label, n in counts[:FEW])
-        sentences = [f"{so_far}the best zeroth-order rows of {len(pairs)} columns: {listed}."]
+        sentences = [f"{so_far}the best zeroth-order rows {by} in {len(pairs)} columns: {listed}."]
         headlines = [
             Headline(
                 f"{counts[0][1]} of {len(pairs)}",
-                f"columns in which {counts[0][0]} is the best",
+                f"columns in which {counts[0][0]} is the best {by}",
                 "of the zeroth-order rows",
             )
         ]
@@ -216,42 +240,47 @@ def _scores(table: Table, pairs: Sequence[_Pair], has_baseline: bool) -> tuple[l
 
 
 def _distance(table: Table, against: Sequence[_Pair]) -> tuple[str, Headline]:
-    """Return how far the best zeroth-order rows are from those trained by backpropagation."""
-    if len(against) == 1:
-        return _one_distance(table, against[0])
+    """Return how far the chosen zeroth-order rows are from those trained by backpropagation, where that can be told."""
     measures = [table.spec.of(pair.key) for pair in against]
     digits, points = max(measure.digits for measure in measures), _points(measures[0])
+    cells = [(pair.ours.cell, pair.theirs.cell) for pair in against if pair.theirs]
     gaps = [_gap(pair) for pair in against]
     so_far = "" if all(pair.theirs and pair.theirs.complete for pair in against) else "so far "
-    ends = f"{signed(min(gaps), digits)} to {signed(max(gaps), digits)} {points}"
-    mean = f"{signed(fmean(gaps), digits)} {points}"
-    text = (
-        f"From {so_far}the best row trained by backpropagation in the same column they are {ends}, {mean} in the mean "
-        f"over {len(against)} columns."
-    )
-    return text, Headline(mean, f"from backpropagation, mean of {len(against)} columns", ends)
+    if len(against) == 1 and (theirs := against[0].theirs):
+        it, beside, label = "it", f"{theirs.label} ({theirs.text})", f"from backpropagation ({theirs.label})"
+        far = f"{abs(gaps[0]):.{digits}f} {points} {'below' if gaps[0] < 0 else 'above'}"
+        text = f"That is {far} {beside}, {so_far}the best row trained by backpropagation."
+        detail = theirs.text
+    else:
+        it, beside = "they", f"the rows trained by backpropagation over {len(against)} columns"
+        label = f"from backpropagation, mean of {len(against)} columns"
+        detail = f"{signed(min(gaps), digits)} to {signed(max(gaps), digits)} {points}"
+        text = (
+            f"From {so_far}the best row trained by backpropagation in the same column they are {detail}, "
+            f"{signed(fmean(gaps), digits)} {points} in the mean over {len(against)} columns."
+        )
+    pairs = _paired(cells)
+    ends = interval(pairs)
+    within = f"{signed(ends[0], digits)} to {signed(ends[1], digits)}, {len(pairs)} pairs by seed" if ends else ""
+    if _told(cells):
+        return text, Headline(
+            f"{signed(fmean(gaps), digits)} {points}", label, f"{detail}; {CONFIDENCE:.0%} interval {within}"
+        )
+    alone = "all pairs by seed are equal" if len(pairs) > 1 else "there are fewer than two pairs by seed"
+    why = f"the {CONFIDENCE:.0%} interval of the difference is {within}" if ends else f"no interval, {alone}"
+    text = f"{it.capitalize()} cannot be told from {beside}: {why}."
+    return text, Headline("not told apart", label, f"{detail if len(against) == 1 else ''}; {why}".removeprefix("; "))
 
 
-def _one_distance(table: Table, pair: _Pair) -> tuple[str, Headline]:
-    theirs, measure = pair.theirs, table.spec.of(pair.key)
-    assert theirs is not None
-    gap, points, digits = _gap(pair), _points(measure), measure.digits
-    far = f"{abs(gap):.{digits}f} {points} {'below' if gap < 0 else 'above'}"
-    so_far = "" if theirs.complete else "so far "
-    text = f"That is {far} {theirs.label} ({theirs.text}), {so_far}the best row trained by backpropagation."
-    detail = f"{theirs.text}{_interval(table, pair.ours.block, theirs.block, digits)}"
-    return text, Headline(f"{signed(gap, digits)} {points}", f"from backpropagation ({theirs.label})", detail)
+def _paired(cells: Iterable[tuple[TableCell, TableCell]]) -> list[float]:
+    """Return the differences of pairs of cells, seed by seed."""
+    return [one.values[s] - other.values[s] for one, other in cells for s in one.values if s in other.values]
 
 
-def _interval(table: Table, one: str, other: str, digits: int) -> str:
-    """Return the confidence interval of the paired difference of two rows; "" if it has none."""
-    for each in differences(table):
-        if {each.row, each.other} == {one, other} and each.low is not None and each.high is not None:
-            low, high = (each.low, each.high) if each.row == one else (-each.high, -each.low)
-            return (
-                f"; {CONFIDENCE:.0%} interval {signed(low, digits)} to {signed(high, digits)}, {each.n} pairs by seed"
-            )
-    return ""
+def _told(cells: Iterable[tuple[TableCell, TableCell]]) -> bool:
+    """Return whether the interval of the paired differences excludes zero."""
+    ends = interval(_paired(cells))
+    return ends is not None and (ends[0] > 0 or ends[1] < 0)
 
 
 def _points(measure: Measure) -> str:
@@ -265,11 +294,11 @@ def _gap(pair: _Pair) -> float:
     return ours - theirs
 
 
-def _mean(standing: Standing, choice: _Choice, metric: str) -> float | None:
-    """Return the mean of a metric over the runs of a row; None if one of them lacks it."""
-    values = [standing.outcomes[i].metrics.get(metric) for i in choice.cell.trial_ids if i in standing.outcomes]
+def _mean(standing: Standing, cell: TableCell, metric: str) -> float | None:
+    """Return the mean of a metric over the runs of a cell; None if one of them lacks it."""
+    values = [standing.outcomes[i].metrics.get(metric) for i in cell.trial_ids if i in standing.outcomes]
     known = [value for value in values if value is not None]
-    return fmean(known) if known and len(known) == len(choice.cell.trial_ids) else None
+    return fmean(known) if known and len(known) == len(cell.trial_ids) else None
 
 
 def _same(standing: Standing, pair: _Pair, fact: str) -> str:
@@ -295,9 +324,11 @@ def _memory(plan: Plan, standing: Standing, against: Sequence[_Pair]) -> Headlin
     found: list[Both] = []
     definitions = set()
     for pair in against:
-        of_tensors = _both(pair, lambda choice: _mean(standing, choice, TOTAL))
+        of_tensors = _both(pair, lambda choice: _mean(standing, choice.cell, TOTAL))
         defined = _same(standing, pair, "memory_definition")
-        both = of_tensors or (_both(pair, lambda it: _mean(standing, it, "peak_memory_bytes")) if defined else None)
+        both = of_tensors or (
+            _both(pair, lambda it: _mean(standing, it.cell, "peak_memory_bytes")) if defined else None
+        )
         if both:
             found.append(both)
             definitions.add(OF_TENSORS if of_tensors else defined)
@@ -322,13 +353,13 @@ def _forwards(plan: Plan, standing: Standing, against: Sequence[_Pair]) -> Headl
 def _seconds(plan: Plan, standing: Standing, against: Sequence[_Pair]) -> Headline | None:
     """Return the ratio of the times of a run's steps, where both rows ran on devices of one name."""
     alike = [pair for pair in against if _same(standing, pair, "name")]
-    found = [both for pair in alike if (both := _both(pair, lambda it: _mean(standing, it, "train_seconds")))]
+    found = [both for pair in alike if (both := _both(pair, lambda it: _mean(standing, it.cell, "train_seconds")))]
     return Headline(_times(found), "time of a run's steps", _shown(found, seconds_text)) if found else None
 
 
 def _energy(plan: Plan, standing: Standing, against: Sequence[_Pair]) -> Headline | None:
     alike = [pair for pair in against if _same(standing, pair, "energy_definition")]
-    found = [both for pair in alike if (both := _both(pair, lambda it: _mean(standing, it, f"{ENERGY}joules")))]
+    found = [both for pair in alike if (both := _both(pair, lambda it: _mean(standing, it.cell, f"{ENERGY}joules")))]
     return Headline(_times(found), "energy of a run's steps", _shown(found, joules_text)) if found else None
 
 
