@@ -117,6 +117,25 @@ def test_differences_stand_above_the_diagonal_with_interval_and_n() -> None:
     assert by_example.tables[0][1][1:3] == ["+9.5 [+3.1, +15.9] n=2 25 : 4 of 200, p=0.0001", first[2]]
 
 
+def test_a_matrix_of_twelve_rows_scrolls_beside_its_row_labels() -> None:
+    def matrix(n: int) -> Page:
+        rows = tuple((f"r{i}", f"Row {i}") for i in range(n))
+        records = [record({}, seed=s, block=b, test=0.5 + i * s / 99) for i, (b, _) in enumerate(rows) for s in (0, 1)]
+        return Page(page("A page", [differences_html(build(spec(rows=rows), records), {})]))
+
+    twelve = matrix(12)
+    (section,) = [attributes["class"] for attributes, _ in twelve.all("section")]
+    assert section == "differences broad", "it takes the width of the window"
+    assert [attributes["class"] for attributes, _ in matrix(4).all("section")] == ["differences"]
+    (wide,) = [attributes for attributes, _ in twelve.all("div")]
+    assert (wide["class"], wide["tabindex"], wide["role"]) == ("wide", "0", "region"), "it scrolls, by keyboard too"
+    heads = [(attributes["scope"], text) for attributes, text in twelve.all("th")]
+    assert heads[:12] == [("col", "row − column"), *(("col", f"Row {i}") for i in range(1, 12))]
+    assert heads[12:] == [("row", f"Row {i}") for i in range(11)]
+    (style,) = [text for _, text in twelve.all("style")]
+    assert ".differences .wide tr > :first-child { position: sticky; left: 0;" in style
+
+
 def test_a_table_in_which_nothing_pairs_has_no_differences() -> None:
     assert differences_html(build(spec(), [record({})]), {}) == ""
     layout, records = small()
