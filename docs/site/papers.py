@@ -28,9 +28,19 @@ def _paper(key: str, every: list[Item]) -> str:
         f"## {about['name']}",
         f"*{escape(about['title'])}*, {escape(about['authors'])}, {about['year']}. {source}",
         table(("", "what it is", "grid"), [(code(i.reference), escape(i.caption), _grids(i)) for i in every]),
+        *_differences(every),
         *(_numbers(item) for item in every if item.has_numbers),
     ]
     return "\n\n".join(parts)
+
+
+def _differences(every: list[Item]) -> list[str]:
+    """Return a list of what the grids do otherwise than the paper; items with the same lines share them."""
+    of: dict[tuple[str, ...], list[str]] = {}
+    for item in every:
+        of.setdefault(tuple(item.differs), []).append(code(item.reference))
+    lines = [f"- {', '.join(names)}: {line}" for found, names in of.items() for line in map(escape, found)]
+    return ["What these grids do otherwise, or where the paper says nothing:", "\n".join(lines)] if lines else []
 
 
 def _grids(item: Item) -> str:

@@ -56,9 +56,9 @@ TRIALS = {
     "sensitive_fig5_wic": 93,
     "sensitive_fig6": 36,
     "sensitive_gradients": 9,
-    "sensitive_table1a": 189,
-    "sensitive_table1b": 189,
-    "sensitive_table1c": 189,
+    "sensitive_table1a": 252,
+    "sensitive_table1b": 252,
+    "sensitive_table1c": 252,
 }
 SYSTEM = [
     name

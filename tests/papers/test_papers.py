@@ -9,13 +9,19 @@ import pytest
 import yaml
 from rich.console import Console
 
+from tests.papers import common
+from tests.plan.common import changed, write_grid
+from zo_sweeps.cli.show.papers import show_papers
 from zo_sweeps.cli.show.plan import show_limits
 from zo_sweeps.config.composer import Composer, conf_dir
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.plan import availability
 from zo_sweeps.plan.build import build
+from zo_sweeps.results import tables as readout
 from zo_sweeps.results.facts.plan import plan_facts
-from zo_sweeps.results.papers import Item, items, named, obstacles, standings
+from zo_sweeps.results.papers import Item, ItemFacts, Obstacles, items, named, obstacles, standings
+from zo_sweeps.results.report import html
+from zo_sweeps.schedule.ledger import Standing
 from zo_sweeps.schedule.this_host import for_this_host, must_have_work
 
 pytestmark = pytest.mark.unit
@@ -51,6 +57,58 @@ def test_the_four_papers_are_there_with_all_that_has_numbers() -> None:
     assert len(ITEMS) == len({item.reference for item in ITEMS})
     without = {item.reference for item in ITEMS if item.kind in NUMBERS and not item.grids}
     assert without == {"prge/table14", "sensitive/table3"}, "device profiles"
+
+
+def test_what_the_grids_do_otherwise_is_listed_with_the_item_it_is_of() -> None:
+    """Neither a row of another table nor a column is lost; the overview stays short."""
+    of = {item.reference: item.differs for item in ITEMS}
+    assert any(line.startswith("Dual-Forwarding: differs in method: ") for line in of["prge/table4"])
+    assert any(line.startswith("INT8: differs in measure") for line in of["prge/table9"])
+    assert any("bytes per logit" in line for line in of["prge/table13"])
+    assert not any("bytes per logit" in line for line in (*of["prge/table2"], *of["prge/table11"]))
+    assert any("plain PyTorch" in line for line in of["sensitive/figure1_inference"])
+    assert all(of[item.reference] == () for item in ITEMS if not item.grids)
+    progress, held = standings(ITEMS, Path("nowhere")), Obstacles()
+    facts = [ItemFacts(item, progress[item.reference], held) for item in named(ITEMS, ["prge"])]
+    for captions in (True, False):
+        show_papers(facts, console := Console(record=True, width=1000), Path("nowhere"), captions=captions)
+        printed = console.export_text()
+        assert all((line in printed) is captions for one in facts for line in one.item.differs)
+
+
+def test_the_report_and_the_figures_say_what_differs(tmp_path: Path) -> None:
+    """A default figure of a grid is of the table's rows, and leaves it to the table."""
+    grid = changed(differs=[{"about": "precision", "text": "NF4", "rows": ["zo"]}])
+    for figures, said in (({}, 1), ({"loss": {"kind": "curve", "x": "step", "y": "dev/loss"}}, 2)):
+        folder = str(write_grid(tmp_path, {**grid, "figures": figures}))
+        made = build(composer := Composer(["+grid=tiny"], [folder]))
+        page = html(made, composer, Standing(), tmp_path, "zo_sweeps +grid=tiny")
+        assert page.count("differs in precision: NF4") == said
+    assert "ZO: differs in precision: NF4" in page
+
+
+@pytest.mark.parametrize("grid", ["sensitive_table1a", "sensitive_table1b", "sensitive_table1c"])
+def test_rows_q_have_the_codes_of_the_paper_and_nf4_is_ours(grid: str) -> None:
+    made = common.plan(grid)
+    codes = {
+        block: {made.every[c.trial_id].config.precision.name for c in made.cells if c.block == block}
+        for block in made.grid.blocks
+    }
+    rows = made.grid.tables["accuracy"].rows
+    quantized = [block for block, name in rows.items() if name.startswith("Q, ZO")]
+    assert len(quantized) == 3
+    assert all(codes[block] == {"squeezellm"} and codes[f"{block}_nf4"] == {"nf4"} for block in quantized)
+    assert all(codes[block] == {"fp16"} for block in rows if block not in quantized)
+    assert not any(block.endswith("_nf4") for block in rows), "they would change the ranks"
+
+
+def test_a_precision_leaves_out_the_rows_that_fix_another_one() -> None:
+    composer = Composer(["+grid=sensitive_table1a", "precision=squeezellm"])
+    made = build(composer)
+    assert [*made.grid.blocks] == ["q_sensitive", "q_lora", "q_prefix"]
+    assert any("precision=squeezellm leaves out what fixes another value" in note for note in made.caveats)
+    tables = {table.spec.name: table for table in readout.tables(made, composer, Standing())}
+    assert tables["sensitive_table1a_accuracy"].cells["q_sensitive", "sst2"].published is not None
 
 
 def test_every_reason_that_holds_trials_back_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,7 +89,11 @@ def test_a_label_of_a_mask_or_a_precision_holds_it() -> None:
     static = named("sensitive_table1a", "task=rte", "space.refresh=100")
     assert not any("static" in label for label in rows(static))
     assert "ZO, Sensitive (task, static)" not in rows(named("sensitive_table1a", "task=rte", "space.source=text"))
-    assert "ZO, Sensitive (C4, static), 16 bit" not in rows(named("sensitive_table1a", "task=rte", "precision=fp32"))
+    nf4 = rows(named("sensitive_table1a", "task=rte", "precision=nf4"))
+    assert nf4
+    assert all(label.startswith("NF4") for label in nf4)
+    with pytest.raises(UserError, match=r"no row .* agrees with precision=fp32.*grid.relabel=true"):
+        named("sensitive_table1a", "task=rte", "precision=fp32")
 
 
 def test_a_member_without_the_option_that_a_column_fixes_leaves_the_column_out(tmp_path: Path) -> None:

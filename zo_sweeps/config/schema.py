@@ -7,7 +7,7 @@ depend on the member: `TrialConfig.read` checks them.
 from __future__ import annotations
 
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, make_dataclass
 from enum import Enum
 from pathlib import Path
@@ -143,6 +143,25 @@ class SelectConfig:
 
 
 @dataclass
+class GridDifference:
+    """What a grid does otherwise than the paper, or where the paper says nothing; no rows or columns: all of them."""
+
+    about: str = ""  # one of zo_sweeps.tables.records.ASPECTS
+    text: str = ""  # "NF4; the paper: SqueezeLLM"
+    rows: list[str] = field(default_factory=list)  # blocks
+    columns: list[str] = field(default_factory=list)
+
+    @property
+    def note(self) -> str:
+        """The footnote."""
+        return f"differs in {self.about}: {self.text}"
+
+    def line(self, labels: Sequence[str]) -> str:
+        """Return the footnote for a place without marks; labels: of the rows and columns that it is on."""
+        return f"{'; '.join(labels)}: {self.note}" if labels else self.note
+
+
+@dataclass
 class GridTable:
     layout: str = "accuracy"  # a file of conf/table
     published: str | None = None  # paper/table of conf/paper
@@ -151,6 +170,7 @@ class GridTable:
     over: dict[str, str] = field(default_factory=dict)  # row -> the block divided by it, for a layout that is a ratio
     beyond: str = ""  # of a ratio: a block that is subtracted from both
     footnotes: list[str] = field(default_factory=list)
+    differs: list[GridDifference] = field(default_factory=list)  # of this table alone
     average: bool = False  # a column with the mean over the columns
     rank: bool = False  # a column with the mean rank over the columns
     largest: bool = False  # a column with the largest value of the row
@@ -173,6 +193,7 @@ class GridFigure:
     over: dict[str, str] = field(default_factory=dict)  # block -> the block divided by it, for a y that is a ratio
     published: list[Any] = field(default_factory=list)  # {series: block, panel: column, x: ..., y: ...}
     footnotes: list[str] = field(default_factory=list)
+    differs: list[GridDifference] = field(default_factory=list)  # of this figure alone
     select: SelectConfig | None = None  # the rule of this figure; null: the grid's
 
 
@@ -181,6 +202,7 @@ class GridConfig:
     name: str = ""
     title: str = ""
     paper: str = ""
+    differs: list[GridDifference] = field(default_factory=list)  # from the paper, in every table and figure
     fixed: dict[str, Any] = field(default_factory=dict)
     axes: dict[str, Any] = field(default_factory=dict)
     columns: dict[str, Any] = field(default_factory=dict)  # name -> its fixed values, `label`; if they are not tasks

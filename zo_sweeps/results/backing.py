@@ -9,8 +9,8 @@ from zo_sweeps.plan.build import Plan
 from zo_sweeps.results import tables as readout
 from zo_sweeps.schedule.ledger import Standing
 from zo_sweeps.tables import Record, Table
-from zo_sweeps.tables.build import AVERAGE, LARGEST, RANK
 from zo_sweeps.tables.cells import CellState, TableCell
+from zo_sweeps.tables.records import AVERAGE, LARGEST, RANK
 
 OF_OTHERS = (AVERAGE, LARGEST, RANK)  # columns computed from the others
 

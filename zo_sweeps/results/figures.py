@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -64,14 +65,19 @@ def figures(
         return gradients(journals.read(trial_id, ended=standing.has_result(trial_id)))
 
     made = []
-    changed = altered(plan, composer) if any(layout.published for layout in named.values()) else frozenset()
+    compared = plan.grid.differs or any(layout.published or layout.differs for layout in named.values())
+    changed = altered(plan, composer) if compared else frozenset()
     for name in only or every:
         if name == MAIN:
             (table,) = readout.tables(plan, composer, standing, [main])
             made.append(row_figure(readable(table), f"{plan.name}_{MAIN}"))
             continue
         spec = _spec(plan, composer, name, named[name])
-        spec = replace(spec, published=tuple(point for point in spec.published if _stands(point, plan, changed)))
+        spec = replace(
+            spec,
+            published=tuple(point for point in spec.published if _stands(point, plan, changed)),
+            footnotes=(*spec.footnotes, *_differences(plan, named[name], spec, changed)),
+        )
         if spec.kind == "curve":
             made.append(curves(spec, records, _lookup(plan), read_curves))
         elif spec.kind == "cumulative":
@@ -79,6 +85,18 @@ def figures(
         else:
             made.append(points(spec, records, _lookup(plan)))
     return made
+
+
+def _differences(
+    plan: Plan, layout: GridFigure, spec: FigureSpec, changed: Collection[tuple[str, str]]
+) -> Iterator[str]:
+    """Yield what differs from the paper in the series of a figure that the grid defines, and where."""
+    labels = dict(spec.series) if plan.grid.figures else {}
+    for one in (*plan.grid.differs, *layout.differs):
+        rows = [block for block in labels if not one.rows or block in one.rows]
+        if not {*product(rows, one.columns or plan.labels)} <= {*changed}:
+            columns = [plan.labels[column] for column in one.columns if column in plan.labels]
+            yield one.line([*(labels[block] for block in rows if one.rows), *columns])
 
 
 def _stands(point: Mapping[str, Any], plan: Plan, changed: Collection[tuple[str, str]]) -> bool:

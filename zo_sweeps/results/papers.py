@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from zo_sweeps.config.composer import Composer
-from zo_sweeps.config.schema import GridConfig
+from zo_sweeps.config.schema import GridConfig, GridDifference
 from zo_sweeps.core.document import key
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.plan.altered import altered
@@ -37,6 +37,7 @@ class Item:
     grids: Sequence[str] = key("the grids that reproduce it")
     why: str = key("why there is no grid", "")
     has_numbers: bool = key("whether its numbers are recorded here", False)
+    differs: Sequence[str] = key("what its grids do otherwise than the paper, or where the paper says nothing", ())
 
     @property
     def reference(self) -> str:
@@ -105,6 +106,8 @@ def items(folders: Sequence[Path] | None = None) -> list[Item]:
         for part in ("tables", "figures", "others"):
             for name, entry in (data.get(part) or {}).items():
                 grids = entry.get("grid") or ()
+                grids = (grids,) if isinstance(grids, str) else tuple(grids)
+                lines = (line for grid in grids for line in _differences(grid, f"{paper}/{name}", folders))
                 entries.append(
                     Item(
                         paper=paper,
@@ -112,12 +115,27 @@ def items(folders: Sequence[Path] | None = None) -> list[Item]:
                         display=data["paper"]["name"],
                         kind=entry["kind"],
                         caption=entry["caption"],
-                        grids=(grids,) if isinstance(grids, str) else tuple(grids),
+                        grids=grids,
                         why=entry.get("no_grid", ""),
                         has_numbers=part == "tables",
+                        differs=tuple(dict.fromkeys(lines)),
                     )
                 )
     return entries
+
+
+def _differences(grid: str, reference: str, folders: Sequence[Path] | None) -> Iterator[str]:
+    """Yield what a grid does otherwise in the tables with an item's numbers, or, without such a table, anywhere."""
+    data = read("grid", grid, folders)
+    shown = [*data.get("tables", {}).values(), *data.get("figures", {}).values()]
+    own = [part for part in shown if part.get("published") == reference]
+    blocks = {block for part in own for block in (*part["rows"], *part.get("over", {}).values())}
+    for one in (GridDifference(**each) for part in (data, *(own or shown)) for each in part.get("differs", ())):
+        rows = [block for block in one.rows if not own or block in blocks]
+        if rows or not one.rows:
+            labels = [data["blocks"][block].get("label", block) for block in rows]
+            columns = [data.get("columns", {}).get(column, {}).get("label", column) for column in one.columns]
+            yield one.line([*labels, *columns])
 
 
 def named(every: Sequence[Item], names: Sequence[str]) -> list[Item]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.config.schema import GridTable
@@ -19,7 +20,7 @@ from zo_sweeps.results.measures import check_rule, column_measures, of_shares
 from zo_sweeps.schedule.ledger import Standing
 from zo_sweeps.tables import Record, Table, TableSpec, build
 from zo_sweeps.tables.published import load
-from zo_sweeps.tables.records import MISSING, NOT_RUN, Measure, Rule
+from zo_sweeps.tables.records import MISSING, NOT_RUN, Flag, Measure, Rule
 
 NO_NUMBER = "no published number stands beside cells whose settings are not those of the grid as written"
 
@@ -89,7 +90,8 @@ def tables(
         for part in ("memory", "energy")
     }
     built = []
-    changed = altered(plan, composer) if any(layout.published for layout in named.values()) else frozenset()
+    compared = plan.grid.differs or any(layout.published or layout.differs for layout in named.values())
+    changed = altered(plan, composer) if compared else frozenset()
     for name in only or named:
         spec = _spec(plan, composer, name, definitions, changed)
         mine = [row for row in rows if row.block in spec.blocks]
@@ -119,6 +121,10 @@ def _by_metric(spec: TableSpec, rows: Sequence[Record]) -> tuple[TableSpec, list
         searches=tuple({column: (key, labels[column]) for column, _, key in reversed(keys)}.values())[::-1],
         measures={key: shown[label] for _, label, key in keys},
         published_columns={key: name for _, label, key in keys if (name := shown[label].published)},
+        flags=tuple(
+            replace(flag, columns=tuple(key for column, _, key in keys if column in flag.columns))
+            for flag in spec.flags
+        ),
         altered=frozenset((block, key) for block, at in spec.altered for column, _, key in keys if column == at),
     )
     return by_metric, [replace(row, column=key) for row in rows for column, _, key in keys if column == row.column]
@@ -189,6 +195,7 @@ def _spec(
         altered=changed,
         whole=all(block in blocks and column in plan.labels for block, column in changed),
         footnotes=(*layout.footnotes, *definitions.get(_defined(measure.metric), ())),
+        flags=_differences(plan, layout, changed),
         average=layout.average,
         rank=layout.rank,
         largest=layout.largest,
@@ -197,6 +204,23 @@ def _spec(
         setting_of={block: blocks[block].setting_of for block in rows if blocks[block].setting_of},
         caveats=(*plan.caveats, *([NO_NUMBER] if layout.published and changed & shown else [])),
     )
+
+
+def _differences(plan: Plan, layout: GridTable, changed: Collection[tuple[str, str]]) -> tuple[Flag, ...]:
+    """Return what differs from the paper in cells that the table shows with the settings of the grid as written."""
+    flags = []
+    for one in (*plan.grid.differs, *layout.differs):
+        rows = [
+            block
+            for block in layout.rows
+            if not one.rows or {block, layout.over.get(block, block), layout.beyond} & {*one.rows}
+        ]
+        columns = [column for column in plan.labels if not one.columns or column in one.columns]
+        if not {*product(rows, columns)} <= {*changed}:
+            flags.append(
+                Flag(one.note, tuple(rows if one.rows else ()), tuple(columns if one.columns else ()), one.about)
+            )
+    return tuple(flags)
 
 
 def _defined(metric: str) -> str:

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from statistics import fmean, stdev
 
 from zo_sweeps.core.errors import UserError, unknown
@@ -14,10 +15,20 @@ from zo_sweeps.core.trial import TrialState
 from zo_sweeps.tables.cells import CellState, Table, TableCell
 from zo_sweeps.tables.published import Published
 from zo_sweeps.tables.ranks import mean_ranks
-from zo_sweeps.tables.records import MISSING, NOT_RUN, Flag, Measure, Record, TableSpec
+from zo_sweeps.tables.records import (
+    AVERAGE,
+    IN_CELL,
+    LARGEST,
+    MISSING,
+    NOT_RUN,
+    RANK,
+    Flag,
+    Measure,
+    Record,
+    TableSpec,
+)
 from zo_sweeps.tables.select import HyperparameterSetting, edges, select, settings, so_far
 
-AVERAGE, LARGEST, RANK = "average", "largest", "rank"  # keys of the optional columns
 RANK_DIGITS = 2
 
 RUNG = "successive halving on dev"
@@ -362,7 +373,14 @@ def _with_footnotes(
     of_rows: Sequence[Flag],
 ) -> Table:
     """Number the footnotes in reading order: column labels, then row by row."""
-    flags = [*spec.flags, *_published_flags(spec, published, columns), *of_rows]
+    differing = {
+        place: tuple(flag for flag in spec.flags if flag.about and flag.covers(*place) and not _altered(spec, *place))
+        for place in drafts
+    }
+    beside = [differing[place] for place, (cell, _) in drafts.items() if cell.published is not None]
+    in_cells = {flag for flag in chain(*beside) if flag.about in IN_CELL}
+    flags = [flag for flag in spec.flags if flag not in in_cells]
+    flags += [*_published_flags(spec, published, columns), *of_rows]
     footnotes: list[str] = []
 
     def number(notes: Iterable[str]) -> tuple[int, ...]:
@@ -381,7 +399,9 @@ def _with_footnotes(
         for key, _ in columns:
             cell, notes = drafts[block, key]
             notes = [*notes, *(flag.note for flag in flags if block in flag.rows and key in flag.columns)]
-            cells[block, key] = replace(cell, marks=number(notes))
+            if cell.published is not None:
+                notes += [flag.note for flag in differing[block, key] if flag in in_cells]
+            cells[block, key] = replace(cell, marks=number(notes), differs=differing[block, key])
     return Table(spec, published, spec.rows, columns, cells, row_marks, column_marks, tuple(footnotes))
 
 

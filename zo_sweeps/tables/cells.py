@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Any
 
 from zo_sweeps.tables.published import Published
-from zo_sweeps.tables.records import TableSpec
+from zo_sweeps.tables.records import Flag, TableSpec
 
 
 class CellState(str, Enum):
@@ -42,6 +42,7 @@ class TableCell:
         marks: indices into `Table.footnotes`.
         edges: axis -> "smallest" or "largest", if the selected value is at that end of its searched range.
         trial_ids: of the averaged runs; of all trials of the cell if it has no value.
+        differs: what differs from the paper, of a cell of the grid as written.
     """
 
     state: CellState
@@ -60,6 +61,7 @@ class TableCell:
     digits: int | None = None
     values: Mapping[int, float] = field(default_factory=dict)
     trial_ids: tuple[str, ...] = ()
+    differs: tuple[Flag, ...] = ()
 
     @property
     def population_std(self) -> float | None:

@@ -34,6 +34,7 @@ HEADER = (
     "std_population",
     "published_std",
     "published_std_kind",
+    "differs",
 )
 NUMBERS = ("mean", "std", "n", "published", "difference", "finished", "planned", "std_population", "published_std")
 FORMULA = ("=", "+", "-", "@", "\t", "\n", "\r")
@@ -59,6 +60,8 @@ def to_csv(*tables: Table) -> str:
             for key, column in table.columns:
                 cell, measure = table.cells[block, key], table.spec.of(key)
                 marks = sorted({*cell.marks, *table.row_marks[block], *table.column_marks[key]})
+                differs = [flag.note for flag in cell.differs]
+                notes = [table.footnotes[mark] for mark in marks if table.footnotes[mark] not in differs]
                 line = {
                     "table": table.spec.name,
                     "row": label,
@@ -71,7 +74,8 @@ def to_csv(*tables: Table) -> str:
                     "planned": cell.planned,
                     "block": block,
                     "column_key": key,
-                    "notes": "; ".join([*(table.footnotes[mark] for mark in marks), *table.spec.caveats]),
+                    "notes": "; ".join([*notes, *table.spec.caveats]),
+                    "differs": "; ".join(differs),
                 }
                 write({**line, **_values(cell, measure, table)})
                 if measure.beside and cell.digits is None:

@@ -14,6 +14,8 @@ from zo_sweeps.core.trial import TrialState
 NOT_RUN = "NOT_RUN"  # planned, never started
 MISSING = "MISSING"  # cannot run here: its data or model is missing; `Record.note` names it
 
+AVERAGE, LARGEST, RANK = "average", "largest", "rank"  # keys of the optional columns
+
 STATES = (*(state.value for state in TrialState), NOT_RUN, MISSING)
 
 
@@ -152,16 +154,32 @@ class Rule:
             raise UserError(f"settings cannot be selected by {self.metric!r}", where="selection rule", fix="use dev/…")
 
 
+# In what a cell may differ from its published number; the first three are said in the cell itself.
+ASPECTS = ("model", "precision", "method", "data", "protocol", "measure")
+IN_CELL = ASPECTS[:3]
+
+
 @dataclass(frozen=True)
 class Flag:
-    """A footnote on rows (blocks), on columns, or, if both are named, on their cells."""
+    """A footnote on rows (blocks), on columns, or, if both are named, on their cells.
+
+    Args:
+        about: one of ASPECTS, of a note on what differs from the paper; with no rows and no columns it is on all cells.
+    """
 
     note: str
     rows: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
+    about: str = ""
+
+    def covers(self, row: str, column: str) -> bool:
+        """Return whether it is on a cell. A column that sums the others up has what is on any of them."""
+        return (not self.rows or row in self.rows) and (
+            not self.columns or column in (*self.columns, AVERAGE, LARGEST, RANK)
+        )
 
     def __post_init__(self) -> None:
-        if not self.rows and not self.columns:
+        if not self.rows and not self.columns and not self.about:
             raise UserError(f"the flag {self.note!r} names no rows and no columns", fix="make it a footnote")
 
     @classmethod

@@ -8,7 +8,7 @@ from typing import Any
 
 from zo_sweeps.tables.cells import CellState, Table, TableCell
 from zo_sweeps.tables.published import NOT_STATED, POPULATION, SAMPLE, Published
-from zo_sweeps.tables.records import Measure, described
+from zo_sweeps.tables.records import IN_CELL, Flag, Measure, described
 
 EMPTY = {
     CellState.NOT_RUN: "–",
@@ -94,12 +94,17 @@ def value_text(cell: TableCell, table: Table, column: str = "") -> str:
 
 
 def below_texts(cell: TableCell, table: Table, column: str = "") -> tuple[str, ...]:
-    """Return `pub. 92.2 ± 0.5, −1.0` (published value, and the difference if we have one), then any second measure."""
+    """Return `pub. 92.2 ± 0.5, −1.0` (published value, and the difference if we have one), then any second measure.
+
+    A published value of another model, precision or method is followed by `, other precision`.
+    """
     measure, texts = table.spec.of(column), []
     if cell.published is not None:
         difference = "" if cell.difference is None else f", {signed(cell.difference, measure.digits)}"
         spread = "" if cell.published_std is None else f" ± {_number(cell.published_std, measure)}"
-        texts.append(f"pub. {_number(cell.published, measure, cell.digits)}{spread}{difference}")
+        other = [name for name in IN_CELL if any(flag.about == name for flag in cell.differs)]
+        differs = f", other {' and '.join(other)}" if other else ""
+        texts.append(f"pub. {_number(cell.published, measure, cell.digits)}{spread}{difference}{differs}")
     if measure.beside and cell.beside is not None:
         texts.append(f"{_number(cell.beside, measure.beside)} {measure.beside.unit}")
     return tuple(texts)
@@ -178,7 +183,16 @@ def own_notes(table: Table) -> list[str]:
         lines.append(f"pub.: {table.published.label}, and our value minus it.")
         lines += _published_spread(table, table.published)
         lines += [f"There: {note}." for note in table.published.footnotes]
+    lines += [f"{flag.note[:1].upper()}{flag.note[1:]}." for flag in spec.flags if _of_all(flag, table)]
     return [line for line in (*lines, *spec.footnotes) if line]
+
+
+def _of_all(flag: Flag, table: Table) -> bool:
+    """Return whether a difference from the paper has no mark: it is on all rows and columns, and said in no cell."""
+    said = flag.about in IN_CELL and any(
+        flag in cell.differs and cell.published is not None for cell in table.cells.values()
+    )
+    return bool(flag.about) and not (flag.rows or flag.columns or said)
 
 
 def legend(tables: Sequence[Table]) -> list[str]:

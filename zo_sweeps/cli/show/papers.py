@@ -23,7 +23,7 @@ def show_papers(every: Sequence[ItemFacts], to: Console, state_dir: Path, *, cap
     """Print the papers' tables and figures: grid, trials that can run here, state, largest deviation from the paper.
 
     Args:
-        captions: whether to print what each item is, and every reason why trials cannot run here.
+        captions: whether to print what each item is, what its grids do otherwise, and why trials cannot run here.
     """
     groups = (each if captions else grouped)({why: () for one in every for why in one.obstacles.reasons})
     numbers = {why: number for number, group in enumerate(groups, 1) for why in group.texts}
@@ -43,6 +43,8 @@ def show_papers(every: Sequence[ItemFacts], to: Console, state_dir: Path, *, cap
         if captions:
             for one in its:
                 say(to, f"{one.item.name}: {one.item.caption}")
+                for line in one.item.differs:
+                    say(to, f"  {line}")
         say(to, "")
     for number, group in enumerate(groups, 1):
         say(to, f"[{number}] cannot run here: {group.text}")
@@ -53,7 +55,9 @@ def show_papers(every: Sequence[ItemFacts], to: Console, state_dir: Path, *, cap
     with_grid = sum(bool(one.item.grids) for one in every)
     say(to, f"{len(every)} tables, figures and others, {with_grid} with a grid; run one with +grid=NAME")
     if not captions:
-        say(to, "`papers PAPER` adds captions and every reason, `papers PAPER/ITEM` its numbers, `--json` everything")
+        say(
+            to, "`papers PAPER` adds captions, what differs, all reasons; PAPER/ITEM: its numbers; `--json`: everything"
+        )
     if not has_run(state_dir):
         say(to, str(nothing_run(state_dir)))
 
