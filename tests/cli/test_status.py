@@ -98,4 +98,4 @@ def test_a_plan_names_the_rows_whose_generator_has_few_distinct_directions(tmp_p
 def test_a_trial_that_its_device_cannot_hold_is_missing_with_the_reason(tmp_path: Path) -> None:
     plan = planned(tmp_path, TINY, "device=jetson-tx2", "device.memory_gb=0.1")
     assert not plan.trials
-    assert set(plan.missing.values()) == {"needs about 0.7 GB, and a Jetson TX2 (8 GB) has 0.1"}
+    assert set(plan.missing.values()) == {"needs about 0.7 GB, and a Jetson TX2 (8 GiB) has 0.1"}

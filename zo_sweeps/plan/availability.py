@@ -109,7 +109,7 @@ class Places:
         needed = client if device.is_phone else memory
         if device.memory_gb and not device.reads_log and needed > device.memory_gb * 10**9:
             reasons.append(
-                f"needs about {needed / 10**9:.1f} GB, and a {device.display or device.name} has {device.memory_gb:g}"
+                f"needs about {needed / 10**9:.1f} GB, and a {device.display or device.name} has {device.memory_gb:.3g}"
             )
         notes = [self._truncated(config, model, data), _few_rows(config, data), _few_directions(config, trainable)]
         notes += [*remarks([config.departures]), *self._duplicates(config, data), *_not_read(config, model, data)]

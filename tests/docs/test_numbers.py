@@ -1,0 +1,268 @@
+"""Numbers in the pages come from data: measurements in docs/bench, the reports of two sweeps, plans, definitions."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from statistics import fmean, stdev
+from typing import Any
+
+import pytest
+
+from tests.conftest import REPO
+from zo_sweeps.config.composer import Composer
+from zo_sweeps.methods import registry
+from zo_sweeps.plan.build import build
+from zo_sweeps.tables.published import load
+
+pytestmark = pytest.mark.unit
+
+DOCS = REPO / "docs"
+NUMBER = re.compile(r"[+−-]?\d[\d,]*(?:\.\d+)?")
+
+
+@cache
+def page(name: str) -> str:
+    return (DOCS / f"{name}.md").read_text(encoding="utf-8")
+
+
+def table(name: str, head: str) -> list[list[str]]:
+    """The cells of the lines below the head of a page's table, the first of each line its label."""
+    lines = page(name)[page(name).index(f"\n{head}") :].strip().splitlines()
+    found = []
+    for line in lines[2:]:
+        if not line.startswith("|"):
+            break
+        found.append([cell.strip() for cell in line.strip("|").split("|")])
+    assert found
+    return found
+
+
+def check(text: str, *values: float) -> None:
+    """Hold the numbers of a text against values, rounded to the digits that are printed."""
+    numbers = [number.replace("−", "-").replace(",", "") for number in NUMBER.findall(text)]
+    assert len(numbers) == len(values), (text, values)
+    for number, value in zip(numbers, values, strict=True):
+        digits = len(number.partition(".")[2])
+        assert float(number) == float(f"{value:.{digits}f}"), f"{number} in {text!r}, {value:.4f} in the data"
+
+
+def sentence(name: str, pattern: str) -> str:
+    """The numbers of a sentence: the groups of a pattern in which any blank may be a line's end."""
+    found = re.search(pattern.replace(" ", r"\s+"), page(name), re.DOTALL)
+    assert found, f"{name}.md has no {pattern!r}"
+    return " ".join(found.groups())
+
+
+def bench(name: str) -> dict[str, Mapping[str, Any]]:
+    data = json.loads((DOCS / "bench" / f"{name}.json").read_text(encoding="utf-8"))
+    return {row["name"]: row for row in data["rows"]}
+
+
+def one(rows: Mapping[str, Mapping[str, Any]], *parts: str) -> Mapping[str, Any]:
+    (found,) = (row for name, row in rows.items() if all(part in name for part in parts))
+    return found
+
+
+STEPS = (  # of the table of measurements, line by line
+    ("full-parameter step, 58 M, B=1 ",),
+    ("full-parameter step, 58 M, B=16 ",),
+    ("of rank 1", "q=1 B=1", "plain MeZO"),
+    ("of rank 1", "q=1 B=1", "bare forward"),
+    ("of rank 1", "q=4 B=1", "bare forward"),
+    ("of rank 1", "q=4 B=4", "bare forward"),
+    ("LoRA-FA step, both loops",),
+    ("LoRA-FA step, demo model",),
+    ("noise, compiled",),
+    ("replay of 1000",),
+)
+
+
+def test_the_ratios_of_steps_are_those_of_the_measurements() -> None:
+    single, double = bench("cpu-1-thread"), bench("cpu-2-threads")
+    double.pop("noise, compiled, 2 threads against 1")
+    lines = table("SPEED", "| | one thread | two threads | limit")
+    for (_, first, second, limit), parts in zip(lines, STEPS, strict=True):
+        check(first, one(single, *parts)["ratio"])
+        check(second, one(double, *parts)["ratio"])
+        check(limit, *map(float, NUMBER.findall(one(double, *parts)["limit"])))
+    name = "noise, torch expression"
+    check(sentence("SPEED", r"`normal_` on one thread \((.*?)x\)"), single[name]["ratio"])
+    check(sentence("SPEED", r"on two threads \((.*?)x\)"), double[name]["ratio"])
+
+
+def test_the_ratios_of_trials_together_codes_sparse_spaces_and_programs_are_those_of_the_measurements() -> None:
+    together = [*bench("together").values()]
+    for (_, ratio, limit), row in zip(table("SPEED", "| in shared forwards"), together, strict=True):
+        check(ratio, row["ratio"])
+        check(limit, *map(float, NUMBER.findall(row["limit"])))
+
+    codes = bench("codes-1-thread")
+    lines = table("SPEED", "| bf16, 11008 x 4096")
+    of = {"bitsandbytes' Linear8bitLt": "int8", "bitsandbytes' Linear4bit, nf4": "nf4"}
+    for label, *cells in lines[:-1]:
+        detail = codes[f"{of.get(label, label)}, 11008 x 4096, 1024 rows, against the bf16 GEMM"]["detail"]
+        other = ", bitsandbytes" if label in of else ""
+        for text, name in zip(cells, ("1 rows", "16 rows", "128 rows", "1024 rows", "error"), strict=True):
+            check(text, detail[name + other])
+    fp32 = [row["ratio"] for name, row in codes.items() if "against the fp32 GEMM" in name]
+    check(sentence("SPEED", r"1024 rows takes ([\d.]+) to ([\d.]+) times"), min(fp32), max(fp32))
+    steps = [row for name, row in codes.items() if name.startswith("LoRA-FA step")]
+    weights = [steps[0]["detail"][f"weights of {name}, MiB"] for name in ("int8", "nf4", "nf4 + double quantization")]
+    check(sentence("SPEED", r"in (\d+), (\d+) and (\d+) MiB of weights"), *weights)
+    for row in steps:
+        check(sentence("SPEED", r"takes ([\d.]+) times that over bf16"), row["ratio"])
+        check(sentence("SPEED", r"A bare forward of its rows takes ([\d.]+\d)"), float(row["limit"].partition(":")[0]))
+
+    sparse = bench("sparse-1-thread")
+    for label, *cells in table("SPEED", "| 4096 x 4096, SparseAdd"):
+        detail = one(sparse, f", {label}", "4096 x 4096")["detail"]
+        for text, rows in zip(cells, (1, 4, 16, 64, 256, 1024), strict=True):
+            check(text, detail[f"{rows} rows, SparseAdd"], detail[f"{rows} rows, SparseAddMM"])
+
+    programs = bench("programs")
+    for label, _, *cells in table("SPEED", "| q, B | rows"):
+        q, batch = label.split(", ")
+        places = [(form, length) for length in (64, 128) for form in ("seed", "dual")]
+        for text, (form, length) in zip(cells, places, strict=True):
+            check(text, one(programs, f"form {form}, q={q}, B={batch} T={length},")["ratio"])
+
+
+def report(name: str) -> str:
+    return (DOCS / name / "report.html").read_text(encoding="utf-8")
+
+
+def cells_of(text: str) -> list[list[str]]:
+    """The rows of the tables in a piece of HTML: the texts of their cells."""
+    rows = re.findall(r"<tr>(.*?)</tr>", text, re.DOTALL)
+    found = [re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", row, re.DOTALL) for row in rows]
+    return [[html.unescape(re.sub(r"<[^>]+>", "", cell)).strip() for cell in row] for row in found]
+
+
+TESTED = 872  # test rows of both sweeps: a report's four digits of a fraction tell how many were right
+
+
+@cache
+def accuracies(name: str) -> dict[str, dict[str, dict[int, float]]]:
+    """Row -> learning rate ("" for none) -> seed -> accuracy on test, in percent, of the trials that a report lists."""
+    found: dict[str, dict[str, dict[int, float]]] = {}
+    listed = report(name)[report(name).index("<h2>Trials") :]
+    for label, _, _, _, metric, *_ in cells_of(listed)[1:]:
+        row, _, *rest = label.split(" · ")
+        rate = next((part.removeprefix("lr ") for part in rest if part.startswith("lr ")), "")
+        seed = next((int(part.removeprefix("seed ")) for part in rest if part.startswith("seed ")), 0)
+        found.setdefault(row, {}).setdefault(rate, {})[seed] = 100 * round(float(metric) * TESTED) / TESTED
+    return found
+
+
+def part_of(name: str, title: str) -> dict[str, list[str]]:
+    """Row -> the other cells, of a table of a report."""
+    start = report(name).index(f": {title}")
+    return {row[0]: row[1:] for row in cells_of(report(name)[start : report(name).index("<h3", start)])[1:]}
+
+
+@cache
+def selected(name: str) -> dict[str, dict[int, float]]:
+    """Row -> seed -> accuracy, of the learning rate that the report says was selected."""
+    text = report(name)
+    start = text.index("Selected hyper-parameters")
+    rates = {row[0].removesuffix(": lr"): row[1] for row in cells_of(text[start : text.index("<h3", start)])[1:]}
+    return {row: of_rate[rates.get(row, "")] for row, of_rate in accuracies(name).items()}
+
+
+def mean_and_spread(values: Iterable[float]) -> tuple[float, ...]:
+    given = [*values]
+    return (fmean(given), stdev(given)) if len(given) > 1 else tuple(given)
+
+
+def paired(name: str, row: str, other: str, per_error: float) -> tuple[float, float]:
+    """The mean difference of two rows by seed, and `per_error` of its standard errors."""
+    one, two = selected(name)[row], selected(name)[other]
+    differences = [one[seed] - two[seed] for seed in one]
+    return fmean(differences), per_error * stdev(differences) / len(differences) ** 0.5
+
+
+def test_the_tables_of_the_two_small_sweeps_are_those_of_their_reports() -> None:
+    for label, value in table("METHODS", "|                             | SST-2 (sentences) |"):
+        check(value.partition("[")[0], *mean_and_spread(selected("methods")[label].values()))
+    lines = table("PRECISIONS", "|                                    |   accuracy |")
+    for label, accuracy, *_ in lines:
+        check(accuracy, *mean_and_spread(selected("precisions")[label].values()))
+    parts = part_of("precisions", "memory by part (MiB)")
+    for label, _, *memory in lines:
+        measured = [cell.partition(" ±")[0] for cell in parts.get(label, [])]
+        del measured[5:6]  # the page leaves out the workspace, and writes a dash for none
+        assert [text.replace("–", "0.0") for text in memory if text] == measured, label
+    columns = ("trained (thousand)", "memory (GiB)", "memory_weights (GiB)", "memory_rest (GiB)")
+    for label, *memory in table("METHODS", "| | trained (thousand)"):
+        measured = [part_of("methods", name)[label][0] for name in columns]
+        assert memory == [re.sub(r" ± 0\.0+$", "", cell) for cell in measured], label
+    for name in ("methods", "precisions"):
+        commit = re.search(r"git commit \(when this page was written\).*?([0-9a-f]{40})", report(name), re.DOTALL)
+        assert commit
+        assert commit[1][:7] in page(name.upper()), "the page says which commit wrote its report"
+
+
+PRGE = "P-RGE (q=4), "
+CODES = (("INT8", "INT8"), ("NF4", "NF4"), ("NF4 with 8-bit scales", "NF4, scales in 8 bits"), ("and bf16", "bf16"))
+
+
+def test_paired_differences_between_precisions_are_those_of_the_report() -> None:
+    said = sentence("PRECISIONS", r"paired by seed, (.*?) points above fp32").replace("8-bit", "")
+    values = [paired("precisions", PRGE + row, f"{PRGE}fp32", 1) for _, row in CODES]
+    named = [text for text, _ in CODES]
+    assert all(text.removesuffix(" with 8-bit scales") in said for text in named)
+    check(re.sub(r"INT8|NF4|bf16", "", said), *(number for pair in values for number in pair))
+    said = sentence("PRECISIONS", r"\(SensZOQ\) is (.*?) points above")
+    check(said, *paired("precisions", "Sensitive 0.1%, NF4", "Sensitive 0.1%, fp32", 1))
+    said = sentence("PRECISIONS", r"reaches 70\.5 from 53\.4: (.*?) points behind")
+    check(said, *paired("precisions", f"{PRGE}fp32", "QZO (scales), NF4", 1))
+    check(
+        sentence("PRECISIONS", r"the rate 0\.003 has ([\d.]+)"),
+        fmean(accuracies("precisions")["QZO (scales), NF4"]["0.003"].values()),
+    )
+
+
+T_4 = 2.7764451  # Student's t with 4 degrees of freedom at 97.5 %
+MEZO = "MeZO, full (q=1)"
+PAIRS: Sequence[tuple[str, str, str]] = (
+    (r"The gap is (.*?) \(full", "FO-Adam, full", MEZO),
+    (r"MeZO\) and (.*?) points \(LoRA-FA against", "FO-Adam, LoRA-FA", "P-RGE, LoRA-FA (q=4)"),
+    (r"one on 16 differ by (.*?) points", "P-RGE, LoRA-FA (q=4)", "P-RGE, LoRA-FA (q=1)"),
+    (r"Gaussian noise: (.*?) \(pre-generated", MEZO, "PeZO, pre-generated (q=1)"),
+    (r"\(pre-generated\) and (.*?) points", MEZO, "PeZO, on the fly (q=1)"),
+    (r"beats a random one by (.*?) points", "Sensitive (C4), 0.1% (q=1)", "Random, 0.1% (q=1)"),
+    (r"largest weights \((.*?)\)", "Sensitive (C4), 0.1% (q=1)", "Weight outliers, 0.1% (q=1)"),
+    (r"one direction is (.*?) points behind", MEZO, "P-RGE, LoRA-FA (q=1)"),
+)
+
+
+@pytest.mark.parametrize(("said", "row", "other"), PAIRS)
+def test_paired_differences_between_methods_are_those_of_the_report(said: str, row: str, other: str) -> None:
+    check(sentence("METHODS", said), *paired("methods", row, other, T_4))
+
+
+def test_the_readme_says_how_much_less_memory_the_8_bit_baseline_is_planned_to_need() -> None:
+    plan = build(Composer(["+grid=llama2_superglue", "~grid.tables.memory", "task=sst2"]))
+    needed = {cell.block: plan.every[cell.trial_id].needs.memory_bytes for cell in plan.cells}
+    readme = " ".join((REPO / "README.md").read_text(encoding="utf-8").split())
+    assert "two fifths of the memory" in readme
+    assert needed["fo_full_8bit"] / needed["fo_full"] == pytest.approx(2 / 5, abs=0.05)
+
+
+def test_the_page_on_programs_lists_every_precision_that_they_hold() -> None:
+    (cells,) = (cells for cells in table("EDGE", "| part | in a program") if cells[0] == "precision")
+    members = registry.members("precision")
+    assert set(re.findall(r"`(\w+)`", cells[1])) == {name for name, one in members.items() if not one().not_in_program}
+
+
+def test_the_profiles_of_the_devices_of_a_paper_have_its_memory() -> None:
+    profiles = ("gtx-1080-ti", "rtx-3060-ti", "jetson-tx2", "oppo-find-x7-ultra", "galaxy-s10")
+    published = load("sensitive/table3")
+    assert published.unit == "GiB"
+    for name, row in zip(profiles, published.rows.values(), strict=True):
+        profile = Composer([f"device={name}"]).trial["device"]
+        assert round(profile["memory_gb"] * 10**9) == row["memory_GiB"] * 2**30, name
