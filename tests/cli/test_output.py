@@ -35,7 +35,8 @@ from zo_sweeps.results.compare import compare
 from zo_sweeps.results.facts.plan import PlanFacts, plan_facts
 from zo_sweeps.results.facts.status import status_facts
 from zo_sweeps.results.facts.trial import trial_facts
-from zo_sweeps.results.papers import Deviation, ItemFacts, ItemProgress, Obstacles, items
+from zo_sweeps.results.item_progress import Deviation, ItemProgress
+from zo_sweeps.results.papers import ItemFacts, Obstacles, items
 from zo_sweeps.schedule.ledger import Ledger
 
 pytestmark = pytest.mark.unit

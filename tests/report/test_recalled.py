@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from zo_sweeps.methods import registry
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.models.identity import DEMO
 from zo_sweeps.plan import stored
-from zo_sweeps.plan.altered import altered
+from zo_sweeps.plan.altered import beside_written
 from zo_sweeps.plan.build import build
 from zo_sweeps.record.commands import Command, remember
 from zo_sweeps.results import recalled
@@ -144,21 +144,21 @@ def test_the_command_that_was_run_is_recalled_when_it_is_typed_again_in_any_orde
 def test_a_plan_comes_back_as_it_was_written() -> None:
     for overrides in (["scale=smoke"], ["train.steps=3", "device=cpu"]):
         composer = Composer(["+grid=quickstart", *overrides])
-        plan = build(composer)
-        data = json.loads(json.dumps(stored.dump(plan, altered(plan, composer))))
+        plan = beside_written(build(composer), composer)
+        data = json.loads(json.dumps(stored.dump(plan)))
         back = stored.load(data, composer.run)
         assert asdict(back.grid) == asdict(plan.grid)
         assert [back.cells, back.trials, back.labels] == [plan.cells, plan.trials, plan.labels]
         assert [back.caveats, back.reasons, back.remarks] == [plan.caveats, plan.reasons, plan.remarks]
         assert list(back.every.items()) == list(plan.every.items())
-        assert altered(back, composer) == altered(plan, composer)
+        assert (back.altered, back.extents) == (plan.altered, plan.extents)
         assert all(TrialConfig.of(trial.config).trial_id() == trial_id for trial_id, trial in back.every.items())
         assert stored.changes(back, data["sources"], plan) == []
 
 
 def test_the_record_of_many_trials_is_small() -> None:
     plan = named("llama2_superglue")
-    text = json.dumps(stored.dump(plan, ()))
+    text = json.dumps(stored.dump(replace(plan, altered=frozenset(), extents={})))
     whole: list[Any] = [trial.to_json() for trial in plan.every.values()]
     assert len(text) < 0.5 * len(json.dumps(whole))
 
@@ -166,7 +166,7 @@ def test_the_record_of_many_trials_is_small() -> None:
 def test_remarks_come_back_those_of_an_earlier_version_as_one() -> None:
     composer = Composer(["+grid=llama2_superglue", "task=rte"])
     plan = build(composer)
-    data = json.loads(json.dumps(stored.dump(plan, ())))
+    data = json.loads(json.dumps(stored.dump(beside_written(plan, composer))))
     assert max(map(len, plan.remarks.values())) > 2
     assert stored.load(data, composer.run).remarks == plan.remarks
     earlier = {**data, "remarks": dict.fromkeys(data["remarks"], "one; two")}

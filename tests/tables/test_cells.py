@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,7 +13,7 @@ import pytest
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.remarks import Remark
-from zo_sweeps.tables import CellState, Flag, Measure, Record, Rule, build, to_markdown
+from zo_sweeps.tables import CellState, Flag, Measure, Record, Rule, build, to_csv, to_markdown
 from zo_sweeps.tables.text_cells import below_texts, signed, value_text
 
 from .examples import ACCURACY, LR, PUBLISHED, Q, measure, record, shuffled, small, spec
@@ -409,3 +411,37 @@ def test_twenty_thousand_steps_are_timed_by_the_mean_of_those_that_were_run() ->
     metrics = {"mean_seconds_per_step": 0.03, "seconds_per_step": 0.02}
     cell = build(spec(measure=measure("runtime_20000")), [record(metrics=metrics)]).cells[CELL]
     assert (cell.mean, cell.beside) == (pytest.approx(10.0), 0.02)
+
+
+def test_a_cell_says_how_many_settings_and_seeds_of_the_grid_as_written_have_a_result() -> None:
+    asked = [record({LR: 0.1}, seed=0), record({LR: 0.2}, seed=0, state="FAILED")]
+
+    def shown(records: list[Record], **changes: Any) -> tuple[list[str], list[str]]:
+        table = build(spec(extents={CELL: (4, 3)}, **changes), records)
+        (line,) = csv.DictReader(io.StringIO(to_csv(table)))
+        counts = [line[name] for name in ("settings", "settings_written", "seeds", "seeds_written")]
+        return [table.footnotes[mark] for mark in table.cells[CELL].marks if "written" in table.footnotes[mark]], counts
+
+    lacks = ["1 of 4 settings and 1 of 3 seeds of the grid as written"]
+    assert shown(asked) == (lacks, ["1", "4", "1", "3"]), "a trial that failed is no result"
+    assert shown(asked[:1])[0] == lacks, "nor is one that was left out, though all that was asked for is done"
+    every = [record({LR: lr}, seed=seed) for lr in (0.1, 0.2, 0.3, 0.4) for seed in range(3)]
+    assert shown(every) == ([], ["4", "4", "3", "3"])
+    assert shown([one for one in every if one.seed]) == (["2 of 3 seeds of the grid as written"], ["4", "4", "2", "3"])
+    assert shown(asked, altered=frozenset({CELL})) == ([], ["0", "4", "0", "3"]), (
+        "other settings are none of the grid's"
+    )
+    table = build(spec(), asked)
+    assert table.cells[CELL].extent is None, "of a grid that is not known, nothing is said"
+
+
+def test_a_ratio_counts_the_settings_of_both_of_its_rows() -> None:
+    layout = replace(
+        spec(measure=measure("speedup"), rows=(("zo", "ZO"), ("fo", "FO")), over={"zo": "fo", "fo": "fo"}),
+        extents={("zo", "sst2"): (1, 2), ("fo", "sst2"): (2, 3)},
+    )
+    times = {"metrics": {"dev/loss": 0.5, "seconds_per_step": 0.1}}
+    table = build(layout, [record(seed=0, **times), record(seed=1, **times), record({LR: 0.1}, block="fo", **times)])
+    extent = table.cells[CELL].extent
+    assert extent is not None
+    assert extent.lacks == "2 of 3 settings and 1 of 3 seeds"

@@ -13,10 +13,16 @@ from zo_sweeps.methods.parts import Device, Model, ModelSource
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.plan.expand import expand
+from zo_sweeps.plan.extent import extents
 from zo_sweeps.plan.overrides import Overrides
 from zo_sweeps.plan.resolve import Options, Parts, resolve
 
 ANYWHERE = Device()
+
+
+def beside_written(plan: Plan, composer: Composer) -> Plan:
+    """Return a plan that keeps how it differs from the grid as written: found once, needed often."""
+    return replace(plan, altered=altered(plan, composer), extents=extents(plan, composer))
 
 
 def altered(plan: Plan, composer: Composer) -> frozenset[tuple[str, str]]:

@@ -66,6 +66,7 @@ class Plan:
         remarks: trial_id -> lines on what limits it, such as few distinct directions.
         relabelled: the blocks whose labels name an override.
         altered: the cells that `plan.altered` has found, of a plan that is run or was read from a sweep's record.
+        extents: what `plan.extent` has found, likewise.
     """
 
     config: RunConfig
@@ -78,6 +79,7 @@ class Plan:
     remarks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     relabelled: frozenset[str] = frozenset()
     altered: frozenset[tuple[str, str]] | None = None
+    extents: Mapping[tuple[str, str], tuple[int, int]] | None = None
 
     @cached_property
     def missing(self) -> Mapping[str, str]:

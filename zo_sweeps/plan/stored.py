@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,11 @@ from zo_sweeps.plan.build import Cell, Plan, by_line
 Sources = Mapping[str, Mapping[str, str]]  # "model NAME" or "data of NAME" -> file -> digest; "": the whole
 
 
-def save(plan: Plan, altered: Collection[tuple[str, str]], state_dir: Path, sweep_id: str) -> None:
+def save(plan: Plan, state_dir: Path, sweep_id: str) -> None:
     """Write the plan of a sweep that is launched into its state folder; see `dump`."""
     path = _path(state_dir, sweep_id)
     path.parent.mkdir(exist_ok=True)
-    replace_text(path, json.dumps(dump(plan, altered), ensure_ascii=False))
+    replace_text(path, json.dumps(dump(plan), ensure_ascii=False))
 
 
 def record(state_dir: Path, sweep_id: str) -> Mapping[str, Any] | None:
@@ -44,12 +44,10 @@ def _path(state_dir: Path, sweep_id: str) -> Path:
     return state_dir / "plans" / f"{sweep_id}.json"
 
 
-def dump(plan: Plan, altered: Collection[tuple[str, str]]) -> dict[str, Any]:
-    """Return a plan as JSON. Equal parts of the trials' configurations are written once.
-
-    Args:
-        altered: the cells whose settings are not those of the grid as written.
-    """
+def dump(plan: Plan) -> dict[str, Any]:
+    """Return a plan as JSON, with its `altered` and `extents`. Equal parts of the configurations are written once."""
+    assert plan.altered is not None
+    assert plan.extents is not None
     parts: dict[str, dict[str, tuple[int, Any]]] = {}
     trials = []
     for trial in plan.every.values():
@@ -67,7 +65,8 @@ def dump(plan: Plan, altered: Collection[tuple[str, str]]) -> dict[str, Any]:
         "lines": lines,
         "remarks": {trial_id: [*map(lines.index, of_trial)] for trial_id, of_trial in plan.remarks.items()},
         "relabelled": sorted(plan.relabelled),
-        "altered": sorted(map(list, altered)),
+        "altered": sorted(map(list, plan.altered)),
+        "extents": [[*cell, *extent] for cell, extent in sorted(plan.extents.items())],
         "cells": [asdict(cell) for cell in plan.cells],
         "trials": trials,
         "parts": {name: [value for _, value in known.values()] for name, known in parts.items()},
@@ -102,7 +101,12 @@ def load(data: Mapping[str, Any], run: RunConfig) -> Plan:
         remarks={trial_id: _remarks(data, of_trial) for trial_id, of_trial in data["remarks"].items()},
         relabelled=frozenset(data["relabelled"]),
         altered=frozenset((block, column) for block, column in data["altered"]),
+        extents=_extents(data["extents"]) if "extents" in data else None,  # not of an earlier version
     )
+
+
+def _extents(data: Sequence[tuple[str, str, int, int]]) -> dict[tuple[str, str], tuple[int, int]]:
+    return {(block, column): (settings, seeds) for block, column, settings, seeds in data}
 
 
 def _remarks(data: Mapping[str, Any], of_trial: str | list[int]) -> tuple[str, ...]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.document import key
@@ -27,6 +27,9 @@ from zo_sweeps.results.imports import appended
 from zo_sweeps.schedule.ledger import Standing
 from zo_sweeps.tables import Table
 from zo_sweeps.tables.cells import CellState
+
+if TYPE_CHECKING:
+    from zo_sweeps.record.sweep_book import Contents
 
 NOTE = "of other ids than the rows above, and in none of them: made by {}"
 
@@ -68,9 +71,24 @@ def earlier(plan: Plan, standing: Standing) -> list[Group]:
 
     Cost: nothing without such trials; with them, the records of the folder's sweeps and the first lines of journals.
     """
-    folder = plan.config.folder
-    lost = [trial_id for trial_id in standing.states if standing.has_result(trial_id) and trial_id not in plan.every]
-    kept = _kept(folder, plan) if lost else {}
+    groups = _lost(plan.config.folder, plan.every, plan.name, standing)
+    return [_group(plan, sweep_id, made_by, ids) for (sweep_id, made_by), ids in groups.items()]
+
+
+def of_grids(folder: Path, shown: Collection[str], standing: Standing) -> dict[str, list[str]]:
+    """Return grid -> lines on such trials, where `shown` are those that have a row; "": of a grid that is not known."""
+    found: dict[str, list[str]] = {}
+    for (sweep_id, made_by), ids in _lost(folder, shown, "", standing).items():
+        data, contents = stored.record(folder, sweep_id), _book(folder, sweep_id)
+        grid = data["grid"]["name"] if data else contents.sweep.grid if contents else ""
+        found.setdefault(grid, []).append(_line(len(ids), made_by, grid))
+    return found
+
+
+def _lost(folder: Path, shown: Collection[str], grid: str, standing: Standing) -> dict[tuple[str, str], list[str]]:
+    """Return (sweep_id, who made it) -> finished trials that are not shown, and of no sweep that its command shows."""
+    lost = [trial_id for trial_id in standing.states if standing.has_result(trial_id) and trial_id not in shown]
+    kept = _kept(folder, grid) if lost else {}
     lost = [trial_id for trial_id in lost if standing.sweeps.get(trial_id) not in kept]
     if lost:
         records = [stored.record(folder, sweep_id) or {} for sweep_id in kept]
@@ -79,7 +97,7 @@ def earlier(plan: Plan, standing: Standing) -> list[Group]:
     groups: dict[tuple[str, str], list[str]] = {}
     for trial_id in lost:
         groups.setdefault((standing.sweeps.get(trial_id, ""), _made_by(folder, trial_id)), []).append(trial_id)
-    return [_group(plan, sweep_id, made_by, ids) for (sweep_id, made_by), ids in groups.items()]
+    return groups
 
 
 def lines(plan: Plan, standing: Standing) -> list[str]:
@@ -90,7 +108,7 @@ def lines(plan: Plan, standing: Standing) -> list[str]:
         for trial_id in standing.states
         if standing.has_result(trial_id) and trial_id not in plan.every
     )
-    for sweep_id, sweep in _kept(folder, plan).items() if shown else ():
+    for sweep_id, sweep in _kept(folder, plan.name).items() if shown else ():
         if sweep.grid == plan.name and (n := shown[sweep_id]):
             found.append(f"{_finished(n)} of another sweep of this grid: {sweep.command.table}")
     return found
@@ -144,14 +162,14 @@ def _unpublished(table: Table) -> Table:
     return replace(table, rows=tuple(row for row in table.rows if row[0] in measured), cells=cells)
 
 
-def _kept(folder: Path, plan: Plan) -> dict[str, Launched]:
-    """Return sweep_id -> sweep, of those that their commands show. A record of the plan's own grid must be readable."""
+def _kept(folder: Path, grid: str) -> dict[str, Launched]:
+    """Return sweep_id -> sweep, of those that their commands show. A record of this grid must be readable."""
     return {
         sweep.command.sweep_id: sweep
         for sweep in recallable(folder)
         if (
             stored.record(folder, sweep.command.sweep_id) is not None
-            if sweep.grid == plan.name
+            if sweep.grid == grid
             else stored.has_record(folder, sweep.command.sweep_id)
         )
     }
@@ -159,13 +177,8 @@ def _kept(folder: Path, plan: Plan) -> dict[str, Launched]:
 
 def _group(plan: Plan, sweep_id: str, made_by: str, ids: Sequence[str]) -> Group:
     """Return what the record of a sweep says of some of its trials, or else its book."""
-    from zo_sweeps.record.sweep_book import book
-
     folder, group = plan.config.folder, Group(tuple(ids), sweep_id, made_by)
-    contents = None
-    with contextlib.suppress(UserError, KeyError, TypeError):  # damaged, or of a version with other keys
-        contents = book(folder, sweep_id)
-    if contents is not None:
+    if (contents := _book(folder, sweep_id)) is not None:
         trials = {trial.trial_id: trial for trial in contents.trials if trial.trial_id in ids}
         info = contents.sweep
         group = replace(group, grid=info.grid, command=info.command, trials=trials, cells=_cells(plan, trials))
@@ -176,6 +189,14 @@ def _group(plan: Plan, sweep_id: str, made_by: str, ids: Sequence[str]) -> Group
             cells = [cell for cell in then.cells if cell.trial_id in trials]
             group = replace(group, grid=then.name, trials=trials, cells=cells)
     return group
+
+
+def _book(folder: Path, sweep_id: str) -> Contents | None:
+    from zo_sweeps.record.sweep_book import book
+
+    with contextlib.suppress(UserError, KeyError, TypeError):  # damaged, or of a version with other keys
+        return book(folder, sweep_id)
+    return None
 
 
 def _cells(plan: Plan, trials: Mapping[str, Trial]) -> list[Cell]:
@@ -244,8 +265,9 @@ def _counts(plan: Plan, groups: Sequence[Group]) -> list[str]:
     counts: Counter[tuple[str, str]] = Counter()
     for group in groups:
         counts[group.made_by, group.grid] += len(group.ids)
-    found = []
-    for (made_by, grid), n in counts.items():
-        where = "`status` lists them" if grid in ("", plan.name) else f"`table +grid={grid}` shows them"
-        found.append(f"{_finished(n)} of other ids: made by {_who(made_by)}; {where}")
-    return found
+    return [_line(n, made_by, "" if grid == plan.name else grid) for (made_by, grid), n in counts.items()]
+
+
+def _line(n: int, made_by: str, grid: str) -> str:
+    where = f"`table +grid={grid}` shows them" if grid else "`status` lists them"
+    return f"{_finished(n)} of other ids: made by {_who(made_by)}; {where}"

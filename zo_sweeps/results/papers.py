@@ -8,21 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zo_sweeps.config.composer import Composer
-from zo_sweeps.config.schema import GridConfig, GridDifference
+from zo_sweeps.config.schema import GridDifference
 from zo_sweeps.core.document import key
 from zo_sweeps.core.errors import UserError, unknown
-from zo_sweeps.plan.altered import altered
 from zo_sweeps.plan.build import build, places_of
-from zo_sweeps.record.commands import latest
-from zo_sweeps.results import recalled
-from zo_sweeps.results import tables as readout
-from zo_sweeps.schedule.ledger import read_standing
+from zo_sweeps.results.item_progress import ItemProgress, standings
 from zo_sweeps.schedule.this_host import for_this_host
-from zo_sweeps.tables.cells import CellState, Table
 from zo_sweeps.tables.paper_files import names, read
-
-WITH_RESULT = (CellState.DONE, CellState.DIVERGED, CellState.OUT_OF_MEMORY)
-NOT_RUN, COMPLETE = "not run", "complete"
 
 
 @dataclass(frozen=True)
@@ -42,28 +34,6 @@ class Item:
     @property
     def reference(self) -> str:
         return f"{self.paper}/{self.name}"
-
-
-@dataclass(frozen=True)
-class Deviation:
-    """A cell whose value differs from the published one."""
-
-    difference: float = key("our value minus the published one, in the unit")
-    unit: str = key("unit of the table's values")
-    row: str = key("printed name of its row")
-    column: str = key("printed name of its column")
-    digits: int = key("decimals that the table prints")
-
-
-@dataclass(frozen=True)
-class ItemProgress:
-    """How far an item has been run in a state folder."""
-
-    state: str = key(
-        '"not run", "n of m cells" or "complete"; a cell counts if its settings are those of the grid as written'
-    )
-    deviation: Deviation | None = key("the largest one of its cells; null, if nothing can be compared", None)
-    notes: Sequence[str] = key("differences between the run and the grid as written (its scale, its model)", ())
 
 
 @dataclass(frozen=True)
@@ -173,93 +143,3 @@ def obstacles(
         counts = Counter(reason for reasons in held for reason in reasons)
         found[item.reference] = Obstacles(trials, len(held), dict(counts.most_common()))
     return found
-
-
-def standings(of: Sequence[Item], state_dir: Path) -> dict[str, ItemProgress]:
-    """Return reference -> progress in `state_dir`, with each grid as it was last run there (its overrides included).
-
-    Cost: composes each grid that was run there once.
-    """
-    ran: dict[str, _Ran] = {}
-    for grid in dict.fromkeys(grid for item in of for grid in item.grids):
-        if latest(state_dir, grid) is not None:
-            reading = recalled.read([f"+grid={grid}", f"state_dir={state_dir}"])
-            plan, composer = reading.plan, reading.composer
-            written = composer.as_written().run.grid if composer.command_line.grid else plan.grid
-            tables = readout.tables(plan, composer, read_standing(state_dir))
-            ran[grid] = _Ran(tables, written, altered(plan, composer), plan.caveats)
-    return {item.reference: _standing(item, ran) for item in of}
-
-
-@dataclass(frozen=True)
-class _Ran:
-    """A grid as it was last run.
-
-    Args:
-        written: the grid without the command line's overrides: what complete means.
-        altered: the cells (block, column) that were run with other settings: they do not count.
-    """
-
-    tables: list[Table]
-    written: GridConfig
-    altered: frozenset[tuple[str, str]]
-    caveats: tuple[str, ...]
-
-    def cells(self, item: Item) -> int:
-        """Return the number of cells of the item's tables, or of all tables if the grid names none for it."""
-        every = self.written.tables.values()
-        own = [table for table in every if table.published == item.reference] or every
-        columns = len(self.written.columns or self.written.axes.get("task", [""]))
-        ours = self.ours(item)
-        return sum(len({*table.rows} - ours) * columns for table in own)
-
-    def ours(self, item: Item) -> set[str]:
-        """Return the blocks of the item's tables that are no row of the paper's."""
-        own = [table for table in self.written.tables.values() if table.published == item.reference]
-        return {block for table in own for block, name in table.rows.items() if not name}
-
-
-def _standing(item: Item, ran: dict[str, _Ran]) -> ItemProgress:
-    tables: list[Table] = []
-    notes: list[str] = []
-    results = done = cells = unrun = 0
-    for grid in item.grids:
-        if grid not in ran:
-            unrun += 1
-            continue
-        own = [table for table in ran[grid].tables if table.spec.published == item.reference] or ran[grid].tables
-        cells += ran[grid].cells(item)
-        ours = ran[grid].ours(item)
-        has_result = [
-            (block, column) in ran[grid].altered
-            for table in own
-            for block, _ in table.spec.rows
-            if block not in ours
-            for column, _ in table.spec.columns
-            if table.cells[block, column].state in WITH_RESULT
-        ]
-        results += len(has_result)
-        done += has_result.count(False)
-        tables += own
-        notes += ran[grid].caveats
-    if not results:
-        return ItemProgress(NOT_RUN)
-    state = COMPLETE if done == cells and not unrun else f"{done} of {cells} cells"
-    if done < results:
-        state += f", {results - done} with other settings"
-    if unrun:
-        state += f", {unrun} of {len(item.grids)} grids not run"
-    return ItemProgress(state, _deviation(tables), tuple(dict.fromkeys(notes)))
-
-
-def _deviation(tables: Sequence[Table]) -> Deviation | None:
-    worst: Deviation | None = None
-    for table in tables:
-        rows, columns = dict(table.spec.rows), dict(table.spec.columns)
-        for (block, column), cell in table.cells.items():
-            if column not in columns or cell.difference is None:
-                continue
-            if worst is None or abs(cell.difference) > abs(worst.difference):
-                measure = table.spec.measure
-                worst = Deviation(cell.difference, measure.unit, rows[block], columns[column], measure.digits)
-    return worst

@@ -9,7 +9,7 @@ from pathlib import Path
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.plan import stored
-from zo_sweeps.plan.altered import altered
+from zo_sweeps.plan.altered import beside_written
 from zo_sweeps.plan.build import Plan, build
 from zo_sweeps.record.commands import Command, latest, recall, unreadable
 from zo_sweeps.results.earlier import lines
@@ -35,7 +35,7 @@ class Reading:
 
 def save(plan: Plan, composer: Composer, state_dir: Path, sweep_id: str) -> None:
     """Write the plan of a sweep that is launched into its state folder."""
-    stored.save(plan, altered(plan, composer), state_dir, sweep_id)
+    stored.save(beside_written(plan, composer), state_dir, sweep_id)
 
 
 def read(overrides: Sequence[str], config_dirs: Sequence[str] = (), *, has_run: bool = False) -> Reading:
@@ -68,23 +68,31 @@ def of_sweep(command: Command, config_dirs: Sequence[str] = ()) -> Reading:
 
     Raises UserError for a command of an earlier version that cannot be composed here.
     """
-    folder = state_dir_of(command)
-    data = stored.record(folder, command.sweep_id)
-    if data is None:  # launched by a version without this record
-        composer = Composer(command.overrides, command.config_dirs)
-        return _noted(Reading(build(composer), composer, command))
+    reading = as_launched(command, config_dirs)
+    data = stored.record(state_dir_of(command), command.sweep_id)
+    if data is None or not reading.composer.command_line.grid:
+        return _noted(reading)
     try:
-        composer = Composer(command.overrides, command.config_dirs)
-    except UserError as error:
-        there = [one for one in (*command.config_dirs, *config_dirs) if Path(one).is_dir()]
-        composer = Composer([command.overrides[-1]], there)
-        return _noted(Reading(stored.load(data, composer.run), composer, command, (_cannot_plan(error),)))
-    plan = stored.load(data, composer.run)
-    try:
-        notes = stored.changes(plan, data["sources"], build(composer))
+        notes = stored.changes(reading.plan, data["sources"], build(reading.composer))
     except UserError as error:
         notes = [_cannot_plan(error)]
-    return _noted(Reading(plan, composer, command, tuple(notes)))
+    return _noted(replace(reading, notes=tuple(notes)))
+
+
+def as_launched(command: Command, config_dirs: Sequence[str] = ()) -> Reading:
+    """Return the same without what has changed since. Plans nothing, unless the sweep has no record."""
+    data = stored.record(state_dir_of(command), command.sweep_id)
+    try:
+        composer = Composer(command.overrides, command.config_dirs)
+    except UserError as error:
+        if data is None:
+            raise
+        there = [one for one in (*command.config_dirs, *config_dirs) if Path(one).is_dir()]
+        composer = Composer([command.overrides[-1]], there)
+        return Reading(stored.load(data, composer.run), composer, command, (_cannot_plan(error),))
+    if data is None:  # launched by a version without this record
+        return Reading(build(composer), composer, command)
+    return Reading(stored.load(data, composer.run), composer, command)
 
 
 def _noted(reading: Reading) -> Reading:

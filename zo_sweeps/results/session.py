@@ -6,7 +6,7 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -16,7 +16,7 @@ from zo_sweeps.core.fingerprint import fingerprint
 from zo_sweeps.core.trial import TrialState
 from zo_sweeps.core.work import seconds as seconds_at
 from zo_sweeps.devices.rates import REFERENCE
-from zo_sweeps.plan.altered import altered
+from zo_sweeps.plan.altered import beside_written
 from zo_sweeps.plan.build import Plan, build
 from zo_sweeps.plan.order import ORDERS
 from zo_sweeps.record.commands import Command, remember
@@ -157,7 +157,7 @@ def run(
         if plan.config.budget.hours is not None:  # with a prediction, if there can be one
             predictions_of(plan, read_standing(plan.config.folder), view)
         must_hold(plan_facts(plan).over_budget)
-    state_dir, plan = _state_folder(plan), replace(plan, altered=altered(plan, composer))  # found once, needed often
+    state_dir, plan = _state_folder(plan), beside_written(plan, composer)
     with hooks.Hooks(plan.config.on, plan.name, state_dir, view.say) as called:
         result = _run(plan, composer, command, view, order, rerun, state_dir, called)
         called.ended(result.status, result.summary.counts)

@@ -19,7 +19,7 @@ from zo_sweeps.fleet.gateway import events
 from zo_sweeps.methods.parts import ModelSource
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan import stored
-from zo_sweeps.plan.altered import altered
+from zo_sweeps.plan.altered import beside_written
 from zo_sweeps.plan.availability import texts_of
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.record import archive
@@ -62,7 +62,7 @@ def share(plan: Plan, composer: Composer, path: Path, *, by: str = "", key: Path
     finished = [trial_id for trial_id in plan.every if standing.has_result(trial_id)]
     if not finished:
         raise UserError(f"no trial of {plan.name} has a result in {folder}", fix="run the grid first")
-    files = {PLAN: _json({**_without_paths(stored.dump(plan, altered(plan, composer)), plan), "drawn": DRAWN})}
+    files = {PLAN: _json({**_without_paths(stored.dump(beside_written(plan, composer)), plan), "drawn": DRAWN})}
     for trial_id in finished:
         log = [_plain(event) for event in store.read(trial_id, ended=True) if event["type"] in KEPT]
         files[f"journal/{trial_id}.jsonl"] = b"".join(_json(event) + b"\n" for event in log)

@@ -14,8 +14,9 @@ from zo_sweeps.core.remarks import OTHER_CODE
 from zo_sweeps.core.trial import ENERGY, SECONDS_TO_TARGET, TO_TARGET, Outcome, Trial, TrialState
 from zo_sweeps.methods.code import code_of
 from zo_sweeps.methods.trial_config import TrialConfig
-from zo_sweeps.plan.altered import altered
+from zo_sweeps.plan.altered import altered, beside_written
 from zo_sweeps.plan.build import Plan
+from zo_sweeps.plan.extent import extents
 from zo_sweeps.results.measures import check_rule, column_measures, of_shares
 from zo_sweeps.schedule.ledger import Standing
 from zo_sweeps.tables import Record, Table, TableSpec, build
@@ -90,10 +91,9 @@ def tables(
         for part in ("memory", "energy")
     }
     built = []
-    compared = plan.grid.differs or any(layout.published or layout.differs for layout in named.values())
-    changed = altered(plan, composer) if compared else frozenset()
+    plan = beside_written(plan, composer)
     for name in only or named:
-        spec = _spec(plan, composer, name, definitions, changed)
+        spec = _spec(plan, composer, name, definitions)
         mine = [row for row in rows if row.block in spec.blocks]
         if (target := named[name].target) is not None:
             mine = [_to_target(trials_of, row, target) for row in mine]
@@ -126,6 +126,7 @@ def _by_metric(spec: TableSpec, rows: Sequence[Record]) -> tuple[TableSpec, list
             for flag in spec.flags
         ),
         altered=frozenset((block, key) for block, at in spec.altered for column, _, key in keys if column == at),
+        extents={(block, key): found for (block, at), found in spec.extents.items() for c, _, key in keys if c == at},
     )
     return by_metric, [replace(row, column=key) for row in rows for column, _, key in keys if column == row.column]
 
@@ -146,20 +147,14 @@ def _to_target(plan: Plan, record: Record, target: float) -> Record:
 def check(plan: Plan, composer: Composer) -> None:
     """Raise the UserErrors of `tables` before anything has run."""
     for name in plan.grid.tables:
-        spec = _spec(plan, composer, name, {}, frozenset())
+        spec = _spec(replace(plan, altered=frozenset(), extents={}), composer, name, {})
         if spec.measure.columns:
             spec, _ = _by_metric(spec, [])
         build(spec, [], load(spec.published, composer.folders) if spec.published else None)
 
 
-def _spec(
-    plan: Plan,
-    composer: Composer,
-    name: str,
-    definitions: Mapping[str, Sequence[str]],
-    changed: frozenset[tuple[str, str]],
-) -> TableSpec:
-    layout, blocks = plan.grid.tables[name], plan.grid.blocks
+def _spec(plan: Plan, composer: Composer, name: str, definitions: Mapping[str, Sequence[str]]) -> TableSpec:
+    layout, blocks, changed = plan.grid.tables[name], plan.grid.blocks, altered(plan, composer)
     for block in (*layout.rows, *layout.over.values(), *filter(None, [layout.beyond])):
         if block not in blocks:
             raise unknown("block", block, blocks, where=f"table {name} of grid {plan.name}")
@@ -193,6 +188,7 @@ def _spec(
             if layout.published and name and block not in plan.relabelled
         },
         altered=changed,
+        extents=extents(plan, composer),
         whole=all(block in blocks and column in plan.labels for block, column in changed),
         footnotes=(*layout.footnotes, *definitions.get(_defined(measure.metric), ())),
         flags=_differences(plan, layout, changed),

@@ -12,7 +12,7 @@ from statistics import fmean, stdev
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.core.remarks import remarks
 from zo_sweeps.core.trial import TrialState
-from zo_sweeps.tables.cells import CellState, Table, TableCell
+from zo_sweeps.tables.cells import CellState, Extent, Table, TableCell
 from zo_sweeps.tables.published import Published
 from zo_sweeps.tables.ranks import mean_ranks
 from zo_sweeps.tables.records import (
@@ -37,6 +37,7 @@ AT_EDGE = (
     "the selected value is the smallest (↓) or largest (↑) of its searched axis, so the best may lie outside: "
     "see the selected hyper-parameters"
 )
+OF_WRITTEN = "{} of the grid as written"
 SEEDS_SO_FAR = "of the seeds so far: no setting has a result for all of its seeds yet"
 NO_SETTING = "no setting has a result for all of its seeds yet"
 RANK_AMONG = "ranks are among the {} rows with a value in every column"
@@ -65,6 +66,9 @@ def build(spec: TableSpec, records: Iterable[Record], published: Published | Non
             number = _published_value(spec, published, block, column, label)
             make = _ratio if spec.measure.ratio else _plain
             cell, notes = make(spec, column, grouped, block, number)
+            cell = replace(cell, extent=_extent(spec, column, grouped, block))
+            if cell.extent and cell.extent.settings and cell.extent.lacks:
+                notes = [*notes, OF_WRITTEN.format(cell.extent.lacks)]
             if published is not None and number is not None:
                 cell = replace(cell, published_std=_published_std(spec, published, block, column, label))
             drafts[block, column] = cell, notes
@@ -184,6 +188,25 @@ def _ratio(
     if below <= 0:
         return replace(ratio, state=CellState.UNMEASURED), [NOT_ABOVE]
     return ratio, list(dict.fromkeys(note for _, notes in drafts for note in notes))
+
+
+def _extent(spec: TableSpec, column: str, grouped: Grouped, block: str) -> Extent | None:
+    """Return how much of a cell of the grid as written has a result; a ratio's is that of all its rows."""
+    blocks = [block, *([spec.over[block], *filter(None, [spec.beyond])] if spec.measure.ratio else [])]
+    parts = []
+    for name in blocks:
+        if (written := spec.extents.get((name, column))) is None:
+            return None
+        records = [] if (name, column) in spec.altered else grouped.get((name, column), [])
+        done = [record for record in records if record.is_result]
+        seeds = {seed for record in done for seed in (record.seed, *record.also)}
+        parts.append((len(settings(done)), min(len(seeds), written[1]), written))
+    return Extent(
+        settings=sum(part[0] for part in parts),
+        of_settings=sum(part[2][0] for part in parts),
+        seeds=min(part[1] for part in parts),
+        of_seeds=max(part[2][1] for part in parts),
+    )
 
 
 def _largest(drafts: list[tuple[TableCell, list[str]]], published: float | None) -> tuple[TableCell, list[str]]:

@@ -28,6 +28,28 @@ class CellState(str, Enum):
 
 
 @dataclass(frozen=True)
+class Extent:
+    """How much of a cell of the grid as written has a result.
+
+    Args:
+        settings, seeds: with a result in some trial; those of other settings than the grid's do not count.
+        of_settings, of_seeds: of the grid as written.
+    """
+
+    settings: int
+    of_settings: int
+    seeds: int
+    of_seeds: int
+
+    @property
+    def lacks(self) -> str:
+        """What is not there: "2 of 12 settings and 1 of 3 seeds"; "" if every setting and every seed is."""
+        parts = [f"{self.settings} of {self.of_settings} settings"] if self.settings < self.of_settings else []
+        parts += [f"{self.seeds} of {self.of_seeds} seeds"] if self.seeds < self.of_seeds else []
+        return " and ".join(parts)
+
+
+@dataclass(frozen=True)
 class TableCell:
     """One cell, in printed units (percent, minutes, GiB), with the runs behind it.
 
@@ -43,6 +65,7 @@ class TableCell:
         edges: axis -> "smallest" or "largest", if the selected value is at that end of its searched range.
         trial_ids: of the averaged runs; of all trials of the cell if it has no value.
         differs: what differs from the paper, of a cell of the grid as written.
+        extent: None where it is not known, and of a mean or a rank over columns.
     """
 
     state: CellState
@@ -62,6 +85,7 @@ class TableCell:
     values: Mapping[int, float] = field(default_factory=dict)
     trial_ids: tuple[str, ...] = ()
     differs: tuple[Flag, ...] = ()
+    extent: Extent | None = None
 
     @property
     def population_std(self) -> float | None:

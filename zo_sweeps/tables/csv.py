@@ -12,6 +12,7 @@ from zo_sweeps.core.visible import visible
 from zo_sweeps.tables.cells import Table, TableCell
 from zo_sweeps.tables.records import Measure
 
+EXTENT = ("settings", "settings_written", "seeds", "seeds_written")
 HEADER = (
     "table",
     "row",
@@ -35,6 +36,7 @@ HEADER = (
     "published_std",
     "published_std_kind",
     "differs",
+    *EXTENT,
 )
 NUMBERS = ("mean", "std", "n", "published", "difference", "finished", "planned", "std_population", "published_std")
 FORMULA = ("=", "+", "-", "@", "\t", "\n", "\r")
@@ -53,7 +55,7 @@ def to_csv(*tables: Table) -> str:
     writer.writeheader()
 
     def write(line: Mapping[str, Any]) -> None:
-        writer.writerow({name: value if name in NUMBERS else _text(value) for name, value in line.items()})
+        writer.writerow({name: value if name in NUMBERS + EXTENT else _text(value) for name, value in line.items()})
 
     for table in tables:
         for block, label in table.rows:
@@ -77,7 +79,7 @@ def to_csv(*tables: Table) -> str:
                     "notes": "; ".join([*notes, *table.spec.caveats]),
                     "differs": "; ".join(differs),
                 }
-                write({**line, **_values(cell, measure, table)})
+                write({**line, **_values(cell, measure, table), **_extent(cell)})
                 if measure.beside and cell.digits is None:
                     write({**line, **_named(measure.beside), "mean": _number(cell.beside)})
         for guess, scores in table.guesses.items():
@@ -107,6 +109,12 @@ def _values(cell: TableCell, measure: Measure, table: Table) -> dict[str, str]:
         **{name: _number(number) for name, number in numbers.items()},
         "published_std_kind": table.published.std_kind if table.published and cell.published_std is not None else "",
     }
+
+
+def _extent(cell: TableCell) -> dict[str, int]:
+    """Return the settings and seeds of the grid as written that have a result, and those that it has."""
+    one = cell.extent
+    return dict(zip(EXTENT, (one.settings, one.of_settings, one.seeds, one.of_seeds), strict=True)) if one else {}
 
 
 def _named(measure: Measure) -> dict[str, str]:

@@ -204,6 +204,7 @@ class TableSpec:
             looked up by its label; an unnamed block has no published numbers.
         altered: the cells (block, column) whose trials are not those of the grid as written, and those left out: no
             published number stands beside them.
+        extents: cell -> (settings, seeds) of the grid as written.
         whole: whether all rows and columns of the grid as written are there: else no published rank stands.
         footnotes: lines printed below; caveats: the same, for conditions that differ from the paper's.
         average: whether to add a column with the mean over the columns.
@@ -227,6 +228,7 @@ class TableSpec:
     published_rows: Mapping[str, str] = field(default_factory=dict)
     published_columns: Mapping[str, str] = field(default_factory=dict)
     altered: frozenset[tuple[str, str]] = frozenset()
+    extents: Mapping[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
     whole: bool = True
     footnotes: tuple[str, ...] = ()
     flags: tuple[Flag, ...] = ()

@@ -11,7 +11,8 @@ from zo_sweeps.cli.show.alike import each, grouped
 from zo_sweeps.cli.show.files import table_width
 from zo_sweeps.cli.show.text import counted, listing, say, some
 from zo_sweeps.core.errors import nothing_run
-from zo_sweeps.results.papers import Deviation, ItemFacts
+from zo_sweeps.results.item_progress import Deviation
+from zo_sweeps.results.papers import ItemFacts
 from zo_sweeps.schedule.ledger import has_run
 from zo_sweeps.tables.published import load
 from zo_sweeps.tables.text import published_to_text
