@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,12 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-from zo_sweeps.bench import codes, gpu, mezo, noise, precision, report, shapes, sparse
+from zo_sweeps.bench import codes, gpu, mezo, noise, report, shapes, sparse
 from zo_sweeps.bench.measure import Row
 from zo_sweeps.bench.ours import Steps
 from zo_sweeps.cli.main import main
 from zo_sweeps.core import timing
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.remarks import NOISE_TO_SIGNAL
 from zo_sweeps.engine.layers.full import FullModel
 from zo_sweeps.methods.parts import Model
 from zo_sweeps.models.causal import LanguageModel
@@ -173,10 +175,18 @@ def test_sparse_add_and_sparse_addmm_are_timed_at_the_same_moved_theta(kind: str
         assert not torch.allclose(results["GEMM"], theta, rtol=1e-4, atol=1e-5)
 
 
-def test_projected_gradients_in_half_precision_are_those_of_fp32_only_at_a_large_eps() -> None:
-    data = shapes.examples([8] * 2, 1, 4096)
-    exact, _, span = precision.projected(torch.float32, data, 1e-2)
-    assert span == 2e-2
-    for eps, agrees in ((1e-4, False), (3e-2, True)):
-        g, _, _ = precision.projected(torch.bfloat16, data, eps)
-        assert (float(torch.corrcoef(torch.tensor([exact, g]))[0, 1]) > 0.8) == agrees
+def test_the_bound_on_rounding_noise_tells_estimates_from_noise_in_the_published_measurements() -> None:
+    rows = json.loads((Path(__file__).parents[2] / "docs/bench/precision.json").read_text())["rows"]
+    noise = [row for row in rows if "correlation" in row["detail"]]
+    assert {row["must"] for row in noise} == {NOISE_TO_SIGNAL}
+    correlations = {
+        good: [row["detail"]["correlation"] for row in noise if row["reached"] == good] for good in (True, False)
+    }
+    assert min(correlations[True]) > 0.75
+    assert max(correlations[False]) < 0.95
+    for row in noise:
+        expected, correlation = row["detail"]["expected"], row["detail"]["correlation"]
+        assert expected == pytest.approx(max(0.0, 1 - row["ratio"] ** 2) ** 0.5)
+        if expected:  # see tests/engine/test_rounding.py; of 16 directions, 64 rows
+            error = (1 / 13 + 1 / 16 / expected**2) ** 0.5
+            assert abs(math.atanh(min(correlation, 1 - 1e-9)) - math.atanh(min(expected, 1 - 1e-9))) < 4 * error, row

@@ -1,4 +1,4 @@
-"""What rounding does to a run: the resolution of a step's losses, and the updates that half precision loses."""
+"""What rounding does to a run: its noise in a step's losses, and the updates that half precision loses."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from tests.engine.conftest import TinyModel, make_examples, targets, tiny_model
 from zo_sweeps.core.remarks import remark
 from zo_sweeps.engine import losses, rounding
 from zo_sweeps.engine.batch import collate
+from zo_sweeps.engine.estimators.es import ES
 from zo_sweeps.engine.estimators.rge import RGE
 from zo_sweeps.engine.estimators.rge_one_sided import RGEOneSided
 from zo_sweeps.engine.evaluate import evaluate
+from zo_sweeps.engine.loss_noise import LossNoise, noise_to_signal
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.replay import replay
-from zo_sweeps.engine.rounding import ROUNDING, LostUpdates, resolution, stochastic
+from zo_sweeps.engine.rounding import ROUNDING, LostUpdates, stochastic
 from zo_sweeps.engine.spaces.full import Full
 from zo_sweeps.engine.spaces.vera import VeRA
 from zo_sweeps.engine.step import Method
@@ -25,6 +27,7 @@ from zo_sweeps.engine.updates.adam import Adam
 from zo_sweeps.engine.updates.momentum import Momentum
 from zo_sweeps.engine.updates.sgd import SGD
 from zo_sweeps.engine.updates.sign import Sign
+from zo_sweeps.methods.estimator import Estimator
 from zo_sweeps.methods.evaluation import Mode
 from zo_sweeps.methods.perturbation import Perturbation
 from zo_sweeps.methods.points import Estimate, NoiseKey
@@ -34,59 +37,69 @@ from zo_sweeps.methods.update import RoundedUpdate, Rounding
 pytestmark = pytest.mark.unit
 
 
-def test_the_resolution_is_the_difference_over_the_spacing_of_the_dtype_at_the_loss() -> None:
-    nan = math.nan
-    # bf16 has a spacing of 2^-8 in [0.5, 1) and of 2^-6 in [2, 4): differences of 1, 2 and 3, 4 spacings.
-    coefs = [[2**-8 / 0.25, -2 * 2**-8 / 0.25], [3 * 2**-6 / 0.25, nan, 4 * 2**-6 / 0.25]]
-    assert resolution(coefs, [0.7, 3.9], 0.25, torch.bfloat16) == 2.5
-    assert resolution(coefs, [0.7, 3.9], 0.25, torch.float16) == 8 * 2.5
-    assert resolution([[0.0], [2**-8]], [0.7, 0.7], 1.0, torch.bfloat16) == 0.5
-    assert resolution([[0.0], [2**-8]], [0.7, 0.7], 1.0, torch.bfloat16, zeros=False) == 1.0
-    assert math.isnan(resolution([], [], 1.0, torch.bfloat16))
-
-
-@pytest.mark.parametrize(("estimator", "span"), [(RGE(2, 1e-2), 2e-2), (RGEOneSided(2, 1e-2), 1e-2)])
-def test_the_span_turns_coefficients_back_into_differences(estimator: RGE | RGEOneSided, span: float) -> None:
-    points = estimator.points(0, 1)
-    values = [1.0 + 0.1 * i for i in range(len(points))]
-    estimate = estimator.combine(points, values)
-    pairs = (
-        zip(values[::2], values[1::2], strict=True) if isinstance(estimator, RGE) else [(1.0, v) for v in values[1:]]
+def test_the_noise_of_a_step_is_the_deviation_of_what_changes_between_two_evaluations_of_its_points() -> None:
+    values = {"f": [1.0, 3.0], "again": [1.6, 3.4]}
+    noise = LossNoise(
+        lambda points: torch.tensor(values["f"]),
+        lambda points: torch.tensor(values["again"]),
+        torch.nn.Module(),
+        lambda: 0,
     )
-    assert [abs(g) * estimator.span for g in estimate.coefs] == pytest.approx([abs(a - b) for a, b in pairs])
-    assert estimator.span == span
+    assert noise(2).tolist() == values["f"], "the step's own losses are not touched"
+    # c(f' - f) = (0.1, -0.1): their deviation is 0.1 sqrt(2), of one evaluation 0.1; c(f) = (-1, 1).
+    assert noise.result == pytest.approx((0.1, math.sqrt(2)), rel=1e-5)
+    assert noise_to_signal([(0.1, 1.0), (0.7, 1.0)]) == pytest.approx(0.5)
+    assert math.isnan(noise_to_signal([(0.0, 0.0)])), "no signal and no noise"
+    values["again"] = [math.inf, 1.0]
+    assert LossNoise(noise._f, noise._again, torch.nn.Module(), lambda: 0).result is None
+    assert [step for step in range(1, 40) if LossNoise.is_measured(step)] == [*range(2, 10), 16, 32]
 
 
-def gradients(space: Space, dtype: torch.dtype, eps: float) -> tuple[torch.Tensor, float]:
-    """The projected gradients of 10 directions, and their resolution."""
+def estimates(space: Space, dtype: torch.dtype, estimator: Estimator) -> tuple[torch.Tensor, float]:
+    """The coefficients of 24 directions, and the noise of their steps over the signal."""
     model = tiny_model(layers=1)
     model.module.to(dtype)
     installed = space.install(model.module, targets(model) if space.layers else [], 0)
-    coefs, means = [], []
-    for number in range(1, 11):
-        batch = collate(make_examples(6, seed=number), 0)
-        method = Method(RGE(1, eps), Gaussian(), SGD()).bind(installed.params)
+    method = Method(estimator, Gaussian(), SGD()).bind(installed.params)
+    coefs, measured = [], []
+    for number in range(1, 24 // estimator.budget + 1):
+        f = of_batch(model, collate(make_examples(6, seed=number), 0), losses.tokens)
+        noise = LossNoise(f, f, model.module, lambda: 0.0)
         points = method.estimator.points(0, number)
-        f = of_batch(model, batch, losses.tokens)
-        values = evaluate(f, model.module, installed, method.perturbation, points, Mode.SEQUENTIAL)
-        estimate = method.estimator.combine(points, values)
-        coefs.append(list(estimate.coefs))
-        means.append(estimate.loss)
-    return torch.tensor(coefs).flatten(), resolution(coefs, means, 2 * eps, dtype)
+        values = evaluate(noise, model.module, installed, method.perturbation, points, Mode.SEQUENTIAL)
+        coefs.append(list(method.estimator.combine(points, values).coefs))
+        assert noise.result is not None
+        measured.append(noise.result)
+    return torch.tensor(coefs).flatten(), noise_to_signal(measured)
 
 
 @pytest.mark.parametrize(
-    ("space", "dtype", "eps", "good"),
-    [(VeRA(), torch.bfloat16, 1e-3, False), (Full(), torch.float16, 1e-3, True), (Full(), torch.bfloat16, 1e-2, True)],
+    ("space", "dtype", "estimator", "good"),
+    [
+        (VeRA(), torch.bfloat16, RGE(1, 1e-3), False),
+        (VeRA(), torch.bfloat16, RGE(1, 1e-1), True),
+        (Full(), torch.float16, RGE(1, 1e-3, clip=100), True),
+        (Full(), torch.bfloat16, RGE(1, 1e-4, clip=100), False),
+        (Full(), torch.bfloat16, ES(8, 1e-4), False),
+        (Full(), torch.bfloat16, ES(8, 1e-2), True),
+        (Full(), torch.bfloat16, RGEOneSided(4, 1e-4), False),
+    ],
 )
-def test_the_remark_on_the_resolution_tells_noise_from_estimates(
-    space: Space, dtype: torch.dtype, eps: float, good: bool
+def test_estimates_correlate_with_those_of_fp32_as_the_noise_over_the_signal_says(
+    space: Space, dtype: torch.dtype, estimator: Estimator, good: bool
 ) -> None:
-    half, value = gradients(space, dtype, eps)
-    whole, _ = gradients(space, torch.float32, eps)
+    """Expected is sqrt(1 - r^2). Its Fisher z changes by -1 / sqrt(1 - r^2) per unit of log r.
+
+    Variances: 1 / (n - 3) of the z of a correlation over n = 24 directions, 1 / 24 of log r.
+    """
+    half, ratio = estimates(space, dtype, estimator)
+    whole, _ = estimates(space, torch.float32, estimator)
     correlation = float(torch.corrcoef(torch.stack([half, whole]))[0, 1])
-    assert (correlation > 0.95) == good, correlation
-    assert (remark("resolution", value) == "") == good, value
+    assert 0 < ratio < 1
+    expected = math.sqrt(1 - ratio**2)
+    error = math.sqrt(1 / 21 + 1 / 24 / expected**2)
+    assert abs(math.atanh(correlation) - math.atanh(expected)) < 3 * error, (ratio, correlation, expected)
+    assert (remark("noise_to_signal", ratio) == "") == good, ratio
 
 
 def test_the_share_of_lost_updates_is_counted_exactly_in_a_small_parameter() -> None:

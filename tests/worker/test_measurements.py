@@ -209,25 +209,36 @@ def test_operations_are_two_a_multiplication_of_a_weight_in_every_pass(method: s
     assert "flops_per_step" not in run(make(f"method={method}", *given, "train.flops=false"))[0].metrics
 
 
-def test_a_run_that_half_precision_does_not_resolve_says_so_once_in_its_journal_and_its_metrics() -> None:
+@pytest.mark.parametrize("method", ["mezo", "eggroll", "mezo_compat"])
+def test_a_run_that_half_precision_does_not_resolve_says_so_once_in_its_journal_and_its_metrics(method: str) -> None:
     sizes = ("hidden_size=32", "intermediate_size=48", "num_hidden_layers=1")
-    tiny = ["model=random_llama", *(f"model.arch.{size}" for size in sizes)]
-    options = ["method=mezo", "precision=bf16", "estimator.eps=1e-5", "update.lr=1e-9", "train.steps=9"]
+    tiny = ["model=random_llama", *(f"model.arch.{size}" for size in sizes), f"method={method}"]
+    options = ["precision=bf16", "estimator.eps=1e-5", "update.lr=1e-9", "train.steps=16"]
     trial = make(*tiny, *options)
     stops = iter([False] * 5)
     _, journal = run(trial, stop=lambda: next(stops, True))
     outcome, journal = run(trial, journal, attempt=2)
     assert outcome.state is TrialState.SUCCEEDED, outcome.error
-    assert [event["metric"] for event in journal if event["type"] == "warning"] == ["updates_lost", "resolution"]
-    assert [event["step"] for event in journal if event["type"] == "updates"] == [1, 2, 4, 8]
+    assert [event["metric"] for event in journal if event["type"] == "warning"] == ["updates_lost", "noise_to_signal"]
+    assert [event["step"] for event in journal if event["type"] == "updates"] == [1, 2, 4, 8, 16]
+    resumed = next(event["resumed_from"] for event in journal if event.get("attempt") == 2)
+    measured = [step for event in journal for step, *_ in event.get("rounding", ())]
+    assert measured == [step for step in [*range(2, 10), 16] if step != resumed + 1]
     assert outcome.metrics["updates_lost"] > 0.9
-    assert 0 <= outcome.metrics["resolution"] < 0.3
+    assert outcome.metrics["noise_to_signal"] > 0.5
     notes = remarks([outcome.metrics])
     assert [note for note in notes if "rounding" in note] == notes
     assert len(notes) == 2
-    fine, journal = run(make(*tiny, "method=mezo", "update.lr=1e-4", "train.steps=9"))
-    assert fine.metrics["resolution"] > 100
+
+
+def test_noise_is_measured_at_the_levels_of_rounded_activations_too_and_costs_a_run_nothing_that_it_reports() -> None:
+    tiny = ["model=random_llama", "model.arch.hidden_size=32", "model.arch.num_hidden_layers=1", "update.lr=1e-4"]
+    fine, journal = run(make(*tiny, "method=mezo", "train.steps=9", "train.flops=true"))
+    assert fine.metrics["noise_to_signal"] < 1e-3
     assert "updates_lost" not in fine.metrics
     assert not [event for event in journal if event["type"] in ("warning", "updates")]
-    levels, _ = run(make(*tiny, "method=prge", "precision=w4a8", "update.lr=1e-4", "train.steps=9"))
-    assert "resolution" not in levels.metrics, "not the spacing of a format, but the levels of activations decide"
+    few, _ = run(make(*tiny, "method=mezo", "train.steps=8", "train.flops=true"))
+    assert "noise_to_signal" not in few.metrics, "the ratio of so few steps is mostly chance"
+    assert few.metrics["flops_per_step"] == fine.metrics["flops_per_step"]
+    levels, _ = run(make(*tiny, "method=prge", "precision=w4a8", "estimator.eps=1e-4", "train.steps=9"))
+    assert levels.metrics["noise_to_signal"] > 0.5

@@ -2,66 +2,115 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from zo_sweeps.bench.measure import Row
-from zo_sweeps.bench.ours import Steps, with_lora_fa
-from zo_sweeps.bench.shapes import LLAMA_58M, Example, examples
+from zo_sweeps.bench.ours import Steps
+from zo_sweeps.bench.shapes import LLAMA_58M, examples
+from zo_sweeps.core.remarks import NOISE_TO_SIGNAL
 from zo_sweeps.core.timing import interleaved
+from zo_sweeps.engine.estimators.es import ES
 from zo_sweeps.engine.estimators.rge import RGE
+from zo_sweeps.engine.estimators.rge_one_sided import RGEOneSided
 from zo_sweeps.engine.layers.full import FullModel
+from zo_sweeps.engine.loss_noise import LossNoise, noise_to_signal
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
-from zo_sweeps.engine.rounding import resolution
+from zo_sweeps.engine.perturbations.low_rank import LowRank
+from zo_sweeps.engine.perturbations.quantized import Quantized
+from zo_sweeps.engine.precisions.bf16 import BF16
+from zo_sweeps.engine.precisions.fp16 import FP16
+from zo_sweeps.engine.precisions.fp32 import FP32
+from zo_sweeps.engine.precisions.int4 import INT4
+from zo_sweeps.engine.precisions.int8 import INT8
+from zo_sweeps.engine.precisions.nf4 import NF4
+from zo_sweeps.engine.spaces.codes import Codes
+from zo_sweeps.engine.spaces.full import Full
+from zo_sweeps.engine.spaces.lora_fa import LoRAFA
+from zo_sweeps.engine.spaces.prefix import PrefixTuning
+from zo_sweeps.engine.spaces.random_subset import RandomSubset
+from zo_sweeps.engine.spaces.scales import Scales
+from zo_sweeps.engine.spaces.vera import VeRA
 from zo_sweeps.engine.step import Method, losses_at
+from zo_sweeps.engine.train import no_joules
 from zo_sweeps.engine.updates.sgd import SGD
 from zo_sweeps.methods.evaluation import Mode
 from zo_sweeps.methods.parts import Model, ModelSource
+from zo_sweeps.methods.precision import Precision, WeightOnlyPrecision
+from zo_sweeps.methods.space import Space
 from zo_sweeps.models.load import load
 
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 FORWARDS = ((1, 64), (32, 64))  # rows, tokens
-EPS = (1e-4, 1e-3, 1e-2)
 DIRECTIONS, BATCH, TOKENS = 16, 8, 32
-RESOLVED = 0.3  # spacings of the loss: see `engine.rounding.resolution`
+PLAIN = {"bf16": BF16(), "fp16": FP16()}
+INTEGERS = {"int8, bf16": INT8(compute="bf16"), "int8, fp16": INT8(), "int4, fp16": INT4()}
+CODES = {**INTEGERS, "nf4, fp16": NF4()}
+SETTINGS: Sequence[tuple[str, Sequence[float], Space, Method, Mapping[str, Precision]]] = (
+    ("full, rge", (1e-4, 1e-3, 1e-2), Full(), Method(RGE(), Gaussian(), SGD()), PLAIN),
+    ("full, rge_one_sided", (1e-3, 1e-2), Full(), Method(RGEOneSided(q=4), Gaussian(), SGD()), PLAIN),
+    ("full, es of rank 1", (1e-4, 1e-3, 1e-2), Full(), Method(ES(q=8), LowRank(rank=1, interval=1), SGD()), PLAIN),
+    ("LoRA-FA, rge", (1e-3, 1e-2, 1e-1), LoRAFA(), Method(RGE(q=4), Gaussian(), SGD(), Mode.BOTH), PLAIN),
+    ("LoRA-FA, rge", (1e-3, 1e-2), LoRAFA(), Method(RGE(), Gaussian(), SGD()), {"nf4, fp16": NF4()}),
+    ("prefix, rge", (1e-2, 1e-1), PrefixTuning(), Method(RGE(), Gaussian(), SGD()), PLAIN),
+    ("VeRA, rge", (1e-2, 1e-1), VeRA(), Method(RGE(), Gaussian(), SGD()), PLAIN),
+    ("random 1 %, rge", (1e-3, 1e-2), RandomSubset(density=1e-2), Method(RGE(), Gaussian(), SGD()), PLAIN),
+    ("scales, rge with clip", (1e-4, 1e-3, 1e-2), Scales(), Method(RGE(clip=100), Gaussian(), SGD()), CODES),
+    (
+        "codes, rge",
+        (0.1, 1.0),
+        Codes(),
+        Method(RGE(), Quantized(), SGD()),
+        {k: v for k, v in CODES.items() if v.movable},
+    ),
+)
 
 
 def rows(rounds: int) -> Iterator[Row]:
     """Measure all rows."""
     yield from _forwards(rounds)
-    data = examples([TOKENS] * BATCH, 1, 4096)
-    for eps in EPS:
-        exact, _, _ = projected(torch.float32, data, eps)
-        for name, dtype in HALVES.items():
-            g, losses, span = projected(dtype, data, eps)
-            ratio = resolution([g], losses[:1], span, dtype) / RESOLVED
-            correlation = float(torch.corrcoef(torch.tensor([exact, g]))[0, 1])
-            yield Row(
-                f"resolution of projected gradients, {name}, eps={eps:g}, LoRA-FA on the demo model, of 0.3 spacings",
-                ratio,
-                "x",
-                1.0,
-                1.0,
-                f"correlation with fp32's over {DIRECTIONS} directions: {correlation:.2f}",
-                {"correlation": correlation, "spacings": ratio * RESOLVED, "eps": eps},
-            )
+    for name, scales, space, method, precisions in SETTINGS:
+        for eps in scales:
+            there = replace(method, estimator=replace(method.estimator, eps=eps))  # type: ignore[call-arg]  # all have it
+            for label, precision in precisions.items():
+                codes = replace(precision, compute="fp32") if isinstance(precision, WeightOnlyPrecision) else None
+                exact, _ = estimates(space, there, codes or FP32())
+                coefs, ratio = estimates(space, there, precision)
+                correlation = float(torch.corrcoef(torch.tensor([exact, coefs]))[0, 1])
+                expected = math.sqrt(max(0.0, 1 - ratio**2))
+                said = (
+                    f"correlation with fp32's over {DIRECTIONS} directions: {correlation:.2f}, {expected:.2f} expected"
+                )
+                detail = {"correlation": correlation, "expected": expected, "eps": eps}
+                row = f"rounding noise over signal, {name}, {label}, eps={eps:g}"
+                yield Row(row, ratio, "of", NOISE_TO_SIGNAL, NOISE_TO_SIGNAL, said, detail)
 
 
-def projected(
-    dtype: torch.dtype, data: Sequence[Example], eps: float
-) -> tuple[Sequence[float], Sequence[float], float]:
-    """Return (projected gradients of DIRECTIONS directions, their losses, distance of a direction's two points)."""
-    model = load(Model(), dtype, torch.device("cpu"))
-    space = with_lora_fa(model, 16, 16)
-    steps = Steps(model, space, data)
-    method = Method(RGE(DIRECTIONS, eps), Gaussian(), SGD(), Mode.SEQUENTIAL).bind(space.params)
-    points = method.estimator.points(0, 1)
-    losses = losses_at(method, model.module, space, steps.forward, points)
-    estimate = method.estimator.combine(points, losses)
-    return estimate.coefs, losses, method.estimator.span
+def estimates(space: Space, method: Method, precision: Precision) -> tuple[Sequence[float], float]:
+    """Return the coefficients of DIRECTIONS directions on the demo model, and the noise over the signal of their steps.
+
+    Each step has BATCH texts of TOKENS random tokens.
+    """
+    codes = precision if isinstance(precision, WeightOnlyPrecision) else None
+    model = load(Model(), precision.dtype, torch.device("cpu"), codes)
+    layers = list(model.target_modules(space.layers)) if space.layers else []
+    installed = space.install(model.module, layers, 0)
+    bound = method.bind(installed.params)
+    coefs: list[float] = []
+    measured = []
+    for step in range(1, DIRECTIONS // method.estimator.budget + 1):
+        f = Steps(model, installed, examples([TOKENS] * BATCH, step, 4096)).forward
+        noisy = LossNoise(f, f, model.module, no_joules)
+        points = bound.estimator.points(0, step)
+        losses = losses_at(bound, model.module, installed, noisy, points)
+        coefs += bound.estimator.combine(points, losses).coefs
+        measured.append(noisy.result)
+    return coefs, noise_to_signal([pair for pair in measured if pair])
 
 
 def _forwards(rounds: int) -> Iterator[Row]:

@@ -202,7 +202,7 @@ METRICS: Mapping[str, str] = {  # of an outcome -> its meaning
     "chance": "accuracy on test of a uniform guess, where every row has the same options",
     "majority": "accuracy on test of the most frequent label, always",
     "directions": "distinct ones of the run, where its generator repeats",
-    "resolution": "median difference of a direction's two losses, in spacings of the model's dtype at the loss",
+    "noise_to_signal": "rounding noise of a step's losses over their spread, root mean squares over measured steps",
     "updates_lost": "mean share of an update lost by rounding",
     "trained_bits": "of the model's own weights, where backpropagation trains them in less than 32",
     "state_bits": "per value of an optimizer's states, where less than 32",

@@ -1,10 +1,9 @@
-"""Rounding in a run: how finely f resolves a step's difference, what of an update is lost, and stochastic rounding."""
+"""Rounding in a run: what of an update is lost, and stochastic rounding."""
 
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
@@ -17,35 +16,6 @@ from zo_sweeps.methods.update import Params, Update
 CHUNK = 1 << 20  # elements rounded at a time: bounds the memory for their random numbers
 ROUNDING = -1  # noise address of the random numbers that round a step's weights; no direction has it
 PROBE = 1024  # elements per parameter at which lost updates are counted
-
-
-def resolution(
-    coefs: Sequence[Sequence[float]], losses: Sequence[float], span: float, dtype: torch.dtype, *, zeros: bool = True
-) -> float:
-    """Return the median of |f+ - f-| / spacing(f) over the directions of a log; NaN if it has none.
-
-    spacing(f) = 2^floor(log2 |f|) * eps of `dtype`, the dtype of the model's activations, is the distance of f to the
-    next number there; |f+ - f-| = span * |g|. Measured on a tiny Llama with batches of 8 examples, over 16 directions,
-    in bf16 and fp16, at eps 1e-3 and 1e-2, for LoRA, LoRA-FA, DoRA, VeRA, prefix and full: rounding moves f+ - f- by
-    0.05 to 0.17 spacings, whatever the space and dtype (f is a mean over the batch's tokens, so less than one). Below
-    0.3, g correlates with fp32's at -0.06 to 0.87; above, at 0.98 or more.
-
-    Args:
-        coefs: log of the steps, [steps][q]; NaN where a direction was dropped.
-        losses: the logged loss of each step.
-        span: distance of the two points along z; see `Estimator.span`.
-        zeros: whether a coefficient of 0 is a measured difference, and not the decision of a line search.
-
-    Cost: none; it is computed from the log.
-    """
-    eps = torch.finfo(dtype).eps
-    ratios = [
-        abs(g) * span / (2.0 ** math.floor(math.log2(abs(loss))) * eps)
-        for line, loss in zip(coefs, losses, strict=True)
-        for g in line
-        if loss and math.isfinite(loss) and math.isfinite(g) and (g or zeros)
-    ]
-    return statistics.median(ratios) if ratios else math.nan
 
 
 class LostUpdates:

@@ -22,6 +22,7 @@ from zo_sweeps.engine.direction import Along
 from zo_sweeps.engine.evaluate import Objective, evaluate
 from zo_sweeps.engine.in_place import InPlace
 from zo_sweeps.engine.integers import Integers
+from zo_sweeps.engine.loss_noise import LossNoise
 from zo_sweeps.engine.rounding import LostUpdates
 from zo_sweeps.engine.types import DivergedError, LineSearchUpdate, Peers
 from zo_sweeps.methods.estimator import Estimator
@@ -83,6 +84,7 @@ def step(
     lr: float,
     peers: Peers | None = None,
     lost: LostUpdates | None = None,
+    noise: LossNoise | None = None,
 ) -> tuple[Estimate, State]:
     """Take one step of theta; return the estimate (for the log) and the update's new state.
 
@@ -92,11 +94,12 @@ def step(
         lr: learning rate of this step.
         peers: the processes that share the step's points; None: this process evaluates all of them.
         lost: measures the share of the update that rounding loses.
+        noise: evaluates the step's points in place of `objective`, and measures their rounding noise.
 
     Raises DivergedError if a loss is not finite; theta then still has its value from the previous step.
     """
     points: Sequence[Point] = method.estimator.points(seed, step)
-    f = partial(losses_at, method, module, space, objective)
+    f = partial(losses_at, method, module, space, noise or objective)
     if peers is None:
         losses = f(points)
     else:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from zo_sweeps.engine.batch import Batch
 from zo_sweeps.engine.evaluate import Objective
+from zo_sweeps.engine.loss_noise import LossNoise
 from zo_sweeps.engine.losses import Loss, token_logprobs
 from zo_sweeps.engine.replay import rebuild
 from zo_sweeps.engine.rounding import LostUpdates
@@ -33,6 +34,7 @@ class StepDone:
     lost: float = math.nan  # share of the update that rounding lost; NaN: not measured
     joules: float = math.nan  # NaN: not measured
     skipped: bool = False  # a first-order step whose scaled gradients were not all finite
+    noise: tuple[float, float] | None = None  # rounding noise of the losses, and their spread; None: not measured
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,7 @@ def train(
     objective: Callable[[int, int], Tensor] | None = None,
     peers: Peers | None = None,
     joules: Callable[[], float] = no_joules,
+    alone: LanguageModel | None = None,
 ) -> Iterator[StepDone | Evaluated]:
     """Run steps len(log)+1 .. steps, after replaying `log` onto the space's base values.
 
@@ -102,6 +105,7 @@ def train(
             tokens' log-probabilities (the F1 of generated text).
         peers: the processes that share the steps' points; None: this process evaluates all of them.
         joules: a counter that grows, read before and after every step, outside of its seconds; NaN: none.
+        alone: the model without the forwards that other trials share, if `model` shares any.
 
     Raises DivergedError at the first non-finite loss, and ValueError for peers with in-place evaluation, because theta
     would depend on which process evaluated which points.
@@ -123,18 +127,26 @@ def train(
             method = method.bind(space.params)
             state = method.update.init(space.params)
         batch = batches(number)
-        f = partial(objective, number) if objective is not None else of_batch(model, batch, loss)
+        f = again = partial(objective, number) if objective is not None else of_batch(model, batch, loss)
+        if objective is None and alone is not None:
+            again = of_batch(alone, batch, loss)
+        noise = None
+        if number > len(log) + 1 and LossNoise.is_measured(number):  # an attempt's first operations may be counted
+            noise = LossNoise(f, again, model.module, joules)
         measured = LostUpdates.is_measured(number) and not method.update.rounds_randomly
         lr, lost = rates(number), LostUpdates() if measured else None
         estimate, state = step(
-            method, model.module, space, f, state, seed=seed, step=number, lr=lr, peers=peers, lost=lost
+            method, model.module, space, f, state, seed=seed, step=number, lr=lr, peers=peers, lost=lost, noise=noise
         )
         if peers is not None:
             peers.tell(estimate.coefs)
         tokens = batch.input_ids.numel() * method.evaluations
         share = math.nan if lost is None else lost.share(lr != 0 and any(weight for _, weight in estimate.terms))
         seconds, spent = time.perf_counter() - began, joules() - spent
-        yield StepDone(number, estimate.loss, estimate.coefs, seconds, tokens, share, spent)
+        rounding = None
+        if noise is not None:
+            seconds, spent, rounding = seconds - noise.seconds, spent - noise.joules, noise.result
+        yield StepDone(number, estimate.loss, estimate.coefs, seconds, tokens, share, spent, noise=rounding)
         if number in due:
             yield evaluated_at(number, evaluate_dev, seed)
 

@@ -23,14 +23,6 @@ class Estimator(Definition):
         """Directions per step that the user chooses: the q of E = q * B."""
         return 1
 
-    @property
-    def span(self) -> float:
-        """Return |s - s'| of the points theta + s z and theta + s' z whose losses give a direction's coefficient.
-
-        The losses' difference is the coefficient times this; 0: not known.
-        """
-        return 0.0
-
     def directions(self, d: int) -> int:
         """Return the directions per step over a space of d parameters."""
         return self.budget

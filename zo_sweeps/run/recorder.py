@@ -12,6 +12,7 @@ from zo_sweeps.core.bits import packed
 from zo_sweeps.core.remarks import remark
 from zo_sweeps.core.trial import ENERGY, SECONDS_TO_TARGET, Event, Outcome, Sink, Trial, TrialState
 from zo_sweeps.devices.energy import EnergyMeter
+from zo_sweeps.engine.loss_noise import noise_to_signal
 from zo_sweeps.engine.train import Evaluated, Scores, StepDone
 from zo_sweeps.record.journal import evals, scalars
 from zo_sweeps.record.spent import spent
@@ -31,6 +32,7 @@ COSTS = (  # how the metrics begin that are not those of a single trial then
     "device/",
     SECONDS_TO_TARGET,
 )
+NOISE_STEPS = 8  # measured steps from which rounding noise is judged: the ratio of fewer is mostly chance
 FINAL_STEPS = 100  # whose mean loss is `final_train_loss`: the loss of one batch is noisy
 
 
@@ -53,6 +55,7 @@ class Recorder:
         mask, quantized: fingerprints of the sparse mask and of the computed codes that the trial began with; "" before
             there are any.
         lost: step -> share of its update that rounding lost, at the steps where it is measured.
+        noise: step -> rounding noise of its losses and their spread, at the steps where it is measured.
         seen: steps whose gradients are already recorded.
         largest: the step of this attempt with the most tokens, the first of equals, and their number.
         fused: the most trials with which an attempt shared forwards, itself included; 0: it shared none.
@@ -74,6 +77,8 @@ class Recorder:
         }
         self.mask, self.quantized = prints.get("mask", ""), prints.get("quantized", "")
         self.lost = {event["step"]: float(event["lost"]) for event in journal if event["type"] == "updates"}
+        reports = [event for event in journal if event["type"] == "steps"]
+        self.noise = {step: (noise, signal) for one in reports for step, noise, signal in one.get("rounding", ())}
         self._readings = [event for event in journal if event["type"] == "sensors"]
         self._warned = {event["metric"] for event in journal if event["type"] == "warning"}
         self.reported = len(self.losses)  # steps already in the journal
@@ -87,7 +92,7 @@ class Recorder:
         self.selected = 0
         self.selection = ("loss", 1)
         self.codes = [str(event["code"]) for event in journal if event["type"] == "start" and "code" in event]
-        self._reports = [_without_log(event) for event in journal if event["type"] == "steps"]
+        self._reports = [_without_log(event) for event in reports]
         self._defined = [
             event.get("device", {}).get("energy_definition") for event in journal if event["type"] == "start"
         ]
@@ -117,6 +122,7 @@ class Recorder:
                 self._step_seconds.append(event.seconds)
                 self._pending.append(event)
                 self._take_lost(event)
+                self._take_noise(event)
                 if time.perf_counter() - self._flushed_at > FLUSH_SECONDS:
                     self.flush()
         elif event.step not in self.evaluations:
@@ -137,6 +143,17 @@ class Recorder:
             self.lost[event.step] = event.lost
             self.emit("updates", step=event.step, lost=event.lost)
             self.warn("updates_lost", event.lost)
+
+    def _take_noise(self, event: StepDone) -> None:
+        """Keep the rounding noise of a step's losses, where it was measured; `flush` reports it."""
+        if event.noise is not None:
+            self.noise[event.step] = event.noise
+            if not math.isnan(ratio := self._noise_to_signal()):
+                self.warn("noise_to_signal", ratio)
+
+    def _noise_to_signal(self) -> float:
+        """Return the ratio so far; NaN of too few steps, whose ratio is mostly chance, or without any signal."""
+        return noise_to_signal(self.noise.values()) if len(self.noise) >= NOISE_STEPS else math.nan
 
     def warn(self, metric: str, value: float) -> None:
         """Report the remark on a metric of the run so far, if there is one, once per trial."""
@@ -177,7 +194,9 @@ class Recorder:
         """Report the steps done since the last report, as one event."""
         if self._pending:
             joules = sum(step.joules for step in self._pending)
-            measured = {} if math.isnan(joules) else {"joules": joules}
+            measured: dict[str, Any] = {} if math.isnan(joules) else {"joules": joules}
+            if rounding := [[step.step, *step.noise] for step in self._pending if step.noise is not None]:
+                measured["rounding"] = rounding
             report = self.emit(
                 "steps",
                 first=self._pending[0].step,
@@ -222,6 +241,8 @@ class Recorder:
             metrics["directions_dropped"] = float(dropped)
         if self.lost:
             metrics["updates_lost"] = statistics.fmean(self.lost.values())
+        if not math.isnan(ratio := self._noise_to_signal()):
+            metrics["noise_to_signal"] = ratio
         chosen = self.evaluations.get(self.selected)
         if state is TrialState.SUCCEEDED and chosen is not None and self.test is not None:
             for split, event in (("dev", chosen), ("test", self.test)):

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from zo_sweeps.core.memory import Part
 from zo_sweeps.devices.tensors import Tensors
 from zo_sweeps.engine.peers import Team
 from zo_sweeps.engine.replay import digest, rebuild
-from zo_sweeps.engine.rounding import resolution
 from zo_sweeps.engine.step import Method, step
 from zo_sweeps.engine.train import Evaluated, StepDone, train
 from zo_sweeps.engine.types import Peers
 from zo_sweeps.methods.space import InstalledSpace
 from zo_sweeps.run.by_part import Work
 from zo_sweeps.run.runner import Runner
-
-WARN_AFTER = 8  # directions after which the resolution is judged; the median of fewer is mostly chance
 
 
 class ZerothOrderRunner(Runner):
@@ -36,12 +32,9 @@ class ZerothOrderRunner(Runner):
             events = self.counted(self._steps(method, space, self._gather(space)))
             for event in events:
                 recorder.take(event)
-                if isinstance(event, StepDone) and _reaches(event, WARN_AFTER):
-                    recorder.warn("resolution", self._resolution(d))
                 self.stop_if_asked(event)
             recorder.flush()
             self.stop_memory()  # the peak over steps and dev evaluations, without the test
-            self._measure_resolution(d)
             if method.in_place is not None:
                 recorder.measured["drift"] = method.in_place.drift
             best = recorder.best()
@@ -54,24 +47,6 @@ class ZerothOrderRunner(Runner):
             space.uninstall()
         del space, events  # they hold the weights that are about to be loaded again
         self._test_replayed(best)
-
-    def _measure_resolution(self, d: int) -> None:
-        value = self._resolution(d)
-        if not math.isnan(value):
-            self.recorder.measured["resolution"] = value
-            self.recorder.warn("resolution", value)
-
-    def _resolution(self, d: int) -> float:
-        """Return the resolution of the log so far; NaN if f is a count, or its differences do not follow from it.
-
-        NaN as well where f is not resolved by a format, but by the levels of rounded activations.
-        """
-        config, recorder = self.config, self.recorder
-        span = config.estimator.bind(d).span
-        if not (self.bench.objective.differentiable and span) or config.precision.rounds_activations:
-            return math.nan
-        zeros = not config.update.evaluations
-        return resolution(recorder.coefs, recorder.losses, span, config.precision.dtype, zeros=zeros)
 
     def _test_replayed(self, step: int) -> None:
         """Rebuild the weights of the selected step from the log, and test them."""
@@ -123,6 +98,7 @@ class ZerothOrderRunner(Runner):
             objective=bench.of_texts if bench.objective.generates else None,
             peers=peers,
             joules=self.recorder.energy.joules,
+            alone=bench.model,
         )
 
     def _gather(self, space: InstalledSpace) -> Peers | None:
@@ -155,9 +131,3 @@ class ZerothOrderRunner(Runner):
 
     def _rewind(self, step: int) -> None:
         """Take whatever else holds theta to its value after a step; the space has it already."""
-
-
-def _reaches(event: StepDone, directions: int) -> bool:
-    """Tell whether a run has evaluated this many directions with this step, and not before it."""
-    q = len(event.coefs)
-    return (event.step - 1) * q < directions <= event.step * q

@@ -30,6 +30,8 @@ class Groupwise(Codes):
         group: consecutive values of a row with one scale, even; the last group of a row is filled up with zeros.
     """
 
+    spacing = 1 / LEVELS
+
     def __init__(self, weight: Tensor, dtype: torch.dtype, group: int) -> None:
         out, into = weight.shape
         super().__init__((out, into), dtype, weight.device)

@@ -30,10 +30,6 @@ class RGE(TwoSided):
 
     clip: float = option(0.0, "largest |projected_grad|; 0: any", least=0, added=True, kw_only=True)
 
-    @property
-    def span(self) -> float:
-        return 0.0 if self.clip else 2 * self.eps
-
     def combine(self, points: Sequence[Point], losses: Sequence[float]) -> Estimate:
         coefs = [(plus - minus) / (2 * self.eps) for plus, minus in zip(losses[::2], losses[1::2], strict=True)]
         return self._estimate(points, self._clipped(coefs), losses)

@@ -32,10 +32,6 @@ class RGEOneSided(Estimator):
     def budget(self) -> int:
         return self.q
 
-    @property
-    def span(self) -> float:
-        return self.eps
-
     def evaluations(self, d: int) -> int:
         return self.q + 1
 

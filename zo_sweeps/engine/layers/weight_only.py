@@ -13,6 +13,8 @@ from zo_sweeps.core.memory import Part, counted_as
 from zo_sweeps.engine.chunk import rows_at_once
 from zo_sweeps.engine.integers import Integers
 
+ENTRIES, ENTRY_VALUES = "entries", "entries_values"  # in `WeightOnly.stored`
+
 
 class Codes(nn.Module):
     """A weight [out, in] as codes, in buffers: the base of all schemes. Most have `scales` that multiply the codes.
@@ -24,6 +26,8 @@ class Codes(nn.Module):
         shape: (out, in).
         dtype: of decoded values.
     """
+
+    spacing: ClassVar[float] = 0.0  # of the levels that `inputs` rounds to, as a share of their range; 0: it does not
 
     def __init__(self, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
@@ -59,17 +63,22 @@ class Codes(nn.Module):
         self.register_buffer("scales", self.stored_scales)
         del self.stored_scales
 
+    def stored(self) -> dict[str, Tensor]:
+        """Return its buffers by name, with trained values in place of those that they were trained from."""
+        return dict(self.state_dict())
+
     def holding(self, shape: tuple[int, int], buffers: Mapping[str, Tensor]) -> Codes:
         """Hold the codes of another weight, encoded by the same scheme, in place of its own; return itself.
 
         Args:
             shape: (out, in) of that weight.
-            buffers: its `state_dict`.
+            buffers: as `stored` returned them.
 
         Raises ValueError if they are buffers of another scheme.
         """
         own = {name: buffer.dtype for name, buffer in self.state_dict().items()}
-        if {name: buffer.dtype for name, buffer in buffers.items()} != own:
+        theirs = {name: buffer.dtype for name, buffer in buffers.items()}
+        if theirs not in (own, {**own, "scales": torch.float32}):  # trained scales are in fp32
             raise ValueError(f"codes of other buffers: {', '.join(sorted(buffers))}, not {', '.join(sorted(own))}")
         self.shape = shape
         self._buffers.update(buffers)
@@ -108,6 +117,12 @@ class IntegerCodes(Codes):
     def pack(self, integers: Tensor) -> Tensor:
         """Return integers [out, in] as they are stored: the inverse of `unpack`."""
         return integers
+
+    def stored(self) -> dict[str, Tensor]:
+        buffers = super().stored()
+        if self.integers is not None:
+            buffers["values"] = self.pack(buffers.pop("integers"))
+        return buffers
 
     def train_codes(self) -> Integers:
         """Make the integers a parameter, in place of the stored ones; return it."""
@@ -166,6 +181,12 @@ class WeightOnly(nn.Module):
         self.bias: nn.Parameter | None
         self.register_parameter("bias", bias)
         self.entries: Entries | None = None
+
+    def stored(self) -> dict[str, Tensor]:
+        """Return the buffers of the codes, and the entries, as `Encoded.restored` takes them."""
+        entries = self.entries
+        beside = {} if entries is None else {ENTRIES: entries.index, ENTRY_VALUES: entries.values}
+        return {**self.codes.stored(), **beside}
 
     def forward(self, x: Tensor) -> Tensor:
         (y,) = self._products((self.codes.inputs(x),), self.bias)

@@ -86,6 +86,7 @@ REQUIRED: Mapping[str, Mapping[str, Check]] = {
 OPTIONAL: Mapping[str, Check] = {
     "time": _number,
     "coefs": _of(_of(_number)),
+    "rounding": _of(_of(_number)),
     "seconds": lambda value: _number(value) or _of(_number)(value),
     "tokens": _count,
     "examples": _count,

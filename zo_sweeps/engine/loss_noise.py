@@ -1,0 +1,104 @@
+"""The rounding noise of a step's losses, measured against their spread: whether an estimate is signal or rounding."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from zo_sweeps.engine.evaluate import Objective
+from zo_sweeps.engine.layers.weight_only import Codes
+
+
+class LossNoise:
+    """An objective that also measures the rounding noise of a step's losses against their spread.
+
+        noise = |c(f') - c(f)| / sqrt(2 (P - 1)),  signal = |c(f)| / sqrt(P - 1),  c(f) = f - mean(f)
+
+    f are the losses of the step's P points, f' those of the same points with every rounding drawn anew: the outputs of
+    each embedding are multiplied by 1 + u and 1 - u in turn, u the relative spacing of their dtype, or of the levels of
+    rounded activations, so that all later activations are other numbers and round otherwise. What that does to the
+    function itself is common to the points, to within u of the signal, and so is any rounding that does not depend on
+    the point: c removes both. The noise is that of this machine's forward, with its dtype, kernels and depth.
+
+    Estimates built from f correlate with exact ones at about sqrt(1 - r^2), r = noise / signal, because the variance of
+    c(f) is that of the exact losses and the noise: for every estimator, as each uses differences of a step's losses.
+    `bench precision` measures both; docs/bench/precision.json.
+
+    Args:
+        f: the step's objective.
+        again: the same, without forwards that other trials share.
+        module: whose embeddings are changed while f' is computed.
+        joules: a counter that grows.
+
+    Attributes:
+        seconds, joules: what f' took, which is no part of the step.
+
+    Cost: one more forward of each point of a step that is measured; no memory.
+    """
+
+    def __init__(self, f: Objective, again: Objective, module: nn.Module, joules: Callable[[], float]) -> None:
+        self._f, self._again, self._module, self._counter = f, again, module, joules
+        self._pairs: list[tuple[float, float]] = []
+        self.seconds = self.joules = 0.0
+
+    @staticmethod
+    def is_measured(step: int) -> bool:
+        """Tell whether to measure at a step: 2 to 9, 16, 32, 64, ..., so at 18 of 20,000 steps."""
+        return step > 1 and (step < 10 or step & (step - 1) == 0)
+
+    def __call__(self, points: int) -> Tensor:
+        losses = self._f(points)
+        first = losses.tolist()  # waits for the device
+        spent, began = self._counter(), time.perf_counter()
+        with _rounded_anew(self._module):
+            self._pairs += zip(first, self._again(points).tolist(), strict=True)
+        self.seconds += time.perf_counter() - began
+        self.joules += self._counter() - spent
+        return losses
+
+    @property
+    def result(self) -> tuple[float, float] | None:
+        """(noise, signal) of the points evaluated so far; None for fewer than two, or if f' is not finite."""
+        if len(self._pairs) < 2:
+            return None
+        noise = _deviation([again - loss for loss, again in self._pairs]) / math.sqrt(2)
+        return (noise, _deviation([loss for loss, _ in self._pairs])) if math.isfinite(noise) else None
+
+
+def noise_to_signal(measured: Iterable[tuple[float, float]]) -> float:
+    """Return the root mean square of the noise over that of the signal, of several steps; NaN without a signal."""
+    pairs = list(measured)
+    signal = math.hypot(*(signal for _, signal in pairs))
+    return math.hypot(*(noise for noise, _ in pairs)) / signal if signal else math.nan
+
+
+def _deviation(values: Sequence[float]) -> float:
+    mean = sum(values) / len(values)
+    return math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
+
+
+@contextmanager
+def _rounded_anew(module: nn.Module) -> Iterator[None]:
+    layers = list(module.modules())
+    levels = max((layer.spacing for layer in layers if isinstance(layer, Codes)), default=0.0)
+    shaken = partial(_shaken, levels)
+    hooks = [layer.register_forward_hook(shaken) for layer in layers if isinstance(layer, nn.Embedding)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _shaken(levels: float, layer: nn.Module, args: object, output: Tensor) -> Tensor:
+    spacing = max(levels, torch.finfo(output.dtype).eps)
+    factors = output.new_ones(output.shape[-1])
+    factors[::2] += spacing
+    factors[1::2] -= spacing
+    return output * factors
