@@ -64,13 +64,13 @@ def test_every_sweep_of_a_folder_counts_and_what_one_left_out_another_may_have()
 
 
 def test_a_table_of_costs_without_a_cost_is_not_complete_and_has_no_deviation_of_another_table() -> None:
-    for overrides in (("task=sst2",), ("task=sst2", "~grid.tables.runtime")):
-        found = progress(item("prge/table10"), overrides)
-        assert found.state.startswith("0 of 30 cells"), "trials have a result, and none has a time"
-        assert found.deviation is None
-        accuracy = progress(item("prge/table1"), overrides)
-        assert accuracy.state == "6 of 36 cells, 30 of 180 trials (30 of 180 settings)"
-        assert accuracy.deviation is not None
+    sweep = "task=sst2", "~grid.tables.runtime"
+    found = progress(item("prge/table10"), sweep)
+    assert found.state.startswith("0 of 30 cells"), "trials have a result, and none has a time"
+    assert found.deviation is None
+    accuracy = progress(item("prge/table1"), sweep)
+    assert accuracy.state == "6 of 36 cells, 30 of 180 trials (30 of 180 settings)"
+    assert accuracy.deviation is not None
 
 
 def test_a_table_with_a_column_per_metric_has_a_cell_per_circuit() -> None:

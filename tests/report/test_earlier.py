@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tarfile
 import warnings
 from dataclasses import replace
@@ -18,7 +19,10 @@ from zo_sweeps.cli.main import main
 from zo_sweeps.core.trial import Stored
 from zo_sweeps.results.earlier import earlier, listed
 from zo_sweeps.results.facts.status import status_facts
+from zo_sweeps.results.item_progress import standings
+from zo_sweeps.results.papers import Item
 from zo_sweeps.results.recalled import read
+from zo_sweeps.results.site import write_site
 from zo_sweeps.schedule.ledger import read_standing
 
 ARCHIVES = sorted((Path(__file__).parent / "earlier").glob("*.tar.gz"))
@@ -152,3 +156,26 @@ def test_another_sweep_of_the_grid_is_named_by_its_command_and_has_no_rows(tmp_p
     (line,) = (note for note in reading.notes if note.startswith("4 finished"))
     assert line.startswith("4 finished trials are of another sweep of this grid: python -m zo_sweeps table +grid=")
     assert status_facts(reading.plan).earlier == []
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("gone", [False, True])
+def test_papers_says_at_a_grid_that_there_are_earlier_results(gone: bool, tmp_path: Path) -> None:
+    folder = stored(OLD, tmp_path)
+    if gone:
+        shutil.rmtree(folder / "sweeps")
+    items = [Item("mine", name, "Mine", "accuracy", "…", (name,)) for name in ("quickstart", "low_rank")]
+    found = standings(items, folder)
+    line = f"4 finished trials are of other ids: made by {OLD}; `table +grid=quickstart` shows them"
+    assert [(one.state, line in one.notes) for one in found.values()] == [("not run", True), ("not run", False)]
+
+
+@pytest.mark.unit
+def test_a_site_says_that_results_have_no_page(tmp_path: Path) -> None:
+    folder = stored(OLD, tmp_path / "state")
+    shutil.rmtree(folder / "sweeps")
+    made = write_site(folder, tmp_path / "site")
+    assert (made.sweeps, [line.partition(";")[0] for line in made.left_out]) == (
+        0,
+        [LINE.format(OLD).partition(";")[0]],
+    )

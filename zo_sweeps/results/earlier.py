@@ -138,12 +138,14 @@ def with_earlier(tables: Sequence[Table], plan: Plan, composer: Composer, standi
     No published number stands beside them: nobody knows whether their settings were those of the grid as written.
     """
     found, groups = list(tables), earlier(plan, standing)
+    all_other = frozenset((block, column) for block in plan.grid.blocks for column in plan.labels)
+    unknown = replace(plan, altered=all_other, extents={})
     for group in groups:
         if group.grid not in ("", plan.name):
             continue
         placed = [cell for cell in group.cells if cell.block in plan.grid.blocks and cell.task in plan.labels]
         then = replace(plan, cells=tuple(placed), every=group.trials, reasons={})
-        theirs = {table.spec.name: table for table in readout.tables(plan, composer, standing, of=then)}
+        theirs = {table.spec.name: table for table in readout.tables(unknown, composer, standing, of=then)}
         note = NOTE.format(_who(group.made_by)) + (f", {group.command}" if group.command else "")
         key = f"{group.sweep_id}/{group.made_by}"
         found = [

@@ -15,6 +15,7 @@ from zo_sweeps.core.files import new_folder, replace_text
 from zo_sweeps.record.commands import Launched, in_folder, launched
 from zo_sweeps.results import report
 from zo_sweeps.results import tables as readout
+from zo_sweeps.results.earlier import of_grids
 from zo_sweeps.results.findings import findings
 from zo_sweeps.results.library import chart_library
 from zo_sweeps.results.recalled import Reading, of_sweep
@@ -92,7 +93,10 @@ def _write(folder: Path, files: Mapping[str, str]) -> None:
 
 
 def _pages(state_dir: Path, standing: Standing) -> tuple[dict[str, str], int, tuple[str, ...]]:
-    """Return the files by their names, how many sweeps they are of, and a line per sweep that could not be read."""
+    """Return the files by their names, how many sweeps they are of, and a line per sweep that could not be read.
+
+    Finished trials of no readable sweep have a line too.
+    """
     script, style = chart_library()
     files = {
         f"{ASSETS}/style.css": f"{STYLE.read_text(encoding='utf-8').strip()}\n{style}\n",
@@ -102,7 +106,8 @@ def _pages(state_dir: Path, standing: Standing) -> tuple[dict[str, str], int, tu
     }
     cards: list[dict[str, Any]] = []
     compared: list[dict[str, Any]] = []
-    left_out = []
+    left_out: list[str] = []
+    shown: set[str] = set()
     for sweep in reversed(launched(state_dir)):
         try:
             reading = of_sweep(in_folder(sweep.command, str(state_dir)))
@@ -110,9 +115,11 @@ def _pages(state_dir: Path, standing: Standing) -> tuple[dict[str, str], int, tu
         except UserError as error:
             left_out.append(f"{sweep.grid} ({sweep.command.sweep_id}): {error}")
             continue
+        shown.update(reading.plan.every)
         files[card["href"]] = page
         cards.append(card)
         compared.append(data)
+    left_out += [line for lines in of_grids(state_dir, shown, standing).values() for line in lines]
     shared: dict[str, Any] = {
         "assets": ASSETS,
         "provenance": [f"zo_sweeps {__version__}"],
