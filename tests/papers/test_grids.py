@@ -49,6 +49,7 @@ TRIALS = {
     "prge_table6": 32,
     "prge_table9": 8,
     "sensitive_8gib": 24,
+    "sensitive_adam": 36,
     "sensitive_fig1": 16,
     "sensitive_fig1_inference": 5,
     "sensitive_fig5_copa": 93,
@@ -124,6 +125,9 @@ def test_memory_and_operations_of_pezo_s_table2_are_of_the_same_trials() -> None
 
 def test_figures_reuse_the_trials_of_the_tables_that_they_are_drawn_from() -> None:
     table = set(plan("sensitive_table1a").every)
+    sgd = [cell for cell in plan("sensitive_adam").cells if cell.block == "sgd"]
+    assert {cell.trial_id for cell in sgd} < table
+    assert len(sgd) == 9
     ours = [cell for cell in plan("sensitive_fig6").cells if cell.block.endswith("_ours")]
     assert {cell.trial_id for cell in ours} < table
     assert len(ours) == 18
@@ -317,6 +321,17 @@ def test_speed_ups_stand_beside_the_published_ones() -> None:
         for name in ("speedup", "sparse_speedup")
     ]
     assert stated == [1.49, 2.15]
+    loops = {table.spec.name: table for table in tables("llama2_superglue")}["llama2_superglue_speedup"]
+    assert loops.spec.over == {"cost_q_inner": "cost_q1"}
+    minutes = load("prge/table11").rows
+    ratio = minutes["ZO-LoRA-FA (q=1) / Vanilla"]["RTE"] / minutes["ZO-LoRA-FA (q>1) / Inner-loop"]["RTE"]
+    assert loops.cells["cost_q_inner", "rte"].published == round(ratio) == 2
+    wall_clock = {table.spec.name: table for table in tables("sensitive_fig6")}["sensitive_fig6_speedup"]
+    assert wall_clock.cells["sensitive_task", "largest"].published == 2.5
+
+
+def test_tokens_are_sampled_where_the_paper_samples_them() -> None:
+    assert {config.method.kind.nucleus for config in configs("sensitive_fig1_inference")} == {0.9}
 
 
 def test_figures_1_and_9_change_the_kernel_and_nothing_else() -> None:

@@ -112,6 +112,12 @@ def test_a_precision_leaves_out_the_rows_that_fix_another_one() -> None:
     assert tables["sensitive_table1a_accuracy"].cells["q_sensitive", "sst2"].published is not None
 
 
+def test_what_a_command_does_and_no_grid_names_the_command() -> None:
+    commands = {item.reference: re.findall(r"python -m zo_sweeps (\w+(?: noise)?)", item.why) for item in ITEMS}
+    named_there = {reference: found for reference, found in commands.items() if found}
+    assert named_there == {"sensitive/figure4": ["package"], "pezo/claim_latency": ["bench noise"]}
+
+
 def test_every_reason_that_holds_trials_back_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """2 models in 4 precisions, of which 2 cannot be stored here; and 7 trials without model and without data."""
     broken = {"int8": "RuntimeError: no kernel image", "nf4": "trying it ended with SIGABRT", "fp4": ""}

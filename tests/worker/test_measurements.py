@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from zo_sweeps.methods.parts import Model
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.build import build
 from zo_sweeps.record.curves import gradients, trail
+from zo_sweeps.run.generation import drawn_alone, nucleus_token
 
 pytestmark = pytest.mark.unit
 
@@ -179,10 +182,50 @@ def test_a_continuation_has_exactly_the_tokens_that_are_asked_for_and_they_are_t
     assert found == ids[len(prompt) :]
 
 
+def drawn(logits: list[float], top_p: float, u: float) -> int:
+    """The rule of the nucleus, a token at a time, in doubles."""
+    chances = [math.exp(value) for value in logits]
+    total = sum(chances)
+    order, nucleus, held = sorted(range(len(logits)), key=lambda i: -logits[i]), [], 0.0
+    while held < top_p * total:
+        nucleus.append(order[len(nucleus)])
+        held += chances[nucleus[-1]]
+    so_far = 0.0
+    for token in nucleus:
+        so_far += chances[token]
+        if so_far >= u * held:
+            return token
+    return nucleus[-1]
+
+
+@pytest.mark.parametrize("top_p", [0.1, 0.55, 0.9, 1.0])
+def test_a_token_of_the_nucleus_is_drawn_by_its_chance(top_p: float) -> None:
+    logits, points = [0.3, 2.0, -1.0, 1.5, 0.3], [(i + 0.5) / 400 for i in range(400)]
+    rows = torch.tensor([logits]).expand(len(points), -1)
+    found = nucleus_token(rows, top_p, torch.tensor(points)).tolist()
+    assert found == [drawn(logits, top_p, u) for u in points]
+    assert len(set(found)) == {0.1: 1, 0.55: 2, 0.9: 4, 1.0: 5}[top_p]
+
+
+def test_a_sampled_continuation_is_the_same_again_by_its_seed() -> None:
+    from zo_sweeps.models.load import load
+
+    model = load(Model(), torch.float32, "cpu")
+    prompt = model.prompt("A film that")
+    one, again, other = (model.generate_exactly(prompt, 12, partial(drawn_alone, 0.9, seed)) for seed in (3, 3, 4))
+    assert one == again
+    assert one != other
+    assert model.generate_exactly(prompt, 6, partial(drawn_alone, 1e-6, 3)) == model.generate_exactly(prompt, 6)
+    plain, sampled = generating(), generating("method.top_p=0.9")
+    assert plain.trial_id != sampled.trial_id
+    assert run(sampled)[0].state is TrialState.SUCCEEDED
+
+
 def test_what_cannot_be_generated_is_refused_when_it_is_planned() -> None:
     for override, message in (
         ("space=lora_fa", "generation is timed over space full or outliers or random_subset, not lora_fa"),
         ("evaluation.mode=inner", "generation is of one point: evaluation.mode must be sequential, not inner"),
+        ("method.top_p=1.5", "method.top_p must be above 0 and at most 1, not 1.5"),
         ("method.new_tokens=0", "method.new_tokens must be at least 1, not 0"),
     ):
         with pytest.raises(UserError, match=message):

@@ -1,4 +1,4 @@
-"""Noise benchmark: nanoseconds per element against `normal_`."""
+"""Noise benchmark: nanoseconds per element against `normal_`, and an attention layer's direction."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from zo_sweeps.engine import noise
 from zo_sweeps.methods.points import NoiseKey
 
 ELEMENTS = 1 << 22
+LAYER = (4, 4096, 4096)  # the projections of an attention layer of Llama2-7B: PeZO, section 2.3
 
 
 def rows(rounds: int) -> Iterator[Row]:
@@ -48,3 +49,14 @@ def rows(rounds: int) -> Iterator[Row]:
         if here > 1:
             scaling = seconds["compiled/1"] / seconds[f"compiled/{here}"]
             yield Row(f"noise, compiled, {here} threads against 1", scaling, "x", 1, here, str(here), detail)
+    yield _layer(rounds)
+
+
+def _layer(rounds: int) -> Row:
+    """Time a direction for an attention layer, against the products of its projections with a token."""
+    weights, token = torch.empty(LAYER), torch.ones(LAYER[-1])
+    drawn = interleaved({"numbers": weights.normal_, "products": lambda: weights @ token}, rounds)
+    detail = {f"{name}, ms": round(seconds * 1e3, 3) for name, seconds in drawn.items()}
+    name = "Gaussian numbers of an attention layer, against its products"
+    limit = "5900 in PeZO 2.3, whose products are an FPGA's"
+    return Row(name, drawn["numbers"] / drawn["products"], "of", 5900, 1, limit, detail)

@@ -57,6 +57,11 @@ class Kind(Definition):
         return ""
 
     @property
+    def nucleus(self) -> float | None:
+        """The probability of the tokens that the next one is drawn from; None: the most likely one is taken."""
+        return None
+
+    @property
     def shown(self) -> int:
         """Solved examples before each prompt."""
         return 0

@@ -5,7 +5,7 @@ Shapes: N rows, T tokens, D hidden width, K chosen positions, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from typing import Any
 
@@ -147,12 +147,18 @@ class LanguageModel:
         ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return [*self.front, *ids]
 
-    def generate_exactly(self, prompt: Sequence[int], new_tokens: int) -> list[int]:
-        """Return the greedy continuation of `prompt` (token ids) by exactly `new_tokens` tokens, for timing.
+    def generate_exactly(
+        self, prompt: Sequence[int], new_tokens: int, choose: Callable[[Tensor, Tensor], Tensor] | None = None
+    ) -> list[int]:
+        """Return the continuation of `prompt` (token ids) by exactly `new_tokens` tokens, for timing.
+
+        Args:
+            choose: (tokens so far [1, T], logits [1, V]) -> scores [1, V], of which the highest is taken; None: the
+                logits.
 
         Raises ValueError if they exceed the model's positions.
         """
-        from transformers import GenerationConfig
+        from transformers import GenerationConfig, LogitsProcessorList
 
         config = GenerationConfig(
             max_new_tokens=new_tokens,
@@ -167,8 +173,11 @@ class LanguageModel:
             raise ValueError(f"{len(prompt)} prompt and {new_tokens} new tokens exceed {self.max_positions} positions")
         ids, mask = self._left_padded([prompt])
         module: Any = self.module
+        chosen = LogitsProcessorList([] if choose is None else [choose])
         with torch.inference_mode():
-            output = module.generate(input_ids=ids, attention_mask=mask, generation_config=config)
+            output = module.generate(
+                input_ids=ids, attention_mask=mask, generation_config=config, logits_processor=chosen
+            )
         continuation: list[int] = output[0, ids.shape[1] :].tolist()
         return continuation
 

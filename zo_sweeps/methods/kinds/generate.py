@@ -12,7 +12,7 @@ from zo_sweeps.methods.kind import Kind
 
 @dataclass(frozen=True)
 class Generate(Kind):
-    """Timing of the greedy continuation of a text, with theta merged into the weights or multiplied separately.
+    """Timing of a text's continuation, greedy or sampled, with theta merged into the weights or multiplied separately.
 
     Raises UserError without a text.
     """
@@ -24,6 +24,10 @@ class Generate(Kind):
 
     text: str = option("", "text to continue")
     new_tokens: int = option(128, "tokens per round", least=1)
+    top_p: float | None = option(
+        None, "draw each token from the fewest with this probability together (nucleus); null: greedy",
+        above=0, most=1, added=True,
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -33,6 +37,10 @@ class Generate(Kind):
     @property
     def prompt(self) -> str:
         return self.text
+
+    @property
+    def nucleus(self) -> float | None:
+        return self.top_p
 
     @property
     def generated(self) -> int:
