@@ -9,7 +9,11 @@ import pytest
 
 pytest.importorskip("executorch", reason="needs the extra [edge]")
 
+import torch
+from executorch.extension.pybindings import portable_lib
+
 from tests.worker.common import make, measured, run
+from zo_sweeps.core.place import apart, places
 from zo_sweeps.core.trial import Event, Outcome, TrialState
 from zo_sweeps.edge.program import Apply, Dual, Forward, Program, Theta
 from zo_sweeps.edge.session import Method
@@ -121,6 +125,9 @@ def test_a_trial_moves_between_the_runtimes() -> None:
         assert scalars(journal)[1] == pytest.approx(scalars(expected)[1], abs=64 * UNIT)
         runtimes = [event["device"]["runtime"] for event in journal if event["type"] == "start"]
         assert runtimes == [first.config.device.runtime, second.config.device.runtime]
+        (before,) = ended.device["earlier"]
+        assert (before["runtime"], ended.device["runtime"]) == tuple(runtimes)
+        assert apart(places(ended.device)).count("ExecuTorch") == 1, "its costs are of two places"
     assert ended.metrics["test/metric"] == whole.metrics["test/metric"]
 
 
@@ -128,6 +135,7 @@ def test_a_run_that_was_stopped_ends_with_the_same_bits() -> None:
     """The program's log is replayed by the program: theta and every later loss are those of a run without a stop."""
     trial = make(*TINY, ANYWHERE, "estimator.q=4", "train.steps=8", "train.eval_every=4", PROGRAM)
     whole = measured(*run(trial))
+    assert portable_lib._threadpool_get_thread_count() == torch.get_num_threads() == 1, "and not one per core"
     steps = iter(range(100))
     _, journal = run(trial, stop=lambda: next(steps) >= 4)
     assert measured(*run(trial, journal, attempt=2)) == whole

@@ -41,6 +41,7 @@ DEVICE = {
     "cores": 2,
     "memory_bytes": 2**34,
     "gpus": [],
+    "runtime": "torch",
     "threads": 1,
     "versions": {"python": "3.11.7", "torch": "2.13.0"},
     "memory_definition": "resident size",

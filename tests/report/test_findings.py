@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -54,13 +55,13 @@ def outcome(plan: Plan, trial_id: str, **metrics: float) -> Outcome:
     return Outcome(trial_id, TrialState.SUCCEEDED, made, steps_done=20, device=DEVICE)
 
 
-def found(planned: tuple[Composer, Plan], *blocks: str, **metrics: float) -> Findings:
-    """The findings if the trials of these blocks have finished."""
+def found(planned: tuple[Composer, Plan], *blocks: str, of_b: Mapping[str, Any] = {}, **metrics: float) -> Findings:
+    """The findings if the trials of these blocks have finished; `of_b` are facts of the device of block b."""
     composer, plan = planned
     done = [i for i, trial in plan.every.items() if trial.block in blocks]
-    standing = Standing(
-        states=dict.fromkeys(done, TrialState.SUCCEEDED), outcomes={i: outcome(plan, i, **metrics) for i in done}
-    )
+    made = {i: outcome(plan, i, **metrics) for i in done}
+    moved = {i: replace(one, device={**DEVICE, **of_b}) for i, one in made.items() if plan.every[i].block == "b"}
+    standing = Standing(states=dict.fromkeys(done, TrialState.SUCCEEDED), outcomes={**made, **moved})
     return findings(plan, standing, readout.tables(plan, composer, standing))
 
 
@@ -148,6 +149,28 @@ def test_energy_is_stated_where_both_rows_have_it_by_one_definition(planned: tup
         standing.outcomes[trial_id] = replace(made, device={**DEVICE, "energy_definition": "of the package"})
     result = findings(plan, standing, readout.tables(plan, composer, standing))
     assert [(h.value, h.detail) for h in result.headlines if "energy" in h.label] == [("1 ×", "50 J instead of 50 J")]
+
+
+def test_costs_of_different_places_are_not_compared_and_both_are_named(planned: tuple[Composer, Plan]) -> None:
+    costs = {h.label: (h.value, h.detail) for h in found(planned, "a", "b", of_b={"threads": 2}).headlines}
+    why = "measured in different places: cpu, PyTorch, 2 threads against cpu, PyTorch, 1 thread"
+    assert costs["time of a run's steps"] == ("–", why)
+    assert "memory" not in costs
+    loaded = found(planned, "a", "b", of_b={"load": {"before": 0.0, "during": 0.9}})
+    (time,) = (h for h in loaded.headlines if h.label == "time of a run's steps")
+    assert time.value == "4 ×"
+    assert time.detail.endswith("; measured under load: other processes took 90% of the machine's cores meanwhile")
+
+
+def test_the_best_row_of_times_is_not_that_of_another_place(tmp_path: Path) -> None:
+    grid = {**GRID, "blocks": ROWS, "figures": {}, "tables": {"t": {"layout": "step_time", "rows": {"a": "", "b": ""}}}}
+    made = composed(tmp_path, grid)
+    assert found(made, "a", "b", seconds_per_step=1.0).best[0].row == "all rows are equal"
+    (other,) = found(made, "a", "b", of_b={"name": "Another"}, seconds_per_step=1.0).best
+    assert other.row.startswith("none, measured in different places: cpu (")
+    assert "Another" in other.row
+    (loaded,) = found(made, "a", "b", of_b={"load": {"during": 0.9}}, seconds_per_step=1.0).best
+    assert "measured under load" in loaded.so_far
 
 
 def test_an_unfinished_baseline_is_named_so_and_nothing_is_compared_with_it(planned: tuple[Composer, Plan]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import io
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from zo_sweeps.cli.show.status import show_status
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.config.schema import GridTable
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.trial import TrialState
 from zo_sweeps.methods.code import code_of
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.build import Plan
@@ -240,6 +242,16 @@ def test_two_trials_are_compared_by_what_differs(folder: Path, swept: tuple[Comp
     assert "test/metric 0.71 0.74 +0.03" in lines
     assert "step 20 0.5000 0.5000 +0.0000" in lines
     assert any(line.startswith("B █") and line.endswith("20 steps") for line in lines)
+    assert "seconds_per_step 100 ms 400 ms +300 ms" in lines
+    moved, there = folder / "moved", outcome(plan, two)
+    shutil.copytree(state, moved)
+    with Ledger(moved) as ledger:
+        there = replace(there, device={**there.device, "threads": 2})
+        ledger.write(two, TrialState.SUCCEEDED, attempt=1, outcome=there)
+    both = compare(moved, [one, two])
+    assert both.places == ["measured in different places: cpu, PyTorch, 1 thread against cpu, PyTorch, 2 threads"]
+    changes = {each.metric: each.difference for each in both.measured}
+    assert (changes["seconds_per_step"], changes["test/metric"]) == (None, pytest.approx(0.03))
     with pytest.raises(UserError, match="unknown trial 'zzz'"):
         compare(state, [one, "zzz"])
     with pytest.raises(UserError, match="trials begin with ''"):

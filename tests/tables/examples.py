@@ -6,11 +6,22 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
+from zo_sweeps.core.place import Place
 from zo_sweeps.tables import Flag, Measure, Record, TableSpec
 from zo_sweeps.tables.paper_files import read
 from zo_sweeps.tables.published import Published
 
 ACCURACY = Measure(metric="test/metric", unit="%", unit_size=0.01, digits=1)
+VERSIONS = {"torch": "2.13.0"}
+MACHINE = {
+    "kind": "cpu",
+    "name": "A processor",
+    "cores": 4,
+    "runtime": "torch",
+    "threads": 1,
+    "versions": VERSIONS,
+    "load": {"before": 0.0, "during": 0.02},
+}
 LR, Q = "update.lr", "estimator.q"
 
 
@@ -55,6 +66,7 @@ def record(
             "hyperparameters": setting,
             "state": state,
             "metrics": metrics,
+            "places": (Place.of(MACHINE),),
             **more,
         }
     )

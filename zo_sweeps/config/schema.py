@@ -171,6 +171,7 @@ class GridTable:
     beyond: str = ""  # of a ratio: a block that is subtracted from both
     footnotes: list[str] = field(default_factory=list)
     differs: list[GridDifference] = field(default_factory=list)  # of this table alone
+    may_differ: list[str] = field(default_factory=list)  # what the places of its costs differ in by design: runtime
     average: bool = False  # a column with the mean over the columns
     rank: bool = False  # a column with the mean rank over the columns
     largest: bool = False  # a column with the largest value of the row

@@ -9,6 +9,8 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from zo_sweeps.core.trial import SPEEDS
+
 
 @dataclass(frozen=True)
 class Remark:
@@ -42,7 +44,6 @@ class Remark:
         return self.text.format(_plain(worst[self.metric]), **values)
 
 
-SPEEDS = ("seconds_per_", "mean_seconds", "train_seconds", "seconds_to_", "tokens_per_", "energy/")
 OTHER_CODE = "other_code"  # 1 for a result that was measured with other code than today's: see `methods.code`
 SPLITS = {"train": "training", "dev": "dev", "test": "test"}
 SHARED = {  # (rows, their split) that are also in another one -> the consequence

@@ -167,6 +167,21 @@ class Trial:
 
 
 ENERGY = "energy/"  # how metrics begin that a trial has only where joules could be read
+# What a table with a target computes from a trial's journal; infinite if the target was not reached.
+TO_TARGET = SECONDS_TO_TARGET, JOULES_TO_TARGET = "seconds_to_target", f"{ENERGY}joules_to_target"
+# How the metrics begin that depend on the place of a trial; of these, times and energies on the machine's load as well.
+SPEEDS = (
+    "seconds_per_step",
+    "mean_seconds_per_step",
+    "train_seconds",
+    "wall_seconds",
+    "load_seconds",
+    "seconds_per_token",
+    "tokens_per_second",
+    SECONDS_TO_TARGET,
+    ENERGY,
+)
+COSTS = (*SPEEDS, "peak_memory_bytes", "memory/", "device/")
 METRICS: Mapping[str, str] = {  # of an outcome -> its meaning
     "dev/loss": "at the selected step",
     "dev/metric": "the task's first, at the selected step; a share is a fraction of 1",
@@ -244,10 +259,6 @@ METRICS: Mapping[str, str] = {  # of an outcome -> its meaning
 }
 
 
-# What a table with a target computes from a trial's journal; infinite if the target was not reached.
-TO_TARGET = SECONDS_TO_TARGET, JOULES_TO_TARGET = "seconds_to_target", f"{ENERGY}joules_to_target"
-
-
 @dataclass(frozen=True)
 class Outcome:
     """The end of an attempt at a trial, and its measurements.
@@ -255,7 +266,9 @@ class Outcome:
     Args:
         metrics: plain floats under the names of METRICS, absent when not measured; `dev/<name>` and `test/<name>` of
             each metric of the task; `gradients/...` (the last `covered`, by name).
-        device: kind, name, definitions of memory, energy and condition, ...
+        device: kind, name, runtime, threads, versions, definitions of memory, energy and condition, ...; load: the
+            share of the machine's cores that other processes took just `before` the attempt and `during` it; earlier:
+            the same facts of the earlier attempts that ran steps (see `core.place`).
         error: one line; for DIVERGED: step, seed and both losses.
         code: digest of the code that measured it (see `methods.code`), joined by "+" if attempts differ.
         unmeasured: how the names of metrics begin that could not be measured -> the reason.

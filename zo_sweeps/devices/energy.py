@@ -6,10 +6,9 @@ import math
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from zo_sweeps.devices.condition import GpuCondition, HostCondition
 from zo_sweeps.devices.counters import Counter, Rapl, ina3221, of_gpu
+from zo_sweeps.devices.load import cpu_seconds
 from zo_sweeps.devices.nvml import Gpu
 from zo_sweeps.devices.probe import board, jetson_profile
 from zo_sweeps.devices.sysfs import SYS, UnreadableError
@@ -101,20 +100,14 @@ class _OwnWork:
     """This process's part of the machine's busy CPU time, from one call to the next."""
 
     def __init__(self) -> None:
-        self._process = psutil.Process()
-        self._last = self._read()
+        self._last = cpu_seconds()
 
     def share(self) -> float | None:
-        (own, every), last = self._read(), self._last
+        (own, every), last = cpu_seconds(), self._last
         if every <= last[1]:
             return None
         self._last = (own, every)
         return min(1.0, (own - last[0]) / (every - last[1]))
-
-    def _read(self) -> tuple[float, float]:
-        own, every = self._process.cpu_times(), psutil.cpu_times()
-        busy = (getattr(every, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq"))
-        return own.user + own.system, sum(busy)
 
 
 def _uuid(device: Any) -> str:

@@ -32,10 +32,14 @@ Method = Callable[[Sequence[Tensor]], Sequence[Tensor]]  # a method of a program
 def load(file: Path) -> tuple[Method, Method]:
     """Return the methods `forward` and `apply` of a program (.pte), in ExecuTorch's Python runtime.
 
-    Cost: packs the delegate's weights once more, beside those in the file.
+    It computes with as many threads as torch; its own default is one per core. Cost: packs the delegate's weights once
+    more, beside those in the file.
     """
+    from executorch.extension.pybindings import portable_lib
     from executorch.runtime import Runtime
 
+    if portable_lib._threadpool_get_thread_count() != torch.get_num_threads():
+        portable_lib._unsafe_reset_threadpool(torch.get_num_threads())
     program = Runtime.get().load_program(file)
     forward, apply = (partial(_execute, program, program.load_method(name)) for name in (FORWARD, APPLY))
     return forward, apply

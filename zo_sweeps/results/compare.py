@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zo_sweeps.core.document import key
-from zo_sweeps.core.trial import Outcome, Trial, TrialState
+from zo_sweeps.core.place import apart, distinct, under_load, unknown
+from zo_sweeps.core.trial import COSTS, Outcome, Trial, TrialState
+from zo_sweeps.results.tables import places_of
 from zo_sweeps.schedule.ledger import read_standing
 from zo_sweeps.tables.stats import by_example
 
@@ -49,7 +51,7 @@ class BothMeasured:
     metric: str = key("its name in MLflow; bytes, seconds and joules are in the name, scores are fractions")
     a: float | None = key("its value in A; null: not measured")
     b: float | None = key("the same of B")
-    difference: float | None = key("b - a")
+    difference: float | None = key("b - a; null: one is missing, or it is a cost and they ran in different places")
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,9 @@ class Comparison:
     evaluated: Sequence[BothEvaluated] = key("their evaluations on dev, by name and step")
     predicted: BothPredicted | None = key("their test predictions; null, if they cannot be compared")
     not_predicted: str = key("why their test predictions cannot be compared")
+    places: Sequence[str] = key(
+        "how the places of their costs differ, what is not known of them, and loads; [] if nothing"
+    )
 
 
 def compare(state_dir: Path, names: Sequence[str]) -> Comparison:
@@ -109,15 +114,22 @@ def compare(state_dir: Path, names: Sequence[str]) -> Comparison:
         _side(trial, standing.states.get(trial.trial_id, TrialState.PENDING), outcome, curve["train/loss"])
         for trial, outcome, curve in zip((one, two), outcomes, curves, strict=True)
     )
+    places = distinct(
+        place
+        for trial, outcome in zip((one, two), outcomes, strict=True)
+        if outcome
+        for place in places_of(trial, outcome)
+    )
     predicted = _predicted(*(predictions(journal) for journal in events))
     return Comparison(
         a,
         b,
         differences=[Difference(*parts) for parts in differences(a.configuration, b.configuration)],
-        measured=_measured(*(outcome.metrics if outcome else {} for outcome in outcomes)),
+        measured=_measured(*(outcome.metrics if outcome else {} for outcome in outcomes), alike=not apart(places)),
         evaluated=[both for name in ("dev/loss", "dev/metric") for both in _evaluated(name, [c[name] for c in curves])],
         predicted=None if isinstance(predicted, str) else predicted,
         not_predicted=predicted if isinstance(predicted, str) else "",
+        places=list(filter(None, (apart(places), unknown(places), under_load(places)))),
     )
 
 
@@ -135,11 +147,12 @@ def _side(
     )
 
 
-def _measured(one: Mapping[str, float], two: Mapping[str, float]) -> list[BothMeasured]:
-    return [
-        BothMeasured(name, a := one.get(name), b := two.get(name), None if a is None or b is None else b - a)
-        for name in dict.fromkeys((*one, *two))
-    ]
+def _measured(one: Mapping[str, float], two: Mapping[str, float], *, alike: bool) -> list[BothMeasured]:
+    def difference(name: str) -> float | None:
+        both = name in one and name in two and (alike or not name.startswith(COSTS))
+        return two[name] - one[name] if both else None
+
+    return [BothMeasured(name, one.get(name), two.get(name), difference(name)) for name in dict.fromkeys((*one, *two))]
 
 
 def _evaluated(name: str, curves: Sequence[Sequence[tuple[int, float, float]]]) -> list[BothEvaluated]:

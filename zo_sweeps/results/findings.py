@@ -9,17 +9,27 @@ from statistics import fmean
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.memory import TOTAL
+from zo_sweeps.core.place import CODE, Place, apart, distinct, under_load
 from zo_sweeps.core.trial import ENERGY
 from zo_sweeps.core.units import bytes_text, joules_text, seconds_text
 from zo_sweeps.methods.kind import Kind
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.build import Plan
+from zo_sweeps.results.tables import places_of
 from zo_sweeps.schedule.ledger import Standing
 from zo_sweeps.tables import CellState, Measure, Table, TableCell
+from zo_sweeps.tables.placed import together
 from zo_sweeps.tables.stats import CONFIDENCE, interval
 from zo_sweeps.tables.text_cells import signed, value_text
 
-ENDED = (CellState.DONE, CellState.DIVERGED, CellState.OUT_OF_MEMORY, CellState.NOT_PLANNED, CellState.NOT_COMPARABLE)
+ENDED = (
+    CellState.DONE,
+    CellState.DIVERGED,
+    CellState.OUT_OF_MEMORY,
+    CellState.NOT_PLANNED,
+    CellState.NOT_COMPARABLE,
+    CellState.PLACES_DIFFER,
+)
 FEW = 3  # columns that get a line each
 NO_BASELINE = "No row of this sweep is trained by backpropagation, so no distance to it is stated."
 BASELINE_UNFINISHED = "No row trained by backpropagation has a result yet, so no distance to it is stated."
@@ -170,9 +180,14 @@ def _best_rows(table: Table, standing: Standing) -> list[BestRow]:
     name = table.spec.measure.name or table.spec.layout.replace("_", " ") or table.spec.title
     name += f", chosen by {table.spec.rule.metric}" if _on_dev(table.spec.measure) else ""
     chosen = {key: _choose(table, key, dict(table.rows), standing) for key, _ in table.main_columns}
-    have = {key: choice for key, choice in chosen.items() if choice is not None}
+    places = {key: together(table.cells[block, key] for block, _ in table.rows) for key in chosen}
+    elsewhere = {key: why for key in chosen if (why := apart(places[key], {*table.spec.may_differ, CODE}))}
+    have = {key: choice for key, choice in chosen.items() if choice is not None and key not in elsewhere}
     ended = sum(all(table.cells[block, key].state in ENDED for key, _ in table.main_columns) for block, _ in table.rows)
     so_far = "" if ended == len(table.rows) else f"{ended} of {len(table.rows)} rows are complete"
+    so_far = "; ".join(filter(None, (so_far, under_load(place for key in have for place in places[key]))))
+    if elsewhere and not have:
+        return [BestRow(name, "", f"none, {next(iter(elsewhere.values()))}", "", "", so_far)]
     if len(chosen) > FEW and have:
         counts = Counter(choice.label for choice in have.values())
         return [BestRow(name, f"{n} of {len(chosen)} columns", row, "", "", so_far) for row, n in counts.most_common()]
@@ -329,7 +344,7 @@ def _memory(plan: Plan, standing: Standing, against: Sequence[_Pair]) -> Headlin
         both = of_tensors or (
             _both(pair, lambda it: _mean(standing, it.cell, "peak_memory_bytes")) if defined else None
         )
-        if both:
+        if both and not apart(_places(plan, standing, pair)):
             found.append(both)
             definitions.add(OF_TENSORS if of_tensors else defined)
     if not found or len(definitions) > 1:
@@ -351,16 +366,35 @@ def _forwards(plan: Plan, standing: Standing, against: Sequence[_Pair]) -> Headl
 
 
 def _seconds(plan: Plan, standing: Standing, against: Sequence[_Pair]) -> Headline | None:
-    """Return the ratio of the times of a run's steps, where both rows ran on devices of one name."""
-    alike = [pair for pair in against if _same(standing, pair, "name")]
-    found = [both for pair in alike if (both := _both(pair, lambda it: _mean(standing, it.cell, "train_seconds")))]
-    return Headline(_times(found), "time of a run's steps", _shown(found, seconds_text)) if found else None
+    return _ratio(plan, standing, against, "time of a run's steps", "train_seconds", seconds_text)
 
 
 def _energy(plan: Plan, standing: Standing, against: Sequence[_Pair]) -> Headline | None:
     alike = [pair for pair in against if _same(standing, pair, "energy_definition")]
-    found = [both for pair in alike if (both := _both(pair, lambda it: _mean(standing, it.cell, f"{ENERGY}joules")))]
-    return Headline(_times(found), "energy of a run's steps", _shown(found, joules_text)) if found else None
+    return _ratio(plan, standing, alike, "energy of a run's steps", f"{ENERGY}joules", joules_text)
+
+
+def _ratio(
+    plan: Plan, standing: Standing, against: Sequence[_Pair], label: str, metric: str, text: Callable[[float], str]
+) -> Headline | None:
+    """Return the ratio of a cost over the pairs that each ran in one place; if none did, the places without a value."""
+    measured = [(pair, both) for pair in against if (both := _both(pair, lambda it: _mean(standing, it.cell, metric)))]
+    places = [_places(plan, standing, pair) for pair, _ in measured]
+    found = [both for (_, both), where in zip(measured, places, strict=True) if not apart(where)]
+    if not measured:
+        return None
+    if not found:
+        return Headline("–", label, apart(places[0]))
+    load = under_load(place for where in places for place in where)
+    return Headline(_times(found), label, "; ".join(filter(None, (_shown(found, text), load))))
+
+
+def _places(plan: Plan, standing: Standing, pair: _Pair) -> tuple[Place, ...]:
+    """Return where the runs of a pair were measured."""
+    assert pair.theirs is not None
+    ids = (*pair.ours.cell.trial_ids, *pair.theirs.cell.trial_ids)
+    ran = [i for i in ids if i in standing.outcomes]
+    return distinct(place for i in ran for place in places_of(plan.every[i], standing.outcomes[i]))
 
 
 def _times(found: Sequence[Both]) -> str:

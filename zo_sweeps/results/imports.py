@@ -23,6 +23,7 @@ from zo_sweeps.results import tables as readout
 from zo_sweeps.results.verify import differences
 from zo_sweeps.tables import Table
 from zo_sweeps.tables.cells import CellState, TableCell
+from zo_sweeps.tables.placed import place_flags
 
 FOLDER, ABOUT = "imported", "archive.json"
 NOT_OURS = "imported: the results of {}, as the archive has them; `verify` computes them again"
@@ -124,4 +125,11 @@ def appended(table: Table, theirs: Table, key: str, name: str, note: str) -> Tab
         for column, _ in table.columns:
             cell = theirs.cells.get((block, column), TableCell(CellState.NOT_PLANNED))
             cells[row, column] = replace(cell, marks=numbers([theirs.footnotes[mark] for mark in cell.marks]))
+    for flag in place_flags([row for row, _ in rows], cells, table.spec.may_differ):
+        for row in flag.rows:
+            if not flag.columns:
+                row_marks[row] = tuple(sorted({*row_marks[row], *numbers([flag.note])}))
+            for column in flag.columns:
+                cell = cells[row, column]
+                cells[row, column] = replace(cell, marks=tuple(sorted({*cell.marks, *numbers([flag.note])})))
     return replace(table, rows=tuple(rows), cells=cells, row_marks=row_marks, footnotes=tuple(footnotes))

@@ -36,7 +36,8 @@ def rows_data(plan: Plan, tables: Sequence[Table], state_dir: Path) -> list[dict
         for table in tables:
             for key, label in table.spec.columns if block in dict(table.rows) else ():
                 cell, measure = table.cells[block, key], table.spec.of(key)
-                where = (f"{measure.metric}-{measure.minus}-{measure.ratio} {measure.unit}", label)
+                place = "".join(one.text() for one in cell.places)  # costs of different places are not compared
+                where = (f"{measure.metric}-{measure.minus}-{measure.ratio} {measure.unit} {place}".rstrip(), label)
                 if cell.mean is None or not cell.values or where in cells:
                     continue
                 cells[where] = {

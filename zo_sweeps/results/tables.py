@@ -10,6 +10,7 @@ from itertools import product
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.config.schema import GridTable
 from zo_sweeps.core.errors import UserError, unknown
+from zo_sweeps.core.place import Place, places
 from zo_sweeps.core.remarks import OTHER_CODE
 from zo_sweeps.core.trial import ENERGY, SECONDS_TO_TARGET, TO_TARGET, Outcome, Trial, TrialState
 from zo_sweeps.methods.code import code_of
@@ -53,6 +54,7 @@ def records(plan: Plan, standing: Standing) -> list[Record]:
             note=note,
             order=order,
             unmeasured=outcome.unmeasured if outcome else {},
+            places=places_of(trial, outcome) if outcome else (),
         )
     return list(by_cell.values())
 
@@ -62,6 +64,12 @@ def other_code(trial: Trial, outcome: Outcome | None) -> bool:
     if outcome is None or not outcome.code:
         return False
     return not isinstance(trial.config, TrialConfig) or outcome.code != code_of(trial.config)
+
+
+def places_of(trial: Trial, outcome: Outcome) -> tuple[Place, ...]:
+    """Return where the attempts at a trial ran, and whether today's code measured there."""
+    code = "" if not outcome.code else "other code" if other_code(trial, outcome) else "today's code"
+    return places(outcome.device, code)
 
 
 def _metrics(trial: Trial, outcome: Outcome) -> Mapping[str, float]:
@@ -197,6 +205,7 @@ def _spec(plan: Plan, composer: Composer, name: str, definitions: Mapping[str, S
         largest=layout.largest,
         over=layout.over,
         beyond=layout.beyond,
+        may_differ=tuple(layout.may_differ),
         setting_of={block: blocks[block].setting_of for block in rows if blocks[block].setting_of},
         caveats=(*plan.caveats, *([NO_NUMBER] if layout.published and changed & shown else [])),
     )

@@ -55,10 +55,14 @@ class FromLog(Runner):
         name = self.config.device.name if self._away is None else self._away.profile
         memory = "peak resident memory of the light client's process"
         facts = {"kind": "executorch", "profile": name, "name": "light client", "runtime": "light client"}
+        facts |= {"form": self.config.device.form, "delegate": self.config.device.delegate}
         return {**facts, "memory_definition": memory, "versions": {}}
 
     def energy_meter(self) -> EnergyMeter:
         return EnergyMeter(None, reason="the light client, which runs the steps, reads no energy")
+
+    def load(self) -> None:
+        """Return None: the load of the client's machine is not read."""
 
     def run(self) -> None:
         bench, recorder, splits = self.bench, self.recorder, self.bench.splits

@@ -38,6 +38,11 @@ class InProgram(ZerothOrderRunner):
 
     _session: Session
 
+    def device(self) -> dict[str, Any]:
+        host, device = super().device(), self.config.device
+        versions = {**host["versions"], "executorch": version("executorch")}
+        return {**host, "form": device.form, "delegate": device.delegate, "versions": versions}
+
     def _gather(self, space: InstalledSpace) -> Peers:
         bench, measured = self.bench, self.recorder.measured
         program, file = program_of(bench, space)

@@ -10,8 +10,9 @@ from typing import Any
 
 from zo_sweeps.core.bits import packed
 from zo_sweeps.core.remarks import remark
-from zo_sweeps.core.trial import ENERGY, SECONDS_TO_TARGET, Event, Outcome, Sink, Trial, TrialState
+from zo_sweeps.core.trial import COSTS, ENERGY, Event, Outcome, Sink, Trial, TrialState
 from zo_sweeps.devices.energy import EnergyMeter
+from zo_sweeps.devices.load import Load
 from zo_sweeps.engine.loss_noise import noise_to_signal
 from zo_sweeps.engine.train import Evaluated, Scores, StepDone
 from zo_sweeps.record.journal import evals, scalars
@@ -19,18 +20,17 @@ from zo_sweeps.record.spent import spent
 
 FLUSH_SECONDS = 0.5  # steps are reported in groups; a killed process loses its last group, which is recomputed
 NOT_ITS_OWN = "it shared forwards with other trials in one process (executor.fuse=auto)"
-COSTS = (  # how the metrics begin that are not those of a single trial then
-    "seconds_per_step",
-    "mean_seconds_per_step",
-    "train_seconds",
-    "wall_seconds",
-    "load_seconds",
-    "tokens_per_second",
-    "peak_memory_bytes",
-    "memory/",
-    "energy/",
-    "device/",
-    SECONDS_TO_TARGET,
+PLACE = (  # the facts of a device that `core.place` reads
+    "kind",
+    "name",
+    "cores",
+    "runtime",
+    "form",
+    "delegate",
+    "threads",
+    "processes",
+    "versions",
+    "load",
 )
 NOISE_STEPS = 8  # measured steps from which rounding noise is judged: the ratio of fewer is mostly chance
 FINAL_STEPS = 100  # whose mean loss is `final_train_loss`: the loss of one batch is noisy
@@ -63,6 +63,7 @@ class Recorder:
         selection: the dev value that selects the step, and -1 if higher is better, otherwise 1.
         device: description of this machine, for the outcome.
         energy: the meter of the device that runs the steps.
+        load: the meter of other work on it; None: it is not this machine, or the trial has other processes.
         codes: digests of the code that has run the attempts whose steps count, in order.
     """
 
@@ -89,6 +90,8 @@ class Recorder:
         self.fused = max((int(event.get("fused", 0)) for event in journal if event["type"] == "start"), default=0)
         self.device: Mapping[str, Any] = {}
         self.energy = EnergyMeter(None, reason="the steps did not run")
+        self.load: Load | None = None
+        self._earlier = _earlier(journal)
         self.selected = 0
         self.selection = ("loss", 1)
         self.codes = [str(event["code"]) for event in journal if event["type"] == "start" and "code" in event]
@@ -260,22 +263,44 @@ class Recorder:
             metrics=metrics,
             selected_step=self.selected,
             steps_done=done,
-            device=self._device(),
+            device=self.described(),
             error=error,
             traceback=trace,
             code="+".join(dict.fromkeys(self.codes)),
             unmeasured={**no_energy, **unmeasured},
         )
 
-    def _device(self) -> Mapping[str, Any]:
-        """Return the description of this machine, with each definition of energy of an attempt."""
+    def described(self) -> Mapping[str, Any]:
+        """Return the description of this machine and its load, with what earlier attempts ran on.
+
+        Definitions of energy that differ between attempts are joined.
+        """
         defined = dict.fromkeys([*self._defined, self.device.get("energy_definition")])
         both = "; then ".join(filter(None, defined))
-        return {**self.device, "energy_definition": both} if both else self.device
+        further = {"energy_definition": both, "load": self.load and self.load.read(), "earlier": self._earlier}
+        return {**self.device, **{name: value for name, value in further.items() if value}}
 
     def _no_energy(self) -> str:
         """Return the reason why the steps' energy is not known."""
         return self.energy.reason or "an earlier attempt did not measure it"
+
+
+def _earlier(journal: Sequence[Event]) -> list[dict[str, Any]]:
+    """Return the places of the attempts in a journal that ran steps, in order."""
+    places: list[dict[str, Any]] = []
+    place: dict[str, Any] | None = None
+    for event in journal:
+        if event["type"] == "start":
+            place = _place(event.get("device", {}))
+        elif event["type"] == "steps" and place is not None and not any(place is one for one in places):
+            places.append(place)
+        elif event["type"] == "end" and place is not None:
+            place |= _place(event["outcome"].get("device", {}))  # with its load
+    return places
+
+
+def _place(device: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: device[name] for name in PLACE if name in device}
 
 
 def _without_log(event: Event) -> Event:

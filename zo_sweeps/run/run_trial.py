@@ -102,7 +102,7 @@ def _execute(
         from zo_sweeps.run.from_log import FromLog
 
         runner = FromLog(bench, meter, should_stop, away=away)
-    recorder.energy = runner.energy_meter()
+    recorder.energy, recorder.load = runner.energy_meter(), runner.load()
     recorder.device = {**runner.device(), **recorder.energy.definitions}
     code = code_of(config)
     recorder.codes = [*(recorder.codes if config.method.kind.resumes else ()), code]
@@ -112,7 +112,7 @@ def _execute(
     recorder.emit(
         "start",
         attempt=attempt,
-        device=recorder.device,
+        device={**recorder.device, **({} if recorder.load is None else {"load": recorder.load.read()})},
         versions=provenance.collect(),
         resumed_from=recorder.reported if config.method.kind.resumes else 0,
         code=code,

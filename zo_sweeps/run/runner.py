@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 
+from zo_sweeps.core.host import processor
 from zo_sweeps.core.memory import SCORING, TOTAL, Part
 from zo_sweeps.core.trial import Sharing
 from zo_sweeps.devices.energy import EnergyMeter
+from zo_sweeps.devices.load import Load
 from zo_sweeps.devices.memory import MemoryMeter, is_out_of_memory
 from zo_sweeps.devices.probe import probe
 from zo_sweeps.engine.train import Evaluated, StepDone
@@ -48,8 +50,20 @@ class Runner:
 
     def device(self) -> dict[str, Any]:
         """Describe the device that runs the steps; see `devices.probe.probe`."""
-        runtime, threads = self.config.device.runtime, torch.get_num_threads()
-        return {**probe(), "runtime": runtime, "memory_definition": self.meter.definition, "threads": threads}
+        host, followers = probe(), len(self.sharing.peers) if self.sharing else 0
+        on_cpu = {"kind": "cpu", "profile": "cpu", "name": host["name"] if host["unified"] else processor()}
+        return {
+            **host,
+            **(on_cpu if self.bench.device.type == "cpu" else {}),
+            "runtime": self.config.device.runtime,
+            "memory_definition": self.meter.definition,
+            "threads": torch.get_num_threads(),
+            "processes": 1 + followers,
+        }
+
+    def load(self) -> Load | None:
+        """Return the meter of other work on this machine; None where the trial itself has other processes."""
+        return Load() if self.bench.gathering is None and self.sharing is None else None
 
     def energy_meter(self) -> EnergyMeter:
         """Return the meter of the steps' joules, and of the condition of the device that runs them."""

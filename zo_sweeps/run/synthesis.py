@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.methods.kinds.synthesis import Synthesis
@@ -18,6 +19,9 @@ class SynthesisRunner(Runner):
 
     Raises UserError if the tools here are of other versions than those that the trial was planned with.
     """
+
+    def device(self) -> dict[str, Any]:
+        return {**super().device(), "runtime": "circuits", "versions": self.config.method.kind.installed_tools()}
 
     def run(self) -> None:
         kind, recorder = self.config.method.kind, self.recorder

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.place import BUSY
 from zo_sweeps.core.trial import Needs
 from zo_sweeps.core.units import bytes_text
 from zo_sweeps.plan.build import Plan
@@ -14,8 +15,6 @@ from zo_sweeps.schedule.ledger import read_standing
 from zo_sweeps.schedule.memory import Measured
 from zo_sweeps.schedule.placement import Node, other_device, refusal, takes_main_memory
 from zo_sweeps.schedule.sharing import Workers
-
-BUSY = 0.5  # share of the cores that other work takes, from which measured times are no longer the trials' own
 
 
 def for_this_host(plan: Plan) -> Plan:

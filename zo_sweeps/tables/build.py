@@ -10,9 +10,11 @@ from itertools import chain
 from statistics import fmean, stdev
 
 from zo_sweeps.core.errors import UserError, unknown
+from zo_sweeps.core.place import apart
 from zo_sweeps.core.remarks import remarks
 from zo_sweeps.core.trial import TrialState
 from zo_sweeps.tables.cells import CellState, Extent, Table, TableCell
+from zo_sweeps.tables.placed import place_flags, places_of, together
 from zo_sweeps.tables.published import Published
 from zo_sweeps.tables.ranks import mean_ranks
 from zo_sweeps.tables.records import (
@@ -184,7 +186,10 @@ def _ratio(
         finished=finished,
         planned=planned,
         trial_ids=tuple(dict.fromkeys(trial_id for cell in cells for trial_id in cell.trial_ids)),
+        places=together(cells),
     )
+    if why := apart(ratio.places, spec.may_differ):
+        return replace(ratio, state=CellState.PLACES_DIFFER, mean=None, difference=None), [why]
     if below <= 0:
         return replace(ratio, state=CellState.UNMEASURED), [NOT_ABOVE]
     return ratio, list(dict.fromkeys(note for _, notes in drafts for note in notes))
@@ -221,6 +226,7 @@ def _largest(drafts: list[tuple[TableCell, list[str]]], published: float | None)
     cell = TableCell(
         state, mean=max(means), published=published, difference=difference, finished=finished, planned=planned
     )
+    cell = replace(cell, places=together(cells))
     return cell, [BEST_SO_FAR] if state is CellState.PARTIAL else []
 
 
@@ -263,6 +269,7 @@ def _cell(
             for seed in (record.seed, *record.also)
         },
         trial_ids=tuple(record.trial_id for record in selected.records),
+        places=places_of(selected.records, measure),
     )
     notes = [*([] if is_complete else [BEST_SO_FAR if whole else SEEDS_SO_FAR]), *([AT_EDGE] if at_edge else [])]
     notes += _stopped(records)
@@ -355,6 +362,7 @@ def _average(spec: TableSpec, drafts: list[tuple[TableCell, list[str]]]) -> tupl
         difference=None if mean is None or published is None else mean - published,
         finished=finished,
         planned=planned,
+        places=together(cells),
     )
     return cell, [BEST_SO_FAR] if state is CellState.PARTIAL else []
 
@@ -403,7 +411,10 @@ def _with_footnotes(
     beside = [differing[place] for place, (cell, _) in drafts.items() if cell.published is not None]
     in_cells = {flag for flag in chain(*beside) if flag.about in IN_CELL}
     flags = [flag for flag in spec.flags if flag not in in_cells]
-    flags += [*_published_flags(spec, published, columns), *of_rows]
+    placed = place_flags(
+        [block for block, _ in spec.rows], {at: cell for at, (cell, _) in drafts.items()}, spec.may_differ
+    )
+    flags += [*_published_flags(spec, published, columns), *of_rows, *placed]
     footnotes: list[str] = []
 
     def number(notes: Iterable[str]) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from zo_sweeps.core.place import Place
 from zo_sweeps.tables.published import Published
 from zo_sweeps.tables.records import Flag, TableSpec
 
@@ -24,6 +25,7 @@ class CellState(str, Enum):
     FAILED = "FAILED"
     NOT_COMPARABLE = "NOT_COMPARABLE"  # finished; only the paper has such a number
     UNMEASURED = "UNMEASURED"  # finished, but without the metric
+    PLACES_DIFFER = "PLACES_DIFFER"  # finished; the two sides of the ratio were measured in different places
     NOT_REACHED = "NOT_REACHED"  # finished, but short of the table's target in some seed
 
 
@@ -63,6 +65,7 @@ class TableCell:
         finished, planned: trials with a result, and all trials of the search.
         marks: indices into `Table.footnotes`.
         edges: axis -> "smallest" or "largest", if the selected value is at that end of its searched range.
+        places: of a cost: where the runs behind its value were measured.
         trial_ids: of the averaged runs; of all trials of the cell if it has no value.
         differs: what differs from the paper, of a cell of the grid as written.
         extent: None where it is not known, and of a mean or a rank over columns.
@@ -86,6 +89,7 @@ class TableCell:
     trial_ids: tuple[str, ...] = ()
     differs: tuple[Flag, ...] = ()
     extent: Extent | None = None
+    places: tuple[Place, ...] = ()
 
     @property
     def population_std(self) -> float | None:

@@ -37,6 +37,7 @@ HEADER = (
     "published_std_kind",
     "differs",
     *EXTENT,
+    "places",
 )
 NUMBERS = ("mean", "std", "n", "published", "difference", "finished", "planned", "std_population", "published_std")
 FORMULA = ("=", "+", "-", "@", "\t", "\n", "\r")
@@ -78,6 +79,7 @@ def to_csv(*tables: Table) -> str:
                     "column_key": key,
                     "notes": "; ".join([*notes, *table.spec.caveats]),
                     "differs": "; ".join(differs),
+                    "places": "; ".join(place.described for place in cell.places),
                 }
                 write({**line, **_values(cell, measure, table), **_extent(cell)})
                 if measure.beside and cell.digits is None:

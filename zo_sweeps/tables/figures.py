@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, stdev
 from typing import Any
 
 from zo_sweeps.core.errors import UserError, unknown
+from zo_sweeps.core.place import apart
 from zo_sweeps.core.remarks import remarks
+from zo_sweeps.tables.placed import place_notes, places_of
 from zo_sweeps.tables.records import Measure, Record, Rule, check_over, described
 from zo_sweeps.tables.select import select, settings
 
@@ -23,6 +25,7 @@ CURVES: Mapping[str, tuple[str, float]] = {  # y of a curve -> its label, and on
 }
 GRADIENTS = "gradients/"  # prefix of a curve <mask>/<density>: the mask's share of the squared gradient
 CURVE_X = {"step": "Training steps", "seconds": "Time in training steps (s), without evaluation"}
+CURVE_COST = {"seconds": "train_seconds"}  # x of a curve -> the metric that it shows of a run's cost
 WINDOWS = 40  # points per curve of training losses: each is the mean over a window of steps
 TOLD_APART = 8  # colours per panel: more are split into panels
 PUBLISHED_KEYS = ("series", "panel", "x", "y")
@@ -163,18 +166,24 @@ def points(spec: FigureSpec, records: Iterable[Record], lookup: Lookup) -> Figur
     place = {x: float(x) if numeric else float(i) for i, x in enumerate(xs)}
     panels, empty = [], []
     behind: Behind = defaultdict(list)
+    refused: dict[str, list[str]] = defaultdict(list)
     for key, title in _panels(spec, mine, lookup):
         here = [record for record in mine if not spec.panels or _value(record, spec.panels, lookup) == key]
         drawn = []
         for block, label in spec.series:
             series, shown = _points(spec, [record for record in here if record.block == block], lookup, place)
-            behind[label] += shown
+            behind[label] += [record for records in shown.values() for record in records]
             if block in spec.over:
                 of_other = [record for record in here if record.block == spec.over[block]]
-                series = _divided(_points(spec, of_other, lookup, place)[0], series)
+                above, others = _points(spec, of_other, lookup, place)
+                behind[label] += [record for records in others.values() for record in records]
+                why = {x: apart(places_of((*shown[x], *others.get(x, ())), spec.measure)) for x in shown}
+                series = _divided(above, series, {x for x in shown if not why[x]})
+                for line in filter(None, why.values()):
+                    refused[line].append(label)
             if series.x:
                 drawn.append(Series(label, order[block], series.x, series.y, series.std, series.n))
-            else:
+            elif not any(label in labels for labels in refused.values()):
                 empty.append(f"{label} ({title})" if title else label)
         if title and not drawn:
             empty = [*(name for name in empty if not name.endswith(f"({title})")), title]
@@ -191,13 +200,9 @@ def points(spec: FigureSpec, records: Iterable[Record], lookup: Lookup) -> Figur
         split,
         () if numeric else tuple(labels.get(x, str(x)) if spec.x == COLUMN else str(x) for x in xs),
         numeric and len(positive) == len(xs) > 2 and max(positive) >= 8 * min(positive),
-        _notes(
-            spec,
-            panels,
-            empty,
-            "bars" if spec.kind == "bar" else "error bars",
-            behind,
-            measure,
+        (
+            *(f"{', '.join(dict.fromkeys(labels))}: no ratio, {why}." for why, labels in refused.items()),
+            *_notes(spec, panels, empty, "bars" if spec.kind == "bar" else "error bars", behind, measure),
         ),
         same_scale,
     )
@@ -358,11 +363,11 @@ def _panels(spec: FigureSpec, records: list[Record], lookup: Lookup) -> list[tup
 
 def _points(
     spec: FigureSpec, records: list[Record], lookup: Lookup, place: Mapping[Any, float]
-) -> tuple[Series, list[Record]]:
-    """Return the series of these records, and those whose values are in it."""
+) -> tuple[Series, dict[float, tuple[Record, ...]]]:
+    """Return the series of these records, and those whose mean each of its points is, by x."""
     assert spec.measure is not None
     x, y, std, n = [], [], [], 0
-    shown: list[Record] = []
+    shown: dict[float, tuple[Record, ...]] = {}
     for value, at in place.items():
         selected = select(settings([r for r in records if _value(r, spec.x, lookup) == value]), spec.rule)
         chosen = selected.records if selected else ()
@@ -372,14 +377,14 @@ def _points(
             y.append(fmean(values))
             std.append(stdev(values) if len(values) > 1 else None)
             n = max(n, len(values))
-            shown += chosen
+            shown[at] = tuple(chosen)
     return Series("", 0, tuple(x), tuple(y), tuple(std), n), shown
 
 
-def _divided(above: Series, below: Series) -> Series:
-    """Return the ratio of two series where both have a point."""
+def _divided(above: Series, below: Series, alike: Collection[float]) -> Series:
+    """Return the ratio of two series where both have a point, at those x whose places are `alike`."""
     tops = dict(zip(above.x, above.y, strict=True))
-    ratios = {x: tops[x] / y for x, y in zip(below.x, below.y, strict=True) if x in tops and y > 0}
+    ratios = {x: tops[x] / y for x, y in zip(below.x, below.y, strict=True) if x in tops and x in alike and y > 0}
     return Series("", 0, tuple(ratios), tuple(ratios.values()), (None,) * len(ratios))
 
 
@@ -445,6 +450,9 @@ def _notes(
             metrics, measure.metric if measure else "", of_cost=bool(measure and not measure.of_scores)
         ):
             named[line].append(label)
+    cost = measure or Measure(CURVE_COST.get(spec.x, ""), "")
+    for line, labels in place_notes({label: places_of(records, cost) for label, records in behind.items()}).items():
+        named[line] += labels
     lines += [f"{', '.join(labels)}: {line}." for line, labels in named.items()]
     return (*lines, *spec.footnotes)
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from zo_sweeps.core.errors import UserError, unknown
-from zo_sweeps.core.trial import TrialState
+from zo_sweeps.core.place import FACTS, Place
+from zo_sweeps.core.trial import COSTS, SPEEDS, TrialState
 
 NOT_RUN = "NOT_RUN"  # planned, never started
 MISSING = "MISSING"  # cannot run here: its data or model is missing; `Record.note` names it
@@ -33,6 +34,7 @@ class Record:
         order: position in the grid; in the selection, ties go to the first.
         also: further seeds that this same trial serves because nothing in it is random (zero-shot).
         unmeasured: how the names of metrics begin that could not be measured -> the reason.
+        places: where its attempts ran; (): not known.
     """
 
     trial_id: str
@@ -46,6 +48,7 @@ class Record:
     order: int = 0
     also: tuple[int, ...] = ()
     unmeasured: Mapping[str, str] = field(default_factory=dict)
+    places: tuple[Place, ...] = ()
 
     def __post_init__(self) -> None:
         if self.state not in STATES:
@@ -101,6 +104,16 @@ class Measure:
     def of_scores(self) -> bool:
         """Whether it shows what the trial learned, and not its time, memory or operations."""
         return self.metric.startswith(LEARNED)
+
+    @property
+    def of_place(self) -> bool:
+        """Whether it is a time, a memory or an energy, which depends on where it was measured."""
+        return self.metric.startswith(COSTS)
+
+    @property
+    def of_load(self) -> bool:
+        """Whether other work of the machine changes it: a time or an energy."""
+        return self.metric.startswith(SPEEDS)
 
     def value(self, metrics: Mapping[str, float]) -> float:
         """Return (metrics[metric] - metrics[minus]) / unit_size; NaN if one of the two is missing."""
@@ -212,6 +225,7 @@ class TableSpec:
         largest: whether to add a column with the largest value of the row.
         over: of a measure that is a ratio: row -> the block whose value is divided by the row's; it need be no row.
         setting_of: row -> the block whose selected setting it shows, instead of the best of its own.
+        may_differ: the facts of `core.place` in which its places differ by design: neither refused nor marked.
         beyond: of a ratio: a block whose value is subtracted from both; "" for none.
         shares: the columns that show the share of right test rows, for which a guess has a score too.
     """
@@ -239,6 +253,7 @@ class TableSpec:
     largest: bool = False
     over: Mapping[str, str] = field(default_factory=dict)
     beyond: str = ""
+    may_differ: tuple[str, ...] = ()
     setting_of: Mapping[str, str] = field(default_factory=dict)
     layout: str = ""
     shares: frozenset[str] = frozenset()
@@ -259,6 +274,9 @@ class TableSpec:
                 raise UserError(f"no {kind}s", where=f"table {self.name!r}")
             if len(set(keys)) < len(keys):
                 raise UserError(f"a {kind} stands twice: {', '.join(keys)}", where=f"table {self.name!r}")
+        for fact in self.may_differ:
+            if fact not in FACTS:
+                raise unknown("fact of a place", fact, FACTS, where=f"table {self.name!r}")
         rows, columns = [key for key, _ in self.rows], [key for key, _ in self.columns]
         check_over(self.measure, self.over, rows, where=f"table {self.name!r}")
         for block in (*self.published_rows, *(row for flag in self.flags for row in flag.rows)):

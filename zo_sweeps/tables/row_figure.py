@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from zo_sweeps.tables.cells import Table, TableCell
 from zo_sweeps.tables.figures import Figure, Panel, Series, axis_label
+from zo_sweeps.tables.placed import place_notes, together
 from zo_sweeps.tables.records import described
 
 MEAN, SEEDS, PUBLISHED = "mean ± standard deviation", "each seed", "published"
@@ -32,6 +33,9 @@ def row_figure(table: Table, name: str) -> Figure:
         label for block, label in table.rows if any(table.cells[block, key].mean is None for key, _ in columns)
     ]
     notes = [f"Without a value: {', '.join(unfinished)}."] if unfinished else []
+    placed = {label: together(table.cells[block, key] for key, _ in columns) for block, label in table.rows}
+    noted = place_notes(placed, spec.may_differ) if any(placed.values()) else {}
+    notes += [f"{', '.join(rows)}: {note}." for note, rows in noted.items()]
     measures = {key: measure for key, measure in spec.measures.items() if key in dict(columns)}
     unit = described(spec.measure, measures, columns, spec.measure.name)
     x = axis_label(spec.measure, unit, spec.layout or spec.measure.metric)

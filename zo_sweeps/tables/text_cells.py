@@ -20,6 +20,7 @@ EMPTY = {
     CellState.UNMEASURED: "not measured",
     CellState.NOT_COMPARABLE: "not comparable",
     CellState.NOT_REACHED: "not reached",
+    CellState.PLACES_DIFFER: "places differ",
 }
 LEGEND = {
     CellState.NOT_RUN: "–: not run",
@@ -28,6 +29,7 @@ LEGEND = {
     CellState.DIVERGED: "diverged: the loss of every setting became non-finite",
     CellState.OUT_OF_MEMORY: "OOM: every setting ran out of memory",
     CellState.NOT_REACHED: "not reached: a seed of the selected setting did not reach the target on dev",
+    CellState.PLACES_DIFFER: "places differ: no ratio, as its two sides were measured in different places",
     CellState.FAILED: "failed: every trial ended in an error or was lost",
 }
 SELECTED = "Selected hyper-parameters"

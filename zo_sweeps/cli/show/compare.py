@@ -37,6 +37,8 @@ def show_comparison(both: Comparison, to: Console, *, config: bool) -> None:
         ],
         "nothing yet",
     )
+    for line in both.places:
+        say(to, line)
     for name in dict.fromkeys(one.name for one in both.evaluated):
         steps = [one for one in both.evaluated if one.name == name]
         rows = [(f"step {one.step}", _plain(one.a), _plain(one.b), _plain_change(one.a, one.b)) for one in steps]
