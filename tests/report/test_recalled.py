@@ -117,6 +117,28 @@ def test_a_line_more_in_the_data_keeps_the_results_and_is_one_line(
     assert notes == [f"# note: the data of sst2 has changed since: {file}"]
 
 
+def test_of_a_model_that_moved_it_is_said_where_it_was_and_its_new_place_shows_the_results(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here, given = folder / "here", ["+grid=tiny", f"state_dir={folder / 'state'}"]
+    before, notes = said(capsys, "table", *given)
+    assert notes == []
+    (here / "model").rename(here / "elsewhere")
+    after, (note,) = said(capsys, "table", *given)
+    assert after == before
+    where = f"it was in {here / 'model'}; name its new place, model.path=FOLDER"
+    assert note == f"# note: the model local is not here: {where}"
+    words = ["model=local", "task=sst2", f"data.dir={here / 'data'}", "perturbation=mine"]
+    conf = ["--config-dir", str(here / "conf")]
+    _, (first, *others) = said(capsys, "table", *given, *words, f"model.path={here / 'model'}", "train.batch=4", *conf)
+    assert "the last sweep of the grid there: python -m zo_sweeps table +grid=tiny" in first
+    assert f"# note: the model local is not here: {where}" in others
+    assert not any("today's plan of this command" in line for line in others), "it is another command"
+    moved, notes = said(capsys, "table", *given, *words, f"model.path={here / 'elsewhere'}", *conf)
+    assert notes == []
+    assert moved.splitlines()[:4] == before.splitlines()[:4]
+
+
 def test_the_command_that_was_run_is_recalled_when_it_is_typed_again_in_any_order(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -135,7 +157,8 @@ def test_the_command_that_was_run_is_recalled_when_it_is_typed_again_in_any_orde
     assert "succeeded" in out
     shutil.rmtree(here / "data")
     _, (_, note) = said(capsys, "status", *given)
-    assert note == "# note: the data of sst2 is not here"
+    place = here / "data" / "sst2"
+    assert note == f"# note: the data of sst2 is not here: it was in {place}; name its new place, data.dir=FOLDER"
     out, notes = said(capsys, "status", *given, "train.batch=4")
     assert "succeeded" not in out, "another command"
     assert "none of these trials has run" in notes[0]

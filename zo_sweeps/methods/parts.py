@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -197,8 +198,10 @@ class Train(Checked):
 
     @property
     def rungs(self) -> tuple[int, ...]:
-        """The steps of the rungs."""
-        return tuple(round(share * self.steps) for share in self.halving)
+        """The steps of the rungs: the first evaluation on dev at or after each share of the steps, before the last."""
+        every = self.eval_every
+        wanted = {every * math.ceil(share * self.steps / every - 1e-9) for share in self.halving}
+        return tuple(sorted(step for step in wanted if 0 < step < self.steps))
 
 
 @dataclass(frozen=True)

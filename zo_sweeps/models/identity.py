@@ -156,7 +156,7 @@ def _hub_status(model: Model) -> ModelStatus:
     why = (
         f"{repo} is not in the Hugging Face cache, and {trouble}; either run `hf download {repo}{at}` where "
         f"there is a network and share HF_HOME, or name a folder that holds it: model={model.name} "
-        "model.path=/FOLDER (or any model's: model=local model.path=FOLDER), or, for time and memory only, "
+        "model.path=/FOLDER, or, for time and memory only, "
         "use random weights of the same shape (model=random_llama model.arch.…)"
     )
     return ModelStatus(False, why, identity, parameters, arch)

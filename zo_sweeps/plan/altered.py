@@ -9,7 +9,7 @@ from typing import Any
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.fingerprint import fingerprint
 from zo_sweeps.methods.definition import write
-from zo_sweeps.methods.parts import Device, Model, ModelSource
+from zo_sweeps.methods.parts import Device, Model, ModelSource, Train
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.plan.expand import expand
@@ -67,7 +67,10 @@ def _computed_by(device: Device) -> str:
 
 
 def _comparable(config: TrialConfig) -> str:
-    """Return the fingerprint of a configuration without its seed, its machine and the contents of its files."""
+    """Return the fingerprint of a configuration without its seed, its machine, its rungs and the contents of its files.
+
+    What successive halving stopped is in a footnote of the cell; the trial that it selected ran in full.
+    """
     bare = replace(
         config,
         seed=0,
@@ -76,6 +79,7 @@ def _comparable(config: TrialConfig) -> str:
         task=replace(config.task, fingerprint=""),
         split=replace(config.split, seed=0 if config.split.seed == config.seed else config.split.seed),
         data=replace(config.data, text_fingerprint=""),
+        train=replace(config.train, halving=(), halving_keep=Train.halving_keep, halving_among=""),
     )
     model: Mapping[str, Any] = write(config.model)
     shape = {key: model[key] for key in ("source", "path", "revision", "arch", "seed")}

@@ -27,7 +27,7 @@ from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.availability import Availability, Places
 from zo_sweeps.plan.compatible import incompatible
 from zo_sweeps.plan.expand import Setting, expand, flatten
-from zo_sweeps.plan.halving import among
+from zo_sweeps.plan.halving import among, moved
 from zo_sweeps.plan.overrides import Overrides
 from zo_sweeps.plan.resolve import Options, Parts, difference, fastest_on, resolve
 from zo_sweeps.plan.visible_rows import shown
@@ -369,6 +369,7 @@ def _caveats(
     if "model" in choices:
         display = composer.trial["model"]["display"]
         found.append(f"run on {' and '.join(values.get('model.path') or choices['model'])} ({display})")
+    found += filter(None, [moved(configs)])
     claimed = {
         config.model.display or config.model.name: config.model.path for config in configs if config.model.is_claimed
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from zo_sweeps.config.schema import SelectConfig
@@ -33,7 +33,17 @@ def among(drafts: Sequence[tuple[Availability, Setting]], rule: SelectConfig) ->
 
 def has_rungs(config: TrialConfig) -> bool:
     """Return whether the trial is compared with others at rungs: its kind can pause, and resume from the log."""
-    return bool(config.train.halving) and config.method.kind.resumes
+    return bool(config.train.rungs) and config.method.kind.resumes
+
+
+def moved(configs: Iterable[TrialConfig]) -> str:
+    """Return the line on trials whose rungs are not at their share of the steps; "" without any."""
+    places: dict[str, None] = {}
+    for config in configs:
+        train = config.train
+        if has_rungs(config) and [share * train.steps for share in train.halving] != [*train.rungs]:
+            places[f"step {' and '.join(map(str, train.rungs))} of {train.steps}"] = None
+    return f"train.halving compares where dev is evaluated next: {'; '.join(places)}" if places else ""
 
 
 def _column(needs: Availability, setting: Setting) -> str:

@@ -151,16 +151,25 @@ def changes(then: Plan, launched: Sources, now: Plan) -> list[str]:
     """
     if {*then.every} == {*now.every}:
         return []
+    other = "today's plan of this command has other trials: its grid, a task or a member has changed since"
+    return moved(launched, now) or [other]
+
+
+def moved(launched: Sources, now: Plan) -> list[str]:
+    """Return one line for each model and data set of `now` that is another, or absent, since it was launched."""
     today, lines = sources(now), []
     for name, files in launched.items():
         here = today.get(name)
         if here is None or here[""] == files[""]:
             continue
         if not here[""]:
-            lines.append(f"the {name} is not here")
+            folders = {str(Path(file).parent) for file in files if file}
+            key = "model.path" if name.startswith("model ") else "data.dir"
+            was = f": it was in {min(folders)}; name its new place, {key}=FOLDER" if folders else ""
+            lines.append(f"the {name} is not here{was}")
             continue
         changed = [file for file, digest in files.items() if file and here.get(file, digest) != digest]
         gone = [f"{file} is gone" for file in files if file and file not in here and not Path(file).exists()]
         what = ", ".join([*changed, *gone]) or f"{files['']} then, {here['']} now"
         lines.append(f"the {name} has changed since: {what}")
-    return lines or ["today's plan of this command has other trials: its grid, a task or a member has changed since"]
+    return lines

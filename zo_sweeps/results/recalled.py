@@ -128,7 +128,7 @@ def _not_run(plan: Plan) -> list[str]:
         return [f"none of these trials has run in {folder}, which has no record of a sweep of {plan.name}"] * bool(
             states
         )
-    lines = [f"none of these trials has run in {folder}; the last sweep of the grid there: {last}"]
+    lines = [f"none of these trials has run in {folder}; the last sweep of the grid there: {last.table}"]
     if data := stored.record(folder, last.sweep_id):
-        lines += stored.changes(stored.load(data, plan.config), data["sources"], plan)
+        lines += stored.moved(data["sources"], plan)
     return lines

@@ -24,6 +24,7 @@ from zo_sweeps.tables import Record, Table, TableSpec, build
 from zo_sweeps.tables.published import load
 from zo_sweeps.tables.records import MISSING, NOT_RUN, Flag, Measure, Rule
 
+OTHER = "no published number stands here: the command line gave the table another layout, and so another measure"
 NO_NUMBER = "no published number stands beside cells whose settings are not those of the grid as written"
 
 
@@ -168,6 +169,9 @@ def _spec(plan: Plan, composer: Composer, name: str, definitions: Mapping[str, S
             raise unknown("block", block, blocks, where=f"table {name} of grid {plan.name}")
     file = f"conf/table/{layout.layout}.yaml"
     measure = Measure.from_mapping(composer.option("table", layout.layout), file)
+    relaid = layout.published and composer.command_line.sets(f"grid.tables.{name}.layout")
+    if relaid:  # the published table is of the measure that the grid's file names
+        layout = replace(layout, published=None)
     if (measure.metric in TO_TARGET) != (layout.target is not None):
         raise _wrong_target(layout, name, plan.name)
     measure, measures = column_measures(plan, layout.layout, measure)
@@ -207,7 +211,11 @@ def _spec(plan: Plan, composer: Composer, name: str, definitions: Mapping[str, S
         beyond=layout.beyond,
         may_differ=tuple(layout.may_differ),
         setting_of={block: blocks[block].setting_of for block in rows if blocks[block].setting_of},
-        caveats=(*plan.caveats, *([NO_NUMBER] if layout.published and changed & shown else [])),
+        caveats=(
+            *plan.caveats,
+            *([NO_NUMBER] if layout.published and changed & shown else []),
+            *([OTHER] if relaid else []),
+        ),
     )
 
 

@@ -32,7 +32,7 @@ def show_plan(plan: PlanFacts, to: Console, *, trials: bool) -> None:
             "/".join(map(str, row.steps)),
             count_text(row.forwarded_tokens),
             bytes_text(row.memory_bytes) if row.memory_bytes else "?",
-            duration(row.seconds),
+            duration(row.seconds) if row.here else "–",
             "/".join(row.devices),
         ]
         for row in plan.rows
@@ -127,6 +127,9 @@ def _time(plan: PlanFacts) -> Iterator[str]:
     """Yield the predicted time and energy of the trials without a result, and what the prediction rests on."""
     if plan.trouble:
         yield f"note: {plan.trouble}"
+    if not plan.runnable:
+        yield "time: no trial can run here, for the reasons above"
+        return
     if not plan.trials_left:
         yield "time: every trial that can run here has a result"
         return
