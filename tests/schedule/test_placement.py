@@ -11,6 +11,7 @@ from zo_sweeps.schedule.backend import COLD, NO_SLOT, WARM
 from zo_sweeps.schedule.placement import Node, gpus_needed, preference, reason, refusal
 from zo_sweeps.schedule.queue import ReadyQueue
 from zo_sweeps.schedule.ray_cluster import _node
+from zo_sweeps.schedule.this_host import _reasons
 
 pytestmark = pytest.mark.unit
 
@@ -32,6 +33,16 @@ NANO = Node("3", "nano", "jetson-orin-nano", 6, 1, 7 * GIB)
 )
 def test_a_device_is_found_where_it_is(device, fits):
     assert {node.name for node in (CPU, GPU, NANO) if not refusal(Needs(device), node)} == fits
+
+
+def test_a_model_beyond_one_gpu_says_how_many_hold_it_and_what_needs_less() -> None:
+    """FO-Full of 7B parameters: 16 bytes each, and its activations."""
+    full, host = Needs("cuda", 134 * GIB), Node("", "this host", "cuda", 16, 2, 78 * GIB)
+    assert [*_reasons(full, host, 1)] == [
+        "needs about 134.0 GiB of GPU memory, and a GPU here has 78.0 GiB: 2 of them would hold it, but a model is not "
+        "divided over GPUs; use a method that needs less (FO-Full: method=fo_full_8bit)"
+    ]
+    assert not [*_reasons(Needs("cuda", 53 * GIB), host, 1)]
 
 
 def test_memory_counts_where_the_trial_computes_in_it():

@@ -47,7 +47,12 @@ def _reasons(needs: Needs, node: Node, cpus: int) -> Iterator[str]:
         memory = f" and about {bytes_text(needs.memory_bytes)}" if "memory" in why else ""
         yield f"needs device {needs.device}{memory}, and this host {why}"
     if not other_device(needs, node) and not takes_main_memory(needs, node) and needs.memory_bytes > node.memory_bytes:
-        yield f"needs about {bytes_text(needs.memory_bytes)} of GPU memory"
+        count = -(-needs.memory_bytes // node.memory_bytes)
+        yield (
+            f"needs about {bytes_text(needs.memory_bytes)} of GPU memory, and a GPU here has "
+            f"{bytes_text(node.memory_bytes)}: {count} of them would hold it, but a model is not divided over GPUs; "
+            "use a method that needs less (FO-Full: method=fo_full_8bit)"
+        )
 
 
 def crowded(plan: Plan) -> list[str]:
