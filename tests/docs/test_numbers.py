@@ -131,6 +131,16 @@ def test_the_ratios_of_trials_together_codes_sparse_spaces_and_programs_are_thos
             check(text, one(programs, f"form {form}, q={q}, B={batch} T={length},")["ratio"])
 
 
+def test_the_noise_of_half_precision_is_that_of_the_measurement() -> None:
+    rows, spaces = bench("precision"), {"all weights": "full", "LoRA-FA": "LoRA-FA"}
+    for label, *cells in table("SPEED", "| noise over signal"):
+        space, *estimator, eps = label.replace("`", "").split(", ")
+        for text, precision in zip(cells, ("bf16", "fp16"), strict=True):
+            named = f"{spaces[space]}, {(estimator or ['rge'])[0]}, {precision}, {eps.replace(' ', '')}"
+            row = rows[f"rounding noise over signal, {named.partition('=')[0]}={float(named.partition('=')[2])}"]
+            check(text, row["ratio"], row["detail"]["correlation"])
+
+
 def report(name: str) -> str:
     return (DOCS / name / "report.html").read_text(encoding="utf-8")
 
