@@ -83,7 +83,7 @@ BAD = [
     (["model=random_llama", "model.arch.hidden_size=12"], ["heads of an even width, not 3"]),
     (["model=random_llama", "model.arch.num_key_value_heads=3"], ["3 key and value heads do not divide 4 heads"]),
     (["model=random_llama", "model.arch.vocab_size=100"], ["demo tokenizer", "4096 or more"]),
-    (["model=random_roberta"], ["is a masked one", "without a mask"]),
+    (["model=random_roberta"], ["is a masked one", "without a mask", "use prompt=mezo_medium"]),
     (
         ["model=random_roberta", "prompt=mezo_medium", "method=prefix", "grid.relabel=true"],
         ["a prefix needs a causal model"],
@@ -274,6 +274,9 @@ def test_a_plan_says_what_is_missing(place: Path, capsys: pytest.CaptureFixture[
     assert main(["plan", "+grid=llama2_superglue", "task=rte,squad"]) == 0
     text = capsys.readouterr().out
     assert "0 can run here" in text
+    assert "time: no trial can run here, for the reasons above" in text
+    assert "every trial that can run here has a result" not in text
+    assert " 0 s" not in text
     assert "cannot run here" in text
     assert "meta-llama/Llama-2-7b-hf" in text
 

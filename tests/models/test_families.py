@@ -271,14 +271,25 @@ def test_every_space_of_layers_adapts_all_projections_of_a_block_by_default(name
     assert all(arch.roles(space.layers) == tuple(arch.linears) for space in spaces)
 
 
+def test_roles_of_one_matrix_are_that_matrix_if_all_of_them_are_targets() -> None:
+    gpt2 = describe(FAMILIES["gpt2"])
+    assert gpt2.roles(["q", "k", "v", "o"]) == gpt2.roles(["o", "qkv"]) == ("qkv", "o")
+    assert gpt2.entries(["q", "k", "v"]) == gpt2.entries(["qkv"])
+    for some in (["q"], ["q", "v"]):
+        with pytest.raises(UserError, match=r"'q' has none of its own in space.targets; write qkv"):
+            gpt2.roles(some)
+    llama = describe(FAMILIES["llama"])
+    assert llama.roles(["q", "k", "v"]) == ("q", "k", "v")
+
+
 def test_an_end_that_several_projections_share_names_them_all() -> None:
     assert describe(FAMILIES["gpt2"]).roles(["c_proj"]) == ("o", "down")
     assert describe(FAMILIES["bert"]).roles(["output.dense"]) == ("down",)
 
 
 def test_a_target_that_matches_no_layer_is_refused_with_the_choices() -> None:
-    with pytest.raises(UserError, match=r"unknown target 'q' in space.targets; choose from: all, .*c_attn.*qkv"):
-        model_of("gpt2").target_modules(["q"])
+    with pytest.raises(UserError, match=r"unknown target 'gate' in space.targets; choose from: all, .*c_attn.*qkv"):
+        model_of("gpt2").target_modules(["gate"])
     with pytest.raises(UserError, match="no layer is named"):
         model_of("gpt2").target_modules([])
 

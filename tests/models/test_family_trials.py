@@ -70,9 +70,23 @@ def test_a_checkpoint_of_any_family_is_planned_and_run(family: str, overrides: l
 
 
 def test_a_target_that_the_model_lacks_is_one_line_at_the_plan(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"unknown target 'q' in space.targets; choose from: all, .*qkv") as caught:
-        plan(tmp_path, "gpt2", "method=prge", "space.targets=[q]")
+    with pytest.raises(UserError, match=r"unknown target 'gate' in space.targets; choose from: all, .*qkv") as caught:
+        plan(tmp_path, "gpt2", "method=prge", "space.targets=[gate]")
     assert "\n" not in str(caught.value)
+
+
+def test_targets_that_a_model_multiplies_at_once_are_its_matrix_or_the_plan_says_which_it_is(tmp_path: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"gpt2 multiplies q, k, v by one matrix, and 'v' has none of its own"
+    ) as caught:
+        plan(tmp_path, "gpt2", "method=prge", "space.targets=[v]")
+    assert "write qkv, which trains all of them" in str(caught.value)
+    separate, fused = (
+        plan(tmp_path, "gpt2", "method=prge", f"space.targets=[{t}]").trials for t in ("q,k,v,o", "qkv,o")
+    )
+    assert [trial.needs for trial in separate] == [trial.needs for trial in fused]
+    with pytest.raises(UserError, match=r"is a masked one, .* without a mask; use prompt=mezo_medium"):
+        plan(tmp_path, "bert", "method=prge")
 
 
 def test_a_mode_that_a_model_cannot_run_is_one_line_at_the_plan(tmp_path: Path) -> None:

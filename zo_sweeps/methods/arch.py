@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from zo_sweeps.core.errors import unknown
+from zo_sweeps.core.errors import UserError, unknown
 
 ALL = "all"  # the target that names every projection of a block
+FUSED = {
+    "qkv": ("q", "k", "v"),
+    "gate_up": ("gate", "up"),
+}  # role of one matrix -> the roles that it multiplies at once
 
 
 @dataclass(frozen=True)
@@ -59,11 +63,22 @@ class Arch:
         """Return the roles that `targets` name, in the family's order.
 
         A target is a role (`q`), a projection's own name or its ending (`self_attn.q_proj`, `q_proj`; an ending that
-        several share names them all, as in peft), or `all`. Raises UserError with the choices for any other.
+        several share names them all, as in peft), or `all`. Roles that the model multiplies at once are the role of
+        that matrix if all of them are targets. Raises UserError with the choices for any other.
         """
         chosen: set[str] = set()
-        for target in targets:
+        wanted = dict.fromkeys(targets)
+        for whole, parts in FUSED.items():
+            if whole in self.linears and wanted.keys() >= {*parts}:
+                wanted = dict.fromkeys([*(one for one in wanted if one not in parts), whole])
+        for target in wanted:
             matches = self._matches(target)
+            for whole, parts in FUSED.items():
+                if not matches and target in parts and whole in self.linears:
+                    what = (
+                        f"{self.family} multiplies {', '.join(parts)} by one matrix, and {target!r} has none of its own"
+                    )
+                    raise UserError(what, where="space.targets", fix=f"write {whole}, which trains all of them")
             if not matches:
                 leaves = [path.rpartition(".")[2] for path in self.projections.values()]
                 own = [

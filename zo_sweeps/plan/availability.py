@@ -391,9 +391,15 @@ def _goes_with(config: TrialConfig, model: ModelStatus) -> None:
     dialect = config.task.dialects.get(config.prompt.name)
     if dialect is not None and arch.masked != dialect.loss.masked:
         one, other = ("masked", "without") if arch.masked else ("causal", "with")
+        fitting = [name for name, it in config.task.dialects.items() if it.loss.masked == arch.masked]
+        suited, needed = ("causal", "with") if arch.masked else ("masked", "without")
+        fix = " or ".join(f"prompt={name}" for name in fitting) or (
+            f"a {suited} model, or a dialect of the task {needed} {{{{ mask }}}} (docs/adding/task.md)"
+        )
         raise UserError(
             f"model {config.model.name!r} is a {one} one, and prompt {config.prompt.name!r} of task "
-            f"{config.task.name!r} is {other} a mask"
+            f"{config.task.name!r} is {other} a mask",
+            fix=f"use {fix}",
         )
     if arch.masked and kind.causal_only:
         raise UserError(f"{kind.causal_only} needs a causal model", fix=f"leave kind {kind.name} out for masked models")
