@@ -25,4 +25,6 @@ def _row(path: Path) -> tuple[str, str, str]:
 
 
 def _printed(data: dict[str, object]) -> str:
-    return str(data.get("display") or data.get("title") or "")
+    return str(
+        data.get("display") or re.sub(r"\{(\w+)[.\w]*\}", r"[\1]", str(data.get("title") or ""))
+    )  # [model]: its name

@@ -121,7 +121,7 @@ def test_a_sweep_is_one_parent_with_a_run_a_trial_that_says_everything(
     first = found[trials[0].trial_id]
     assert first.info.run_name == "LoRA-FA (q=2) · SST-2 · lr 0.0001 · seed 0"
     assert first.info.start_time == int(made_up.BEGAN * 1000)
-    assert first.data.params == rows.params(trials[0].config.to_json())
+    assert first.data.params == rows.params(trials[0].config)
     assert first.data.tags["mlflow.parentRunId"] == top.info.run_id
     assert {found[made.trial_id].data.tags["zo.state"] for made in trials} == {state.value for state in ends}
     assert found[trials[1].trial_id].data.metrics["diverged"] == 1

@@ -9,8 +9,9 @@ from itertools import pairwise
 
 import pytest
 
+from tests.plan.common import named, of
 from tests.record import made_up
-from zo_sweeps.core.trial import TrialState
+from zo_sweeps.core.trial import Stored, TrialState
 from zo_sweeps.record import mlflow_points as rows
 from zo_sweeps.record.provenance import collect
 
@@ -142,7 +143,7 @@ def test_only_success_is_shown_as_finished() -> None:
 
 def test_params_are_flat_names_within_the_servers_limits() -> None:
     params = rows.params(
-        {"a": {"b": 1, "c": [1, 2.5], "e": {}}, "t": "x" * 9000, "odd key!": None, "f": 1e-4, "g": True}
+        Stored({"a": {"b": 1, "c": [1, 2.5], "e": {}}, "t": "x" * 9000, "odd key!": None, "f": 1e-4, "g": True})
     )
     assert params["a.b"] == "1"
     assert params["a.c"] == "[1, 2.5]"
@@ -150,6 +151,18 @@ def test_params_are_flat_names_within_the_servers_limits() -> None:
     assert len(params["t"]) == 6000
     assert (params["odd key_"], params["f"], params["g"]) == ("null", "0.0001", "true")
     assert all(re.fullmatch(r"[\w\-. :/]+", key) for key in params)
+
+
+def test_a_run_has_the_parameters_that_its_kind_uses() -> None:
+    plan = named("quickstart")
+    by_kind = {of(trial).method.kind.name: rows.params(trial.config) for trial in plan.every.values()}
+    assert not [
+        key for key in by_kind["zero_shot"] if key.startswith(("update.", "estimator.", "space.", "train.steps"))
+    ]
+    assert {"model.name", "precision.name", "train.max_length", "seed"} <= {*by_kind["zero_shot"]}
+    assert {"update.lr", "estimator.q", "train.steps"} <= {*by_kind["zo"]}
+    assert "update.lr" in by_kind["fo"]
+    assert "estimator.q" not in by_kind["fo"]
 
 
 def test_tags_say_what_and_where_a_trial_is() -> None:

@@ -12,14 +12,14 @@ from typing import Any
 from zo_sweeps.config.schema import AXES, TRIAL_GROUPS, TRIAL_KEYS
 from zo_sweeps.core.errors import UserError
 
-CHOOSES = {f"{group}.name": group for group in (*AXES, "precision")}  # estimator.name=X chooses X, as estimator=X does
+CHOOSES = {f"{group}.name": group for group in TRIAL_GROUPS}  # estimator.name=X chooses X, as estimator=X does
 OPEN = (*AXES, "precision", "task", "method")  # parts of a trial that Hydra takes as they are
 SEARCH = "hydra.searchpath="  # Hydra's own override for further folders; --config-dir is short for it
 PATHS = ("model.path", "data.dir", "state_dir", "tracking.uri")  # taken as typed: Hydra's grammar stops at "~" and "("
 HOOKS = ("on.done", "on.failed", "on.first_result")  # so are commands and URLs, whatever commas they have
 # Keys that give a grid's cells the trials that its files do, the seed aside.
 SAME_TRIALS = ("seed", "grid.seeds", "data.dir", "executor", "cluster", "tracking", "on", "state_dir")
-EDIT = re.compile(r"\+*grid\.(blocks\.(?P<block>\w+)\.(fixed|axes|per_task)\.?|columns\.(?P<column>[^.=]+)\.)")
+EDITS = ("grid.fixed", "grid.axes", "grid.exclude", "grid.columns", "grid.blocks")  # what a grid's trials are made of
 PLACE = "the command line"  # as the origin of a value
 
 
@@ -81,15 +81,9 @@ class CommandLine:
         return [text.partition("=")[0].split(".", 2)[2] for text in given]
 
     @property
-    def edits(self) -> list[tuple[str, str]]:
-        """(block or column, override) of each value of theirs that it changes, unless it labels the block anew."""
-        found = []
-        for text in self.texts:
-            if edit := EDIT.match(text):
-                name = edit["block"] or edit["column"]
-                if not (edit["block"] and self.sets(f"grid.blocks.{name}.label")):
-                    found.append((name, text[edit.end() :]))
-        return found
+    def edits(self) -> list[str]:
+        """The overrides that change what the grid's trials are made of, without those that leave something out."""
+        return [text.lstrip("+") for text in self.texts if text.lstrip("+").startswith(EDITS)]
 
     def sets(self, key: str) -> bool:
         """Return whether it sets this very key."""

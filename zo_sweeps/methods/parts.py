@@ -40,6 +40,11 @@ class Model(Checked):
     seed: int = option(0, "seed of random weights", identity=False)
     fingerprint: str = option("", "identity of its weights and tokenizer; set by the planner")
 
+    @property
+    def weights(self) -> str:
+        """What its weights are, as titles say it."""
+        return "random weights" if self.source is ModelSource.RANDOM else "trained weights"
+
     def to_identity(self) -> Any:
         return self.fingerprint or [self.source.value, self.path, self.revision]
 

@@ -7,15 +7,15 @@ from dataclasses import replace
 from typing import Any
 
 from zo_sweeps.config.composer import Composer
+from zo_sweeps.config.schema import GridConfig
 from zo_sweeps.core.fingerprint import fingerprint
 from zo_sweeps.methods.definition import write
 from zo_sweeps.methods.parts import Device, Model, ModelSource, Train
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.build import Plan
-from zo_sweeps.plan.expand import expand
 from zo_sweeps.plan.extent import extents
-from zo_sweeps.plan.overrides import Overrides
-from zo_sweeps.plan.resolve import Options, Parts, resolve
+from zo_sweeps.plan.resolve import Parts
+from zo_sweeps.plan.written import as_written
 
 ANYWHERE = Device()
 
@@ -30,25 +30,26 @@ def altered(plan: Plan, composer: Composer) -> frozenset[tuple[str, str]]:
 
     The seed and the place of the data are not compared: they do not change what a cell means. Nor is the machine,
     unless the grid names one there: then its runtime and the form of its programs count as well.
-    A folder that is said to hold a hub's model, and has its shape, is that model here.
+    A folder that is said to hold a hub's model, and has its shape, is that model here. Cells whose column or published
+    row has another name now are altered: the number would be another's.
     """
     if plan.altered is not None:
         return plan.altered
     if not composer.command_line.changes_trials:
         return frozenset()
-    written = composer.as_written()
-    grid = replace(written.run.grid, seeds=written.run.grid.seeds[:1])
+    then, runs = as_written(composer, Parts())
     settings: dict[tuple[str, str], set[tuple[str, str]]] = {}
-    options, parts, on_hub = Options(), Parts(), dict[str, Model]()
-    for name, block in grid.blocks.items():
-        for setting in expand(written, grid, name, block, Overrides(written)):
-            config = resolve(written, setting, options, parts)
+    on_hub: dict[str, Model] = {}
+    for place, ran in runs.items():
+        for config in ran.configs:
             if config.model.source is ModelSource.HUB:
                 on_hub[config.model.name] = config.model
             device = "" if config.device.any else _computed_by(config.device)
-            settings.setdefault((name, setting.column or config.task.name), set()).add((_comparable(config), device))
+            settings.setdefault(place, set()).add((_comparable(config), device))
     seen: dict[str, tuple[str, str]] = {}
-    found = {*settings} - {(cell.block, cell.task) for cell in plan.cells}
+    cells = {(cell.block, cell.task) for cell in plan.cells}
+    found = {*settings} - cells
+    found |= {cell for cell in cells if {*cell} & _renamed(plan.grid, then)}
     for cell in plan.cells:
         if cell.trial_id not in seen:
             config = TrialConfig.of(plan.every[cell.trial_id].config)
@@ -60,6 +61,15 @@ def altered(plan: Plan, composer: Composer) -> frozenset[tuple[str, str]]:
         if not {seen[cell.trial_id], (seen[cell.trial_id][0], "")} & written_there:
             found.add((cell.block, cell.task))
     return frozenset(found)
+
+
+def _renamed(grid: GridConfig, then: GridConfig) -> set[str]:
+    """Return the columns, and the rows of published tables, that have another name than in the grid as written."""
+    columns = {name for name in {*grid.columns} & {*then.columns} if grid.column_label(name) != then.column_label(name)}
+    names = {(block, name) for table in then.tables.values() for block, name in table.rows.items()}
+    tables = [table for key, table in grid.tables.items() if key in then.tables]
+    rows = ((block, name.partition(" → ")[0]) for table in tables for block, name in table.rows.items())
+    return columns | {block for block, name in rows if (block, name) not in names}
 
 
 def _computed_by(device: Device) -> str:

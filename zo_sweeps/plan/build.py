@@ -28,10 +28,12 @@ from zo_sweeps.plan.availability import Availability, Places
 from zo_sweeps.plan.compatible import incompatible
 from zo_sweeps.plan.expand import Setting, expand, flatten
 from zo_sweeps.plan.halving import among, moved
+from zo_sweeps.plan.labels import labels
 from zo_sweeps.plan.overrides import Overrides
 from zo_sweeps.plan.resolve import Options, Parts, difference, fastest_on, resolve
 from zo_sweeps.plan.visible_rows import shown
 from zo_sweeps.plan.work import work_of
+from zo_sweeps.plan.written import Ran, add, as_written
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,8 @@ class Plan:
     """The trials of a grid.
 
     Args:
-        config: of the run; its grid without the rows and series that the command line leaves out, and with labels that
-            name the overrides of what they promise.
+        config: of the run; its grid without the rows and series that the command line leaves out, and with the printed
+            labels and titles (see `plan.labels`).
         trials: the trials that can run here, each once, in grid order.
         cells: every (block, task, setting, seed), with the trials that cannot run here.
         reasons: trial_id -> every reason why the trial cannot run here.
@@ -64,7 +66,7 @@ class Plan:
         caveats: the differences between the trials and the grid as written.
         every: trial_id -> trial, with those that cannot run here.
         remarks: trial_id -> lines on what limits it, such as few distinct directions.
-        relabelled: the blocks whose labels name an override.
+        relabelled: the blocks whose labels name what they run otherwise.
         altered: the cells that `plan.altered` has found, of a plan that is run or was read from a sweep's record.
         extents: what `plan.extent` has found, likewise.
     """
@@ -147,7 +149,8 @@ class _Draft:
         self.trials: dict[str, Trial] = {}
         self.reasons: dict[str, tuple[str, ...]] = {}
         self.remarks: dict[str, tuple[str, ...]] = {}
-        self.labels: dict[str, str] = {}
+        self.drafts: list[tuple[str, Availability, Setting]] = []
+        self.runs: dict[tuple[str, str], Ran] = {}
         self.problems: dict[str, list[str]] = {}  # what is wrong -> the blocks it is wrong in
         self.devices: set[str] = set()
         self.measured: dict[str, None] = {}  # what precision=fastest is, in a line each
@@ -175,23 +178,20 @@ class _Draft:
                         self._note(text, name)
                 else:
                     drafts.append((self.places.look(config), setting))
+                    add(self.runs, name, setting, config)
         except UserError as error:
             for one in error.errors:
                 self._note(str(one), name)
 
-        for needs, setting in among(drafts, self.grid.select):
-            self._cell(needs, setting, name)
+        self.drafts += [(name, *draft) for draft in among(drafts, self.grid.select)]
 
-    def _cell(self, needs: Availability, setting: Setting, name: str) -> None:
+    def _cell(self, name: str, needs: Availability, setting: Setting, row: str, columns: Mapping[str, str]) -> None:
         config = needs.config
         searched = {key: value for key, value in setting.searched.items() if config.uses(key)}
         trial_id = needs.config.trial_id()
         column = setting.column or config.task.name
-        named = self.grid.column_label(column) if setting.column else config.task.display or column
-        self.labels[column] = self.overrides.label(column, named)
         if trial_id not in self.trials:
-            row = self.overrides.label(name, self.grid.label(name))
-            self.trials[trial_id] = _trial(trial_id, needs, self.grid.name, name, row, searched, self.labels[column])
+            self.trials[trial_id] = _trial(trial_id, needs, self.grid.name, name, row, searched, columns[column])
             if needs.reasons:
                 self.reasons[trial_id] = needs.reasons
             if needs.remarks:
@@ -206,22 +206,34 @@ class _Draft:
         ]
         if wrong := [*wrong, *self.options.unknown(self.composer, self.overrides)]:
             raise _all(wrong, self.grid.name)
-        notes = tuple(self.overrides.notes(self.grid, self.labels))
+        kept = self.overrides.kept(self.grid)
+        if not self.drafts:
+            raise UserError(f"grid {kept.name!r} has no trials: no seeds, or everything is excluded")
+        _, written = as_written(self.composer, self.parts)
+        texts = labels(kept, self.runs, written, self._scaled())
+        rows = {block: texts.row(block) for block in kept.blocks}
+        columns = {column: texts.column(column) for column in dict.fromkeys(column for _, column in self.runs)}
+        for name, needs, setting in self.drafts:
+            self._cell(name, needs, setting, rows[name], columns)
+        notes = tuple(self.overrides.notes(replace(texts, grid=self.grid).row, columns))
         notes += tuple(f"precision=fastest is {line}" for line in self.measured)
-        grid = self.overrides.kept(self.grid)
-        if not self.trials:
-            raise UserError(f"grid {grid.name!r} has no trials: no seeds, or everything is excluded")
         return Plan(
-            config=replace(self.composer.run, grid=grid),
+            config=replace(self.composer.run, grid=texts.applied()),
             trials=tuple(trial for trial_id, trial in self.trials.items() if trial_id not in self.reasons),
             cells=tuple(self.cells),
             reasons=self.reasons,
-            labels=self.labels,
+            labels=columns,
             caveats=(*_caveats(self.composer, self.grid, self.cells, self.trials), *notes),
             every=self.trials,
             remarks=self.remarks,
-            relabelled=frozenset(self.overrides.renamed) & {*grid.blocks},
+            relabelled=frozenset(texts.rows),
         )
+
+    def _scaled(self) -> tuple[str, ...]:
+        """Return how the keys begin that a caveat names, and no label: the shape that the scale cuts."""
+        shape = "model.arch"
+        given = any(key.startswith(shape) for key in self.composer.forced.values)
+        return () if given or self.composer.run.scale.layers is None else (shape,)
 
     def _note(self, text: str, block: str) -> None:
         where = self.problems.setdefault(text, [])
@@ -380,6 +392,7 @@ def _caveats(
     apart += [] if "device" in composer.run.grid.fixed else ["device"]
     apart += [] if composer.run.grid.columns else ["task"]
     given = [f"{name}={','.join(map(str, v))}" for name, v in {**choices, **values}.items() if name not in apart]
+    given += composer.command_line.edits
     if given:
         found.append(f"set on the command line: {' '.join(given)}")
     return tuple(found)

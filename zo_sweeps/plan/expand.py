@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from zo_sweeps.config.command_line import CHOOSES, Forced
+from zo_sweeps.config.command_line import CHOOSES, PLACE, Forced
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.config.schema import TRIAL_GROUPS, BlockConfig, GridConfig
 from zo_sweeps.core.errors import UserError
@@ -21,19 +21,24 @@ class Setting:
     Args:
         choices: group -> option. values: key -> value.
         searched: the values of the axes, of groups and keys.
+        promise: what the block and its column promise there.
         column: one of the grid's `columns`; "" if the columns are tasks.
         own: keys that the block sets for members that it alone chooses: an error if the member lacks them.
-        of_column: keys that the column fixes: no scale changes them.
         where: grid and block, for messages.
     """
 
     choices: Mapping[str, str]
     values: Mapping[str, Any]
     searched: Mapping[str, Any]
+    promise: Promise = field(default_factory=Promise)
     column: str = ""
     own: frozenset[str] = frozenset()
-    of_column: frozenset[str] = frozenset()
     where: str = ""
+
+    @property
+    def of_column(self) -> frozenset[str]:
+        """The keys that the column fixes: no scale changes them."""
+        return frozenset(self.promise.of_column)
 
 
 def expand(
@@ -69,6 +74,10 @@ def expand(
         }
         for key, options in {**{key: [value] for key, value in here.items()}, **own}.items():
             if key not in TRIAL_GROUPS:
+                if key.endswith(".display"):
+                    at = PLACE if key in forced.values else where
+                    fix = f"a name of your own is one of a file of your own, conf/{key.partition('.')[0]}/NAME.yaml"
+                    raise UserError(f"{key} is the printed name of what runs, and no option", where=at, fix=fix)
                 for value in options:
                     composer.check_value(key, value, where)
         for point in itertools.product(*own.values()):
@@ -79,9 +88,7 @@ def expand(
             choices = {key: str(value) for key, value in chosen.items() if key in TRIAL_GROUPS}
             values = {key: value for key, value in chosen.items() if key not in TRIAL_GROUPS}
             for seed in seeds:
-                yield Setting(
-                    choices, {**values, "seed": seed}, searched, column, frozenset(strict), frozenset(of_column), where
-                )
+                yield Setting(choices, {**values, "seed": seed}, searched, promise, column, frozenset(strict), where)
 
 
 def _columns(

@@ -10,7 +10,7 @@ a row or column fixes (a Gaussian has no pool of 2^12 numbers) does not agree wi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -37,12 +37,12 @@ class Promise:
         task: the column's task.
     """
 
-    of_grid: Mapping[str, Any]
-    of_block: Mapping[str, Any]
-    of_column: Mapping[str, Any]
-    of_both: Mapping[str, Any]
-    axes: Mapping[str, Sequence[Any]]
-    task: str
+    of_grid: Mapping[str, Any] = field(default_factory=dict)
+    of_block: Mapping[str, Any] = field(default_factory=dict)
+    of_column: Mapping[str, Any] = field(default_factory=dict)
+    of_both: Mapping[str, Any] = field(default_factory=dict)
+    axes: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    task: str = ""
 
     def allowed(self, composer: Composer, key: str) -> tuple[Sequence[Any] | None, str]:
         """Return (values that the key may have, what promises them); None: any value."""
@@ -78,6 +78,18 @@ class Promise:
         return ""
 
     @property
+    def of_row(self) -> list[str]:
+        """The keys that a row promises: of the block, of its cell, and the method that the whole grid fixes."""
+        searched = {name for name in SEARCHED if isinstance(self.of_both.get(name), list) or name in self.axes}
+        keys = [*(name for name in self.of_grid if name in METHOD), *self.of_block, *self.of_both, *self.axes]
+        return [key for key in keys if key not in (*AMOUNTS, *searched, "task")]
+
+    @property
+    def of_column_alone(self) -> list[str]:
+        """The keys that a column promises, and no cell of its own replaces."""
+        return [key for key in self.of_column if key not in self.of_both and (key not in AMOUNTS or key == LENGTH)]
+
+    @property
     def _sources(self) -> list[tuple[str, Mapping[str, Any]]]:
         """What promises values, and the values, the most specific first."""
         fixed = {name: value for name, value in self.of_both.items() if not isinstance(value, list)}
@@ -94,23 +106,13 @@ class Promise:
 
 @dataclass
 class Overrides:
-    """The overrides of a grid's trials, and what they leave out or rename.
-
-    Attributes:
-        renamed: block or column -> the overrides that it is labelled with: those of what it promises, and edits of the
-            grid itself (`grid.blocks.NAME.fixed.estimator.q=4`).
-    """
+    """The overrides of a grid's trials, and what they leave out."""
 
     composer: Composer
-    renamed: dict[str, list[str]] = field(default_factory=dict)
     _left_out: dict[str, list[tuple[str, str, str]]] = field(
         default_factory=dict
     )  # override -> (source, block, column)
     _kept: set[str] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        for name, text in self.composer.command_line.edits:
-            self._rename(name, text)
 
     @property
     def forced(self) -> Forced:
@@ -119,6 +121,8 @@ class Overrides:
     def at(self, promise: Promise, block: str, column: str) -> Forced | None:
         """Return the overrides with the values that a block at a column may have; None: nothing agrees with it."""
         choices, values = dict(self.forced.choices), dict(self.forced.values)
+        if self.composer.run.grid.relabel:
+            return Forced(choices, values)
         clashes = []
         for given in (choices, values):
             for key, wanted in list(given.items()):
@@ -130,13 +134,10 @@ class Overrides:
                 sources = {*([promised] if len(named) < len(wanted) else []), *filter(None, lost)}
                 if not sources:
                     continue
-                if self.composer.run.grid.relabel:
-                    for source in sorted(sources):
-                        self._rename(column if source == "column" else block, _text(key, wanted))
-                elif agreeing:
+                if agreeing:
                     given[key] = agreeing
                 else:
-                    clashes += [(_text(key, wanted), source) for source in sorted(sources)]
+                    clashes += [(text_of(key, wanted), source) for source in sorted(sources)]
         for text, source in clashes:
             self._left_out.setdefault(text, []).append((source, block, column))
         if clashes:
@@ -148,17 +149,8 @@ class Overrides:
         """Return whether an override of this key left a row or column out."""
         return any(text.partition("=")[0] == key for text in self._left_out)
 
-    def _rename(self, what: str, text: str) -> None:
-        texts = self.renamed.setdefault(what, [])
-        if text not in texts:
-            texts.append(text)
-
-    def label(self, what: str, label: str) -> str:
-        """Return the label of a block or column, with the overrides that changed what it promises."""
-        return " → ".join([label, *([" ".join(self.renamed[what])] if what in self.renamed else [])])
-
     def kept(self, grid: GridConfig) -> GridConfig:
-        """Return the grid without the blocks that the overrides leave no column of, the others under their new labels.
+        """Return the grid without the blocks that the overrides leave no column of.
 
         Raises UserError if no block is left.
         """
@@ -169,26 +161,20 @@ class Overrides:
                 where=PLACE,
                 fix=f"leave it out, or add {RELABEL} to run the rows so, under other labels",
             )
-        blocks = {
-            name: replace(block, label=self.label(name, grid.label(name)))
-            for name, block in grid.blocks.items()
-            if name not in gone
-        }
-        left = shown(replace(grid, blocks=blocks), gone)
-        tables = {name: replace(table, rows=self._labels(table.rows)) for name, table in left.tables.items()}
-        figures = {name: replace(figure, series=self._labels(figure.series)) for name, figure in left.figures.items()}
-        return replace(left, tables=tables, figures=figures)
+        blocks = {name: block for name, block in grid.blocks.items() if name not in gone}
+        return shown(replace(grid, blocks=blocks), gone)
 
-    def _labels(self, rows: Mapping[str, str]) -> dict[str, str]:
-        return {block: self.label(block, label) if label else "" for block, label in rows.items()}
+    def notes(self, row: Callable[[str], str], labels: Mapping[str, str]) -> Iterator[str]:
+        """Yield one line per override that left rows or columns out.
 
-    def notes(self, grid: GridConfig, labels: Mapping[str, str]) -> Iterator[str]:
-        """Yield one line per override that left rows or columns out."""
+        Args:
+            row: block -> its printed name. labels: column -> its printed name.
+        """
         for text, places in self._left_out.items():
             of_column = {column: labels.get(column, column) for source, _, column in places if source == "column"}
-            rows = {grid.label(block): None for source, block, _ in places if source == "row"}
+            rows = {row(block): None for source, block, _ in places if source == "row"}
             cells = {
-                f"{grid.label(block)} at {labels.get(column, column)}": None
+                f"{row(block)} at {labels.get(column, column)}": None
                 for source, block, column in places
                 if source == "cell"
             }
@@ -214,5 +200,6 @@ def _have(axis: str, members: Iterable[str | None], option: str) -> bool:
     )
 
 
-def _text(key: str, values: Sequence[Any]) -> str:
+def text_of(key: str, values: Sequence[Any]) -> str:
+    """Return an override as it is printed: "estimator.q=2,4"."""
     return f"{key}={','.join(f'{value:g}' if isinstance(value, float) else str(value) for value in values)}"

@@ -99,8 +99,15 @@ def resolve(composer: Composer, setting: Setting, options: Options, parts: Parts
         if options.takes(tree, path, setting):
             _set(tree, path, value)
             given[path] = PLACE if path in forced else setting.where
+    edited = {path for path in given if path.startswith("model.")}  # with another path or shape it is another model
     if tree["model"]["source"] == ModelSource.HUB and is_folder(tree["model"]["path"]):
         tree["model"] = {**tree["model"], "source": ModelSource.LOCAL.value}
+        edited -= {"model.path"}  # a caveat names the folder
+    if edited:
+        said = {
+            "another shape" if path.startswith("model.arch") else f"{path}={setting.values[path]}" for path in edited
+        }
+        tree["model"] = {**tree["model"], "display": f"{tree['model']['display']} ({', '.join(sorted(said))})"}
     located = composer.locate(setting.choices)
 
     def where(key: str) -> str:

@@ -214,7 +214,7 @@ class SweepRuns:
     def _find_or_make_run(self, trial: Trial, began: float) -> _Sent:
         if (metric := rows.metric_of(trial)) not in self._metrics:
             self._show_metrics(metric)
-        params = rows.params(trial.config.to_json())
+        params = rows.params(trial.config)
         runs = self._search(f"tags.`zo.trial_id` = '{trial.trial_id}' and tags.`zo.journal` = '{began!r}'")
         if runs:
             run_id = str(runs[0].info.run_id)

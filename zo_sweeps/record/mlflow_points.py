@@ -9,14 +9,18 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
-from zo_sweeps.core.trial import Event, Outcome, Trial, TrialState
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.trial import Config, Event, Outcome, Trial, TrialState
+from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.record import mlflow_views as views
 from zo_sweeps.record.journal import places, scalars
 from zo_sweeps.record.sweep_book import SweepInfo
 
 CURVE_POINTS = 1000  # points per curve, at most about so many, however long the trial
+WHOLE_TRIAL = ("seed", "members")  # keys that belong to no part
 MAX_PARAM, MAX_TAG = 6000, 8000  # an MLflow 3 server's limits, in characters
 
 _STATUS = {
@@ -47,9 +51,17 @@ def run_status(state: TrialState) -> str:
     return _STATUS[state]
 
 
-def params(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the resolved config flattened to dotted names, with lists as JSON."""
-    return {clean_name(key): text[:MAX_PARAM] for key, text in _flat(config, "")}
+def params(config: Config) -> dict[str, str]:
+    """Return the resolved config flattened to dotted names, with lists as JSON.
+
+    Parts that the trial's kind does not use are left out: a zero-shot run has no learning rate. A config that cannot be
+    read here, because of a member of the user's own, is whole.
+    """
+    flat = dict(_flat(config.to_json(), ""))
+    with suppress(UserError):
+        typed = TrialConfig.of(config)
+        flat = {key: text for key, text in flat.items() if typed.uses(key) or key in WHOLE_TRIAL}
+    return {clean_name(key): text[:MAX_PARAM] for key, text in flat.items()}
 
 
 def trial_tags(trial: Trial) -> dict[str, str]:
