@@ -81,8 +81,9 @@ class Promise:
     def of_row(self) -> list[str]:
         """The keys that a row promises: of the block, of its cell, and the method that the whole grid fixes."""
         searched = {name for name in SEARCHED if isinstance(self.of_both.get(name), list) or name in self.axes}
-        keys = [*(name for name in self.of_grid if name in METHOD), *self.of_block, *self.of_both, *self.axes]
-        return [key for key in keys if key not in (*AMOUNTS, *searched, "task")]
+        axes = [name for name in self.axes if name != "task"]
+        keys = [*(name for name in self.of_grid if name in METHOD), *self.of_block, *self.of_both, *axes]
+        return [key for key in keys if key not in (*AMOUNTS, *searched)]
 
     @property
     def of_column_alone(self) -> list[str]:
