@@ -108,6 +108,7 @@ def read(data: Any, tables: Any, folder: Path, composer: Composer, members: Sequ
     _refuse_interpolations(data["grid"])
     data["parts"]["members"] = [[*members] for _ in data["parts"]["members"]]
     plan = stored.load(data, replace(composer.run, state_dir=str(folder)))
+    plan = replace(plan, extents=plan.extents or {})  # of an earlier version's archive, the reader's grid tells nothing
     return Shared(plan, read_standing(folder), JournalStore(folder), tables)
 
 
