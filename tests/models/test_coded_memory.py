@@ -23,7 +23,7 @@ SHARD = 32 * 2**20
 @pytest.mark.slow
 @pytest.mark.parametrize("source", ["local", pytest.param("random", marks=pytest.mark.long)])
 def test_loading_takes_the_memory_of_the_codes_and_of_one_tensor(source: str, tmp_path: Path) -> None:
-    """Of a model whose projections are 200 MiB in fp32, in shards of at most 32 MiB."""
+    """Of a model whose projections are 200 MiB in fp32, in shards of at most 32 MiB; random weights of one module."""
     if source == "local":
         plain = load(make(source="random", arch=ARCH), torch.float32, "cpu")
         module: Any = plain.module
@@ -63,5 +63,5 @@ print(json.dumps([model.weight_bytes, max(peaks) - before, used() - before]))
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     stored, peak, after = json.loads(done.stdout.splitlines()[-1])
     assert stored < 48 * 2**20
-    assert peak < 1.1 * stored + 4 * 1024 * 2816
+    assert peak < 1.1 * stored + (3 if source == "random" else 1) * 4 * 1024 * 2816
     assert after == pytest.approx(stored, rel=0.01)

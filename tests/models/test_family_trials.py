@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.models.test_every_type import tiny
 from tests.models.test_families import FAMILIES
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
@@ -28,7 +29,8 @@ class Events(list[Any]):
 
 def plan(folder: Path, family: str, *overrides: str, prompt: str = "mezo") -> Plan:
     """Plan two steps of one method on a saved checkpoint of the family."""
-    model = load(Model(source=ModelSource.RANDOM, arch=FAMILIES[family]), torch.float32, "cpu")
+    arch = FAMILIES.get(family) or tiny(family)
+    model = load(Model(source=ModelSource.RANDOM, arch=arch), torch.float32, "cpu")
     model.module.save_pretrained(folder / "model")
     model.tokenizer.save_pretrained(folder / "model")
     grid = {
@@ -58,6 +60,10 @@ def plan(folder: Path, family: str, *overrides: str, prompt: str = "mezo") -> Pl
         ("gpt2", ["method=fo_lora_fa", "space.targets=[qkv]"]),
         ("qwen3", ["method=prge"]),
         ("bloom", ["method=prge"]),
+        ("mixtral", ["method=prge"]),
+        ("qwen2_moe", ["method=mezo", "evaluation.mode=sequential"]),
+        ("gptj", ["method=prge", "precision=nf4"]),
+        ("modernbert-decoder", ["method=prefix"]),
     ],
 )
 def test_a_checkpoint_of_any_family_is_planned_and_run(family: str, overrides: list[str], tmp_path: Path) -> None:
@@ -95,6 +101,51 @@ def test_a_mode_that_a_model_cannot_run_is_one_line_at_the_plan(tmp_path: Path) 
         plan(tmp_path, "deberta-v2", *masked, prompt="mezo_medium")
     with pytest.raises(UserError, match=r"rel_embeddings.weight is read .*use evaluation.restore=in_place"):
         plan(tmp_path, "deberta-v2", "method=mezo", prompt="mezo_medium")
+
+
+@pytest.mark.parametrize(
+    ("family", "prompt", "reason"),
+    [
+        ("mixtral", "mezo", r"mlp.gate computes with more, or with other, than the rows"),
+        ("diffllama", "mezo", r"self_attn.lambda_q1 belongs to a module that holds other layers"),
+        ("mpnet", "mezo_medium", r"relative_attention_bias computes with more"),
+    ],
+)
+def test_several_points_of_all_weights_are_refused_at_the_plan(
+    family: str, prompt: str, reason: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=f"of all its weights: .*{reason}.*use evaluation.mode=sequential") as caught:
+        plan(tmp_path, family, "method=mezo", "perturbation=low_rank", "evaluation.mode=both", prompt=prompt)
+    assert "\n" not in str(caught.value)
+
+
+BATCHED = ["method=mezo", "perturbation=low_rank", "evaluation.mode=both"]
+
+
+@pytest.mark.parametrize(
+    ("family", "overrides", "prompt", "corrected"),
+    [
+        ("gptj", ["method=prge", "precision=nf4"], "mezo", True),
+        ("gptj", ["method=prge"], "mezo", False),
+        ("gpt2", ["method=prge", "precision=nf4"], "mezo", False),
+        ("bert", BATCHED, "mezo_medium", True),
+        ("bert", [*BATCHED[:2], "evaluation.mode=sequential"], "mezo_medium", False),
+        ("gpt2", BATCHED, "mezo", False),
+    ],
+)
+def test_a_trial_that_was_computed_wrongly_has_another_id(
+    family: str, overrides: list[str], prompt: str, corrected: bool, tmp_path: Path
+) -> None:
+    (trial,) = plan(tmp_path, family, *overrides, prompt=prompt).trials
+    model = trial.config.model
+    assert model.corrected is corrected
+    assert model.to_identity() == ([model.fingerprint, "corrected"] if corrected else model.fingerprint)
+
+
+def test_several_points_of_all_weights_of_a_masked_model_are_run(tmp_path: Path) -> None:
+    (trial,) = plan(tmp_path, "roberta", *BATCHED, prompt="mezo_medium").trials
+    outcome = run_trial(trial, Events(), [], 1, lambda: False)
+    assert outcome.state is TrialState.SUCCEEDED, outcome.error + outcome.traceback
 
 
 def test_a_masked_model_of_any_family_is_planned_and_run(tmp_path: Path) -> None:

@@ -76,8 +76,9 @@ def memory_by_part(
         sparse      + trainable * (8 + b)  (indices, first values); over codes 16 + b  (where they are among the kept)
 
     where D = hidden size, I = feed-forward size, Q, K = widths of queries and keys, L = layers, largest = the largest
-    matrix's elements. Attention is SDPA without a mask: no T x T matrix is formed. The cache of generated answers is
-    not included. Intended to be within a factor of 2 of the measured peak, either way.
+    matrix's elements, or those of one layer's stacked experts. Attention is SDPA without a mask: no T x T matrix is
+    formed. The cache of generated answers is not included. Intended to be within a factor of 2 of the measured peak,
+    either way.
 
     Estimate over the tensors alive at the peak (`devices.tensors`; Llamas of 6 and 56 M weights on a CPU, fp32 if not
     said): scoring 1.04 to 1.17; LoRA-FA with 2 to 8 points per forward 1.05 to 1.18, INT8 and NF4 among them; logits at
@@ -114,7 +115,7 @@ def memory_by_part(
     rows = batch * points
     if weights is None or b != value_bytes:
         weights = int(arch.parameters * b)
-    largest = max(vocabulary * width, inner * width)
+    largest = max(vocabulary * width, inner * width, arch.experts)
     parts = dict.fromkeys(Part, 0.0)
     parts[Part.WEIGHTS], parts[Part.SCALES], parts[Part.SPARSE] = weights - scales - kept, scales, kept
     if trains and sparse:

@@ -33,7 +33,10 @@ def factored(
 
     How each kind of module takes its direction: a Linear or Conv1D multiplies by the factors, and adds its bias at each
     point; an Embedding adds scale_p U[ids] V^T to what it looks up, and a tied head multiplies by the same factors;
-    norms and any other module run once per group, with their parameters at that group's point.
+    norms and any other module run once per group, with their parameters at that group's point. A parameter that a
+    module shares with one that it holds (the bias of a head and of its decoder) is that one's to use. A module that
+    holds others and has parameters of its own, or computes with other than rows, cannot be run so: the plan refuses it
+    (`Arch.no_full_points`).
 
     Cost: one forward of all rows; per point and matrix 2 r (m + n) operations per token, and r (m + n) Gaussians per
     query, drawn once for its points. Memory: factors of one module.
@@ -43,7 +46,7 @@ def factored(
     try:
         for layer in module.modules():
             # A table that is not trained still says how many rows there are, if it looks up the tokens.
-            if type(layer) is nn.Embedding or any(id(param) in held.names for param in layer._parameters.values()):
+            if type(layer) is nn.Embedding or any(id(param) in held.names for param in _own(layer)):
                 layer.forward = partial(_forward(layer), held, layer, layer.forward)
                 undo.append(partial(delattr, layer, "forward"))
         yield
@@ -93,6 +96,12 @@ class _Points:
                 param.detach() + p.scale * drawn[query] for p, query in zip(self._points, self._query, strict=True)
             ]
             return torch.stack(moved).to(param.dtype)
+
+
+def _own(layer: nn.Module) -> list[Tensor]:
+    """Return the parameters of a module that none of the modules in it has too."""
+    below = {id(param) for child in layer.children() for param in child.parameters()}
+    return [param for param in layer._parameters.values() if param is not None and id(param) not in below]
 
 
 Forward = Callable[..., Any]  # of points, the module, its own forward, and the forward's arguments

@@ -31,11 +31,16 @@ class Arch:
             name.
         blocks: qualified name of the list of layers.
         projections: role -> name of the projection within a layer (`self_attn.q_proj`); the same roles as `linears`.
+        experts: values of the largest layer's experts, of a mixture whose experts are stacked to tensors; 0: of none.
+            They are no projections; a token passes through as many as make `inner`, with what all tokens share.
+        filled: whether the modules around its projections have buffers that no checkpoint holds (masks, rotations).
+        shared: whether a module has a parameter in common with one that it holds (a head and its decoder: the bias).
         window: tokens that a token attends to, itself included, if all layers share one limit; 0: no such limit.
         no_packing: why several texts cannot share a row; "" if they can.
         no_prefix: why trained keys and values cannot be put before a text; "" if they can.
         no_points: why one forward cannot hold several points of a space; "" if it can.
         no_full: why a point of the full space must be written into the weights, in place; "" if it need not be.
+        no_full_points: why one forward cannot hold several points of the full space; "" if it can.
     """
 
     family: str
@@ -53,11 +58,15 @@ class Arch:
     linears: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     blocks: str = ""
     projections: Mapping[str, str] = field(default_factory=dict)
+    experts: int = 0
+    filled: bool = False
+    shared: bool = False
     window: int = 0
     no_packing: str = ""
     no_prefix: str = ""
     no_points: str = ""
     no_full: str = ""
+    no_full_points: str = ""
 
     def roles(self, targets: Iterable[str]) -> tuple[str, ...]:
         """Return the roles that `targets` name, in the family's order.

@@ -39,6 +39,7 @@ class Model(Checked):
     arch: Mapping[str, Any] = option(dict, "Hugging Face config, where there is no config.json", identity=False)
     seed: int = option(0, "seed of random weights", identity=False)
     fingerprint: str = option("", "identity of its weights and tokenizer; set by the planner")
+    corrected: bool = option(False, "whether the trial was once computed wrongly with it; set by the planner")
 
     @property
     def weights(self) -> str:
@@ -46,7 +47,8 @@ class Model(Checked):
         return "random weights" if self.source is ModelSource.RANDOM else "trained weights"
 
     def to_identity(self) -> Any:
-        return self.fingerprint or [self.source.value, self.path, self.revision]
+        own = self.fingerprint or [self.source.value, self.path, self.revision]
+        return [own, "corrected"] if self.corrected else own
 
     @property
     def is_claimed(self) -> bool:

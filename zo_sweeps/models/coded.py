@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers.core_model_loading import ConversionOps
 from transformers.quantizers.auto import register_quantization_config, register_quantizer
@@ -53,14 +54,18 @@ class Quantizer(HfQuantizer):
         setattr(model, MISSHAPEN, [])
         for name in self.names if self.packaged else ():
             layer = model.get_submodule(name)
-            layer.register_parameter("weight", None)  # nothing is read or drawn for it
-            replace(model, name, layer)
+            del layer.weight  # nothing is read or drawn for it
+            _put_placeholder(layer)
+
+    def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> None:
+        for name in self.names:
+            vars(model.get_submodule(name)).pop("weight", None)
 
     def param_needs_quantization(self, model: Any, param_name: str, **kwargs: Any) -> bool:
         return param_name in self.weights
 
     def get_quantize_ops(self) -> ConversionOps:
-        return _Encode(self.precision)
+        return _Encode(self.precision, self.weights)
 
     def is_serializable(self) -> bool:
         return False
@@ -71,25 +76,42 @@ class Quantizer(HfQuantizer):
 
 
 class _Encode(ConversionOps):
-    """Put a module with codes in place of the projection whose weight has been read."""
+    """Put modules with codes in place of the projections whose weights have been read.
 
-    def __init__(self, precision: WeightOnlyPrecision) -> None:
-        self.precision = precision
+    A checkpoint may store the weights of several projections as one tensor, which transformers has split by now.
+    """
+
+    def __init__(self, precision: WeightOnlyPrecision, weights: Collection[str]) -> None:
+        self.precision, self.weights = precision, weights
 
     def convert(
         self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **kwargs: Any
     ) -> dict[str, list[Tensor]]:
-        name, model, missing_keys = kwargs["full_layer_name"], kwargs["model"], kwargs["missing_keys"]
-        for value in input_dict.values():
+        model, missing_keys = kwargs["model"], kwargs["missing_keys"]
+        for name in [name for name in input_dict if name in self.weights]:
+            value = input_dict.pop(name)
             weight = value[0] if isinstance(value, list) else value
-            layer = model.get_submodule(name.removesuffix(".weight"))
+            path = name.removesuffix(".weight")
+            layer = model.get_submodule(path)
             if weight.shape != layer.weight.shape:
                 getattr(model, MISSHAPEN).append((name, weight.shape, layer.weight.shape))
             else:
-                replace(model, name.removesuffix(".weight"), self.precision.stored(layer, weight))
+                coded = self.precision.stored(layer, weight)
+                _put_placeholder(coded)
+                replace(model, path, coded)
             if missing_keys is not None:
                 missing_keys.discard(name)
-        return {}  # nothing for the loader to set
+        return input_dict  # the rest is for the loader to set
+
+
+def _put_placeholder(layer: Any) -> None:
+    """Give a module a weight without values that counts as loaded, until all weights are.
+
+    transformers then initializes what no checkpoint has: buffers of rotary positions and causal masks in the modules
+    around the projections, some of which reach for the projections' weights as well.
+    """
+    layer.weight = torch.empty(features(layer), device="meta")
+    layer.weight._is_hf_initialized = True
 
 
 def misshapen(model: Any) -> list[tuple[str, Any, Any]]:
@@ -99,10 +121,13 @@ def misshapen(model: Any) -> list[tuple[str, Any, Any]]:
 
 
 def encode(precision: WeightOnlyPrecision, names: Collection[str], model: Any, name: str) -> None:
-    """Store the weight of a module as codes if its name is among `names`; see `zo_sweeps.models.random.draw`."""
-    if name in names:
-        layer = model.get_submodule(name)
-        replace(model, name, precision.stored(layer, layer.weight.detach()))
+    """Store the weights of those children of a module whose names are among `names` as codes.
+
+    A module is drawn after its children, whose weights it may draw again; see `zo_sweeps.models.random.draw`.
+    """
+    for child, layer in [*model.get_submodule(name).named_children()]:
+        if (path := f"{name}.{child}") in names:
+            replace(model, path, precision.stored(layer, layer.weight.detach()))
 
 
 def restore(precision: WeightOnlyPrecision, model: Any, codes: Iterable[tuple[str, Mapping[str, Tensor]]]) -> None:
@@ -116,10 +141,6 @@ def restore(precision: WeightOnlyPrecision, model: Any, codes: Iterable[tuple[st
 
 
 def replace(model: nn.Module, name: str, child: nn.Module) -> None:
-    """Put a module that holds its values in place of another one."""
-    parent = model.get_submodule(name.rpartition(".")[0])
-    setattr(parent, name.rpartition(".")[2], child)
-    # transformers would initialize the modules whose weights it did not set itself, and some reach into their children.
-    modules: list[Any] = [parent, *child.modules()]
-    for module in modules:
-        module._is_hf_initialized = True
+    """Put a module in place of another one."""
+    parent, _, leaf = name.rpartition(".")
+    setattr(model.get_submodule(parent), leaf, child)

@@ -1,7 +1,8 @@
 """The family of any decoder or masked language model in transformers whose projections are Linear layers or Conv1D.
 
 The module is built from the configuration on the `meta` device, without weights, and everything is read off it: the
-list of blocks, the projections in a block and their roles. Nothing here depends on the name of a model type.
+list of blocks, the projections in a block and their roles. Nothing here depends on the name of a model type, except
+UNFIT: what cannot be seen without weights.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -18,6 +19,7 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.methods.arch import Arch
 from zo_sweeps.models.families import MASKED_PACKING, MASKED_PREFIX, Family
 
+ROWS, TOKENS = 3, 5  # of the forward without weights
 UNLIMITED = 2**31 - 1  # positions of a model without a limit
 # last part of an attention projection's name in transformers -> role; feed-forward projections go by their shapes
 ATTENTION = {
@@ -25,6 +27,10 @@ ATTENTION = {
     **dict.fromkeys(("k_proj", "key", "key_proj", "k_lin", "wk", "k"), "k"),
     **dict.fromkeys(("v_proj", "value", "value_proj", "v_lin", "wv", "v"), "v"),
     **dict.fromkeys(("qkv_proj", "query_key_value", "c_attn", "wqkv", "qkv", "in_proj"), "qkv"),
+}
+UNFIT = {  # model type -> why its forward in transformers cannot be used
+    "mra": "its attention is all zeros unless a CUDA kernel was compiled for it",
+    "yoso": "the padding of a row changes the outputs at its tokens",
 }
 GATES = ("gate_proj", "w1", "wi_0", "linear_gate")
 ORDER = ("q", "k", "v", "qkv", "o", "gate", "up", "gate_up", "down")
@@ -49,6 +55,8 @@ def _described(text: str) -> Arch:
     kind = str(config["model_type"])
     module = _on_meta(kind, config)
     try:
+        if kind in UNFIT:
+            raise UserError(UNFIT[kind])
         return _read(module, kind, is_masked(kind, config))
     except UserError as error:
         raise UserError(f"model family {kind!r} cannot be served: {error.what}", where="model.arch") from None
@@ -89,7 +97,10 @@ def _on_meta(kind: str, config: Mapping[str, Any]) -> Any:
     logging.set_verbosity_error()
     try:
         with torch.device("meta"), torch.random.fork_rng(devices=[]):
-            return make.from_config(AutoConfig.for_model(**config)).eval()
+            described = AutoConfig.for_model(**config)
+            if reason := _not_text(described):
+                raise UserError(f"model family {kind!r} cannot be served: {reason}", where="model.arch")
+            return make.from_config(described).eval()
     except (StrictDataclassError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
         raise UserError(f"invalid configuration of a {kind!r} model: {_one_line(error)}", where="model.arch") from None
     except (AssertionError, ImportError, RuntimeError) as error:
@@ -105,32 +116,24 @@ def _one_line(error: Exception) -> str:
 def _read(module: Any, kind: str, masked: bool) -> Arch:
     """Return the shape of a module. Raises UserError, the reason in its `what`, if it cannot be served."""
     config = module.config
-    if getattr(config, "is_encoder_decoder", False):
-        raise UserError("it has an encoder and a decoder; only decoders and masked models can be served")
-    if getattr(config, "text_config", None) is not None:
-        raise UserError("it reads more than text; use the model type of its text part")
-    if getattr(module, "_is_stateful", False):
-        raise UserError("its layers carry a state from token to token (as Mamba's do) instead of attention")
     blocks, layers = _blocks(module)
-    if len(layers) != config.num_hidden_layers:
-        raise UserError(f"its {config.num_hidden_layers} layers share the weights of {len(layers)}")
-    shapes = _shapes(layers[0])
-    for i, layer in enumerate(layers):
-        if _shapes(layer) != shapes:
-            different = sorted(set(_shapes(layer).items()) ^ set(shapes.items()))[0][0]
-            raise UserError(f"its layers differ: {different} of layer {i} is not that of layer 0")
-    _only_linear(layers[0], blocks)
-    projections = _roles(shapes)
+    if not masked and any(getattr(part, "is_causal", True) is False for part in layers.modules()):
+        raise UserError("its tokens attend to later ones: its configuration needs is_decoder=true to make it causal")
+    experts = max(map(_experts, layers), key=len)
+    _only_linear(layers[0], blocks, experts)
+    shapes = _common([_shapes(layer, experts) for layer in layers], mixture=bool(experts))
+    projections = _roles(shapes, mixture=bool(experts))
     linears = {role: shapes[path] for role, path in projections.items()}
     heads, head, kv_heads = _heads(config, linears)
     embedding, output = module.get_input_embeddings().weight, module.get_output_embeddings()
     window, mixed = _window(config)
-    positions, seen = _positions(module), _run(module, blocks, projections)
+    positions, no_packing = _positions(module), MASKED_PACKING if masked else _no_packing(module, mixed)
+    seen = _run(module, blocks, projections)
     return Arch(
         family=kind,
         layers=len(layers),
         width=linears["o"][0],
-        inner=linears["down"][1],
+        inner=_mixed_width(config, layers, projections.values(), linears["o"][0]) if experts else linears["down"][1],
         heads=heads,
         kv_heads=kv_heads,
         head_width=head,
@@ -142,18 +145,36 @@ def _read(module: Any, kind: str, masked: bool) -> Arch:
         linears=linears,
         blocks=blocks,
         projections=projections,
+        experts=sum(parameter.numel() for parameter in experts.values()),
+        filled=any(part._non_persistent_buffers_set for part in _around(layers[0], projections.values())),
+        shared=seen.shared,
         window=window,
-        no_packing=MASKED_PACKING if masked else _no_packing(module, mixed),
+        no_packing=no_packing,
         no_prefix=MASKED_PREFIX if masked else _no_prefix(seen.cache, kv_heads, head),
         no_points=seen.no_points,
         no_full=seen.no_full,
+        no_full_points=seen.no_full_points,
     )
+
+
+def _not_text(config: Any) -> str:
+    """Return why a configuration is not that of a model of one text; "" if it is."""
+    if config.is_encoder_decoder:
+        return "it has an encoder and a decoder; only decoders and masked models can be served"
+    if others := [name for name in type(config).sub_configs if name.startswith(("text_", "vision_", "audio_"))]:
+        part = "; use the model type of its text part" if "text_config" in others else ""
+        return f"it reads more than text ({', '.join(others)}){part}"
+    return ""
 
 
 def _blocks(module: Any) -> tuple[str, Any]:
     """Return the model's layers, with their qualified name: the module list that holds most of the parameters."""
     from torch import nn
 
+    if getattr(module, "_is_stateful", False):
+        raise UserError("layers of it carry a state from token to token, as Mamba's do")
+    if module.base_model is module:
+        raise UserError("it has no base model separate from its head")
     lists = {name: child for name, child in module.named_modules() if isinstance(child, nn.ModuleList) and len(child)}
     if not lists:
         raise UserError("it has no list of layers")
@@ -161,45 +182,107 @@ def _blocks(module: Any) -> tuple[str, Any]:
     kinds = sorted({type(layer).__name__ for layer in lists[name]})
     if len(kinds) > 1:
         raise UserError(f"its layers are of several kinds ({', '.join(kinds)})")
+    if (counted := getattr(module.config, "num_hidden_layers", None)) != len(lists[name]):
+        raise UserError(
+            f"{name} lists {len(lists[name])} layers, and its configuration counts {counted}: layers that share "
+            "weights, or lie in several lists, are not served"
+        )
     return name, lists[name]
 
 
-def _shapes(layer: Any) -> dict[str, tuple[int, int]]:
-    """Return the (out, in) features of a layer's projections, by name within it, in order."""
+def _shapes(layer: Any, experts: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    """Return the (out, in) features of a layer's projections but those that route to experts, by name within it."""
     from zo_sweeps.models.projection import features, is_projection
 
-    return {name: features(child) for name, child in layer.named_modules() if is_projection(child)}
+    shapes = {name: features(child) for name, child in layer.named_modules() if is_projection(child)}
+    routed = {(name.partition(".")[0], len(stacked)) for name, stacked in experts.items()}
+    return {name: shape for name, shape in shapes.items() if (name.partition(".")[0], shape[0]) not in routed}
 
 
-def _only_linear(layer: Any, blocks: str) -> None:
-    """Raise UserError if a layer has matrices outside projections and embeddings."""
+def _common(shapes: list[dict[str, tuple[int, int]]], mixture: bool) -> dict[str, tuple[int, int]]:
+    """Return the projections that all layers have alike.
+
+    Raises UserError if layers differ; those of a mixture of experts may, except in their attention: some are dense.
+    """
+    common = dict(shapes[0])
+    for i, one in enumerate(shapes):
+        for path in sorted({path for path, _ in one.items() ^ shapes[0].items()}):
+            if not mixture or path.rpartition(".")[2].lower() in ATTENTION:
+                raise UserError(f"its layers differ: {path} of layer {i} is not that of layer 0")
+            common.pop(path, None)
+    return common
+
+
+def _around(layer: Any, projections: Iterable[str]) -> list[Any]:
+    """Return the modules whose children the projections are."""
+    return [layer.get_submodule(path.rpartition(".")[0]) for path in projections]
+
+
+def _experts(layer: Any) -> dict[str, Any]:
+    """Return the matrices of a layer's experts, stacked to tensors [experts, ., .], by name within the layer."""
+    from torch import nn
+
+    convolved = {id(child.weight) for child in layer.modules() if isinstance(child, nn.Conv1d)}
+    return {name: p for name, p in layer.named_parameters() if p.ndim == 3 and id(p) not in convolved}
+
+
+def _only_linear(layer: Any, blocks: str, experts: Iterable[str]) -> None:
+    """Raise UserError if a layer has matrices outside projections, embeddings, and the part that holds its experts."""
     from torch import nn
 
     from zo_sweeps.models.projection import is_projection
 
     known = {id(child.weight) for child in layer.modules() if is_projection(child) or isinstance(child, nn.Embedding)}
+    mixtures = {name.partition(".")[0] for name in experts}  # experts and their router
     for name, parameter in layer.named_parameters():
-        if parameter.ndim > 1 and id(parameter) not in known:
-            raise UserError(
-                f"{blocks}.0.{name} {list(parameter.shape)} is not the weight of a Linear "
-                "(mixtures of experts keep all experts in one tensor)"
-            )
+        if parameter.ndim > 1 and id(parameter) not in known and name.partition(".")[0] not in mixtures:
+            raise UserError(f"{blocks}.0.{name} {list(parameter.shape)} is not the weight of a Linear")
 
 
-def _roles(shapes: Mapping[str, tuple[int, int]]) -> dict[str, str]:
-    """Return role -> name of the projection within a layer, in the order of ORDER; those without a role come last."""
+def _mixed_width(config: Any, layers: Any, attention: Collection[str], width: int) -> int:
+    """Return the width of the widest feed-forward part that one token passes through: its experts and a shared one."""
+
+    def of(layer: Any) -> int:
+        stacked = _experts(layer)
+        shared = max((out for path, (out, _) in _shapes(layer, stacked).items() if path not in attention), default=0)
+        if not stacked:
+            return shared
+        smallest = min(stacked.values(), key=lambda one: one.numel())
+        chosen = getattr(config, "num_experts_per_tok", None) or len(smallest)
+        return int(chosen) * int(smallest.numel() // len(smallest) // width) + shared
+
+    return max(map(of, layers))
+
+
+def _roles(shapes: Mapping[str, tuple[int, int]], mixture: bool) -> dict[str, str]:
+    """Return role -> name of the projection within a layer, in the order of ORDER; those without a role come last.
+
+    In a mixture of experts, only attention has roles.
+    """
     named = {path: ATTENTION.get(path.rpartition(".")[2].lower(), "") for path in shapes}
     roles = {role: path for path, role in named.items() if role}
-    if len(roles) < sum(map(bool, named.values())) or not ({"q", "k", "v"} <= set(roles) or "qkv" in roles):
-        raise UserError(f"its layers have no attention that is known: {', '.join(shapes) or 'no projections'}")
+    if len(roles) < sum(map(bool, named.values())):
+        raise UserError(f"its layers have more than one attention: {', '.join(shapes)}")
+    if not ({"q", "k", "v"} <= set(roles) or "qkv" in roles):
+        raise UserError(f"its list of layers has no attention that is known: {', '.join(shapes) or 'no projections'}")
     attention = {path.partition(".")[0] for path in roles.values()}
     rest = [path for path in shapes if path not in roles.values()]
     outputs = [path for path in rest if path.partition(".")[0] in attention and _is_output(path)]
     forward = [path for path in rest if path.partition(".")[0] not in attention]
-    if len(outputs) != 1 or not forward:
+    if len(outputs) != 1 or not (forward or mixture):
         raise UserError(f"its layers are not attention and a feed-forward part: {', '.join(shapes)}")
-    roles["o"], roles["down"] = outputs[0], forward.pop()
-    (out, into), before = shapes[roles["down"]], [shapes[path] for path in forward]
+    roles["o"] = outputs[0]
+    if not mixture:
+        roles |= _feed_forward(shapes, forward)
+    others = {path: path for path in rest if path not in roles.values()}
+    return {**{role: roles[role] for role in ORDER if role in roles}, **others}
+
+
+def _feed_forward(shapes: Mapping[str, tuple[int, int]], forward: list[str]) -> dict[str, str]:
+    """Return role -> name of the projections of a feed-forward part, whose names are given in order."""
+    *forward, down = forward
+    roles = {"down": down}
+    (out, into), before = shapes[down], [shapes[path] for path in forward]
     if before == [(into, out)]:
         roles["up"] = forward[0]
     elif before == [(2 * into, out)]:
@@ -209,8 +292,7 @@ def _roles(shapes: Mapping[str, tuple[int, int]]) -> dict[str, str]:
         roles["up"] = next(path for path in forward if path != gates[0])
     else:
         raise UserError(f"its layers have no feed-forward part that is known: {', '.join(shapes)}")
-    others = {path: path for path in rest if path not in roles.values()}
-    return {**{role: roles[role] for role in ORDER if role in roles}, **others}
+    return roles
 
 
 def _is_output(path: str) -> bool:
@@ -250,9 +332,9 @@ def _positions(module: Any) -> int:
 def _window(config: Any) -> tuple[int, bool]:
     """Return (the window that all layers share, 0 if there is none; whether layers differ in it)."""
     kinds = set(getattr(config, "layer_types", None) or ())
-    window = getattr(config, "sliding_window", None) or 0
     if len(kinds) > 1:
         return 0, True
+    window = getattr(config, "sliding_window", None) or 0
     return (0 if kinds == {"full_attention"} else window), False
 
 
@@ -272,15 +354,17 @@ def _no_packing(module: Any, mixed: bool) -> str:
 
 @dataclass(frozen=True)
 class _Seen:
-    """Findings of a forward without weights: the cache (None if it made none), and two reasons for `Arch`."""
+    """Findings of a forward without weights: the cache (None if it made none), and reasons for `Arch`."""
 
     cache: Any
     no_points: str
     no_full: str
+    no_full_points: str
+    shared: bool
 
 
 def _run(module: Any, blocks: str, projections: Mapping[str, str]) -> _Seen:
-    """Run the module without weights, on 3 rows of 5 tokens. Modifies the module.
+    """Run the module without weights, on ROWS rows of TOKENS tokens. Modifies the module.
 
     Raises UserError if it cannot be run, does not call a projection, or computes its logits from more than its hidden
     states.
@@ -289,31 +373,93 @@ def _run(module: Any, blocks: str, projections: Mapping[str, str]) -> _Seen:
 
     from zo_sweeps.models.logits import logits_of
 
-    rows: dict[str, set[int]] = {name: set() for name, child in module.named_modules() if child._parameters}
+    calls: dict[str, list[list[Any]]] = {name: [] for name, child in module.named_modules() if child._parameters}
 
     def hook(name: str) -> Any:
-        def enter(child: object, args: tuple[Any, ...]) -> None:
-            rows[name].add(args[0].shape[:-1].numel() if args and hasattr(args[0], "shape") else 0)
+        def enter(child: object, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+            calls[name].append([value.shape for value in (*args, *options.values()) if isinstance(value, torch.Tensor)])
 
         return enter
 
-    for name in rows:
-        module.get_submodule(name).register_forward_pre_hook(hook(name))
-    module.config.pad_token_id = None  # or some models look for padding among the tokens, which have no values here
+    def forward() -> Any:
+        return module.base_model(input_ids=torch.zeros(ROWS, TOKENS, dtype=torch.long, device="meta"))
+
+    for name in calls:
+        module.get_submodule(name).register_forward_pre_hook(hook(name), with_kwargs=True)
+    vars(module.config)["pad_token_id"] = None  # or some look for padding among the tokens, which have no values here
+    module.set_attn_implementation("eager")  # others look for padding in a mask without values
+    module.set_experts_implementation("batched_mm")  # others count the tokens of each expert
     try:
-        result = module.base_model(input_ids=torch.zeros(3, 5, dtype=torch.long, device="meta"))
-        logits_of(module, result.last_hidden_state)
+        result = forward()
+        full = _unmoved(module, calls, lambda: logits_of(module, forward().last_hidden_state))
     except (RuntimeError, TypeError, AttributeError, ValueError, LookupError) as error:
         raise UserError(f"it cannot be run without weights ({_one_line(error)[:80]})") from None
-    called = {id(param) for name in rows if rows[name] for param in module.get_submodule(name)._parameters.values()}
-    idle = [name for name, param in module.named_parameters() if id(param) not in called]
-    no_full = f"{idle[0]} is read without calling its module" if idle else ""
-    seen = {path: rows[f"{blocks}.0.{path}"] for path in projections.values()}
+    seen = {path: {_rows(shapes) for shapes in calls[f"{blocks}.0.{path}"]} for path in projections.values()}
     if unused := [path for path in seen if not seen[path]]:
         raise UserError(f"its forward reads {unused[0]} without calling it, so it cannot be replaced")
-    extra = [path for path in seen if seen[path] != {15}]
+    extra = [path for path in seen if seen[path] != {ROWS * TOKENS}]
     no_points = f"{extra[0]} multiplies more than the rows of the batch (relative positions)" if extra else ""
-    return _Seen(result.get("past_key_values"), no_points, no_full)
+    shared = any(_parameters(module.get_submodule(name), inside=True) for name in calls if calls[name])
+    return _Seen(result.get("past_key_values"), no_points, full, full or _not_by_rows(module, calls), shared)
+
+
+def _rows(shapes: list[Any]) -> int:
+    """Return the vectors of features that the first tensor of a call holds."""
+    return shapes[0][:-1].numel() if shapes else 0
+
+
+def _unmoved(module: Any, calls: Mapping[str, Any], logits: Callable[[], Any]) -> str:
+    """Return which parameter is read without calling its module, which would not move it; "" for none."""
+    import torch
+
+    logits()  # which calls the head
+    idle = {name: module.get_submodule(name) for name in calls if not calls[name]}
+    read = {f"{name}.{slot}": (child, slot) for name, child in idle.items() for slot in _parameters(child)}
+    if not read:
+        return ""
+    kept = [child._parameters[slot] for child, slot in read.values()]
+    own = [torch.nn.Parameter(param.detach()) for param in kept]  # even if another module has it, too
+    for (child, slot), param in zip(read.values(), own, strict=True):
+        child._parameters[slot] = param
+    slopes = torch.autograd.grad(logits().sum(), own, allow_unused=True)
+    for (child, slot), param in zip(read.values(), kept, strict=True):
+        child._parameters[slot] = param
+    used = [name for name, slope in zip(read, slopes, strict=True) if slope is not None]
+    return f"{used[0]} is read without calling its module" if used else ""
+
+
+def _parameters(child: Any, inside: bool | None = None) -> dict[str, Any]:
+    """Return a module's own parameters; those that a module inside it has too, or those that none of them has."""
+    below = {id(param) for part in child.children() for param in part.parameters()}
+    owned = {slot: param for slot, param in child._parameters.items() if param is not None}
+    return {slot: param for slot, param in owned.items() if inside is None or (id(param) in below) == inside}
+
+
+def _not_by_rows(module: Any, calls: Mapping[str, list[list[Any]]]) -> str:
+    """Return the reason why a module cannot compute groups of rows at several points; "".
+
+    See `zo_sweeps.engine.factored`, which treats Linear layers and embeddings, modules of vectors, and others.
+    """
+    from torch import nn
+
+    from zo_sweeps.models.projection import is_projection
+
+    tokens = ROWS * TOKENS
+    for name, called in calls.items():
+        child = module.get_submodule(name)
+        own = _parameters(child, inside=False)
+        if not own or not called:
+            continue
+        if any(True for part in child.children() for _ in part.parameters()):
+            return f"{name}.{next(iter(own))} belongs to a module that holds other layers"
+        vectors = type(child) is not nn.Embedding and all(param.ndim == 1 for param in own.values())
+        if vectors or is_projection(child):
+            fits = all(shapes[0][0] in (ROWS, tokens) or _rows(shapes) == tokens for shapes in called)
+        else:
+            fits = all(shape[0] in (1, ROWS) for shapes in called for shape in shapes)
+        if not fits:
+            return f"{name} computes with more, or with other, than the rows of the batch"
+    return ""
 
 
 def _no_prefix(cache: Any, kv_heads: int, head: int) -> str:

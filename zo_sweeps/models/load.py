@@ -39,7 +39,8 @@ def load(
     """Load the model of a configuration: weights frozen, in evaluation mode, stored as `dtype` on `device`.
 
     With `codes`, the projections of the blocks are stored as its codes. Each is encoded as soon as it is read, on the
-    device: peak memory is that of the stored weights, and of one more tensor on either side. A package
+    device: peak memory is that of the stored weights, and of one more tensor on either side (of random weights, of the
+    projections in one module). A package
     (`zo_sweeps.models.package`) has the codes already, which are verified and read one layer at a time.
 
     Safetensors only: no pickle is opened, and no code of the model's own is run. Random weights are drawn on the CPU

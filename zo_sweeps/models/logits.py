@@ -23,7 +23,9 @@ class _FixedBase:
         from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
         self.called = True
-        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=self._hidden)
+        states: Any = BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=self._hidden)
+        states.router_logits = None  # of mixtures of experts
+        return states
 
     def __getattr__(self, name: str) -> Any:
         return self if name == "decoder" else getattr(self._base, name)  # OPT calls its base model's decoder

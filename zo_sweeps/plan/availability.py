@@ -144,7 +144,9 @@ class Places:
     def _with_sources(self, config: TrialConfig, model: ModelStatus) -> tuple[TrialConfig, str]:
         """Return (the configuration with the fingerprints of model and text, why the text is unavailable)."""
         text, missing = self._text(config, model)
-        with_model = replace(config, model=replace(config.model, fingerprint=model.fingerprint))
+        corrected = model.arch is not None and _is_corrected(config, model.arch)
+        identified = replace(config.model, fingerprint=model.fingerprint, corrected=corrected)
+        with_model = replace(config, model=identified)
         return replace(with_model, data=replace(config.data, text_fingerprint=text)), missing
 
     def _model(self, config: TrialConfig) -> ModelStatus:
@@ -411,6 +413,9 @@ def _goes_with(config: TrialConfig, model: ModelStatus) -> None:
     if arch.no_points and kind.estimates and config.evaluation.mode.batched:
         what = f"one forward of model {config.model.name!r} cannot hold several points: {arch.no_points}"
         raise UserError(what, fix="use evaluation.mode=sequential")
+    if arch.no_full_points and _holds_full_points(config):
+        what = f"one forward of model {config.model.name!r} cannot hold several points of all its weights: "
+        raise UserError(what + arch.no_full_points, fix="use evaluation.mode=sequential")
     if arch.no_full and kind.estimates and config.space.moves_base and config.evaluation.restore is Restore.EXACT:
         what = f"model {config.model.name!r} is not evaluated beside its weights: {arch.no_full}"
         raise UserError(what, fix="use evaluation.restore=in_place, or another space")
@@ -423,6 +428,20 @@ def _difference(claimed: Model, arch: Arch) -> str:
     expected = describe(claimed.arch)
     sizes = [(name, getattr(arch, name), getattr(expected, name)) for name in SHAPE]
     return ", ".join(f"{name} {here}, not {there}" for name, here, there in sizes if here != there)
+
+
+def _holds_full_points(config: TrialConfig) -> bool:
+    """Return whether a trial's forwards hold several points of all weights."""
+    return config.method.kind.estimates and config.space.moves_base and config.evaluation.mode.batched
+
+
+def _is_corrected(config: TrialConfig, arch: Arch) -> bool:
+    """Return whether a trial of this model was computed wrongly before, so that it has another id than it had.
+
+    Over codes, buffers around the projections had no values; of several points of all weights in one forward, a
+    parameter in common moved as if it were a norm's.
+    """
+    return (arch.filled and config.precision.coded) or (arch.shared and _holds_full_points(config))
 
 
 def _goes_with_package(config: TrialConfig, package: Package) -> None:

@@ -81,6 +81,8 @@ def products(arch: Arch, tokens: float, length: float, places: float) -> float:
         places: positions whose logits are computed.
     """
     weights = 2 * tokens * arch.entries([ALL])
+    if arch.experts:  # gate, up and down of those that a token passes through
+        weights += 6 * tokens * arch.layers * arch.width * arch.inner
     attention = 4 * tokens * length * arch.heads * arch.head_width * arch.layers
     return weights + attention + 2 * places * arch.vocabulary * arch.width
 

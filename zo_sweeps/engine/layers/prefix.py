@@ -23,7 +23,7 @@ class Prefix(InstalledSpace):
     prefix is put into it. With P points, the rows are P equal groups and group p sees the p-th prefix.
 
     Args:
-        module: the whole model; its decoder (`get_decoder()`) must return and accept a cache.
+        module: the whole model; its base model's decoder (`get_decoder()`) must return and accept a cache.
         length: n.
         vocabulary: token ids to draw from.
 
@@ -34,7 +34,7 @@ class Prefix(InstalledSpace):
 
     def __init__(self, module: nn.Module, length: int, vocabulary: int, seed: int) -> None:
         whole: Any = module
-        base: Any = whole.get_decoder()
+        base: Any = whole.base_model.get_decoder()  # of the whole model, some return their head
         self.length = length
         device = next(base.parameters()).device
         # MeZO's initial values: the cache after random tokens of the vocabulary.

@@ -47,6 +47,7 @@ def describe(config: Mapping[str, Any]) -> Arch:
         linears=linears,
         blocks="roberta.encoder.layer",
         projections=PROJECTIONS,
+        shared=True,
         no_packing=MASKED_PACKING,
         no_prefix=MASKED_PREFIX,
     )
