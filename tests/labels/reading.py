@@ -192,6 +192,7 @@ def wrong(text: str, configs: Configs, *, title: bool = False, further: str = ""
         yield from _names(text, base, of_model, "task", kept("task"))
     if (
         re.search(r"(?<!\()random weights", base)
+        and "trained weights" not in base
         and kept("model")
         and any(config.model.source.value != "random" for config in of_model)
     ):
