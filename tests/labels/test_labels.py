@@ -76,6 +76,12 @@ def test_no_column_takes_the_numbers_of_another_by_its_label() -> None:
     assert {block for block, _ in renamed} == {"llama2"}
 
 
+def test_a_value_that_a_column_is_given_renames_the_column_and_not_its_rows() -> None:
+    plan = named("prge_fig5", "++grid.columns.seq64_b1={precision: fp16}")
+    assert not plan.relabelled
+    assert {name for name, label in plan.labels.items() if "→" in label} == {"seq64_b1"}
+
+
 def test_titles_say_what_runs() -> None:
     assert named("prge_table3").title.startswith("P-RGE Table 3, step time on Jetson Orin Nano (8 GB), nf4, random")
     assert named("prge_table3", "device=cpu").title == "P-RGE Table 3, step time on CPU, nf4, random weights"

@@ -115,7 +115,9 @@ def labels(grid: GridConfig, now: Runs, written: Runs, skipped: Collection[str])
         ):
             if then is not None:
                 keys = {**_keys(then, found is columns, grid), **_keys(ran, found is columns, grid)}
-                for key, values in _changed(keys, ran.configs, then.configs, skipped):
+                of_column = {*ran.promise.of_column} - {*ran.promise.of_both} if found is rows else ()
+                kept = [key for key in keys if key not in of_column]  # a column's value replaces that of its rows
+                for key, values in _changed(kept, ran.configs, then.configs, skipped):
                     found.setdefault(name, {}).setdefault(key, {}).update(values)
     made = [
         {name: [text_of(key, [*of_key.values()]) for key, of_key in changed.items()] for name, changed in found.items()}
