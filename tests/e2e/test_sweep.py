@@ -95,9 +95,9 @@ def inline(new_sweep: Any) -> Sweep:
 
 
 def test_every_cell_is_filled(inline: Sweep) -> None:
-    cells = inline.cells()
-    assert [cell["row"] for cell in cells] == ["Zero-shot", "FO", "ZO"]
-    assert all(0 <= float(cell["mean"]) <= 100 for cell in cells)
+    *cells, chance, majority = inline.cells()
+    assert [cell["row"] for cell in (*cells, chance, majority)] == ["Zero-shot", "FO", "ZO", "chance", "majority class"]
+    assert all(0 <= float(cell["mean"]) <= 100 for cell in (*cells, chance, majority))
     assert [(cell["finished"], cell["planned"]) for cell in cells] == [("1", "1"), ("2", "2"), ("4", "4")]
     assert json.loads(cells[2]["selected"])
 
