@@ -92,7 +92,7 @@ def varied(part: Any) -> Iterator[tuple[str, bool, Any]]:
     for f in options(part):
         value, least, most = getattr(part, f.name), f.metadata.get("least"), f.metadata.get("most")
         outside = value is None or value == most  # one more than it is no value of an option with a range
-        after = least if outside and most is not None else other(hints(kind)[f.name], value)
+        after = least if outside and None not in (least, most) else other(hints(kind)[f.name], value)
         yield f.name, counts(f), replace(part, **{f.name: after})
 
 
