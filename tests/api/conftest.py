@@ -41,6 +41,7 @@ GRID: dict[str, Any] = {
         "random_subset": trained("random_subset", 1e-3),
         "sensitive": trained("sensitive_task", 1e-3, samples=4, refresh=2),
         "full": trained("mezo", 1e-5),
+        "qzo": {"fixed": {**trained("qzo", 1e-2)["fixed"], "precision": {"name": "nf4", "compute": "fp32"}}},
         "diverged": trained("prge", 1e300),
     },
     "tables": {"accuracy": {"layout": "accuracy", "rows": {"lora_fa": "LoRA-FA"}}},

@@ -17,6 +17,7 @@ from tests.api.conftest import Swept
 from zo_sweeps.cli.main import main
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.models.identity import DEMO
+from zo_sweeps.models.package import read
 from zo_sweeps.record.journal import JournalStore, evals, scalars
 from zo_sweeps.results.export import rebuilt
 
@@ -82,6 +83,14 @@ def test_a_merged_model_gives_the_replayed_logits_in_transformers(swept: Swept, 
         "what a day"
     )
     assert sorted(tmp_path.iterdir()) == [folder], "no temporary folder is left"
+
+
+def test_a_model_whose_scales_were_trained_is_exported_as_a_package_or_decoded(swept: Swept, tmp_path: Path) -> None:
+    packaged = zo_sweeps.save_adapter(swept.id("qzo"), tmp_path / "package", swept.state)
+    merged = zo_sweeps.save_adapter(swept.id("qzo"), tmp_path / "model", swept.state, merge=True)
+    assert read(packaged) is not None
+    theirs = logits(AutoModelForCausalLM.from_pretrained(str(merged)))
+    torch.testing.assert_close(theirs, replayed(swept, "qzo"), rtol=2e-5, atol=2e-5)
 
 
 def test_what_merging_did_to_the_base_model_does_not_stay(swept: Swept, tmp_path: Path) -> None:

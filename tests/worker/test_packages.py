@@ -14,6 +14,7 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import Outcome, Trial, TrialState
 from zo_sweeps.models.package import read
 from zo_sweeps.plan.build import Plan, build
+from zo_sweeps.results.export import _save_whole, replayed
 from zo_sweeps.results.packaging import package
 from zo_sweeps.run import cache
 
@@ -217,3 +218,53 @@ def test_a_folder_with_files_is_not_overwritten_and_a_package_not_packaged(folde
         made(folder, *TINY, "precision=nf4")
     with pytest.raises(UserError, match="the model is a package"):
         made(folder, *local(packed), out="again")
+
+
+TRANSPOSED = ["model.arch.model_type=gpt2", "space.targets=[qkv,o]"]
+TRAINED = {
+    "scales": ["method=qzo", "update.lr=1e-3", "precision=nf4", "precision.double_quantization=true"],
+    "codes": ["method=quzo", "update.lr=100", "precision=int8"],
+    "codes of 4 bits": ["method=qes", "update.lr=100", "precision=int4", "precision.compute=fp32"],
+    "entries": ["method=random_subset", "update.lr=1", "space.density=0.05", "precision=nf4", "precision.compute=fp32"],
+    "entries of a transposed weight": [
+        *("method=random_subset", "update.lr=1", "space.density=0.05", "precision=int8", "precision.compute=fp32"),
+        *TRANSPOSED,
+    ],
+    "adapter": ["method=prge", "update.lr=1", "precision=nf4", "precision.compute=fp32"],
+    "adapter over a transposed weight": [
+        *("method=prge", "update.lr=1", "precision=int8", "precision.compute=fp32"),
+        *TRANSPOSED,
+    ],
+}
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_model_whose_codes_were_trained_is_exported_with_the_test_scores_of_the_trial(
+    folder: Path, name: str
+) -> None:
+    """As a package to the bit, but for the adapter, which has a format of its own; decoded, as far as it rounds."""
+    (trial,) = plan(folder, *TINY, *TRAINED[name], text=False).trials
+    outcome, journal = ran(trial)
+
+    def test_loss(*model: str) -> float:
+        (scored,) = plan(folder, "method=zero_shot", *model, text=False).trials
+        return ran(scored)[0].metrics["test/loss"]
+
+    packaged, merged, adapter = folder / "packaged", folder / "merged", name.startswith("adapter")
+    forms = {merged: False} if adapter else {packaged: True, merged: False}
+    for target, as_package in forms.items():
+        cache.warm = None
+        with replayed(trial, journal, outcome.selected_step) as (bench, space):
+            _save_whole(bench, space, target, as_package=as_package)
+    expected = outcome.metrics["test/loss"]
+    half = bench.config.precision.format.bytes == 2
+    decoded = test_loss(*local(merged), f"precision={'fp16' if half else 'fp32'}")
+    assert decoded == pytest.approx(expected, rel=2e-3 if half else 1e-5)
+    if not adapter:
+        assert test_loss(*local(packaged)) == expected
+    plain = [option for option in TRAINED[name] if option.startswith(("precision", "model."))]
+    assert abs(test_loss(*TINY, *plain) - expected) > 1e-4, "nothing was trained"
+    if name.startswith("entries"):
+        (again,) = plan(folder, "method=random_subset", "update.lr=1", *local(packaged), text=False).trials
+        cache.warm = None
+        assert "trained entries already" in run(again)[0].error

@@ -142,7 +142,10 @@ class WeightOnlyPrecision(Precision):
         raise NotImplementedError
 
     def restored(self, layer: nn.Module, shape: tuple[int, int], buffers: Mapping[str, Tensor]) -> nn.Module:
-        """Return the module that `stored` returned, from the `state_dict` of its codes and the weight's (out, in).
+        """Return the module that `stored` returned, from its buffers and the weight's (out, in).
+
+        Args:
+            buffers: the `state_dict` of its codes; of a trained model, with trained scales (fp32) and sparse entries.
 
         Raises ValueError for buffers of another precision.
         """

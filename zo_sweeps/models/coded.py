@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers.core_model_loading import ConversionOps
+from transformers.pytorch_utils import Conv1D
 from transformers.quantizers.auto import register_quantization_config, register_quantizer
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
@@ -138,6 +139,23 @@ def restore(precision: WeightOnlyPrecision, model: Any, codes: Iterable[tuple[st
     for name, buffers in codes:
         layer = model.get_submodule(name)
         replace(model, name, precision.restored(layer, features(layer), buffers))
+
+
+def forget(model: Any) -> None:
+    """Make transformers save a model as one that was never quantized."""
+    model.hf_quantizer = None
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+
+
+def plain(weight: nn.Parameter, bias: nn.Parameter | None, transposed: bool) -> nn.Module:
+    """Return a projection with a weight [out, in], or a Conv1D with one [in, out] where it is `transposed`."""
+    first, second = weight.shape
+    with torch.device("meta"):
+        layer: nn.Module = Conv1D(second, first) if transposed else nn.Linear(second, first)
+    layer.register_parameter("weight", weight)
+    layer.register_parameter("bias", bias)
+    return layer
 
 
 def replace(model: nn.Module, name: str, child: nn.Module) -> None:

@@ -138,7 +138,7 @@ def write(
     """Write a package without a mask into an empty folder.
 
     Args:
-        model: with plain weights; those of the layers in `codes` are left out.
+        model: the weights of the layers in `codes`, plain or coded, are left out.
         codes: of every projection of the blocks, in the order of the files.
         made_from: fingerprint of the model.
         text: fingerprint of the text that the codes depend on; "" for none.
@@ -149,7 +149,7 @@ def write(
 
     coded = _write_codes(folder, codes)
     module: Any = model.module
-    others = {name: tensor for name, tensor in module.state_dict().items() if name not in coded}
+    others = {name: tensor for name, tensor in module.state_dict().items() if not name.startswith(tuple(coded))}
     with quiet():
         module.save_pretrained(str(folder), state_dict=others, safe_serialization=True)
         model.tokenizer.save_pretrained(str(folder))
@@ -172,7 +172,7 @@ def add_mask(folder: Path, stored: Stored, found_from: Mapping[str, Any], text: 
 
 
 def _write_codes(folder: Path, codes: Iterable[Codes]) -> set[str]:
-    """Write the codes; return the names of the weights that they stand for."""
+    """Write the codes; return the prefixes of the tensors in a `state_dict` that they replace."""
     from safetensors.torch import save_file
 
     coded: set[str] = set()
@@ -186,7 +186,7 @@ def _write_codes(folder: Path, codes: Iterable[Codes]) -> set[str]:
         held.clear()
 
     for layer, buffers in codes:
-        coded.add(f"{layer}.weight")
+        coded |= {f"{layer}.weight", f"{layer}.codes."}
         held |= {f"{layer}.{name}": buffer.cpu().contiguous() for name, buffer in buffers.items()}
         if sum(tensor.nbytes for tensor in held.values()) >= SHARD:
             flush()

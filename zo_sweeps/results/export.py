@@ -36,9 +36,10 @@ def save_adapter(trial_id: str, folder: str | Path, state_dir: str | Path = "zo_
     """Write the trained weights of a trial at its selected step; return the folder.
 
     Args:
-        folder: new or empty; receives an adapter in PEFT format.
+        folder: new or empty; receives an adapter in PEFT format. Of a space without one it receives the whole model: a
+            package where weights are stored as codes (scales, codes, sparse), otherwise as with `merge` (full, sparse).
         merge: write the whole model in Hugging Face format instead, with the trained values merged into its weights.
-            Always so for a space without a PEFT format (full, sparse).
+            Codes are decoded, and the sums rounded, to the dtype in which they are multiplied (`precision.compute`).
 
     Raises UserError if the folder is not empty or not writable, or the space cannot be saved in this form; and as
     `rebuilt` does.
@@ -46,19 +47,15 @@ def save_adapter(trial_id: str, folder: str | Path, state_dir: str | Path = "zo_
     from zo_sweeps.models import adapters
 
     config = TrialConfig.of(_finished(trial_id, state_dir)[0].config)
-    merge = merge or config.space.adapter is None
-    if merge and config.space.takes_positions:
+    whole = merge or config.space.adapter is None
+    if whole and config.space.takes_positions:
         what = f"space {config.space.name!r} cannot be merged: its trained values precede the text and change no weight"
         raise UserError(what, where=trial_id, fix="do not merge: save it as an adapter")
-    if merge and config.precision.coded:
-        what = f"the weights are stored as {config.precision.name} codes, into which nothing can be merged"
-        fix = "save it as an adapter" if config.space.adapter else "zo_sweeps.weights returns the trained values"
-        raise UserError(what, where=trial_id, fix=fix)
     target = new_or_empty(Path(folder).expanduser())
     with rebuilt(trial_id, state_dir) as (bench, space):
         try:
-            if merge:
-                _save_merged(bench, space, target)
+            if whole:
+                _save_whole(bench, space, target, as_package=config.precision.coded and not merge)
             else:
                 base, revision = _base(config.model, bench.model.commit)
                 adapters.save(space, config.space, target, module=bench.model.module, base=base, revision=revision)
@@ -131,25 +128,30 @@ def _finished(name: str, state_dir: str | Path) -> tuple[Trial, list[Event], int
     return trial, journal, ended.selected_step
 
 
-def _save_merged(bench: Workbench, space: InstalledSpace, target: Path) -> None:
-    """Write the whole model, with the trained values merged into its weights."""
+def _save_whole(bench: Workbench, space: InstalledSpace, target: Path, *, as_package: bool) -> None:
+    """Write the whole model with the trained values, as a package of its codes, or merged into its weights."""
     from zo_sweeps.engine.layers.sparse import Sparse
     from zo_sweeps.engine.layers.wrapped import Wrapped
     from zo_sweeps.models import merged
-    from zo_sweeps.run import cache
+    from zo_sweeps.run import cache, packages
 
+    config = bench.config
+    wrapped = isinstance(space, Wrapped)
     if isinstance(space, Sparse):
         space.write()  # `uninstall` takes them out again
-    elif isinstance(space, Wrapped):
-        assert cache.warm is not None
-        cache.warm.dirty = True
+    elif not (wrapped or config.space.moves_base or config.space.of_codes):
+        raise UserError(f"space {config.space.name!r} can be saved neither as an adapter nor merged")
+    assert cache.warm is not None
+    cache.warm.dirty = cache.warm.dirty or wrapped or config.precision.coded
+    if as_package:
+        packages.write_trained(config, bench.model, target)
+        return
+    if config.precision.coded:
+        packages.decode(bench.model.module)
+    if isinstance(space, Wrapped):
         for layer in space.layers.values():
             merged.merge(layer, layer.base)
         space.uninstall()
-    elif not bench.config.space.moves_base:
-        raise UserError(
-            f"space {bench.config.space.name!r} can be saved neither as an adapter nor merged", where="save_adapter"
-        )
     merged.save(bench.model, target)
 
 

@@ -10,19 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from zo_sweeps.core.cached import Cached
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import cache_folder, locked, new_folder
 from zo_sweeps.core.fingerprint import fingerprint
+from zo_sweeps.engine import linear
+from zo_sweeps.engine.layers.weight_only import WeightOnly
 from zo_sweeps.engine.objectives.tokens import Tokens
 from zo_sweeps.methods.arch import ALL
 from zo_sweeps.methods.definition import identity, write
 from zo_sweeps.methods.parts import Model, ModelSource
 from zo_sweeps.methods.precision import WeightOnlyPrecision
 from zo_sweeps.methods.trial_config import TrialConfig
-from zo_sweeps.models import package
+from zo_sweeps.models import coded, package
+from zo_sweeps.models.causal import LanguageModel
 from zo_sweeps.models.load import load
 from zo_sweeps.models.mask_store import Stored
 from zo_sweeps.run.gradients import sensitive_mask, text_samples, text_sensitivities
@@ -102,6 +105,36 @@ def make(config: TrialConfig, device: torch.device, folder: Path, progress: Prog
     made = package.read(folder)
     assert made is not None
     return made
+
+
+def write_trained(config: TrialConfig, model: LanguageModel, folder: Path) -> None:
+    """Write a model whose codes, scales or entries are trained as a package without a mask.
+
+    Args:
+        model: with the space installed; transformers takes it for a plain one afterwards.
+        folder: absent or empty; it appears whole or not at all.
+    """
+    coded.forget(model.module)
+    codes = ((name, layer.stored()) for name, layer in _coded(model.module))
+    text = config.data.text_fingerprint if config.precision.of_text else ""
+    with new_folder(folder) as part:
+        package.write(part, model, codes, config.precision, config.model.fingerprint, text)
+
+
+@torch.no_grad()
+def decode(module: nn.Module) -> None:
+    """Put plain projections with the decoded weights in place of those that are stored as codes.
+
+    Memory: the plain weights, in the dtype of decoded values.
+    """
+    coded.forget(module)
+    for name, layer in _coded(module):
+        weight = nn.Parameter(linear.as_stored(layer), requires_grad=False)
+        coded.replace(module, name, coded.plain(weight, layer.bias, layer.transposed))
+
+
+def _coded(module: nn.Module) -> list[tuple[str, WeightOnly]]:
+    return [(name, layer) for name, layer in module.named_modules() if isinstance(layer, WeightOnly)]
 
 
 def _is_whole(folder: Path) -> bool:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.memory import Part, counted_as
 from zo_sweeps.engine import linear
 from zo_sweeps.engine.layers.weight_only import Entries, WeightOnly
@@ -78,7 +79,8 @@ class _BesideCodes:
     """Entries kept beside a layer's codes, and written into the decoded weight."""
 
     def __init__(self, layer: WeightOnly) -> None:
-        assert layer.entries is None, "a layer has one sparse space"
+        if layer.entries is not None:
+            raise UserError("the package has trained entries already", fix="train another space, or export it merged")
         self._layer, self.dtype = layer, layer.codes.like.dtype
         self.touched = torch.empty(0, dtype=torch.long, device=layer.codes.like.device)
         self._values = torch.empty(0, dtype=self.dtype, device=layer.codes.like.device)

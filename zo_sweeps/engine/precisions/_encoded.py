@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from zo_sweeps.engine.layers.weight_only import Codes
+    from zo_sweeps.engine.layers.weight_only import Codes, WeightOnly
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,17 @@ class Encoded(WeightOnlyPrecision):
         return self._module(layer, self.encode_weighted(weight, sensitivity))
 
     def restored(self, layer: nn.Module, shape: tuple[int, int], buffers: Mapping[str, Tensor]) -> nn.Module:
-        scheme = self.encode(next(iter(buffers.values())).new_zeros(1, shape[1], dtype=self.dtype))
-        return self._module(layer, scheme.holding(shape, buffers))
+        from zo_sweeps.engine.layers.weight_only import ENTRIES, ENTRY_VALUES, Entries
+
+        coded = {name: buffer for name, buffer in buffers.items() if name not in (ENTRIES, ENTRY_VALUES)}
+        scheme = self.encode(next(iter(coded.values())).new_zeros(1, shape[1], dtype=self.dtype))
+        module = self._module(layer, scheme.holding(shape, coded))
+        if ENTRIES in buffers:
+            module.entries = Entries(buffers[ENTRIES], buffers[ENTRY_VALUES], shape)
+        return module
 
     @staticmethod
-    def _module(layer: nn.Module, codes: Codes) -> nn.Module:
+    def _module(layer: nn.Module, codes: Codes) -> WeightOnly:
         from zo_sweeps.engine import linear
         from zo_sweeps.engine.layers.weight_only import WeightOnly
 
