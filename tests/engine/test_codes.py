@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
@@ -15,6 +17,7 @@ from tests.engine.conftest import TinyModel, make_examples, targets, tiny_model
 from tests.engine.spaces_common import LINEAR, MEMBERS, SPARSE, definition, example_losses, nudge, weights_of
 from zo_sweeps.engine import chunk, linear, losses, masks
 from zo_sweeps.engine.batch import collate
+from zo_sweeps.engine.codes.four_bit_integers import FourBitIntegers
 from zo_sweeps.engine.estimators.rge import RGE
 from zo_sweeps.engine.evaluate import evaluate
 from zo_sweeps.engine.layers.weight_only import WeightOnly
@@ -417,3 +420,15 @@ def test_qzo_is_its_algorithm_1_and_replays_to_the_bit() -> None:
     rebuild(method, again, log, Constant().over(lr, steps), seed=0)
     assert all(torch.equal(again.params[name], p) for name, p in space.params.items())
     assert min(float(p.min()) for p in space.params.values()) == 0
+
+
+@pytest.mark.parametrize("g", [30.0, -5000.0])
+def test_the_preset_of_the_released_numbers_moves_the_quantization_step_as_the_release_does(g: float) -> None:
+    """w = D c = s c / m: s + eps z is D + (eps / m) z. The release: eps 1e-3, lr 1e-7, C 100 for D."""
+    preset = yaml.safe_load((Path(__file__).parents[2] / "conf/method/qzo_released.yaml").read_text())
+    eps, clip = float(preset["estimator"]["eps"]), float(preset["estimator"]["clip"])
+    lr, m = float(preset["update"]["lr"]), FourBitIntegers.largest
+    assert eps / m == pytest.approx(1e-3)
+    ours = g * 1e-3 / eps  # the same two losses, over another span
+    moved = lr * max(-clip, min(clip, ours))
+    assert moved / m == pytest.approx(1e-7 * max(-100, min(100, g)))

@@ -20,6 +20,7 @@ from zo_sweeps.methods.parts import Model
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.build import build
 from zo_sweeps.record.curves import gradients, trail
+from zo_sweeps.record.journal import evals
 from zo_sweeps.run.generation import drawn_alone, nucleus_token
 
 pytestmark = pytest.mark.unit
@@ -285,3 +286,27 @@ def test_noise_is_measured_at_the_levels_of_rounded_activations_too_and_costs_a_
     assert few.metrics["flops_per_step"] == fine.metrics["flops_per_step"]
     levels, _ = run(make(*tiny, "method=prge", "precision=w4a8", "estimator.eps=1e-4", "train.steps=9"))
     assert levels.metrics["noise_to_signal"] > 0.5
+
+
+def test_a_trial_that_ends_worse_than_the_untrained_model_says_so_in_its_cell() -> None:
+    untrained, _ = run(make("method=zero_shot"))
+    for method, lr, worse in (("prge", "0.3", False), ("mezo", "1", True)):
+        outcome, journal = run(make(f"method={method}", f"update.lr={lr}", "train.steps=4"))
+        assert outcome.state is TrialState.SUCCEEDED, outcome.error
+        change = outcome.metrics["dev/loss"] - untrained.metrics["dev/loss"]
+        assert outcome.metrics["dev_loss_change"] == pytest.approx(change, abs=1e-6)
+        assert (change > 1) if worse else (change < -0.01)
+        assert ("not better than before training" in " ".join(remarks([outcome.metrics]))) == worse
+        assert {step for _, step in evals(journal)} == {2, 4}, "what no step made is never selected"
+
+
+def test_a_resumed_attempt_takes_the_untrained_score_from_its_log() -> None:
+    trial = make("method=prge", "update.lr=0.3", "train.steps=4")
+    whole, journal = run(trial)
+    first = next(event for event in journal if event["type"] == "steps")
+    kept = {**first, "untrained": first["untrained"] + 1}
+    for name in ("losses", "coefs"):
+        kept[name] = first[name][:1]
+    resumed, _ = run(trial, [next(event for event in journal if event["type"] == "start"), kept], attempt=2)
+    assert resumed.metrics["dev/loss"] == whole.metrics["dev/loss"]
+    assert resumed.metrics["dev_loss_change"] == pytest.approx(whole.metrics["dev_loss_change"] - 1, abs=1e-9)

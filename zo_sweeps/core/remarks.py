@@ -69,6 +69,12 @@ REMARKS = (
         above=NOISE_TO_SIGNAL,
     ),
     Remark(
+        "dev_loss_change",
+        "not better than before training: the dev loss of the selected step is {} above the untrained model's; other "
+        "update.lr or estimator.eps may learn",
+        above=0,
+    ),
+    Remark(
         "updates_lost",
         "most of the updates were lost: rounding to half precision left more than half of the weights as they were",
         above=0.5,

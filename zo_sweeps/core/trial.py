@@ -187,6 +187,7 @@ METRICS: Mapping[str, str] = {  # of an outcome -> its meaning
     "dev/metric": "the task's first, at the selected step; a share is a fraction of 1",
     "test/loss": "at the selected step",
     "test/metric": "the task's first, at the selected step; a share is a fraction of 1",
+    "dev_loss_change": "dev loss at the selected step, minus that before the first step",
     "final_train_loss": "mean of the last 100 steps (of all, if fewer); a step's loss is the mean over its points",
     "seconds_per_step": "median over steps",
     "mean_seconds_per_step": "mean over steps",

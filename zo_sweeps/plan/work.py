@@ -105,6 +105,7 @@ def _passes(config: TrialConfig, arch: Arch, needs: Availability) -> list[Pass]:
     passes = [*scoring("scoring", dev, evaluations if config.steps else 1), *scoring("scoring", test, 1)]
     passes += scoring("measurement", min(dev + test, SCORED_TOKENS / tokens), 1)
     if config.steps:
+        passes += scoring("measurement", dev, 1)  # before the first step
         batch, points = train.batch or 1, config.forwards(trainable)
         together = config.evaluation.mode.points_per_forward(config.estimator.budget) if kind.estimates else 1
         examples = batch * min(together, max(points, 1))

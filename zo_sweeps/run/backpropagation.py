@@ -34,6 +34,7 @@ class Backpropagation(Runner):
         self.recorder.measured["trainable_parameters"] = float(sum(p.numel() for p in space.params.values()))
         self.recorder.measured |= self.config.departures
         try:
+            self.score_untrained()
             best = self._train(space)
             self.recorder.flush()
             self.stop_memory()  # the peak over steps and dev evaluations, without the test

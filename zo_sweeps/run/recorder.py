@@ -59,6 +59,7 @@ class Recorder:
         seen: steps whose gradients are already recorded.
         largest: the step of this attempt with the most tokens, the first of equals, and their number.
         fused: the most trials with which an attempt shared forwards, itself included; 0: it shared none.
+        untrained: the dev loss before the first step; NaN: not scored yet.
         selected: the step whose weights are tested.
         selection: the dev value that selects the step, and -1 if higher is better, otherwise 1.
         device: description of this machine, for the outcome.
@@ -92,6 +93,7 @@ class Recorder:
         self.energy = EnergyMeter(None, reason="the steps did not run")
         self.load: Load | None = None
         self._earlier = _earlier(journal)
+        self.untrained = next((float(one["untrained"]) for one in reports if "untrained" in one), math.nan)
         self.selected = 0
         self.selection = ("loss", 1)
         self.codes = [str(event["code"]) for event in journal if event["type"] == "start" and "code" in event]
@@ -200,6 +202,8 @@ class Recorder:
             measured: dict[str, Any] = {} if math.isnan(joules) else {"joules": joules}
             if rounding := [[step.step, *step.noise] for step in self._pending if step.noise is not None]:
                 measured["rounding"] = rounding
+            if self.reported == 0 and math.isfinite(self.untrained):
+                measured["untrained"] = self.untrained
             report = self.emit(
                 "steps",
                 first=self._pending[0].step,
@@ -251,6 +255,8 @@ class Recorder:
             for split, event in (("dev", chosen), ("test", self.test)):
                 metrics[f"{split}/loss"], metrics[f"{split}/metric"] = event["loss"], event["metric"]
                 metrics |= {f"{split}/{name}": value for name, value in event.get("metrics", {}).items()}
+            if math.isfinite(self.untrained):
+                metrics["dev_loss_change"] = chosen["loss"] - self.untrained
         unmeasured = dict(self.unmeasured)
         if self.fused:
             metrics["fused_trials"] = float(self.fused)

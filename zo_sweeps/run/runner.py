@@ -77,6 +77,12 @@ class Runner:
         """Run the trial to its end. Raises StoppedError, DivergedError, or any other error on the way."""
         raise NotImplementedError
 
+    @torch.inference_mode()
+    def score_untrained(self) -> None:
+        """Keep the dev loss before the first step, with the space installed, unless an earlier attempt did."""
+        if math.isnan(self.recorder.untrained):
+            self.recorder.untrained = self.bench.scored(self.bench.splits.dev)[0]
+
     def report_test(self, step: int, weights: str = "") -> None:
         """Score the test split once, with the selected weights.
 

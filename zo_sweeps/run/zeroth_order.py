@@ -29,7 +29,9 @@ class ZerothOrderRunner(Runner):
         if (directions := self.config.perturbation.directions(d)) is not None:
             recorder.measured["directions"] = float(directions)
         try:
-            events = self.counted(self._steps(method, space, self._gather(space)))
+            peers = self._gather(space)
+            self.score_untrained()
+            events = self.counted(self._steps(method, space, peers))
             for event in events:
                 recorder.take(event)
                 self.stop_if_asked(event)

@@ -91,7 +91,7 @@ OPTIONAL: Mapping[str, Check] = {
     "tokens": _count,
     "examples": _count,
     **dict.fromkeys(("code", "right", "rows", "weights"), _text),
-    **dict.fromkeys(("joules", "celsius", "mhz", "own_share"), _number),
+    **dict.fromkeys(("untrained", "joules", "celsius", "mhz", "own_share"), _number),
     "throttled": _of(_text),
 }
 _OUTCOME: Mapping[str, Check] = {
