@@ -8,10 +8,10 @@ import pytest
 from tests.schedule import fakes
 from zo_sweeps.core.trial import Needs, Trial
 from zo_sweeps.schedule.backend import COLD, NO_SLOT, WARM
-from zo_sweeps.schedule.placement import Node, gpus_needed, preference, reason, refusal
+from zo_sweeps.schedule.placement import Node, gpus_holding, gpus_needed, preference, reason, refusal
 from zo_sweeps.schedule.queue import ReadyQueue
 from zo_sweeps.schedule.ray_cluster import _node
-from zo_sweeps.schedule.this_host import _reasons
+from zo_sweeps.schedule.this_host import _divided, _gpus, _reasons
 
 pytestmark = pytest.mark.unit
 
@@ -35,14 +35,44 @@ def test_a_device_is_found_where_it_is(device, fits):
     assert {node.name for node in (CPU, GPU, NANO) if not refusal(Needs(device), node)} == fits
 
 
-def test_a_model_beyond_one_gpu_says_how_many_hold_it_and_what_needs_less() -> None:
-    """FO-Full of 7B parameters: 16 bytes each, and its activations."""
-    full, host = Needs("cuda", 134 * GIB), Node("", "this host", "cuda", 16, 2, 78 * GIB)
-    assert [*_reasons(full, host, 1)] == [
-        "needs about 134.0 GiB of GPU memory, and a GPU here has 78.0 GiB: 2 of them would hold it, but a model is not "
-        "divided over GPUs; use a method that needs less (FO-Full: method=fo_full_8bit)"
+def test_a_model_beyond_one_gpu_takes_as_many_as_hold_it_where_it_is_divided() -> None:
+    """FO-Full of 7B parameters in 32 layers: 16 bytes each, and its activations."""
+    host = Node("", "this host", "cuda", 16, 2, 78 * GIB)
+    full = _divided(Needs("cuda", 134 * GIB, layers=32), host)
+    assert gpus_needed(full, host) == full.gpus == 2
+    assert not [*_reasons(full, host, 1)]
+    text = "2 GPUs of one node (about 134.0 GiB, 78.0 GiB each)"
+    assert _gpus(full, host) == text
+    one = replace(host, gpus=1)
+    assert [*_reasons(full, one, 1)] == [f"needs {text}, and this host gives a trial 1 GPU"]
+    whole = _divided(Needs("cuda", 134 * GIB), host)
+    assert whole.gpus == 1
+    assert [*_reasons(whole, host, 1)] == [
+        "needs about 134.0 GiB of GPU memory, and a GPU here has 78.0 GiB: a model is divided over GPUs only where "
+        "backpropagation trains all of it"
     ]
-    assert not [*_reasons(Needs("cuda", 53 * GIB), host, 1)]
+    small = _divided(Needs("cuda", 53 * GIB, layers=32), host)
+    assert small.gpus == 1
+    assert not [*_reasons(small, host, 1)]
+    assert _divided(Needs("auto", 134 * GIB, layers=32), replace(CPU, memory_bytes=GIB)).gpus == 1, "of main memory"
+
+
+def test_a_gpu_holds_its_share_and_a_layer() -> None:
+    full = Needs("cuda", 134 * GIB, layers=32)
+    assert gpus_holding(full, 71 * GIB) == 3, "67 GiB, and up to 4.2 of a layer that is not divided"
+    assert gpus_holding(full, 72 * GIB) == 2
+    assert gpus_holding(full, 8 * GIB) == 1, "34 would: more than layers"
+
+
+def test_a_divided_trial_goes_where_one_node_gives_it_all_its_gpus() -> None:
+    needs = Needs("cuda", 134 * GIB, layers=32, gpus=2)
+    assert refusal(needs, GPU) == ""
+    assert refusal(needs, replace(GPU, gpus=1)) == "gives a trial 1 GPU"
+    assert refusal(needs, replace(GPU, slots=2)) == "gives a trial 1 GPU", "an agent's lease has one"
+    assert refusal(replace(needs, device="auto"), CPU) == "lends 16.0 GiB of memory"
+    assert reason(needs, [replace(GPU, gpus=1)]) == (
+        "needs 2 GPUs of one node and 134.0 GiB of memory: 0 of 1 nodes offer it (rack gives a trial 1 GPU)"
+    )
 
 
 def test_memory_counts_where_the_trial_computes_in_it():

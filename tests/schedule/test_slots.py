@@ -188,3 +188,17 @@ def test_an_autoscaler_is_asked_for_the_slots_that_waiting_trials_could_use() ->
     mine.want(needing(0, "cpu"))
     assert mine.bundles(20) == [{"CPU": 1, "GPU": 1.0}] * 8
     assert mine.bundles(3) == [{"CPU": 1, "GPU": 1.0}] * 3
+
+
+def test_a_divided_trial_takes_its_gpus_in_one_bundle() -> None:
+    rack = Node("1", "rack", "cuda", 4, 4, 64 * GIB)
+    mine = Slots("module:function", 1, None, ALONE, Agents(), Claim("me, pid 1 on desk"))
+    trial = fakes.trial(Path("unused"), "t", needs=Needs("cuda", 134 * GIB, layers=32, gpus=3))
+    mine.see([rack], {"1": {"CPU": 4.0, "GPU": 2.0, "memory": 64.0 * GIB}})
+    assert mine.choose(trial) == (None, None)
+    mine.see([rack], {"1": {"CPU": 4.0, "GPU": 4.0, "memory": 64.0 * GIB}})
+    assert mine.choose(trial) == (None, rack)
+    mine.want(trial)
+    assert mine.bundles(1) == [{"CPU": 1, "GPU": 3.0}]
+    mine._slots.append(Slot(None, rack, 3, memory_bytes=0))
+    assert mine.choose(needing(0, "cuda")) == (None, rack), "an actor with three GPUs is not taken for one"

@@ -285,12 +285,12 @@ def test_a_generation_task_is_scored_by_f1(tmp_path: Path) -> None:
 def test_a_model_is_freed_before_the_next_is_loaded(in_a_cycle: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     trial = make("method=zero_shot")
     config = TrialConfig.of(trial.config)
-    first = cache.base_model(config, "one", torch.device("cpu")).module
+    first = cache.base_model(config, "one", [torch.device("cpu")]).module
     if in_a_cycle:
         first.own = [first]
     gone = weakref.ref(first)
     del first
     set_aside()  # the next trial begins
     monkeypatch.setattr(cache, "load", lambda *_: gone())
-    assert cache.base_model(config, "two", torch.device("cpu")) is None
+    assert cache.base_model(config, "two", [torch.device("cpu")]) is None
     cache.warm = None

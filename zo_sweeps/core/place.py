@@ -16,7 +16,7 @@ LIBRARIES = ("torch", "executorch")
 ALWAYS = ("device", "runtime", "threads")  # facts that a place's text always names
 EXPECTED = (*ALWAYS, "name", "torch")  # facts that are unknown if they are not recorded
 CODE = "code"
-FACTS = ("device", "name", "runtime", "form", "delegate", "threads", "processes", *LIBRARIES, CODE)
+FACTS = ("device", "name", "runtime", "form", "delegate", "threads", "processes", "divided", *LIBRARIES, CODE)
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Place:
         versions, load, threads, cores = (device.get(name) for name in ("versions", "load", "threads", "cores"))
         versions, load = (one if isinstance(one, Mapping) else {} for one in (versions, load))
         shares = [share for name in ("during", "before") if isinstance(share := load.get(name), (int, float))]
-        runtime, processes = str(device.get("runtime") or ""), device.get("processes")
+        runtime, processes, divided = str(device.get("runtime") or ""), device.get("processes"), device.get("divided")
         facts = {
             "device": device.get("kind"),
             "name": device.get("name"),
@@ -48,6 +48,7 @@ class Place:
             "delegate": device.get("delegate") and f"delegate {device['delegate']}",
             "threads": threads and f"{threads} thread{'s' * (threads != 1)}",
             "processes": processes and f"{processes} process{'es' * (processes != 1)}",
+            "divided": divided and f"divided over {divided} GPUs",
             **{name: versions.get(name) and f"{name} {versions[name]}" for name in LIBRARIES},
             CODE: code,
         }

@@ -82,6 +82,8 @@ class Needs:
     tools: tuple[str, ...] = ()  # distributions that it runs, with their versions: "pyosys 0.70"
     client_bytes: int = field(default=0, compare=False)  # of a program: peak of the light client, where that runs it
     beside: int = 0  # other trials in the same process, with which it shares forwards
+    layers: int = 0  # that may be on several GPUs of a node; 0: the model is not divided
+    gpus: int = 1  # over which its model is divided, where it runs on a GPU
 
 
 class Config(Protocol):

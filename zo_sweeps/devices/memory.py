@@ -25,10 +25,10 @@ class MemoryMeter:
 
     cuda: the allocator's peak. cpu: the process's peak resident memory, from the kernel if it can be reset (Linux),
     otherwise sampled. Jetson, where GPU and CPU share memory: the sum of both peaks, an upper bound, because they need
-    not coincide.
+    not coincide; several GPUs likewise.
 
     Args:
-        device: a torch device or its name.
+        devices: torch devices or their names: one, or GPUs.
 
     Attributes:
         definition: the definition of the number, in one line, for the records.
@@ -36,10 +36,10 @@ class MemoryMeter:
         above_baseline: the peak minus the baseline (0 or more), set by `stop()`.
     """
 
-    def __init__(self, device: Any) -> None:
-        self._cuda = str(device) if str(device).startswith("cuda") else ""
+    def __init__(self, *devices: Any) -> None:
+        self._cuda = [str(device) for device in devices if str(device).startswith("cuda")]
         self._host = _HostPeak() if not self._cuda or jetson_profile(board()) else None
-        parts = [CUDA] if self._cuda else []
+        parts = [CUDA + f", summed over {len(self._cuda)} GPUs" * (len(self._cuda) > 1)] if self._cuda else []
         if self._host:
             parts.append(self._host.definition)
         self.definition = " + ".join(parts)
@@ -55,8 +55,9 @@ class MemoryMeter:
         if self._cuda:
             import torch
 
-            torch.cuda.reset_peak_memory_stats(self._cuda)
-            self.baseline += torch.cuda.memory_allocated(self._cuda)
+            for gpu in self._cuda:
+                torch.cuda.reset_peak_memory_stats(gpu)
+                self.baseline += torch.cuda.memory_allocated(gpu)
 
     def stop(self) -> int:
         """Return the peak bytes since `start()`. Can be called repeatedly; measuring continues."""
@@ -64,7 +65,7 @@ class MemoryMeter:
         if self._cuda:
             import torch
 
-            peak += torch.cuda.max_memory_allocated(self._cuda)
+            peak += sum(map(torch.cuda.max_memory_allocated, self._cuda))
         self.above_baseline = max(peak - self.baseline, 0)
         return peak
 

@@ -19,6 +19,7 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.fingerprint import fingerprint
 from zo_sweeps.core.trial import Needs, SharedSteps, Trial
 from zo_sweeps.devices.formats import format_times
+from zo_sweeps.methods.arch import Arch
 from zo_sweeps.methods.definition import identity
 from zo_sweeps.methods.evaluation import Restore
 from zo_sweeps.methods.parts import ModelSource
@@ -268,6 +269,7 @@ def _trial(
             parts={part.value: int(size) for part, size in needs.parts.items()},
             tools=needs.tools,
             client_bytes=needs.client_bytes,
+            layers=_layers_apart(config, needs.arch),
         ),
         warm_key=warm_key(config),
         cost=_cost(config, needs),
@@ -281,6 +283,16 @@ def _trial(
         block=block,
         task=config.task.name if kind.of_model else "",
     )
+
+
+def _layers_apart(config: TrialConfig, arch: Arch | None) -> int:
+    """Return how many layers may be on several GPUs: those of a model whose every weight is trained by backpropagation.
+
+    Nothing else needs so much memory. `gradients` are measured on one device.
+    """
+    kind, space = config.method.kind, config.space
+    apart = kind.backpropagates and space.moves_base and not (space.of_codes or config.precision.coded)
+    return arch.layers if arch and apart and not config.gradients.samples else 0
 
 
 def warm_key(config: TrialConfig) -> str:

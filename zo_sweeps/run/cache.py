@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from zo_sweeps.methods.precision import WeightOnlyPrecision
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.models import package
 from zo_sweeps.models.causal import LanguageModel
+from zo_sweeps.models.divided import divide
 from zo_sweeps.models.load import load
 from zo_sweeps.models.masked import MaskedLanguageModel
 from zo_sweeps.run.packages import prepared
@@ -65,16 +66,23 @@ def torch_device(profile: Device) -> str:
     return "cpu"
 
 
-def base_model(config: TrialConfig, warm_key: str, device: torch.device) -> LanguageModel:
-    """Return the base model: the cached one if it has this `warm_key` and its weights have not been moved."""
+def base_model(config: TrialConfig, warm_key: str, devices: Sequence[torch.device]) -> LanguageModel:
+    """Return the base model: the cached one if it has this `warm_key` and its weights have not been moved.
+
+    On several devices it is loaded in main memory, and divided over them.
+    """
     global warm
-    if warm is None or warm.key != warm_key or warm.dirty:
+    key = f"{warm_key} on {len(devices)}"
+    if warm is None or warm.key != key or warm.dirty:
         _drop()
-        precision, model = config.precision, config.model
+        precision, model, device = config.precision, config.model, devices[0]
         codes = precision if isinstance(precision, WeightOnlyPrecision) else None
         if codes is not None and codes.prepared and package.of(model) is None:
             model = prepared(config, device)
-        warm = Warm(warm_key, load(model, precision.dtype, device, codes))
+        whole = load(model, precision.dtype, device if len(devices) == 1 else "cpu", codes)
+        if len(devices) > 1:
+            divide(whole, devices)
+        warm = Warm(key, whole)
     return warm.model
 
 

@@ -95,7 +95,7 @@ def _execute(
 ) -> None:
     config = TrialConfig.of(trial.config)
     bench = Workbench(config, trial.warm_key, recorder, gathering)
-    meter = MemoryMeter(bench.device)
+    meter = MemoryMeter(*bench.devices)
     if away is None:
         runner = runner_of(config)(bench, meter, should_stop, sharing)
     else:

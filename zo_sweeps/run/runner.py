@@ -59,6 +59,7 @@ class Runner:
             "memory_definition": self.meter.definition,
             "threads": torch.get_num_threads(),
             "processes": 1 + followers,
+            **({"divided": divided} if (divided := len(self.bench.devices)) > 1 else {}),
         }
 
     def load(self) -> Load | None:
@@ -71,6 +72,8 @@ class Runner:
             return EnergyMeter(None, reason=NOT_ITS_OWN)
         if self.sharing is not None:
             return EnergyMeter(None, reason="the steps are shared by several processes")
+        if len(self.bench.devices) > 1:
+            return EnergyMeter(None, reason="the model is divided over several GPUs, and joules are read of one")
         return EnergyMeter.of(self.bench.device)
 
     def run(self) -> None:

@@ -40,6 +40,7 @@ class Workbench:
         gathering: the trials with which it shares forwards; None: there are none.
 
     Attributes:
+        device: of the batches and losses; devices: of the model, that one first.
         model: the base model, after `load`.
         splits: the encoded rows, after `load`; absent for kinds without rows.
         objective: f of the training steps.
@@ -52,6 +53,10 @@ class Workbench:
     ) -> None:
         self.config, self.warm_key, self.recorder, self.gathering = config, warm_key, recorder, gathering
         self.device = torch.device(cache.torch_device(config.device))
+        self.devices = [self.device]
+        if self.device.type == "cuda" and recorder.trial.needs.gpus > 1:
+            self.devices = [torch.device("cuda", i) for i in range(recorder.trial.needs.gpus)]
+            self.device = self.devices[0]
         self.scorer: Callable[[Sequence[Example]], Scored] | None = None
         self._seat: Forwards | None = None
 
@@ -62,7 +67,7 @@ class Workbench:
 
     def load(self) -> None:
         """Load the model, and the rows if the kind has any."""
-        self.model = cache.base_model(self.config, self.warm_key, self.device)
+        self.model = cache.base_model(self.config, self.warm_key, self.devices)
         if self.gathering is not None:
             self.model = self.gathering.own(self.model, self.config)
         self._same_codes()
@@ -99,7 +104,7 @@ class Workbench:
         assert cache.warm is not None
         if cache.warm.dirty:
             del self.model
-            self.model = cache.base_model(self.config, self.warm_key, self.device)
+            self.model = cache.base_model(self.config, self.warm_key, self.devices)
         space = self.config.space
         if space.moves_base:
             cache.warm.dirty = True
@@ -212,7 +217,7 @@ class Workbench:
         loaded = lambda: self.model
         plain = self._plain if self.config.precision.coded else loaded
         mask, mark = sensitive_mask(self.config, loaded, plain, layers, self.splits.train, self.evaluated)
-        self.model = cache.base_model(self.config, self.warm_key, self.device)  # the same, if `_plain` was not called
+        self.model = cache.base_model(self.config, self.warm_key, self.devices)  # the same, if `_plain` was not called
         if recorder.mask not in ("", mark):
             raise UserError(
                 f"the mask computed here ({mark}) differs from the one that this trial began with ({recorder.mask})",

@@ -52,10 +52,19 @@ class Node:
 
 
 def gpus_needed(needs: Needs, node: Node) -> int:
-    """Return the GPUs that a trial takes on `node`; "auto" takes one if there is one, which it would use anyway."""
+    """Return the GPUs that a trial takes on `node`; "auto" takes them if there are any, which it would use anyway."""
     if needs.device in ("cpu", "rtl") or needs.programs:
         return 0
-    return 1 if needs.device == "cuda" or node.gpus >= 1 else 0
+    return needs.gpus if needs.device == "cuda" or node.gpus >= 1 else 0
+
+
+def gpus_holding(needs: Needs, memory_bytes: int) -> int:
+    """Return the fewest GPUs of so much memory that hold a trial divided over them; 1 where that is not possible.
+
+    With M bytes and L layers, a GPU of n has at most M / n + M / L: a layer is not divided; see `models.divided`.
+    """
+    counts = range(2, needs.layers + 1) if needs.memory_bytes > memory_bytes else ()
+    return next((n for n in counts if needs.memory_bytes * (1 / n + 1 / needs.layers) <= memory_bytes), 1)
 
 
 def takes_main_memory(needs: Needs, node: Node) -> bool:
@@ -98,6 +107,9 @@ def refusal(needs: Needs, node: Node, cpus: int = 1) -> str:
     if absent := [tool for tool in needs.tools if node.tools is not None and tool not in node.tools]:
         return f"has no {' and no '.join(absent)}: pip install {' '.join(tool.replace(' ', '==') for tool in absent)}"
     lacks = [f"lends {node.cpus:g} CPUs where executor.cpus_per_trial is {cpus}"] if node.cpus < cpus else []
+    lent = min(1, node.gpus) if node.is_agent else node.gpus  # a lease has one GPU
+    if gpus_needed(needs, node) > lent:
+        lacks.append(f"gives a trial {lent:g} GPU{'s' * (lent != 1)}")
     if main_memory(needs, node) > node.memory_bytes:
         lacks.append(f"lends {bytes_text(node.memory_bytes)} of memory")
     return " and ".join(lacks)
@@ -110,6 +122,7 @@ def reason(needs: Needs, nodes: Sequence[Node], cpus: int = 1) -> str:
         return ""
     memory = f" and {bytes_text(needs.memory_bytes)} of memory" if needs.memory_bytes else ""
     device = "any device" if needs.device == "auto" else f"device {needs.device}"
+    device = device if needs.gpus == 1 else f"{needs.gpus} GPUs of one node"
     each = "; ".join(f"{name} {text}" for name, text in list(dict.fromkeys(reasons))[:3])
     return f"needs {device}{memory}: 0 of {len(nodes)} nodes offer it" + (f" ({each})" if each else "")
 

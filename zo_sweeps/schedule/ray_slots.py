@@ -153,7 +153,10 @@ class Slots:
     def want(self, trial: Trial) -> None:
         """Note that the trial found no slot in this round."""
         if trial.needs.device in ("auto", *HOSTS) and "GPU" not in self._bundle:  # no autoscaler adds an edge device
-            self._bundle = {"CPU": self._cpus, **({"GPU": 1.0} if trial.needs.device == "cuda" else {})}
+            self._bundle = {
+                "CPU": self._cpus,
+                **({"GPU": float(trial.needs.gpus)} if trial.needs.device == "cuda" else {}),
+            }
         if self._limit and sum(slot.trial is not None for slot in self._slots) >= self._limit:
             return
         for node in self.nodes_for(trial):

@@ -13,7 +13,7 @@ from zo_sweeps.plan.build import Plan
 from zo_sweeps.schedule import fused
 from zo_sweeps.schedule.ledger import read_standing
 from zo_sweeps.schedule.memory import Measured
-from zo_sweeps.schedule.placement import Node, other_device, refusal, takes_main_memory
+from zo_sweeps.schedule.placement import Node, gpus_holding, other_device, refusal, takes_main_memory
 from zo_sweeps.schedule.sharing import Workers
 
 
@@ -34,24 +34,40 @@ def for_this_host(plan: Plan) -> Plan:
     host = probe()
     lent = host["cores"], len(host["gpus"]), host["memory_bytes"]
     node = Node("", "this host", host["profile"], *lent, programs=host["executorch"], tools=frozenset(host["tools"]))
-    reasons = dict(plan.reasons)
-    for trial in plan.every.values():
+    every = {trial_id: replace(trial, needs=_divided(trial.needs, node)) for trial_id, trial in plan.every.items()}
+    reasons, remarks = dict(plan.reasons), dict(plan.remarks)
+    for trial_id, trial in every.items():
         if found := tuple(_reasons(trial.needs, node, options.cpus_per_trial)):
-            reasons[trial.trial_id] = (*reasons.get(trial.trial_id, ()), *found)
-    return replace(plan, trials=tuple(t for t in plan.trials if t.trial_id not in reasons), reasons=reasons)
+            reasons[trial_id] = (*reasons.get(trial_id, ()), *found)
+        elif trial.needs.gpus > 1:
+            remarks[trial_id] = (*remarks.get(trial_id, ()), f"needs {_gpus(trial.needs, node)}")
+    trials = tuple(every[trial.trial_id] for trial in plan.trials if trial.trial_id not in reasons)
+    return replace(plan, trials=trials, every=every, reasons=reasons, remarks=remarks)
+
+
+def _divided(needs: Needs, node: Node) -> Needs:
+    """Return the needs with the number of GPUs of `node`, whose memory is one GPU's, that hold the trial."""
+    on_gpu = not other_device(needs, node) and not takes_main_memory(needs, node)
+    return replace(needs, gpus=gpus_holding(needs, node.memory_bytes)) if on_gpu else needs
+
+
+def _gpus(needs: Needs, node: Node) -> str:
+    each = bytes_text(node.memory_bytes)
+    return f"{needs.gpus} GPUs of one node (about {bytes_text(needs.memory_bytes)}, {each} each)"
 
 
 def _reasons(needs: Needs, node: Node, cpus: int) -> Iterator[str]:
     """Yield every reason why this host can never run a trial."""
     if why := refusal(needs, node, cpus):
         memory = f" and about {bytes_text(needs.memory_bytes)}" if "memory" in why else ""
-        yield f"needs device {needs.device}{memory}, and this host {why}"
-    if not other_device(needs, node) and not takes_main_memory(needs, node) and needs.memory_bytes > node.memory_bytes:
-        count = -(-needs.memory_bytes // node.memory_bytes)
+        what = f"device {needs.device}{memory}" if needs.gpus == 1 else _gpus(needs, node)
+        yield f"needs {what}, and this host {why}"
+    if needs.gpus > 1 or other_device(needs, node) or takes_main_memory(needs, node):
+        return
+    if needs.memory_bytes > node.memory_bytes:
         yield (
             f"needs about {bytes_text(needs.memory_bytes)} of GPU memory, and a GPU here has "
-            f"{bytes_text(node.memory_bytes)}: {count} of them would hold it, but a model is not divided over GPUs; "
-            "use a method that needs less (FO-Full: method=fo_full_8bit)"
+            f"{bytes_text(node.memory_bytes)}: a model is divided over GPUs only where backpropagation trains all of it"
         )
 
 
