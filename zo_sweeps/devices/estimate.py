@@ -16,7 +16,7 @@ FP32 = 4
 INDEX = 8  # of an entry of a weight
 
 
-def logits_bytes(rows: int, positions: float, vocabulary: int) -> float:
+def logits_bytes(rows: float, positions: float, vocabulary: int) -> float:
     """Return the bytes of the loss over `positions` logit vectors per row: 8 per logit.
 
     fp32 logits, and as many exponentials for their sum; the head's own 2-byte logits are freed before. P-RGE's Figure 4
@@ -36,9 +36,10 @@ def memory_by_part(
     backpropagates: bool = False,
     moves_base: bool = False,
     integers: bool = False,
+    in_parts: bool = True,
     sparse: bool = False,
     points: int = 1,
-    batch: int = 1,
+    batch: float = 1,
     tokens: int,
     trainable: int = 0,
     state_copies: float = 0,
@@ -46,45 +47,64 @@ def memory_by_part(
     recomputes: bool = False,
     mixed_bytes: float = 0,
     on_host: bool = False,
-    answer_tokens: int = 1,
+    answer_tokens: float = 1,
     coded: bool = False,
-    scored_tokens: int = 0,
+    scored_tokens: float = 0,
+    rank: int = 0,
+    attended: float = 0,
+    inputs: float | None = None,
 ) -> dict[Part, float]:
     """Estimate the peak bytes of a trial, by part, beyond an empty process with torch imported (RUNTIME_BYTES).
 
-    The peak is that of a step, or of the forward that scores the most rows, whichever is larger.
+    The peak is that of a step, or of the forward that scores the most rows, whichever is larger; of either, the largest
+    of the moments below.
 
     With W = weights, b = value_bytes, N = batch * points rows of T tokens, and points =
     1, q, 2, 2q per forward for the modes sequential, outer, inner, both:
 
         zero_shot   W + F
         zo          W + F + S,   PEFT: S = 4 * trainable * (2 + state_copies + points)  (state, copies, one z)
-                                 full: S = 4 * state_copies * trainable + largest * (8 + b) (one layer computed anew)
-                                 codes: S = 4 * state_copies * trainable + I D (one layer's codes computed anew)
+                                 full, codes: S = 4 * state_copies * trainable
         fo          PEFT: W + 4 * trainable * (2 + state_copies) + B
                     full: P * (2 b + 4 * state_copies) + B, b = trained_bytes  (weights, gradients, states)
                     either, in mixed precision: b = mixed_bytes in B, and 6 N T D L bytes more (the norms' outputs in
                     fp32); PEFT also mixed_bytes of each multiplied weight, of one layer with `recomputes` (full: those
                     of a layer are gone when its gradients, which are larger, are there)
                     either, with `on_host`: one more copy of what is trained, B at least 20 * largest
-        F = max(1.5 N T b * (2D + max(2Q + 4K + D, 3I)),  (one layer's tensors; 1.5: allocator overhead)
-                2 N T D b + logits_bytes)                 (after the last layer)
+        F = max(N T b (3D + max(4Q + 2K, 2Q + 5K)),  (the embeddings, a layer's input, its norm, and q, k, v with those
+                                                    rotated: of q three more, then of k)
+                N T b (4D + 3I),               (the embeddings, the inputs of the layer and of its second half, its
+                                                    norm, and gate, up and their product)
+                N T b (3D + Q + 4K + 2r),      (factors of rank r beside the projection v: x A^T, and it scaled)
+                N T b (4D + 2I) + M(I D),      (the product with up, into which goes the weight M computes anew)
+                b D (N T + K') + logits_bytes / 2 + M(V D),  (the last hidden states, K' places of them, the head, and
+                                                    fp32 logits)
+                b D (N T + K') + logits_bytes)      (and their exponentials)
+            + 24 T (batch, and again N if points > 1)  (ids, mask, positions, which points repeat), 64 K', rotary
+            tables; behind a prefix 5 N T * attended  (the mask as booleans and in fp32)
+        M(n) = 4 n for a full space at one point per forward (a weight at the point, in fp32), + b n if b < 4 (that,
+            rounded); n (8 + b) without `in_parts` (the noise, a temporary of it, and the weight); n for codes; 0 for
+            PEFT, and if points share a forward: directions of the full space stay products of thin factors then, and
+            no weight is perturbed
+        a step of a full space also takes 8 * largest in its update, without activations
         B = N T (L b (6D + 2Q + 4K + 4I) + 8D L)  (kept for the backward pass: the norms' inputs in fp32)
-            + 2 * logits_bytes;  with `recomputes` the bracket is one layer's (L = 1), and L D b of inputs are added
+            PEFT: L b (2Q + 2K + 3I + inputs / L) if less (q, k, v, SDPA's result, gate, its activation, up; a frozen
+            weight's product keeps no input), and b (4I + 2D) of the layer that the backward pass is in
+            + 2.5 * logits_bytes  (logits, exponentials, and three of the gradient)
+            with `recomputes` the bracket is one layer's (L = 1), and L D b of inputs are added
         scoring     W + S + F of `scored_tokens` instead of N T
-        codes       + largest * (4 + b)  (a decoded matrix)
+        codes       M + largest * (4 + b)  (a decoded matrix, while it is multiplied)
         sparse      + trainable * (8 + b)  (indices, first values); over codes 16 + b  (where they are among the kept)
 
     where D = hidden size, I = feed-forward size, Q, K = widths of queries and keys, L = layers, largest = the largest
     matrix's elements, or those of one layer's stacked experts. Attention is SDPA without a mask: no T x T matrix is
-    formed. The cache of generated answers is not included. Intended to be within a factor of 2 of the measured peak,
-    either way.
+    formed, but behind a prefix. The cache of generated answers is not included. Never below the measured peak, and
+    within 1.5 times it, where tokens are known.
 
-    Estimate over the tensors alive at the peak (`devices.tensors`; Llamas of 6 and 56 M weights on a CPU, fp32 if not
-    said): scoring 1.04 to 1.17; LoRA-FA with 2 to 8 points per forward 1.05 to 1.18, INT8 and NF4 among them; logits at
-    all positions 1.00; sparse over NF4 1.07 to 1.16; full 1.34, bf16 1.48 (a CPU computes fewer rows of a layer at a
-    time); FO-Adam 1.04 to 1.17, with 8-bit Adam in bf16 1.14, and 1.09 if layers are computed again; LoRA-FA over NF4
-    1.43. Over the growth of the process, allocator included: 0.71 to 1.07 (56 M, T = 128). Not measured on a GPU.
+    Estimate over the tensors alive at the peak (`devices.tensors`; a Llama of 0.3 M weights on a CPU, fp32 if not
+    said), texts of one length: zeroth order 1.00 to 1.01 in every mode, with EGGROLL, q = 16 and all logits among them;
+    MeZO 1.29, as its update's noise is taken to be stored; FO-LoRA-FA 1.36, at all logits 1.04. With texts that share
+    rows 1.00 to 1.34, FO-Adam 1.4. Not measured on a GPU.
 
     Args:
         value_bytes: bytes per activation.
@@ -93,6 +113,7 @@ def memory_by_part(
         trains: whether parameters move; backpropagates: by gradients.
         moves_base: whether the model's own weights are trained (full), rather than a small additional fp32 state.
         integers: whether these weights are integer codes.
+        in_parts: whether the noise of a full space is added as it is made, and not stored.
         sparse: whether the trained values are chosen entries of the weights, kept with their indices and first values.
         points: points per forward.
         batch: sequences per point in a forward (for a loss over candidates: examples times distinct rows).
@@ -106,6 +127,9 @@ def memory_by_part(
             8-bit Adam computes with five fp32 copies of a parameter.
         answer_tokens: positions per row whose logits are computed; `tokens` for all.
         coded: whether the weights of the blocks are decoded for every product, one matrix at a time.
+        rank: of factors beside the projections.
+        attended: length of a row of the attention's mask, with the prefix; 0: there is none.
+        inputs: values per token of the inputs of products with trained factors, all layers; None: all products'.
         scored_tokens: tokens of the largest forward that scores rows, with padding; 0: the step's.
     """
     width, inner, layers, vocabulary = arch.width, arch.inner, arch.layers, arch.vocabulary
@@ -120,26 +144,50 @@ def memory_by_part(
     parts[Part.WEIGHTS], parts[Part.SCALES], parts[Part.SPARSE] = weights - scales - kept, scales, kept
     if trains and sparse:
         parts[Part.SPARSE] += trainable * ((2 if coded else 1) * INDEX + b)
-    if coded:
-        parts[Part.WORKSPACE] = max(out * into for out, into in arch.linears.values()) * (FP32 + b)
+    decoded = max(out * into for out, into in arch.linears.values()) * (FP32 + b) if coded else 0.0
+    ids = INDEX * (3 * tokens * (batch + (rows if points > 1 else 0)) + 8 * rows * answer_tokens)
 
-    def forward(positions: float, places: float) -> dict[Part, float]:
-        logits = logits_bytes(1, places, vocabulary)
-        layer = 1.5 * positions * b * (2 * width + max(2 * queries + 4 * keys + width, 3 * inner))
-        last = 2 * positions * width * b
-        if layer > last + logits:
-            return {Part.ACTIVATIONS: layer}
-        return {Part.ACTIVATIONS: last, Part.LOGITS: logits}
+    def forward(positions: float, places: float, ids: float, moved: float = 0) -> dict[Part, float]:
+        """Return the parts at the largest moment; `moved`: bytes per entry of a perturbed weight."""
+        value = positions * b
+        attention = value * (3 * width + max(4 * queries + 2 * keys, 2 * queries + 5 * keys))
+        gated = value * (4 * width + 3 * inner)
+        thin = value * (3 * width + queries + 4 * keys + 2 * rank) if rank else 0
+        product = value * (4 * width + 2 * inner)
+        rotary = 2 * tokens * arch.head_width * b + positions * attended * (1 + FP32)
+        last = b * width * (positions + places)
+        logits = logits_bytes(1, places, vocabulary) + FP32 * places
+        moments: list[dict[Part, float]] = [
+            {Part.ACTIVATIONS: max(attention, gated, thin) + rotary},
+            {
+                Part.ACTIVATIONS: product + rotary,
+                Part.WORKSPACE: decoded + moved * max(inner * width, arch.experts),
+            },
+            {
+                Part.ACTIVATIONS: last,
+                Part.LOGITS: logits / 2,
+                Part.WORKSPACE: 0 if integers else moved * vocabulary * width,
+            },
+            {Part.ACTIVATIONS: last, Part.LOGITS: logits},
+        ]
+        largest_one = max(moments, key=lambda moment: sum(moment.values()))
+        return {**largest_one, Part.WORKSPACE: largest_one.get(Part.WORKSPACE, 0) + ids}
 
-    step: dict[Part, float] = forward(rows * tokens, rows * answer_tokens)
+    moved = 0.0
+    if trains and moves_base and points == 1:
+        moved = 1 if integers else FP32 + b * (b < FP32) if in_parts else 2 * FP32 + b
+    step = forward(rows * tokens, rows * answer_tokens, ids, moved)
     if trains and backpropagates:
         a, norms = (mixed_bytes, 14) if mixed_bytes else (b, 8)
-        per_layer = rows * tokens * (a * (6 * width + 2 * queries + 4 * keys + 4 * inner) + norms * width)
+        every = 6 * width + 2 * queries + 4 * keys + 4 * inner
+        bracket = every if inputs is None else min(every, 2 * queries + 2 * keys + 3 * inner + inputs / layers)
+        per_layer = rows * tokens * (a * bracket + norms * width)
+        passing = rows * tokens * a * (4 * inner + 2 * width) * (bracket < every)
         casts = 0 if moves_base else mixed_bytes * sum(out * into for out, into in arch.linears.values())
-        step[Part.ACTIVATIONS] = layers * (per_layer + casts)
+        step = {Part.WORKSPACE: ids + decoded, Part.ACTIVATIONS: layers * (per_layer + casts) + passing}
         if recomputes:
-            step[Part.ACTIVATIONS] = per_layer + casts + rows * tokens * layers * b * width
-        step[Part.LOGITS] = 2 * logits_bytes(rows, answer_tokens, vocabulary)
+            step[Part.ACTIVATIONS] = per_layer + casts + passing + rows * tokens * layers * b * width
+        step[Part.LOGITS] = 2.5 * logits_bytes(rows, answer_tokens, vocabulary)
         step[Part.LOGITS] += 0 if moves_base else mixed_bytes * vocabulary * width
         own = arch.parameters * b * (1 + on_host) if moves_base else FP32 * trainable * (2 + on_host)
         parts[Part.TRAINABLE] = own + FP32 * trainable * state_copies
@@ -148,10 +196,12 @@ def memory_by_part(
             step = {Part.WORKSPACE: stepping}
     elif trains and moves_base:
         parts[Part.TRAINABLE] = FP32 * state_copies * trainable
-        step[Part.WORKSPACE] = parts[Part.WORKSPACE] + inner * width if integers else largest * (8 + b)
+        updating = 0 if integers else 2 * FP32 * largest
+        if updating > sum(step.values()):
+            step = {Part.WORKSPACE: updating}
     elif trains:
         parts[Part.TRAINABLE] = FP32 * trainable * (2 + state_copies + points)
-    scoring = forward(scored_tokens, scored_tokens / tokens)
+    scoring = forward(scored_tokens, scored_tokens / tokens, INDEX * (3 + 8 / tokens) * scored_tokens)
     return {**parts, **(step if sum(step.values()) >= sum(scoring.values()) else scoring)}
 
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from zo_sweeps.engine.packing import pack, padded_to
+from zo_sweeps.engine.packing import MULTIPLE, pack, padded_to
 from zo_sweeps.engine.prompts import Group, groups
 
 
@@ -91,7 +91,7 @@ def collate(
     packed: bool = True,
     shared: bool = False,
     every_position: bool = False,
-    multiple_of: int = 8,
+    multiple_of: int = MULTIPLE,
 ) -> Batch:
     """Collate the examples' candidates.
 

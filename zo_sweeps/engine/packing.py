@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 # Attention is quadratic in the row length; at this length it is still cheap compared with any model's linear layers.
 CAPACITY = 256
+MULTIPLE = 8  # row lengths are rounded up to a multiple of it
 SAVING = 1 / 8  # share of padded tokens; below it, attention without a mask is faster
 
 

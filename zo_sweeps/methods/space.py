@@ -144,7 +144,7 @@ class Space(Definition):
         raise NotImplementedError
 
     def added_bytes(self, arch: Arch) -> int:
-        """Count the bytes by which the stored weights grow while they are trained; a space of codes must be bound."""
+        """Count the bytes of what is kept frozen beside the weights for it; a space of codes must be bound."""
         return 0
 
     def install(self, module: nn.Module, layers: Sequence[str], seed: int, mask: Found | None = None) -> InstalledSpace:

@@ -15,6 +15,7 @@ from zo_sweeps.core.memory import Part
 from zo_sweeps.core.remarks import remarks
 from zo_sweeps.devices.estimate import RUNTIME_BYTES, finding_memory, memory_by_part, program_memory
 from zo_sweeps.devices.kernels import troubles
+from zo_sweeps.engine.packing import CAPACITY
 from zo_sweeps.methods.arch import ALL
 from zo_sweeps.methods.definition import write
 from zo_sweeps.methods.evaluation import SCORED_TOKENS, Restore
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from zo_sweeps.methods.parts import Model, Split
     from zo_sweeps.models.identity import ModelStatus
     from zo_sweeps.models.package import Package
+    from zo_sweeps.plan.lengths import Tokens
     from zo_sweeps.tasks.data import DataStatus
 
 # What tells models apart, of `Arch`; the number of parameters follows, and so do the projections.
@@ -79,7 +81,7 @@ class Places:
         self._data: dict[str, DataStatus | UserError] = {}
         self._texts: dict[Path, str] = {}
         self._lengths: dict[tuple[int, int, int], str | UserError] = {}
-        self._tokens: dict[tuple[int, int, int], float] = {}
+        self._tokens: dict[tuple[int, int, int], Tokens] = {}
         self._rows: dict[tuple[int, Split], tuple[str, ...]] = {}
 
     def look(self, config: TrialConfig) -> Availability:
@@ -100,7 +102,8 @@ class Places:
             reasons.append(f"update {update.name!r} does not work on this machine: {trouble}")
         tokens, longest = _lengths(config, data, _most(config, model))
         trainable = _trainable(config, model.arch) if model.arch and config.method.kind.trains else 0
-        memory, parts, client = self._memory(config, model, longest, trainable)
+        counted = self._counted(config, model, data)
+        memory, parts, client = self._memory(config, model, counted, longest, trainable)
         device = config.device
         if device.is_phone and not (device.client or device.log):
             reasons.append(
@@ -118,7 +121,7 @@ class Places:
             tuple(reasons),
             memory,
             parts,
-            self._forwarded(config, model, data) or tokens,
+            _forwarded(config, counted, _most(config, model)) or tokens,
             trainable,
             tuple(filter(None, notes)),
             client_bytes=client,
@@ -192,13 +195,10 @@ class Places:
             raise found
         return found
 
-    def _forwarded(self, config: TrialConfig, model: ModelStatus, data: DataStatus) -> float:
-        """Return the mean tokens of a row, counted where data and tokenizer are here; otherwise 0.
-
-        Of a trial that shows solved examples, a text has theirs too.
-        """
+    def _counted(self, config: TrialConfig, model: ModelStatus, data: DataStatus) -> Tokens | None:
+        """Return the tokens of rows, counted where data and tokenizer are here; otherwise None."""
         if config.method.kind.generates or model.tokenizer is None or data.folder is None:
-            return 0.0
+            return None
         from zo_sweeps.plan.lengths import tokens_forwarded
         from zo_sweeps.tasks.spec import TaskSpec
 
@@ -207,7 +207,7 @@ class Places:
         if key not in self._tokens:
             spec = TaskSpec.of(config.task, config.prompt.name)
             self._tokens[key] = tokens_forwarded(spec, data.folder, model.tokenizer, most, model.front)
-        return min(self._tokens[key] * (1 + config.method.kind.shown), max(most, self._tokens[key]))
+        return self._tokens[key]
 
     def _duplicates(self, config: TrialConfig, data: DataStatus) -> tuple[str, ...]:
         """Return the remarks on the rows that a trial draws from local files."""
@@ -235,13 +235,25 @@ class Places:
 
     @staticmethod
     def _memory(
-        config: TrialConfig, model: ModelStatus, longest: int, trainable: int
+        config: TrialConfig, model: ModelStatus, counted: Tokens | None, longest: int, trainable: int
     ) -> tuple[int, Mapping[Part, float], int]:
         """Return (estimated peak, its parts, of a program the peak of the light client)."""
         arch, kind, space, precision = model.arch, config.method.kind, config.space, config.precision
         if arch is None:
             return 0, {}, 0
-        scored = 0 if kind.generates else max(config.split.dev, config.split.test) * longest
+        train, examples = config.train, max(config.split.dev, config.split.test)
+        rows = train.batch or 1
+        longest_row = max(CAPACITY, longest) if train.packing else longest
+        stepped, scored = float(rows * longest), 0.0 if kind.generates else float(examples * longest)
+        if counted is not None and not kind.shown:
+            longest = counted.longest
+            fits = not arch.masked and not arch.no_packing
+            wording = config.task.wording(config.prompt.name)
+            every = 1 if arch.masked else max(len(wording.options), counted.texts)
+            objective: Any = config.own_objective or wording.loss
+            apart = 1 if objective.gold_only else every
+            stepped = counted.of_rows(rows, train.packing and fits, apart)
+            scored = counted.of_rows(examples, fits, every)
         finding = client = 0
         if space.needs_gradients and kind.trains and model.package is None:
             text = space.of_text
@@ -266,17 +278,21 @@ class Places:
             backpropagates=kind.backpropagates,
             moves_base=space.moves_base and kind.trains,
             integers=space.integers,
+            in_parts=hasattr(config.perturbation, "combine"),  # as `engine.types.Partial` is told
             trained_bytes=(kind.trained_in or precision).format.bytes,
             recomputes=kind.recomputes,
             mixed_bytes=kind.multiplied_in.format.bytes if kind.multiplied_in else 0,
             on_host=config.device.in_host_memory,
             points=points,
-            batch=config.train.batch or 1,
+            batch=stepped / longest,
             tokens=longest,
             trainable=trainable,
             state_copies=config.update.state_copies * config.update.state_bits / 32 if kind.trains else 0,
-            answer_tokens=longest if kind.trains and config.train.logits == "all" else 1,
+            answer_tokens=longest if kind.trains and train.logits == "all" else rows * longest / stepped,
             scored_tokens=min(scored, max(SCORED_TOKENS, longest)),
+            attended=space.positions and space.positions + longest_row if kind.trains else 0,
+            rank=getattr(space, "rank", 0) if kind.trains else 0,
+            inputs=None if space.moves_base or space.sparse else arch.inputs(space.layers),
         )
         if config.device.runs_programs and not config.device.reads_log and kind.estimates:
             q, size = config.estimator.budget, precision.format.bytes
@@ -333,6 +349,11 @@ def _lengths(config: TrialConfig, data: DataStatus, most: int) -> tuple[float, i
     if usual is not None:
         mean, longest = max(mean, usual.mean), max(longest, usual.longest)
     return (min(most, mean * texts), int(min(most, longest * texts))) if mean else (most, most)
+
+
+def _forwarded(config: TrialConfig, counted: Tokens | None, most: int) -> float:
+    """Return the mean tokens of a row; 0 where they are not counted. A trial may show solved examples before it."""
+    return 0.0 if counted is None else min(counted.mean * (1 + config.method.kind.shown), max(most, counted.mean))
 
 
 def _not_read(config: TrialConfig, model: ModelStatus, data: DataStatus) -> list[str]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import heapq
 import json
+import math
+import statistics
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from zo_sweeps.engine.packing import MULTIPLE, SAVING, padded_to
 from zo_sweeps.tasks import files
 from zo_sweeps.tasks.encode import encode, room_of, texts_of, token_ids
 from zo_sweeps.tasks.masked import sides, word_of
@@ -15,6 +19,7 @@ from zo_sweeps.tasks.spec import TaskSpec
 from zo_sweeps.tasks.templates import uses
 
 SAMPLE = 32  # rows whose tokens are counted
+LONGEST = 4  # lines of each file, those of most bytes, whose tokens are counted
 MOST = 1 << 18  # characters of prompts that are tokenised, so that a plan stays fast
 
 
@@ -31,7 +36,7 @@ def too_long(spec: TaskSpec, folder: Path, tokenizer: Any, max_length: int, fron
     room, most_bytes = room_of(spec, max_length, len(front)), _most_bytes(spec)
     long = tokenised = 0
     for split in files.FILES:
-        for number, line in enumerate(files.path_of(folder, split).read_bytes().split(b"\n")):
+        for number, line in enumerate(_lines(folder, split)):
             if not line.strip() or (number and most_bytes(len(line)) <= room):
                 continue
             if tokenised > MOST:
@@ -50,23 +55,61 @@ def too_long(spec: TaskSpec, folder: Path, tokenizer: Any, max_length: int, fron
     return long, True
 
 
-def tokens_forwarded(spec: TaskSpec, folder: Path, tokenizer: Any, max_length: int, front: tuple[int, ...]) -> float:
-    """Return the mean tokens of a row of a task's folder, with its candidates, from SAMPLE of its training rows.
+class Tokens(NamedTuple):
+    """Tokens of a row of a task's folder, with its candidates, which are one text where only their last token differs.
 
-    Candidates that differ in their last token alone are one text. Padding is not counted.
+    Args:
+        mean, deviation: of all texts of a row together, over SAMPLE rows of the training split.
+        texts: most texts of a row.
+        longest: of a text: that of the LONGEST lines of every file.
+    """
+
+    mean: float
+    deviation: float
+    texts: int
+    longest: int
+
+    def of_rows(self, rows: int, packed: bool, apart: int) -> float:
+        """Return the most tokens of a batch of `rows` rows, padding included, that are to be expected in 40 batches.
+
+        Packed, the texts' sum, two standard deviations above its mean; as packing that saves less than SAVING is left
+        out, up to 1 / (1 - SAVING) times that. Never more than every text padded to the longest.
+
+        Args:
+            packed: whether texts share rows.
+            apart: texts of a row if not.
+        """
+        padded = padded_to(self.longest, MULTIPLE)
+        if not packed:
+            return rows * apart * padded
+        sums = rows * self.mean + 2 * self.deviation * math.sqrt(rows)
+        return min(rows * min(self.texts, apart) * padded, max(padded, sums / (1 - SAVING)))
+
+
+def tokens_forwarded(spec: TaskSpec, folder: Path, tokenizer: Any, max_length: int, front: tuple[int, ...]) -> Tokens:
+    """Return the tokens of a task's folder's rows. Padding is not counted.
 
     Raises UserError if a row cannot be encoded.
     """
-    lines = [line for line in files.path_of(folder, "train").read_bytes().split(b"\n") if line.strip()]
-    taken = []
-    for line in lines[:: -(-len(lines) // SAMPLE)]:
+
+    def lengths(line: bytes) -> list[int]:
         row = json.loads(line)
         if spec.objective.masked:
-            taken.append(sum(map(len, sides(render(spec, row).text, tokenizer))) + 1)
-        else:
-            candidates = encode(spec, row, tokenizer, max_length, front=front).candidates
-            taken.append(sum(len(text) + 1 for text in {tuple(candidate.ids[:-1]) for candidate in candidates}))
-    return sum(taken) / len(taken)
+            return [sum(map(len, sides(render(spec, row).text, tokenizer))) + 1]
+        candidates = encode(spec, row, tokenizer, max_length, front=front).candidates
+        return [len(text) + 1 for text in {tuple(candidate.ids[:-1]) for candidate in candidates}]
+
+    lines = {split: [line for line in _lines(folder, split) if line.strip()] for split in files.FILES}
+    train = lines["train"]
+    taken = [lengths(line) for line in train[:: -(-len(train) // SAMPLE)]]
+    longest = [lengths(line) for some in lines.values() for line in heapq.nlargest(LONGEST, some, key=len)]
+    sums = [*map(sum, taken)]
+    every = [*taken, *longest]
+    return Tokens(statistics.fmean(sums), statistics.pstdev(sums), max(map(len, every)), max(map(max, every)) - 1)
+
+
+def _lines(folder: Path, split: str) -> list[bytes]:
+    return files.path_of(folder, split).read_bytes().split(b"\n")
 
 
 def _exceeds(room: int, spec: TaskSpec, prompt: Prompt, tokenizer: Any) -> bool:

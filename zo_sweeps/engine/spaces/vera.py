@@ -41,6 +41,10 @@ class VeRA(LayerSpace):
     def trainable(self, arch: Arch) -> int:
         return arch.outputs(self.targets) + self.rank * arch.layers * len(arch.roles(self.targets))
 
+    def added_bytes(self, arch: Arch) -> int:
+        sizes = [arch.linears[role] for role in arch.roles(self.targets)]
+        return 4 * self.rank * sum(map(max, zip(*sizes, strict=True)))  # A and B, in fp32
+
     def install(self, module: nn.Module, layers: Sequence[str], seed: int, mask: Found | None = None) -> InstalledSpace:
         from zo_sweeps.engine.layers.vera import Vera
 
