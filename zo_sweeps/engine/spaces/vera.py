@@ -43,7 +43,8 @@ class VeRA(LayerSpace):
 
     def added_bytes(self, arch: Arch) -> int:
         sizes = [arch.linears[role] for role in arch.roles(self.targets)]
-        return 4 * self.rank * sum(map(max, zip(*sizes, strict=True)))  # A and B, in fp32
+        out, into = (max(size[side] for size in sizes) for side in (0, 1))
+        return 4 * self.rank * (out + into)  # A and B, in fp32
 
     def install(self, module: nn.Module, layers: Sequence[str], seed: int, mask: Found | None = None) -> InstalledSpace:
         from zo_sweeps.engine.layers.vera import Vera
