@@ -98,8 +98,8 @@ def memory_by_part(
 
     where D = hidden size, I = feed-forward size, Q, K = widths of queries and keys, L = layers, largest = the largest
     matrix's elements, or those of one layer's stacked experts. Attention is SDPA without a mask: no T x T matrix is
-    formed, but behind a prefix. The cache of generated answers is not included. Never below the measured peak, and
-    within 1.5 times it, where tokens are known.
+    formed, but behind a prefix. The cache of generated answers is not included. Of Llama models 1.0 to 1.5 times the
+    measured peak, where tokens are known. Other families were not measured: gate and up in one product may need more.
 
     Estimate over the tensors alive at the peak (`devices.tensors`; a Llama of 0.3 M weights on a CPU, fp32 if not
     said), texts of one length: zeroth order 1.00 to 1.01 in every mode, with EGGROLL, q = 16 and all logits among them;
