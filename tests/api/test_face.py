@@ -65,7 +65,7 @@ def test_a_sweep_that_is_not_quiet_prints_what_the_command_prints(
 ) -> None:
     zo_sweeps.run("forms", INLINE, swept.state, [swept.conf], quiet=False)
     said = capsys.readouterr().out
-    assert "forms: 1 diverged, 9 succeeded; 0 run now" in said
+    assert "forms: 1 diverged, 10 succeeded; 0 run now" in said
     assert "next: python -m zo_sweeps ui state_dir=" in said
 
 

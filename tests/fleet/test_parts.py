@@ -80,16 +80,16 @@ def test_a_range_of_ports_holds_all_that_ray_listens_on() -> None:
 
 @pytest.mark.parametrize(
     ("name", "gpus", "gb"),
-    [("jetson-orin-nano", 1, 8), ("jetson-tx2", 1, 8), ("cuda", 1, None), ("cpu", 0, None)],
+    [("jetson-orin-nano", 1, 8), ("jetson-tx2", 1, 8.589934592), ("cuda", 1, None), ("cpu", 0, None)],
 )
-def test_a_node_lends_what_its_profile_has_unless_told_otherwise(name: str, gpus: int, gb: int | None) -> None:
+def test_a_node_lends_what_its_profile_has_unless_told_otherwise(name: str, gpus: int, gb: float | None) -> None:
     import psutil
 
     device = profile(name, [])
     assert gpus_lent(WorkerOptions("h:1"), device) == gpus
     assert gpus_lent(WorkerOptions("h:1", gpus=3), device) == 3
     lent = memory_lent(WorkerOptions("h:1"), device)
-    assert lent == (None if gb is None else min(gb * 10**9, psutil.virtual_memory().total))
+    assert lent == (None if gb is None else min(round(gb * 10**9), psutil.virtual_memory().total))
     assert memory_lent(WorkerOptions("h:1", memory_gb=1.5), device) == 1_500_000_000
 
 
