@@ -515,12 +515,12 @@ def test_codes_take_the_bytes_that_the_plan_counts_while_they_are_trained(coded:
 @pytest.mark.parametrize("coded", MOVABLE)
 def test_the_plan_knows_how_many_codes_are_trained_and_what_the_weights_take_then(coded: str) -> None:
     precision, model = precision_of(coded), coded_model(precision_of(coded))
-    planned, arch = Codes().bind(precision), arch_of(tiny_model())
+    planned, arch = Codes(), arch_of(tiny_model())
     held = lambda: sum(tensor.nbytes for tensor in (*model.module.buffers(), *model.module.parameters()))
     before = held()
     space = of_codes(model)
     assert sum(param.numel() for param in space.params.values()) == planned.trainable(arch)
-    assert held() - before == planned.added_bytes(arch)
+    assert held() - before == planned.added_bytes(arch, precision)
     space.uninstall()
     assert held() == before
 

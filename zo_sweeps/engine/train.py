@@ -127,12 +127,11 @@ def train(
             method = method.bind(space.params)
             state = method.update.init(space.params)
         batch = batches(number)
-        f = again = partial(objective, number) if objective is not None else of_batch(model, batch, loss)
-        if objective is None and alone is not None:
-            again = of_batch(alone, batch, loss)
+        f = partial(objective, number) if objective is not None else of_batch(model, batch, loss)
         noise = None
-        if number > len(log) + 1 and LossNoise.is_measured(number):  # an attempt's first operations may be counted
-            noise = LossNoise(f, again, model.module, joules)
+        # An attempt's first operations may be counted. The score of a generated text is a count, and has no rounding.
+        if objective is None and number > len(log) + 1 and LossNoise.is_measured(number):
+            noise = LossNoise(f, of_batch(alone or model, batch, loss), model.module, joules)
         measured = LostUpdates.is_measured(number) and not method.update.rounds_randomly
         lr, lost = rates(number), LostUpdates() if measured else None
         estimate, state = step(

@@ -143,8 +143,8 @@ class Space(Definition):
         """Count d, from the model's shape alone (and from the precision that a space of codes is bound to)."""
         raise NotImplementedError
 
-    def added_bytes(self, arch: Arch) -> int:
-        """Count the bytes of what is kept frozen beside the weights for it; a space of codes must be bound."""
+    def added_bytes(self, arch: Arch, precision: Precision) -> int:
+        """Count the bytes of what is kept frozen for it beside weights that are stored this way."""
         return 0
 
     def install(self, module: nn.Module, layers: Sequence[str], seed: int, mask: Found | None = None) -> InstalledSpace:

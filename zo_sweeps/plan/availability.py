@@ -263,7 +263,7 @@ class Places:
         if precision.of_text and model.package is None:
             length = getattr(precision, "length", longest)
             finding = max(finding, finding_memory(arch, precision.format.bytes, length, length, arch.entries([ALL])))
-        added = space.bind(precision).added_bytes(arch) if kind.trains else 0
+        added = space.added_bytes(arch, precision) if kind.trains else 0
         weights = precision.weight_bytes(arch) + added
         points = config.evaluation.points_per_forward(config.estimator.budget) if kind.estimates else 1
         parts: Mapping[Part, float] = memory_by_part(

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from zo_sweeps.methods.arch import Arch
-from zo_sweeps.methods.definition import bound
 from zo_sweeps.methods.precision import Precision, WeightOnlyPrecision
 from zo_sweeps.methods.space import Found, InstalledSpace, LayerSpace
 
@@ -36,19 +35,13 @@ class Codes(LayerSpace):
     of_codes: ClassVar[bool] = True
     integers: ClassVar[bool] = True
 
-    precision: WeightOnlyPrecision | None = bound()
-
-    def bind(self, precision: Precision) -> Codes:
-        assert isinstance(precision, WeightOnlyPrecision)
-        return Codes(targets=self.targets, precision=precision)
-
     def trainable(self, arch: Arch) -> int:
         return arch.entries(self.targets)
 
-    def added_bytes(self, arch: Arch) -> int:
-        assert self.precision is not None, "bind the precision first"
+    def added_bytes(self, arch: Arch, precision: Precision) -> int:
+        assert isinstance(precision, WeightOnlyPrecision)
         shapes = (arch.linears[role] for role in arch.roles(self.targets))
-        return arch.layers * sum(self.precision.unpacked_bytes(*shape) for shape in shapes)
+        return arch.layers * sum(precision.unpacked_bytes(*shape) for shape in shapes)
 
     def install(self, module: nn.Module, layers: Sequence[str], seed: int, mask: Found | None = None) -> InstalledSpace:
         from zo_sweeps.engine.layers.codes import TrainedCodes
