@@ -42,6 +42,7 @@ def memory_by_part(
     batch: float = 1,
     tokens: int,
     trainable: int = 0,
+    frozen: int = 0,
     state_copies: float = 0,
     trained_bytes: float = FP32,
     recomputes: bool = False,
@@ -63,7 +64,8 @@ def memory_by_part(
     1, q, 2, 2q per forward for the modes sequential, outer, inner, both:
 
         zero_shot   W + F
-        zo          W + F + S,   PEFT: S = 4 * trainable * (2 + state_copies + points)  (state, copies, one z)
+        zo          W + F + S,   PEFT: S = 4 * trainable * (2 + state_copies + points) + b * frozen
+                                 (state, copies, one z)
                                  full, codes: S = 4 * state_copies * trainable
         fo          PEFT: W + 4 * trainable * (2 + state_copies) + B
                     full: P * (2 b + 4 * state_copies) + B, b = trained_bytes  (weights, gradients, states)
@@ -119,6 +121,8 @@ def memory_by_part(
         batch: sequences per point in a forward (for a loss over candidates: examples times distinct rows).
         tokens: padded length of a sequence.
         trainable: number of trained parameters.
+        frozen: number of values of an adapter's frozen factors that all layers share; those of a layer's own are taken
+            to be as many as it trains.
         state_copies: size of the update's state, in fp32 copies of them.
         trained_bytes: bytes per weight that backpropagation trains in the full space, and of its gradient.
         mixed_bytes: bytes per value of a step's products, where they are not in the weights' format; 0: they are.
@@ -201,6 +205,7 @@ def memory_by_part(
             step = {Part.WORKSPACE: updating}
     elif trains:
         parts[Part.TRAINABLE] = FP32 * trainable * (2 + state_copies + points)
+    parts[Part.TRAINABLE] += b * frozen
     scoring = forward(scored_tokens, scored_tokens / tokens, INDEX * (3 + 8 / tokens) * scored_tokens)
     return {**parts, **(step if sum(step.values()) >= sum(scoring.values()) else scoring)}
 

@@ -144,7 +144,11 @@ class Space(Definition):
         raise NotImplementedError
 
     def added_bytes(self, arch: Arch, precision: Precision) -> int:
-        """Count the bytes of what is kept frozen for it beside weights that are stored this way."""
+        """Count the bytes by which weights that are stored this way grow when the space is installed."""
+        return 0
+
+    def frozen_values(self, arch: Arch) -> int:
+        """Count the values of frozen factors that all layers share."""
         return 0
 
     def install(self, module: nn.Module, layers: Sequence[str], seed: int, mask: Found | None = None) -> InstalledSpace:

@@ -287,6 +287,7 @@ class Places:
             batch=stepped / longest,
             tokens=longest,
             trainable=trainable,
+            frozen=space.frozen_values(arch) if kind.trains else 0,
             state_copies=config.update.state_copies * config.update.state_bits / 32 if kind.trains else 0,
             answer_tokens=longest if kind.trains and train.logits == "all" else rows * longest / stepped,
             scored_tokens=min(scored, max(SCORED_TOKENS, longest)),

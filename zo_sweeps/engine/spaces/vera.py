@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from zo_sweeps.methods.arch import Arch
 from zo_sweeps.methods.definition import option
-from zo_sweeps.methods.precision import Precision
 from zo_sweeps.methods.space import AdapterFormat, Found, InstalledSpace, LayerSpace
 
 if TYPE_CHECKING:
@@ -42,10 +41,10 @@ class VeRA(LayerSpace):
     def trainable(self, arch: Arch) -> int:
         return arch.outputs(self.targets) + self.rank * arch.layers * len(arch.roles(self.targets))
 
-    def added_bytes(self, arch: Arch, precision: Precision) -> int:
+    def frozen_values(self, arch: Arch) -> int:
         sizes = [arch.linears[role] for role in arch.roles(self.targets)]
         out, into = (max(size[side] for size in sizes) for side in (0, 1))
-        return precision.format.bytes * self.rank * (out + into)  # A and B
+        return self.rank * (out + into)  # A and B
 
     def install(self, module: nn.Module, layers: Sequence[str], seed: int, mask: Found | None = None) -> InstalledSpace:
         from zo_sweeps.engine.layers.vera import Vera
