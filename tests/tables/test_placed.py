@@ -118,6 +118,10 @@ def test_times_under_load_are_marked_and_not_refused_and_memory_is_neither() -> 
     assert build(spec(measure=measure("memory"), rows=ROWS), records).footnotes == ()
     (line,) = row_figure(times, "times").notes
     assert line == f"Inner loop: {load}."
+    both = build(spec(measure=measure("step_time"), rows=ROWS), [timed("zo", load={"during": 0.7}), records[1]])
+    (note,) = both.footnotes
+    assert note == load.replace("80%", "70% to 80%"), "one note of two loads"
+    assert (notes_of(both, "zo"), notes_of(both, "inner")) == ([note], [note])
 
 
 @pytest.mark.parametrize(

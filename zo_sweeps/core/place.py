@@ -114,8 +114,9 @@ def unknown(measured: Iterable[Place]) -> str:
 
 
 def under_load(measured: Iterable[Place]) -> str:
-    """Return a line on the place with the highest load, if it is beyond its limit; "" if none is."""
+    """Return a line on the places whose load is beyond their limit; "" if there are none."""
     beyond = [place.load for place in measured if place.load is not None and place.load > place.limit]
     if not beyond:
         return ""
-    return f"measured under load: other processes took {max(beyond):.0%} of the machine's cores meanwhile"
+    shares = " to ".join(dict.fromkeys(f"{share:.0%}" for share in (min(beyond), max(beyond))))
+    return f"measured under load: other processes took {shares} of the machine's cores meanwhile"

@@ -147,9 +147,9 @@ def with_earlier(tables: Sequence[Table], plan: Plan, composer: Composer, standi
         then = replace(plan, cells=tuple(placed), every=group.trials, reasons={})
         theirs = {table.spec.name: table for table in readout.tables(unknown, composer, standing, of=then)}
         note = NOTE.format(_who(group.made_by)) + (f", {group.command}" if group.command else "")
-        key = f"{group.sweep_id}/{group.made_by}"
+        own = f"{group.sweep_id}/{group.made_by}"
         found = [
-            appended(table, _unpublished(theirs[table.spec.name]), key, f"made by {_who(group.made_by)}", note)
+            appended(table, _unpublished(theirs[table.spec.name]), own, f"made by {_who(group.made_by)}", note)
             for table in found
         ]
     notes = _counts(plan, groups)

@@ -38,11 +38,12 @@ def place_notes(measured: Mapping[Key, Sequence[Place]], may_differ: Collection[
     Args:
         measured: cell, row or series -> its places.
     """
-    names = differing((place for places in measured.values() for place in places), {*may_differ, CODE})
+    every = [place for places in measured.values() for place in places]
+    names, busy = differing(every, {*may_differ, CODE}), under_load(every)
     notes: dict[str, list[Key]] = defaultdict(list)
     for key, places in measured.items():
         where = " and on ".join(dict.fromkeys(place.text(names) for place in places)) if names else ""
-        for note in (f"measured on {where}" if where else "", unknown(places), under_load(places)):
+        for note in (f"measured on {where}" if where else "", unknown(places), under_load(places) and busy):
             if note:
                 notes[note].append(key)
     return notes
