@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,15 @@ import pytest
 import yaml
 
 from tests.conftest import REPO
-from tests.plan.common import changed, configs, planned, problem
+from tests.plan.common import TINY, changed, configs, planned, problem
+from tests.worker.common import run
+from zo_sweeps.engine import score
+from zo_sweeps.engine.batch import Batch
 from zo_sweeps.methods.task import Lengths
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.availability import Availability, Places
 from zo_sweeps.plan.build import Plan
+from zo_sweeps.run.workbench import Workbench
 from zo_sweeps.tasks.data import DataStatus
 
 pytestmark = pytest.mark.unit
@@ -105,3 +110,53 @@ def test_shown_examples_and_templates_count_in_a_length(tmp_path: Path) -> None:
     )
     assert four.tokens == pytest.approx(2.5 * one.tokens)
     assert four.memory_bytes > one.memory_bytes
+
+
+@pytest.mark.parametrize("kind", ["every candidate", "gold only", "masked"])
+def test_the_tokens_of_a_row_are_those_that_steps_and_scoring_forward_in_the_run(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Options of several tokens: a row's candidates are as many texts, of which a token loss forwards the right one."""
+    task = yaml.safe_load((REPO / "conf" / "task" / "demo_remarks.yaml").read_text())
+    del task["source"]
+    task |= {"name": "mine", "local": "mine"}
+    task["dialects"]["mezo"]["options"] = [" terrible", " great", " a great one to see in the evening"]
+    texts = ["What a film", "It is a long and slow film about a river", "No", "They sing well", "Who wrote it and why"]
+    for folder in ("task", "data/mine"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "task" / "mine.yaml").write_text("# @package task\n" + json.dumps(task))
+    labels = 2 if kind == "masked" else 3
+    lines = [json.dumps({"sentence": text, "label": i % labels}) for i, text in enumerate(texts)]
+    for split in ("train", "validation", "test"):
+        (tmp_path / "data" / "mine" / f"{split}.jsonl").write_text("\n".join(lines))
+    ways = {
+        "every candidate": ["train.objective=candidates"],
+        "gold only": ["train.objective=tokens"],
+        "masked": ["prompt=mezo_medium", "model=random_roberta"],
+    }
+    sizes = ["train.batch=5", "train.steps=1", "split.train=5", "split.dev=5", "split.test=5", "train.eval_every=1"]
+    zo = {**TINY["blocks"]["zo"], "axes": {}}
+    fixed = [f"data.dir={tmp_path / 'data'}", "device=cpu", *ways[kind], *sizes]
+    (trial,) = planned(tmp_path, changed(axes={"task": ["mine"]}, blocks={"zo": zo}), *fixed).trials
+    needs = Places().look(TrialConfig.of(trial.config))
+
+    forwarded: dict[str, int] = {}
+
+    def counting(part: str, collated: Callable[..., Batch]) -> Callable[..., Batch]:
+        def counted(*args: Any, **options: Any) -> Batch:
+            batch = collated(*args, **options)
+            packed = batch.positions is not None
+            texts = int(batch.attention_mask[batch.positions == 0].sum()) if packed else len(batch.input_ids)
+            forwarded[part] = int(batch.attention_mask.sum()) + texts  # a text's last token is counted, not forwarded
+            return batch
+
+        return counted
+
+    monkeypatch.setattr(Workbench, "batch", counting("step", Workbench.batch))
+    monkeypatch.setattr(score, "collate", counting("scoring", score.collate))
+    outcome, _ = run(trial)
+    assert outcome.state.value == "SUCCEEDED", outcome.error
+    assert 5 * needs.step_tokens == pytest.approx(forwarded["step"])
+    assert 5 * needs.tokens == pytest.approx(forwarded["scoring"])
+    assert (needs.step_tokens < needs.tokens) == (kind == "gold only")
+    assert trial.cost == pytest.approx(4 * forwarded["step"] + 2 * forwarded["scoring"])  # 4 points; dev and test

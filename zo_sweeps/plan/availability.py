@@ -45,7 +45,8 @@ class Availability:
         memory_bytes: estimated peak; 0 if the model's shape is unknown.
         parts: these bytes by part, without those of the process; empty if finding the mask, or exporting the program,
             needs more.
-        tokens: mean tokens per row, its distinct candidates together, for the cost.
+        tokens: mean tokens per row that scoring forwards, its distinct candidates together, for the cost.
+        step_tokens: of a step, which may forward the right candidate alone.
         trainable: number of trainable parameters; 0 if the model's shape is unknown.
         remarks: lines on what limits a trial that can run.
         tools: see `Needs`.
@@ -59,6 +60,7 @@ class Availability:
     memory_bytes: int
     parts: Mapping[Part, float]
     tokens: float
+    step_tokens: float
     trainable: int
     remarks: tuple[str, ...] = ()
     tools: tuple[str, ...] = ()
@@ -100,9 +102,10 @@ class Places:
         tried = config.method.kind.trains and update.has_kernels
         if self._here and tried and (trouble := troubles().get(update.name)):
             reasons.append(f"update {update.name!r} does not work on this machine: {trouble}")
-        tokens, longest = _lengths(config, data, _most(config, model))
+        tokens, longest = _lengths(config, data, most := _most(config, model))
         trainable = _trainable(config, model.arch) if model.arch and config.method.kind.trains else 0
         counted = self._counted(config, model, data)
+        scored, stepped = (_forwarded(config, counted, most, gold) for gold in (False, _gold_only(config)))
         memory, parts, client = self._memory(config, model, counted, longest, trainable)
         device = config.device
         if device.is_phone and not (device.client or device.log):
@@ -121,7 +124,8 @@ class Places:
             tuple(reasons),
             memory,
             parts,
-            _forwarded(config, counted, _most(config, model)) or tokens,
+            scored or tokens,
+            stepped or tokens,
             trainable,
             tuple(filter(None, notes)),
             client_bytes=client,
@@ -248,11 +252,9 @@ class Places:
         if counted is not None and not kind.shown:
             longest = counted.longest
             fits = not arch.masked and not arch.no_packing
-            wording = config.task.wording(config.prompt.name)
-            every = 1 if arch.masked else max(len(wording.options), counted.texts)
-            objective: Any = config.own_objective or wording.loss
-            apart = 1 if objective.gold_only else every
-            stepped = counted.of_rows(rows, train.packing and fits, apart)
+            options = config.task.wording(config.prompt.name).options
+            every = 1 if arch.masked else max(len(options), counted.texts)
+            stepped = counted.of_rows(rows, train.packing and fits, every, _gold_only(config))
             scored = counted.of_rows(examples, fits, every)
         finding = client = 0
         if space.needs_gradients and kind.trains and model.package is None:
@@ -317,7 +319,7 @@ def _of_tools(config: TrialConfig) -> Availability:
     reasons = tuple(f"{name} is not installed here: {kind.extra}" for name in kind.tools if name not in there)
     versions = tuple(f"{name} {version}" for name, version in there.items())
     with_versions = replace(config, method=replace(config.method, kind=kind.with_versions(versions)))
-    return Availability(with_versions, reasons, 0, {}, 0, 0, tools=versions)
+    return Availability(with_versions, reasons, 0, {}, 0, 0, 0, tools=versions)
 
 
 def _dev(config: TrialConfig) -> int:
@@ -352,9 +354,16 @@ def _lengths(config: TrialConfig, data: DataStatus, most: int) -> tuple[float, i
     return (min(most, mean * texts), int(min(most, longest * texts))) if mean else (most, most)
 
 
-def _forwarded(config: TrialConfig, counted: Tokens | None, most: int) -> float:
+def _forwarded(config: TrialConfig, counted: Tokens | None, most: int, gold_only: bool) -> float:
     """Return the mean tokens of a row; 0 where they are not counted. A trial may show solved examples before it."""
-    return 0.0 if counted is None else min(counted.mean * (1 + config.method.kind.shown), max(most, counted.mean))
+    mean = 0.0 if counted is None else counted.mean(gold_only)
+    return min(mean * (1 + config.method.kind.shown), max(most, mean))
+
+
+def _gold_only(config: TrialConfig) -> bool:
+    """Return whether a step forwards a row's right candidate alone."""
+    objective: Any = config.own_objective or config.task.wording(config.prompt.name).loss
+    return bool(objective.gold_only)
 
 
 def _not_read(config: TrialConfig, model: ModelStatus, data: DataStatus) -> list[str]:

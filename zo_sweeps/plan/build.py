@@ -311,9 +311,8 @@ def _cost(config: TrialConfig, needs: Availability) -> float:
         return 1
     passes = config.forwards(needs.trainable)
     evaluations = -(-train.steps // train.eval_every) if train.steps else 1
-    sequences = train.steps * (train.batch or 1) * passes + evaluations * needs.dev + needs.test
-    sequences += (evaluations + 1) * 3 * config.gradients.samples
-    return sequences * needs.tokens
+    stepped = train.steps * (train.batch or 1) * passes + (evaluations + 1) * 3 * config.gradients.samples
+    return stepped * needs.step_tokens + (evaluations * needs.dev + needs.test) * needs.tokens
 
 
 def memory_key(config: TrialConfig) -> str:

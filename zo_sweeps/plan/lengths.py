@@ -6,13 +6,13 @@ import heapq
 import json
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from zo_sweeps.engine.packing import MULTIPLE, SAVING, padded_to
 from zo_sweeps.tasks import files
-from zo_sweeps.tasks.encode import encode, room_of, texts_of, token_ids
+from zo_sweeps.tasks.encode import MASKED_EDGES, encode, room_of, texts_of, token_ids
 from zo_sweeps.tasks.masked import sides, word_of
 from zo_sweeps.tasks.prompts import Prompt, render
 from zo_sweeps.tasks.spec import TaskSpec
@@ -59,17 +59,23 @@ class Tokens(NamedTuple):
     """Tokens of a row of a task's folder, with its candidates, which are one text where only their last token differs.
 
     Args:
-        mean, deviation: of all texts of a row together, over SAMPLE rows of the training split.
+        scored: (mean, deviation) of all texts of a row together, which scoring forwards, over SAMPLE rows of the
+            training split.
+        gold: of the right candidate's text, which is all that a step forwards of a row for some objectives.
         texts: most texts of a row.
         longest: of a text: that of the LONGEST lines of every file.
     """
 
-    mean: float
-    deviation: float
+    scored: tuple[float, float]
+    gold: tuple[float, float]
     texts: int
     longest: int
 
-    def of_rows(self, rows: int, packed: bool, apart: int) -> float:
+    def mean(self, gold_only: bool) -> float:
+        """Return the mean tokens that are forwarded of a row."""
+        return (self.gold if gold_only else self.scored)[0]
+
+    def of_rows(self, rows: int, packed: bool, apart: int, gold_only: bool = False) -> float:
         """Return the most tokens of a batch of `rows` rows, padding included, that are to be expected in 40 batches.
 
         Packed, the texts' sum, two standard deviations above its mean; as packing that saves less than SAVING is left
@@ -78,11 +84,13 @@ class Tokens(NamedTuple):
         Args:
             packed: whether texts share rows.
             apart: texts of a row if not.
+            gold_only: whether the right candidate alone is forwarded.
         """
-        padded = padded_to(self.longest, MULTIPLE)
+        padded, apart = padded_to(self.longest, MULTIPLE), 1 if gold_only else apart
         if not packed:
             return rows * apart * padded
-        sums = rows * self.mean + 2 * self.deviation * math.sqrt(rows)
+        mean, deviation = self.gold if gold_only else self.scored
+        sums = rows * mean + 2 * deviation * math.sqrt(rows)
         return min(rows * min(self.texts, apart) * padded, max(padded, sums / (1 - SAVING)))
 
 
@@ -92,20 +100,28 @@ def tokens_forwarded(spec: TaskSpec, folder: Path, tokenizer: Any, max_length: i
     Raises UserError if a row cannot be encoded.
     """
 
-    def lengths(line: bytes) -> list[int]:
+    def lengths(line: bytes) -> tuple[int, list[int]]:
+        """Return the tokens of the right candidate, and of each distinct text."""
         row = json.loads(line)
         if spec.objective.masked:
-            return [sum(map(len, sides(render(spec, row).text, tokenizer))) + 1]
-        candidates = encode(spec, row, tokenizer, max_length, front=front).candidates
-        return [len(text) + 1 for text in {tuple(candidate.ids[:-1]) for candidate in candidates}]
+            sized = sum(map(len, sides(render(spec, row).text, tokenizer)))
+            only = min(sized, room_of(spec, max_length)) + MASKED_EDGES + 1
+            return only, [only]
+        example = encode(spec, row, tokenizer, max_length, front=front)
+        texts = {candidate.ids[:-1] for candidate in example.candidates}
+        return len(example.candidates[example.gold].ids), [len(text) + 1 for text in texts]
 
     lines = {split: [line for line in _lines(folder, split) if line.strip()] for split in files.FILES}
     train = lines["train"]
     taken = [lengths(line) for line in train[:: -(-len(train) // SAMPLE)]]
-    longest = [lengths(line) for some in lines.values() for line in heapq.nlargest(LONGEST, some, key=len)]
-    sums = [*map(sum, taken)]
-    every = [*taken, *longest]
-    return Tokens(statistics.fmean(sums), statistics.pstdev(sums), max(map(len, every)), max(map(max, every)) - 1)
+    longest = [texts for some in lines.values() for _, texts in map(lengths, heapq.nlargest(LONGEST, some, key=len))]
+    gold, every = [own for own, _ in taken], [texts for _, texts in taken]
+    scored, longest = [sum(texts) for texts in every], [*every, *longest]
+    return Tokens(_spread(scored), _spread(gold), max(map(len, longest)), max(map(max, longest)) - 1)
+
+
+def _spread(numbers: Sequence[int]) -> tuple[float, float]:
+    return statistics.fmean(numbers), statistics.pstdev(numbers)
 
 
 def _lines(folder: Path, split: str) -> list[bytes]:

@@ -104,25 +104,26 @@ def _passes(config: TrialConfig, arch: Arch, needs: Availability) -> list[Pass]:
 
     passes = [*scoring("scoring", dev, evaluations if config.steps else 1), *scoring("scoring", test, 1)]
     passes += scoring("measurement", min(dev + test, SCORED_TOKENS / tokens), 1)
+    stepped = needs.step_tokens
     if config.steps:
         passes += scoring("measurement", dev, 1)  # before the first step
         batch, points = train.batch or 1, config.forwards(trainable)
         together = config.evaluation.mode.points_per_forward(config.estimator.budget) if kind.estimates else 1
         examples = batch * min(together, max(points, 1))
-        places = examples * (tokens if train.logits == "all" else 1)
-        step = products(arch, examples * tokens, tokens, places)
+        places = examples * (stepped if train.logits == "all" else 1)
+        step = products(arch, examples * stepped, stepped, places)
         if _has_factors(config):
-            step += THIN * 4 * examples * tokens * trainable
+            step += THIN * 4 * examples * stepped * trainable
         forwards = points / min(together, max(points, 1))
         if kind.backpropagates:
             forwards = BACKWARD if config.space.moves_base else FROZEN
         if kind.backpropagates and kind.recomputes:
             forwards += 1
-        passes.append(Pass("steps", config.steps * forwards, examples * tokens, step))
-        passes.append(Pass("measurement", forwards * (2 if kind.backpropagates else 1), examples * tokens, step))
+        passes.append(Pass("steps", config.steps * forwards, examples * stepped, step))
+        passes.append(Pass("measurement", forwards * (2 if kind.backpropagates else 1), examples * stepped, step))
     if samples := config.gradients.samples:
         count = BACKWARD * (evaluations + 1) * samples
-        passes.append(Pass("measurement", count, tokens, products(arch, tokens, tokens, 1)))
+        passes.append(Pass("measurement", count, stepped, products(arch, stepped, stepped, 1)))
     return passes
 
 
