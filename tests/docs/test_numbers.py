@@ -5,8 +5,10 @@ from __future__ import annotations
 import html
 import json
 import re
+import tarfile
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from io import BytesIO
 from statistics import fmean, stdev
 from typing import Any
 
@@ -214,6 +216,27 @@ def test_the_tables_of_the_two_small_sweeps_are_those_of_their_reports() -> None
         commit = re.search(r"git commit \(when this page was written\).*?([0-9a-f]{40})", report(name), re.DOTALL)
         assert commit
         assert commit[1][:7] in page(name.upper()), "the page says which commit wrote its report"
+
+
+def test_the_hard_task_s_table_is_that_of_its_archive() -> None:
+    with tarfile.open(DOCS / "methods" / "trec.tar.xz") as archive:
+        files = {name: (archive.extractfile(name) or BytesIO()).read() for name in archive.getnames()}
+    trials = [
+        (trial["label"].split(" · "), json.loads(files[f"journal/{trial['trial_id']}.jsonl"].splitlines()[-1]))
+        for trial in json.loads(files["plan.json"])["trials"]
+    ]
+    lines = table("METHODS", "| TREC, one seed")
+    assert len(lines) == len({row for (row, *_), _ in trials})
+    for label, rate, *cells in lines:
+        of_row = [(*parts, end["outcome"]["metrics"]) for (row, *parts), end in trials if row == label]
+        (_, *parts, metrics) = min(of_row, key=lambda one: one[-1]["dev/loss"])
+        assert rate == (parts[0].removeprefix("lr ") if parts else "–"), label
+        for text, name, scale in zip(cells, ("dev/loss", "test/accuracy"), (1, 100), strict=True):
+            check(text, scale * metrics[name])
+    check(
+        sentence("METHODS", r"the most frequent class alone, ([\d.]+) %"),
+        100 * trials[0][1]["outcome"]["metrics"]["majority"],
+    )
 
 
 PRGE = "P-RGE (q=4), "

@@ -20,10 +20,10 @@ from zo_sweeps.plan.build import build
 COUNTS = {  # grid -> trials, table entries (a zero-shot trial serves every seed); the others: tests/papers/test_grids
     "quickstart": (15, 16),
     "demo_sst2": (40, 42),
-    "methods": (156, 160),
-    "precisions": (110, 114),
+    "methods": (312, 320),
+    "precisions": (220, 228),
     "llama2_superglue": (783, 783),
-    "low_rank": (180, 180),
+    "low_rank": (240, 240),
 }
 BLOCKS = {  # P-RGE Table 8: learning rates x q x tasks
     "zero_shot": 9,
@@ -295,7 +295,7 @@ def test_every_trained_row_of_the_comparison_has_the_same_search_and_work(grid: 
             if not of(plan.every[cells[0].trial_id]).method.kind.trains:
                 continue
             rates = sorted({cell.hyperparameters["update.lr"] for cell in cells})
-            assert [len(rates), len(cells)] == [3, 3 * seeds], block
+            assert [len(rates), len(cells)] == [3, 3 * seeds * len(plan.labels)], block
             assert all(3 <= high / low * (1 + 1e-9) <= 3.4 for low, high in pairwise(rates)), block
             for config in configs(plan, block):
                 kind = config.method.kind
