@@ -106,8 +106,8 @@ def labels(grid: GridConfig, now: Runs, written: Runs, skipped: Collection[str])
         grid: with templates as texts. now: the cells that run. written: the cells of the grid as written.
         skipped: how the keys begin that are said elsewhere.
     """
-    rows: dict[str, dict[str, dict[str, Any]]] = {}
-    columns: dict[str, dict[str, dict[str, Any]]] = {}
+    rows: dict[str, dict[str, None]] = {}
+    columns: dict[str, dict[str, None]] = {}
     for (block, column), ran in now.items():
         for found, name, then in (
             (rows, block, _reference(written, block, column, 0)),
@@ -115,15 +115,20 @@ def labels(grid: GridConfig, now: Runs, written: Runs, skipped: Collection[str])
         ):
             if then is not None:
                 keys = {**_keys(then, found is columns, grid), **_keys(ran, found is columns, grid)}
-                of_column = {*ran.promise.of_column} - {*ran.promise.of_both} if found is rows else ()
-                kept = [key for key in keys if key not in of_column]  # a column's value replaces that of its rows
-                for key, values in _changed(kept, ran.configs, then.configs, skipped):
-                    found.setdefault(name, {}).setdefault(key, {}).update(values)
-    made = [
-        {name: [text_of(key, [*of_key.values()]) for key, of_key in changed.items()] for name, changed in found.items()}
-        for found in (rows, columns)
-    ]
-    return Labels(grid, now, written, *made)
+                # A column's value replaces that of its rows, where the grid as written has it.
+                of_column = {*ran.promise.of_column} & {*then.promise.of_column} - {*ran.promise.of_both}
+                kept = [key for key in keys if found is columns or key not in of_column]
+                found.setdefault(name, {}).update(dict.fromkeys(_changed(kept, ran.configs, then.configs, skipped)))
+
+    def texts(found: Mapping[str, Iterable[str]], part: int) -> dict[str, list[str]]:
+        """Return "key=value" of each changed key, with its values in every cell of the row or column."""
+        made = {}
+        for name, keys in found.items():
+            configs = [config for at, ran in now.items() if at[part] == name for config in ran.configs]
+            made[name] = [text_of(key, [*_values(configs, key).values()]) for key in keys]
+        return made
+
+    return Labels(grid, now, written, texts(rows, 0), texts(columns, 1))
 
 
 def _reference(written: Runs, block: str, column: str, part: int) -> Ran | None:
@@ -144,8 +149,8 @@ def _keys(ran: Ran, of_column: bool, grid: GridConfig) -> dict[str, None]:
 
 def _changed(
     keys: Iterable[str], now: Sequence[TrialConfig], then: Sequence[TrialConfig], skipped: Collection[str]
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (key, its values now) of the keys, and of what they choose, with values that are not those of `then`."""
+) -> Iterator[str]:
+    """Yield the keys, and the keys of what they choose, that have another value than in `then`."""
     found: set[str] = set()
 
     for key in keys:
@@ -156,12 +161,12 @@ def _changed(
                 continue
             if values:
                 found.add(one)
-                yield one, values
+                yield one
                 if one == key:
                     break  # what else it chooses goes without saying
             elif before and not {axis, "method"} & found and any(config.uses(one) for config in now):
                 found.add(axis)  # the member that is chosen now has no such option
-                yield axis, _values(now, axis)
+                yield axis
 
 
 def _chosen_by(key: str, now: Sequence[TrialConfig], then: Sequence[TrialConfig]) -> Iterator[str]:
@@ -189,6 +194,8 @@ def _value(config: TrialConfig, key: str) -> Any:
         return getattr(config, key).name
     if key == "split.seed" and config.split.seed == config.seed:
         return None
+    if key == "device.form" and not config.device.runs_programs:
+        return _NONE
     group, _, rest = key.partition(".")
     value: Any = config.method.kind if group == "method" and rest != "name" else getattr(config, group, _NONE)
     for part in rest.split("."):
