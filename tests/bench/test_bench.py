@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from zo_sweeps.bench import codes, gpu, mezo, noise, report, shapes, sparse
+from zo_sweeps.bench import codes, gpu, mezo, noise, precision, report, shapes, sparse
 from zo_sweeps.bench.measure import Row
 from zo_sweeps.bench.ours import Steps
 from zo_sweeps.cli.main import main
@@ -179,14 +179,24 @@ def test_the_bound_on_rounding_noise_tells_estimates_from_noise_in_the_published
     rows = json.loads((Path(__file__).parents[2] / "docs/bench/precision.json").read_text())["rows"]
     noise = [row for row in rows if "correlation" in row["detail"]]
     assert {row["must"] for row in noise} == {NOISE_TO_SIGNAL}
-    correlations = {
-        good: [row["detail"]["correlation"] for row in noise if row["reached"] == good] for good in (True, False)
-    }
-    assert min(correlations[True]) > 0.75
-    assert max(correlations[False]) < 0.95
     for row in noise:
+        estimator = next(
+            method.estimator for name, _, _, method, _ in precision.SETTINGS if f", {name}, " in row["name"]
+        )
         expected, correlation = row["detail"]["expected"], row["detail"]["correlation"]
-        assert expected == pytest.approx(max(0.0, 1 - row["ratio"] ** 2) ** 0.5)
-        if expected:  # see tests/engine/test_rounding.py; of 16 directions, 64 rows
-            error = (1 / 13 + 1 / 16 / expected**2) ** 0.5
-            assert abs(math.atanh(min(correlation, 1 - 1e-9)) - math.atanh(min(expected, 1 - 1e-9))) < 4 * error, row
+        assert expected == pytest.approx(precision.expected_correlation(row["ratio"], estimator))
+
+        def error(correlation: float, ratio: float) -> float:  # see tests/engine/test_rounding.py
+            return math.hypot(
+                1 / math.sqrt(precision.DIRECTIONS - 3), correlation / (1 - ratio**2) / math.sqrt(precision.DIRECTIONS)
+            )
+
+        measured, at_bound = fisher(correlation), precision.expected_correlation(NOISE_TO_SIGNAL, estimator)
+        beyond = measured - fisher(at_bound) if not row["reached"] else fisher(at_bound) - measured
+        assert beyond < 2 * error(at_bound, NOISE_TO_SIGNAL), row
+        if expected:
+            assert abs(measured - fisher(expected)) < 4 * error(expected, row["ratio"]), row
+
+
+def fisher(correlation: float) -> float:
+    return math.atanh(min(correlation, 1 - 1e-9))

@@ -133,14 +133,26 @@ def test_the_ratios_of_trials_together_codes_sparse_spaces_and_programs_are_thos
             check(text, one(programs, f"form {form}, q={q}, B={batch} T={length},")["ratio"])
 
 
-def test_the_noise_of_half_precision_is_that_of_the_measurement() -> None:
-    rows, spaces = bench("precision"), {"all weights": "full", "LoRA-FA": "LoRA-FA"}
-    for label, *cells in table("SPEED", "| noise over signal"):
-        space, *estimator, eps = label.replace("`", "").split(", ")
-        for text, precision in zip(cells, ("bf16", "fp16"), strict=True):
-            named = f"{spaces[space]}, {(estimator or ['rge'])[0]}, {precision}, {eps.replace(' ', '')}"
-            row = rows[f"rounding noise over signal, {named.partition('=')[0]}={float(named.partition('=')[2])}"]
-            check(text, row["ratio"], row["detail"]["correlation"])
+NOISY = {
+    "all weights": "full, rge",
+    "all weights, rge_one_sided": "full, rge_one_sided",
+    "all weights, es of rank 1": "full, es of rank 1",
+    "scales (QZO)": "scales (QZO), rge with clip",
+}
+
+
+@pytest.mark.parametrize(
+    ("head", "precisions"),
+    [("| noise over signal", ("bf16", "fp16")), ("| over codes", ("int8, fp16", "int4, fp16", "nf4, fp16"))],
+)
+def test_the_noise_of_half_precision_is_that_of_the_measurement(head: str, precisions: tuple[str, ...]) -> None:
+    rows = bench("precision")
+    for label, *cells in table("SPEED", head):
+        setting, _, eps = label.replace("`", "").rpartition(", eps = ")
+        for text, precision in zip(cells, precisions, strict=True):
+            name = f"{NOISY.get(setting, f'{setting}, rge')}, {precision}, eps={float(eps):g}"
+            row = rows.get(f"rounding noise over signal, {name}")
+            check(text, *(() if row is None else (row["ratio"], row["detail"]["correlation"])))
 
 
 def report(name: str) -> str:

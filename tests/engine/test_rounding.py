@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.engine.conftest import TinyModel, make_examples, targets, tiny_model
+from zo_sweeps.bench.precision import expected_correlation
 from zo_sweeps.core.remarks import remark
 from zo_sweeps.engine import losses, rounding
 from zo_sweeps.engine.batch import collate
@@ -88,7 +89,7 @@ def estimates(space: Space, dtype: torch.dtype, estimator: Estimator) -> tuple[t
 def test_estimates_correlate_with_those_of_fp32_as_the_noise_over_the_signal_says(
     space: Space, dtype: torch.dtype, estimator: Estimator, good: bool
 ) -> None:
-    """Expected is sqrt(1 - r^2). Its Fisher z changes by -1 / sqrt(1 - r^2) per unit of log r.
+    """See `LossNoise`. The Fisher z of the expected correlation rho changes by -rho / (1 - r^2) per unit of log r.
 
     Variances: 1 / (n - 3) of the z of a correlation over n = 24 directions, 1 / 24 of log r.
     """
@@ -96,10 +97,37 @@ def test_estimates_correlate_with_those_of_fp32_as_the_noise_over_the_signal_say
     whole, _ = estimates(space, torch.float32, estimator)
     correlation = float(torch.corrcoef(torch.stack([half, whole]))[0, 1])
     assert 0 < ratio < 1
-    expected = math.sqrt(1 - ratio**2)
-    error = math.sqrt(1 / 21 + 1 / 24 / expected**2)
+    expected = expected_correlation(ratio, estimator)
+    error = math.sqrt(1 / 21 + 1 / 24 * (expected / (1 - ratio**2)) ** 2)
     assert abs(math.atanh(correlation) - math.atanh(expected)) < 3 * error, (ratio, correlation, expected)
     assert (remark("noise_to_signal", ratio) == "") == good, ratio
+
+
+@pytest.mark.parametrize("estimator", [RGE(1, 1), RGE(4, 1), RGEOneSided(1, 1), RGEOneSided(4, 1)])
+def test_noise_on_every_loss_leaves_the_correlation_that_is_expected(estimator: Estimator) -> None:
+    steps, generator = 3000, torch.Generator().manual_seed(0)
+    exact, noisy, measured = [], [], []
+    for step in range(steps):
+        slopes = torch.randn(estimator.budget, generator=generator)
+        points = estimator.points(0, step)
+        values = torch.tensor([point.scale * float(slopes[point.key.query]) for point in points])
+        noise = LossNoise(
+            lambda count: values + 0.7 * torch.randn(count, generator=generator),  # noqa: B023
+            lambda count: values + 0.7 * torch.randn(count, generator=generator),  # noqa: B023
+            torch.nn.Module(),
+            lambda: 0.0,
+        )
+        exact.append(slopes)
+        noisy.append(torch.tensor(estimator.combine(points, noise(len(points)).tolist()).coefs))
+        assert noise.result is not None
+        measured.append(noise.result)
+    ratio = noise_to_signal(measured)
+    correlation, expected = (
+        float(torch.corrcoef(torch.stack([torch.cat(exact), torch.cat(noisy)]))[0, 1]),
+        (expected_correlation(ratio, estimator)),
+    )
+    error = math.sqrt((1 + (expected / (1 - ratio**2)) ** 2) / steps)
+    assert abs(math.atanh(correlation) - math.atanh(expected)) < 4 * error
 
 
 def test_the_share_of_lost_updates_is_counted_exactly_in_a_small_parameter() -> None:

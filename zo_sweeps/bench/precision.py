@@ -39,59 +39,72 @@ from zo_sweeps.engine.spaces.vera import VeRA
 from zo_sweeps.engine.step import Method, losses_at
 from zo_sweeps.engine.train import no_joules
 from zo_sweeps.engine.updates.sgd import SGD
+from zo_sweeps.methods.estimator import Estimator
 from zo_sweeps.methods.evaluation import Mode
 from zo_sweeps.methods.parts import Model, ModelSource
 from zo_sweeps.methods.precision import Precision, WeightOnlyPrecision
 from zo_sweeps.methods.space import Space
+from zo_sweeps.methods.update import Rounding
 from zo_sweeps.models.load import load
 
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 FORWARDS = ((1, 64), (32, 64))  # rows, tokens
-DIRECTIONS, BATCH, TOKENS = 16, 8, 32
+DIRECTIONS, BATCH, TOKENS = 32, 4, 32
 PLAIN = {"bf16": BF16(), "fp16": FP16()}
-INTEGERS = {"int8, bf16": INT8(compute="bf16"), "int8, fp16": INT8(), "int4, fp16": INT4()}
-CODES = {**INTEGERS, "nf4, fp16": NF4()}
+CODES = {"int8, bf16": INT8(compute="bf16"), "int8, fp16": INT8(), "int4, fp16": INT4(), "nf4, fp16": NF4()}
+FIXED = {label: CODES[label] for label in ("int8, fp16", "nf4, fp16")}
+MOVABLE = {label: codes for label, codes in CODES.items() if codes.movable}
 SETTINGS: Sequence[tuple[str, Sequence[float], Space, Method, Mapping[str, Precision]]] = (
-    ("full, rge", (1e-4, 1e-3, 1e-2), Full(), Method(RGE(), Gaussian(), SGD()), PLAIN),
+    ("full, rge", (1e-4, 1e-3), Full(), Method(RGE(), Gaussian(), SGD()), PLAIN),
     ("full, rge_one_sided", (1e-3, 1e-2), Full(), Method(RGEOneSided(q=4), Gaussian(), SGD()), PLAIN),
-    ("full, es of rank 1", (1e-4, 1e-3, 1e-2), Full(), Method(ES(q=8), LowRank(rank=1, interval=1), SGD()), PLAIN),
-    ("LoRA-FA, rge", (1e-3, 1e-2, 1e-1), LoRAFA(), Method(RGE(q=4), Gaussian(), SGD(), Mode.BOTH), PLAIN),
-    ("LoRA-FA, rge", (1e-3, 1e-2), LoRAFA(), Method(RGE(), Gaussian(), SGD()), {"nf4, fp16": NF4()}),
+    ("full, es of rank 1", (1e-4, 1e-3), Full(), Method(ES(q=8), LowRank(rank=1, interval=1), SGD()), PLAIN),
+    ("LoRA-FA, rge", (1e-3, 1e-2), LoRAFA(), Method(RGE(q=4), Gaussian(), SGD(), Mode.BOTH), {**PLAIN, **FIXED}),
     ("prefix, rge", (1e-2, 1e-1), PrefixTuning(), Method(RGE(), Gaussian(), SGD()), PLAIN),
     ("VeRA, rge", (1e-2, 1e-1), VeRA(), Method(RGE(), Gaussian(), SGD()), PLAIN),
-    ("random 1 %, rge", (1e-3, 1e-2), RandomSubset(density=1e-2), Method(RGE(), Gaussian(), SGD()), PLAIN),
-    ("scales, rge with clip", (1e-4, 1e-3, 1e-2), Scales(), Method(RGE(clip=100), Gaussian(), SGD()), CODES),
-    (
-        "codes, rge",
-        (0.1, 1.0),
-        Codes(),
-        Method(RGE(), Quantized(), SGD()),
-        {k: v for k, v in CODES.items() if v.movable},
-    ),
+    ("random 1 %, rge", (1e-3, 1e-2), RandomSubset(density=1e-2), Method(RGE(), Gaussian(), SGD()), {**PLAIN, **FIXED}),
+    ("scales (QZO), rge with clip", (1e-4, 1e-3), Scales(), Method(RGE(clip=100), Gaussian(), SGD()), CODES),
+    # Those of QES are the same numbers: it evaluates the same points, and takes another step.
+    ("codes (QuZO), rge", (0.1, 1.0), Codes(), Method(RGE(), Quantized(), SGD(rounding=Rounding.STOCHASTIC)), MOVABLE),
 )
 
 
 def rows(rounds: int) -> Iterator[Row]:
     """Measure all rows."""
     yield from _forwards(rounds)
+    yield from noise()
+
+
+def noise() -> Iterator[Row]:
+    """Measure the noise of losses over their signal, and compare the estimates with those of fp32, in every setting."""
     for name, scales, space, method, precisions in SETTINGS:
         for eps in scales:
             there = replace(method, estimator=replace(method.estimator, eps=eps))  # type: ignore[call-arg]  # all have it
+            references: dict[Precision, Tensor] = {}
             for label, precision in precisions.items():
-                codes = replace(precision, compute="fp32") if isinstance(precision, WeightOnlyPrecision) else None
-                exact, _ = estimates(space, there, codes or FP32())
+                whole = replace(precision, compute="fp32") if isinstance(precision, WeightOnlyPrecision) else FP32()
+                if whole not in references:
+                    references[whole], _ = estimates(space, there, whole)
+                exact = references[whole]
                 coefs, ratio = estimates(space, there, precision)
-                correlation = float(torch.corrcoef(torch.tensor([exact, coefs]))[0, 1])
-                expected = math.sqrt(max(0.0, 1 - ratio**2))
+                correlation = float(torch.corrcoef(torch.stack([exact, coefs]))[0, 1])
+                expected, size = expected_correlation(ratio, there.estimator), float(coefs.norm() / exact.norm())
                 said = (
-                    f"correlation with fp32's over {DIRECTIONS} directions: {correlation:.2f}, {expected:.2f} expected"
+                    f"correlation with fp32 over {DIRECTIONS} directions: {correlation:.2f} ({expected:.2f} expected); "
+                    f"size: {size:.2f} of theirs"
                 )
-                detail = {"correlation": correlation, "expected": expected, "eps": eps}
+                detail = {"correlation": correlation, "expected": expected, "size": size, "eps": eps}
                 row = f"rounding noise over signal, {name}, {label}, eps={eps:g}"
                 yield Row(row, ratio, "of", NOISE_TO_SIGNAL, NOISE_TO_SIGNAL, said, detail)
 
 
-def estimates(space: Space, method: Method, precision: Precision) -> tuple[Sequence[float], float]:
+def expected_correlation(ratio: float, estimator: Estimator) -> float:
+    """Return the correlation of estimates with exact ones that a noise over signal predicts (see `LossNoise`)."""
+    q, left = estimator.budget, 1 - ratio**2
+    c = 2 * q / (q + 1) if isinstance(estimator, RGEOneSided) else q / (2 * q - 1)
+    return math.sqrt(left / (left + c * ratio**2)) if left > 0 else 0.0
+
+
+def estimates(space: Space, method: Method, precision: Precision) -> tuple[Tensor, float]:
     """Return the coefficients of DIRECTIONS directions on the demo model, and the noise over the signal of their steps.
 
     Each step has BATCH texts of TOKENS random tokens.
@@ -110,7 +123,7 @@ def estimates(space: Space, method: Method, precision: Precision) -> tuple[Seque
         losses = losses_at(bound, model.module, installed, noisy, points)
         coefs += bound.estimator.combine(points, losses).coefs
         measured.append(noisy.result)
-    return coefs, noise_to_signal([pair for pair in measured if pair])
+    return torch.tensor(coefs), noise_to_signal([pair for pair in measured if pair])
 
 
 def _forwards(rounds: int) -> Iterator[Row]:

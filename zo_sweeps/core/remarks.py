@@ -51,8 +51,10 @@ SHARED = {  # (rows, their split) that are also in another one -> the consequenc
     ("test", "dev"): "the step and the setting are selected on them",
     ("dev", "train"): "the step and the setting are selected by what was learned by heart",
 }
-# Rounding noise over signal (see `engine.loss_noise`) above which a trial says so: at 0.5, estimates correlate 0.87
-# with those of fp32, and have a third more variance. Measured over spaces, precisions, eps: docs/bench/precision.json.
+# Rounding noise over signal (see `engine.loss_noise`) above which a trial says so: estimates of one pair of points are
+# then expected to correlate 0.87 with those of fp32, and have a third more variance. Measured on the demo model, over
+# spaces, codes and eps, in bf16 and fp16: docs/bench/precision.json. Runs in programs or on the light client have no
+# such number.
 NOISE_TO_SIGNAL = 0.5
 REMARKS = (
     Remark("directions", "theta moves along {} distinct directions only: the generator repeats", below=1000),

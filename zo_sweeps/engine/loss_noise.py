@@ -26,9 +26,11 @@ class LossNoise:
     function itself is common to the points, to within u of the signal, and so is any rounding that does not depend on
     the point: c removes both. The noise is that of this machine's forward, with its dtype, kernels and depth.
 
-    Estimates built from f correlate with exact ones at about sqrt(1 - r^2), r = noise / signal, because the variance of
-    c(f) is that of the exact losses and the noise: for every estimator, as each uses differences of a step's losses.
-    `bench precision` measures both; docs/bench/precision.json.
+    Signal includes noise, r = noise / signal. If every loss has independent noise on top of its exact value, estimates
+    correlate with exact ones at 1 / sqrt(1 + c r^2 / (1 - r^2)): c = q / (2q - 1) for q pairs of points (sqrt(1 - r^2)
+    for one), and 2q / (q + 1) for q points that share the loss at theta. `bench precision` measures both.
+
+    Not in r: what rounding theta's own values to a half-precision dtype does at a point, which f and f' share.
 
     Args:
         f: the step's objective.
