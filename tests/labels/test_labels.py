@@ -76,10 +76,17 @@ def test_no_column_takes_the_numbers_of_another_by_its_label() -> None:
     assert {block for block, _ in renamed} == {"llama2"}
 
 
-def test_a_value_that_a_column_is_given_renames_the_column_and_not_its_rows() -> None:
+def test_a_value_that_a_column_is_given_renames_the_column_and_the_rows_that_fix_another() -> None:
     plan = named("prge_fig5", "++grid.columns.seq64_b1={precision: fp16}")
-    assert not plan.relabelled
     assert {name for name, label in plan.labels.items() if "→" in label} == {"seq64_b1"}
+    assert plan.relabelled == {name for name in plan.grid.blocks if "fp16" not in name}
+    assert plan.grid.label("tinyllama_int8_zo").endswith(" → precision=fp16,int8"), "its other columns are as written"
+
+
+def test_a_row_that_names_the_form_of_a_program_says_that_none_runs() -> None:
+    plan = named("prge_table4", "device=cpu")
+    assert plan.grid.label("seed") == "Seed form → device=cpu"
+    assert plan.grid.label("dual") == "Dual-Forwarding → device=cpu"
 
 
 def test_titles_say_what_runs() -> None:

@@ -118,7 +118,8 @@ def labels(grid: GridConfig, now: Runs, written: Runs, skipped: Collection[str])
                 # A column's value replaces that of its rows, where the grid as written has it.
                 of_column = {*ran.promise.of_column} & {*then.promise.of_column} - {*ran.promise.of_both}
                 kept = [key for key in keys if found is columns or key not in of_column]
-                found.setdefault(name, {}).update(dict.fromkeys(_changed(kept, ran.configs, then.configs, skipped)))
+                for key in _changed(kept, ran.configs, then.configs, skipped):
+                    found.setdefault(name, {})[key] = None
 
     def texts(found: Mapping[str, Iterable[str]], part: int) -> dict[str, list[str]]:
         """Return "key=value" of each changed key, with its values in every cell of the row or column."""
@@ -159,6 +160,8 @@ def _changed(
             values, before = _values(now, one), _values(then, one)
             if one in found or one.startswith(tuple(skipped)) or (values and values.keys() <= before.keys()):
                 continue
+            if one != key and not before:
+                continue  # an option that nothing chose before is no promise
             if values:
                 found.add(one)
                 yield one
