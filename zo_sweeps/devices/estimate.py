@@ -75,38 +75,46 @@ def memory_by_part(
                     either, with `on_host`: one more copy of what is trained, B at least 20 * largest
         F = max(N T b (3D + max(4Q + 2K, 2Q + 5K)),  (the embeddings, a layer's input, its norm, and q, k, v with those
                                                     rotated: of q three more, then of k)
-                N T b (4D + 3I),               (the embeddings, the inputs of the layer and of its second half, its
-                                                    norm, and gate, up and their product)
+                N T b (H D + A I),             (the embeddings, the inputs of the layer and of its second half, its
+                                                    norm, and gate, up and their product: H = 4, A = 3)
                 N T b (3D + Q + 4K + 2r),      (factors of rank r beside the projection v: x A^T, and it scaled)
-                N T b (4D + 2I) + M(I D),      (the product with up, into which goes the weight M computes anew)
+                N T b (H D + G I) + M(matrix), (the product with up, into which goes the weight M computes anew)
                 b D (N T + K') + logits_bytes / 2 + M(V D),  (the last hidden states, K' places of them, the head, and
                                                     fp32 logits)
                 b D (N T + K') + logits_bytes)      (and their exponentials)
             + 24 T (batch, and again N if points > 1)  (ids, mask, positions, which points repeat), 64 K', rotary
             tables; behind a prefix 5 N T * attended  (the mask as booleans and in fp32)
+        or, where points of a full space share a forward, N T b D + 12 points * arch.written if more  (noise, sums and
+            their stack)
+        H = 4; 6 in a causal model without a gate  (position embeddings, and their sum with the words')
+        A = 3 with a gate, else 2  (an activation's input and output); at least 4 with an activation of several
+            operations; one more with gate and up in one product, which lives on; G = 2 with a gate, else 1
         M(n) = 4 n for a full space at one point per forward (a weight at the point, in fp32), + b n if b < 4 (that,
             rounded); n (8 + b) without `in_parts` (the noise, a temporary of it, and the weight); n for codes; 0 for
             PEFT, and if points share a forward: directions of the full space stay products of thin factors then, and
             no weight is perturbed
         a step of a full space also takes 8 * largest in its update, without activations
-        B = N T (L b (6D + 2Q + 4K + 4I) + 8D L)  (kept for the backward pass: the norms' inputs in fp32)
-            PEFT: L b (2Q + 2K + 3I + inputs / L) if less (q, k, v, SDPA's result, gate, its activation, up; a frozen
-            weight's product keeps no input), and b (4I + 2D) of the layer that the backward pass is in
+        B = N T (L b (6D + 2Q + 4K + C I) + 8D L)  (kept for the backward pass: the norms' inputs in fp32)
+            PEFT: L b (2Q + 2K + (C - 1) I + inputs / L) if less (q, k, v, SDPA's result, gate, its activation, up; a
+            frozen weight's product keeps no input), and b (J I + 2D) of the layer that the backward pass is in
+            C = J = 4 with a gate, C = J = 2 without; C = 5, J = 4 without, with an activation of several operations
             + 2.5 * logits_bytes  (logits, exponentials, and three of the gradient)
             with `recomputes` the bracket is one layer's (L = 1), and L D b of inputs are added
         scoring     W + S + F of `scored_tokens` instead of N T
         codes       M + largest * (4 + b)  (a decoded matrix, while it is multiplied)
         sparse      + trainable * (8 + b)  (indices, first values); over codes 16 + b  (where they are among the kept)
 
-    where D = hidden size, I = feed-forward size, Q, K = widths of queries and keys, L = layers, largest = the largest
-    matrix's elements, or those of one layer's stacked experts. Attention is SDPA without a mask: no T x T matrix is
-    formed, but behind a prefix. The cache of generated answers is not included. Of Llama models 1.0 to 1.5 times the
-    measured peak, where tokens are known. Other families were not measured: gate and up in one product may need more.
+    where D = hidden size, I = feed-forward size, Q, K = widths of queries and keys, L = layers, matrix = elements of a
+    layer's largest, or of its stacked experts, largest = those of the model's largest matrix. Attention is SDPA without
+    a mask: no T x T matrix is formed, but behind a prefix. The cache of generated answers is not included.
 
     Estimate over the tensors alive at the peak (`devices.tensors`; a Llama of 0.3 M weights on a CPU, fp32 if not
     said), texts of one length: zeroth order 1.00 to 1.01 in every mode, with EGGROLL, q = 16 and all logits among them;
     MeZO 1.29, as its update's noise is taken to be stored; FO-LoRA-FA 1.36, at all logits 1.04. With texts that share
-    rows 1.00 to 1.34, FO-Adam 1.4. Not measured on a GPU.
+    rows 1.00 to 1.34, FO-Adam 1.4. Other families of 2 layers and D = 64, in fp32, with zero-shot, MeZO, P-RGE at q = 4
+    and 16, EGGROLL, LOZO, FO-Adam and FO-LoRA-FA, texts of both kinds: GPT-2 1.00 to 1.33, OPT 1.01 to 1.39, GPT-NeoX
+    1.01 to 1.36, Phi-3 1.00 to 1.26, Gemma 1.00 to 1.48; RoBERTa and BERT, padded, 1.02 to 1.37. Not
+    measured: mixtures of experts, a family's own activation (BLOOM's), and a GPU.
 
     Args:
         value_bytes: bytes per activation.
@@ -137,13 +145,16 @@ def memory_by_part(
         scored_tokens: tokens of the largest forward that scores rows, with padding; 0: the step's.
     """
     width, inner, layers, vocabulary = arch.width, arch.inner, arch.layers, arch.vocabulary
-    queries, keys = arch.heads * arch.head_width, arch.kv_heads * arch.head_width
+    attending, keys = arch.heads * arch.head_width, arch.kv_heads * arch.head_width
+    gated, fused = bool(arch.experts or {"gate", "gate_up"} & {*arch.linears}), "gate_up" in arch.linears
+    held = 4 if gated or arch.masked else 6  # vectors of the layers' width beside the feed-forward's
+    matrix = max(arch.experts, *(out * into for out, into in arch.linears.values()))
 
     b = trained_bytes if backpropagates and moves_base else value_bytes
     rows = batch * points
     if weights is None or b != value_bytes:
         weights = int(arch.parameters * b)
-    largest = max(vocabulary * width, inner * width, arch.experts)
+    largest = max(vocabulary * width, matrix)
     parts = dict.fromkeys(Part, 0.0)
     parts[Part.WEIGHTS], parts[Part.SCALES], parts[Part.SPARSE] = weights - scales - kept, scales, kept
     if trains and sparse:
@@ -151,21 +162,27 @@ def memory_by_part(
     decoded = max(out * into for out, into in arch.linears.values()) * (FP32 + b) if coded else 0.0
     ids = INDEX * (3 * tokens * (batch + (rows if points > 1 else 0)) + 8 * rows * answer_tokens)
 
-    def forward(positions: float, places: float, ids: float, moved: float = 0) -> dict[Part, float]:
-        """Return the parts at the largest moment; `moved`: bytes per entry of a perturbed weight."""
+    def forward(positions: float, places: float, ids: float, moved: float = 0, written: float = 0) -> dict[Part, float]:
+        """Return the parts at the largest moment.
+
+        Args:
+            moved: bytes per entry of a perturbed weight.
+            written: bytes of one module's parameters at every point.
+        """
         value = positions * b
-        attention = value * (3 * width + max(4 * queries + 2 * keys, 2 * queries + 5 * keys))
-        gated = value * (4 * width + 3 * inner)
-        thin = value * (3 * width + queries + 4 * keys + 2 * rank) if rank else 0
-        product = value * (4 * width + 2 * inner)
+        attention = value * (3 * width + max(4 * attending + 2 * keys, 2 * attending + 5 * keys))
+        between = max(4 if arch.composed else 2, 3 * gated) + fused
+        activated = value * (held * width + between * inner)
+        thin = value * (3 * width + attending + 4 * keys + 2 * rank) if rank else 0
+        product = value * (held * width + (1 + gated) * inner)
         rotary = 2 * tokens * arch.head_width * b + positions * attended * (1 + FP32)
         last = b * width * (positions + places)
         logits = logits_bytes(1, places, vocabulary) + FP32 * places
         moments: list[dict[Part, float]] = [
-            {Part.ACTIVATIONS: max(attention, gated, thin) + rotary},
+            {Part.ACTIVATIONS: max(attention, activated, thin) + rotary},
             {
                 Part.ACTIVATIONS: product + rotary,
-                Part.WORKSPACE: decoded + moved * max(inner * width, arch.experts),
+                Part.WORKSPACE: decoded + moved * matrix,
             },
             {
                 Part.ACTIVATIONS: last,
@@ -173,6 +190,7 @@ def memory_by_part(
                 Part.WORKSPACE: 0 if integers else moved * vocabulary * width,
             },
             {Part.ACTIVATIONS: last, Part.LOGITS: logits},
+            {Part.ACTIVATIONS: value * width, Part.WORKSPACE: written},
         ]
         largest_one = max(moments, key=lambda moment: sum(moment.values()))
         return {**largest_one, Part.WORKSPACE: largest_one.get(Part.WORKSPACE, 0) + ids}
@@ -180,13 +198,16 @@ def memory_by_part(
     moved = 0.0
     if trains and moves_base and points == 1:
         moved = 1 if integers else FP32 + b * (b < FP32) if in_parts else 2 * FP32 + b
-    step = forward(rows * tokens, rows * answer_tokens, ids, moved)
+    written = 3 * FP32 * points * arch.written if trains and moves_base and points > 1 else 0
+    step = forward(rows * tokens, rows * answer_tokens, ids, moved, written)
     if trains and backpropagates:
         a, norms = (mixed_bytes, 14) if mixed_bytes else (b, 8)
-        every = 6 * width + 2 * queries + 4 * keys + 4 * inner
-        bracket = every if inputs is None else min(every, 2 * queries + 2 * keys + 3 * inner + inputs / layers)
+        kept_inner, frozen_inner = (4, 3) if gated else (5, 4) if arch.composed else (2, 1)
+        every = 6 * width + 2 * attending + 4 * keys + kept_inner * inner
+        thin = 2 * attending + 2 * keys + frozen_inner * inner
+        bracket = every if inputs is None else min(every, thin + inputs / layers)
         per_layer = rows * tokens * (a * bracket + norms * width)
-        passing = rows * tokens * a * (4 * inner + 2 * width) * (bracket < every)
+        passing = rows * tokens * a * ((4 if gated or arch.composed else 2) * inner + 2 * width) * (bracket < every)
         casts = 0 if moves_base else mixed_bytes * sum(out * into for out, into in arch.linears.values())
         step = {Part.WORKSPACE: ids + decoded, Part.ACTIVATIONS: layers * (per_layer + casts) + passing}
         if recomputes:

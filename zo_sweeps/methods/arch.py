@@ -33,6 +33,9 @@ class Arch:
         projections: role -> name of the projection within a layer (`self_attn.q_proj`); the same roles as `linears`.
         experts: values of the largest layer's experts, of a mixture whose experts are stacked to tensors; 0: of none.
             They are no projections; a token passes through as many as make `inner`, with what all tokens share.
+        composed: whether the feed-forward's activation is computed in several operations (GPT-2's `gelu_new`).
+        written: values of the largest module that points of the full space in one forward write out, each of its own: a
+            table that is no plain embedding, or stacked experts; 0: none is.
         filled: whether the modules around its projections have buffers that no checkpoint holds (masks, rotations).
         shared: whether a module has a parameter in common with one that it holds (a head and its decoder: the bias).
         window: tokens that a token attends to, itself included, if all layers share one limit; 0: no such limit.
@@ -59,6 +62,8 @@ class Arch:
     blocks: str = ""
     projections: Mapping[str, str] = field(default_factory=dict)
     experts: int = 0
+    composed: bool = False
+    written: int = 0
     filled: bool = False
     shared: bool = False
     window: int = 0

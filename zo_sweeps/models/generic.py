@@ -17,7 +17,7 @@ from typing import Any
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.methods.arch import Arch
-from zo_sweeps.models.families import MASKED_PACKING, MASKED_PREFIX, Family
+from zo_sweeps.models.families import MASKED_PACKING, MASKED_PREFIX, Family, is_composed
 
 ROWS, TOKENS = 3, 5  # of the forward without weights
 UNLIMITED = 2**31 - 1  # positions of a model without a limit
@@ -146,6 +146,8 @@ def _read(module: Any, kind: str, masked: bool) -> Arch:
         blocks=blocks,
         projections=projections,
         experts=sum(parameter.numel() for parameter in experts.values()),
+        composed=is_composed(config.to_dict()),
+        written=max(map(_written, module.modules())),
         filled=any(part._non_persistent_buffers_set for part in _around(layers[0], projections.values())),
         shared=seen.shared,
         window=window,
@@ -211,6 +213,18 @@ def _common(shapes: list[dict[str, tuple[int, int]]], mixture: bool) -> dict[str
                 raise UserError(f"its layers differ: {path} of layer {i} is not that of layer 0")
             common.pop(path, None)
     return common
+
+
+def _written(child: Any) -> int:
+    """Return the values that a module writes out for every point of a forward; see `zo_sweeps.engine.factored`."""
+    from torch import nn
+
+    from zo_sweeps.models.projection import is_projection
+
+    own = _parameters(child, inside=False).values()
+    if is_projection(child) or type(child) is nn.Embedding or all(param.ndim == 1 for param in own):
+        return 0
+    return sum(param.numel() for param in own)
 
 
 def _around(layer: Any, projections: Iterable[str]) -> list[Any]:

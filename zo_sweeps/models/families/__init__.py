@@ -18,6 +18,7 @@ from zo_sweeps.methods.arch import Arch
 
 MASKED_PACKING = "each token of a masked model's row attends to all others"
 MASKED_PREFIX = "a prefix needs a causal model, which keeps keys and values"
+COMPOSED = ("gelu_new", "gelu_fast", "gelu_accurate", "quick_gelu")  # written in Python, one tensor per operation
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,11 @@ def size(config: Mapping[str, Any], key: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
         raise UserError(f"the model's config needs a positive integer {key!r}, not {value!r}", where="model.arch")
     return value
+
+
+def is_composed(config: Mapping[str, Any]) -> bool:
+    """Tell whether the activation that a config names is computed in several operations."""
+    return any(config.get(key) in COMPOSED for key in ("hidden_act", "hidden_activation", "activation_function"))
 
 
 def head_width(config: Mapping[str, Any]) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from zo_sweeps.methods.arch import Arch
-from zo_sweeps.models.families import Family, head_width, size
+from zo_sweeps.models.families import Family, head_width, is_composed, size
 
 PROJECTIONS = {
     "q": "self_attn.q_proj",
@@ -48,6 +48,8 @@ def describe(config: Mapping[str, Any]) -> Arch:
         masked=False,
         parameters=total + layers * layer,
         linears=linears,
+        composed=is_composed(config),
+        written=(positions + 2) * width,
         blocks="model.decoder.layers",
         projections=PROJECTIONS,
     )

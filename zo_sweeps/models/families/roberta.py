@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from zo_sweeps.methods.arch import Arch
-from zo_sweeps.models.families import MASKED_PACKING, MASKED_PREFIX, Family, head_width, size
+from zo_sweeps.models.families import MASKED_PACKING, MASKED_PREFIX, Family, head_width, is_composed, size
 
 PROJECTIONS = {
     "q": "attention.self.query",
@@ -45,6 +45,7 @@ def describe(config: Mapping[str, Any]) -> Arch:
         masked=True,
         parameters=total + layers * layer,
         linears=linears,
+        composed=is_composed(config),
         blocks="roberta.encoder.layer",
         projections=PROJECTIONS,
         shared=True,
