@@ -20,8 +20,8 @@ from zo_sweeps.methods.parts import ModelSource
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan import stored
 from zo_sweeps.plan.altered import beside_written
-from zo_sweeps.plan.availability import texts_of
 from zo_sweeps.plan.build import Plan
+from zo_sweeps.plan.texts import texts_of
 from zo_sweeps.record import archive
 from zo_sweeps.record.archive import PLAN, TABLES, Archive
 from zo_sweeps.record.journal import JournalStore, outcome

@@ -22,9 +22,9 @@ from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.core.trial import Event, Outcome, Trial, TrialState
 from zo_sweeps.methods.parts import Model, ModelSource
 from zo_sweeps.methods.trial_config import TrialConfig
-from zo_sweeps.plan.availability import fingerprint_texts, texts_of
 from zo_sweeps.plan.build import Plan, warm_key
 from zo_sweeps.plan.expand import flatten
+from zo_sweeps.plan.texts import fingerprint_texts, texts_of
 from zo_sweeps.record.archive import Archive
 from zo_sweeps.record.journal import evals, outcome
 from zo_sweeps.results.export import replayed

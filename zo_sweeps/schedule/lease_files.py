@@ -14,7 +14,7 @@ from zo_sweeps.methods.parts import ModelSource
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.models import hub
 from zo_sweeps.models.identity import TOKENIZER_PARTS, files_of, folder_of, repo_of, revision_of
-from zo_sweeps.plan.availability import texts_of
+from zo_sweeps.plan.texts import texts_of
 from zo_sweeps.schedule.lease_contents import SHA256, StoredFile
 from zo_sweeps.tasks import data
 from zo_sweeps.tasks import hub as rows
