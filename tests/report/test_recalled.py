@@ -186,7 +186,7 @@ def test_the_record_of_many_trials_is_small() -> None:
     assert len(text) < 0.5 * len(json.dumps(whole))
 
 
-def test_remarks_come_back_those_of_an_earlier_version_as_one() -> None:
+def test_remarks_and_reasons_come_back_and_those_of_earlier_versions() -> None:
     composer = Composer(["+grid=llama2_superglue", "task=rte"])
     plan = build(composer)
     data = json.loads(json.dumps(stored.dump(beside_written(plan, composer))))
@@ -194,6 +194,13 @@ def test_remarks_come_back_those_of_an_earlier_version_as_one() -> None:
     assert stored.load(data, composer.run).remarks == plan.remarks
     earlier = {**data, "remarks": dict.fromkeys(data["remarks"], "one; two")}
     assert {*stored.load(earlier, composer.run).remarks.values()} == {("one; two",)}
+    assert plan.reasons
+    assert stored.load(data, composer.run).reasons == plan.reasons
+    texts = [line for of_trial in plan.reasons.values() for line in of_trial]
+    assert len({*texts}) < len(texts)
+    assert all(json.dumps(data).count(json.dumps(line)) == 1 for line in {*texts}), "each is written once"
+    earlier = {**data, "reasons": {trial_id: list(of_trial) for trial_id, of_trial in plan.reasons.items()}}
+    assert stored.load(earlier, composer.run).reasons == plan.reasons
 
 
 def test_a_state_folder_without_the_record_is_read_by_the_plan_of_today(folder: Path, tmp_path: Path) -> None:

@@ -56,14 +56,18 @@ def dump(plan: Plan) -> dict[str, Any]:
             known = parts.setdefault(name, {})
             indices[name], _ = known.setdefault(fingerprint([value]), (len(known), value))
         trials.append({**trial.to_json(), "config": indices})
-    lines = [*by_line(plan.remarks)]
+    lines = {line: index for index, line in enumerate({**by_line(plan.remarks), **by_line(plan.reasons)})}
+    remarks, reasons = (
+        {trial_id: [lines[line] for line in of_trial] for trial_id, of_trial in of_trials.items()}
+        for of_trials in (plan.remarks, plan.reasons)
+    )
     return {
         "grid": asdict(plan.grid),
         "labels": dict(plan.labels),
         "caveats": list(plan.caveats),
-        "reasons": {trial_id: list(reasons) for trial_id, reasons in plan.reasons.items()},
-        "lines": lines,
-        "remarks": {trial_id: [*map(lines.index, of_trial)] for trial_id, of_trial in plan.remarks.items()},
+        "reasons": reasons,
+        "lines": [*lines],
+        "remarks": remarks,
         "relabelled": sorted(plan.relabelled),
         "altered": sorted(map(list, plan.altered)),
         "extents": [[*cell, *extent] for cell, extent in sorted(plan.extents.items())],
@@ -94,11 +98,11 @@ def load(data: Mapping[str, Any], run: RunConfig) -> Plan:
         config=replace(run, grid=GridConfig.read(data["grid"])),
         trials=tuple(trial for trial_id, trial in every.items() if trial_id not in data["reasons"]),
         cells=tuple(Cell(**cell) for cell in data["cells"]),
-        reasons={trial_id: tuple(reasons) for trial_id, reasons in data["reasons"].items()},
+        reasons={trial_id: _lines(data, of_trial) for trial_id, of_trial in data["reasons"].items()},
         labels=data["labels"],
         caveats=tuple(data["caveats"]),
         every=every,
-        remarks={trial_id: _remarks(data, of_trial) for trial_id, of_trial in data["remarks"].items()},
+        remarks={trial_id: _lines(data, of_trial) for trial_id, of_trial in data["remarks"].items()},
         relabelled=frozenset(data["relabelled"]),
         altered=frozenset((block, column) for block, column in data["altered"]),
         extents=_extents(data["extents"]) if "extents" in data else None,  # not of an earlier version
@@ -109,10 +113,9 @@ def _extents(data: Sequence[tuple[str, str, int, int]]) -> dict[tuple[str, str],
     return {(block, column): (settings, seeds) for block, column, settings, seeds in data}
 
 
-def _remarks(data: Mapping[str, Any], of_trial: str | list[int]) -> tuple[str, ...]:
-    if isinstance(of_trial, str):  # one text, of an earlier version
-        return (of_trial,)
-    return tuple(data["lines"][index] for index in of_trial)
+def _lines(data: Mapping[str, Any], of_trial: str | Sequence[int | str]) -> tuple[str, ...]:
+    listed = [of_trial] if isinstance(of_trial, str) else of_trial
+    return tuple(one if isinstance(one, str) else data["lines"][one] for one in listed)  # texts: of an earlier version
 
 
 def _read(name: str, value: Any) -> Any:
