@@ -5,6 +5,7 @@ The reading knows the papers' words and the files of models and tasks. It knows 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -79,7 +80,7 @@ WORDS = [  # of rows and columns
     Word(r"([\d.]+)%", percent, MOVES),
     Word(
         r"^(1e-\d)$",
-        lambda c: None if percent(c) is None else f"1e-{round(2 - __import__('math').log10(float(percent(c) or 1)))}",
+        lambda c: None if percent(c) is None else f"1e-{round(2 - math.log10(float(percent(c) or 1)))}",
         MOVES,
     ),
     Word(r"[Rr]ank (\d+)", option("perturbation", "rank"), DRAWS),
