@@ -14,6 +14,7 @@ from zo_sweeps.config.composer import Composer, conf_dir
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.methods.definition import write
 from zo_sweeps.methods.trial_config import TrialConfig
+from zo_sweeps.plan.altered import beside_written
 from zo_sweeps.plan.availability import Places
 from zo_sweeps.plan.build import Plan, build
 from zo_sweeps.results import figures, tables
@@ -91,7 +92,7 @@ def _split(text: str) -> list[str]:
 def read(grid: str, given: Sequence[str]) -> Printed:
     """Plan a grid, build its tables and figures without a result, and read all of their texts."""
     composer = Composer([f"+grid={grid}", *given])
-    plan = build(composer, PLACES)
+    plan = beside_written(build(composer, PLACES), composer)
     numbers: dict[tuple[str, str, str], float] = {}
     made = Printed(plan, (), numbers)
     further = " ".join([plan.title, *plan.caveats])

@@ -84,6 +84,7 @@ class Composer:
         _compositions: Compositions | None = None,
     ) -> None:
         self._config_dirs = config_dirs
+        self._written: Composer | None = None
         self.command_line = CommandLine.read(overrides)
         if absent := [folder for folder in config_dirs if not Path(folder).is_dir()]:
             raise UserError(f"no such folder: {', '.join(absent)}", where="--config-dir")
@@ -129,9 +130,11 @@ class Composer:
         return [conf_dir(), *(Path(path) for path in local if "://" not in path)]
 
     def as_written(self) -> Composer:
-        """Return a composer of the same grid and folders without any other override."""
-        given = [*self.command_line.search, f"+grid={self.command_line.grid}"]
-        return Composer(given, self._config_dirs, self._compositions)
+        """Return a composer of the same grid and folders without any other override: composed once."""
+        if self._written is None:
+            given = [*self.command_line.search, f"+grid={self.command_line.grid}"]
+            self._written = Composer(given, self._config_dirs, self._compositions)
+        return self._written
 
     def _register(self) -> None:
         """Register the schema with Hydra, and each member's options and defaults unless it has a YAML file."""
