@@ -198,7 +198,7 @@ def _value(config: TrialConfig, key: str) -> Any:
     if key == "split.seed" and config.split.seed == config.seed:
         return None
     if key == "device.form" and not config.device.runs_programs:
-        return _NONE
+        return _NONE  # a form is of programs
     group, _, rest = key.partition(".")
     value: Any = config.method.kind if group == "method" and rest != "name" else getattr(config, group, _NONE)
     for part in rest.split("."):
