@@ -9,6 +9,7 @@ from typing import Any
 from zo_sweeps.core.shape import Shape, item
 from zo_sweeps.devices.live import Reading
 from zo_sweeps.schedule.agent_facts import NAME, Facts
+from zo_sweeps.schedule.lease_contents import LEASE
 
 PEM = 100_000  # characters of a certificate, or of a chain
 EVENTS = 20_000  # per message
@@ -101,10 +102,10 @@ class Report(Shape):
 class Offer(Shape):
     """A lease that an agent is to take; `held` of its events are on the head."""
 
-    lease: str
-    trial_id: str
-    attempt: int
-    held: int
+    lease: str = item(pattern=LEASE)
+    trial_id: str = item()
+    attempt: int = item()
+    held: int = item()
 
 
 @dataclass(frozen=True)

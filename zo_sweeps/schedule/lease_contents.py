@@ -12,6 +12,9 @@ from zo_sweeps.core.shape import Shape, item
 EVENTS = 10_000_000  # of a journal; its bytes are bounded where it is stored
 FILES = 100_000
 SHA256 = re.compile(r"[0-9a-f]{64}")
+LEASE = re.compile(r"[0-9A-Za-z]{1,64}")  # a name of a folder on the board
+PARTS = re.compile("model|data|hub|rows|bundle")  # of a trial, as `lease_files` and `boards` name them
+THREADS = 4096
 
 
 @dataclass(frozen=True)
@@ -19,11 +22,11 @@ class LeaseFile(Shape):
     """A file that a trial reads, as the head announces it.
 
     Args:
-        of: the part of the trial that reads it: MODEL, DATA, HUB or ROWS of `lease_files`.
+        of: the part of the trial that reads it. A board takes no other: what it does not know may be code.
         path: below that part's folder.
     """
 
-    of: str
+    of: str = item(pattern=PARTS)
     path: str = item(most=4096)
     sha256: str = item(pattern=SHA256)
     bytes: int = item()
@@ -60,7 +63,7 @@ class Contents(Shape):
     trial: Mapping[str, Any] = item(entries=1000)
     journal: tuple[Mapping[str, Any], ...] = item((), entries=EVENTS)
     files: tuple[StoredFile, ...] = item((), entries=FILES)
-    threads: int = 1
+    threads: int = item(1, most=THREADS)
 
 
 @dataclass(frozen=True)
@@ -71,11 +74,11 @@ class LeaseContents(Shape):
         held: events of this lease that the head has.
     """
 
-    lease: str
-    trial_id: str
-    attempt: int
-    held: int
+    lease: str = item(pattern=LEASE)
+    trial_id: str = item()
+    attempt: int = item()
+    held: int = item()
     trial: Mapping[str, Any] = item(entries=1000)
     journal: tuple[Mapping[str, Any], ...] = item((), entries=EVENTS)
     files: tuple[LeaseFile, ...] = item((), entries=FILES)
-    threads: int = 1
+    threads: int = item(1, most=THREADS)

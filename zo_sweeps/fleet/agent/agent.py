@@ -229,7 +229,7 @@ class Agent:
         """Fetch a new lease."""
         try:
             contents = LeaseContents.read(self._link.get(f"/v1/leases/{offer.lease}"))
-            spool = Spool.create(self._root, replace(contents, lease=Path(offer.lease).name))
+            spool = Spool.create(self._root, replace(contents, lease=offer.lease))
         except UnreachableError:
             return  # the head names it again
         except RefusedError as error:

@@ -46,7 +46,7 @@ class Cache:
         self._folders.mkdir(parents=True, exist_ok=True)
         with new_folder(folder) as part:
             for name, digest in listed:
-                path = part / _inside(name)
+                path = part / inside(name)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 os.link(self._blobs / digest, path)
         return folder
@@ -97,7 +97,7 @@ class Cache:
             )
 
 
-def _inside(name: str) -> PurePosixPath:
+def inside(name: str) -> PurePosixPath:
     """Return a relative path. Raises UserError for one that leads outside its folder."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or not path.parts:

@@ -154,7 +154,7 @@ def _checked(answer: httpx2.Response) -> dict[str, Any]:
     """Return the answer's JSON. Raises UnreachableError for 429 and 5xx, RefusedError for any other error."""
     try:
         content = answer.json() if answer.content else {}
-    except ValueError:
+    except (ValueError, RecursionError):
         content = {}
     content = content if isinstance(content, dict) else {}
     if answer.is_success:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import replacing
+from zo_sweeps.core.shape import CONTROL
 from zo_sweeps.core.trial import Event, Outcome, TrialState
 from zo_sweeps.edge.light_client import LOG_EVENT, decisive
 from zo_sweeps.fleet.protocol import Message
@@ -49,7 +50,7 @@ class Spool:
         try:
             contents = LeaseContents.read(json.loads((folder / "lease.json").read_text()))
             self.trial, self.trial_id = contents.trial, contents.trial_id
-            self.label = str(self.trial.get("label", ""))
+            self.label = CONTROL.sub("?", str(self.trial.get("label", "")))  # it is printed
             self.attempt, self.threads, self.files = contents.attempt, contents.threads, contents.files
             self._base = contents.journal
         except (OSError, ValueError) as error:

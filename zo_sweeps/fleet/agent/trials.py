@@ -25,6 +25,7 @@ from typing import IO, Any
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import locked
 from zo_sweeps.core.trial import Event, Outcome, Trial
+from zo_sweeps.fleet.agent.files import inside
 from zo_sweeps.fleet.agent.spool import Spool
 from zo_sweeps.methods.parts import ModelSource
 from zo_sweeps.methods.trial_config import TrialConfig
@@ -137,27 +138,43 @@ class _Sink:
 def here(trial: Mapping[str, Any], folders: Mapping[str, str]) -> Trial:
     """Return a trial with the paths that its model and data have on this machine: they are no part of its identity.
 
+    The head chooses none of them. Above all no folder of members: code reaches a board through its owner alone.
+
     Args:
         trial: as the head sent it.
         folders: "model", "data" and "rows" -> the folder here, of those that came from the head.
+
+    Raises UserError for a model or rows that are neither from the head nor from the hub nor in the package, and for a
+    trial of a phone, or of a log.
     """
-    config = dict(trial["config"])
+    config = {name: part for name, part in trial["config"].items() if name != "members"}
+    device = config.get("device", {})
+    if device.get("kind") == "phone" or device.get("log"):
+        raise UserError("trials of phones, and of the light client's logs, run on the head's own nodes")
     if "model" in folders:
         config["model"] = {**config["model"], "source": ModelSource.LOCAL.value, "path": folders["model"]}
-    if "data" in folders:
-        config["data"] = {**config["data"], "dir": folders["data"]}
+    elif "model" in config and config["model"]["source"] == ModelSource.LOCAL.value:
+        raise UserError("the head sent no file of the trial's model")
+    if "data" in config:
+        config["data"] = {**config["data"], "dir": folders.get("data")}
     if "rows" in folders:
         task = config["task"]
         config["task"] = {**task, "hub": {**task["hub"], "path": folders["rows"]}}
+    elif "task" in config and config["task"]["source"] != "packaged" and "data" not in folders:
+        raise UserError("the head sent no rows of the trial's task")
     return Trial.from_json({**trial, "config": config})
 
 
 def run_checked(trial: Trial, *args: Any, **options: Any) -> Outcome:
     """Run a trial as `run_trial` does, if a model in a folder is the trial's own; else raise UserError."""
     from zo_sweeps.models.identity import fingerprint_model
+    from zo_sweeps.plan.texts import texts_of
     from zo_sweeps.run.run_trial import run_trial
 
-    model = TrialConfig.of(trial.config).model
+    config = TrialConfig.of(trial.config)
+    for name, _ in texts_of(config):
+        inside(name)  # of the data that the head sent
+    model = config.model
     wanted = model.fingerprint
     from_hub = wanted.startswith("hf:")  # whose identity is its name; the digests of its files were checked
     if model.source is ModelSource.LOCAL and not from_hub and (found := fingerprint_model(model)) != wanted:
@@ -177,7 +194,11 @@ def run(target: str, words: Mapping[str, Any], should_stop: Callable[[], bool]) 
         os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(spool.threads)
         if "torch" in sys.modules:  # which reads the environment when it is first imported
             sys.modules["torch"].set_num_threads(spool.threads)
-        trial, journal = here(spool.trial, words["folders"]), spool.journal
+        try:
+            trial, journal = here(spool.trial, words["folders"]), spool.journal
+        except UserError as error:
+            spool.lose(str(error))
+            return
         with Journal(folder / "events.jsonl") as events:
             sink = _Sink(events, words["place"])
             run_guarded(target, trial, sink, journal, spool.attempt, should_stop)
