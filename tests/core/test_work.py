@@ -74,7 +74,7 @@ def test_a_tiny_trial_has_the_forwards_that_its_configuration_says(tmp_path: Pat
     assert arch is not None
     parts = [(one.part, one.count, one.tokens) for one in work.passes]
     tokens = trial.cost / (4 * 8 * 4 + 2 * 6 + 5)  # of a row: a step forwards 8 rows at 4 points, all in one forward
-    scoring = [("scoring", 2, 6), ("scoring", 1, 5), ("measurement", 1, 11), ("measurement", 1, 6)]  # last: untrained
+    scoring = [("scoring", 2, 6), ("scoring", 1, 5), ("measurement", 1, 6), ("measurement", 1, 6)]  # last: untrained
     expected = [*scoring, ("steps", 4, 32), ("measurement", 1, 32)]
     assert parts == [(part, count, pytest.approx(rows * tokens)) for part, count, rows in expected]
     d = config.space.trainable(arch)

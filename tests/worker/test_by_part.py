@@ -14,6 +14,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from tests.conftest import REPO
+from tests.devices.test_planned_memory import within
 from tests.worker.common import make, measured, run
 from zo_sweeps.core.memory import SCORING, TOTAL, Part, current
 from zo_sweeps.core.trial import Outcome, Trial, TrialState
@@ -50,7 +51,10 @@ RUNS = {
     "fo full": ["method=fo_full", "update.lr=1e-4"],
     "fo, all logits": ["method=fo_lora_fa", "update.lr=1e-3", "train.logits=all"],
 }  # fmt: skip
+# The library that multiplies in half precision has scratch of its own, which differs between CPUs.
+IN_FP32 = {"sparse beside codes, outer": ["precision.compute=fp32"]}
 CODED = ("precision=int8", "precision=w4a8", "precision=nf4", "precision=fp4")
+ALONE = ["task=timing", "train.max_length=64"]  # no text shares a row, whose mask attention would write out in fp32
 SCRATCH = 128 * 2**10  # of the fused attention, per thread, whatever the model's size: within an operator, so not seen
 Totals = list[tuple[int, int]]  # of each work: (followed, as torch's CPU allocator counts)
 
@@ -90,7 +94,7 @@ def parts(outcome: Outcome) -> dict[Part, float]:
 
 @pytest.mark.parametrize("name", RUNS)
 def test_the_parts_are_what_the_allocator_counts_and_the_weights_what_is_stored(name: str, totals: Totals) -> None:
-    outcome, _ = run(make(*TINY, *RUNS[name]))
+    outcome, _ = run(make(*TINY, *RUNS[name], *IN_FP32.get(name, []), *ALONE))
     assert outcome.state is TrialState.SUCCEEDED, outcome.traceback
     found, metrics = parts(outcome), outcome.metrics
     assert found[Part.WEIGHTS] + found[Part.SCALES] == metrics["weights_bytes"]
@@ -167,10 +171,9 @@ def planned(name: str, *more: str) -> tuple[Trial, Outcome]:
 
 
 @pytest.mark.parametrize("name", [name for name in RUNS if name != "in place"])
-def test_the_plans_estimate_is_within_a_factor_of_two_of_the_tensors(name: str) -> None:
+def test_the_plans_estimate_is_one_to_one_and_a_half_of_the_tensors_that_score_many_rows(name: str) -> None:
     trial, outcome = planned(name, "split.dev=200", "split.test=200")
-    peak = max(outcome.metrics[TOTAL], outcome.metrics[SCORING])
-    assert 0.5 < sum(trial.needs.parts.values()) / peak < 2
+    within(trial, outcome)
     for part in (Part.WEIGHTS, Part.SCALES):
         assert trial.needs.parts[part.value] == outcome.metrics[part.metric]
 
@@ -208,8 +211,6 @@ for case in json.loads(sys.argv[1]):  # each in a process of its own, which has 
 
 # Without this, glibc keeps up to 120 MiB of what was freed, in pieces, whatever the model's size.
 GIVEN_BACK = {"MALLOC_MMAP_THRESHOLD_": "65536"}
-# The library that multiplies in half precision has scratch of its own, which differs between CPUs.
-IN_FP32 = {"sparse beside codes, outer": ["precision.compute=fp32"]}
 FACTORS = {0.5: "OUT_OF_MEMORY", 1.2: "SUCCEEDED"}
 
 

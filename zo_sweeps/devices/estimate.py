@@ -51,8 +51,11 @@ def memory_by_part(
     answer_tokens: float = 1,
     coded: bool = False,
     scored_tokens: float = 0,
+    scored_texts: float = 0,
     rank: int = 0,
     attended: float = 0,
+    packed: float = 0,
+    scored_packed: float = 0,
     inputs: float | None = None,
 ) -> dict[Part, float]:
     """Estimate the peak bytes of a trial, by part, beyond an empty process with torch imported (RUNTIME_BYTES).
@@ -82,8 +85,9 @@ def memory_by_part(
                 b D (N T + K') + logits_bytes / 2 + M(V D),  (the last hidden states, K' places of them, the head, and
                                                     fp32 logits)
                 b D (N T + K') + logits_bytes)      (and their exponentials)
-            + 24 T (batch, and again N if points > 1)  (ids, mask, positions, which points repeat), 64 K', rotary
-            tables; behind a prefix 5 N T * attended  (the mask as booleans and in fp32)
+            + 24 T (batch, and again N if points > 1)  (ids, mask, positions, which points repeat), 64 K' (128 of a
+            text that is scored), rotary tables; behind a prefix 5 N T * attended  (the mask as booleans and in fp32);
+            in rows that several texts share N T * packed  (booleans alone), and tables of every row
         or, where points of a full space share a forward, N T b D + 12 points * arch.written if more  (noise, sums and
             their stack)
         H = 4; 6 in a causal model without a gate  (position embeddings, and their sum with the words')
@@ -109,13 +113,12 @@ def memory_by_part(
     a mask: no T x T matrix is formed, but behind a prefix. The cache of generated answers is not included.
 
     Estimate over the tensors alive at the peak (`devices.tensors`; a Llama of 0.3 M weights on a CPU, fp32 if not
-    said), texts of one length: zeroth order 1.00 to 1.01 in every mode, with EGGROLL, q = 16 and all logits among them;
+    said): a step of texts of one length 1.00 to 1.01 in zeroth order, with EGGROLL, q = 16 and all logits among them;
     MeZO 1.29, as its update's noise is taken to be stored; FO-LoRA-FA 1.36, at all logits 1.04. With texts that share
-    rows 1.00 to 1.34, FO-Adam 1.4. Other families of 2 layers and D = 64, in fp32, with zero-shot, MeZO, P-RGE at q = 4
-    and 16, EGGROLL, LOZO, FO-Adam and FO-LoRA-FA, texts of both kinds: GPT-2 1.00 to 1.33, OPT 1.01 to 1.39, GPT-NeoX
-    1.01 to 1.36, Phi-3 1.00 to 1.26, Gemma 1.00 to 1.48; RoBERTa and BERT, padded, 1.02 to 1.37. Where
-    the peak is the scoring of 200 texts that share rows: 0.63 to 1.05 of the meter's, whose largest forward holds
-    rows of dev and test, and 0.93 to 1.05 of one split's; masks and rotary tables of shared rows are not counted.
+    rows 1.00 to 1.34, FO-Adam 1.42 (the largest of 40 batches is planned, and some other is taken). Scoring 200 rows in
+    15 methods and precisions: 1.05 to 1.17. Other families of 2 layers and D = 64, in fp32, with zero-shot, MeZO,
+    P-RGE at q = 4 and 16, EGGROLL, LOZO, FO-Adam and FO-LoRA-FA, texts of both kinds: GPT-2 1.00 to 1.31, OPT 1.01 to
+    1.39, GPT-NeoX 1.01 to 1.40, Phi-3 1.00 to 1.39, Gemma 1.00 to 1.48; RoBERTa and BERT, padded, 1.02 to 1.37.
     Not measured: mixtures of experts, a family's own activation (BLOOM's), and a GPU.
 
     Args:
@@ -143,8 +146,10 @@ def memory_by_part(
         coded: whether the weights of the blocks are decoded for every product, one matrix at a time.
         rank: of factors beside the projections.
         attended: length of a row of the attention's mask, with the prefix; 0: there is none.
+        packed, scored_packed: tokens of a row that several texts share, in a step and in scoring; 0: none is shared.
         inputs: values per token of the inputs of products with trained factors, all layers; None: all products'.
         scored_tokens: tokens of the largest forward that scores rows, with padding; 0: the step's.
+        scored_texts: texts of that forward.
     """
     width, inner, layers, vocabulary = arch.width, arch.inner, arch.layers, arch.vocabulary
     attending, keys = arch.heads * arch.head_width, arch.kv_heads * arch.head_width
@@ -164,7 +169,9 @@ def memory_by_part(
     decoded = max(out * into for out, into in arch.linears.values()) * (FP32 + b) if coded else 0.0
     ids = INDEX * (3 * tokens * (batch + (rows if points > 1 else 0)) + 8 * rows * answer_tokens)
 
-    def forward(positions: float, places: float, ids: float, moved: float = 0, written: float = 0) -> dict[Part, float]:
+    def forward(
+        positions: float, places: float, ids: float, moved: float = 0, written: float = 0, packed: float = 0
+    ) -> dict[Part, float]:
         """Return the parts at the largest moment.
 
         Args:
@@ -177,7 +184,8 @@ def memory_by_part(
         activated = value * (held * width + between * inner)
         thin = value * (3 * width + attending + 4 * keys + 2 * rank) if rank else 0
         product = value * (held * width + (1 + gated) * inner)
-        rotary = 2 * tokens * arch.head_width * b + positions * attended * (1 + FP32)
+        rotary = 2 * (positions if packed else tokens) * arch.head_width * b
+        rotary += positions * (attended * (1 + FP32) or min(packed, positions))
         last = b * width * (positions + places)
         logits = logits_bytes(1, places, vocabulary) + FP32 * places
         moments: list[dict[Part, float]] = [
@@ -201,7 +209,7 @@ def memory_by_part(
     if trains and moves_base and points == 1:
         moved = 1 if integers else FP32 + b * (b < FP32) if in_parts else 2 * FP32 + b
     written = 3 * FP32 * points * arch.written if trains and moves_base and points > 1 else 0
-    step = forward(rows * tokens, rows * answer_tokens, ids, moved, written)
+    step = forward(rows * tokens, rows * answer_tokens, ids, moved, written, packed)
     if trains and backpropagates:
         a, norms = (mixed_bytes, 14) if mixed_bytes else (b, 8)
         kept_inner, frozen_inner = (4, 3) if gated else (5, 4) if arch.composed else (2, 1)
@@ -229,8 +237,10 @@ def memory_by_part(
     elif trains:
         parts[Part.TRAINABLE] = FP32 * trainable * (2 + state_copies + points)
     parts[Part.TRAINABLE] += b * frozen
-    scoring = forward(scored_tokens, scored_tokens / tokens, INDEX * (3 + 8 / tokens) * scored_tokens)
-    return {**parts, **(step if sum(step.values()) >= sum(scoring.values()) else scoring)}
+    ids = INDEX * (3 * scored_tokens + 16 * scored_texts)
+    scoring = forward(scored_tokens, scored_texts, ids, packed=scored_packed)
+    scores = scored_tokens and (not trains or sum(scoring.values()) > sum(step.values()))
+    return {**parts, **(scoring if scores else step)}
 
 
 def program_memory(

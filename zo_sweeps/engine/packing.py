@@ -1,4 +1,4 @@
-"""Packing: several short texts in one row of a batch, to reduce padding."""
+"""Packing: several short texts in one row of a batch, to reduce padding; and the examples of a forward."""
 
 from __future__ import annotations
 
@@ -45,3 +45,22 @@ def _filled(lengths: Sequence[int], count: int) -> tuple[list[list[int]], int]:
         rows[row].append(text)
         heapq.heappush(used, (tokens + lengths[text], row))
     return rows, max(used)[0]
+
+
+def grouped(sizes: Sequence[tuple[int, int]], tokens: int) -> list[list[int]]:
+    """Return the examples (by index) of each forward: by length, to reduce padding, and at most `tokens` if apart.
+
+    Args:
+        sizes: of each example its texts, and the tokens of the longest.
+        tokens: bound of texts times the longest; an example of more has a forward of its own.
+    """
+    groups: list[list[int]] = []
+    used = 0
+    for i in sorted(range(len(sizes)), key=lambda i: (sizes[i][1], i)):
+        texts, longest = sizes[i]
+        used += texts
+        if not groups or used * longest > tokens:
+            groups.append([])
+            used = texts
+        groups[-1].append(i)
+    return groups

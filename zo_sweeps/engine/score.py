@@ -9,6 +9,7 @@ import torch
 
 from zo_sweeps.engine.batch import Example, collate
 from zo_sweeps.engine.losses import candidate_scores, token_logprobs
+from zo_sweeps.engine.packing import grouped
 from zo_sweeps.engine.prompts import shared_tokens
 from zo_sweeps.engine.types import LanguageModel
 from zo_sweeps.methods.evaluation import SCORED_TOKENS
@@ -29,18 +30,8 @@ class Scored(NamedTuple):
 def forwards(
     examples: Sequence[Example], gold_only: bool, tokens_per_forward: int = SCORED_TOKENS, *, shared: bool = False
 ) -> list[list[int]]:
-    """Return the indices of the examples that each forward holds; sorted by length, to reduce padding."""
-    sizes = [_size(example, gold_only, shared) for example in examples]
-    groups: list[list[int]] = []
-    used = 0
-    for i in sorted(range(len(examples)), key=lambda i: (sizes[i][1], i)):
-        rows, longest = sizes[i]
-        used += rows
-        if not groups or used * longest > tokens_per_forward:
-            groups.append([])
-            used = rows
-        groups[-1].append(i)
-    return groups
+    """Return the indices of the examples that each forward holds; see `packing.grouped`."""
+    return grouped([_size(example, gold_only, shared) for example in examples], tokens_per_forward)
 
 
 def _size(example: Example, gold_only: bool, shared: bool) -> tuple[int, int]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import heapq
 import json
-import math
 import statistics
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
+from random import Random
 from typing import Any, NamedTuple
 
-from zo_sweeps.engine.packing import MULTIPLE, SAVING, padded_to
+from zo_sweeps.engine.packing import MULTIPLE, grouped, pack, padded_to
+from zo_sweeps.methods.evaluation import SCORED_TOKENS
 from zo_sweeps.tasks import files
 from zo_sweeps.tasks.encode import MASKED_EDGES, encode, room_of, texts_of, token_ids
 from zo_sweeps.tasks.masked import sides, word_of
@@ -19,6 +21,7 @@ from zo_sweeps.tasks.spec import TaskSpec
 from zo_sweeps.tasks.templates import uses
 
 SAMPLE = 32  # rows whose tokens are counted
+DRAWS = 40  # batches of those rows, of which the largest is planned
 LONGEST = 4  # lines of each file, those of most bytes, whose tokens are counted
 MOST = 1 << 18  # characters of prompts that are tokenised, so that a plan stays fast
 
@@ -55,43 +58,75 @@ def too_long(spec: TaskSpec, folder: Path, tokenizer: Any, max_length: int, fron
     return long, True
 
 
+class Rows(NamedTuple):
+    """The rows of a forward: tokens, padding included; texts; tokens of a row that several texts share (0: none is)."""
+
+    tokens: float
+    texts: float
+    shared: int = 0
+
+
 class Tokens(NamedTuple):
     """Tokens of a row of a task's folder, with its candidates, which are one text where only their last token differs.
 
     Args:
-        scored: (mean, deviation) of all texts of a row together, which scoring forwards, over SAMPLE rows of the
-            training split.
-        gold: of the right candidate's text, which is all that a step forwards of a row for some objectives.
+        scored: of SAMPLE rows of the training split, the tokens of each text, all of which scoring forwards.
+        gold: the tokens of the right candidate's text, which is all that a step forwards of a row for some objectives.
         texts: most texts of a row.
         longest: of a text: that of the LONGEST lines of every file.
     """
 
-    scored: tuple[float, float]
-    gold: tuple[float, float]
+    scored: tuple[tuple[int, ...], ...]
+    gold: tuple[tuple[int, ...], ...]
     texts: int
     longest: int
 
     def mean(self, gold_only: bool) -> float:
         """Return the mean tokens that are forwarded of a row."""
-        return (self.gold if gold_only else self.scored)[0]
+        return statistics.fmean(map(sum, self.gold if gold_only else self.scored))
 
-    def of_rows(self, rows: int, packed: bool, apart: int, gold_only: bool = False) -> float:
-        """Return the most tokens of a batch of `rows` rows, padding included, that are to be expected in 40 batches.
-
-        Packed, the texts' sum, two standard deviations above its mean; as packing that saves less than SAVING is left
-        out, up to 1 / (1 - SAVING) times that. Never more than every text padded to the longest.
+    def of_step(self, rows: int, packed: bool, apart: int, gold_only: bool) -> Rows:
+        """Return the largest of DRAWS batches of `rows` rows.
 
         Args:
-            packed: whether texts share rows.
-            apart: texts of a row if not.
+            packed: whether texts may share rows, as `engine.packing` decides; if not, all are of the longest's tokens.
+            apart: texts of a row if they may not.
             gold_only: whether the right candidate alone is forwarded.
         """
-        padded, apart = padded_to(self.longest, MULTIPLE), 1 if gold_only else apart
+        padded = padded_to(self.longest, MULTIPLE)
         if not packed:
-            return rows * apart * padded
-        mean, deviation = self.gold if gold_only else self.scored
-        sums = rows * mean + 2 * deviation * math.sqrt(rows)
-        return min(rows * min(self.texts, apart) * padded, max(padded, sums / (1 - SAVING)))
+            texts = rows * (1 if gold_only else apart)
+            return Rows(texts * padded, texts)
+        return max(_drawn(self.gold if gold_only else self.scored, rows), Rows(padded, 1))
+
+    def of_scoring(self, rows: int, packed: bool, apart: int) -> Rows:
+        """Return the largest forward that scores `rows` rows; arguments as for `of_step`."""
+        padded = padded_to(self.longest, MULTIPLE)
+        if not packed:
+            tokens = min(rows * apart * padded, max(SCORED_TOKENS, padded))
+            return Rows(tokens, tokens / padded)
+        return max(_scored(self.scored, rows), Rows(padded, 1))
+
+
+@cache
+def _drawn(sample: tuple[tuple[int, ...], ...], rows: int) -> Rows:
+    random = Random(0)
+    return max(_together(random.choices(sample, k=rows)) for _ in range(DRAWS))
+
+
+@cache
+def _scored(sample: tuple[tuple[int, ...], ...], rows: int) -> Rows:
+    every = [sample[i % len(sample)] for i in range(rows)]
+    sizes = [(len(texts), max(texts)) for texts in every]
+    return max(_together([every[i] for i in group]) for group in grouped(sizes, SCORED_TOKENS))
+
+
+def _together(rows: Sequence[tuple[int, ...]]) -> Rows:
+    """Return what one forward holds of the rows' texts, with the last token of each, which is not forwarded."""
+    lengths = [length for texts in rows for length in texts]
+    packed = pack(lengths, MULTIPLE)
+    one = padded_to(max(sum(lengths[text] for text in row) for row in packed), MULTIPLE)
+    return Rows(len(packed) * one, len(lengths), one if len(packed) < len(lengths) else 0)
 
 
 def tokens_forwarded(spec: TaskSpec, folder: Path, tokenizer: Any, max_length: int, front: tuple[int, ...]) -> Tokens:
@@ -115,13 +150,9 @@ def tokens_forwarded(spec: TaskSpec, folder: Path, tokenizer: Any, max_length: i
     train = lines["train"]
     taken = [lengths(line) for line in train[:: -(-len(train) // SAMPLE)]]
     longest = [texts for some in lines.values() for _, texts in map(lengths, heapq.nlargest(LONGEST, some, key=len))]
-    gold, every = [own for own, _ in taken], [texts for _, texts in taken]
-    scored, longest = [sum(texts) for texts in every], [*every, *longest]
-    return Tokens(_spread(scored), _spread(gold), max(map(len, longest)), max(map(max, longest)) - 1)
-
-
-def _spread(numbers: Sequence[int]) -> tuple[float, float]:
-    return statistics.fmean(numbers), statistics.pstdev(numbers)
+    gold, every = tuple((own,) for own, _ in taken), tuple(tuple(texts) for _, texts in taken)
+    most = [*every, *longest]
+    return Tokens(every, gold, max(map(len, most)), max(map(max, most)) - 1)
 
 
 def _lines(folder: Path, split: str) -> list[bytes]:

@@ -11,10 +11,10 @@ from zo_sweeps.engine.packing import CAPACITY
 from zo_sweeps.methods.arch import ALL
 from zo_sweeps.methods.evaluation import SCORED_TOKENS
 from zo_sweeps.methods.trial_config import TrialConfig
+from zo_sweeps.plan.lengths import Rows, Tokens
 
 if TYPE_CHECKING:
     from zo_sweeps.models.identity import ModelStatus
-    from zo_sweeps.plan.lengths import Tokens
 
 
 def memory_of(
@@ -27,14 +27,15 @@ def memory_of(
     train, examples = config.train, max(config.split.dev, config.split.test)
     rows = train.batch or 1
     longest_row = max(CAPACITY, longest) if train.packing else longest
-    stepped, scored = float(rows * longest), 0.0 if kind.generates else float(examples * longest)
+    together = 0 if kind.generates else min(examples, max(SCORED_TOKENS / longest, 1))
+    stepped, scored = Rows(rows * longest, rows), Rows(together * longest, together)
     if counted is not None and not kind.shown:
         longest = counted.longest
         fits = not arch.masked and not arch.no_packing
         options = config.task.wording(config.prompt.name).options
         every = 1 if arch.masked else max(len(options), counted.texts)
-        stepped = counted.of_rows(rows, train.packing and fits, every, gold_only(config))
-        scored = counted.of_rows(examples, fits, every)
+        stepped = counted.of_step(rows, train.packing and fits, every, gold_only(config))
+        scored = counted.of_scoring(examples, fits, every)
     finding = client = 0
     if space.needs_gradients and kind.trains and model.package is None:
         text = space.of_text
@@ -65,14 +66,17 @@ def memory_of(
         mixed_bytes=kind.multiplied_in.format.bytes if kind.multiplied_in else 0,
         on_host=config.device.in_host_memory,
         points=points,
-        batch=stepped / longest,
+        batch=stepped.tokens / longest,
         tokens=longest,
         trainable=trainable,
         frozen=space.frozen_values(arch) if kind.trains else 0,
         state_copies=config.update.state_copies * config.update.state_bits / 32 if kind.trains else 0,
-        answer_tokens=longest if kind.trains and train.logits == "all" else rows * longest / stepped,
-        scored_tokens=min(scored, max(SCORED_TOKENS, longest)),
+        answer_tokens=longest if kind.trains and train.logits == "all" else stepped.texts * longest / stepped.tokens,
+        scored_tokens=scored.tokens,
+        scored_texts=scored.texts,
         attended=space.positions and space.positions + longest_row if kind.trains else 0,
+        packed=stepped.shared,
+        scored_packed=scored.shared,
         rank=getattr(space, "rank", 0) if kind.trains else 0,
         inputs=None if space.moves_base or space.sparse else arch.inputs(space.layers),
     )

@@ -103,7 +103,7 @@ def _passes(config: TrialConfig, arch: Arch, needs: Availability) -> list[Pass]:
         return [*made, *([written] if answer and part == "scoring" else [])]
 
     passes = [*scoring("scoring", dev, evaluations if config.steps else 1), *scoring("scoring", test, 1)]
-    passes += scoring("measurement", min(dev + test, SCORED_TOKENS / tokens), 1)
+    passes += scoring("measurement", min(max(dev, test), SCORED_TOKENS / tokens), 1)
     stepped = needs.step_tokens
     if config.steps:
         passes += scoring("measurement", dev, 1)  # before the first step

@@ -190,10 +190,13 @@ class Workbench:
         return self.score(self.splits.dev)
 
     def largest_forward(self) -> list[Example]:
-        """Return the examples of the largest forward when dev and test are scored."""
-        examples, gold_only = [*self.splits.dev, *self.splits.test], self.splits.spec.kind.generates
-        shared = self.config.prompt.shared
-        groups = [[examples[i] for i in group] for group in forwards(examples, gold_only, shared=shared)]
+        """Return the examples of the largest forward when dev and test are scored, each by itself."""
+        gold_only, shared = self.splits.spec.kind.generates, self.config.prompt.shared
+        groups = [
+            [examples[i] for i in group]
+            for examples in (self.splits.dev, self.splits.test)
+            for group in forwards(examples, gold_only, shared=shared)
+        ]
         collated = partial(collate, pad_id=self.model.pad_id, gold_only=gold_only, shared=shared)
         return max(groups, key=lambda of: collated(of).input_ids.numel())
 
