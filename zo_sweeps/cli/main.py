@@ -57,6 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(stream, TextIOWrapper):  # an encoding without "±" is no reason to stop a sweep
             stream.reconfigure(errors="replace")
     try:
+        _check_folder()
         if given and given[0] in COMMANDS:
             return COMMANDS[given[0]](given[1:])
         if given[:1] in (["-h"], ["--help"]):
@@ -73,6 +74,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `zo-sweeps table | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+def _check_folder() -> None:
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise UserError(f"the working folder cannot be used ({error.strerror})", fix="cd to one that exists") from None
 
 
 def _check_words(given: Sequence[str]) -> None:

@@ -20,7 +20,7 @@ from zo_sweeps.config.interpolation import closed
 from zo_sweeps.config.messages import KINDS, explained, nested, siblings, strangers
 from zo_sweeps.config.schema import AXES, METHOD, OWN_TREE, TRIAL_KEYS, Config, OnConfig, RunConfig
 from zo_sweeps.core.errors import UserError, unknown
-from zo_sweeps.core.files import folder_at
+from zo_sweeps.core.files import folder_at, reading
 from zo_sweeps.methods import registry
 from zo_sweeps.methods.budget import Budget
 from zo_sweeps.methods.definition import Locate, options, read
@@ -91,7 +91,8 @@ class Composer:
         self._search = [*(f"file://{Path(folder).resolve()}" for folder in config_dirs), *self.command_line.folders]
         if absent := [str(path) for path in self.folders[1:] if not path.is_dir()]:
             raise UserError(f"no such folder: {', '.join(absent)}", where="hydra.searchpath")
-        further = {path.name for folder in self.folders[1:] for path in folder.iterdir()}
+        with reading():
+            further = {path.name for folder in self.folders[1:] for path in folder.iterdir()}
         local = len(self.folders) == 1 + len(self._search)  # a remote address may hold any group
         registry.use_folders(self.folders[1:])
         self._register()
@@ -194,11 +195,10 @@ class Composer:
         from hydra.errors import HydraException
         from omegaconf import OmegaConf, open_dict
         from omegaconf.errors import OmegaConfBaseException
-        from yaml import YAMLError
 
         search = [f"{SEARCH}[{','.join(map(quoted, self._search))}]"] if self._search else []
         try:
-            with closed():
+            with closed(), reading():
                 config = compose("config", overrides=[*search, *_LEFT_OUT, *overrides], return_hydra_config=True)
                 self._chosen = dict(config.hydra.runtime.choices)
                 with open_dict(config):
@@ -206,7 +206,7 @@ class Composer:
                 for key in [text[:-3].lstrip("+") for text in overrides if text.endswith("={}")]:
                     OmegaConf.update(config, key, {}, merge=False)  # Hydra merges, which would change nothing
                 _resolve(config)
-        except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:  # ValueError: task=3
+        except (HydraException, OmegaConfBaseException, ValueError) as error:  # ValueError: task=3
             chosen = dict(text.lstrip("+").split("=", 1) for text in overrides if "=" in text)
             where = lambda key: PLACE if self.command_line.names(key) else self._file_of(key, chosen)
             raise explained(error, overrides, where) from None
@@ -303,15 +303,16 @@ class Composer:
         """
         from omegaconf import OmegaConf
         from omegaconf.errors import OmegaConfBaseException
-        from yaml import YAMLError
+
+        from zo_sweeps.config import files
 
         path = next((file for d in self.folders if (file := d / group / f"{name}.yaml").is_file()), None)
         if path is None:
             raise unknown(group, name, [p.stem for folder in self.folders for p in (folder / group).glob("*.yaml")])
         try:
             with closed():
-                loaded = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
-        except (OmegaConfBaseException, YAMLError) as error:
+                loaded = OmegaConf.to_container(files.loaded(path)[0], resolve=True)
+        except OmegaConfBaseException as error:
             raise explained(error, [], lambda _: str(path)) from None
         assert isinstance(loaded, dict)
         return {str(key): value for key, value in loaded.items()}
@@ -378,12 +379,11 @@ def _of_method(choices: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     return tuple((group, choices[group]) for group in METHOD if group in choices)
 
 
-def _yaml(file: Path) -> Mapping[str, Any]:
+def _yaml(file: Path) -> dict[str, Any]:
     """Return the contents of a configuration file, its defaults list included."""
-    import yaml
+    from zo_sweeps.config import files
 
-    loaded = yaml.safe_load(file.read_text(encoding="utf-8"))
-    return loaded if isinstance(loaded, Mapping) else {}
+    return _tree(files.loaded(file)[0])
 
 
 def _holds(tree: Mapping[str, Any], key: str, group: str) -> bool:

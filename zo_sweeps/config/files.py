@@ -1,8 +1,9 @@
-"""The configuration files that Hydra composes: each is parsed once per process, by libyaml, until it changes."""
+"""The files of configuration, Hydra's and others: each is parsed once per process, by libyaml, until it changes."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -15,16 +16,20 @@ from hydra.plugins.config_source import ConfigResult
 from omegaconf import OmegaConf
 from omegaconf._utils import get_yaml_loader
 
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.files import reading
+
+MOST, DEEPEST = 1 << 18, 100  # entries, with every alias written out; the largest packaged file has 1,300
+
 
 class Files(FileConfigSource):
     """Hydra's own source of files, which would parse each file anew for every composition."""
 
     def load_config(self, config_path: str) -> ConfigResult:
         path = Path(self.path, self._normalize_file_name(config_path))
-        try:
-            config, header = _loaded(path, path.stat().st_mtime_ns, path.stat().st_size)
-        except (OSError, ValueError, yaml.YAMLError):
-            return super().load_config(config_path)  # which says what is wrong
+        if not path.is_file():
+            return super().load_config(config_path)  # which says so
+        config, header = loaded(path)
         return ConfigResult(self.provider, f"file://{self.path}", copy.deepcopy(config), dict(header))
 
 
@@ -34,13 +39,48 @@ def use() -> None:
     SourcesRegistry.instance().types[Files.scheme()] = Files
 
 
+def loaded(path: Path) -> tuple[Any, dict[str, str | None]]:
+    """Return (the contents of a file, not to be changed; Hydra's header).
+
+    Raises UserError, with the file, if it cannot be read, is no YAML in UTF-8, no mapping, or larger than MOST.
+    """
+    with reading():
+        return _loaded(path, path.stat().st_mtime_ns, path.stat().st_size)
+
+
 @lru_cache(maxsize=512)
 def _loaded(path: Path, _changed: int, _size: int) -> tuple[Any, dict[str, str | None]]:
-    text = path.read_text(encoding="utf-8")
-    tree = yaml.load(text, Loader=_loader())
-    if not isinstance(tree, dict):
-        raise ValueError("not a mapping")
-    return OmegaConf.create(tree), Files._get_header_dict(text[:512])
+    try:
+        text = path.read_text(encoding="utf-8")
+        tree = yaml.load(text, Loader=_loader())
+    except UnicodeDecodeError as error:
+        raise UserError(f"not UTF-8 text ({error.reason})", where=str(path), fix="save it as UTF-8") from None
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that does not exist
+        reason = " ".join(str(error).split()).replace(' in "<unicode string>",', " at")
+        raise UserError(f"not valid YAML: {reason}", where=str(path)) from None
+    except RecursionError:
+        raise _nested(path) from None
+    if tree is not None and not isinstance(tree, dict):
+        raise UserError(f"a {type(tree).__name__} where keys and values were expected", where=str(path))
+    entries, level = 0, [tree]
+    for _ in range(DEEPEST):
+        level = [inner for one in level if isinstance(one, (dict, list)) for inner in _inside(one)]
+        entries += len(level)
+        if entries > MOST:
+            what = f"more than {MOST:,} entries, those that aliases (*name) repeat included"
+            raise UserError(what, where=str(path), fix="write out what you mean")
+    if level:
+        raise _nested(path)
+    return OmegaConf.create(tree or {}), Files._get_header_dict(text[:512])
+
+
+def _inside(one: dict[Any, Any] | list[Any]) -> Iterable[Any]:
+    return one.values() if isinstance(one, dict) else one
+
+
+def _nested(path: Path) -> UserError:
+    fix = "an alias (*name) inside of its own anchor (&name) never ends"
+    return UserError(f"nested more than {DEEPEST} deep", where=str(path), fix=fix)
 
 
 @lru_cache(maxsize=1)

@@ -61,8 +61,6 @@ def explained(error: Exception, overrides: Sequence[str], locate: Locate) -> Use
         return UserError(f"{found[1]} has the wrong type", where=locate(found[1]), fix=fix)
     if found := re.search(r"Error merging override (\S+?)=", text):
         return UserError(f"{found[1]} has the wrong type", where=locate(found[1]), fix=chain[-1].splitlines()[0])
-    if found := re.search(r"Primary config|mapping values are not allowed|while (?:parsing|scanning)[^\n]*", text):
-        return UserError("a configuration file is not valid YAML", fix=" ".join(text.split())[:300])
     reason = "" if chain[-1] == chain[0] else chain[-1].splitlines()[0]
     return UserError(" ".join(chain[0].split()), fix=reason)
 

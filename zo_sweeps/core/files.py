@@ -26,9 +26,21 @@ def folder_at(name: str | os.PathLike[str], key: str) -> Path:
             return path
     except FileNotFoundError:
         return path
-    except (OSError, RuntimeError) as error:  # RuntimeError: ~ of nobody
+    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: ~ of nobody; ValueError: a NUL in the name
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"{key}={name} is no folder that can be read ({reason})", fix=f"write {key}=FOLDER") from None
+
+
+@contextmanager
+def reading() -> Iterator[None]:
+    """Raise UserError, with the file's name, for an OSError of the block."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:  # Hydra's, for an option that does not exist
+            raise
+        what = f"cannot read {error.filename}: {error.strerror}"
+        raise UserError(what, fix="it must be a file or folder that you may read") from None
 
 
 def cache_folder() -> Path:

@@ -127,7 +127,7 @@ def _read_config(folder: Path, where: str) -> dict[str, Any]:
         raise UserError("not a model: no config.json", where=where, fix="give the folder that holds config.json")
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"config.json is not JSON ({error})", where=where) from None
     if not isinstance(config, dict):
         raise UserError("config.json is not a JSON object", where=where)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.core.files import folder_at
+from zo_sweeps.core.files import folder_at, reading
 from zo_sweeps.core.fingerprint import canonical_json, fingerprint
 from zo_sweeps.methods.arch import Arch
 from zo_sweeps.methods.parts import Model, ModelSource
@@ -97,21 +97,26 @@ def status(model: Model) -> ModelStatus:
     seconds, once per process, for a hub that does not answer.
     """
     try:
-        if model.source == ModelSource.HUB:
-            return _hub_status(model)
-        identity = fingerprint_model(model)
-        if model.source == ModelSource.RANDOM:
-            arch = families.describe(model.arch)
-            tokens = demo_tokens(arch)
-            if arch.vocabulary < tokens:
-                what = f"random weights are used with the demo tokenizer, which has {tokens} tokens"
-                raise UserError(what, where="model.arch.vocab_size", fix=f"set it to {tokens} or more")
-            return ModelStatus(True, "", identity, arch.parameters, arch, *_tokenizer(DEMO, model.arch))
-        package = package_of(model)
-        info = read_checkpoint_info(folder_of(model)) if package else _identify(folder_of(model))[0]
-        return replace(_of_folder(folder_of(model), info, identity), package=package)
+        with reading():
+            return _status(model)
     except UserError as error:
         return ModelStatus(False, str(error))
+
+
+def _status(model: Model) -> ModelStatus:
+    if model.source == ModelSource.HUB:
+        return _hub_status(model)
+    identity = fingerprint_model(model)
+    if model.source == ModelSource.RANDOM:
+        arch = families.describe(model.arch)
+        tokens = demo_tokens(arch)
+        if arch.vocabulary < tokens:
+            what = f"random weights are used with the demo tokenizer, which has {tokens} tokens"
+            raise UserError(what, where="model.arch.vocab_size", fix=f"set it to {tokens} or more")
+        return ModelStatus(True, "", identity, arch.parameters, arch, *_tokenizer(DEMO, model.arch))
+    package = package_of(model)
+    info = read_checkpoint_info(folder_of(model)) if package else _identify(folder_of(model))[0]
+    return replace(_of_folder(folder_of(model), info, identity), package=package)
 
 
 def _of_folder(folder: Path, info: CheckpointInfo, identity: str) -> ModelStatus:
@@ -180,9 +185,10 @@ def files_of(model: Model) -> Mapping[str, str]:
     if model.source in (ModelSource.HUB, ModelSource.RANDOM):
         return {}
     try:
-        if package := package_of(model):
-            return {str(package.folder / name): digest[:16] for name, digest in package.contents.files.items()}
-        return _identify(folder_of(model))[2]
+        with reading():
+            if package := package_of(model):
+                return {str(package.folder / name): digest[:16] for name, digest in package.contents.files.items()}
+            return _identify(folder_of(model))[2]
     except UserError:
         return {}
 
@@ -205,7 +211,10 @@ def _identify_once(folder: Path, stamps: object) -> tuple[CheckpointInfo, str, M
     info = read_checkpoint_info(folder)
     digest = hashlib.sha256()
     config = {key: value for key, value in info.config.items() if key not in NOT_IDENTITY}
-    digest.update(canonical_json(config).encode())
+    try:
+        digest.update(canonical_json(config).encode())
+    except (ValueError, RecursionError) as error:  # a number that is not finite, or nested too deeply
+        raise UserError(f"config.json cannot be identified ({error})", where=str(folder)) from None
     files = {str(folder / "config.json"): fingerprint(config)}
     for part in TOKENIZER_PARTS:
         if (folder / part).is_file():

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.core.files import replace_text
+from zo_sweeps.core.files import folder_at, replace_text
 from zo_sweeps.core.fingerprint import fingerprint
 from zo_sweeps.methods.definition import identity
 from zo_sweeps.methods.parts import Model, ModelSource
@@ -118,7 +118,7 @@ def read(folder: Path) -> Package | None:
         good = mark == contents.fingerprint and plain and isinstance(contents.precision, dict)
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         good = False
     if not good:
         raise _damaged(folder, f"{FILE} does not match its own fingerprint")
@@ -129,7 +129,7 @@ def of(model: Model) -> Package | None:
     """Return the package that a local model is; None for any other. Raises UserError as `read` does."""
     if model.source is not ModelSource.LOCAL or not model.path:
         return None
-    return read(Path(model.path).expanduser())
+    return read(folder_at(model.path, "model.path"))
 
 
 def write(

@@ -6,6 +6,7 @@ import heapq
 import json
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 from zo_sweeps.engine.packing import MULTIPLE, grouped, pack, padded_to
 from zo_sweeps.methods.evaluation import SCORED_TOKENS
 from zo_sweeps.tasks import files
-from zo_sweeps.tasks.encode import MASKED_EDGES, encode, room_of, texts_of, token_ids
+from zo_sweeps.tasks.encode import MASKED_EDGES, encode, encode_prompt, room_of, texts_of, token_ids
 from zo_sweeps.tasks.masked import sides, word_of
 from zo_sweeps.tasks.prompts import Prompt, render
 from zo_sweeps.tasks.spec import TaskSpec
@@ -24,6 +25,7 @@ SAMPLE = 32  # rows whose tokens are counted
 DRAWS = 40  # batches of those rows, of which the largest is planned
 LONGEST = 4  # lines of each file, those of most bytes, whose tokens are counted
 MOST = 1 << 18  # characters of prompts that are tokenised, so that a plan stays fast
+WIDEST = 64  # characters per token; of a text that would need more to fit, no more are tokenised
 
 
 def too_long(spec: TaskSpec, folder: Path, tokenizer: Any, max_length: int, front: tuple[int, ...]) -> tuple[int, bool]:
@@ -138,11 +140,15 @@ def tokens_forwarded(spec: TaskSpec, folder: Path, tokenizer: Any, max_length: i
     def lengths(line: bytes) -> tuple[int, list[int]]:
         """Return the tokens of the right candidate, and of each distinct text."""
         row = json.loads(line)
+        prompt = render(spec, row)
         if spec.objective.masked:
-            sized = sum(map(len, sides(render(spec, row).text, tokenizer)))
+            if len(prompt.text) > WIDEST * max_length:
+                return max_length, [max_length]
+            sized = sum(map(len, sides(prompt.text, tokenizer)))
             only = min(sized, room_of(spec, max_length)) + MASKED_EDGES + 1
             return only, [only]
-        example = encode(spec, row, tokenizer, max_length, front=front)
+        prompt = replace(prompt, text=prompt.text[-WIDEST * max_length :])
+        example = encode_prompt(spec, prompt, tokenizer, max_length, front=front)
         texts = {candidate.ids[:-1] for candidate in example.candidates}
         return len(example.candidates[example.gold].ids), [len(text) + 1 for text in texts]
 
@@ -160,9 +166,10 @@ def _lines(folder: Path, split: str) -> list[bytes]:
 
 
 def _exceeds(room: int, spec: TaskSpec, prompt: Prompt, tokenizer: Any) -> bool:
-    if spec.objective.masked:
+    if spec.objective.masked and len(prompt.text) <= WIDEST * room:
         return sum(map(len, sides(prompt.text, tokenizer))) > room
-    return any(len(token_ids(tokenizer, text)) > room for text in sorted(texts_of(prompt), key=len, reverse=True))
+    texts = sorted(texts_of(prompt), key=len, reverse=True)
+    return len(texts[0]) > WIDEST * room or any(len(token_ids(tokenizer, text)) > room for text in texts)
 
 
 def _most_bytes(spec: TaskSpec) -> Callable[[int], float]:

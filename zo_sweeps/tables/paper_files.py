@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from zo_sweeps.core.errors import UserError, unknown
+from zo_sweeps.core.files import reading
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 OWN = (_PACKAGE / "conf", _PACKAGE.parent / "conf")  # in an installed wheel; in a checkout
@@ -32,8 +33,9 @@ def _parse(path: Path, _changed: int) -> dict[str, Any]:
     import yaml
 
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
+        with reading():
+            data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: not UTF-8
         raise UserError("not valid YAML: " + " ".join(str(error).split()), where=str(path)) from None
     if not isinstance(data, dict):
         raise UserError("a mapping is expected", where=str(path))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.core.files import folder_at
+from zo_sweeps.core.files import folder_at, reading
 from zo_sweeps.methods.parts import Split
 from zo_sweeps.methods.task import Task
 from zo_sweeps.tasks import files, hub
@@ -86,26 +86,32 @@ def check(spec: TaskSpec, task: Task, data_dir: str | None) -> DataStatus:
             return DataStatus(False, f"{why_not}; set data.dir to a folder with {task.folder}/train.jsonl, ...")
         place = f"{hub.label(task.hub)} (Hugging Face hub)"
         return DataStatus(True, place, hub.label(task.hub), row_bytes=hub.row_bytes(task.hub))
-    if not folder.is_dir():
-        return DataStatus(False, f"no folder {folder} (expected train.jsonl, validation.jsonl and test.jsonl in it)")
     digest, total = hashlib.sha256(), 0
     marks: dict[str, Sequence[Mark]] = {}
-    for split in files.FILES:
-        path = files.path_of(folder, split)
-        if not path.is_file():
-            return DataStatus(False, f"no file {path}")
-        file_digest, marks[split] = files.scan(path, spec)
-        digest.update(f"{split} {file_digest}\n".encode())
-        total += path.stat().st_size
+    with reading():
+        if not folder.is_dir():
+            expected = "(expected train.jsonl, validation.jsonl and test.jsonl in it)"
+            return DataStatus(False, f"no folder {folder} {expected}")
+        for split in files.FILES:
+            path = files.path_of(folder, split)
+            if not path.is_file():
+                return DataStatus(False, f"no file {path}")
+            file_digest, marks[split] = files.scan(path, spec)
+            digest.update(f"{split} {file_digest}\n".encode())
+            total += path.stat().st_size
     mean = total / max(sum(map(len, marks.values())), 1)
     return DataStatus(True, str(folder), f"sha256:{digest.hexdigest()[:32]}", marks, row_bytes=mean, folder=folder)
 
 
 def files_of(task: Task, data_dir: str | None) -> Mapping[str, str]:
-    """Return file -> digest of the local files that a task's rows are read from; {} for the hub, or without them."""
+    """Return file -> digest of the local files that a task's rows are read from; {} for the hub, or without them.
+
+    Raises UserError for a file that cannot be read.
+    """
     folder = _folder(task, data_dir)
     paths = [files.path_of(folder, split) for split in files.FILES] if folder is not None else []
-    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest()[:16] for path in paths if path.is_file()}
+    with reading():
+        return {str(path): hashlib.sha256(path.read_bytes()).hexdigest()[:16] for path in paths if path.is_file()}
 
 
 def read_split(spec: TaskSpec, task: Task, data_dir: str | None, split: str) -> list[Row]:

@@ -76,7 +76,13 @@ def encode(
     Raises:
         UserError: the row does not fit the task, an option adds no token, or `max_length` leaves no room.
     """
-    prompt = render(spec, row)
+    return encode_prompt(spec, render(spec, row), tokenizer, max_length, front=front, before=before)
+
+
+def encode_prompt(
+    spec: TaskSpec, prompt: Prompt, tokenizer: Any, max_length: int, *, front: tuple[int, ...] = (), before: str = ""
+) -> Example:
+    """Encode a row's prompt with each of its options, as `encode` does."""
     room = room_of(spec, max_length, len(front))
     text, *whole = texts_of(prompt)
     prompt_ids = token_ids(tokenizer, text)

@@ -39,7 +39,7 @@ def render(spec: TaskSpec, row: Mapping[str, Any]) -> Prompt:
         masked = spec.objective.masked
         text = templates.fill(spec.template, {**row, "mask": MASK} if masked else row)
         options = tuple(templates.fill(option, item) for item in _items(spec, row) for option in spec.options)
-    except (TemplateError, TypeError, ValueError, AttributeError) as error:
+    except (TemplateError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
         where = f"task {spec.name!r}, dialect {spec.dialect!r}"
         raise UserError(f"the template does not fit a row ({error})", where=where) from error
     if masked and text.count(MASK) != 1:

@@ -7,12 +7,16 @@ Filters besides Jinja's own: `upper_first` (first letter to upper case, the rest
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 from jinja2 import StrictUndefined, Template, TemplateSyntaxError, meta, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+LONGEST = 1 << 20  # characters of a filled template: a row keeps `train.max_length` tokens of it
 
 
 def _upper_first(text: str) -> str:
@@ -24,9 +28,27 @@ def _lower_first_word(text: str) -> str:
     return text if first == "I" else first.lower() + space + rest
 
 
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox, which bounds `range` alone, with bounds on what an operator or a call may make in one go."""
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        sized, times = (right, left) if isinstance(left, int) and operator == "*" else (left, right)
+        size = sized.bit_length() if isinstance(sized, int) else len(sized) if isinstance(sized, Sequence) else 0
+        if isinstance(times, int) and size * (times if operator == "**" or not isinstance(sized, int) else 1) > LONGEST:
+            raise SecurityError(f"{operator} makes more than {LONGEST:,} characters")
+        return super().call_binop(context, operator, left, right)
+
+    def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(one, int) and one > LONGEST for one in (*args, *kwargs.values())):  # as of text.ljust(n)
+            raise SecurityError(f"a call with a number above {LONGEST:,}")
+        return super().call(context, obj, *args, **kwargs)
+
+
 # Task files may come from anyone, hence the sandbox. Jinja drops a final newline unless told otherwise, and most
 # prompts end in one.
-_ENV = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)
+_ENV = _Sandbox(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)
 _ENV.filters.update(upper_first=_upper_first, lower_first_word=_lower_first_word)
 
 
@@ -74,8 +96,18 @@ def _called(node: nodes.Node) -> str:
 
 
 def fill(source: str, row: Mapping[str, Any]) -> str:
-    """Fill the template `source` with the fields of `row`. Raises jinja2.TemplateError if a field is missing."""
-    return _compiled(source).render(row)
+    """Fill the template `source` with the fields of `row`.
+
+    Raises jinja2.TemplateError if a field is missing, ValueError if the text is longer than LONGEST, and whatever else
+    an expression of the template raises.
+    """
+    parts, room = list[str](), LONGEST
+    for part in _compiled(source).generate(row):
+        parts.append(part)
+        room -= len(part)
+        if room < 0:
+            raise ValueError(f"it makes more than {LONGEST:,} characters")
+    return "".join(parts)
 
 
 def names_in(source: str) -> set[str]:
@@ -91,3 +123,5 @@ def names_in(source: str) -> set[str]:
         return meta.find_undeclared_variables(_ENV.parse(source)) - set(_ENV.globals)
     except TemplateSyntaxError as error:
         raise ValueError(f"{error.message} (line {error.lineno} of the template)") from error
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
