@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -100,6 +101,31 @@ def test_a_proxy_that_is_started_again_goes_on(store: Store, tmp_path: Path) -> 
     proxied(tmp_path, first)
     send(store, 2, END, outcome=DONE)
     proxied(tmp_path, second)
+
+
+def test_a_locked_store_is_waited_for(store: Store, tmp_path: Path) -> None:
+    """A backup, say: no attempt is lost, whether the lock comes before the proxy, or while its trial runs."""
+    other = sqlite3.connect(tmp_path / leases.FILE, isolation_level=None)
+
+    async def script(proxies: Proxies) -> None:
+        other.execute("BEGIN IMMEDIATE")
+        lease = asyncio.create_task(begin(proxies))
+        for _ in range(3):
+            assert await proxies.drain("t", 1, 0, 0.2) == ([], None, False)
+        other.execute("ROLLBACK")
+        await asyncio.wait_for(lease, 20)
+        send(store, 0, START)
+        assert len((await proxies.drain("t", 1, 0, 20))[0]) == 1
+        other.execute("BEGIN IMMEDIATE")
+        stop = asyncio.create_task(proxies.stop("t", 1))
+        await asyncio.sleep(0.5)
+        assert await proxies.drain("t", 1, 1, 0.1) == ([], None, False)
+        other.execute("ROLLBACK")
+        await asyncio.wait_for(stop, 20)
+        assert [one.stop for one in store.of_driver("d").values()] == [True]
+
+    proxied(tmp_path, script)
+    other.close()
 
 
 def test_ends_that_are_losses(store: Store, tmp_path: Path) -> None:

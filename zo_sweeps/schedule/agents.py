@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sqlite3
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ PREFIX = "agent:"  # of the node ids of agents
 OF_DRIVER = "/"  # in the name of a process of a driver, after the driver's
 NOTE_SECONDS = 30.0  # after which the note on agents is too old: its writer, on the head, has ended
 LOOK_SECONDS = 0.1  # between looks at the store
+BUSY_SECONDS = 0.2  # to wait for another process's transaction, before the store is asked again a moment later
 STAMP_SECONDS = 5.0  # between the driver's signs of life
 Drained = tuple[list[Event], dict[str, Any] | None, bool]  # as `TrialActor.drain` returns them
 
@@ -89,13 +91,25 @@ class Proxies:
     """
 
     def __init__(self, store: str, driver: str) -> None:
-        self._store, self._driver = Store(Path(store)), driver
-        self._store.drive(driver)
-        self._held = {(one.trial_id, one.attempt): _Held(one.id) for one in self._store.of_driver(driver).values()}
+        self._path, self._driver = Path(store), driver
+        self._opened: Store | None = None  # at first use: an actor of Ray whose constructor fails is dead for good
+        self._held: dict[tuple[str, int], _Held] = {}
         self._standing: dict[str, Lease] = {}
-        self._look()
+        self._seen = -1  # version of the store at the last look
         self._changed = asyncio.Condition()
         self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def _store(self) -> Store:
+        """The store. Raises sqlite3.Error while it is locked (by a backup, or for a slow disk) or cannot be opened."""
+        if self._opened is None:
+            try:
+                store = Store(self._path, busy_seconds=BUSY_SECONDS)
+            except UserError as error:
+                raise sqlite3.OperationalError(str(error)) from None
+            self._held = {(one.trial_id, one.attempt): _Held(one.id) for one in store.of_driver(self._driver).values()}
+            self._opened = store
+        return self._opened
 
     async def run(
         self,
@@ -109,25 +123,32 @@ class Proxies:
     ) -> None:
         """Make a lease of an agent for one attempt; return when it is made, or refused. A repeat does nothing."""
         assert sharing is None, "an agent shares no steps"
-        key = (trial["trial_id"], attempt)
-        if key in self._held:
-            return
         self._watch()
-        held = _Held()
+        key, held = (trial["trial_id"], attempt), _Held()
+        while self._opened is None:
+            await asyncio.sleep(LOOK_SECONDS)
+        if self._held.setdefault(key, held) is not held:
+            return
         try:
             files = await asyncio.to_thread(_files, trial)
-            held.lease = self._store.lease(self._driver, agent, trial, journal, attempt, files, profile, threads)
+            contents = trial, journal, attempt, files, profile, threads
+            while not held.lease and self._held.get(key) is held:
+                try:
+                    held.lease = await asyncio.to_thread(self._store.lease, self._driver, agent, *contents)
+                    self._look()
+                except sqlite3.Error:
+                    await asyncio.sleep(LOOK_SECONDS)
+            if self._held.get(key) is not held:  # given up meanwhile
+                await self._tell(held, lambda lease: self._store.give_up(lease, "its driver gave it up"))
         except RefusedError as error:
             held.refused = str(error)
         except UserError as error:
             held.error = f"UserError: {error}"
-        self._held[key] = held
-        self._look()
 
     async def drain(self, trial_id: str, attempt: int, cursor: int, wait: float) -> Drained:
         """Return events from number `cursor` on, the outcome (with the last events), and whether to avoid the agent.
 
-        Waits for news up to `wait` seconds. Raises LeaseLostError.
+        Waits for news up to `wait` seconds; while the store is locked, there are none. Raises LeaseLostError.
         """
         self._watch()
         key, end = (trial_id, attempt), time.monotonic() + wait
@@ -137,12 +158,19 @@ class Proxies:
                     await asyncio.wait_for(self._changed.wait(), left)
         held = self._held.get(key)
         if held is None:
-            return [], None, False  # the call of `run` is still at work
+            return [], None, False  # the call of `run` has not come yet
+        try:
+            return self._drained(trial_id, held, cursor)
+        except sqlite3.Error:
+            return [], None, False
+
+    def _drained(self, trial_id: str, held: _Held, cursor: int) -> Drained:
         if held.error:
             return _failed(trial_id, held.error)
         if held.refused:
             return [], _cancelled(trial_id), True
-        lease = self._standing[held.lease]
+        if (lease := self._standing.get(held.lease)) is None:
+            return [], None, False
         events = [_placed(event, lease) for event in self._store.events(lease.id, cursor)]
         if lease.state == OPEN:
             stopped = lease.stop and not lease.online
@@ -164,26 +192,33 @@ class Proxies:
 
     async def stop(self, trial_id: str, attempt: int) -> None:
         """Ask the agent to end the attempt as CANCELLED at its next step."""
-        if (held := self._held.get((trial_id, attempt))) and held.lease:
-            self._store.ask_to_stop(held.lease)
-            self._look()
+        if held := self._held.get((trial_id, attempt)):
+            await self._tell(held, lambda lease: self._store.ask_to_stop(lease))
 
     async def give_up(self, trial_id: str, attempt: int) -> None:
         """End the lease of an attempt that the driver no longer follows."""
-        if (held := self._held.pop((trial_id, attempt), None)) and held.lease:
-            self._store.give_up(held.lease, "its driver gave it up")
+        if held := self._held.pop((trial_id, attempt), None):
+            await self._tell(held, lambda lease: self._store.give_up(lease, "its driver gave it up"))
 
     async def close(self) -> None:
         """End all leases: the driver ends."""
         for trial_id, attempt in list(self._held):
             await self.give_up(trial_id, attempt)
 
+    async def _tell(self, held: _Held, what: Callable[[str], None]) -> None:
+        """Change a lease in the store, once it is not locked."""
+        while held.lease:
+            try:
+                await asyncio.to_thread(what, held.lease)
+                self._look()
+                return
+            except sqlite3.Error:
+                await asyncio.sleep(LOOK_SECONDS)
+
     def _has_news(self, key: tuple[str, int], cursor: int) -> bool:
-        held = self._held.get(key)
-        if held is None or not held.lease:
-            return held is not None
-        lease = self._standing[held.lease]
-        return lease.state != OPEN or lease.received > cursor
+        held = self._held.get(key, _Held())
+        lease = self._standing.get(held.lease)
+        return bool(held.refused or held.error or (lease and (lease.state != OPEN or lease.received > cursor)))
 
     def _watch(self) -> None:
         """Start the loop that looks at the store, at the first call: before, there is no loop to start it in."""
@@ -191,18 +226,19 @@ class Proxies:
             self._tasks.append(asyncio.create_task(self._loop()))
 
     async def _loop(self) -> None:
-        version, stamped = -1, 0.0
+        stamped = 0.0
         while True:
-            if time.monotonic() - stamped > STAMP_SECONDS:
-                with contextlib.suppress(Exception):  # a full disk, or a store that is busy: later
+            with contextlib.suppress(sqlite3.Error):  # a full disk, or a store that is busy: later
+                if time.monotonic() - stamped > STAMP_SECONDS:
+                    self._seen = -1  # an agent may have gone offline
                     await asyncio.to_thread(self._store.drive, self._driver)
                     stamped = time.monotonic()
-                    version = -1  # an agent may have gone offline
-            if (now := self._store.version()) != version:
-                version = now
-                self._look()
-                async with self._changed:
-                    self._changed.notify_all()
+            with contextlib.suppress(sqlite3.Error):
+                if (now := self._store.version()) != self._seen:
+                    self._look()
+                    self._seen = now
+                    async with self._changed:
+                        self._changed.notify_all()
             await asyncio.sleep(LOOK_SECONDS)
 
     def _look(self) -> None:

@@ -45,7 +45,8 @@ class Finished:
 class Lost:
     """The process or node of the attempt is gone; events not delivered by now are lost.
 
-    `blameless`: the attempt was handed back on request, which does not count towards the bound on losses.
+    `blameless`: it does not count towards the bound on losses: the attempt was handed back on request, or the fault
+    is the node's. `sick`: then, what is wrong with the node.
     """
 
     trial_id: str
@@ -53,6 +54,7 @@ class Lost:
     reason: str
     node: str = ""
     blameless: bool = False
+    sick: str = ""
 
 
 @dataclass(frozen=True)

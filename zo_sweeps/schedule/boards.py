@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from zo_sweeps.edge.bundle import Bundle
 
 BUNDLE = "bundle"  # `of` the files of a lease
+BUSY_SECONDS = 3600.0  # to wait for another process's transaction: nothing else is left to do
 PATIENCE = 60.0  # seconds that a board may be away, or busy, before its trial is handed back
 
 
@@ -149,7 +150,8 @@ class BoardActor(TrialActor):
 
     def __init__(self, target: str, threads: int, place: Mapping[str, str], store: str, driver: str) -> None:
         super().__init__(target, threads, place)
-        self._store, self._driver = Store(Path(store)), driver
+        self._path, self._driver = Path(store), driver
+        self._store: Store | None = None  # at first use: an actor of Ray whose constructor fails is dead for good
         self._board: Board | None = None
 
     def _run(
@@ -157,6 +159,7 @@ class BoardActor(TrialActor):
     ) -> Outcome:
         assert sharing is None, "a program's steps are not shared"
         place = self._place["node"], self._place["profile"]
+        self._store = self._store or Store(self._path, busy_seconds=BUSY_SECONDS)
         self._board = Board(self._store, self._driver, *place, attempt, stop)
         return run_guarded(self._target, trial, self, journal, attempt, stop, away=self._board)
 

@@ -134,16 +134,19 @@ _AGENT = "name, key, serial, device, state, slots, heard, facts, live, refused, 
 class Store:
     """The store in the file `path`, made if missing, with mode 0600. Thread-safe; for any number of processes.
 
+    Args:
+        busy_seconds: to wait for another process's transaction.
+
     Raises UserError if the file cannot be opened.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, busy_seconds: float = _BUSY_SECONDS) -> None:
         self._lock = threading.RLock()
         try:
             # Only a new file is opened here: closing any handle of it would drop this process's locks on it.
             with contextlib.suppress(FileExistsError):
                 os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))  # SQLite's other files get its mode
-            self._db = sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+            self._db = sqlite3.connect(path, timeout=busy_seconds, isolation_level=None, check_same_thread=False)
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = FULL")
             self._db.executescript(_SCHEMA)

@@ -42,8 +42,11 @@ class ReadyQueue:
             yield from group
 
     def put(self, trial: Trial, *, first: bool = False) -> None:
-        """Add a trial at the end of its group, or at its front."""
-        group = self._groups.setdefault(self._group(trial), deque())
+        """Add a trial at the end of its group, or at its front; a new group then comes before its equals."""
+        key = self._group(trial)
+        if first and not self._groups.get(key):
+            self._groups = {key: deque(), **{other: group for other, group in self._groups.items() if other != key}}
+        group = self._groups.setdefault(key, deque())
         group.appendleft(trial) if first else group.append(trial)
 
     def _group(self, trial: Trial) -> Group:

@@ -170,7 +170,9 @@ class RayBackend:
 
     def held_up(self) -> str:
         holders = self._slots.holders() if self.grows else []
-        return f"busy with the sweep of {' and of '.join(holders)}" if holders else ""
+        if holders:
+            return f"busy with the sweep of {' and of '.join(holders)}"
+        return "; ".join(f"{node}, and is left alone for a while" for node in self._slots.left_alone())
 
     def cancel_all(self) -> None:
         self._stopping = True
@@ -280,7 +282,9 @@ class RayBackend:
             return
         self._slots.free(slot)
         self._release(slot)
-        if leaving:
+        if not leaving:
+            self._slots.finished(slot)
+        else:
             self._slots.drop(slot)
             self._slots.avoid(slot.node, REFUSED_SECONDS if slot.node.is_agent else LEAVING_SECONDS)
         self._finish(trial_id, slot.attempt, slot.node.name, Outcome.from_json(outcome), leaving)
@@ -309,8 +313,9 @@ class RayBackend:
         self._deliver(Finished(trial_id, attempt, ended))
 
     def _lose(self, slot: Slot, running: Sequence[tuple[str, int]], why: str) -> None:
+        sick = self._slots.lose(slot, why) if self.grows else ""  # a cluster of our own has one node
         for trial_id, attempt in running:
-            self._deliver(Lost(trial_id, attempt, why, slot.node.name))
+            self._deliver(Lost(trial_id, attempt, why, slot.node.name, blameless=bool(sick), sick=sick))
 
     def _give_up_on_the_silent(self) -> None:
         now = time.monotonic()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from zo_sweeps.core.trial import Event, Trial
 from zo_sweeps.schedule.agents import AgentSlot, bound_to_hosts
 from zo_sweeps.schedule.backend import Attempt
 from zo_sweeps.schedule.fairness import Claim, Held, base, count, first_served
+from zo_sweeps.schedule.losses import Losses
 from zo_sweeps.schedule.placement import HOSTS, Node, gpus_needed, main_memory, preference, refusal
 from zo_sweeps.schedule.ray_actor import TrialActor
 from zo_sweeps.schedule.ray_agents import Agents
@@ -89,6 +90,7 @@ class Slots:
         self._bundle: dict[str, float] = {}  # the resources of one slot
         self._wanted: set[str] = set()  # device profiles where a trial found no slot in this round
         self._avoided: dict[str, float] = {}  # nodes that leave, or seem dead: node_id -> end of the ban (monotonic)
+        self._losses = Losses()
 
     def __iter__(self) -> Iterator[Slot]:
         return iter(self._slots)
@@ -188,7 +190,33 @@ class Slots:
 
     def avoid(self, node: Node, seconds: float) -> None:
         """Place no trial on the node for so many seconds."""
-        self._avoided[node.node_id] = time.monotonic() + seconds
+        until = time.monotonic() + seconds
+        self._avoided[node.node_id] = max(until, self._avoided.get(node.node_id, until))
+
+    def lose(self, slot: Slot, why: str) -> str:
+        """Count a loss and leave its node alone for a while; return what is wrong if the fault is the node's, or ""."""
+        assert slot.trial
+        node, now = slot.node, time.monotonic()
+        for trial in (slot.trial, *(other.trial for other in slot.beside)):
+            pause = self._losses.lost(node.node_id, trial.trial_id, why, now)
+        self.avoid(node, pause)
+        if self._losses.is_sick(node.node_id) and self._others_for(slot.trial, {node.node_id}):
+            return f"{node.name} {self._losses.text(node.node_id)}"
+        return ""
+
+    def finished(self, slot: Slot) -> None:
+        """Note that a slot's trial came to an end of its own."""
+        self._losses.finished(slot.node.node_id)
+
+    def left_alone(self) -> list[str]:
+        """Return which nodes get no trial for now because they lost some, and why."""
+        texts = {node.name: self._losses.text(node.node_id) for node in self.nodes if node.node_id in self._avoided}
+        return [f"{name} {text}" for name, text in texts.items() if text]
+
+    def _others_for(self, trial: Trial, away: Collection[str]) -> set[str]:
+        """Return the ids of the nodes besides these that can run a trial, and are not sick."""
+        able = {node.node_id for node in self.nodes_for(trial) if not refusal(trial.needs, node, self._cpus)}
+        return {node_id for node_id in able - set(away) if not self._losses.is_sick(node_id)}
 
     def take(self, trial: Trial, attempt: int, kind: str | None) -> Slot:
         """Take a slot for the trial, an idle one or a new one."""
@@ -269,11 +297,15 @@ class Slots:
         """
         nodes = [node for node in self.nodes_for(trial) if not refusal(trial.needs, node, self._cpus)]
         nodes = [node for node in nodes if kind is None or node.device == kind]
+        busy = [slot for slot in self._slots if slot.trial]  # idle actors make way for a new one
         away = {slot.node.node_id for slot in self.silent} | self._avoided.keys()
+        if self._workers.of_trial(trial) == 1:
+            away |= {slot.node.node_id for slot in busy if self._losses.is_sick(slot.node.node_id)}
+            lost = self._losses.nodes_of(trial.trial_id)
+            away |= lost if lost and self._others_for(trial, lost) else set()
         nodes = [node for node in nodes if node.node_id not in away]
         nodes.sort(key=lambda node: preference(trial.needs, node))
         homes = {node.node_id: (gpus_needed(trial.needs, node), main_memory(trial.needs, node)) for node in nodes}
-        busy = [slot for slot in self._slots if slot.trial]  # idle actors make way for a new one
         idle = [slot for slot in self._slots if slot.trial is None and slot.node.node_id in homes]
         idle = [slot for slot in idle if _suits(slot, *homes[slot.node.node_id])]
         # An agent's slot may be another driver's as soon as the lease has ended.

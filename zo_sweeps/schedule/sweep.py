@@ -11,7 +11,6 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from operator import attrgetter
 from typing import Protocol
 
 from zo_sweeps.core.errors import UserError, unknown
@@ -100,13 +99,15 @@ class Sweep:
         self._memory = Measured(self.trials.values(), ledger.outcomes)
         self._rounds, self._rows, self._meter = rounds or {}, rows or {}, meter or Meter()
         self._halving = Halving(groups)
-        self._queue = ReadyQueue(kind=attrgetter("memory_key"), rounds=self._rounds)
+        self._lost_on: dict[str, frozenset[str]] = {}  # trial_id -> the nodes where it was lost: it prefers others
+        self._queue = ReadyQueue(kind=self._kind, rounds=self._rounds)
         self._waiting: dict[str, int] = {}
         self._waits_at = 0.0
         self._reported_waits: set[str] = set()
         self._running: dict[str, Running] = {}
         self._interrupted = self._announced = False
         self._warned: set[str] = set()
+        self._sick: set[str] = set()  # nodes that the user was told about
         self._stopped = ""
         self._ran = 0
         self._over, self._cancelled, self._unmetered = "", False, False
@@ -348,6 +349,11 @@ class Sweep:
             self._end(run, outcome)
         else:
             lost = Outcome(report.trial_id, TrialState.LOST, error=report.reason)
+            if report.sick or not report.blameless:
+                self._lost_on[report.trial_id] = self._lost_on.get(report.trial_id, frozenset()) | {report.node}
+            if report.sick and report.node not in self._sick:
+                self._sick.add(report.node)
+                self._say(f"{report.sick}: it gets fewer trials until one finishes there (said once per sweep)")
             self._end(run, lost, blameless=report.blameless)
 
     def _end(self, run: Running, outcome: Outcome, *, final: bool = False, blameless: bool = False) -> None:
@@ -432,6 +438,10 @@ class Sweep:
 
     def _has_failed(self, trial: Trial) -> bool:
         return self._ledger.states.get(trial.trial_id, TrialState.PENDING).is_retryable
+
+    def _kind(self, trial: Trial) -> str:
+        """Return what trials of the queue have in common that may go to the same nodes."""
+        return "/".join([trial.memory_key, *sorted(self._lost_on.get(trial.trial_id, ()))])
 
     def _row(self, block: str) -> str:
         return self._rows.get(block, block)
