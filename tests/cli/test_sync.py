@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from zo_sweeps.core.trial import Trial
 from zo_sweeps.record import server
 from zo_sweeps.record.journal import JournalStore
 from zo_sweeps.record.mlflow_store import lock_mirror
-from zo_sweeps.record.sweep_book import SweepBook, SweepInfo
+from zo_sweeps.record.sweep_book import SweepBook, SweepInfo, books
 
 pytestmark = pytest.mark.multiprocess
 
@@ -40,7 +41,11 @@ def test_sync_starts_the_folders_server_and_sends_what_it_lacks_once(
     said = capsys.readouterr().out.splitlines()
     assert [line.rpartition(" to ")[0] for line in said] == ["one: 1 trials sent", "two: 2 trials sent"]
     assert not server.is_healthy(said[0].rpartition(" ")[2]), "the server that it started is ended"
+    shutil.rmtree(tmp_path / "mlflow")
     with server.local_server(tmp_path) as uri:
+        assert main(["sync", f"state_dir={tmp_path}"]) == 0
+        said = capsys.readouterr().out.splitlines()
+        assert said == [f"one: 1 trials sent to {uri}", f"two: 2 trials sent to {uri}"], "the mirror is made again"
         assert main(["sync", f"state_dir={tmp_path}"]) == 0
         said = capsys.readouterr().out.splitlines()
         assert said == [f"one: 0 trials sent to {uri}", f"two: 0 trials sent to {uri}"]
@@ -51,6 +56,19 @@ def test_sync_starts_the_folders_server_and_sends_what_it_lacks_once(
         found = client.search_runs([two.experiment_id], "tags.`zo.kind` = 'trial'")
         assert {run.data.tags["zo.trial_id"] for run in found} == {made.trial_id for made in trials}
         assert {run.info.status for run in found} == {"FINISHED"}
+
+
+def test_a_book_of_an_earlier_version_leaves_the_mirrors_folder_when_it_is_written(tmp_path: Path) -> None:
+    swept(tmp_path)
+    (tmp_path / "mlflow").mkdir()
+    (tmp_path / "books").rename(tmp_path / "mlflow" / "sweeps")
+    before = list(books(tmp_path))
+    assert [book.sweep.title for book in before] == ["one", "two"]
+    assert [len(book.trials) for book in before] == [2, 2]
+    SweepBook(tmp_path, "one", before[0].sweep).close()
+    shutil.rmtree(tmp_path / "mlflow")
+    (one,) = books(tmp_path)
+    assert (one.trials, one.began, one.final) == (before[0].trials, before[0].began, None)
 
 
 def test_a_server_that_cannot_be_reached_is_one_clear_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

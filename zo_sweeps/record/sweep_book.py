@@ -49,10 +49,17 @@ class Contents:
 
 
 class SweepBook:
-    """The file state_dir/mlflow/sweeps/<sweep_id>.jsonl, append-only. Written as a Journal, with its UserErrors."""
+    """The file state_dir/books/<sweep_id>.jsonl, append-only. Written as a Journal, with its UserErrors.
+
+    It is not in state_dir/mlflow, which may be deleted: `sync` makes it again from the books and the journals.
+    """
 
     def __init__(self, state_dir: str | os.PathLike[str], experiment: str, sweep: SweepInfo) -> None:
-        self._journal = Journal(_folder(state_dir) / f"{sweep.sweep_id}.jsonl")
+        path, earlier_place = _folder(state_dir) / f"{sweep.sweep_id}.jsonl", _paths(state_dir).get(sweep.sweep_id)
+        if earlier_place and earlier_place != path:
+            path.parent.mkdir(exist_ok=True)
+            earlier_place.replace(path)
+        self._journal = Journal(path)
         earlier = _events(self._journal)
         self._known = {event["trial"]["trial_id"] for event in earlier if event["type"] == "trial"}
         opened = self._append({"type": "sweep", "experiment": experiment, "sweep": asdict(sweep)})
@@ -79,14 +86,15 @@ class SweepBook:
 
 def books(state_dir: str | os.PathLike[str]) -> Iterator[Contents]:
     """Iterate over the books of the sweeps that were run in a state directory, by ascending sweep_id."""
-    for path in sorted(_folder(state_dir).glob("*.jsonl")):
-        if contents := book(state_dir, path.stem):
+    for sweep_id in sorted(_paths(state_dir)):
+        if contents := book(state_dir, sweep_id):
             yield contents
 
 
 def book(state_dir: str | os.PathLike[str], sweep_id: str) -> Contents | None:
     """Return the book of a sweep; None if there is none. Raises UserError if it is damaged."""
-    events = _events(Journal(_folder(state_dir) / f"{sweep_id}.jsonl"))
+    path = _paths(state_dir).get(sweep_id)
+    events = _events(Journal(path)) if path else []
     headers = [event for event in events if event["type"] == "sweep"]
     if not headers:
         return None
@@ -122,4 +130,10 @@ def _events(journal: Journal) -> list[Event]:
 
 
 def _folder(state_dir: str | os.PathLike[str]) -> Path:
-    return Path(state_dir) / "mlflow" / "sweeps"
+    return Path(state_dir) / "books"
+
+
+def _paths(state_dir: str | os.PathLike[str]) -> dict[str, Path]:
+    """Return the books of a state directory by sweep_id; those of earlier versions are in the mirror's folder."""
+    folders = (Path(state_dir) / "mlflow" / "sweeps", _folder(state_dir))
+    return {path.stem: path for folder in folders for path in folder.glob("*.jsonl")}

@@ -19,11 +19,15 @@ def ui(folder: Path, port: int | None) -> None:
     from zo_sweeps.record.mlflow_client import pages
     from zo_sweeps.record.mlflow_views import TRAINING
     from zo_sweeps.record.server import start
+    from zo_sweeps.record.sweep_book import books
 
     with contextlib.closing(start(folder, port)) as server:
         server.wait()
-        for title, page in pages(server.uri, folder).items():
+        here = pages(server.uri, folder)
+        for title, page in here.items():
             print(f"{title}: {page}")
+        if lacking := sum(book.sweep.title not in here for book in books(folder)):
+            print(f"{lacking} sweep{'s are' if lacking > 1 else ' is'} not in this mirror: zo-sweeps sync sends them")
         print(f"MLflow: {server.uri}/#/experiments?{TRAINING}   (Ctrl-C to stop)", flush=True)
         with contextlib.suppress(KeyboardInterrupt):
             while True:
