@@ -86,6 +86,20 @@ def test_memory_counts_where_the_trial_computes_in_it():
     assert (gpus_needed(Needs("cpu"), GPU), gpus_needed(Needs(), GPU), gpus_needed(Needs(), CPU)) == (0, 1, 0)
 
 
+def test_a_gpus_own_memory_counts_where_it_is_known() -> None:
+    small, large = (replace(GPU, gpu_bytes=size * GIB) for size in (24, 80))
+    big = Needs("cuda", 40 * GIB)
+    assert (refusal(big, small), refusal(big, large), refusal(big, GPU)) == ("has GPUs of 24.0 GiB", "", "")
+    assert refusal(Needs("cpu", 40 * GIB), small) == "", "of main memory"
+    assert refusal(Needs("cuda", 40 * GIB, layers=32, gpus=2), small) == "", "each GPU holds its part"
+    assert "(rack has GPUs of 24.0 GiB)" in reason(big, [small])
+    order = sorted((large, small), key=lambda node: preference(Needs("cuda"), node))
+    assert order == [small, large], "the large ones are for trials that fit nowhere else"
+    described = {"NodeID": "1", "NodeManagerHostname": "rack", "Resources": {"GPU": 1.0, "CPU": 4.0}}
+    assert _node({**described, "Labels": {"zo.gpu_bytes": "1000"}}).gpu_bytes == 1000
+    assert _node(described).gpu_bytes == 0
+
+
 def test_a_program_runs_on_the_cpu_of_a_node_with_executorch():
     edge = [replace(node, programs=True) for node in (CPU, GPU, NANO)]
     phone = Node("4", "desk2", "oneplus-12", 8, 0, 12 * GIB, programs=True)

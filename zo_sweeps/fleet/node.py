@@ -17,7 +17,7 @@ import psutil
 from zo_sweeps import __version__
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.devices.probe import probe
-from zo_sweeps.schedule.cluster import TOOL_LABEL
+from zo_sweeps.schedule.cluster import GPU_LABEL, TOOL_LABEL
 
 OBJECT_STORE_BYTES = 75 * 2**20  # Ray's minimum: only journals of some kilobytes go through it
 FIXED_PORTS = (
@@ -37,7 +37,7 @@ def sanitised(text: str) -> str:
 
 def labels(device: str | None, identity: str, name: str = "") -> str:
     """Return the value of `ray start --labels`: zo.device, zo.id, zo.name, zo.kind, zo.unified, zo.programs,
-    zo.version, and zo.tool.NAME, the version of an installed tool.
+    zo.version, zo.gpu_bytes (of GPUs with memory of their own), and zo.tool.NAME, the version of an installed tool.
 
     Labels are fixed when the node joins; facts that change are in its reporter's notes.
 
@@ -53,6 +53,7 @@ def labels(device: str | None, identity: str, name: str = "") -> str:
         "zo.unified": str(host["unified"]).lower(),
         "zo.programs": str(host["executorch"]).lower(),
         "zo.version": __version__,
+        GPU_LABEL: str(host["memory_bytes"]) if host["kind"] == "cuda" else "",
         **{TOOL_LABEL + name: version for name, _, version in (tool.partition(" ") for tool in host["tools"])},
     }
     return ",".join(f"{key}={sanitised(value)}" for key, value in values.items() if sanitised(value))

@@ -24,6 +24,7 @@ class Node:
         device: its device profile: "cpu", "cuda" (has a GPU), or an edge profile ("jetson-orin-nano").
         cpus, gpus: CPUs and GPUs that it lends.
         memory_bytes: main memory that it lends (unified memory on an edge device).
+        gpu_bytes: memory of each GPU of its own; 0: none, or not known.
         programs: whether ExecuTorch is installed, for trials that run as exported programs.
         light: whether it has the light client alone, and no torch: it runs such trials, and no others.
         tools: that are installed, as in `Needs`; None: not known, as of a node that Ray alone started.
@@ -44,6 +45,7 @@ class Node:
     slots: int | None = None
     leased: int = 0
     refused: Mapping[str, str] = field(default_factory=dict, compare=False)
+    gpu_bytes: int = 0
 
     @property
     def is_agent(self) -> bool:
@@ -64,7 +66,11 @@ def gpus_holding(needs: Needs, memory_bytes: int) -> int:
     With M bytes and L layers, a GPU of n has at most M / n + M / L: a layer is not divided; see `models.divided`.
     """
     counts = range(2, needs.layers + 1) if needs.memory_bytes > memory_bytes else ()
-    return next((n for n in counts if needs.memory_bytes * (1 / n + 1 / needs.layers) <= memory_bytes), 1)
+    return next((n for n in counts if _per_gpu(needs, n) <= memory_bytes), 1)
+
+
+def _per_gpu(needs: Needs, gpus: int) -> float:
+    return needs.memory_bytes * (1 / gpus + 1 / needs.layers) if gpus > 1 else needs.memory_bytes
 
 
 def takes_main_memory(needs: Needs, node: Node) -> bool:
@@ -93,7 +99,7 @@ def other_device(needs: Needs, node: Node) -> str:
 def refusal(needs: Needs, node: Node, cpus: int = 1) -> str:
     """Return why `node` can never run a trial with these needs on `cpus` CPUs; "" when it can.
 
-    What another device lacks besides does not matter. A GPU's own memory is not checked here; the plan checks it.
+    What another device lacks besides does not matter.
     """
     if other := other_device(needs, node):
         return other
@@ -110,6 +116,8 @@ def refusal(needs: Needs, node: Node, cpus: int = 1) -> str:
     lent = min(1, node.gpus) if node.is_agent else node.gpus  # a lease has one GPU
     if gpus_needed(needs, node) > lent:
         lacks.append(f"gives a trial {lent:g} GPU{'s' * (lent != 1)}")
+    if node.gpu_bytes and not takes_main_memory(needs, node) and _per_gpu(needs, needs.gpus) > node.gpu_bytes:
+        lacks.append(f"has GPUs of {bytes_text(node.gpu_bytes)}")
     if main_memory(needs, node) > node.memory_bytes:
         lacks.append(f"lends {bytes_text(node.memory_bytes)} of memory")
     return " and ".join(lacks)
@@ -127,8 +135,10 @@ def reason(needs: Needs, nodes: Sequence[Node], cpus: int = 1) -> str:
     return f"needs {device}{memory}: 0 of {len(nodes)} nodes offer it" + (f" ({each})" if each else "")
 
 
-def preference(needs: Needs, node: Node) -> int:
-    """Return a node's rank for a trial that it can run, the best is 0: nodes that trials request by name rank last."""
-    if needs.device != "auto":
-        return 0
-    return 2 if node.device not in HOSTS else 0 if node.gpus else 1
+def preference(needs: Needs, node: Node) -> tuple[int, int]:
+    """Return a node's rank for a trial that it can run, ascending: nodes that trials request by name rank last.
+
+    Of equal nodes the one with the smallest GPUs comes first: larger ones are for trials that fit nowhere else.
+    """
+    rank = 0 if needs.device != "auto" else 2 if node.device not in HOSTS else 0 if node.gpus else 1
+    return rank, node.gpu_bytes

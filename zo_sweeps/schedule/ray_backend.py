@@ -274,7 +274,9 @@ class RayBackend:
             return
         if events or not (slot.heard or slot.node.is_agent):  # an agent's proxy answers before the agent does
             self._slots.hear_of(slot, events)
-            self._deliver(Progress(trial_id, slot.attempt, [event for event in events if BESIDE not in event]))
+            own = [event for event in events if BESIDE not in event]
+            slot.outgrown = slot.outgrown or self._outgrown(slot, slot.trial, own)
+            self._deliver(Progress(trial_id, slot.attempt, own[:-1] if slot.outgrown else own))
             slot.cursor += len(events)
             self._report_others(slot, events, leaving)
         if outcome is None:
@@ -287,7 +289,10 @@ class RayBackend:
         else:
             self._slots.drop(slot)
             self._slots.avoid(slot.node, REFUSED_SECONDS if slot.node.is_agent else LEAVING_SECONDS)
-        self._finish(trial_id, slot.attempt, slot.node.name, Outcome.from_json(outcome), leaving)
+        if slot.outgrown:
+            self._deliver(Lost(trial_id, slot.attempt, slot.outgrown, slot.node.name, blameless=True))
+        else:
+            self._finish(trial_id, slot.attempt, slot.node.name, Outcome.from_json(outcome), leaving)
 
     def _report_others(self, slot: Slot, events: Sequence[Event], leaving: bool) -> None:
         """Deliver the events of the attempts beside a slot's, and the ends that are among them."""
@@ -298,10 +303,21 @@ class RayBackend:
             ]
             if not own:
                 continue
-            self._deliver(Progress(trial_id, attempt, own))
-            if own[-1]["type"] == "end":
+            outgrown = self._outgrown(slot, other.trial, own)
+            self._deliver(Progress(trial_id, attempt, own[:-1] if outgrown else own))
+            if outgrown:
+                slot.ended.add(trial_id)
+                self._deliver(Lost(trial_id, attempt, outgrown, slot.node.name, blameless=True))
+            elif own[-1]["type"] == "end":
                 slot.ended.add(trial_id)
                 self._finish(trial_id, attempt, slot.node.name, Outcome.from_json(own[-1]["outcome"]), leaving)
+
+    def _outgrown(self, slot: Slot, trial: Trial, events: Sequence[Event]) -> str:
+        """Return why the last event is the end of a trial that only a larger GPU can run; "" if it is not."""
+        if not events or events[-1]["type"] != "end":
+            return ""
+        ran_out = events[-1]["outcome"]["state"] == TrialState.OUT_OF_MEMORY.value
+        return self._slots.outgrew(slot, trial) if ran_out else ""
 
     def _finish(self, trial_id: str, attempt: int, node: str, ended: Outcome, leaving: bool) -> None:
         """Deliver the end of an attempt; one that its process handed back, because it leaves, is lost."""

@@ -178,6 +178,7 @@ def _node(description: dict[str, Any]) -> Node:
         # Absent on the node of a local cluster: `this_host` has left out what cannot run there.
         programs=labels.get(PROGRAMS_LABEL) != "false",
         tools=_tools(labels) if PROGRAMS_LABEL in labels else None,
+        gpu_bytes=int(labels.get(cluster.GPU_LABEL, 0)),
     )
 
 

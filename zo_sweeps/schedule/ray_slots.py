@@ -10,6 +10,7 @@ from typing import Any
 
 from zo_sweeps.core.host import GIB
 from zo_sweeps.core.trial import Event, Trial
+from zo_sweeps.core.units import bytes_text
 from zo_sweeps.schedule.agents import AgentSlot, bound_to_hosts
 from zo_sweeps.schedule.backend import Attempt
 from zo_sweeps.schedule.fairness import Claim, Held, base, count, first_served
@@ -50,6 +51,7 @@ class Slot:
     beside: Sequence[Attempt] = ()  # attempts in the same actor, with which the trial shares forwards
     ended: set[str] = field(default_factory=set)  # those of them that have ended, by trial_id
     followers: list[Slot] = field(default_factory=list)  # slots that share its trial's steps, with no `pending`
+    outgrown: str = ""  # why its trial's end for lack of memory is no result
 
 
 class Slots:
@@ -91,6 +93,7 @@ class Slots:
         self._wanted: set[str] = set()  # device profiles where a trial found no slot in this round
         self._avoided: dict[str, float] = {}  # nodes that leave, or seem dead: node_id -> end of the ban (monotonic)
         self._losses = Losses()
+        self._outgrown: dict[str, int] = {}  # memory key of trials -> memory of the largest GPU that was too small
 
     def __iter__(self) -> Iterator[Slot]:
         return iter(self._slots)
@@ -208,6 +211,17 @@ class Slots:
         """Note that a slot's trial came to an end of its own."""
         self._losses.finished(slot.node.node_id)
 
+    def outgrew(self, slot: Slot, trial: Trial) -> str:
+        """Note that a trial ran out of memory in a slot; return why that is no result, "" if no other GPU is larger."""
+        here = slot.node.gpu_bytes if slot.gpus else 0
+        larger = [n for n in self.nodes_for(trial) if n.gpu_bytes > here and not refusal(trial.needs, n, self._cpus)]
+        if not here or not larger:
+            return ""
+        self._outgrown[trial.memory_key] = max(here, self._outgrown.get(trial.memory_key, 0))
+        most = max(larger, key=lambda node: node.gpu_bytes)
+        sizes = bytes_text(here), f"{most.name} has {bytes_text(most.gpu_bytes)}"
+        return f"ran out of memory on a GPU of {sizes[0]} of {slot.node.name}; {sizes[1]}"
+
     def left_alone(self) -> list[str]:
         """Return which nodes get no trial for now because they lost some, and why."""
         texts = {node.name: self._losses.text(node.node_id) for node in self.nodes if node.node_id in self._avoided}
@@ -226,6 +240,7 @@ class Slots:
             slot = self._new(node, gpus_needed(trial.needs, node), main_memory(trial.needs, node))
         slot.trial, slot.attempt, slot.cursor, slot.warm_key = trial, attempt, 0, trial.warm_key
         slot.counted = time.monotonic()
+        slot.outgrown = ""
         return slot
 
     def hear_of(self, slot: Slot, events: Sequence[Event]) -> None:
@@ -297,6 +312,8 @@ class Slots:
         """
         nodes = [node for node in self.nodes_for(trial) if not refusal(trial.needs, node, self._cpus)]
         nodes = [node for node in nodes if kind is None or node.device == kind]
+        if least := self._outgrown.get(trial.memory_key):
+            nodes = [node for node in nodes if node.gpu_bytes > least] or nodes
         busy = [slot for slot in self._slots if slot.trial]  # idle actors make way for a new one
         away = {slot.node.node_id for slot in self.silent} | self._avoided.keys()
         if self._workers.of_trial(trial) == 1:
