@@ -9,12 +9,14 @@ import os
 import pwd
 import re
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -26,6 +28,7 @@ from zo_sweeps.fleet.agent import agent, commands, facts, keys, link, service, t
 from zo_sweeps.fleet.agent import files as fetched
 from zo_sweeps.fleet.agent import spool as spools
 from zo_sweeps.fleet.agent.spool import Spool
+from zo_sweeps.fleet.protocol import Refusal
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.models import hub
 from zo_sweeps.models.identity import DEMO, fingerprint_model
@@ -400,3 +403,15 @@ def test_a_hub_model_comes_from_the_hub_or_the_head_or_is_told_missing(
     assert (board._files(spool)["model"] / "model.safetensors").read_bytes() == b"weights"
     network[0] = ""
     assert board._files(spool) == {}
+
+
+def test_an_agent_of_another_version_than_the_head_ends_so_that_its_service_starts_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent, "signal", MagicMock())
+    monkeypatch.setattr(agent, "UPDATE_SECONDS", 0.0)
+    one = MagicMock(_root=tmp_path, _spools={}, _slots=[], _leaving=threading.Event())
+    refused = link.RefusedError(409, Refusal("this board has zo-sweeps 0.1.0", version="0.2.0"))
+    one._take.side_effect = lambda _: agent.Agent._refused(one, refused)
+    assert agent.Agent.run(one) == 1, "after status 2 a service would not start it again"
+    assert one._say.call_args_list[0].args == ("the head refuses this agent: this board has zo-sweeps 0.1.0",)

@@ -22,8 +22,9 @@ import pytest
 
 from tests.fleet.agents import free_port, wait
 from tests.schedule import boards
+from zo_sweeps import __version__
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.fleet import codes, protocol
+from zo_sweeps.fleet import codes, inventory, protocol
 from zo_sweeps.fleet.agent import keys
 from zo_sweeps.fleet.agent.link import Link, RefusedError, UnreachableError, pinned, unverified
 from zo_sweeps.fleet.gateway import app, limits, serve
@@ -32,6 +33,7 @@ from zo_sweeps.fleet.gateway.identity import Authority, read_request
 from zo_sweeps.fleet.gateway.limits import Buckets
 from zo_sweeps.fleet.known_answers import Answers, Challenge, ModelQuestion
 from zo_sweeps.schedule import leases
+from zo_sweeps.schedule.agent_facts import Facts, Note
 from zo_sweeps.schedule.lease_contents import StoredFile
 from zo_sweeps.schedule.leases import Store
 
@@ -525,6 +527,27 @@ def test_known_answers_decide_what_is_lent(head: Head) -> None:
         assert status_of(lambda f=wrong_facts: agent.link.post("/v1/join", {"nonce": None, "facts": f})) == 400
     claimed = agent.link.post("/v1/join", {"nonce": None, "facts": {**FACTS, "lent": ["nf4"]}})
     assert claimed == answer, "what it claims to lend is not asked"
+
+
+def test_a_board_of_another_version_is_turned_away_and_devices_says_how_to_update_it(head: Head) -> None:
+    agent = head.agent()
+    lease = head.lease(agent)
+    old = {**FACTS, "zo_sweeps": "0.0.1"}
+    with pytest.raises(RefusedError, match=r"this board has zo-sweeps 0\.0\.1") as refused:
+        agent.link.post("/v1/join", {"nonce": None, "facts": old})
+    assert refused.value.refusal.version == __version__
+    assert head.store.of_driver("d")[lease].blameless, "its trials go elsewhere"
+    listed = {one.name: one for one in inventory.agents(Note(time.time(), "", tuple(head.store.agents())))}
+    cells = inventory.row(listed[agent.name], time.time())
+    assert "enrolled" in cells[8]
+    assert f"has zo-sweeps 0.0.1, and the head has {__version__}: pip install zo-sweeps=={__version__}" in cells[8]
+    agent.link.post("/v1/join", {"nonce": None, "facts": FACTS})
+    assert head.store.agent(agent.name).refused == {}
+    assert agent.link.get("/v1/work") == {"leases": [], "stop": []}
+    head.store.join(agent.name, Facts.read(old), {}, "")  # it joined before the head was updated
+    with pytest.raises(RefusedError) as refused:
+        agent.link.get("/v1/work")
+    assert refused.value.refusal.version == __version__
 
 
 def test_work_arrives_at_once_and_a_stop_too(head: Head) -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tests.schedule import fakes
+from zo_sweeps import __version__
 from zo_sweeps.core.trial import Needs, Trial
 from zo_sweeps.schedule.backend import COLD, NO_SLOT, WARM
 from zo_sweeps.schedule.placement import Node, gpus_holding, gpus_needed, preference, reason, refusal
@@ -98,6 +99,16 @@ def test_a_gpus_own_memory_counts_where_it_is_known() -> None:
     described = {"NodeID": "1", "NodeManagerHostname": "rack", "Resources": {"GPU": 1.0, "CPU": 4.0}}
     assert _node({**described, "Labels": {"zo.gpu_bytes": "1000"}}).gpu_bytes == 1000
     assert _node(described).gpu_bytes == 0
+
+
+def test_a_node_of_another_version_runs_nothing_and_is_told_how_to_update() -> None:
+    old = replace(GPU, version="0.0.1")
+    text = f"has zo-sweeps 0.0.1, and this sweep has {__version__}: pip install zo-sweeps=={__version__} there"
+    assert refusal(Needs(), old).startswith(text)
+    assert text in reason(Needs(), [old])
+    assert refusal(Needs(), replace(GPU, version=__version__)) == refusal(Needs(), GPU) == ""
+    described = {"NodeID": "1", "NodeManagerHostname": "rack", "Resources": {}, "Labels": {"zo.version": "0.0.1"}}
+    assert _node(described).version == "0.0.1"
 
 
 def test_a_program_runs_on_the_cpu_of_a_node_with_executorch():

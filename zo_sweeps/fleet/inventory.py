@@ -13,11 +13,12 @@ from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.core.units import bytes_text
 from zo_sweeps.fleet.node import running
 from zo_sweeps.fleet.secrets import checked, token_for_joining
-from zo_sweeps.schedule.agent_facts import JOINED, Agent, Note
+from zo_sweeps.schedule.agent_facts import JOINED, VERSION, Agent, Note
 from zo_sweeps.schedule.agents import PREFIX
 from zo_sweeps.schedule.cluster import ID_LABEL, token_environment
 from zo_sweeps.schedule.gcs import AGENTS, NODE, RUNS, Head
 from zo_sweeps.schedule.leases import FILE, Store
+from zo_sweeps.schedule.placement import other_version
 
 HEADERS = ("name", "device", "memory", "lends", "can", "versions", "power", "temp.", "seen", "runs now")
 STALE = 30.0  # seconds after which a driver's note on its trials is ignored
@@ -39,6 +40,7 @@ class Device:
     facts: Mapping[str, Any] = key("its last note: hardware, condition, versions, time (Unix seconds)", dict)
     runs: Sequence[str] = key("labels of the trials that run there", ())
     refused: Sequence[str] = key("what an agent does not lend, because its known answers differ", ())
+    turned_away: str = key("why it gets no trial: another version, and how to update it", "")
 
 
 @dataclass
@@ -100,7 +102,8 @@ def _device(agent: Agent, now: float) -> Device:
         memory_bytes=facts.memory_bytes if facts else 0,
         facts={**host, **live, "time": agent.heard},
         runs=tuple(label for _, label in agent.running),
-        refused=tuple(agent.refused),
+        refused=tuple(name for name in agent.refused if name != VERSION),
+        turned_away=agent.refused.get(VERSION, ""),
     )
 
 
@@ -163,6 +166,7 @@ def row(one: Device, now: float) -> list[str]:
     lends = f"{one.cpus:g} CPU" + (f", {one.gpus:g} GPU" if one.gpus else "")
     if one.memory_bytes:
         lends += f"\n{bytes_text(one.memory_bytes)}"
+    away = one.turned_away or other_version(facts.get("zo_sweeps", ""), "this machine has")
     if one.refused:
         lends += f"\nnot {', '.join(one.refused)}"
     return [
@@ -174,7 +178,7 @@ def row(one: Device, now: float) -> list[str]:
         "\n".join(words) or "–",
         _power(facts),
         f"{heat:.0f} °C" if heat is not None else "–",
-        f"{one.state},\n{_ago(now - facts['time'])}" if "time" in facts else one.state,
+        "\n".join(filter(None, [f"{one.state},\n{_ago(now - facts['time'])}" if "time" in facts else one.state, away])),
         "\n".join(one.runs) or "–",
     ]
 

@@ -17,7 +17,7 @@ import psutil
 from zo_sweeps import __version__
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.devices.probe import probe
-from zo_sweeps.schedule.cluster import GPU_LABEL, TOOL_LABEL
+from zo_sweeps.schedule.cluster import GPU_LABEL, TOOL_LABEL, VERSION_LABEL
 
 OBJECT_STORE_BYTES = 75 * 2**20  # Ray's minimum: only journals of some kilobytes go through it
 FIXED_PORTS = (
@@ -52,7 +52,7 @@ def labels(device: str | None, identity: str, name: str = "") -> str:
         "zo.kind": host["kind"],
         "zo.unified": str(host["unified"]).lower(),
         "zo.programs": str(host["executorch"]).lower(),
-        "zo.version": __version__,
+        VERSION_LABEL: __version__,
         GPU_LABEL: str(host["memory_bytes"]) if host["kind"] == "cuda" else "",
         **{TOOL_LABEL + name: version for name, _, version in (tool.partition(" ") for tool in host["tools"])},
     }

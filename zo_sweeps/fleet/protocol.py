@@ -147,6 +147,7 @@ class Refusal(Shape):
         expected: the number of the event that the head lacks first.
         differs: an event differs from the one of that number that was sent before.
         revoked: the agent's key was revoked.
+        version: the head's version of this package, if the agent's is another.
     """
 
     error: str = item("", most=10_000)
@@ -154,3 +155,4 @@ class Refusal(Shape):
     expected: int | None = None
     differs: bool = False
     revoked: bool = False
+    version: str = ""

@@ -14,6 +14,7 @@ from zo_sweeps.devices.live import Host, Reading
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")  # of an agent, and of a device profile
 SLOTS = 64
 OFFLINE_SECONDS = 60.0  # without a request: an agent then gets no trial; its leases last longer, see `Store.reap`
+VERSION = "version"  # in `Agent.refused`: why it may not join, although its key is valid
 ENROLLED, JOINED, LEFT, REVOKED = "enrolled", "joined", "left", "revoked"  # states of an agent
 
 

@@ -57,6 +57,7 @@ def nodes(note: Note, driver: str, now: float) -> list[Node]:
             slots=agent.slots,
             leased=sum(owner.partition(OF_DRIVER)[0] != driver for owner, _ in agent.running),
             refused=agent.refused,
+            version=agent.facts.zo_sweeps,
             gpu_bytes=agent.facts.probe.memory_bytes if agent.facts.probe.kind == "cuda" else 0,
         )
         for agent in note.agents

@@ -33,6 +33,7 @@ from zo_sweeps.schedule.agent_facts import (
     LEFT,
     OFFLINE_SECONDS,
     REVOKED,
+    VERSION,
     Agent,
     Facts,
     is_online,
@@ -235,6 +236,14 @@ class Store:
         columns = "state = ?, facts = ?, slots = ?, refused = ?, answered = ?, heard = ?"
         with self.transaction():
             self._db.execute(f"UPDATE agents SET {columns} WHERE name = ? AND state != ?", (*new, name, REVOKED))
+
+    def turn_away(self, name: str, why: str) -> None:
+        """Record why an agent may not join, and hand its open leases back."""
+        new = ENROLLED, f"$.{VERSION}", why, time.time()
+        columns = "state = ?, refused = json_set(refused, ?, ?), heard = ?"
+        with self.transaction():
+            self._db.execute(f"UPDATE agents SET {columns} WHERE name = ? AND state != ?", (*new, name, REVOKED))
+            self._end("handed back: its node was asked to stop", "agent = ?", name, blameless=True)
 
     def hear(self, times: Mapping[str, float], live: Mapping[str, Reading]) -> None:
         """Record when agents were heard of, and their last readings."""

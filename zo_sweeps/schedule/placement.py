@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from zo_sweeps import __version__
 from zo_sweeps.core.trial import Needs
 from zo_sweeps.core.units import bytes_text
 from zo_sweeps.devices.probe import EDGE
@@ -25,6 +26,7 @@ class Node:
         cpus, gpus: CPUs and GPUs that it lends.
         memory_bytes: main memory that it lends (unified memory on an edge device).
         gpu_bytes: memory of each GPU of its own; 0: none, or not known.
+        version: of this package there; "": not known, as of a node that Ray alone started.
         programs: whether ExecuTorch is installed, for trials that run as exported programs.
         light: whether it has the light client alone, and no torch: it runs such trials, and no others.
         tools: that are installed, as in `Needs`; None: not known, as of a node that Ray alone started.
@@ -46,6 +48,7 @@ class Node:
     leased: int = 0
     refused: Mapping[str, str] = field(default_factory=dict, compare=False)
     gpu_bytes: int = 0
+    version: str = ""
 
     @property
     def is_agent(self) -> bool:
@@ -96,12 +99,26 @@ def other_device(needs: Needs, node: Node) -> str:
     return ""
 
 
+def other_version(there: str, here: str = "this sweep has") -> str:
+    """Return that a machine has another version of this package, and how to update it; "" where it has ours.
+
+    All machines of a cluster have one version: another may compute other numbers, and write other journals.
+    """
+    if there in ("", __version__):
+        return ""
+    return (
+        f"has zo-sweeps {there}, and {here} {__version__}: pip install zo-sweeps=={__version__} there, and restart it"
+    )
+
+
 def refusal(needs: Needs, node: Node, cpus: int = 1) -> str:
     """Return why `node` can never run a trial with these needs on `cpus` CPUs; "" when it can.
 
     What another device lacks besides does not matter.
     """
     if other := other_device(needs, node):
+        return other
+    if other := other_version(node.version):
         return other
     if node.light and not needs.programs:
         return "runs exported programs alone: use device.runtime=executorch (docs/EDGE.md)"

@@ -179,6 +179,7 @@ def _node(description: dict[str, Any]) -> Node:
         programs=labels.get(PROGRAMS_LABEL) != "false",
         tools=_tools(labels) if PROGRAMS_LABEL in labels else None,
         gpu_bytes=int(labels.get(cluster.GPU_LABEL, 0)),
+        version=labels.get(cluster.VERSION_LABEL, ""),
     )
 
 

@@ -44,6 +44,7 @@ POLL_SECONDS = 25.0  # the head answers at once when it has work
 TICK_SECONDS = 0.3  # between looks at the trials
 SEND_SECONDS = 1.0  # between messages with a trial's events, each of which the disk must have first
 NOTE_SECONDS = 15.0  # between notes for `agent status`, and reports of temperature and free memory
+UPDATE_SECONDS = 60.0  # before this process ends because the head has another version
 UNKNOWN_KEY, REVOKED = 401, 403
 
 Say = Callable[[str], None]
@@ -51,6 +52,10 @@ Say = Callable[[str], None]
 
 class _RevokedError(Exception):
     """The head does not take this agent's key any more."""
+
+
+class _OtherVersionError(Exception):
+    """The head has another version of this package."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +131,11 @@ class Agent:
                 self._note()
             self._leave()
             return 0
+        except _OtherVersionError as error:
+            self._say(f"the head refuses this agent: {error}")
+            self._say("its service starts again in a minute, with the version that is installed by then")
+            self._leaving.wait(UPDATE_SECONDS)
+            return 1
         except _RevokedError as error:
             self._say(f"the head refuses this agent: {error}")
             for spool in self._spools.values():
@@ -379,6 +389,8 @@ class Agent:
     def _refused(self, error: Exception) -> None:
         if isinstance(error, RefusedError):
             self._refused_of(error)
+            if error.refusal.version:
+                raise _OtherVersionError(str(error))
         raise error
 
     def _slot_of(self, lease: str) -> Slot | None:

@@ -14,13 +14,15 @@ from zo_sweeps import __version__
 from zo_sweeps.fleet.gateway import limits
 from zo_sweeps.fleet.gateway.admission import AGENT
 from zo_sweeps.fleet.gateway.challenges import ANSWERS, PROGRAMS, Challenges
+from zo_sweeps.fleet.gateway.events import clean
 from zo_sweeps.fleet.gateway.exchange import ProblemError, answer, body_of, json_of, shaped
 from zo_sweeps.fleet.gateway.presence import Presence
 from zo_sweeps.fleet.gateway.writer import Writer
 from zo_sweeps.fleet.known_answers import Answers, compare
 from zo_sweeps.fleet.protocol import Joined, Joining, Report
+from zo_sweeps.schedule.agent_facts import VERSION
 from zo_sweeps.schedule.leases import Store, canonical
-from zo_sweeps.schedule.placement import NOISE
+from zo_sweeps.schedule.placement import NOISE, other_version
 
 NONCES = 10_000  # challenges that wait for an answer; the oldest are forgotten
 
@@ -72,14 +74,18 @@ class Joins:
     async def _join(self, request: web.Request) -> web.Response:
         name = request[AGENT]
         body = await json_of(request, limits.FACTS_BYTES)
-        _must_be_ours(body)
+        if why := _other_version(body):
+            await self._write(lambda store: store.turn_away(name, why))
+            self._log(f"{name} may not join: it {why}")
+            raise ProblemError(409, f"this board {why}", version=__version__)
         asked, answers = shaped(Joining, body), shaped(Answers, body)
         answered = canonical([__version__, asked.facts.profile, asked.facts.probe.versions, asked.facts.client])
         if asked.nonce is None:
             agent = self._store.agent(name)
             if agent is None or agent.answered != answered or agent.facts is None:
                 raise ProblemError(409, "the head has no known answers of this board yet", challenge=True)
-            refused, lent = agent.refused, agent.facts.lent
+            refused = {part: why for part, why in agent.refused.items() if part != VERSION}
+            lent = agent.facts.lent
         else:
             owner, kind, expected = self._nonces.pop(asked.nonce, ("", "", Answers()))
             if owner != name or kind != (PROGRAMS if asked.facts.client else ANSWERS):
@@ -103,10 +109,8 @@ class Joins:
         return answer()
 
 
-def _must_be_ours(body: Any) -> None:
-    """Raise ProblemError for a board with another version of this package, whose facts may be of another shape."""
+def _other_version(body: Any) -> str:
+    """Return why a board may not join with its version of this package, whose facts may be of another shape."""
     facts = body.get("facts") if isinstance(body, dict) else None
-    version = facts.get("zo_sweeps", __version__) if isinstance(facts, dict) else __version__
-    if version != __version__:
-        what = f"this board has zo-sweeps {str(version)[:40]!r} and the head {__version__}"
-        raise ProblemError(409, f"{what}; pip install zo-sweeps=={__version__} on the board")
+    version = facts.get("zo_sweeps", "") if isinstance(facts, dict) else ""
+    return other_version(clean(str(version)[:40]), "the head has")

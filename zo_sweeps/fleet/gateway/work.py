@@ -8,13 +8,16 @@ from collections.abc import Mapping
 
 from aiohttp import web
 
+from zo_sweeps import __version__
 from zo_sweeps.fleet import protocol
 from zo_sweeps.fleet.gateway import limits
 from zo_sweeps.fleet.gateway.admission import AGENT, Admission
 from zo_sweeps.fleet.gateway.exchange import ProblemError, answer
 from zo_sweeps.fleet.gateway.presence import Presence
 from zo_sweeps.fleet.protocol import Offer
+from zo_sweeps.schedule.agent_facts import JOINED
 from zo_sweeps.schedule.leases import Lease, Store
+from zo_sweeps.schedule.placement import other_version
 
 PATH = "/v1/work"
 NOTHING = protocol.Work()
@@ -65,6 +68,9 @@ class Work:
 
     async def _poll(self, request: web.Request) -> web.Response:
         name = request[AGENT]
+        agent = self._store.agent(name)
+        if agent and agent.state == JOINED and (agent.facts is None or other_version(agent.facts.zo_sweeps)):
+            raise ProblemError(409, "the head has another version since this board joined", version=__version__)
         try:
             wait = min(max(float(request.query.get("wait", "0")), 0.0), limits.WAIT_SECONDS)
         except ValueError:
