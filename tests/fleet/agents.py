@@ -4,7 +4,7 @@ The agents run the trials of `tests.schedule.fakes`, say nothing about this mach
 not imported.
 
     python -m tests.fleet.agents gateway FOLDER PORT LEASE_SECONDS
-    python -m tests.fleet.agents agent URL CODE STATE_FOLDER NAME
+    python -m tests.fleet.agents agent URL CODE STATE_FOLDER NAME SLOTS
 """
 
 from __future__ import annotations
@@ -148,11 +148,12 @@ class Head:
         self.store.add_code(code.secret, time.time() + 900)
         return code.text
 
-    def agent(self, name: str, *, code: str = "", port: int = 0, proxy: int = 0) -> Process:
+    def agent(self, name: str, *, code: str = "", port: int = 0, proxy: int = 0, slots: int = 1) -> Process:
         """An agent; it goes on where one of this name stopped."""
         url = f"https://127.0.0.1:{port or self.port}"
         log, state = self.folder.parent / f"{name}.log", self.folder.parent / name
-        one = Process(log, "agent", url, code or (self.code() if not state.exists() else "-"), state, name, proxy=proxy)
+        code = code or (self.code() if not state.exists() else "-")
+        one = Process(log, "agent", url, code, state, name, slots, proxy=proxy)
         self._agents.append(one)
         return one
 
@@ -161,12 +162,14 @@ class Head:
         for one in (*self._agents, self._process):
             one.kill()
 
-    def lease(self, trial: Trial, agent: str, journal: Sequence[Event] = (), attempt: int = 1) -> str:
+    def lease(
+        self, trial: Trial, agent: str, journal: Sequence[Event] = (), attempt: int = 1, files: Sequence[Any] = ()
+    ) -> str:
         from zo_sweeps.schedule.leases import RefusedError
 
         def made() -> str:
             with contextlib.suppress(RefusedError):
-                return self.store.lease(DRIVER, agent, trial.to_json(), list(journal), attempt)
+                return self.store.lease(DRIVER, agent, trial.to_json(), list(journal), attempt, files)
             return ""
 
         self.store.drive(DRIVER)
@@ -214,18 +217,20 @@ def _gateway(folder: str, port: str, lease_seconds: str) -> None:
     asyncio.run(serve(Path(folder), "127.0.0.1", int(port), float(lease_seconds), None, challenges))
 
 
-def _agent(url: str, code: str, state: str, name: str) -> int:
+def _agent(url: str, code: str, state: str, name: str, slots: str) -> int:
     from tests.schedule import boards
     from zo_sweeps.core.errors import UserError
     from zo_sweeps.fleet.agent import agent, commands, examiner, facts, link
     from zo_sweeps.fleet.known_answers import Answers
 
     link.LONGEST_WAIT = 0.5
-    facts.facts = lambda device, lent, host, client: replace(boards.FACTS, profile=device.name, cpus=1, gpus=0)
+    facts.facts = lambda device, lent, host, client: replace(
+        boards.FACTS, profile=device.name, cpus=1, gpus=0, slots=lent.slots
+    )
     examiner.Examiner.host = lambda self: boards.HOST
     examiner.Examiner.answers = lambda self, challenge, troubles: Answers()
     commands.Agent = partial(agent.Agent, target="tests.schedule.fakes:run_trial")
-    options = commands.AgentOptions(url, "" if code == "-" else code, "cpu", name)
+    options = commands.AgentOptions(url, "" if code == "-" else code, "cpu", name, slots=int(slots))
     try:
         return commands.join(Path(state), options, lambda line: print(line, flush=True))
     except UserError as error:

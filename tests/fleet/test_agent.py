@@ -10,6 +10,7 @@ import pwd
 import re
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -61,11 +62,19 @@ def test_a_mistyped_code_is_named(text: str) -> None:
 
 # --- spools
 
-START: Event = {"type": "start", "time": 1.0, "attempt": 1, "coefs": []}
+START: Event = {"type": "start", "time": 1.0, "attempt": 1, "device": {}, "versions": {}, "resumed_from": 0}
 
 
 def steps(first: int, coef: float = 0.5) -> Event:
-    return {"type": "steps", "first": first, "losses": [1.0], "coefs": [[coef]], "seconds": 0.1, "tokens": 1}
+    return {
+        "type": "steps",
+        "time": 1.0,
+        "first": first,
+        "losses": [1.0],
+        "coefs": [[coef]],
+        "seconds": 0.1,
+        "tokens": 1,
+    }
 
 
 def end(state: TrialState) -> Event:
@@ -214,6 +223,7 @@ class Source:
     def __init__(self, *contents: bytes) -> None:
         self._contents = {hashlib.sha256(content).hexdigest(): content for content in contents}
         self.cut, self.asked = 10**9, []
+        self.size, self.pause = 10**9, 0.0  # of its parts, and before each
 
     @contextmanager
     def bytes_from(self, path: str, start: int) -> Iterator[tuple[int, Iterator[bytes]]]:
@@ -221,7 +231,9 @@ class Source:
         self.asked.append(start)
 
         def parts() -> Iterator[bytes]:
-            yield content[start : start + self.cut]
+            for first in range(start, min(start + self.cut, len(content)), self.size):
+                time.sleep(self.pause)
+                yield content[first : min(first + self.size, start + self.cut)]
             if start + self.cut < len(content):
                 raise link.UnreachableError("cut")
 
@@ -245,6 +257,63 @@ def test_a_file_is_fetched_once_and_resumed(tmp_path: Path) -> None:
     assert cache.folder(source, "another", files[::-1], ()) == folder
     cache.folder(source, "another", [listed("a.jsonl", b"others")], ())
     assert len(source.asked) == 3, "a file under another name is not fetched again"
+
+
+def test_two_slots_fetch_a_model_once_and_neither_takes_the_others_files_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One model for both, rows for each, and a disk that has no room for more: two writers of one .part damaged it."""
+    model, rows = bytes(range(256)) * 40, (b"a" * 3000, b"b" * 3000)
+
+    def usage(path: Path) -> Any:
+        used = sum(file.stat().st_size for file in (tmp_path / "files" / "blobs").iterdir())
+        return type("Usage", (), {"free": fetched.SPARE + len(model) + 6500 - used})()
+
+    monkeypatch.setattr(fetched.shutil, "disk_usage", usage)
+    source = Source(model, *rows)
+    source.size, source.pause = 512, 0.002
+    board = agent.Agent.__new__(agent.Agent)
+    board._folders, board._cache, board._link, board._fetching = {}, fetched.Cache(tmp_path), source, threading.Lock()
+    config = {"config": {"model": {"source": "local"}}}
+    got: dict[int, Any] = {}
+
+    def slot(i: int) -> None:
+        files = [replace(listed("w", model), of="model"), listed(f"{i}", rows[i])]
+        got[i] = board._files(SimpleNamespace(lease=f"{i}", files=files, trial=config))
+
+    slots = [threading.Thread(target=slot, args=(i,)) for i in range(2)]
+    for one in slots:
+        one.start()
+    for one in slots:
+        one.join()
+    assert source.asked == [0, 0, 0]
+    for i in range(2):
+        assert (got[i]["model"] / "w").read_bytes() == model
+        assert (got[i]["data"] / f"{i}").read_bytes() == rows[i]
+
+
+@pytest.mark.parametrize("part", [b"ro", b"xx", b"rows", b"rowsrows"])
+def test_a_file_that_was_begun_is_gone_on_with_or_fetched_again(tmp_path: Path, part: bytes) -> None:
+    """A damaged beginning is this disk's, and no reason to accuse the head."""
+    blobs, file = tmp_path / "files" / "blobs", listed("a", b"rows")
+    blobs.mkdir(parents=True)
+    (blobs / f"{file.sha256}.part").write_bytes(part)
+    source = Source(b"rows")
+    assert (fetched.Cache(tmp_path).folder(source, "lease", [file], ()) / "a").read_bytes() == b"rows"
+    assert source.asked == {b"ro": [2], b"xx": [2, 0], b"rows": [], b"rowsrows": [0]}[part]
+
+
+def test_a_machine_with_two_gpus_lends_one_to_each_slot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    monkeypatch.setattr(facts, "DEV", tmp_path)
+    desk = facts.profile("cuda", [])
+    assert [facts.lending(desk, 2, 8, slots).gpus for slots in (1, 2, 3)] == [1, 2, 2]
+    assert facts.lending(facts.profile("cpu", []), 2, 8, 2).gpus == 0
+    lent = facts.lending(desk, 2, 8, 2)
+    monkeypatch.setattr(agent.EnergyMeter, "of", lambda kind: None)
+    board = agent.Agent(tmp_path, SimpleNamespace(link=lambda root: None, name="a"), desk, lent, print)
+    assert [slot._gpu for slot in board._slots] == [0, 1]
 
 
 def test_a_file_that_is_not_the_announced_one_is_not_used(tmp_path: Path) -> None:
@@ -393,6 +462,7 @@ def test_a_hub_model_comes_from_the_hub_or_the_head_or_is_told_missing(
     monkeypatch.setattr(hub, "unreachable", lambda repo, revision: network[0])
     board = agent.Agent.__new__(agent.Agent)
     board._folders, board._cache, board._link = {}, fetched.Cache(tmp_path), Source(b"weights")
+    board._fetching = threading.Lock()
     spool = SimpleNamespace(lease="one", files=[], trial={"config": {"model": {"source": "hub", "path": "org/x"}}})
     what = (
         "org/x is in the Hugging Face cache neither of this board nor of the head, and the hub cannot be reached here"

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.fleet.agents import Cable, Head, head, wait
+from tests.fleet.agents import DRIVER, Cable, Head, head, wait
 from tests.schedule import fakes
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import Event, Trial
 from zo_sweeps.fleet.agent import commands, light
 from zo_sweeps.record.journal import scalars
+from zo_sweeps.schedule.lease_contents import StoredFile
 
 pytestmark = pytest.mark.multiprocess
 
@@ -146,6 +149,22 @@ def test_a_process_that_dies_is_lost_and_the_agent_lives(gateway: Head, tmp_path
     )  # fmt: skip
     trial = a_trial(tmp_path, "next", gated=False)
     must_be_exact(gateway, gateway.lease(trial, "a"), trial)
+
+
+def test_two_slots_run_two_trials_of_one_model_that_is_sent_once(gateway: Head, tmp_path: Path) -> None:
+    path = tmp_path / "weights"
+    path.write_bytes(os.urandom(2**25))
+    digest, stat = hashlib.sha256(path.read_bytes()).hexdigest(), path.stat()
+    file = StoredFile("bundle", "weights", digest, stat.st_size, str(path), stat.st_mtime_ns)
+    gateway.agent("a", slots=2)
+    trials = [a_trial(tmp_path, name) for name in ("one", "two")]
+    held = {gateway.lease(trial, "a", files=[file]): trial for trial in trials}
+    wait(lambda: all(gateway.steps(lease) == 8 for lease in held), 60)  # both wait at the gate, side by side
+    open_gate(tmp_path)
+    for lease, trial in held.items():
+        must_be_exact(gateway, lease, trial)
+    leases = gateway.store.of_driver(DRIVER)
+    assert sum(leases[lease].down for lease in held) < 1.5 * stat.st_size
 
 
 def test_a_damaged_spool_is_given_back_and_the_agent_lives(gateway: Head, tmp_path: Path) -> None:

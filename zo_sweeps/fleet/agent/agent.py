@@ -108,7 +108,8 @@ class Agent:
         command = [trials.MODULE, target] if client is None else [light.MODULE, str(client)]
         self._slots = [Slot(root / "trials.log", gpu, command) for gpu in gpus]
         self._spools = {spool.lease: spool for spool in spools(root)}
-        self._folders: dict[str, Mapping[str, Path]] = {}  # lease -> folders of its files, while it runs
+        self._folders: dict[str, dict[str, Path]] = {}  # lease -> folders of its files, until it has ended
+        self._fetching = threading.Lock()
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._leaving = threading.Event()
         self._backoff, self._quiet_until = Backoff(), 0.0
@@ -224,6 +225,7 @@ class Agent:
             slot = self._slot_of(message.lease)
             if slot is not None:
                 slot.spool = None
+            self._folders.pop(message.lease, None)
             if spool := self._spools.get(message.lease):
                 spool.lose(message.why)
         elif message is not None:
@@ -302,8 +304,12 @@ class Agent:
                     what = f"{repo} is in the Hugging Face cache neither of this board nor of the head, and {why} here"
                     raise UserError(what, fix=f"run `hf download {repo}` on the head")
                 by_part["model"] = copy
-        keep = {folder for folders in tuple(self._folders.values()) for folder in folders.values()}
-        return {part: self._cache.folder(self._link, spool.lease, files, keep) for part, files in by_part.items()}
+        with self._fetching:  # of two slots that need the same model, one fetches it, and the other finds it
+            got = self._folders[spool.lease] = {}
+            for part, files in by_part.items():
+                keep = {folder for folders in tuple(self._folders.values()) for folder in tuple(folders.values())}
+                got[part] = self._cache.folder(self._link, spool.lease, files, keep)
+        return got
 
     def _started(self, ready: _Ready) -> None:
         slot = self._slot_of(ready.lease)
@@ -311,8 +317,8 @@ class Agent:
             return
         if ready.lease not in self._spools or slot.spool.outcome is not None:  # stopped meanwhile
             slot.spool = None
+            self._folders.pop(ready.lease, None)
             return
-        self._folders[ready.lease] = ready.folders
         slot.run(self._place, ready.folders)
         self._say(f"started {slot.spool.label or slot.spool.trial_id}")
 

@@ -20,6 +20,8 @@ from zo_sweeps.methods.definition import read
 from zo_sweeps.methods.parts import Device
 from zo_sweeps.schedule.agent_facts import Facts
 
+DEV = Path("/dev")
+
 
 @dataclass(frozen=True)
 class Lending:
@@ -52,12 +54,13 @@ def profile(name: str, folders: list[str]) -> Device:
 
 
 def lending(device: Device, cpus: int | None, memory_gb: float | None, slots: int) -> Lending:
-    """Return what to lend: all CPUs, the profile's memory and its GPU, where nothing else is asked for."""
+    """Return what to lend: all CPUs, the profile's memory and a GPU per slot, where nothing else is asked for."""
     own = psutil.virtual_memory().total
     wanted = memory_gb if memory_gb is not None else device.memory_gb
     memory = own if wanted is None else min(int(wanted * 10**9), own)
     there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return Lending(cpus or there, 0 if device.cpu else 1, memory, slots)
+    gpus = 0 if device.cpu else max(1, min(slots, len(list(DEV.glob("nvidia[0-9]*")))))
+    return Lending(cpus or there, gpus, memory, slots)
 
 
 def facts(device: Device, lent: Lending, host: Host, client: Path | None = None) -> Facts:

@@ -23,7 +23,7 @@ SPARE = 2**30  # bytes of the disk that are left free
 
 
 class Cache:
-    """The files below `root`."""
+    """The files below `root`, for one thread at a time: two would append to one .part."""
 
     def __init__(self, root: Path) -> None:
         self._blobs, self._folders = root / "files" / "blobs", root / "files" / "folders"
@@ -59,9 +59,22 @@ class Cache:
             return
         self._blobs.mkdir(parents=True, exist_ok=True)
         part = blob.with_suffix(".part")
-        have = part.stat().st_size if part.exists() else 0
-        self._make_room(size - have, needed, keep)
-        with link.bytes_from(f"/v1/leases/{lease}/files/{digest}", have) as (start, parts), part.open("ab") as out:
+        for begun in (True, False):  # once more from its first byte if what was there is damaged
+            have = part.stat().st_size if begun and part.exists() else 0
+            self._make_room(size - have, needed, keep)
+            if not begun or have < size:
+                self._append(link, f"/v1/leases/{lease}/files/{digest}", part, have, size)
+            if _digest(part) == digest:
+                part.rename(blob)
+                return
+            part.unlink()
+            if not have:
+                break
+        raise UserError(f"{file.path} from the head is not the file that it announced")
+
+    def _append(self, link: Link, path: str, part: Path, have: int, size: int) -> None:
+        """Fetch a file from byte `have` on, up to `size` bytes."""
+        with link.bytes_from(path, have) as (start, parts), part.open("ab") as out:
             out.truncate(start)
             for data in parts:
                 if out.tell() + len(data) > size:
@@ -69,10 +82,6 @@ class Cache:
                 out.write(data)
             out.flush()
             os.fsync(out.fileno())
-        if _digest(part) != digest:
-            part.unlink()
-            raise UserError(f"{file.path} from the head is not the file that it announced")
-        part.rename(blob)
 
     def _make_room(self, size: int, needed: set[str], keep: Collection[Path]) -> None:
         """Delete folders and files that no trial needs now, the least recently used first, until `size` bytes fit.
