@@ -14,16 +14,19 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.fleet.agents import free_port, wait
+from tests.fleet.forged import EVENTS as FORGED
+from tests.fleet.forged import OUTCOME, OUTCOMES, START, STEPS
 from tests.schedule import boards
 from zo_sweeps import __version__
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.trial import Outcome
 from zo_sweeps.fleet import codes, inventory, protocol
 from zo_sweeps.fleet.agent import keys
 from zo_sweeps.fleet.agent.link import Link, RefusedError, UnreachableError, pinned, unverified
@@ -42,7 +45,6 @@ CHALLENGE = Challenge((), ModelQuestion(0, ()), ("fp32", "nf4"))
 KNOWN = Answers(("aa",), {"fp32": (1.0, 2.0), "nf4": (3.0, 4.0)})
 ANSWER = KNOWN.to_json()
 FACTS = replace(boards.FACTS, slots=2).to_json()
-START = {"type": "start", "time": 1.0, "attempt": 1, "device": {}, "versions": {}, "resumed_from": 0}
 
 
 @dataclass
@@ -317,6 +319,44 @@ def test_a_connection_without_a_request_is_closed(head: Head) -> None:
         connection.close()
 
 
+HEADERS = b"POST /v1/enrol HTTP/1.1\r\nHost: h\r\n"
+
+
+def stranger(head: Head, address: str, sent: bytes) -> socket.socket:
+    """A connection without a certificate, on which so much was sent."""
+    plain = socket.create_connection(("127.0.0.1", head.port), timeout=20, source_address=(address, 0))
+    connection = unverified().wrap_socket(plain)
+    connection.sendall(HEADERS + sent)
+    return connection
+
+
+def answered(connection: socket.socket) -> int:
+    return int(connection.recv(100).split()[1])
+
+
+def test_a_strangers_request_is_measured_before_it_is_read(head: Head) -> None:
+    """120 bodies of 4 MiB that trickled in took 463 MiB."""
+    large = stranger(head, "127.0.0.3", f"Content-Length: {limits.STRANGER_BYTES + 1}\r\n\r\n".encode())
+    assert answered(large) == 413, "of its body nothing was sent"
+    parts = f"{limits.STRANGER_BYTES:x}\r\n".encode() + b" " * limits.STRANGER_BYTES + b"\r\n1\r\n \r\n"
+    unknown = stranger(head, "127.0.0.3", b"Transfer-Encoding: chunked\r\n\r\n" + parts)
+    assert answered(unknown) == 413, "its end was not sent"
+
+
+def test_strangers_at_a_time_are_bounded_each_and_together(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "STRANGERS", 4)
+    monkeypatch.setattr(limits, "STRANGERS_EACH", 2)
+    slow, whole = (f"Content-Length: {size}\r\n\r\n{{}}".encode() for size in (100, 2))
+    agent = head.agent()
+    held = [stranger(head, f"127.0.0.{4 + i // 2}", slow) for i in range(4)]
+    wait(lambda: answered(stranger(head, "127.0.0.4", whole)) == 429)
+    wait(lambda: answered(stranger(head, "127.0.0.6", whole)) == 503)
+    assert agent.link.get("/v1/work", {"wait": "0"}) == {"leases": [], "stop": []}, "who has a certificate is served"
+    for one in held:
+        one.close()
+    wait(lambda: answered(stranger(head, "127.0.0.6", whole)) == 400)
+
+
 def test_plain_http_is_not_answered(head: Head) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", head.port, timeout=20)
     connection.request("GET", "/v1/ca")
@@ -395,45 +435,35 @@ def test_files_are_those_of_the_lease_unchanged_and_in_parts(head: Head, tmp_pat
     assert status_of(lambda: read(agent, lease, file.sha256)) == 410
 
 
-OUTCOME = {"trial_id": "t", "state": "SUCCEEDED", "metrics": {"a/b": 1.0}, "error": ""}
-STEPS = {"type": "steps", "time": 1.0, "first": 1, "losses": [1.0], "coefs": [[1.0]], "seconds": 1.0, "tokens": 1}
-LINE = {"type": "step", "step": 1, "losses": [1.0, 2.0], "coefs": [1.0], "seconds": 1.0, "tokens": 1}
-WRONG: dict[str, dict[str, Any]] = {
-    "no type": {},
-    "unknown type": {"type": "run", "time": 1.0},
-    "a list as a type": {"type": [], "time": 1.0},
-    "a list as a state": {"type": "end", "time": 1.0, "outcome": {**OUTCOME, "state": []}},
-    "no time": {**START, "time": None},
-    "text as a number": {**STEPS, "losses": ["1"]},
-    "text as a step": {**STEPS, "first": "1"},
-    "step 0": {**STEPS, "first": 0},
-    "no tokens": {key: value for key, value in STEPS.items() if key != "tokens"},
-    "truth as a number": {**STEPS, "seconds": True},
-    "no list": {**STEPS, "coefs": [1.0]},
-    "another trial's end": {"type": "end", "time": 1.0, "outcome": {**OUTCOME, "trial_id": "u"}},
-    "no such state": {"type": "end", "time": 1.0, "outcome": {**OUTCOME, "state": "RUNNING"}},
-    "unknown field": {"type": "end", "time": 1.0, "outcome": {**OUTCOME, "run": "code"}},
-    "odd metric": {"type": "end", "time": 1.0, "outcome": {**OUTCOME, "metrics": {"a\n": 1.0}}},
-    "no metric": {"type": "end", "time": 1.0, "outcome": {**OUTCOME, "metrics": {"a": "1"}}},
-    "a line of no log": {"type": "log", "time": 1.0, "line": {"type": "steps"}},
-    "a list as a line's type": {"type": "log", "time": 1.0, "line": {"type": []}},
-    "a line without coefficients": {"type": "log", "time": 1.0, "line": {**LINE, "coefs": None}},
-    "half a character": {"type": "warning", "time": 1.0, "metric": "m", "text": "\ud800"},
-}
-
-
-@pytest.fixture(scope="module")
-def sender(head: Head) -> tuple[Agent, str]:
+@pytest.mark.parametrize("half", range(2))
+def test_malformed_events_are_never_stored(head: Head, half: int) -> None:
+    """Each gets its line; the lease is over, and says so to its driver: the board would send the same again."""
     agent = head.agent()
-    return agent, head.lease(agent)
+    for event, why in list(FORGED.values())[half::2]:
+        lease = head.lease(agent)
+        with pytest.raises(RefusedError) as refused:
+            agent.send(lease, 0, STEPS, event)
+        assert (refused.value.status, str(refused.value)) == (400, why)
+        assert head.store.events(lease, 0) == []
+        assert head.store.of_driver("d")[lease].why == f"{agent.name} sent {why}"
 
 
-@pytest.mark.parametrize("event", WRONG.values(), ids=WRONG)
-def test_malformed_events_are_never_stored(head: Head, sender: tuple[Agent, str], event: dict[str, Any]) -> None:
-    agent, lease = sender
-    head.store.drive("d")
-    assert status_of(lambda: agent.send(lease, 0, STEPS, event)) == 400
-    assert head.store.events(lease, 0) == []
+@pytest.mark.parametrize("what", OUTCOMES)
+def test_an_outcome_needs_the_end_that_has_it(head: Head, what: str) -> None:
+    events, outcome, why = OUTCOMES[what]
+    agent = head.agent()
+    lease = head.lease(agent)
+    with pytest.raises(RefusedError) as refused:
+        agent.send(lease, 0, *events, outcome=outcome)
+    assert (refused.value.status, str(refused.value)) == (400, why)
+    assert head.store.outcome(lease) is None
+
+
+def test_fields_that_nobody_knows_go_no_further(head: Head) -> None:
+    agent = head.agent()
+    lease = head.lease(agent)
+    agent.send(lease, 0, {**STEPS, "more": "x"})
+    assert head.store.events(lease, 0) == [STEPS]
 
 
 def test_numbers_that_are_none_pass_and_control_characters_do_not(head: Head) -> None:
@@ -593,8 +623,11 @@ def test_every_type_of_event_has_a_shape() -> None:
     import re
 
     from zo_sweeps.core import trial
-    from zo_sweeps.fleet.gateway.events import REQUIRED
+    from zo_sweeps.core.events import EVENTS, Ended
+    from zo_sweeps.fleet.gateway.events import KINDS
 
     named = set(re.findall(r"^    (\w+)  ", trial.__doc__ or "", re.MULTILINE))
-    assert named - {"peers", "peer_lost", "rung", "sensors", "file"} <= REQUIRED.keys()
+    assert named == EVENTS.keys()
+    assert named - {"peers", "peer_lost", "rung", "sensors", "file"} <= KINDS
     assert len(named) >= 10
+    assert {f.name for f in fields(Ended)} == Outcome.__dataclass_fields__.keys()

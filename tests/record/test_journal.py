@@ -7,6 +7,7 @@ import json
 import math
 import os
 import random
+import re
 import signal
 import struct
 import subprocess
@@ -16,14 +17,18 @@ from pathlib import Path
 
 import pytest
 
+from tests.fleet.forged import EVENTS as FORGED
+from tests.fleet.forged import START
 from tests.record import made_up
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.events import EVENTS
 from zo_sweeps.core.trial import TrialState
 from zo_sweeps.record.journal import Journal, JournalStore, evals, last_step, outcome, read_events, scalars
 
 
 def step(number: int, loss: float = 0.5, coefs: list[float] | None = None) -> dict:
-    return {"type": "steps", "time": 1.0, "first": number, "losses": [loss], "coefs": [coefs or [1.0]], "seconds": 1.0}
+    event = {"type": "steps", "time": 1.0, "first": number, "losses": [loss], "coefs": [coefs or [1.0]]}
+    return {**event, "seconds": 1.0, "tokens": 1}
 
 
 def test_events_come_back_in_order_from_another_journal_object(tmp_path: Path) -> None:
@@ -187,7 +192,10 @@ done = len(journal.events())
 print("ready", flush=True)
 while True:
     done += 1
-    journal.append({"type": "eval" if done % 50 == 0 else "steps", "time": 0.0, "n": done, "pad": "x" * (done % 5000)})
+    event = {"type": "eval", "step": 0, "loss": 0.0, "metric": 0.0}
+    if done % 50:
+        event = {"type": "steps", "first": 1, "losses": [], "seconds": 0.0}
+    journal.append({**event, "time": 0.0, "n": done, "pad": "x" * (done % 5000)})
 """
 
 
@@ -212,7 +220,7 @@ import resource, sys
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.record.journal import JournalStore
 store = JournalStore(sys.argv[1])
-event = {"type": "eval", "time": 0.0, "text": "x" * 100}
+event = {"type": "eval", "time": 0.0, "step": 0, "loss": 0.0, "metric": 0.0, "text": "x" * 70}
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
 written = 0
 try:
@@ -253,7 +261,7 @@ def test_a_full_disk_raises_and_keeps_what_was_written(tmp_path: Path) -> None:
         store, written, error = JournalStore(disk), 0, None
         while error is None:
             try:
-                store.append("ab01", [{"type": "steps", "time": 0.0, "n": written + 1, "pad": "x" * 700}])
+                store.append("ab01", [{**step(written + 1), "n": written + 1, "pad": "x" * 700}])
                 written += 1
             except UserError as raised:
                 error = raised
@@ -369,3 +377,24 @@ def test_a_journal_set_aside_is_not_read_and_not_lost(tmp_path: Path) -> None:
     assert sorted(p.name for p in (tmp_path / "journal" / "ab").iterdir()) == [f"ab01.old{n}" for n in (1, 2, 3)]
     store.append("ab01", [step(1, 0.4)])
     assert store.read("ab01") == [step(1, 0.4)]
+
+
+# What the gateway refuses and no reader minds: names, states that a node may report, other trials, surplus fields; and
+# what journals of an earlier version lack.
+READ = {"no tokens", "a file for MLflow", "a decision at a rung", "an odd score", "another trial's end", "a pause"}
+READ |= {"no such state", "unknown field", "odd metric", "half a character"}
+
+
+@pytest.mark.parametrize("what", [what for what, (event, _) in FORGED.items() if str(event.get("type")) in EVENTS])
+def test_a_journal_is_not_trusted(tmp_path: Path, what: str) -> None:
+    """Written by an earlier version, which let everything in: its line is named, and no reader meets the event."""
+    event, _ = FORGED[what]
+    path = tmp_path / "t.jsonl"
+    with Journal(path) as journal:
+        journal.extend([START, event])
+    if what in READ:
+        assert len(read_events(path)[0]) == 2
+        return
+    with pytest.raises(UserError) as refused:
+        read_events(path)
+    assert re.fullmatch(rf"event .* in a journal in {path}:2; restore it .* --rerun t", str(refused.value))

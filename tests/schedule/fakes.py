@@ -117,7 +117,8 @@ def run_trial(
         done = step
         if str(step) in config.get("rungs", {}):
             loss = config["rungs"][str(step)]
-            sink.emit({"type": "eval", "time": time.time(), "step": step, "split": "dev", "loss": loss, "metrics": {}})
+            scored = {"step": step, "split": "dev", "loss": loss, "metric": None, "metrics": {}}
+            sink.emit({"type": "eval", "time": time.time(), **scored})
             if step not in {event["step"] for event in journal if event["type"] == "rung"}:
                 return end(TrialState.PAUSED)
     note(task, f"done attempt={attempt}")

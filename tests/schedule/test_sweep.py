@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import random
 import signal
@@ -408,3 +409,17 @@ def test_the_loop_imports_without_the_heavy_libraries():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=REPOSITORY)
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf, -1.0, 2.0**53])
+def test_numbers_that_a_node_makes_up_end_no_sweep(tmp_path, number):
+    """Every measurement of a trial, and the numbers of its log: the next trial is placed, predicted and run."""
+    from zo_sweeps.core.trial import METRICS, Needs
+
+    names = [*METRICS, "energy/joules", "wall_seconds", "load_seconds"]
+    steps = {"type": "steps", "time": 1.0, "first": 2**53, "losses": [number], "coefs": [[number]]}
+    made_up = Outcome("a", TrialState.SUCCEEDED, dict.fromkeys(names, number), 2**53, 2**53)
+    script = [[Progress("a", 1, [{**steps, "seconds": 2.0**40, "tokens": 2**53, "joules": 2.0**40}])]]
+    script += [[Finished("a", 1, made_up)], [Finished("b", 1, Outcome("b", TrialState.SUCCEEDED))]]
+    plan = [dataclasses.replace(fakes.trial(tmp_path / "w", one, needs=Needs()), memory_key="m") for one in "ab"]
+    assert sweep(tmp_path, plan, Scripted(script)).counts == {TrialState.SUCCEEDED: 2}

@@ -33,7 +33,7 @@ def parse_object(line: bytes) -> dict[str, Any] | None:
     """Return the JSON object that a line holds; None if it holds none."""
     try:
         value = json.loads(line.decode("utf-8", "surrogatepass"))
-    except ValueError:  # covers bad JSON and bad UTF-8
+    except (ValueError, RecursionError):  # bad JSON, bad UTF-8, brackets without end
         return None
     return value if isinstance(value, dict) else None
 

@@ -21,7 +21,8 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 S = TypeVar("S", bound="Shape")
 Read = Callable[[Any], Any]
 TEXT, ENTRIES, WHOLE = 200, 64, 2**53  # the most characters, entries of a list or a mapping, and the largest integer
-CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # characters that move a terminal's cursor
+# Characters that move a terminal's cursor, and halves of characters.
+CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 class MalformedError(ValueError):
@@ -36,11 +37,13 @@ class Bounds:
         most: the largest number, or the most characters of a text.
         entries: the most entries of a list or a mapping; `most` is then of each.
         pattern: of a whole text.
+        depth: of a mapping to Any: how deep it may be nested; its `entries` are then those of all levels. 0: any.
     """
 
     most: float | None = None
     entries: int = ENTRIES
     pattern: re.Pattern[str] | None = None
+    depth: int = 0
 
 
 def item(
@@ -49,13 +52,14 @@ def item(
     most: float | None = None,
     entries: int = ENTRIES,
     pattern: re.Pattern[str] | None = None,
+    depth: int = 0,
 ) -> Any:
     """Declare a field of a shape; see `Bounds`. Integers are at least 0; without `most`, floats may be NaN.
 
     Args:
         default: of a field that need not be sent; a callable makes it.
     """
-    metadata = {"bounds": Bounds(most, entries, pattern)}
+    metadata = {"bounds": Bounds(most, entries, pattern, depth)}
     if callable(default):
         return field(default_factory=default, metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -83,7 +87,7 @@ class Shape:
                 found[name] = read(value[name])
             except MalformedError as error:
                 raise MalformedError(f"{cls.__name__}: wrong {name!r}: {error}") from None
-        return cls(**found)
+        return cls(**found)  # whose `__post_init__` may raise MalformedError, too
 
     def to_json(self) -> dict[str, Any]:
         """Return the object as plain JSON types."""
@@ -113,9 +117,10 @@ def _reader(kind: Any, bounds: Bounds) -> Read:
         one = _reader(next(each for each in arguments if each is not NoneType), bounds)
         return lambda value: None if value is None else one(value)
     if origin is tuple:
-        return _list(_reader(arguments[0], bounds), bounds.entries)
+        as_they_are = arguments[0] is float and bounds.most is None  # a log is mostly these
+        return _list(_reader(arguments[0], bounds), bounds.entries, float if as_they_are else None)
     if origin is not None and arguments[1] is Any:
-        return _object(bounds.entries)
+        return _object(bounds.entries, bounds.depth)
     if origin is not None:  # a mapping
         return _mapping(_reader(arguments[1], bounds), bounds.entries)
     if issubclass(kind, Shape):
@@ -132,12 +137,7 @@ def _text(bounds: Bounds) -> Read:
             raise MalformedError(f"a text of at most {most} characters is needed")
         if bounds.pattern and not bounds.pattern.fullmatch(value):
             raise MalformedError(f"a text like {bounds.pattern.pattern} is needed")
-        if not value.isprintable():
-            try:
-                value.encode()
-            except UnicodeEncodeError:
-                raise MalformedError("half a character") from None
-        return CONTROL.sub("?", value)
+        return value if value.isprintable() else CONTROL.sub("?", value)
 
     return read
 
@@ -175,19 +175,29 @@ def _number(bounds: Bounds) -> Read:
     return read
 
 
-def _list(one: Read, entries: int) -> Read:
+def _list(one: Read, entries: int, whole: type | None) -> Read:
     def read(value: Any) -> tuple[Any, ...]:
         if not isinstance(value, (list, tuple)) or len(value) > entries:
             raise MalformedError(f"a list of at most {entries} entries is needed")
+        if whole is not None and {*map(type, value)} == {whole}:
+            return tuple(value)
         return tuple(map(one, value))
 
     return read
 
 
-def _object(entries: int) -> Read:
+def _object(entries: int, depth: int) -> Read:
     def read(value: Any) -> dict[str, Any]:
         if not isinstance(value, dict) or len(value) > entries:
             raise MalformedError(f"an object of at most {entries} fields is needed")
+        level: list[Any] = [value] if depth else []
+        left = entries
+        for _ in range(depth):
+            left -= sum(map(len, level))
+            within = [each for one in level for each in (one.values() if isinstance(one, dict) else one)]
+            level = [each for each in within if isinstance(each, (dict, list))]
+        if level or left < 0:
+            raise MalformedError(f"an object of at most {entries} entries in {depth} levels is needed")
         return value
 
     return read

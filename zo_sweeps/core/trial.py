@@ -15,6 +15,7 @@ seconds). The types:
             prediction is right; see core.bits; "" where numbers are predicted), rows (digest of the rows that were
             scored), weights (digest of the trained values that were tested; "" if nothing was trained)
     mask    fingerprint, entries (of the sparse mask computed before training)
+    quantized  fingerprint (of the codes computed before training)
     gradients  step, shares, mean, std, layers (the cumulative normalized squared gradient: see engine.sensitivity),
             covered (mapping "task_dynamic/0.001" -> the share of it in this mask at this density)
     updates  step, lost (share of the step's update that rounding to half precision lost)
@@ -293,7 +294,8 @@ class Outcome:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Outcome:
-        return cls(**{**data, "state": TrialState(data["state"])})
+        known = {name: value for name, value in data.items() if name in cls.__dataclass_fields__}
+        return cls(**{**known, "state": TrialState(data["state"])})
 
 
 class Sink(Protocol):

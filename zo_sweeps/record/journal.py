@@ -17,8 +17,10 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from zo_sweeps.core import events as shapes
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.jsonl import line_number, parse_object, read_lines
+from zo_sweeps.core.shape import MalformedError
 from zo_sweeps.core.trial import Event, Outcome
 
 DURABLE = frozenset({"start", "eval", "rung", "test", "end"})  # fsynced: on the disk, not only in the kernel's cache
@@ -131,6 +133,10 @@ def read_events(path: str | os.PathLike[str], offset: int = 0) -> tuple[list[Eve
             before = zlib.crc32(line[:-_CHECKSUM_BYTES], before or 0)
             if before != int(event.pop("crc"), 16):
                 raise _damaged("changed line, or missing lines above it,", path, end)
+        try:
+            shapes.read_back(event)
+        except MalformedError as error:
+            raise _damaged(str(error), path, end) from None
         events.append(event)
         offset = end
     return events, offset

@@ -30,7 +30,7 @@ from zo_sweeps.schedule.ledger import Ledger, Standing, read_standing
 from zo_sweeps.tables import Table
 from zo_sweeps.tasks.data import DRAWN
 
-KEPT = tuple(events.REQUIRED)  # the types of events in an archive; the others name machines, or are files
+KEPT = events.KINDS  # the types of events in an archive; the others name machines, or are files
 
 
 @dataclass(frozen=True)

@@ -328,6 +328,11 @@ class Store:
         rows = self._all("SELECT event FROM events WHERE lease = ? AND number >= ? ORDER BY number", (lease, first))
         return [json.loads(row[0]) for row in rows]
 
+    def last_event(self, lease: str) -> str:
+        """Return the JSON of a lease's last event; {} without one."""
+        row = self._one("SELECT event FROM events WHERE lease = ? ORDER BY number DESC LIMIT 1", (lease,))
+        return "{}" if row is None else str(row[0])
+
     def outcome(self, lease: str) -> dict[str, Any] | None:
         """Return the outcome of a lease; None if it has none."""
         text = self._outcome(lease)

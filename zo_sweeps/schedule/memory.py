@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
@@ -24,7 +25,7 @@ class Measured:
     def learn(self, trial: Trial, outcome: Outcome) -> None:
         """Take the peak of an ended trial into account; only a successful trial has reached its full peak."""
         peak = outcome.metrics.get("peak_memory_bytes")
-        if outcome.state is not TrialState.SUCCEEDED or not peak:
+        if outcome.state is not TrialState.SUCCEEDED or not peak or not math.isfinite(peak):
             return
         outside = RUNTIME_BYTES if outcome.device.get("kind") == "cuda" else 0  # memory outside torch's allocator
         needed = -(-int(peak * MARGIN + outside) // QUANTUM) * QUANTUM

@@ -8,6 +8,7 @@ Of each the latest count. So one odd trial moves nothing far, and trials of one 
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from dataclasses import dataclass
 
@@ -63,16 +64,17 @@ class Predictions:
         """Take a trial into account that has succeeded, and that one attempt ran from its first step to its last."""
         metrics = outcome.metrics
         spent = metrics.get("wall_seconds", 0.0) - metrics.get("load_seconds", 0.0)
-        if outcome.state is not TrialState.SUCCEEDED or trial.work is None or spent <= 0:
+        if outcome.state is not TrialState.SUCCEEDED or trial.work is None or not 0 < spent < math.inf:
             return
         device = Device.of(outcome)
         self.finished[device] += 1
         ratio = spent / seconds(trial.work, self._rates(device))
         for group in _groups(trial):
             self._ratios.setdefault((device, group), deque(maxlen=RECENT)).append(ratio)
-        if (loaded := metrics.get("load_seconds", 0.0)) > NOTICED:
+        if math.inf > (loaded := metrics.get("load_seconds", 0.0)) > NOTICED:
             self._loads.append(loaded)
-        if (joules := metrics.get(f"{ENERGY}joules")) and (trained := metrics.get("train_seconds")):
+        joules, trained = metrics.get(f"{ENERGY}joules", 0.0), metrics.get("train_seconds", 0.0)
+        if 0 < joules < math.inf and 0 < trained < math.inf:
             self._watts.setdefault(device, []).append(joules / trained)
 
     @property

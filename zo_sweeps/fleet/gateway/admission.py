@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from aiohttp import web
 
 from zo_sweeps.fleet.gateway import limits
@@ -26,17 +30,34 @@ class Admission:
         self._store, self._presence = store, presence
         self._agents = Buckets(limits.AGENT_RATE, limits.AGENT_BURST)
         self._strangers = Buckets(limits.STRANGER_RATE, limits.STRANGER_BURST)
+        self._inside: Counter[str] = Counter()  # address -> its requests without a certificate now
 
-    def admit(self, request: web.Request) -> None:
-        """Set `request[AGENT]`. Raises ProblemError for a stranger, a revoked key, and too many requests."""
-        if request.path in STRANGERS:
-            if wait := self._strangers.wait(request.remote or ""):
-                raise ProblemError(429, "too many requests from this address", retry=wait)
+    @contextmanager
+    def admit(self, request: web.Request) -> Iterator[None]:
+        """Set `request[AGENT]`, and count a stranger's request until its answer, whose body is not read yet.
+
+        Raises ProblemError for a stranger, a revoked key, and too many requests.
+        """
+        if request.path not in STRANGERS:
+            name = request[AGENT] = self.agent_of(request)
+            if wait := self._agents.wait(name):
+                raise ProblemError(429, "too many requests", retry=wait)
+            self._presence.hear(name)
+            yield
             return
-        name = request[AGENT] = self.agent_of(request)
-        if wait := self._agents.wait(name):
-            raise ProblemError(429, "too many requests", retry=wait)
-        self._presence.hear(name)
+        address = request.remote or ""
+        if wait := self._strangers.wait(address):
+            raise ProblemError(429, "too many requests from this address", retry=wait)
+        if self._inside[address] >= limits.STRANGERS_EACH:
+            raise ProblemError(429, "too many requests from this address at a time", retry=limits.STRANGER_SECONDS)
+        if self._inside.total() >= limits.STRANGERS:
+            raise ProblemError(503, "too many requests without a certificate at a time", retry=limits.STRANGER_SECONDS)
+        self._inside[address] += 1
+        try:
+            yield
+        finally:
+            self._inside[address] -= 1
+            self._inside += Counter()  # forgets those that are 0
 
     def agent_of(self, request: web.Request) -> str:
         """Return the name of the agent whose certificate the connection has: TLS has checked it against our authority.

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from aiohttp import web
 
 from zo_sweeps.fleet.gateway import downloads, limits, work
-from zo_sweeps.fleet.gateway.admission import Admission
+from zo_sweeps.fleet.gateway.admission import STRANGERS, Admission
 from zo_sweeps.fleet.gateway.challenges import Challenges
 from zo_sweeps.fleet.gateway.connections import Connections
 from zo_sweeps.fleet.gateway.downloads import Downloads
@@ -79,7 +79,7 @@ class Gateway:
 
     def application(self) -> web.Application:
         """Return the application."""
-        app = web.Application(client_max_size=limits.BODY_BYTES, middlewares=[self._guard])
+        app = web.Application(middlewares=[self._guard])
         for part in self._parts:
             app.router.add_routes(part.routes)
         app.cleanup_ctx.append(self._tasks)
@@ -102,10 +102,8 @@ class Gateway:
         """Answer a request in time, or refuse it in one line."""
         self.connections.spoke(request.protocol)
         try:
-            self._admission.admit(request)
-            return await asyncio.wait_for(handler(request), _seconds(request))
-        except web.HTTPRequestEntityTooLarge:
-            return refuse(413, Refusal(f"more than {limits.BODY_BYTES >> 20} MiB in one request"))
+            with self._admission.admit(request):
+                return await asyncio.wait_for(handler(request), _seconds(request))
         except web.RequestPayloadError:
             return refuse(400, Refusal("the body cannot be decompressed"))
         except web.HTTPException as error:
@@ -131,4 +129,6 @@ def _seconds(request: web.Request) -> float | None:
     path = resource.canonical if resource else ""
     if path == downloads.PATH:
         return None
+    if path in STRANGERS:
+        return limits.STRANGER_SECONDS
     return limits.REQUEST_SECONDS + (limits.WAIT_SECONDS if path == work.PATH else 0.0)

@@ -43,7 +43,7 @@ class Enrolments:
         address = request.remote or ""
         if wait := self._wrong.wait(address, 0.0):
             raise ProblemError(429, "too many wrong codes from this address", retry=wait)
-        asked = await body_of(request, Enrolment, limits.FACTS_BYTES)
+        asked = await body_of(request, Enrolment, limits.STRANGER_BYTES)
         name, device = asked.name, asked.device
         try:
             key, secret = read_request(asked.csr), bytes.fromhex(asked.code_secret)

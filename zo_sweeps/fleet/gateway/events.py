@@ -7,133 +7,108 @@ trial, or move a terminal's cursor.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from zo_sweeps.core.shape import CONTROL
+from zo_sweeps.core import events
+from zo_sweeps.core.shape import CONTROL, Shape, item
 from zo_sweeps.core.trial import TrialState
 from zo_sweeps.edge.light_client import LOG_EVENT
 
-Check = Callable[[Any], bool]
-TEXT = 100_000  # characters
 METRIC = re.compile(r"[A-Za-z0-9_./ -]{1,200}")
-LARGEST = 2**53
 ENDS = {state.value for state in TrialState} - {"PENDING", "RUNNING", "PAUSED", "STOPPED"}  # no agent pauses a trial
+# No agent shares steps, is compared at rungs, has a phone or makes circuits.
+KINDS = frozenset(events.EVENTS.keys() - {"peers", "peer_lost", "rung", "sensors", "file"} | {LOG_EVENT})
 # Control characters except tab, newline and carriage return, as JSON writes them.
 _CONTROL_IN_JSON = re.compile(r"\\u00[01]|\\[bf]|[\x7f-\x9f]")
 
 
-def _number(value: Any) -> bool:
-    return isinstance(value, float) or (_count(value) or (type(value) is int and -LARGEST <= value < 0))
+@dataclass(frozen=True)
+class _Began(Shape):
+    """A line of the light client's log; so are the others."""
+
+    settings: str
+    replayed: int
+    seconds: float
+    trial_id: str = ""
 
 
-def _count(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= LARGEST
+@dataclass(frozen=True)
+class _Step(Shape):
+    step: int
+    losses: tuple[float, ...] = item(entries=events.LIST)
+    coefs: tuple[float, ...] = item(entries=events.LIST)
+    seconds: float = item()
+    tokens: int = item()
 
 
-def _text(value: Any) -> bool:
-    return isinstance(value, str) and len(value) <= TEXT
+@dataclass(frozen=True)
+class _Scores(Shape):
+    split: str
+    step: int
+    scores: tuple[tuple[float, ...], ...] = item(entries=events.LIST)
+    theta: str = item()
+    seconds: float = item()
+    peak_bytes: int = item()
 
 
-def _mapping(value: Any) -> bool:
-    return isinstance(value, dict)
+@dataclass(frozen=True)
+class _Diverged(Shape):
+    step: int
+    losses: tuple[float, ...] = item((), entries=events.LIST)
+    split: str = ""
 
 
-def _of(check: Check) -> Check:
-    return lambda value: isinstance(value, list) and all(map(check, value))
-
-
-def _numbers(value: Any) -> bool:
-    return isinstance(value, dict) and all(METRIC.fullmatch(name) and _number(one) for name, one in value.items())
-
-
-def _or_none(check: Check) -> Check:
-    return lambda value: value is None or check(value)
-
-
-def _line(value: Any) -> bool:
-    """Return whether a value is a line of the light client's log."""
-    kind = value.get("type") if isinstance(value, dict) else None
-    shape = _LINES.get(kind, {}) if isinstance(kind, str) else {}
-    return bool(shape) and all(name in value and check(value[name]) for name, check in shape.items())
-
-
-_NUMBERS = _of(_number)
-_LINES: Mapping[str, Mapping[str, Check]] = {
-    "start": {"settings": _text, "replayed": _count, "seconds": _number},
-    "step": {"step": _count, "losses": _NUMBERS, "coefs": _NUMBERS, "seconds": _number, "tokens": _count},
-    "scores": {
-        **{"split": _text, "step": _count, "scores": _of(_NUMBERS), "theta": _text},
-        **{"seconds": _number, "peak_bytes": _count},
-    },
-    "diverged": {"step": _count},
-}
-_SCORED = {"step": _count, "loss": _or_none(_number), "metric": _or_none(_number), "metrics": _numbers}
-REQUIRED: Mapping[str, Mapping[str, Check]] = {
-    "start": {"attempt": _count, "device": _mapping, "versions": _mapping, "resumed_from": _count},
-    "steps": {"first": _count, "losses": _of(_number), "seconds": _number, "tokens": _count},
-    "eval": {**_SCORED, "split": _text},
-    "test": _SCORED,
-    "mask": {"fingerprint": _text, "entries": _count},
-    "quantized": {"fingerprint": _text},
-    "gradients": {"step": _count},
-    "updates": {"step": _count, "lost": _number},
-    "warning": {"metric": _text, "text": _text},
-    "generate": {"tokens": _count, "seconds": _of(_number)},
-    "end": {"outcome": _mapping},
-    LOG_EVENT: {"line": _line},
-}
-OPTIONAL: Mapping[str, Check] = {
-    "time": _number,
-    "coefs": _of(_of(_number)),
-    "rounding": _of(_of(_number)),
-    "seconds": lambda value: _number(value) or _of(_number)(value),
-    "tokens": _count,
-    "examples": _count,
-    **dict.fromkeys(("code", "right", "rows", "weights"), _text),
-    **dict.fromkeys(("untrained", "joules", "celsius", "mhz", "own_share"), _number),
-    "throttled": _of(_text),
-}
-_OUTCOME: Mapping[str, Check] = {
-    "trial_id": _text,
-    "state": lambda value: isinstance(value, str) and value in ENDS,
-    "metrics": _numbers,
-    "selected_step": _count,
-    "steps_done": _count,
-    "device": _mapping,
-    "error": _text,
-    "traceback": _text,
-    "code": _text,
-    "unmeasured": _mapping,
-}
+_LINES: Mapping[str, type[Shape]] = {"start": _Began, "step": _Step, "scores": _Scores, "diverged": _Diverged}
 
 
 def checked(event: Mapping[str, Any], trial_id: str) -> Mapping[str, Any]:
-    """Return an event of a trial. Raises ValueError unless it has the shape of its type."""
+    """Return an event of a trial, without fields that no definition names.
+
+    Raises ValueError, in one line, unless it has the shape of its type.
+    """
     kind = event.get("type")
-    if not isinstance(kind, str) or kind not in REQUIRED:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise ValueError("an event of no known type")
-    required = {"time": _number, **REQUIRED[kind]}
-    for name, check in {**OPTIONAL, **required}.items():
-        if (name in event and not check(event[name])) or (name in required and name not in event):
-            raise ValueError(f"a {kind} event with a wrong {name!r}")
-    if kind == "steps" and event["first"] < 1:
-        raise ValueError("a steps event with a wrong 'first'")
-    if kind == "end":
-        checked_outcome(event["outcome"], trial_id)
-    return event
+    if kind == LOG_EVENT:
+        events.of_kind(kind, events.Event, event)
+        return {"type": LOG_EVENT, "time": event["time"], "line": _line(event.get("line"))}
+    events.read(event)
+    for name in ("metrics", "covered"):
+        _named(event.get(name, {}), kind)
+    known = {
+        name: value for name, value in event.items() if name == "type" or name in events.names(events.EVENTS[kind])
+    }
+    return {**known, "outcome": checked_outcome(event["outcome"], trial_id)} if kind == "end" else known
 
 
 def checked_outcome(outcome: Any, trial_id: str) -> Mapping[str, Any]:
     """Return an outcome of a trial. Raises ValueError unless it has an outcome's fields, and is of this trial."""
-    if not isinstance(outcome, dict) or set(outcome) - set(_OUTCOME):
-        raise ValueError("no outcome")
-    for name, check in _OUTCOME.items():
-        if name in outcome and not check(outcome[name]):
-            raise ValueError(f"an outcome with a wrong {name!r}")
-    if outcome.get("trial_id") != trial_id or "state" not in outcome:
+    ended = events.of_kind("end", events.Ended, outcome)
+    if strange := outcome.keys() - {*events.names(events.Ended)}:
+        raise ValueError(f"an outcome with an unknown field {min(strange)[:40]!r}")
+    if ended.trial_id != trial_id:
         raise ValueError("an outcome of another trial")
-    return outcome
+    if ended.state not in ENDS:
+        raise ValueError(f"an outcome with a wrong 'state': {ended.state[:40]!r} is no end of an attempt")
+    _named(ended.metrics, "end")
+    return dict(outcome)
+
+
+def _line(value: Any) -> dict[str, Any]:
+    """Return a line of the light client's log. Raises ValueError for anything else."""
+    kind = value.get("type") if isinstance(value, dict) else None
+    shape = _LINES.get(kind) if isinstance(kind, str) else None
+    if shape is None:
+        raise ValueError("no line of the light client's log")
+    events.of_kind(LOG_EVENT, shape, value)
+    return {name: one for name, one in value.items() if name == "type" or name in events.names(shape)}
+
+
+def _named(metrics: Mapping[str, Any], kind: str) -> None:
+    if bad := next((name for name in metrics if not METRIC.fullmatch(name)), None):
+        raise ValueError(f"event {kind}: a metric named {bad[:40]!r}")
 
 
 def printable(text: str, value: Any) -> Any:

@@ -22,7 +22,7 @@ class ProblemError(Exception):
         self.status, self.refusal, self.retry = status, Refusal(text, **more), retry
 
 
-async def body_of(request: web.Request, shape: type[S], most: int = limits.BODY_BYTES) -> S:
+async def body_of(request: web.Request, shape: type[S], most: int | None = None) -> S:
     """Return the object that a request has as its body. Raises ProblemError for one that is not of its shape."""
     return shaped(shape, await json_of(request, most))
 
@@ -35,10 +35,17 @@ def shaped(shape: type[S], value: Any) -> S:
         raise ProblemError(400, str(error)) from None
 
 
-async def json_of(request: web.Request, most: int = limits.BODY_BYTES) -> Any:
-    """Return the JSON that a request has as its body. Raises ProblemError."""
-    data = await request.read()
-    if len(data) > most:
+async def json_of(request: web.Request, most: int | None = None) -> Any:
+    """Return the JSON that a request has as its body. Raises ProblemError.
+
+    Args:
+        most: bytes of it, decompressed; None: `limits.BODY_BYTES`. No more is read.
+    """
+    most = limits.BODY_BYTES if most is None else most
+    data, announced = bytearray(), request.content_length or 0
+    while announced <= most >= len(data) and (part := await request.content.readany()):
+        data += part
+    if max(announced, len(data)) > most:
         raise ProblemError(413, f"more than {most >> 10} KiB")
     try:
         return json.loads(data)
@@ -49,7 +56,10 @@ async def json_of(request: web.Request, most: int = limits.BODY_BYTES) -> Any:
 def line(value: Any) -> str:
     """Return the JSON of a value, without control characters. Raises ValueError for a text that is none."""
     text = canonical(value)
-    text.encode()  # a lone surrogate is no text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("half a character in a text") from None
     cleaned = printable(text, value)
     return text if cleaned is value else canonical(cleaned)
 

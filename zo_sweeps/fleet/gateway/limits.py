@@ -7,7 +7,10 @@ from collections import OrderedDict
 
 BODY_BYTES = 4 * 2**20  # of a request, after decompression
 FACTS_BYTES = 64 * 2**10  # of what an agent says of itself
+STRANGER_BYTES = 16 * 2**10  # of a request without a certificate: a one-time code, and a signing request
 HEADER_BYTES = 8190  # of the request line, and of each header
+STRANGER_SECONDS = 15.0  # for such a request
+STRANGERS, STRANGERS_EACH = 256, 32  # such requests at a time, of all addresses and of one
 REQUEST_SECONDS = 60.0  # for a request, body included; a poll may take WAIT_SECONDS longer
 WAIT_SECONDS = 30.0
 HANDSHAKE_SECONDS = 15.0  # from the connection to its first whole request: TLS, then the headers

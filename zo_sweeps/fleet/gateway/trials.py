@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections import OrderedDict
 
 from aiohttp import web
 
+from zo_sweeps.core.trial import TrialState
 from zo_sweeps.fleet.gateway.admission import AGENT
 from zo_sweeps.fleet.gateway.events import checked, checked_outcome
 from zo_sweeps.fleet.gateway.exchange import ProblemError, answer, body_of, line
@@ -52,7 +54,11 @@ class Trials:
         try:
             texts = [line(checked(event, trial_id)) for event in sent.events]
             end = None if sent.outcome is None else line(checked_outcome(sent.outcome, trial_id))
+            if end is not None:
+                _must_end(end, texts[-1] if texts else self._store.last_event(lease))
         except (ValueError, RecursionError) as error:
+            why = f"{name} sent {error}"  # it would send it again: the trial goes elsewhere
+            await self._write(lambda store: store.give_up(lease, why))
             raise ProblemError(400, str(error)) from None
         size = request.content_length or 0
         received = await self._write(lambda store: store.append(lease, name, sent.first, texts, end, size))
@@ -65,6 +71,18 @@ class Trials:
             if len(self._trials) > KNOWN:
                 self._trials.popitem(last=False)
         return self._trials[lease, agent]
+
+
+def _must_end(outcome: str, last: str) -> None:
+    """Raise ValueError unless a lease's last event is the end that has this outcome: readers of a result look for it.
+
+    A lost process writes no end.
+    """
+    ended = json.loads(outcome)
+    said = json.loads(last).get("outcome")
+    same = json.dumps(said, sort_keys=True) == json.dumps(ended, sort_keys=True)  # as text, for NaN
+    if ended["state"] != TrialState.LOST.value and not same:
+        raise ValueError(f"the outcome {ended['state']} without the end event that has it")
 
 
 def open_lease(store: Store, request: web.Request) -> Lease:
