@@ -106,9 +106,8 @@ def other_version(there: str, here: str = "this sweep has") -> str:
     """
     if there in ("", __version__):
         return ""
-    return (
-        f"has zo-sweeps {there}, and {here} {__version__}: pip install zo-sweeps=={__version__} there, and restart it"
-    )
+    update = f"pip install zo-sweeps=={__version__} there (or zo-sweeps-agent, whichever it has), and restart it"
+    return f"has zo-sweeps {there}, and {here} {__version__}: {update}"
 
 
 def refusal(needs: Needs, node: Node, cpus: int = 1) -> str:
