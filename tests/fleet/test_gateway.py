@@ -28,7 +28,7 @@ from zo_sweeps import __version__
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import Outcome
 from zo_sweeps.fleet import codes, inventory, protocol
-from zo_sweeps.fleet.agent import keys
+from zo_sweeps.fleet.agent import commands, keys
 from zo_sweeps.fleet.agent.link import Link, RefusedError, UnreachableError, pinned, unverified
 from zo_sweeps.fleet.gateway import app, limits, serve
 from zo_sweeps.fleet.gateway.challenges import ANSWERS
@@ -107,9 +107,9 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
 
 
 @contextlib.contextmanager
-def gateway(folder: Path, own: tuple[str, str] | None = None) -> Iterator[Head]:
+def gateway(folder: Path, own: tuple[str, str] | None = None, port: int = 0) -> Iterator[Head]:
     """A gateway in a thread."""
-    one = Head(folder, free_port())
+    one = Head(folder, port or free_port())
     loop, tasks = asyncio.new_event_loop(), []
 
     async def run() -> None:
@@ -577,7 +577,7 @@ def test_a_board_of_another_version_is_turned_away_and_devices_says_how_to_updat
     head.store.join(agent.name, Facts.read(old), {}, "")  # it joined before the head was updated
     with pytest.raises(RefusedError) as refused:
         agent.link.get("/v1/work")
-    assert refused.value.refusal.version == __version__
+    assert refused.value.refusal.join
 
 
 def test_work_arrives_at_once_and_a_stop_too(head: Head) -> None:
@@ -631,3 +631,56 @@ def test_every_type_of_event_has_a_shape() -> None:
     assert named - {"peers", "peer_lost", "rung", "sensors", "file"} <= KINDS
     assert len(named) >= 10
     assert {f.name for f in fields(Ended)} == Outcome.__dataclass_fields__.keys()
+
+
+# --- what is lost, and found again
+
+
+def test_a_head_at_a_new_address_is_dialled_there_if_it_has_the_authority_that_was_pinned(
+    head: Head, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    folder = keys.folder_of(tmp_path / "agent", head.url)
+    keys.enrol(folder, head.url, codes.parse(head.code()), "mover", "cpu", None)
+    elsewhere = f"https://localhost:{head.port}"
+    with pytest.raises(UserError, match=r"there is an agent 'mover' already.*zo-sweeps agent move URL"):
+        head.agent("mover")
+    with (
+        gateway(tmp_path / "another") as other,
+        pytest.raises(UserError, match="not the head that this machine trusts"),
+    ):
+        commands.move(tmp_path, other.url, "", said.append)
+    with pytest.raises(UserError, match="registered with no such head"):
+        commands.move(tmp_path, elsewhere, "https://10.0.0.1:7443", said.append)
+    assert commands.move(tmp_path, elsewhere, "", said.append) == 0
+    assert said == [f"mover dials {elsewhere} from now on, by its service too: zo-sweeps agent join {elsewhere}"]
+    assert keys.folder_of(tmp_path / "agent", elsewhere) == keys.folder_of(tmp_path / "agent", head.url) == folder
+    assert keys.read(folder).link(folder).get("/v1/work") == {"leases": [], "stop": []}
+
+
+def test_a_damaged_store_is_made_again_from_the_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An agent keeps its key and joins again; one that was revoked stays so; commands say what is wrong meanwhile."""
+    folder = tmp_path / "head"
+    folder.mkdir()
+    with gateway(folder) as one:
+        agent, revoked = one.agent("board"), one.agent("thief")
+        one.store.revoke("thief")
+    path = folder / leases.FILE
+    data = bytearray(path.read_bytes())
+    for at in range(4096, len(data), 4096):
+        data[at : at + 100] = b"\xff" * 100  # the header is whole, as after a torn write
+    path.write_bytes(data)
+    for refused in (lambda: one.code(), lambda: inventory.revoke(tmp_path, "board")):
+        with pytest.raises(UserError, match=r"the store of agents is damaged .*head stop, then zo-sweeps head start"):
+            refused()
+    capsys.readouterr()
+    with gateway(folder, port=one.port):
+        assert "the store of agents was damaged" in capsys.readouterr().out
+        assert len(list(folder.glob("gateway.db.damaged-*"))) == 1
+        with pytest.raises(RefusedError) as asked:
+            agent.link.get("/v1/work")
+        assert asked.value.refusal.join
+        nonce = agent.link.get("/v1/challenge")["nonce"]
+        agent.link.post("/v1/join", {"nonce": nonce, "facts": FACTS, **ANSWER})
+        assert agent.link.get("/v1/work") == {"leases": [], "stop": []}
+        assert status_of(lambda: revoked.link.get("/v1/work")) == 403

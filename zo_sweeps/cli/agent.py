@@ -15,7 +15,7 @@ def _path(text: str) -> Path:
 
 
 def agent(given: Sequence[str]) -> int:
-    """Run trials for a head that this machine dials, from behind NAT too: agent join|leave|status|install-service."""
+    """Run trials for a head that this machine dials, behind NAT too: agent join|move|leave|status|install-service."""
     try:
         from zo_sweeps.fleet.agent import commands
     except ModuleNotFoundError as error:
@@ -25,9 +25,9 @@ def agent(given: Sequence[str]) -> int:
         ) from None
 
     parser = Parser(prog="python -m zo_sweeps agent", description=agent.__doc__)
-    parser.add_argument("action", choices=("join", "leave", "status", "install-service"))
+    parser.add_argument("action", choices=("join", "move", "leave", "status", "install-service"))
     parser.add_argument(
-        "url", nargs="?", metavar="https://HOST:PORT", help="address of the head (join, install-service)"
+        "url", nargs="?", metavar="https://HOST:PORT", help="address of the head (join, move, install-service)"
     )
     default = commands.AgentOptions("")
     parser.add_argument(
@@ -43,6 +43,8 @@ def agent(given: Sequence[str]) -> int:
     parser.add_argument("--client", type=Path, metavar="FILE", help=text)
     text = "authorities (PEM) of a head that has a certificate of its own; default: as the code says"
     parser.add_argument("--ca", type=_path, metavar="FILE", dest="authorities", help=text)
+    text = "move: address of the head before; default: the only one that this machine is registered with"
+    parser.add_argument("--from", default="", metavar="URL", dest="old", help=text)
     parser.add_argument(
         "--state-dir", type=Path, default=commands.HOME, metavar="FOLDER", help="state folder; default: ~/.zo_sweeps"
     )
@@ -65,6 +67,8 @@ def agent(given: Sequence[str]) -> int:
         return commands.status(options.state_dir, say)
     if not options.url:
         raise UserError("no head named", fix=f"zo-sweeps agent {options.action} https://HOST:PORT")
+    if options.action == "move":
+        return commands.move(options.state_dir, options.url, options.old, say)
     wanted = commands.AgentOptions(
         **{name: getattr(options, name) for name in commands.AgentOptions.__dataclass_fields__}
     )

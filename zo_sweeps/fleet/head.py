@@ -30,7 +30,7 @@ from zo_sweeps.fleet.keeper import Keeper, NodeSpec, last_line
 from zo_sweeps.fleet.node import labels, new_identity, node_arguments, running, terminate, wait_until_gone
 from zo_sweeps.fleet.secrets import checked, token_for_head
 from zo_sweeps.record import server
-from zo_sweeps.schedule import leases
+from zo_sweeps.schedule import agent_records, leases
 from zo_sweeps.schedule.cluster import private_folder, remove_short_folder, short_folder, token_environment
 
 START_SECONDS = 300.0  # see BOOT_SECONDS of the keeper
@@ -92,6 +92,7 @@ def start(state_dir: Path, options: HeadOptions, say: Callable[[str], None], *, 
         _must_differ(options)
         for port in filter(None, (options.port, options.dashboard_port, options.gateway_port)):
             _must_be_free(port)
+        agent_records.set_aside(folder / leases.FILE, say)
         server.start(state_dir, options.mlflow_port, stay=True, host=options.host).close()  # fails here, not in the log
         state = {**asdict(options), "token_file": str(token), "identity": new_identity(folder)}
         state |= {"pid": 0, "started": 0.0, "address": f"{_address(options)}:{options.port}"}
@@ -233,6 +234,11 @@ def status(state_dir: Path, say: Callable[[str], None]) -> int:
         listening = listens(state["host"], state["gateway_port"])
         say(f"gateway: https://{state['host']}:{state['gateway_port']}{'' if listening else ' does not answer'}")
         healthy = healthy and listening
+        try:
+            agent_records.must_be_well(_folder(state_dir) / leases.FILE)
+        except UserError as error:
+            say(str(error))
+            healthy = False
     return 0 if healthy else 1
 
 

@@ -13,6 +13,7 @@ from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.core.units import bytes_text
 from zo_sweeps.fleet.node import running
 from zo_sweeps.fleet.secrets import checked, token_for_joining
+from zo_sweeps.schedule import agent_records
 from zo_sweeps.schedule.agent_facts import JOINED, VERSION, Agent, Note
 from zo_sweeps.schedule.agents import PREFIX
 from zo_sweeps.schedule.cluster import ID_LABEL, token_environment
@@ -113,6 +114,7 @@ def revoke(state_dir: Path, name: str) -> None:
     if not path.exists():
         fix = "run this on the head's machine, with state_dir=FOLDER as `head start --state-dir` had it"
         raise UserError(f"no gateway's store in {path.parent}", fix=fix)
+    agent_records.must_be_well(path)
     store = Store(path)
     try:
         if not store.revoke(name):

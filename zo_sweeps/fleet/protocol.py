@@ -148,6 +148,7 @@ class Refusal(Shape):
         differs: an event differs from the one of that number that was sent before.
         revoked: the agent's key was revoked.
         version: the head's version of this package, if the agent's is another.
+        join: the agent is to join again: the head was updated, or its store made again.
     """
 
     error: str = item("", most=10_000)
@@ -156,3 +157,4 @@ class Refusal(Shape):
     differs: bool = False
     revoked: bool = False
     version: str = ""
+    join: bool = False

@@ -8,7 +8,9 @@ On the head it also answers joining machines that ask whether the head can reach
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import sqlite3
 import sys
 import time
 from pathlib import Path
@@ -68,10 +70,11 @@ def main(address: str, token: str, identity: str, agents: str = "", leave_within
 def publish_agents(head: Head, path: Path) -> None:
     """Tell the cluster which agents there are, and where their store is, for drivers' proxies on this machine."""
     if path.exists():  # made by the gateway
-        store = Store(path)
-        note = Note(time.time(), str(path), tuple(store.agents()))
-        store.close()
-        head.put(AGENTS, note.to_json())
+        with contextlib.suppress(UserError, sqlite3.Error):  # damaged: the gateway makes it again
+            store = Store(path)
+            note = Note(time.time(), str(path), tuple(store.agents()))
+            store.close()
+            head.put(AGENTS, note.to_json())
 
 
 def answer(head: Head) -> None:

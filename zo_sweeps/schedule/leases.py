@@ -27,6 +27,7 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.shape import MalformedError, S
 from zo_sweeps.core.trial import Event
 from zo_sweeps.devices.live import Reading
+from zo_sweeps.schedule import agent_records
 from zo_sweeps.schedule.agent_facts import (
     ENROLLED,
     JOINED,
@@ -142,7 +143,7 @@ class Store:
     """
 
     def __init__(self, path: Path, *, busy_seconds: float = _BUSY_SECONDS) -> None:
-        self._lock = threading.RLock()
+        self._lock, self._path = threading.RLock(), path
         try:
             # Only a new file is opened here: closing any handle of it would drop this process's locks on it.
             with contextlib.suppress(FileExistsError):
@@ -210,6 +211,8 @@ class Store:
                 "INSERT OR REPLACE INTO agents (name, key, serial, device, state, heard) VALUES (?, ?, ?, ?, ?, ?)",
                 (name, key, serial, device, ENROLLED, time.time()),
             )
+            if agent := self.agent(name):
+                agent_records.note(self._path, _record(agent))
         return serial
 
     def agent(self, name: str) -> Agent | None:
@@ -262,8 +265,21 @@ class Store:
         """Revoke an agent's key, at once and for good; its leases are over. Return False if there is no such agent."""
         with self.transaction():
             agents = self._db.execute("UPDATE agents SET state = ? WHERE name = ?", (REVOKED, name))
+            if agent := self.agent(name):
+                agent_records.note(self._path, _record(agent))
             self._end(f"the key of {name} was revoked", "agent = ?", name)
         return agents.rowcount > 0
+
+    def restore(self) -> None:
+        """Take the agents from the records that the store lacks, to join again, and note what the records lack."""
+        noted, columns = agent_records.noted(self._path), ", ".join(agent_records.FIELDS)
+        with self.transaction():
+            known = {agent.name: _record(agent) for agent in self.agents()}
+            new = [(*record, 0.0) for name, record in noted.items() if name not in known]
+            self._db.executemany(f"INSERT INTO agents ({columns}, heard) VALUES (?, ?, ?, ?, ?, ?)", new)
+            for name, record in known.items():
+                if noted.get(name) != record:
+                    agent_records.note(self._path, record)
 
     def revoked(self) -> list[str]:
         """Return the names of the agents whose keys were revoked."""
@@ -468,6 +484,11 @@ def _agent(row: Any, running: Iterable[tuple[str, str]]) -> Agent:
     *plain, facts, live, refused, answered = row
     known = _stored(Facts, facts), _stored(Reading, live), json.loads(refused), answered
     return Agent(*(*plain, *known, tuple(running)))
+
+
+def _record(agent: Agent) -> tuple[str, ...]:
+    """Return what the records have of an agent; one whose key is valid is to join again, whatever its state."""
+    return agent.name, agent.key, agent.serial, agent.device, REVOKED if agent.state == REVOKED else JOINED
 
 
 def _stored(kind: type[S], text: str) -> S | None:

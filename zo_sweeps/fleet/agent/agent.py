@@ -172,9 +172,15 @@ class Agent:
             except UnreachableError as error:
                 if not silent:
                     what = "waiting for the head" if error.after else f"cannot reach {self._registration.url}"
-                    self._say(f"{what} ({error}); trials go on")
+                    moved = "" if error.after else "; if the head has a new address: zo-sweeps agent move URL"
+                    self._say(f"{what} ({error}); trials go on{moved}")
                 silent = True
                 self._leaving.wait(backoff.wait(error))
+            except RefusedError as error:
+                if not error.refusal.join:
+                    self._inbox.put(error)
+                    return
+                joined = False
             except Exception as error:  # the main thread raises it
                 self._inbox.put(error)
                 return

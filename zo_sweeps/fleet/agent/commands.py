@@ -1,4 +1,4 @@
-"""`agent join | leave | status | install-service`: this machine as an agent, from its registration to its end.
+"""`agent join | move | leave | status | install-service`: this machine as an agent, from its registration to its end.
 
 ~/.zo_sweeps/agent/heads/HOST_PORT/   registration and key (keys.py), leases (spool.py), files (files.py),
                                       running.json (the running agent), trials.log
@@ -103,6 +103,27 @@ def install_service(state_dir: Path, options: AgentOptions, say: Say, *, only_pr
     else:
         unit.install()
         unit.tell(say)
+    return 0
+
+
+def move(state_dir: Path, url: str, old: str, say: Say) -> int:
+    """Dial the head at another address from now on. Raises UserError if it does not answer there.
+
+    Args:
+        old: its address before; "": the only one that this machine is registered with.
+    """
+    root = _root(state_dir)
+    keys.folder_of(root, url)
+    folders = [path.parent for path in sorted(root.glob("heads/*/registration.json"))]
+    folders = [keys.folder_of(root, old)] if old else folders
+    registration = keys.read(folders[0]) if len(folders) == 1 else None
+    if registration is None:
+        what = f"this machine is registered with {len(folders) if not old else 'no such'} heads"
+        raise UserError(what, where="--from", fix="name the address before, as `zo-sweeps agent status` has it")
+    if agent := running(folders[0] / RUNNING):
+        raise UserError(f"its agent is running (pid {agent['pid']})", fix="zo-sweeps agent leave; then move, and join")
+    keys.move(folders[0], registration, url)
+    say(f"{registration.name} dials {url.rstrip('/')} from now on, by its service too: zo-sweeps agent join {url}")
     return 0
 
 

@@ -5,11 +5,12 @@ HEAD/  key.pem (mode 0600)   certificate.pem   authority.pem (pinned, or of --ca
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import ssl
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from cryptography import x509
@@ -56,12 +57,19 @@ AGAIN = "register again: zo-sweeps agent join URL --code CODE, with a code of `z
 
 
 def folder_of(root: Path, url: str) -> Path:
-    """Return the folder of the registration with the head at `url`, "https://HOST:PORT". Raises UserError."""
+    """Return the folder of the registration with the head that is, or first was, at "https://HOST:PORT".
+
+    Raises UserError for another form of address.
+    """
     match = re.fullmatch(r"https://([^/\s]+:\d+)/?", url)
     if not match:
         raise UserError(
             f"{url!r} is not the address of a head", fix="as `zo-sweeps head start` prints it: https://HOST:PORT"
         )
+    for path in root.glob("heads/*/registration.json"):
+        with contextlib.suppress(UserError):  # another head's, damaged
+            if (known := read(path.parent)) and known.url == url.rstrip("/"):
+                return path.parent
     return root / "heads" / re.sub(r"[^\w.-]+", "_", match[1])
 
 
@@ -73,6 +81,26 @@ def read(folder: Path) -> Registration | None:
         return None
     except (OSError, ValueError, TypeError) as error:
         raise UserError(f"damaged registration ({error})", where=str(folder), fix=AGAIN) from None
+
+
+def move(folder: Path, registration: Registration, url: str) -> None:
+    """Change the address of the head that this machine is registered with, if that head answers there.
+
+    Raises UserError if another one does, or none.
+    """
+    moved = replace(registration, url=url.rstrip("/"))
+    link = moved.link(folder)
+    try:
+        link.get("/v1/ca")  # anybody may ask: what counts is that TLS finds the authority that this machine trusts
+    except (UnreachableError, RefusedError) as error:
+        raise UserError(f"not moved: cannot reach the head at {url}: {error}") from None
+    finally:
+        link.close()
+    _write(folder, moved)
+
+
+def _write(folder: Path, registration: Registration) -> None:
+    replace_text(folder / "registration.json", json.dumps(asdict(registration), indent=2) + "\n")
 
 
 def enrol(folder: Path, url: str, code: codes.Code, name: str, device: str, authorities: Path | None) -> Registration:
@@ -111,7 +139,7 @@ def enrol(folder: Path, url: str, code: codes.Code, name: str, device: str, auth
     if authority is not None:
         replace_text(folder / AUTHORITY, authority)
     replace_text(folder / "certificate.pem", enrolled.certificate)
-    replace_text(folder / "registration.json", json.dumps(asdict(made), indent=2) + "\n")
+    _write(folder, made)
     return made
 
 

@@ -53,6 +53,7 @@ class Gateway:
 
     Attributes:
         connections: of the server that runs the application.
+        broken: set when a task ended because it could not read the store.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class Gateway:
         challenges: Mapping[str, Challenges],
         log: Callable[[str], None] = lambda line: None,
     ) -> None:
-        self.connections, self._log = Connections(), log
+        self.connections, self._log, self.broken = Connections(), log, asyncio.Event()
         self._write = Writer(writes)
         self._presence = Presence(self._write, lease_seconds)
         self._admission = Admission(reads, self._presence)
@@ -89,6 +90,8 @@ class Gateway:
         """Run the loops that look, note and reap, while the server runs."""
         loops = (self._work.look, self._presence.keep, self._presence.reap)
         tasks = [asyncio.create_task(loop()) for loop in loops]
+        for task in tasks:
+            task.add_done_callback(lambda _: self.broken.set())
         yield
         for task in tasks:
             task.cancel()

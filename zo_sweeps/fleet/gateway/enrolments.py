@@ -59,7 +59,10 @@ class Enrolments:
             self._log(f"{address}: wrong one-time code for {name}")
             raise
         except RefusedError as error:
-            raise ProblemError(409, f"{error}; choose another --name, or: zo-sweeps devices revoke {name}") from None
+            same = (
+                f"if it is this board, at a new address of the head: zo-sweeps agent move URL on it; else revoke {name}"
+            )
+            raise ProblemError(409, f"{error}; choose another --name, or {same} (zo-sweeps devices revoke)") from None
         self._log(f"{name} ({device}) enrolled from {address}")
         certificate = self._authority.sign(key, name, serial).decode()
         return answer(Enrolled(name, certificate, self._authority.certificate.decode()))

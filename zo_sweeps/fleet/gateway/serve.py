@@ -27,7 +27,7 @@ from zo_sweeps.fleet.gateway.app import Gateway
 from zo_sweeps.fleet.gateway.challenges import ANSWERS, KINDS, Challenges, Known
 from zo_sweeps.fleet.gateway.connections import read_in_small_parts
 from zo_sweeps.fleet.gateway.identity import Authority
-from zo_sweeps.schedule import leases
+from zo_sweeps.schedule import agent_records, leases
 from zo_sweeps.schedule.leases import Store
 
 PORT = 7443
@@ -43,6 +43,7 @@ def new_code(folder: Path, minutes: float, *, public: bool = False) -> str:
     Args:
         public: the gateway has a certificate that boards check against authorities of their own.
     """
+    agent_records.must_be_well(folder / leases.FILE)
     authority = Authority(folder / PKI)
     code = codes.new(None if public else authority.der)
     store = Store(folder / leases.FILE)
@@ -59,18 +60,20 @@ async def serve(
     own: tuple[str, str] | None = None,
     challenges: Mapping[str, Sequence[Known]] | None = None,
 ) -> None:
-    """Serve until cancelled.
+    """Serve until cancelled. A damaged store is set aside, and made again from the records.
 
     Args:
         own: files of a certificate chain and its key, in place of the gateway's own certificate.
         challenges: kind -> known-answer questions; of a kind that is left out, they are computed, meanwhile.
 
-    Raises UserError when the port is taken, and for a certificate that cannot be used.
+    Raises UserError when the port is taken, for a certificate that cannot be used, and when the store breaks.
     """
     read_in_small_parts()
     authority = Authority(folder / PKI)
     asked = {kind: Challenges(kind, _log, (challenges or {}).get(kind, ())) for kind in KINDS}
+    agent_records.set_aside(folder / leases.FILE, _log)
     stores = Store(folder / leases.FILE), Store(folder / leases.FILE)
+    stores[0].restore()
     gateway = Gateway(*stores, authority, lease_seconds, asked, _log)
     context = authority.server_context(host, own)
     bounds: dict[str, Any] = {"max_line_size": limits.HEADER_BYTES, "max_field_size": limits.HEADER_BYTES}
@@ -95,7 +98,8 @@ async def serve(
         raise UserError(f"port {port} cannot be used: {error.strerror}", where="the gateway", fix=fix) from None
     _log(f"listening at https://{host}:{port}")
     try:
-        await server.serve_forever()
+        await gateway.broken.wait()
+        raise UserError("the store of agents cannot be read", where=str(folder / leases.FILE))
     finally:
         server.close()
         for one in asked.values():

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 
 from aiohttp import web
 
-from zo_sweeps import __version__
 from zo_sweeps.fleet import protocol
 from zo_sweeps.fleet.gateway import limits
 from zo_sweeps.fleet.gateway.admission import AGENT, Admission
@@ -70,7 +69,7 @@ class Work:
         name = request[AGENT]
         agent = self._store.agent(name)
         if agent and agent.state == JOINED and (agent.facts is None or other_version(agent.facts.zo_sweeps)):
-            raise ProblemError(409, "the head has another version since this board joined", version=__version__)
+            raise ProblemError(409, "the head does not know what this board is", join=True)
         try:
             wait = min(max(float(request.query.get("wait", "0")), 0.0), limits.WAIT_SECONDS)
         except ValueError:
