@@ -31,7 +31,7 @@ from zo_sweeps.fleet.inventory import Device, capabilities, listed, row
 from zo_sweeps.fleet.node import FIXED_PORTS, labels, node_arguments, port_range, running, sanitised, terminate
 from zo_sweeps.fleet.worker import WorkerOptions, gpus_lent, memory_lent, profile
 from zo_sweeps.methods.kinds.synthesis import Synthesis
-from zo_sweeps.schedule import gcs
+from zo_sweeps.schedule import cluster, gcs
 from zo_sweeps.schedule.cluster import living
 
 
@@ -125,6 +125,46 @@ def test_a_token_is_only_taken_from_a_file_that_others_cannot_read(tmp_path: Pat
     made = secrets.token_for_head(None, tmp_path / "head")
     assert made.stat().st_mode & 0o777 == 0o600
     assert secrets.token_for_head(None, tmp_path / "head").read_text() == made.read_text()
+
+
+@pytest.mark.parametrize(
+    ("there", "where"),
+    [
+        ("head", "in {tmp}/runs/head/ray_token; "),
+        ("RAY_AUTH_TOKEN", "in the variable RAY_AUTH_TOKEN; "),
+        ("RAY_AUTH_TOKEN_PATH", "in {tmp}/other (the variable RAY_AUTH_TOKEN_PATH); "),
+        ("~/.ray", "in {tmp}/.ray/auth_token; "),
+        ("", ": none is in RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or ~/.ray, and the state folder is another's; "),
+    ],
+)
+def test_a_refused_token_is_named_by_where_it_is_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: str, where: str
+) -> None:
+    """Also from a second state folder, whose head is another, where the message named an environment without one."""
+    from ray.exceptions import AuthenticationError
+
+    def refuse(address: str) -> None:
+        raise AuthenticationError("Unauthenticated")
+
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(cluster, "must_answer", lambda address: None)
+    monkeypatch.setattr(gcs.ray_private, "ControlStore", refuse)
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / "runs" / "head").mkdir(parents=True)
+    known = {"address": "10.0.0.5:6379" if there == "head" else "10.0.0.6:6379"}
+    known["token_file"] = str(tmp_path / "runs" / "head" / "ray_token")
+    (tmp_path / "runs" / "head" / "head.json").write_text(json.dumps(known))
+    if there == "~/.ray":
+        (tmp_path / ".ray" / "auth_token").write_text("t" * 64)
+    elif there.startswith("RAY"):
+        monkeypatch.setenv(there, str(tmp_path / "other"))
+    auth = cluster.joining_environment(tmp_path / "runs", "10.0.0.5:6379")
+    with cluster.environment(auth), pytest.raises(UserError) as refused:
+        gcs.Head("10.0.0.5:6379", auth)
+    assert where.format(tmp=tmp_path) in str(refused.value)
+    assert "the head at 10.0.0.5:6379 refuses the token" in str(refused.value)
 
 
 def test_versions_that_differ_say_what_to_install() -> None:

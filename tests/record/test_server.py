@@ -21,6 +21,7 @@ import pytest
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.record import server
+from zo_sweeps.record.mlflow_client import is_temporary, silence
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
 
@@ -182,6 +183,15 @@ def test_a_server_beyond_loopback_asks_for_a_password_and_knows_its_own_name_onl
         import mlflow
 
         mlflow.MlflowClient(tracking_uri=running.uri).create_experiment("ours")
+        for wrong, what in (("wrong", "the user and password in"), (None, "a request without")):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("MLFLOW_TRACKING_PASSWORD", wrong) if wrong else None
+                patch.delenv("MLFLOW_TRACKING_USERNAME") if wrong is None else None
+                with pytest.raises(mlflow.MlflowException) as refused:
+                    mlflow.MlflowClient(tracking_uri=running.uri).get_experiment_by_name("ours")
+                named = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD (the head's: mlflow/auth.ini)"
+                assert silence(refused.value) == f"refuses {what} {named}"
+                assert is_temporary(refused.value), "a password that is set later is taken"
         os.kill(json.loads((tmp_path / "mlflow" / "server.json").read_text())["pid"], signal.SIGKILL)
         again = server.start(tmp_path)
         assert again.uri == running.uri, "the process that listens goes on: no second server opens its database"

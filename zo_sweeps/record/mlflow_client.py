@@ -313,6 +313,18 @@ def is_temporary(error: Exception) -> bool:
     return status >= 500 or status in (401, 403, 408, 429)
 
 
+def silence(error: Exception) -> str:
+    """Return what a server does that fails for a while: it refuses the user, or does not answer."""
+    from mlflow.exceptions import MlflowException
+
+    own = error.get_http_status_code() if isinstance(error, MlflowException) else None
+    status = getattr(getattr(error, "response", None), "status_code", own)
+    if status not in (401, 403):
+        return "does not answer"
+    named = "the user and password in" if os.environ.get("MLFLOW_TRACKING_USERNAME") else "a request without"
+    return f"refuses {named} MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD (the head's: mlflow/auth.ini)"
+
+
 def reason(error: Exception) -> str:
     """Return an error's message in a few words."""
     text = str(error)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from zo_sweeps.core.trial import Trial
 from zo_sweeps.record.journal import JournalStore
-from zo_sweeps.record.mlflow_client import SweepRuns, is_temporary, reason
+from zo_sweeps.record.mlflow_client import SweepRuns, is_temporary, reason, silence
 from zo_sweeps.record.server import ended
 from zo_sweeps.record.sweep_book import SweepBook, SweepInfo
 
@@ -183,7 +183,7 @@ class MlflowMirror:
                 self._pause = min(2 * self._pause, LONGEST_WAIT)
                 self._add(name)
                 if time.monotonic() >= self._speak_after:
-                    self._tell(f"MLflow at {self._uri} does not answer ({reason(error)})")
+                    self._tell(f"MLflow at {self._uri} {silence(error)} ({reason(error)})")
                 return
         if name == _OPEN:
             self._tell(f"MLflow at {self._uri} refuses the sweep ({reason(error)})")

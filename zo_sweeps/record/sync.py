@@ -8,7 +8,7 @@ from pathlib import Path
 
 from zo_sweeps.core.errors import UserError, nothing_run
 from zo_sweeps.record import server
-from zo_sweeps.record.mlflow_client import SweepRuns, is_temporary, reason
+from zo_sweeps.record.mlflow_client import SweepRuns, is_temporary, reason, silence
 from zo_sweeps.record.mlflow_store import lock_mirror
 from zo_sweeps.record.sweep_book import Contents, books
 
@@ -62,7 +62,7 @@ def _send(book: Contents, folder: Path, uri: str, say: Callable[[str], None]) ->
             runs.finish(book.final)
         runs.abandon(parent_too=book.final is None)
     except Exception as error:  # as above; also of opening and finishing the sweep's run
-        what = "does not answer" if is_temporary(error) else "refuses the sweep"
+        what = silence(error) if is_temporary(error) else "refuses the sweep"
         fix = "check tracking.uri; the same command goes on where this one stopped"
         raise UserError(f"MLflow at {uri} {what} ({reason(error)})", fix=fix) from None
     if problems:

@@ -114,6 +114,20 @@ def joining_environment(state_dir: Path, address: str) -> dict[str, str | None]:
     return {"RAY_AUTH_MODE": "token" if (Path.home() / ".ray" / "auth_token").exists() else "disabled"}
 
 
+def token_source(auth: Mapping[str, str | None]) -> str:
+    """Return where Ray reads the token from with these variables, set beside the environment's; "" without a token."""
+    if path := auth.get("RAY_AUTH_TOKEN_PATH"):
+        return path
+    if auth.get("RAY_AUTH_MODE") != "token":
+        return ""
+    if os.environ.get("RAY_AUTH_TOKEN"):
+        return "the variable RAY_AUTH_TOKEN"
+    if path := os.environ.get("RAY_AUTH_TOKEN_PATH"):
+        return f"{path} (the variable RAY_AUTH_TOKEN_PATH)"
+    own = Path.home() / ".ray" / "auth_token"
+    return str(own) if own.exists() else ""
+
+
 @contextmanager
 def environment(variables: Mapping[str, str | None]) -> Iterator[None]:
     """Set environment variables (None: unset) inside the `with` block, and restore them after it."""

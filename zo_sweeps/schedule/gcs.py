@@ -41,8 +41,10 @@ class Head:
             with _quiet():
                 self._store = ray_private.ControlStore(address)
         except AuthenticationError:
-            where = auth.get("RAY_AUTH_TOKEN_PATH") or "the environment"
-            raise UserError(f"the head at {address} refuses the token", where=where, fix=cluster.TOKEN_FIX) from None
+            what, where = f"the head at {address} refuses the token", cluster.token_source(auth)
+            if not where:
+                what += ": none is in RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or ~/.ray, and the state folder is another's"
+            raise UserError(what, where=where, fix=cluster.TOKEN_FIX) from None
         except RpcError as error:
             raise UserError(
                 f"the server at {address} does not answer like a Ray head ({_line(error)})",
