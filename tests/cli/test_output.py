@@ -20,10 +20,12 @@ from tests.report.common import composed, fill
 from zo_sweeps.cli import watch
 from zo_sweeps.cli.lines import wrapped
 from zo_sweeps.cli.main import COMMANDS, main
+from zo_sweeps.cli.show import host
 from zo_sweeps.cli.show.alike import grouped
 from zo_sweeps.cli.show.compare import show_comparison
 from zo_sweeps.cli.show.papers import show_papers
 from zo_sweeps.cli.show.plan import show_plan
+from zo_sweeps.cli.show.stages import Stages
 from zo_sweeps.cli.show.status import show_status
 from zo_sweeps.cli.show.text import UNLIMITED, console, listing, some
 from zo_sweeps.cli.show.trial import show_trial
@@ -289,6 +291,40 @@ def test_units_change_at_a_thousand() -> None:
 
 
 # --- status --watch
+
+
+def test_a_stage_says_at_once_what_it_does_and_from_the_second_part_on_how_long_it_takes() -> None:
+    file = io.StringIO()
+    with Stages(Console(file=file, width=80)) as stages:
+        stages.update("gradients", 0, 3)
+        stages.update("gradients", 1, 3)
+        stages.SECONDS = 0.0  # type: ignore[misc]
+        stages.update("gradients", 2, 3)
+        stages.update("layers quantized", 0, 7)
+    first, second, third = file.getvalue().splitlines()
+    assert (first, third) == ("gradients: 0/3", "layers quantized: 0/7")
+    assert second.startswith("gradients: 2/3, ETA ")
+
+
+def test_the_page_of_mlflow_says_at_once_what_is_waited_for(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+
+    class Server:
+        uri = "http://127.0.0.1:9"
+
+        def wait(self) -> None:
+            said.append(capsys.readouterr().out)
+            raise KeyboardInterrupt
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr("zo_sweeps.record.server.start", lambda *_: Server())
+    with pytest.raises(KeyboardInterrupt):
+        host.ui(folder, None)
+    assert said == [f"waiting for the MLflow server of {folder}, which takes up to half a minute to start\n"]
 
 
 def test_a_page_that_is_left_with_ctrl_c_gives_the_terminal_back(

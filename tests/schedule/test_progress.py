@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import time
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -76,6 +77,27 @@ def test_without_a_terminal_a_status_line_comes_at_most_every_few_seconds(tmp_pa
             view.update(snapshot(tmp_path))
             time.sleep(0.01)
     assert 1 <= len(file.getvalue().splitlines()) <= 2
+
+
+def test_on_a_terminal_a_running_trial_shows_its_last_scores_on_dev(tmp_path):
+    file = io.StringIO()
+    view = ProgressView(console := Console(file=file, force_terminal=True, width=100, color_system=None))
+    (run,) = snapshot(tmp_path).running
+    evaluated = {"type": "eval", "step": 250, "metric": 0.625, "loss": 0.69314}
+    unknown = {**evaluated, "metric": None, "loss": None}
+    view.update(snapshot(tmp_path, running=(run, replace(run, dev=evaluated), replace(run, dev=unknown))))
+    console.print(view._render())
+    label = "ZO-LoRA-FA (q=1) · SST-2 · [lr 0.1] · seed 0  desk"
+    assert f"  250/1000                         {label}" in file.getvalue()
+    assert f"  250/1000  dev 62.5, loss 0.6931  {label}" in file.getvalue()
+    assert f"  250/1000  dev –, loss –          {label}" in file.getvalue()
+
+
+def test_the_sweep_tells_the_view_what_was_evaluated_last(tmp_path):
+    plan = [fakes.trial(tmp_path / "w", "a", steps=8, rungs={"2": 0.5})]
+    losses = []
+    sweep(tmp_path, plan, on_update=lambda now: losses.extend(run.dev and run.dev["loss"] for run in now.running))
+    assert losses[-1] == 0.5
 
 
 def test_on_a_terminal_a_live_view_shows_the_bar_and_what_runs_and_then_goes_away(tmp_path):

@@ -268,3 +268,21 @@ def test_a_model_whose_codes_were_trained_is_exported_with_the_test_scores_of_th
         (again,) = plan(folder, "method=random_subset", "update.lr=1", *local(packaged), text=False).trials
         cache.warm = None
         assert "trained entries already" in run(again)[0].error
+
+
+def test_a_package_takes_the_gradients_of_its_codes_for_its_mask(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mask is that of a pass of its own, to the bit; without the same samples there is such a pass."""
+    said: list[tuple[str, int, int]] = []
+    given = [*TINY, "precision=squeezellm", *SENSITIVE, f"data.dir={folder}", "device=cpu"]
+    for out, samples, own in (("shared", 3, False), ("apart", 2, True)):
+        monkeypatch.setenv("ZO_SWEEPS_CACHE", str(folder / f"cache of {out}"))
+        said.clear()
+        options = [f"precision.samples={samples}", "precision.length=16"]
+        package([*given, *options], [], folder / out, lambda *of: said.append(of))
+        assert [done for stage, done, _ in said if stage == "gradients"] == [*range(samples)]
+        assert [of for of in said if "mask" in of[0]] == [("gradients for the mask", i, 3) for i in range(3)] * own
+    shared, apart = (read(folder / out) for out in ("shared", "apart"))
+    assert shared is not None
+    assert apart is not None
+    assert shared.mask().fingerprint == apart.mask().fingerprint
+    assert shared.contents.files["mask.safetensors"] == apart.contents.files["mask.safetensors"]

@@ -36,6 +36,9 @@ def sensitive_mask(
     layers: Sequence[str],
     examples: Sequence[Example],
     objective: Objective,
+    *,
+    scores: Mapping[str, Tensor] | None = None,
+    taken: Callable[[int], None] = lambda done: None,
 ) -> tuple[Found, str]:
     """Return (the first mask and the function that computes later ones, its fingerprint).
 
@@ -46,6 +49,8 @@ def sensitive_mask(
             the one that `loaded` returns. Called only if the store has no mask.
         layers: qualified names of the target layers.
         examples, objective: the training split and f, used if the source is `task`.
+        scores: the mean squared gradients of the same samples, if they are known.
+        taken: called before each sample's gradients are taken, with the number of those already taken.
 
     A package brings its own mask, and neither text nor gradients are needed (the planner compares the settings).
 
@@ -72,9 +77,13 @@ def sensitive_mask(
 
     def find(step: int) -> mask_store.Stored:
         source = plain()
-        weights, each = _weights(source, layers), _losses(source, samples, objective)
-        with checkpointed(source.blocks):
-            found = masks.sensitive(weights, each, space.density, space.scope, space.score, _zeros(source))
+        weights = _weights(source, layers)
+        if scores is not None:
+            found = masks.top(masks.Lazily(weights, scores.__getitem__), space.density, space.scope)
+        else:
+            each = _losses(source, samples, objective, taken)
+            with checkpointed(source.blocks):
+                found = masks.sensitive(weights, each, space.density, space.scope, space.score, _zeros(source))
         return mask_store.Stored(found, {name: weights[name].detach().view(-1)[i] for name, i in found.items()})
 
     first = mask_store.get(key, lambda: find(0))
@@ -93,14 +102,9 @@ def text_sensitivities(
 
     Cost: as `sensitive_mask`.
     """
-
-    def each() -> Iterator[Callable[[], Tensor]]:
-        for done, loss in enumerate(_losses(model, samples, Tokens())):
-            taken(done)
-            yield loss
-
+    each = _losses(model, samples, Tokens(), taken)
     with checkpointed(model.blocks):
-        return masks.squared_gradients(_weights(model, layers), each(), zeros=_zeros(model))
+        return masks.squared_gradients(_weights(model, layers), each, zeros=_zeros(model))
 
 
 class Gradients:
@@ -158,9 +162,15 @@ def _device(model: LanguageModel) -> torch.device:
     return next(model.module.parameters()).device
 
 
-def _losses(model: LanguageModel, samples: Sequence[Example], objective: Objective) -> Iterator[Callable[[], Tensor]]:
+def _losses(
+    model: LanguageModel,
+    samples: Sequence[Example],
+    objective: Objective,
+    taken: Callable[[int], None] = lambda done: None,
+) -> Iterator[Callable[[], Tensor]]:
     device = _device(model)
-    for sample in samples:
+    for done, sample in enumerate(samples):
+        taken(done)
         batch = collate([sample], model.pad_id, gold_only=objective.gold_only).to(device)
         yield partial(_loss, model, batch, objective)
 

@@ -37,8 +37,15 @@ def silent(what: str, done: int, total: int) -> None:
     """Show nothing."""
 
 
-def prepared(config: TrialConfig, device: torch.device, progress: Progress = silent) -> Model:
+def prepared(
+    config: TrialConfig,
+    device: torch.device,
+    progress: Progress = silent,
+    keep: Callable[[Mapping[str, Tensor]], None] = lambda sensitivities: None,
+) -> Model:
     """Return a trial's model as a package, from this machine's store; compute it if the store has none.
+
+    `keep` is called with the sensitivities that codes were computed with.
 
     Concurrent trials wait for the one that computes it. A package that is damaged is computed again. Raises UserError
     if the store cannot be written. Cost: none if the store has it; else as `_build`.
@@ -53,7 +60,7 @@ def prepared(config: TrialConfig, device: torch.device, progress: Progress = sil
             if not _is_whole(folder):
                 shutil.rmtree(folder, ignore_errors=True)
                 with new_folder(folder) as part:
-                    _build(config, device, part, progress)
+                    keep(_build(config, device, part, progress))
     except OSError as error:
         fix = "set ZO_SWEEPS_CACHE to a writable folder with room for the model"
         raise UserError(f"cannot store codes ({error.strerror or error})", where=str(folder), fix=fix) from None
@@ -81,14 +88,16 @@ def make(config: TrialConfig, device: torch.device, folder: Path, progress: Prog
         config: with the fingerprints of model and text; its precision stores codes.
         folder: absent or empty; it appears whole or not at all.
 
-    Raises UserError if the folder cannot be written. Cost: as `prepared`, and as `sensitive_mask` for a mask.
+    Raises UserError if the folder cannot be written. Cost: as `prepared`, and as `sensitive_mask` for a mask, whose
+    gradients are those of the codes if both are of the same samples.
     """
     precision, space = config.precision, config.space
     assert isinstance(precision, WeightOnlyPrecision)
+    known: list[Mapping[str, Tensor]] = []
     try:
         with new_folder(folder) as part:
             if precision.prepared:
-                source = prepared(config, device, progress).path
+                source = prepared(config, device, progress, known.append).path
                 assert source is not None
                 shutil.copytree(source, part, dirs_exist_ok=True)
             else:
@@ -96,8 +105,10 @@ def make(config: TrialConfig, device: torch.device, folder: Path, progress: Prog
             if space.needs_gradients and config.method.kind.trains:
                 model = load(config.model, precision.dtype, device)
                 layers, plain = list(model.target_modules(space.layers)), lambda: model
-                progress("masks found", 0, 1)
-                mask, _ = sensitive_mask(config, plain, plain, layers, (), Tokens())
+                settings: Any = space  # the samples are of the member itself
+                scores = known[0] if known and _same_samples(precision, settings) else None
+                taken = lambda done: progress("gradients for the mask", done, settings.samples)
+                mask, _ = sensitive_mask(config, plain, plain, layers, (), Tokens(), scores=scores, taken=taken)
                 found_from = write({"targets": space.layers, **space.found_from})
                 package.add_mask(part, Stored(mask.masks, mask.values), found_from, config.data.text_fingerprint)
     except OSError as error:
@@ -105,6 +116,12 @@ def make(config: TrialConfig, device: torch.device, folder: Path, progress: Prog
     made = package.read(folder)
     assert made is not None
     return made
+
+
+def _same_samples(precision: Any, space: Any) -> bool:
+    """Return whether the codes were computed with the scores that a mask ranks."""
+    samples = [(one.of_text, one.samples, one.length) for one in (precision, space)]
+    return samples[0] == samples[1] and space.score == "fisher"
 
 
 def write_trained(config: TrialConfig, model: LanguageModel, folder: Path) -> None:
@@ -147,8 +164,10 @@ def _is_whole(folder: Path) -> bool:
     return stored is not None
 
 
-def _build(config: TrialConfig, device: torch.device, folder: Path, progress: Progress) -> None:
+def _build(config: TrialConfig, device: torch.device, folder: Path, progress: Progress) -> Mapping[str, Tensor]:
     """Compute the codes of a trial's model and write them as a package into an empty folder.
+
+    Returns the sensitivities that they were computed with, by layer; {} for none.
 
     Cost: for a precision `of_text`, a forward and a backward per sample; the precision's encoding. Memory: the plain
     weights, and for a precision `of_text` `masks.squared_gradients`.
@@ -174,3 +193,4 @@ def _build(config: TrialConfig, device: torch.device, folder: Path, progress: Pr
 
     text = config.data.text_fingerprint if precision.of_text else ""
     package.write(folder, model, codes(), precision, config.model.fingerprint, text)
+    return sensitivities

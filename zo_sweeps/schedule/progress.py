@@ -72,9 +72,8 @@ class ProgressView:
         bar.add_row(ProgressBar(total=1.0, completed=done, width=32), f"{done:4.0%}", status_line(self._last))
         rows = Table.grid(padding=(0, 2))
         for run in self._last.running[:ROWS]:
-            rows.add_row(
-                Text("  " + steps(run)), Text(run.trial.label or run.trial.trial_id), Text(run.node, style="dim")
-            )
+            label = Text(run.trial.label or run.trial.trial_id)
+            rows.add_row(Text(f"  {steps(run)}{dev(run)}"), label, Text(run.node, style="dim"))
         hidden = len(self._last.running) - ROWS
         more = [Text(f"  and {hidden} more", style="dim")] if hidden > 0 else []
         waits = [Text(f"  {n} waiting: {reason}", style="dim") for reason, n in self._last.waiting.items()]
@@ -112,6 +111,15 @@ def _metric(trial: Trial) -> Metric:
 def steps(run: Running) -> str:
     """Return an attempt's progress in steps: "120/1000"."""
     return f"{run.step}/{run.trial.steps}" if run.trial.steps else "evaluating"
+
+
+def dev(run: Running) -> str:
+    """Return the scores of an attempt's last evaluation: "  dev 62.5, loss 0.6931"; "" before the first."""
+    if run.dev is None:
+        return ""
+    metric, loss = run.dev.get("metric"), run.dev.get("loss")  # null: not finite
+    score = "–" if metric is None else _metric(run.trial).printed(metric)
+    return f"  dev {score}, loss {'–' if loss is None else format(loss, '.4g')}"
 
 
 def _terminal(snapshot: Snapshot) -> int:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from zo_sweeps.core.trial import Outcome, Trial, TrialState
+from zo_sweeps.core.trial import Event, Outcome, Trial, TrialState
 
 SETTLED_SECONDS = 600.0
 
 
 @dataclass
 class Running:
-    """An attempt in flight. `resumed_from` and `step` count optimisation steps."""
+    """An attempt in flight. `resumed_from` and `step` count optimisation steps; `dev` is its last `eval` event."""
 
     trial: Trial
     attempt: int
@@ -20,6 +20,7 @@ class Running:
     resumed_from: int
     step: int
     since: float  # time.monotonic()
+    dev: Event | None = None
     heard: bool = False  # its process has reported; before, it may still wait for its turn on a node
 
 

@@ -314,6 +314,7 @@ class Sweep:
             self._end(run, recorded)
             return None
         run.resumed_from = run.step = last_step(journal)
+        run.dev = next((event for event in reversed(journal) if event["type"] == "eval"), None)
         self._cost_done += self._part(run, run.resumed_from)
         self._ledger.write(trial_id, TrialState.RUNNING, attempt=attempt, forecast=self._forecast(run))
         self._move(trial_id, TrialState.PENDING, TrialState.RUNNING)
@@ -335,6 +336,8 @@ class Sweep:
             for event in report.events:
                 if event["type"] == "steps":
                     run.step = event["first"] + len(event["losses"]) - 1
+                elif event["type"] == "eval":
+                    run.dev = event
                 elif event["type"] == "warning" and event["metric"] not in self._warned:
                     self._warned.add(event["metric"])
                     self._say(f"{run.trial.label or report.trial_id}: {event['text']} (said once per sweep)")

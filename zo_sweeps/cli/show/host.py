@@ -22,6 +22,7 @@ def ui(folder: Path, port: int | None) -> None:
     from zo_sweeps.record.sweep_book import books
 
     with contextlib.closing(start(folder, port)) as server:
+        print(f"waiting for the MLflow server of {folder}, which takes up to half a minute to start", flush=True)
         server.wait()
         here = pages(server.uri, folder)
         for title, page in here.items():

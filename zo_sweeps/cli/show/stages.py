@@ -12,7 +12,7 @@ from zo_sweeps.core.units import duration
 
 
 class Stages:
-    """The progress of a long command, stage by stage: a bar on a terminal, a line at times anywhere else."""
+    """The progress of a long command: a bar per stage on a terminal; elsewhere a line when one begins, and at times."""
 
     SECONDS = 10.0  # between lines
 
@@ -27,17 +27,18 @@ class Stages:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+        if self._console.is_terminal:  # elsewhere it would print an empty line
+            self._bar.stop()
 
     def update(self, stage: str, done: int, total: int) -> None:
         """Show how many of a stage's parts are done."""
         now = time.monotonic()
         if stage != self._stage:
-            self._stage, self._began, self._said = stage, now, now
+            self._stage, self._began, self._said = stage, now, now - self.SECONDS
             self._task = self._bar.add_task(stage, total=total)
         if self._task is not None:
             self._bar.update(self._task, completed=done)
         if not self._console.is_terminal and now - self._said >= self.SECONDS:
             self._said = now
-            left = duration((now - self._began) / done * (total - done)) if done else "?"
-            say(self._console, f"{stage}: {done}/{total}, ETA {left}")
+            left = f", ETA {duration((now - self._began) / done * (total - done))}" if done else ""
+            say(self._console, f"{stage}: {done}/{total}{left}")
