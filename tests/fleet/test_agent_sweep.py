@@ -74,7 +74,7 @@ def test_an_agent_takes_trials_beside_a_node_and_they_are_those_of_one_process(t
 
 def _trials(state: Path) -> dict[str, Trial]:
     """The trials of the state folder's only sweep."""
-    (path,) = (state / "mlflow" / "sweeps").glob("*.jsonl")
+    (path,) = (state / "books").glob("*.jsonl")
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     found = [Trial.from_json(row["trial"]) for row in rows if "trial" in row]
     return {trial.trial_id: trial for trial in found}

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
 from tests.schedule import fakes
 from zo_sweeps.core.host import GIB
 from zo_sweeps.core.trial import Needs, Trial
+from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.schedule import ray_slots
 from zo_sweeps.schedule.fairness import Claim
 from zo_sweeps.schedule.placement import Node
 from zo_sweeps.schedule.ray_agents import Agents
+from zo_sweeps.schedule.ray_cluster import Connection
 from zo_sweeps.schedule.ray_slots import Slot, Slots
 from zo_sweeps.schedule.sharing import ALONE
 
@@ -202,3 +207,38 @@ def test_a_divided_trial_takes_its_gpus_in_one_bundle() -> None:
     assert mine.bundles(1) == [{"CPU": 1, "GPU": 3.0}]
     mine._slots.append(Slot(None, rack, 3, memory_bytes=0))
     assert mine.choose(needing(0, "cuda")) == (None, rack), "an actor with three GPUs is not taken for one"
+
+
+def test_one_driver_asks_an_autoscaler_for_the_slots_of_all_with_their_labels(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[tuple[int, list[str]]] = []
+
+    def request(bundles: list[Any], bundle_label_selectors: list[Any]) -> None:
+        assert len(bundles) == len(bundle_label_selectors)
+        named = [f"{bundle} {labels}" for bundle, labels in zip(bundles, bundle_label_selectors, strict=True)]
+        asked.append((len(bundles), list(dict.fromkeys(named))))
+
+    monkeypatch.setitem(sys.modules, "ray.autoscaler.sdk", SimpleNamespace(request_resources=request))
+    first, second = (Connection(tmp_path, "10.0.0.1:6379") for _ in "ab")
+    gpus = ({"CPU": 1, "GPU": 1.0}, {"zo.device": "a100"})
+    one, two = Claim("a", asks=(150, *gpus)), Claim("b", asks=(250, {"CPU": 1}, {}))
+    for _ in range(2):
+        first.ask_for_nodes(one, [two])
+        second.ask_for_nodes(two, [one])
+    both = ["{'CPU': 1, 'GPU': 1.0} {'zo.device': 'a100'}", "{'CPU': 1} {}"]
+    assert asked.pop() == (400, both)
+    assert asked == [], "once, by one of them"
+    first.ask_for_nodes(replace(one, asks=(140, *gpus)), [two])
+    assert asked.pop() == (390, both)
+    second.ask_for_nodes(two, [])  # the first has ended
+    assert asked.pop() == (250, both[1:])
+
+
+def test_a_gpu_that_trials_name_is_asked_for_by_its_label(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_slots, "bound_to_hosts", lambda trial: False)
+    mine = slots()
+    config = MagicMock(spec=TrialConfig)
+    config.device = SimpleNamespace(kind="cuda")
+    mine.want(replace(needing(0, "a100"), config=config))
+    assert mine.claim(3).asks == (3, {"CPU": 1, "GPU": 1.0}, {"zo.device": "a100"})

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from zo_sweeps.schedule import ray_private
 from zo_sweeps.schedule.cluster import NOTES, RUNS
-from zo_sweeps.schedule.fairness import Claim
+from zo_sweeps.schedule.fairness import NO_ASKS, Claim
 
 LIVE_SECONDS = 10.0  # a driver whose note does not change for so long has ended
 FRESH_SECONDS = 3.0  # for so long a note knows better than Ray and the store of agents what its driver holds
@@ -35,7 +35,7 @@ class Claims:
         """
         note = {"time": time.time(), "driver": mine.driver, "runs": dict(runs)}
         note |= {"used": dict(mine.used), "held": dict(mine.held), "wants": list(mine.wants)}
-        note |= {"places": dict(mine.places), "user": mine.user, "priority": mine.priority}
+        note |= {"places": dict(mine.places), "user": mine.user, "priority": mine.priority, "asks": mine.asks}
         with contextlib.suppress(Exception):  # Ray raises any kind of error then; the sweep goes on
             ray_private.put_note(self._key, json.dumps(note).encode(), NOTES)
             return self._others()
@@ -57,7 +57,8 @@ class Claims:
             age = now - self._seen[key][1]
             if age < LIVE_SECONDS:
                 places = {at: tuple(held) for at, held in note["places"].items()} if age < FRESH_SECONDS else {}
-                whose = note.get("user", ""), note.get("priority", 0)  # absent: of a driver of an earlier version
+                # Absent: of a driver of an earlier version.
+                whose = note.get("user", ""), note.get("priority", 0), tuple(note.get("asks", NO_ASKS))
                 live.append(Claim(note["driver"], note["used"], note["held"], tuple(note["wants"]), places, *whose))
         return live
 

@@ -27,6 +27,7 @@ RUNS = "runs/"  # + a driver: the trials that it runs on each node
 AGENTS = "agents"  # the agents of the head's gateway, and where their store is
 HEAD = "node:__internal_head__"  # a resource of the head's node
 ID_LABEL, BEGAN_LABEL = "zo.id", "zo.began"  # a machine's id, the same after a restart; its start time (Unix seconds)
+DEVICE_LABEL = "zo.device"  # a node's device profile
 VERSION_LABEL = "zo.version"  # of this package on the node
 GPU_LABEL = "zo.gpu_bytes"  # memory of each GPU of the node, unless it is the main memory
 TOOL_LABEL = "zo.tool."  # + a tool that is installed on the node: its version

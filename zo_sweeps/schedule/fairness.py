@@ -17,6 +17,8 @@ SLACK, OF_START = 0.05, 0.5
 SHORTEST, LONGEST = 1.0, 60.0  # CPU-seconds: bounds of what a start counts for
 
 Held = tuple[int, float, int, int]  # slots, CPUs, GPUs, bytes of main memory
+Asks = tuple[int, Mapping[str, float], Mapping[str, str]]
+NO_ASKS: Asks = (0, {}, {})
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class Claim:
         held: CPUs that run its trials now, counted once.
         wants: profiles that could run a ready trial of it, for which it has no slot.
         places: node id -> what its processes hold there, those included that have not started yet.
+        asks: what an autoscaler is to make room for: the number of slots, the resources and the labels of each.
     """
 
     driver: str
@@ -38,6 +41,7 @@ class Claim:
     places: Mapping[str, Held] = field(default_factory=dict)
     user: str = ""
     priority: int = 0
+    asks: Asks = NO_ASKS
 
     def is_on(self, device: str) -> bool:
         """Return whether it has slots of a device profile, or waits for one."""

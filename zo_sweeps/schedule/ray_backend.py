@@ -198,8 +198,9 @@ class RayBackend:
             if slot.trial and slot.heard:
                 runs.setdefault(slot.node.node_id, []).append(slot.trial.label or slot.trial.trial_id)
         if self.grows:
-            self._slots.hear(self._connection.exchange(runs, self._slots.claim()))
-            self._connection.ask_for(self._slots.bundles(self._left))
+            mine = self._slots.claim(self._left)
+            self._slots.hear(self._connection.exchange(runs, mine))
+            self._connection.ask_for_nodes(mine, self._slots.others)
 
     def _sharing(self, slot: Slot, journal: list[Event]) -> Sharing | None:
         """Make the trial's followers join it."""

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,12 @@ from zo_sweeps.schedule import cluster, ray_private
 from zo_sweeps.schedule.agents import LeaseLostError
 from zo_sweeps.schedule.backend import CannotJoinError, HeadLostError
 from zo_sweeps.schedule.claims import Claims
-from zo_sweeps.schedule.fairness import Claim
+from zo_sweeps.schedule.fairness import Asks, Claim
 from zo_sweeps.schedule.gcs import Head
 from zo_sweeps.schedule.placement import Node
 from zo_sweeps.schedule.ray_agents import Agents
 
-DEVICE_LABEL, NAME_LABEL, PROGRAMS_LABEL = "zo.device", "zo.name", "zo.programs"
+NAME_LABEL, PROGRAMS_LABEL = "zo.name", "zo.programs"
 OBJECT_STORE_BYTES = 100 * 2**20  # only journals of kilobytes go through it; the default takes 30 % of the memory
 NODE_LOST = "its node is gone or out of reach"
 UNREACHABLE_SECONDS = 15.0  # Ray ends this process after 60 s without a head
@@ -38,7 +38,7 @@ class Connection:
         self._opened = contextlib.ExitStack()
         self._unreachable_since: float | None = None
         self.claims = Claims()
-        self._asked_for: list[dict[str, float]] = []
+        self._asked: list[Asks] = []  # of the autoscaler, by this driver
         self.agents = Agents()
 
     def start_local(self, cpus: int) -> None:
@@ -102,24 +102,34 @@ class Connection:
         """Tell the other drivers of a running cluster what this one runs (node id -> labels); exchange claims."""
         return self.claims.exchange(runs, mine) if self.address and self._unreachable_since is None else []
 
-    def ask_for(self, bundles: list[dict[str, float]]) -> None:
-        """Ask a cluster with an autoscaler (Kubernetes) for nodes with room for these bundles; others ignore it.
+    def ask_for_nodes(self, mine: Claim, others: Sequence[Claim]) -> None:
+        """Ask a cluster with an autoscaler (Kubernetes) for nodes with room for all sweeps; others ignore it.
 
-        The last sweep that asked counts.
+        The last request counts, whoever made it: so one driver asks for all, the first by its name.
         """
-        if not self.address or self._unreachable_since is not None or bundles == self._asked_for:
+        if not self.address or self._unreachable_since is not None:
+            return
+        if any(other.driver < mine.driver for other in others):
+            self._asked = []  # another asks
+        else:
+            self._ask([claim.asks for claim in (mine, *others) if claim.asks[0]])
+
+    def _ask(self, asks: list[Asks]) -> None:
+        if asks == self._asked:
             return
         from ray.autoscaler.sdk import request_resources
 
-        self._asked_for = bundles
+        self._asked = asks
+        every = [(dict(bundle), dict(labels)) for count, bundle, labels in asks for _ in range(count)]
+        bundles, labels = [bundle for bundle, _ in every], [selector for _, selector in every]
         with contextlib.suppress(Exception):  # Ray raises any kind of error while the head shuts down
-            request_resources(bundles=bundles)
+            request_resources(bundles=bundles, bundle_label_selectors=labels)
 
     def close(self) -> None:
         import ray
 
         if self.address and ray.is_initialized() and self._unreachable_since is None:
-            self.ask_for([])
+            self._ask([])  # if it is the one that asks: the next one asks when it finds this driver's claim gone
             self.claims.withdraw()
         self.agents.close()
         ray.shutdown()
@@ -171,7 +181,7 @@ def _node(description: dict[str, Any]) -> Node:
     return Node(
         node_id=description["NodeID"],
         name=labels.get(NAME_LABEL, description["NodeManagerHostname"]),
-        device=labels.get(DEVICE_LABEL, "cuda" if gpus else "cpu"),
+        device=labels.get(cluster.DEVICE_LABEL, "cuda" if gpus else "cpu"),
         cpus=resources.get("CPU", 0.0),
         gpus=gpus,
         memory_bytes=int(resources.get("memory", 0)),

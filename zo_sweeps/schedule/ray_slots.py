@@ -11,9 +11,11 @@ from typing import Any
 from zo_sweeps.core.host import GIB
 from zo_sweeps.core.trial import Event, Trial
 from zo_sweeps.core.units import bytes_text
+from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.schedule.agents import AgentSlot, bound_to_hosts
 from zo_sweeps.schedule.backend import Attempt
-from zo_sweeps.schedule.fairness import Claim, Held, base, count, first_served
+from zo_sweeps.schedule.cluster import DEVICE_LABEL
+from zo_sweeps.schedule.fairness import Asks, Claim, Held, base, count, first_served
 from zo_sweeps.schedule.losses import Losses
 from zo_sweeps.schedule.placement import HOSTS, Node, gpus_needed, main_memory, preference, refusal
 from zo_sweeps.schedule.ray_actor import TrialActor
@@ -26,7 +28,7 @@ SMALL = GIB  # ... and up to so many bytes whatever it needs; a process with its
 IDLE_SECONDS = 30.0  # an idle actor keeps its base model for so long, on a cluster that others use too
 LEFT_SECONDS = 10.0  # time allowed for another sweep to take a slot that is left to it
 PASSED_SECONDS = 30.0  # for so long no slot is left to one that took none in that time: it may need more memory
-MOST_BUNDLES = 100
+MOST_BUNDLES = 1000  # of a sweep; more nodes are asked for when these are there
 NOTHING: Held = (0, 0.0, 0, 0)
 
 
@@ -89,7 +91,8 @@ class Slots:
         self._start = 0.0  # seconds that the last process took to its first step
         self._left: dict[str, float] = {}  # node_id -> since when a free slot is left to another sweep
         self._passed: dict[str, float] = {}  # driver -> until when none is left to it
-        self._bundle: dict[str, float] = {}  # the resources of one slot
+        self._bundle: dict[str, float] = {}  # the resources of one slot that an autoscaler may make room for
+        self._labels: dict[str, str] = {}  # ... and the labels of its node
         self._wanted: set[str] = set()  # device profiles where a trial found no slot in this round
         self._avoided: dict[str, float] = {}  # nodes that leave, or seem dead: node_id -> end of the ban (monotonic)
         self._losses = Losses()
@@ -118,8 +121,12 @@ class Slots:
         if alive := {node.node_id for node in nodes if not node.is_agent or node.light}:
             self._slots = [slot for slot in self._slots if slot.trial or slot.node.node_id in alive]
 
-    def claim(self) -> Claim:
-        """Return what this sweep holds and wants, for the other drivers."""
+    def claim(self, trials: int = 0) -> Claim:
+        """Return what this sweep holds and wants, for the other drivers.
+
+        Args:
+            trials: without a result.
+        """
         held: defaultdict[str, float] = defaultdict(float)
         places: dict[str, Held] = {}
         for slot in (*self._slots, *self.silent):
@@ -129,7 +136,8 @@ class Slots:
                 place = places.get(slot.node.node_id, NOTHING)
                 places[slot.node.node_id] = _sum(place, (1, self._cpus, slot.gpus, slot.memory_bytes))
         wants = tuple(sorted(self._wanted))
-        return replace(self._me, used=dict(self._used), held=dict(held), wants=wants, places=places)
+        asks = self.asks(trials)
+        return replace(self._me, used=dict(self._used), held=dict(held), wants=wants, places=places, asks=asks)
 
     def hear(self, others: Sequence[Claim]) -> None:
         """Take the claims of the other drivers into account, and end the idle actors that they wait for.
@@ -157,11 +165,12 @@ class Slots:
 
     def want(self, trial: Trial) -> None:
         """Note that the trial found no slot in this round."""
-        if trial.needs.device in ("auto", *HOSTS) and "GPU" not in self._bundle:  # no autoscaler adds an edge device
-            self._bundle = {
-                "CPU": self._cpus,
-                **({"GPU": float(trial.needs.gpus)} if trial.needs.device == "cuda" else {}),
-            }
+        device = trial.needs.device
+        config = trial.config
+        named = isinstance(config, TrialConfig) and config.device.kind == "cuda" and device not in ("auto", *HOSTS)
+        if (device in ("auto", *HOSTS) or named) and "GPU" not in self._bundle:  # no autoscaler adds an edge device
+            gpus = {"GPU": float(trial.needs.gpus)} if device == "cuda" or named else {}
+            self._bundle, self._labels = {"CPU": self._cpus, **gpus}, {DEVICE_LABEL: device} if named else {}
         if self._limit and sum(slot.trial is not None for slot in self._slots) >= self._limit:
             return
         for node in self.nodes_for(trial):
@@ -172,6 +181,10 @@ class Slots:
         """Return the resources of the slots that so many trials could use; [] if no trial has waited."""
         count = min(trials, self._limit or trials, MOST_BUNDLES)
         return [self._bundle] * count if self._bundle else []
+
+    def asks(self, trials: int) -> Asks:
+        """Return what `bundles` does, for the claim."""
+        return len(self.bundles(trials)), self._bundle, self._labels
 
     def in_vain(self) -> list[Slot]:
         """Return the slots whose actors may wait in Ray, where the drivers that share a node have asked for too much.
