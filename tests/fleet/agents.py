@@ -140,6 +140,10 @@ class Head:
     def kill(self) -> None:
         self._process.kill()
 
+    @property
+    def said(self) -> str:
+        return self._process.said
+
     def code(self) -> str:
         from zo_sweeps.fleet import codes
         from zo_sweeps.fleet.gateway.identity import Authority
@@ -224,6 +228,7 @@ def _agent(url: str, code: str, state: str, name: str, slots: str) -> int:
     from zo_sweeps.fleet.known_answers import Answers
 
     link.LONGEST_WAIT = 0.5
+    agent.POLL_SECONDS = agent.NOTE_SECONDS = 3.0
     facts.facts = lambda device, lent, host, client: replace(
         boards.FACTS, profile=device.name, cpus=1, gpus=0, slots=lent.slots
     )

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import re
+import shutil
 import signal
+import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,8 +20,10 @@ from tests.fleet.agents import DRIVER, Cable, Head, head, wait
 from tests.schedule import fakes
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import Event, Trial
+from zo_sweeps.fleet import inventory
 from zo_sweeps.fleet.agent import commands, light
 from zo_sweeps.record.journal import scalars
+from zo_sweeps.schedule.agent_facts import Note
 from zo_sweeps.schedule.lease_contents import StoredFile
 
 pytestmark = pytest.mark.multiprocess
@@ -180,6 +187,67 @@ def test_a_damaged_spool_is_given_back_and_the_agent_lives(gateway: Head, tmp_pa
     assert "in a journal" in outcome["error"]
     other = a_trial(tmp_path, "other", gated=False)
     must_be_exact(gateway, gateway.lease(other, "a"), other)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder with a disk of its own, of 80 MiB."""
+    folder = tmp_path / "a"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=80m", "none", str(folder)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"cannot mount a small tmpfs: {mounted.stderr.decode().strip()}")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_board_whose_disk_is_full_lends_nothing_until_there_is_room_and_says_so(
+    small_disk: Path, tmp_path: Path
+) -> None:
+    with head(tmp_path / "head") as gateway:
+        trial, agent = a_trial(tmp_path), gateway.agent("a", code=gateway.code())
+        lease = gateway.lease(trial, "a")
+        wait(lambda: gateway.steps(lease) == 8)
+        with contextlib.suppress(OSError), (small_disk / "other").open("wb", buffering=0) as file:
+            while file.write(bytes(2**20)):
+                pass  # to the last byte: nothing can be written, no note and no event
+        why = gateway.why(lease, "a")
+        assert re.fullmatch(r"handed back: its disk is full \(.* free at .*\), so it lends nothing", why)
+        assert gateway.store.of_driver(DRIVER)[lease].blameless, "no loss of the trial"
+        (device,) = inventory.agents(Note(time.time(), "", tuple(gateway.store.agents())))
+        assert (device.state, f"handed back: {device.turned_away}") == ("left", why)
+        had = gateway.events(lease)
+        (small_disk / "other").unlink()
+        wait(lambda: agent.said.count("joined") == 2)
+        assert "lends nothing until there are" in agent.said
+        assert "Traceback" not in agent.said
+        open_gate(tmp_path)
+        must_be_exact(gateway, gateway.lease(trial, "a", had, 2), trial, had)
+        (device,) = inventory.agents(Note(time.time(), "", tuple(gateway.store.agents())))
+        assert (device.state, device.turned_away) == ("up", "")
+
+
+def test_two_machines_with_one_key_are_told_of(gateway: Head, tmp_path: Path) -> None:
+    """As cloned cards are: both compute each trial."""
+    first = gateway.agent("a")
+    wait(lambda: "joined" in first.said)
+    first.kill()
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    agents = [gateway.agent(name) for name in "ab"]
+    assert gateway.store.agent("a").refused == {}, "a restart is no copy"
+    gateway.lease(a_trial(tmp_path), "a")
+    fix = "two machines use its key; zo-sweeps devices revoke a, and register each with a code and a --name of its own"
+    wait(lambda: all(f"the head says: {fix}" in one.said for one in agents))
+    (device,) = inventory.agents(Note(time.time(), "", tuple(gateway.store.agents())))
+    assert device.turned_away == fix
+    assert f"a: {fix} (the last asks from 127.0.0.1)" in gateway.said
+
+    def status(name: str) -> str:
+        said: list[str] = []
+        commands.status(tmp_path / name, said.append)
+        return "\n".join(said)
+
+    wait(lambda: all(fix in status(name) for name in "ab"))
 
 
 def test_a_revoked_key_ends_the_trial_and_the_agent(gateway: Head, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from zo_sweeps.core.units import bytes_text
 from zo_sweeps.fleet.node import running
 from zo_sweeps.fleet.secrets import checked, token_for_joining
 from zo_sweeps.schedule import agent_records
-from zo_sweeps.schedule.agent_facts import JOINED, VERSION, Agent, Note
+from zo_sweeps.schedule.agent_facts import JOINED, REMARKS, Agent, Note
 from zo_sweeps.schedule.agents import PREFIX
 from zo_sweeps.schedule.cluster import ID_LABEL, token_environment
 from zo_sweeps.schedule.gcs import AGENTS, NODE, RUNS, Head
@@ -41,7 +41,7 @@ class Device:
     facts: Mapping[str, Any] = key("its last note: hardware, condition, versions, time (Unix seconds)", dict)
     runs: Sequence[str] = key("labels of the trials that run there", ())
     refused: Sequence[str] = key("what an agent does not lend, because its known answers differ", ())
-    turned_away: str = key("why it gets no trial: another version, and how to update it", "")
+    turned_away: str = key("why it gets no trial, or should not: its version, a full disk, a copied key; the fix", "")
 
 
 @dataclass
@@ -103,8 +103,8 @@ def _device(agent: Agent, now: float) -> Device:
         memory_bytes=facts.memory_bytes if facts else 0,
         facts={**host, **live, "time": agent.heard},
         runs=tuple(label for _, label in agent.running),
-        refused=tuple(name for name in agent.refused if name != VERSION),
-        turned_away=agent.refused.get(VERSION, ""),
+        refused=tuple(name for name in agent.refused if name not in REMARKS),
+        turned_away="; ".join(agent.refused[name] for name in REMARKS if name in agent.refused),
     )
 
 

@@ -99,6 +99,24 @@ class Report(Shape):
 
 
 @dataclass(frozen=True)
+class Reported(Shape):
+    """The answer: a remark on this machine, for its owner."""
+
+    remark: str = item("", most=1000)
+
+
+@dataclass(frozen=True)
+class Leave(Shape):
+    """POST /v1/leave: the agent takes no trial until it joins again.
+
+    Args:
+        why: it lends nothing for a while; "": it ends.
+    """
+
+    why: str = item("", most=1000)
+
+
+@dataclass(frozen=True)
 class Offer(Shape):
     """A lease that an agent is to take; `held` of its events are on the head."""
 

@@ -14,7 +14,9 @@ from zo_sweeps.devices.live import Host, Reading
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")  # of an agent, and of a device profile
 SLOTS = 64
 OFFLINE_SECONDS = 60.0  # without a request: an agent then gets no trial; its leases last longer, see `Store.reap`
-VERSION = "version"  # in `Agent.refused`: why it may not join, although its key is valid
+# In `Agent.refused`, of the machine and not of what it lends: why it may not join, although its key is valid; that it
+# left because its disk is full; that another machine has its key, too.
+VERSION, ROOM, COPIED = REMARKS = ("version", "room", "copied")
 ENROLLED, JOINED, LEFT, REVOKED = "enrolled", "joined", "left", "revoked"  # states of an agent
 
 

@@ -34,6 +34,7 @@ from zo_sweeps.schedule.agent_facts import (
     LEFT,
     OFFLINE_SECONDS,
     REVOKED,
+    ROOM,
     VERSION,
     Agent,
     Facts,
@@ -255,11 +256,23 @@ class Store:
             readings = [(json.dumps(reading.to_json()), name) for name, reading in live.items()]
             self._db.executemany("UPDATE agents SET live = ? WHERE name = ?", readings)
 
-    def leave(self, name: str) -> None:
-        """Record that an agent left: it gets no trial until it joins again, and its open leases are over."""
+    def leave(self, name: str, why: str = "") -> None:
+        """Record that an agent left: it gets no trial until it joins again, and its open leases are over.
+
+        Args:
+            why: it lends nothing for a while; "": it was asked to stop.
+        """
         with self.transaction():
             self._db.execute("UPDATE agents SET state = ? WHERE name = ? AND state = ?", (LEFT, name, JOINED))
-            self._end("handed back: its node was asked to stop", "agent = ?", name, blameless=True)
+            self._end(f"handed back: {why or 'its node was asked to stop'}", "agent = ?", name, blameless=True)
+            if why:
+                self.remark(name, ROOM, why)
+
+    def remark(self, name: str, of: str, why: str) -> None:
+        """Record one of REMARKS on an agent, until it joins again."""
+        with self.transaction():
+            columns = "refused = json_set(refused, ?, ?)"
+            self._db.execute(f"UPDATE agents SET {columns} WHERE name = ?", (f"$.{of}", why, name))
 
     def revoke(self, name: str) -> bool:
         """Revoke an agent's key, at once and for good; its leases are over. Return False if there is no such agent."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import json
 import queue
+import secrets
+import shutil
 import signal
 import threading
 import time
@@ -35,7 +37,18 @@ from zo_sweeps.fleet.agent.link import Backoff, RefusedError, UnreachableError, 
 from zo_sweeps.fleet.agent.spool import FRUITLESS, Spool, spools
 from zo_sweeps.fleet.agent.trials import TARGET, Slot
 from zo_sweeps.fleet.known_answers import Answers, Challenge
-from zo_sweeps.fleet.protocol import Joined, Joining, KnownPrograms, Message, Offer, Received, Report, Work
+from zo_sweeps.fleet.protocol import (
+    Joined,
+    Joining,
+    KnownPrograms,
+    Leave,
+    Message,
+    Offer,
+    Received,
+    Report,
+    Reported,
+    Work,
+)
 from zo_sweeps.methods.parts import Device, ModelSource
 from zo_sweeps.models import hub
 from zo_sweeps.schedule.lease_contents import LeaseContents, LeaseFile
@@ -43,6 +56,7 @@ from zo_sweeps.schedule.lease_contents import LeaseContents, LeaseFile
 POLL_SECONDS = 25.0  # the head answers at once when it has work
 TICK_SECONDS = 0.3  # between looks at the trials
 SEND_SECONDS = 1.0  # between messages with a trial's events, each of which the disk must have first
+ROOM = 2**25  # free bytes of the disk below which it lends nothing, until there are twice as many
 NOTE_SECONDS = 15.0  # between notes for `agent status`, and reports of temperature and free memory
 UPDATE_SECONDS = 60.0  # before this process ends because the head has another version
 UNKNOWN_KEY, REVOKED = 401, 403
@@ -115,17 +129,23 @@ class Agent:
         self._backoff, self._quiet_until = Backoff(), 0.0
         self._heard: float | None = None
         self._noted: tuple[float, Any] = (0.0, None)
+        self._process = secrets.token_hex(8)  # tells it from another machine with a copy of its key
+        self._remark = ""  # of the head, on this machine
+        self._full = ""  # why it lends nothing; "": it lends
+        self._joined = self._handed_back = False
 
     def run(self) -> int:
         """Serve until SIGTERM or Ctrl-C (0), or until the head revokes the key (2)."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._leave_soon())
-        threading.Thread(target=self._ask, daemon=True).start()
         for spool in self._spools.values():
             self._say(f"going on with {spool.label or spool.trial_id}")
         try:
+            self._look_at_the_disk()
+            threading.Thread(target=self._ask, daemon=True).start()
             while not self._leaving.is_set():
                 self._take(self._next())
+                self._look_at_the_disk()
                 self._look_at_trials()
                 self._start_trials()
                 self._send()
@@ -153,13 +173,17 @@ class Agent:
     # --- the thread that asks
 
     def _ask(self) -> None:
-        backoff, joined, silent = Backoff(), False, False
+        backoff, silent = Backoff(), False
         while not self._leaving.is_set():
+            if self._full:
+                self._leaving.wait(TICK_SECONDS)
+                continue
             try:
-                if not joined:
+                if not self._joined:
                     self._join()
-                    joined = True
+                    self._joined = True
                 asked = {"wait": f"{POLL_SECONDS:g}", "running": ",".join(tuple(self._spools))}
+                asked["process"] = self._process
                 work = understood(Work, self._link.get("/v1/work", asked))
                 if silent:
                     self._say("the head answers again")
@@ -180,7 +204,7 @@ class Agent:
                 if not error.refusal.join:
                     self._inbox.put(error)
                     return
-                joined = False
+                self._joined = False
             except Exception as error:  # the main thread raises it
                 self._inbox.put(error)
                 return
@@ -237,7 +261,7 @@ class Agent:
         elif message is not None:
             work, taken = message
             for offer in work.leases:
-                if offer.lease not in self._spools:
+                if offer.lease not in self._spools and not self._full:
                     self._accept(offer)
             for name in work.stop:
                 self._stop(name)
@@ -272,7 +296,7 @@ class Agent:
         taken = {slot.spool.lease for slot in self._slots if slot.spool}
         idle = [slot for slot in self._slots if slot.spool is None]
         for spool in self._spools.values():
-            if not idle:
+            if not idle or self._full:
                 return
             if spool.lease in taken or spool.outcome is not None:
                 continue
@@ -320,6 +344,7 @@ class Agent:
     def _started(self, ready: _Ready) -> None:
         slot = self._slot_of(ready.lease)
         if slot is None or slot.spool is None:
+            self._folders.pop(ready.lease, None)
             return
         if ready.lease not in self._spools or slot.spool.outcome is not None:  # stopped meanwhile
             slot.spool = None
@@ -347,7 +372,8 @@ class Agent:
         if slot is not None and slot.busy:
             slot.stop()
         else:
-            spool.cancel()
+            with contextlib.suppress(UserError):  # a full disk: the head asks again
+                spool.cancel()
 
     def _send(self) -> None:
         """Send the head what it lacks of every lease."""
@@ -411,15 +437,22 @@ class Agent:
     def _note(self) -> None:
         """Write what `agent status` shows, and tell the head this machine's temperature and free memory."""
         trials = [[spool.label or spool.trial_id, spool.waiting] for spool in self._spools.values()]
+        words = "; ".join(filter(None, [self._full, self._remark]))
         before, known = self._noted
         now = time.monotonic()
-        if now - before < NOTE_SECONDS and trials == known:
+        due = now - before >= NOTE_SECONDS
+        if not due and (trials, words) == known:
             return
-        self._noted = now, trials
-        write_running(self._root, self._registration, self._heard, trials)
-        if now - before >= NOTE_SECONDS and self._heard is not None:
+        self._noted = now if due else before, (trials, words)
+        with contextlib.suppress(OSError):  # a full disk, which no note is worth a trial
+            write_running(self._root, self._registration, self._heard, trials, words)
+        if due and self._heard is not None:
             with contextlib.suppress(UnreachableError, RefusedError):
-                self._link.post("/v1/facts", Report(changing(self._meter)).to_json())
+                answer = self._link.post("/v1/facts", Report(changing(self._meter)).to_json())
+                remark = understood(Reported, answer).remark
+                if remark not in ("", self._remark):
+                    self._say(f"the head says: {remark}")
+                self._remark = remark
 
     # --- the end
 
@@ -427,25 +460,54 @@ class Agent:
         self._leaving.set()
         self._inbox.put(None)
 
+    def _look_at_the_disk(self) -> None:
+        """Lend nothing while the disk is full: hand the trials back, and join again when there is room."""
+        free = shutil.disk_usage(self._root).free
+        if not self._full and free < ROOM:
+            self._full = f"its disk is full ({bytes_text(free)} free at {self._root}), so it lends nothing"
+            self._say(f"{self._full} until there are {bytes_text(2 * ROOM)}")
+            self._handed_back = False
+        if self._full and not self._handed_back and time.monotonic() >= self._quiet_until:
+            try:
+                self._hand_back(self._full)
+                self._handed_back, self._joined = True, False
+            except UnreachableError:
+                self._quiet_until = time.monotonic() + SEND_SECONDS
+            except RefusedError as error:
+                self._refused(error)
+        if self._full and self._handed_back and free >= 2 * ROOM:
+            self._say("there is room on its disk again")
+            self._full = ""
+
     def _leave(self) -> None:
-        """Hand the trials back: the head has, or gets, their events so far, and places them again."""
-        for slot in self._slots:
-            slot.kill()
+        """Hand the trials back, and end."""
         try:
-            for spool in tuple(self._spools.values()):
-                with contextlib.suppress(RefusedError):
-                    self._send_one(spool)
-            self._link.post("/v1/leave", {})
+            self._hand_back("")
         except (UnreachableError, RefusedError) as error:
             self._say(f"left without the head's knowledge ({error}): its leases end when their time is up")
             return
-        for spool in self._spools.values():
-            spool.retire()
         self._say("left")
 
+    def _hand_back(self, why: str) -> None:
+        """Hand the trials back: the head has, or gets, their events so far, and places them again."""
+        for slot in self._slots:
+            slot.kill()
+            slot.spool = None
+        for spool in tuple(self._spools.values()):
+            with contextlib.suppress(RefusedError):
+                self._send_one(spool)
+        self._link.post("/v1/leave", Leave(why).to_json())
+        for spool in self._spools.values():
+            with contextlib.suppress(OSError):  # of a full disk: it is read as an open lease's, and refused
+                spool.retire()
+        self._spools.clear()
+        self._folders.clear()
 
-def write_running(root: Path, registration: Registration, heard: float | None, trials: list[Any]) -> None:
+
+def write_running(
+    root: Path, registration: Registration, heard: float | None, trials: list[Any], remark: str = ""
+) -> None:
     """Write what `agent status` and `agent leave` read."""
     process = psutil.Process()
-    state = {"pid": process.pid, "started": process.create_time(), "heard": heard, "trials": trials}
+    state = {"pid": process.pid, "started": process.create_time(), "heard": heard, "trials": trials, "remark": remark}
     replace_text(root / "running.json", json.dumps({**asdict(registration), **state}))

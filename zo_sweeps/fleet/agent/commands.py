@@ -162,9 +162,11 @@ def _state(folder: Path) -> str:
     agent = running(folder / RUNNING)
     if agent is None:
         return "not running"
+    remark = f"; {agent['remark']}" if agent.get("remark") else ""
     if agent["heard"] is None:
-        return f"running (pid {agent['pid']}), the head has not answered yet"
-    return f"running (pid {agent['pid']}), the head answered {max(0, time.time() - agent['heard']):.0f} s ago"
+        return f"running (pid {agent['pid']}), the head has not answered yet{remark}"
+    heard = max(0, time.time() - agent["heard"])
+    return f"running (pid {agent['pid']}), the head answered {heard:.0f} s ago{remark}"
 
 
 def _root(state_dir: Path) -> Path:

@@ -10,6 +10,7 @@ A folder without a readable lease.json was cut off while it was made: the head i
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -47,6 +48,7 @@ class Spool:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.lease, self.acknowledged = folder, folder.name, 0
+        self._lost: str | None = None
         try:
             contents = LeaseContents.read(json.loads((folder / "lease.json").read_text()))
             self.trial, self.trial_id = contents.trial, contents.trial_id
@@ -90,10 +92,11 @@ class Spool:
     @property
     def outcome(self) -> Outcome | None:
         """The outcome of this attempt; None while there is none."""
-        try:
-            return Outcome(self.trial_id, TrialState.LOST, error=(self.folder / "lost").read_text())
-        except OSError:
-            return outcome(self.events())
+        why = self._lost
+        if why is None:
+            with contextlib.suppress(OSError):
+                why = (self.folder / "lost").read_text()
+        return outcome(self.events()) if why is None else Outcome(self.trial_id, TrialState.LOST, error=why)
 
     @property
     def waiting(self) -> int:
@@ -101,8 +104,10 @@ class Spool:
         return len(self._events) - self.acknowledged
 
     def lose(self, why: str) -> None:
-        """End the attempt as LOST."""
-        (self.folder / "lost").write_text(why)
+        """End the attempt as LOST; on a full disk, for as long as this process lives."""
+        self._lost = why
+        with contextlib.suppress(OSError):
+            (self.folder / "lost").write_text(why)
 
     def cancel(self) -> None:
         """End the attempt as CANCELLED, without a process."""

@@ -69,7 +69,7 @@ class Gateway:
         self._write = Writer(writes)
         self._presence = Presence(self._write, lease_seconds)
         self._admission = Admission(reads, self._presence)
-        self._work = Work(reads, self._admission, self._presence)
+        self._work = Work(reads, self._admission, self._presence, self._write, log)
         self._parts = (
             Enrolments(self._write, authority, log),
             Joins(reads, self._write, self._presence, challenges, log),

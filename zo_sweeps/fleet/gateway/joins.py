@@ -19,8 +19,8 @@ from zo_sweeps.fleet.gateway.exchange import ProblemError, answer, body_of, json
 from zo_sweeps.fleet.gateway.presence import Presence
 from zo_sweeps.fleet.gateway.writer import Writer
 from zo_sweeps.fleet.known_answers import Answers, compare
-from zo_sweeps.fleet.protocol import Joined, Joining, Report
-from zo_sweeps.schedule.agent_facts import VERSION
+from zo_sweeps.fleet.protocol import Joined, Joining, Leave, Report, Reported
+from zo_sweeps.schedule.agent_facts import COPIED, REMARKS
 from zo_sweeps.schedule.leases import Store, canonical
 from zo_sweeps.schedule.placement import NOISE, other_version
 
@@ -84,7 +84,7 @@ class Joins:
             agent = self._store.agent(name)
             if agent is None or agent.answered != answered or agent.facts is None:
                 raise ProblemError(409, "the head has no known answers of this board yet", challenge=True)
-            refused = {part: why for part, why in agent.refused.items() if part != VERSION}
+            refused = {part: why for part, why in agent.refused.items() if part not in REMARKS}
             lent = agent.facts.lent
         else:
             owner, kind, expected = self._nonces.pop(asked.nonce, ("", "", Answers()))
@@ -100,12 +100,13 @@ class Joins:
     async def _facts(self, request: web.Request) -> web.Response:
         report = await body_of(request, Report, limits.FACTS_BYTES)
         self._presence.read(request[AGENT], report.facts)
-        return answer()
+        agent = self._store.agent(request[AGENT])
+        return answer(Reported(agent.refused.get(COPIED, "") if agent else ""))
 
     async def _leave(self, request: web.Request) -> web.Response:
-        name = request[AGENT]
-        await self._write(lambda store: store.leave(name))
-        self._log(f"{name} left")
+        name, asked = request[AGENT], await body_of(request, Leave, limits.FACTS_BYTES)
+        await self._write(lambda store: store.leave(name, asked.why))
+        self._log(f"{name} left" + (f": {asked.why}" if asked.why else ""))
         return answer()
 
 

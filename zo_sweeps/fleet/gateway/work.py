@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from aiohttp import web
 
@@ -13,14 +13,17 @@ from zo_sweeps.fleet.gateway import limits
 from zo_sweeps.fleet.gateway.admission import AGENT, Admission
 from zo_sweeps.fleet.gateway.exchange import ProblemError, answer
 from zo_sweeps.fleet.gateway.presence import Presence
+from zo_sweeps.fleet.gateway.writer import Writer
 from zo_sweeps.fleet.protocol import Offer
-from zo_sweeps.schedule.agent_facts import JOINED
+from zo_sweeps.schedule.agent_facts import COPIED, JOINED
 from zo_sweeps.schedule.leases import Lease, Store
 from zo_sweeps.schedule.placement import other_version
 
 PATH = "/v1/work"
 NOTHING = protocol.Work()
 LOOK_SECONDS = 0.1  # between looks at the store for changes by other processes
+COPIES = "two machines use its key; zo-sweeps devices revoke {}, and register each with a code and a --name of its own"
+PROCESSES = 4  # of one agent that are remembered
 AGAIN_SECONDS = 2.0  # before an agent is told the same again
 
 
@@ -31,14 +34,20 @@ class Work:
         store: for the event loop.
         admission: of an agent whose key may be revoked while it waits.
         presence: is told that an agent which waits is there.
+        write: to the store.
+        log: prints a line about an agent whose key is on two machines.
     """
 
-    def __init__(self, store: Store, admission: Admission, presence: Presence) -> None:
+    def __init__(
+        self, store: Store, admission: Admission, presence: Presence, write: Writer, log: Callable[[str], None]
+    ) -> None:
         self._store, self._admission, self._presence = store, admission, presence
+        self._write, self._log = write, log
         self._version = -1  # of the store, as last seen
         self._open: dict[str, dict[str, Lease]] = {}  # agent -> its open leases
         self._changes: dict[str, asyncio.Event] = {}  # agents that poll
         self._told: dict[str, tuple[protocol.Work, float]] = {}  # agent -> its last answer, and when
+        self._processes: dict[str, list[str]] = {}  # agent -> its processes that asked, the latest last
 
     @property
     def routes(self) -> list[web.RouteDef]:
@@ -74,6 +83,10 @@ class Work:
             wait = min(max(float(request.query.get("wait", "0")), 0.0), limits.WAIT_SECONDS)
         except ValueError:
             raise ProblemError(400, "wait is not a number") from None
+        if self._is_copied(name, request.query.get("process", "")[:64]) and agent and COPIED not in agent.refused:
+            remark = COPIES.format(name)
+            await self._write(lambda store: store.remark(name, COPIED, remark))
+            self._log(f"{name}: {remark} (the last asks from {request.remote})")
         self._open[name] = {one.id: one for one in self._store.open_leases(name)}
         running = set(filter(None, request.query.get("running", "").split(",")))
         loop = asyncio.get_running_loop()
@@ -93,6 +106,16 @@ class Work:
                 await asyncio.wait_for(change.wait(), left)
             self._presence.hear(name)
             self._admission.agent_of(request)  # its key may have been revoked meanwhile
+
+    def _is_copied(self, name: str, process: str) -> bool:
+        """Return whether two processes ask as one agent: one asks again after another. One that was restarted does not.
+
+        Args:
+            process: which asks: a name of its own.
+        """
+        asked = self._processes.get(name, [])
+        self._processes[name] = [*(one for one in asked if one != process), process][-PROCESSES:]
+        return process in asked[:-1]
 
     def _for(self, name: str, running: set[str]) -> protocol.Work:
         """Return what an agent that runs these leases is to start and to stop."""
