@@ -436,6 +436,9 @@ def test_an_archive_runs_no_code_and_reads_no_file_that_the_reader_did_not_name(
     assert (status, text.count("it names a file outside of the data: '../sst2'")) == (1, 1)
     status, text = with_plan(lambda plan: plan["grid"].update({"title": "${oc.env:SECRET}"}))
     assert (status, "hush" in text, "an interpolation: ${oc.env:SECRET}" in text.splitlines()[-1]) == (2, False, True)
+    for many in ({"grid": {"seeds": [*range(10**5)]}}, {"labels": {str(i): "" for i in range(10**5)}}):
+        status, text = with_plan(lambda plan, many=many: [plan[part].update(more) for part, more in many.items()])
+        assert (status, "a grid of more than 65,536 names and values" in text.splitlines()[-1]) == (2, True)
     status, text = with_plan(lambda plan: plan.pop("cells"))
     assert (status, "the archive cannot be read (KeyError: 'cells')" in text) == (2, True)
     bare = {name: data for name, data in files.items() if not name.startswith("journal/")}

@@ -33,6 +33,7 @@ MANIFEST, SIGNATURE, PLAN, TABLES = "manifest.json", "signature.json", "plan.jso
 _NAME = re.compile(r"(?:signature|plan|tables)\.json|journal/[0-9a-f]{16}\.jsonl")
 _UNPRINTABLE = re.compile(r"[^\x20-\x7e\xa1-\U0010ffff]")
 LARGEST = 2**28  # bytes, packed and unpacked
+VALUES = 2**22  # of a file's JSON: some 60,000 trials; a small archive unpacks to 10**8 brackets, which take gigabytes
 WHOSE = 60  # characters
 
 
@@ -108,7 +109,7 @@ def read(path: Path, key: Path | None = None) -> Archive:
         key: file of the public key that must have signed it; None: any, or none.
 
     Raises UserError if it is no archive, larger than LARGEST, damaged, wrongly signed, or not signed by `key`.
-    Memory: LARGEST, at most twice.
+    Memory: LARGEST, at most twice, and what VALUES of JSON take.
     """
     wanted = signature.public_key(key) if key else ""
     files = _unpacked(path)
@@ -161,12 +162,16 @@ def _unpacked(path: Path) -> dict[str, bytes]:
             for entry in tar:
                 if not entry.isreg() or entry.name in files:
                     raise _not_one(path, f"{entry.name[:100]!r} is no file, or stands twice")
+                if entry.issparse() or entry.size > len(data):  # reading makes as many zeros as its header claims
+                    raise _not_one(path, f"{entry.name[:100]!r} claims {entry.size} bytes, sparse or without them")
                 if entry.name != MANIFEST and not _NAME.fullmatch(entry.name):
                     raise _not_one(path, f"no archive has a file {entry.name[:100]!r}")
                 opened = tar.extractfile(entry)
                 assert opened is not None
-                files[entry.name] = opened.read()
-    except (lzma.LZMAError, tarfile.TarError, EOFError, ValueError) as error:
+                content = files[entry.name] = opened.read()
+                if sum(map(content.count, (b",", b"[", b"{"))) > VALUES:
+                    raise _not_one(path, f"{entry.name!r} has more than {VALUES:,} values")
+    except (lzma.LZMAError, tarfile.TarError, EOFError, ValueError, ArithmeticError, RecursionError) as error:
         raise _not_one(path, str(error)) from None
     return files
 

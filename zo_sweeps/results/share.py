@@ -32,6 +32,8 @@ from zo_sweeps.tasks.data import DRAWN
 
 KEPT = events.KINDS  # the types of events in an archive; the others name machines, or are files
 
+ENTRIES = 2**16  # names and values of a grid, which OmegaConf reads at 10,000 per second; the largest has 1,300 lines
+
 
 @dataclass(frozen=True)
 class Shared:
@@ -105,7 +107,7 @@ def unpack(source: Archive, folder: Path, composer: Composer, members: Sequence[
 def read(data: Any, tables: Any, folder: Path, composer: Composer, members: Sequence[str] = ()) -> Shared:
     """Return the contents of an unpacked archive, from its `plan.json` and `tables.json`."""
     data, tables = events.clean(data), events.clean(tables)
-    _refuse_interpolations(data["grid"])
+    _check_grid([data["grid"], data["labels"]])
     data["parts"]["members"] = [[*members] for _ in data["parts"]["members"]]
     plan = stored.load(data, replace(composer.run, state_dir=str(folder)))
     plan = replace(plan, extents=plan.extents or {})  # of an earlier version's archive, the reader's grid tells nothing
@@ -178,14 +180,17 @@ def _replaced(value: Any, paths: Sequence[str]) -> Any:
     return [_replaced(item, paths) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-def _refuse_interpolations(value: Any) -> None:
-    """Raise ValueError for a text that OmegaConf would replace by something of this machine."""
-    if isinstance(value, str) and "${" in value:
-        raise ValueError(f"an interpolation: {value}")
-    if isinstance(value, dict):
-        value = [*value, *value.values()]
-    for item in value if isinstance(value, list) else ():
-        _refuse_interpolations(item)
+def _check_grid(grid: Any) -> None:
+    """Raise ValueError for a text that OmegaConf would replace by something of this machine, or more than ENTRIES."""
+    left = [grid]
+    for _ in range(ENTRIES):
+        if not left:
+            return
+        value = left.pop()
+        if isinstance(value, str) and "${" in value:
+            raise ValueError(f"an interpolation: {value}")
+        left += [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else []
+    raise ValueError(f"a grid of more than {ENTRIES:,} names and values")
 
 
 def _json(value: Any) -> bytes:

@@ -31,12 +31,11 @@ NO_NUMBER = "no published number stands beside cells whose settings are not thos
 def records(plan: Plan, standing: Standing) -> list[Record]:
     """Return one record per trial and cell. A trial that serves several seeds of a cell (zero-shot) counts once."""
     by_cell: dict[tuple[str, str, str], Record] = {}
+    seeds: dict[tuple[str, str, str], dict[int, None]] = {}
     for order, cell in enumerate(plan.cells):
         key = (cell.block, cell.task, cell.trial_id)
+        seeds.setdefault(key, {})[cell.seed] = None
         if key in by_cell:
-            known = by_cell[key]
-            if cell.seed not in (known.seed, *known.also):
-                by_cell[key] = replace(known, also=(*known.also, cell.seed))
             continue
         trial = plan.every[cell.trial_id]
         state: str = standing.states.get(cell.trial_id, TrialState.PENDING).value
@@ -57,7 +56,7 @@ def records(plan: Plan, standing: Standing) -> list[Record]:
             unmeasured=outcome.unmeasured if outcome else {},
             places=places_of(trial, outcome) if outcome else (),
         )
-    return list(by_cell.values())
+    return [replace(record, also=tuple(seeds[key])[1:]) for key, record in by_cell.items()]
 
 
 def other_code(trial: Trial, outcome: Outcome | None) -> bool:

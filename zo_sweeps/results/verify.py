@@ -143,7 +143,8 @@ def differences(shared: Shared, composer: Composer) -> Iterator[str]:
 def _cells(table: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[str]:
     for name, value in table.items():
         if name != "cells" and not _same(value, other.get(name)):
-            yield f"table {table['name']}: {name} is {other.get(name)} in the archive, {value} from its plan"
+            there = _brief(other.get(name))
+            yield f"table {table['name']}: {name} is {there} in the archive, {_brief(value)} from its plan"
     rows, columns = dict(table["rows"]), dict(table["columns"])
     cells = other.get("cells", {})
     for block, row in table["cells"].items():
@@ -152,8 +153,13 @@ def _cells(table: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[str]:
             for name, value in cell.items():
                 if not _same(value, there.get(name)):
                     where = f"table {table['name']}, {rows[block]}, {columns[column]}"
-                    yield f"{where}: {name} is {there.get(name)} in the archive, {value} from its logs"
+                    yield f"{where}: {name} is {_brief(there.get(name))} in the archive, {_brief(value)} from its logs"
                     break
+
+
+def _brief(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 500 else f"{text[:500]}…"
 
 
 def _list(value: Any) -> list[Any]:

@@ -1,0 +1,134 @@
+"""Archives that are none, or that claim more than they hold: one line each, before their contents are parsed."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import lzma
+import tarfile
+import tracemalloc
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.record import archive
+
+TIB = str(2**40)
+NONE = "not an archive of zo_sweeps ("
+AGAIN = "it was changed or damaged since: ask for it again"
+JOURNAL = "journal/" + "0" * 16 + ".jsonl"
+
+
+def tar(*entries: tuple[str, bytes], kind: bytes = tarfile.REGTYPE, **pax: str) -> bytes:
+    """A tar of files, the last of them of a type and with pax headers."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as made:
+        for number, (name, data) in enumerate(entries, start=1):
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            if number == len(entries):
+                entry.type, entry.pax_headers = kind, {key.replace("__", "."): value for key, value in pax.items()}
+            made.addfile(entry, io.BytesIO(data))
+    return packed.getvalue()
+
+
+def sparse() -> bytes:
+    """A tar of one GNU sparse member of a TiB, which holds nothing."""
+    entry = tarfile.TarInfo("plan.json")
+    entry.type = tarfile.GNUTYPE_SPARSE
+    header = bytearray(entry.tobuf(format=tarfile.GNU_FORMAT))
+    header[483:495] = b"\x80" + (2**40).to_bytes(11, "big")  # the size once unpacked
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    return bytes(header) + bytes(1024)
+
+
+def large(name: str, data: bytes) -> bytes:
+    return tar((name, data), ("plan.json" if name != "plan.json" else "tables.json", b"{}"))
+
+
+def manifest(**changes: object) -> bytes:
+    about = {"format": 1, "by": "", "grid": "g", "title": "", "files": {}, **changes}
+    return json.dumps({key: value for key, value in about.items() if value is not None}).encode()
+
+
+def described(data: bytes, **wrong: object) -> dict[str, object]:
+    return {"plan.json": {"bytes": len(data), "sha256": sha256(data).hexdigest(), **wrong}}
+
+
+BRACKETS = b"[],"
+PACKED = [  # what is inside of xz, the line that it must get
+    (b"", f"{NONE}empty file)"),
+    (b"text", f"{NONE}"),
+    (tar(), f"{NONE}it has no manifest.json)"),
+    (tar(("plan.json", b"{}")), f"{NONE}it has no manifest.json)"),
+    (tar(("../plan.json", b"{}")), f"{NONE}no archive has a file '../plan.json')"),
+    (tar(("/etc/passwd", b"{}")), f"{NONE}no archive has a file '/etc/passwd')"),
+    (tar(("plan.json", b"{}"), ("plan.json", b"{}")), f"{NONE}'plan.json' is no file, or stands twice)"),
+    (tar(("plan.json", b""), kind=tarfile.LNKTYPE), f"{NONE}'plan.json' is no file, or stands twice)"),
+    (tar(("plan.json", b""), kind=tarfile.FIFOTYPE), f"{NONE}'plan.json' is no file, or stands twice)"),
+    (sparse(), f"{NONE}'plan.json' claims {TIB} bytes, sparse or without them)"),
+    (tar(("plan.json", b"{}"), GNU__sparse__major="1", GNU__sparse__minor="0"), NONE),
+    (
+        tar(
+            ("plan.json", b"1\n0\n0\n" + bytes(506)),
+            GNU__sparse__major="1",
+            GNU__sparse__minor="0",
+            GNU__sparse__realsize=TIB,
+        ),
+        f"{NONE}'plan.json' claims {TIB} bytes, sparse or without them)",
+    ),
+    (
+        tar(("plan.json", b"{}"), GNU__sparse__map="0,0", GNU__sparse__size=TIB),
+        f"{NONE}'plan.json' claims {TIB} bytes, sparse or without them)",
+    ),
+    (tar(("plan.json", b"{}"), size=TIB), f"{NONE}'plan.json' claims {TIB} bytes, sparse or without them)"),
+    (tar(("plan.json", b"{}"), size=str(2**80)), NONE),
+    (large(archive.MANIFEST, BRACKETS * 30_000_000), f"{NONE}'manifest.json' has more than 4,194,304 values)"),
+    (large(archive.MANIFEST, b"[" * 30_000_000), f"{NONE}'manifest.json' has more than 4,194,304 values)"),
+    (large(archive.PLAN, BRACKETS * 3_000_000), f"{NONE}'plan.json' has more than 4,194,304 values)"),
+    (large(archive.TABLES, b"{}," * 3_000_000), f"{NONE}'tables.json' has more than 4,194,304 values)"),
+    (large(JOURNAL, BRACKETS * 3_000_000), f"{NONE}'{JOURNAL}' has more than 4,194,304 values)"),
+    (tar((archive.MANIFEST, b"[" * 100_000)), f"{NONE}its manifest.json cannot be read: maximum recursion depth"),
+    (tar((archive.MANIFEST, b"{")), "wrong signature or manifest: Expecting property name"),
+    (tar((archive.MANIFEST, b"[]")), f"{NONE}its manifest.json cannot be read: list indices must be integers"),
+    (tar((archive.MANIFEST, manifest(files=None))), f"{NONE}its manifest.json cannot be read: 'files')"),
+    (tar((archive.MANIFEST, manifest(format=2))), "format 2, and this version reads 1"),
+    (tar((archive.MANIFEST, manifest(files=described(b"{}")))), f"plan.json is missing in PATH; {AGAIN}"),
+    (tar((archive.MANIFEST, manifest()), ("plan.json", b"{}")), "plan.json is not the file that was written (SHA-256)"),
+    (
+        tar((archive.MANIFEST, manifest(files=described(b"{}", bytes=3))), ("plan.json", b"{}")),
+        "plan.json is not the file that was written (SHA-256)",
+    ),
+    (tar((archive.MANIFEST, manifest()), (archive.SIGNATURE, b"{")), "wrong signature or manifest: Expecting property"),
+]
+RAW = [  # a file that is not even xz
+    (b"", f"{NONE}it ends too early)"),
+    (gzip.compress(tar(("plan.json", b"{}")), mtime=0), f"{NONE}Input format not supported by decoder)"),
+    (lzma.compress(tar(("plan.json", b"{}")))[:-8], f"{NONE}it ends too early)"),
+]
+ALL = [*((lzma.compress(data, preset=0), line) for data, line in PACKED), *RAW]
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(("content", "wrong"), ALL, ids=[f"{i}: {line[28:60]}" for i, (_, line) in enumerate(ALL)])
+def test_a_bad_archive_is_one_line_and_takes_no_more_memory_than_it_unpacks_to(
+    content: bytes, wrong: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "archive"
+    path.write_bytes(content)
+    tracemalloc.start()
+    try:
+        with pytest.raises(UserError) as caught:
+            archive.read(path)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    line = str(caught.value)
+    assert wrong.replace("PATH", str(path)) in line
+    assert str(path) in line
+    assert "\n" not in line
+    assert peak < 4 * 90_000_000, "the largest unpacks to 90 MB: the whole, and the file by itself"
