@@ -61,8 +61,11 @@ Log::Log(const Bundle& bundle) : path_(bundle.folder + "/log.jsonl") {
     }
     begin = end + 1;
   }
-  if (begin < text.size() && ::ftruncate(file_, static_cast<off_t>(begin)) != 0)
-    throw Failure("cannot cut the torn last line off " + path_);
+  if (begin == text.size()) return;
+  if (::ftruncate(file_, static_cast<off_t>(begin)) != 0) throw Failure("cannot cut the torn last line off " + path_);
+  if (text.back() == '\n')  // no kill has torn it
+    std::fprintf(stderr, "zo_client: cut the last line off %s (%zu bytes): it is not the next line of this trial\n",
+                 path_.c_str(), text.size() - begin);
 }
 
 Log::~Log() {
