@@ -367,6 +367,20 @@ def test_a_signal_stops_at_the_next_step_and_the_same_command_goes_on_from_it(tm
     assert results(tmp_path) == undisturbed(plan)
 
 
+def test_a_signal_while_the_backend_starts_waits_for_it_and_nothing_runs(tmp_path, capfd):
+    """Ray's start is no place for an exception: it left tracebacks, and once a segmentation fault."""
+
+    class Starting(InlineBackend):
+        def start(self, deliver, trials):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.01)  # the handler runs here
+            super().start(deliver, trials)
+
+    summary = sweep(tmp_path, fakes.trials(tmp_path / "w", 2), Starting(TARGET))
+    assert (summary.interrupted, summary.counts) == (True, {TrialState.PENDING: 2})
+    assert "as soon as it has started" in capfd.readouterr().err
+
+
 @pytest.mark.multiprocess
 def test_a_second_signal_ends_it_at_once(tmp_path):
     plan = fakes.trials(tmp_path / "w", 1, pause=30, steps=2)

@@ -7,6 +7,7 @@ resumed attempt recomputes them from the last scalars, with the same result.
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -134,8 +135,11 @@ class Sweep:
         if self._queue:
             with signals_restored():
                 try:
+                    on_stop(self._interrupt_start)  # Ray does not survive an exception in the middle of its start
                     self._backend.start(self._receive, len(self._queue))
-                    on_stop(self._interrupt)
+                    on_stop(self._interrupt)  # Ray has set handlers of its own
+                    if self._interrupted:
+                        self._backend.cancel_all()
                     self._say(f"{len(self._queue)} trials to run on {self._backend.describe()}")
                     self._started = time.monotonic()
                     self._loop()
@@ -399,6 +403,13 @@ class Sweep:
         if not resumable:
             self._halving.ended(trial_id)
         self._judge()
+
+    def _interrupt_start(self) -> None:
+        """Handle a signal while the backend starts: the first is kept until it has, the second ends the sweep."""
+        if self._interrupted:
+            raise KeyboardInterrupt
+        self._interrupted = True
+        os.write(2, b"stopping as soon as it has started (Ctrl-C again: stop at once)\n")  # safe in a signal handler
 
     def _interrupt(self) -> None:
         """Handle a signal: the first asks the trials to stop at their next step, the second ends the sweep at once."""
