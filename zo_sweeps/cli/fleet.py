@@ -40,6 +40,8 @@ def head(given: Sequence[str]) -> int:
     parser.add_argument("--gateway-port", type=int, default=default.gateway_port, help=text)
     text = "time that an agent may be silent before its trial runs elsewhere; default: 60"
     parser.add_argument("--lease", type=float, default=default.lease, metavar="MINUTES", help=text)
+    text = "leave Ray's connections unencrypted beyond loopback, where whoever listens then reads the token"
+    parser.add_argument("--no-tls", action="store_false", dest="tls", help=text)
     text = "the gateway's certificate chain and its key; default: one of its own, which the code names"
     parser.add_argument("--certificate", type=expanduser, metavar="FILE", help=text)
     parser.add_argument("--key", type=expanduser, metavar="FILE", help="see --certificate")

@@ -52,6 +52,7 @@ class HeadOptions:
         token_file: the token to use, instead of one made in the state folder.
         gateway_port: of the HTTPS server that agents dial (0: none).
         lease: minutes without a sign of life of an agent, before its trial runs elsewhere.
+        tls: whether Ray's connections are encrypted, where `host` is not on loopback.
         certificate, key: files of the gateway's own certificate chain and its key, instead of one that we make.
     """
 
@@ -65,6 +66,7 @@ class HeadOptions:
     token_file: str | None = None
     gateway_port: int = PORT
     lease: float = LEASE_MINUTES
+    tls: bool = True
     certificate: str | None = None
     key: str | None = None
 
@@ -135,6 +137,7 @@ def keep(state_dir: Path, say: Callable[[str], None]) -> int:
         log=folder / "ray.log",
         grace=0,
         is_head=True,
+        tls=options.tls and not server.is_loopback(options.host),
         agents=folder / leases.FILE if options.gateway_port else None,
     )
     gateway = GatewayProcess(folder, gateway_arguments(options), say)
@@ -249,6 +252,8 @@ def announce(state_dir: Path, say: Callable[[str], None]) -> None:
     guarded = not server.is_loopback(state["host"])
     access = f"user and password: {server.credentials(state_dir)} (mode 0600)" if guarded else "this machine only"
     say(f"MLflow: {mlflow_uri(state)}   {access}")
+    if guarded and not state["tls"]:
+        say("Ray's connections are not encrypted (--no-tls): whoever listens on the network reads the token")
     if state["dashboard_port"]:
         say(f"Ray dashboard: http://127.0.0.1:{state['dashboard_port']}   this machine only, asks for the token")
     say("\non each node, with a copy of the token file (mode 0600):")

@@ -33,7 +33,7 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.process import die_with_parent
 from zo_sweeps.fleet.node import alive, wait_until_gone
 from zo_sweeps.fleet.reporter import GONE
-from zo_sweeps.schedule import cluster, ray_private
+from zo_sweeps.schedule import cluster, ray_private, ray_tls
 from zo_sweeps.schedule.ray_actor import TrialActor
 
 TICK = 0.5
@@ -59,6 +59,7 @@ class NodeSpec:
         log: the file for Ray's own output.
         grace: grace period in seconds for running trials to stop when the node is asked to leave.
         is_head: whether the node is itself the head, with no other to wait for.
+        tls: of a head, whether Ray's connections are encrypted; other nodes find out.
         agents: the head's store of agents, which the reporter tells the cluster of.
     """
 
@@ -71,6 +72,7 @@ class NodeSpec:
     log: Path
     grace: float
     is_head: bool = False
+    tls: bool = False
     agents: Path | None = None
 
 
@@ -203,7 +205,11 @@ class Keeper:
         return None
 
     def _start(self, *module_and_arguments: str) -> subprocess.Popen[bytes]:
-        variables = {**cluster.QUIET, **cluster.token_environment(self._spec.token)}
+        variables = {**cluster.QUIET, **cluster.NOT_FOR_TRIALS, **cluster.token_environment(self._spec.token)}
+        if not self._spec.is_head:
+            variables |= cluster.tls_environment(variables, self._spec.address)
+        elif self._spec.tls:
+            variables |= ray_tls.variables(self._spec.token.read_text().strip())
         kept = {name: value for name, value in os.environ.items() if name not in variables}
         with open(self._spec.log, "ab") as log:
             return subprocess.Popen(

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.schedule import ray_tls
 
 TOKEN_FIX = (
     "copy the token file that `zo-sweeps head start` printed to this machine (mode 0600) and name it with --token-file "
@@ -40,6 +41,9 @@ QUIET = {
     "DASHBOARD_METRIC_PORT": "-1",
     "AUTOSCALER_METRIC_PORT": "-1",
 }
+
+# What a driver and a head may have in their environments, and no process of a trial: the tracking server's password.
+NOT_FOR_TRIALS = dict.fromkeys(("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN"))
 
 
 def private_token(state_dir: Path) -> Path:
@@ -113,6 +117,25 @@ def joining_environment(state_dir: Path, address: str) -> dict[str, str | None]:
         if head["address"] == address:
             return token_environment(Path(head["token_file"]))
     return {"RAY_AUTH_MODE": "token" if (Path.home() / ".ray" / "auth_token").exists() else "disabled"}
+
+
+def tls_environment(auth: Mapping[str, str | None], address: str) -> dict[str, str | None]:
+    """Return the variables of TLS for the head at an address, with the token of `auth` or the environment.
+
+    Raises UserError as `ray_tls.joining`.
+    """
+    if {**os.environ, **auth}.get("RAY_AUTH_MODE") != "token":
+        return {}
+    paths = [auth.get("RAY_AUTH_TOKEN_PATH"), os.environ.get("RAY_AUTH_TOKEN_PATH"), "~/.ray/auth_token"]
+    path = Path(next(filter(None, paths))).expanduser()
+    token = None if auth.get("RAY_AUTH_TOKEN_PATH") else os.environ.get("RAY_AUTH_TOKEN")
+    if not token and not path.exists():
+        return {}  # the head says that it is missing
+    try:
+        return ray_tls.joining((token or path.read_text()).strip(), address)
+    except ray_tls.OtherTokenError:
+        what = f"the head at {address} refuses the token"
+        raise UserError(what, where=token_source(auth), fix=TOKEN_FIX) from None
 
 
 def token_source(auth: Mapping[str, str | None]) -> str:

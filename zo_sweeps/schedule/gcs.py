@@ -33,7 +33,8 @@ class Head:
     def __init__(self, address: str, auth: Mapping[str, str | None]) -> None:
         self._address = address
         cluster.must_answer(address)
-        cluster.set_environment({**cluster.QUIET, **auth})  # permanently: Ray may read them at any time
+        tls = cluster.tls_environment(auth, address)
+        cluster.set_environment({**cluster.QUIET, **auth, **tls})  # permanently: Ray may read them at any time
         ray_private.forget_token()
         from ray.exceptions import AuthenticationError, RpcError
 

@@ -49,13 +49,14 @@ class Connection:
         auth = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token.resolve()), "RAY_AUTH_TOKEN": None}
         self._opened.enter_context(cluster.environment({**cluster.QUIET, **auth}))
         try:
-            self._init(
-                address="local",
-                num_cpus=cpus,
-                include_dashboard=False,
-                object_store_memory=OBJECT_STORE_BYTES,
-                _temp_dir=str(folder),
-            )
+            with cluster.environment(cluster.NOT_FOR_TRIALS):  # which Ray's processes inherit
+                self._init(
+                    address="local",
+                    num_cpus=cpus,
+                    include_dashboard=False,
+                    object_store_memory=OBJECT_STORE_BYTES,
+                    _temp_dir=str(folder),
+                )
         except Exception as error:  # Ray raises any kind of error, mostly for a starved process or a full disk
             raise UserError(
                 f"Ray did not start on this machine ({_line(error)})",
@@ -67,8 +68,10 @@ class Connection:
         """Join the cluster at `address`. Raises CannotJoinError when that fails."""
         assert self.address
         auth = cluster.joining_environment(self._state_dir, self.address)
-        self._opened.enter_context(cluster.environment({**cluster.QUIET, **auth}))
         try:
+            cluster.must_answer(self.address)
+            auth |= cluster.tls_environment(auth, self.address)
+            self._opened.enter_context(cluster.environment({**cluster.QUIET, **auth}))
             Head(self.address, auth).must_have_this_machine()
             self._init(address=self.address)
         except UserError as error:

@@ -1,0 +1,113 @@
+"""TLS for Ray's connections: who has the token is believed, and nobody else; what Ray's processes inherit."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.fleet import keeper
+from zo_sweeps.fleet.keeper import Keeper, NodeSpec
+from zo_sweeps.schedule import cluster, ray_cluster, ray_tls
+from zo_sweeps.schedule.ray_cluster import Connection
+
+pytestmark = pytest.mark.unit
+TOKEN, OTHER = "a" * 64, "b" * 64
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (ray_tls.USE, "RAY_TLS_CA_CERT", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@contextlib.contextmanager
+def server(token: str) -> Iterator[str]:
+    """A head that asks for a certificate, as Ray does; without a token one without TLS, which sends at once."""
+    context = None
+    if token:
+        files = ray_tls.variables(token)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(str(files["RAY_TLS_SERVER_CERT"]), str(files["RAY_TLS_SERVER_KEY"]))
+        context.load_verify_locations(str(files["RAY_TLS_CA_CERT"]))
+        context.verify_mode = ssl.CERT_REQUIRED
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    plain, _ = listener.accept()
+                    with plain, contextlib.suppress(OSError):
+                        if context is None:
+                            plain.sendall(b"\x00\x00\x12\x04\x00\x00\x00\x00\x00")  # HTTP/2's first frame
+                            continue
+                        with context.wrap_socket(plain, server_side=True) as encrypted:
+                            encrypted.recv(1)
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+def test_machines_with_the_token_know_each_other_and_others_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = ray_tls.variables(TOKEN)
+    assert Path(str(files["RAY_TLS_SERVER_KEY"])).stat().st_mode & 0o077 == 0
+    monkeypatch.setattr(ray_tls, "_addresses", lambda: ["localhost", "10.0.0.7", "fe80::1"])  # another machine's
+    assert ray_tls.variables(TOKEN) != files
+    with server(TOKEN) as address:
+        assert ray_tls.joining(TOKEN, address) == ray_tls.variables(TOKEN)
+        with pytest.raises(ray_tls.OtherTokenError):
+            ray_tls.joining(OTHER, address)
+
+
+def test_a_head_without_tls_is_taken_on_this_machine_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    with server("") as address:
+        assert set(ray_tls.joining(TOKEN, address).values()) == {None}
+        monkeypatch.setattr(ray_tls, "_addresses", lambda: ["10.0.0.7"])
+        with pytest.raises(UserError, match="does not speak TLS, so the token would cross the network"):
+            ray_tls.joining(TOKEN, address)
+        monkeypatch.setenv(ray_tls.USE, "0")
+        assert ray_tls.joining(TOKEN, address) == {}, "as the user says"
+
+
+def test_the_token_of_the_environment_or_of_a_file_makes_the_authority(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "token").write_text(f"{TOKEN}\n")
+    with server(TOKEN) as address:
+        of_file = cluster.tls_environment(cluster.token_environment(tmp_path / "token"), address)
+        assert of_file == ray_tls.variables(TOKEN)
+        monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
+        assert cluster.tls_environment({"RAY_AUTH_MODE": "token"}, address) == of_file
+        assert cluster.tls_environment({"RAY_AUTH_MODE": "disabled"}, address) == {}
+        monkeypatch.setenv("RAY_AUTH_TOKEN", OTHER)
+        with pytest.raises(UserError, match="refuses the token in the variable RAY_AUTH_TOKEN; copy the token file"):
+            cluster.tls_environment({"RAY_AUTH_MODE": "token"}, address)
+
+
+def test_no_process_of_rays_inherits_the_tracking_servers_password(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor, with it, the processes of trials: on the head's node, and in a cluster of a driver's own."""
+    secret = "MLFLOW_TRACKING_PASSWORD"
+    monkeypatch.setenv(secret, "x")
+    (tmp_path / "token").write_text(TOKEN)
+    seen: list[Any] = []
+    monkeypatch.setattr(keeper, "subprocess", SimpleNamespace(Popen=lambda *_, env, **__: seen.append(env), DEVNULL=-3))
+    spec = NodeSpec("127.0.0.1:1", tmp_path / "token", "id", (), "", tmp_path, tmp_path / "log", 0, True, tls=True)
+    Keeper(spec, print)._start("module")
+    monkeypatch.setattr(ray_cluster.Connection, "_init", lambda self, **_: seen.append(dict(os.environ)))
+    connection = Connection(tmp_path, None)
+    connection.start_local(1)
+    connection._opened.close()
+    assert [secret in environment for environment in seen] == [False, False]
+    assert seen[0][ray_tls.USE] == "1"
+    assert os.environ[secret] == "x", "the driver's own mirror needs it"
