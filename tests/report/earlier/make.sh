@@ -11,10 +11,10 @@ cd "$work/code"
 PYTHONPATH=$work/code OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 "${PYTHON:-python}" -m zo_sweeps \
     +grid=quickstart scale=smoke executor=inline 'grid.seeds=[0]' update.lr=0.1 state_dir="$work/state"
 cd "$work/state"
-for book in mlflow/sweeps/*.jsonl; do # without the tables and the report, which nothing reads again
+for book in $(find mlflow/sweeps books -name '*.jsonl' 2>/dev/null); do # without the tables and the report, which nothing reads again
     grep -v '"type":"finish"' "$book" >"$work/book"
     cp "$work/book" "$book"
 done
 # A commit may have no plans/: the record of a sweep's plan.
-find ledger.jsonl journal sweeps plans mlflow/sweeps -type f 2>/dev/null | LC_ALL=C sort |
+find ledger.jsonl journal sweeps plans mlflow/sweeps books -type f 2>/dev/null | LC_ALL=C sort |
     tar --create --files-from=- --mtime=@0 --owner=0 --group=0 --numeric-owner | gzip -9n >"$here/$name.tar.gz"
