@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,10 @@ from tests.worker.common import make, measured, run
 from zo_sweeps.core.trial import Event, Outcome, TrialState
 from zo_sweeps.edge import bundle
 from zo_sweeps.engine.noise import combine
+from zo_sweeps.engine.replay import digest as replayed
+from zo_sweeps.engine.spaces.prefix import PrefixTuning
 from zo_sweeps.methods.points import NoiseKey
+from zo_sweeps.methods.space import InstalledSpace
 from zo_sweeps.record.journal import scalars
 from zo_sweeps.run import bundles
 
@@ -80,3 +84,29 @@ def theta_of(read: bundle.Bundle, coefs: list[tuple[float, ...]]) -> str:
             combine(terms, name, theta.shape, base=theta, out=theta)
         digest.update(theta.numpy().tobytes())
     return digest.hexdigest()
+
+
+def test_a_log_is_read_where_initial_values_are_computed_with_other_last_bits(
+    client: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial = [*TRIAL, "space=prefix", "train.steps=2", "train.eval_every=2", "estimator.q=1"]
+    folder = tmp_path / "bundle"
+    bundles.write(make(*trial), "", folder)
+    for more in ([], ["--score", "test", "--at", "0"], ["--score", "test", "--at", "2"]):
+        subprocess.run([client, folder, *more], check=True)
+    here = PrefixTuning.install
+
+    def elsewhere(*args: Any, **options: Any) -> InstalledSpace:
+        installed = here(*args, **options)
+        for param in installed.params.values():
+            param.data *= 1 + 2**-22
+        return installed
+
+    monkeypatch.setattr(PrefixTuning, "install", elsewhere)
+    ended, journal = run(make(*trial, f"device.log={folder}"))
+    assert ended.state is TrialState.SUCCEEDED, ended.error
+    assert ended.metrics["theta_difference"] == 0
+    began = bundle.read(folder).initial
+    assert began is not None
+    (event,) = (event for event in journal if event["type"] == "initial")
+    assert event["fingerprint"] == replayed({name: torch.from_numpy(value) for name, value in began.items()})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ TINY = [  # of one layer: an export takes a third less, and test_program.py has 
     *("model=random_llama", "model.arch.hidden_size=64", "model.arch.intermediate_size=96"),
     *("model.arch.num_hidden_layers=1", "method=prge", "update.lr=0.01", "evaluation.mode=both"),
 ]
+GEMMA = ["model.arch.model_type=gemma", "+model.arch.head_dim=16", "+model.arch.initializer_range=0.2"]
 PROGRAM = "device.runtime=executorch"
 ANYWHERE = "device=auto"  # a device that is named would be part of the trial's identity
 THETA, EPS = "theta_difference", 1e-2
@@ -68,7 +70,7 @@ def eager(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The modules of a program in PyTorch instead of the program: what they compute, without the cost of an export."""
     built: dict[Path, tuple[Method, Method]] = {}
 
-    def stored(key: Any, make: Any) -> tuple[Program, Path]:
+    def stored(key: Any, make: Any, check: Any) -> tuple[Program, Path]:
         model, space, calls, frame, batch, of_scores = make.args
         dual = make.keywords["dual"]
         theta = Theta(space.params, calls) if dual is None else Dual(space.params, calls, dual)
@@ -76,10 +78,36 @@ def eager(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         file = tmp_path / f"{len(built)}.pte"
         file.touch()
         built[file] = (lambda inputs: forward(*inputs)), (lambda inputs: [apply(*inputs)])
-        return Program(calls, frame, batch, theta.names, theta.shapes, 0), file
+        program = Program(calls, frame, batch, theta.names, theta.shapes, 0)
+        check(program, file)
+        return program, file
 
     monkeypatch.setattr(in_program.store, "stored", stored)
     monkeypatch.setattr(in_program, "load", lambda file: built[file])
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_program_of_another_function_is_refused_with_the_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exact GELU in place of the approximate one, which XNNPACK's delegate leaves out."""
+    correct = Forward.forward
+
+    def exact(self: Forward, *inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        (activation,) = (part for part in self.module.modules() if type(part).__name__ == "GELUTanh")
+        with monkeypatch.context() as patch:
+            patch.setattr(activation, "act", torch.nn.functional.gelu)
+            return correct(self, *inputs)
+
+    monkeypatch.setattr(Forward, "forward", exact)
+    ended, _ = run(make(*TINY, *GEMMA, "train.steps=2", ANYWHERE, PROGRAM))
+    assert ended.state is TrialState.FAILED
+    assert re.search(r"another function: a score of the first rows is .*, [\d,]+ units of rounding apart", ended.error)
+
+
+def test_an_approximate_gelu_is_that_of_the_engine() -> None:
+    (_, torchs), (ended, programs) = both(*GEMMA, "train.steps=8", "train.eval_every=8")
+    (_, expected), (_, found) = scalars(torchs), scalars(programs)
+    assert found == pytest.approx(expected, abs=16 * UNIT * max(expected))
+    assert 0 < ended.metrics["noise_to_signal"] < 0.1
 
 
 @pytest.mark.usefixtures("eager")

@@ -147,6 +147,13 @@ class Quantized(Event):
 
 
 @dataclass(frozen=True)
+class Initial(Event):
+    """The initial values that were computed."""
+
+    fingerprint: str = item(most=NAME)
+
+
+@dataclass(frozen=True)
 class SquaredGradients(Event):
     """The cumulative normalized squared gradient."""
 
@@ -238,6 +245,7 @@ EVENTS: Mapping[str, type[Event]] = {
     "test": Scored,
     "mask": Mask,
     "quantized": Quantized,
+    "initial": Initial,
     "gradients": SquaredGradients,
     "updates": Updates,
     "sensors": Sensors,

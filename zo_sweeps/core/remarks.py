@@ -53,8 +53,7 @@ SHARED = {  # (rows, their split) that are also in another one -> the consequenc
 }
 # Rounding noise over signal (see `engine.loss_noise`) above which a trial says so: estimates of one pair of points are
 # then expected to correlate 0.87 with those of fp32, and have a third more variance. Measured on the demo model, over
-# spaces, codes and eps, in bf16 and fp16: docs/bench/precision.json. Runs in programs or on the light client have no
-# such number.
+# spaces, codes and eps, in bf16 and fp16: docs/bench/precision.json.
 NOISE_TO_SIGNAL = 0.5
 REMARKS = (
     Remark("directions", "theta moves along {} distinct directions only: the generator repeats", below=1000),
@@ -80,6 +79,11 @@ REMARKS = (
         "updates_lost",
         "most of the updates were lost: rounding to half precision left more than half of the weights as they were",
         above=0.5,
+    ),
+    Remark(
+        "sum_bits",
+        "this device sums products in {} bits, which can drown projected gradients; use precision=fp32 or w4a8",
+        below=32,
     ),
     Remark(
         "trained_bits",

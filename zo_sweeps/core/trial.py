@@ -223,6 +223,7 @@ METRICS: Mapping[str, str] = {  # of an outcome -> its meaning
     "directions": "distinct ones of the run, where its generator repeats",
     "noise_to_signal": "rounding noise of a step's losses over their spread, root mean squares over measured steps",
     "updates_lost": "mean share of an update lost by rounding",
+    "sum_bits": "of a sum of products, where a device does not sum in 32",
     "trained_bits": "of the model's own weights, where backpropagation trains them in less than 32",
     "state_bits": "per value of an optimizer's states, where less than 32",
     "recomputed": "1 where the backward pass computes layers again",

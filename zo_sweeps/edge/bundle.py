@@ -5,6 +5,7 @@
     settings.txt     the facts that the client needs, one `key value` per line, so that it needs no JSON parser
     *.bin            flat little-endian arrays: the rows of each split, the batches, the learning rates
     README.md        how to run it
+    initial.bin      theta before the first step, if it was computed; the program has it, too
     tokenizer.json   the model's tokenizer, for texts of one's own
     log.jsonl        written by the client, the only state of a run; not part of the bundle
 
@@ -31,8 +32,9 @@ from zo_sweeps.core.files import new_folder
 from zo_sweeps.edge.light_client import LOG
 
 FORMAT = 1
+FP32 = 4  # bytes
 MANIFEST, SETTINGS, PROGRAM = "manifest.json", "settings.txt", "program.pte"
-README, TOKENIZER = "README.md", "tokenizer.json"
+README, TOKENIZER, INITIAL = "README.md", "tokenizer.json", "initial.bin"
 SPLITS = ("train", "dev", "test")
 LARGEST_MANIFEST = 2**24  # bytes
 LARGEST_PART = 2**16  # of everything that one call or row consists of; the client's limit
@@ -206,7 +208,17 @@ class Bundle:
     @property
     def needed(self) -> dict[str, File]:
         """The files that the client reads."""
-        return {name: file for name, file in self.manifest.files.items() if name not in (README, TOKENIZER)}
+        return {name: file for name, file in self.manifest.files.items() if name not in (README, TOKENIZER, INITIAL)}
+
+    @property
+    def initial(self) -> dict[str, NDArray[np.float32]] | None:
+        """Theta before the first step, by parameter; None if the bundle does not hold it."""
+        if INITIAL not in self.manifest.files:
+            return None
+        shapes = dict(self.manifest.settings.parameters)
+        ends = np.cumsum([prod(shape) for shape in shapes.values()])
+        each = np.split(np.fromfile(self.folder / INITIAL, "<f4"), ends[:-1])
+        return {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), each, strict=True)}
 
 
 def write(
@@ -219,6 +231,7 @@ def write(
     config: Mapping[str, Any],
     fingerprints: Mapping[str, str],
     tokenizer: str = "",
+    initial: NDArray[np.float32] | None = None,
 ) -> Manifest:
     """Write a bundle into a folder that is absent or empty, whole or not at all.
 
@@ -227,6 +240,7 @@ def write(
         splits: the rows of train, dev and test. An example of train has `settings.rows_per_example` rows, in order.
         config, fingerprints: see `Manifest`.
         tokenizer: content of tokenizer.json, for texts of one's own; "" writes none.
+        initial: theta before the first step as one vector, where it is computed: other CPUs compute other last bits.
 
     Raises ValueError for arrays, names or numbers that do not fit together.
     """
@@ -247,7 +261,10 @@ def write(
         (part / README).write_text(_readme(settings), encoding="utf-8")
         if tokenizer:
             (part / TOKENIZER).write_text(tokenizer, encoding="utf-8")
-        described |= {name: _file(part / name) for name in (SETTINGS, README, TOKENIZER) if (part / name).exists()}
+        if initial is not None:
+            initial.astype("<f4").tofile(part / INITIAL)
+        others = (SETTINGS, README, TOKENIZER, INITIAL)
+        described |= {name: _file(part / name) for name in others if (part / name).exists()}
         manifest = Manifest(settings, config, fingerprints, sizes, described)
         (part / MANIFEST).write_text(json.dumps(manifest.to_json(), indent=2) + "\n", encoding="utf-8")
     return manifest
@@ -281,6 +298,9 @@ def read(folder: Path) -> Bundle:
         arrays[name] = np.fromfile(folder / f"{name}.bin", dtype).reshape(shape)
     if wrong := _contradiction(manifest, arrays):
         raise _damaged(folder, wrong)
+    length = FP32 * sum(prod(shape) for _, shape in manifest.settings.parameters)
+    if INITIAL in manifest.files and manifest.files[INITIAL].bytes != length:
+        raise _damaged(folder, f"{INITIAL} has {manifest.files[INITIAL].bytes} bytes instead of {length}")
     splits = {split: Rows(**{name: arrays[f"{split}.{name}"] for name in _ROWS}) for split in SPLITS}
     return Bundle(folder, manifest, splits, Training(*(arrays[name] for name in _TRAINING)))
 

@@ -8,6 +8,7 @@ value, up to rounding, and applies to whatever module calls the operation, so th
     baddbmm                         bmm, with alpha multiplied into the smaller factor
     to(the same dtype)              nothing
     rotate_half (RoPE)              a product with a matrix of 0, 1 and -1
+    gelu(approximate="tanh")        written out: the delegate leaves the argument out, and computes the exact one
 
 An operation in another form (a mask that is not causal, a mean over other dimensions) stays as it is, and runs on
 ExecuTorch's own kernels.
@@ -44,6 +45,7 @@ class Lowered(TorchFunctionMode):
             Tensor.float: lambda x: _to(x, torch.float32),
             Tensor.baddbmm_: _baddbmm,
             torch.baddbmm: _baddbmm,
+            F.gelu: _gelu,
         }
 
     def __torch_function__(
@@ -93,6 +95,14 @@ def _to(x: Tensor, *args: Any, **kwargs: Any) -> Any:
 
 def _baddbmm(y: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Any:
     return NotImplemented if beta != 1 else y + torch.bmm(a if alpha == 1 else a * alpha, b)
+
+
+def _gelu(x: Tensor, *, approximate: str = "none") -> Any:
+    """Return x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2 for the approximate one."""
+    if approximate != "tanh":
+        return NotImplemented
+    inner = (x + x * x * x * 0.044715) * math.sqrt(2 / math.pi)
+    return x * 0.5 * (torch.tanh(inner) + 1)
 
 
 def _rotate_half(x: Tensor) -> Tensor:

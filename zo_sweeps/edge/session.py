@@ -29,7 +29,7 @@ from zo_sweeps.methods.schedule import Rates
 Method = Callable[[Sequence[Tensor]], Sequence[Tensor]]  # a method of a program: inputs -> outputs
 
 
-def load(file: Path) -> tuple[Method, Method]:
+def load(file: Path | bytes) -> tuple[Method, Method]:
     """Return the methods `forward` and `apply` of a program (.pte), in ExecuTorch's Python runtime.
 
     It computes with as many threads as torch; its own default is one per core. Cost: packs the delegate's weights once
@@ -64,6 +64,7 @@ class Session:
 
     Attributes:
         tokens: forwarded in the last step, padding included.
+        kept: step -> the losses at its points, of the first `keeps` steps.
     """
 
     def __init__(
@@ -74,11 +75,12 @@ class Session:
         examples_of: Callable[[int], Sequence[Example]],
         rates: Rates,
         seed: int,
+        keeps: int = 0,
     ) -> None:
         self._forward, self._apply = methods
         self._program, self._objective, self._examples_of = program, objective, examples_of
         self._rates, self._seed = rates, seed
-        self.tokens = 0
+        self.tokens, self.kept, self._keeps = 0, dict[int, list[float]](), keeps
         self.restart()
 
     def restart(self) -> None:
@@ -103,6 +105,8 @@ class Session:
             losses, _ = self._call(arrays, [points[i].key for i in group], first.scale)
             for i, loss in zip(group, losses.tolist(), strict=True):
                 values[i] = loss
+        if self._steps < self._keeps:
+            self.kept[self._steps + 1] = values
         return points, values
 
     def scores(self, rows: Sequence[Row]) -> list[list[float]]:

@@ -23,13 +23,16 @@ from zo_sweeps.methods.evaluation import Mode
 PROGRAM, SIZES = "program.pte", "program.json"
 
 
-def stored(key: Any, make: Callable[[], tuple[Program, bytes]]) -> tuple[Program, Path]:
+def stored(
+    key: Any, make: Callable[[], tuple[Program, bytes]], check: Callable[[Program, bytes], None] = lambda *_: None
+) -> tuple[Program, Path]:
     """Return a program and its file, exported by `make` if this machine's store does not have it.
 
     Concurrent trials wait for the one that exports it. Raises UserError if the store cannot be written.
 
     Args:
         key: everything that the program depends on, as JSON.
+        check: raises UserError for a program that must not be stored.
     """
     folder = _folder() / fingerprint(key)
     try:
@@ -37,6 +40,7 @@ def stored(key: Any, make: Callable[[], tuple[Program, bytes]]) -> tuple[Program
         with locked(folder.with_suffix(".lock")):
             if not folder.is_dir():
                 program, data = make()
+                check(program, data)
                 with new_folder(folder) as part:
                     (part / PROGRAM).write_bytes(data)
                     sizes = {**write(program), "made_from": key}

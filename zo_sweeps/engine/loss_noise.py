@@ -73,6 +73,11 @@ class LossNoise:
         return (noise, _deviation([loss for loss, _ in self._pairs])) if math.isfinite(noise) else None
 
 
+def apart(losses: Sequence[float], others: Sequence[float]) -> tuple[float, float]:
+    """Return (noise, signal) of a step's points from two machines' losses: noise is the rounding of both."""
+    return _deviation([other - loss for loss, other in zip(losses, others, strict=True)]), _deviation(losses)
+
+
 def noise_to_signal(measured: Iterable[tuple[float, float]]) -> float:
     """Return the root mean square of the noise over that of the signal, of several steps; NaN without a signal."""
     pairs = list(measured)

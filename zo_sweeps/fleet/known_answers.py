@@ -42,10 +42,9 @@ ARCH: Mapping[str, Any] = {
 }
 ROWS, TOKENS = 8, 32
 DEVIATION = 0.2  # of the weights: large enough that every layer changes the losses
-# Losses may differ by TOLERATED rounding units of the activations' format, times the loss. In fp16 and bf16 they differ
-# from fp32's by at most 0.8 units (48 rows); the order of summation, which differs between machines, moves them less.
-UNITS = {"float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}
-CODES_UNIT = 2.0**-8  # where activations are rounded to 8 bits: a difference in the last bit may move one by a code
+# Losses may differ by TOLERATED units of rounding an activation (`Precision.unit`), times the loss. In fp16 and bf16
+# they differ from fp32's by at most 0.8 units (48 rows); the order of summation, which differs between machines, moves
+# them less.
 TOLERATED = 8.0
 
 
@@ -147,8 +146,7 @@ def compare(expected: Answers, got: Answers) -> dict[str, str]:
         if len(theirs) != len(wanted):
             refused[name] = got.failed.get(name, "it computed no losses")[:300]
             continue
-        precision = every[name]
-        unit = max(UNITS[precision.format.torch_name], CODES_UNIT if precision.rounds_activations else 0.0)
+        unit = every[name].unit
         for row, (ours, one) in enumerate(zip(wanted, theirs, strict=True)):
             if not abs(one - ours) <= TOLERATED * unit * abs(ours):
                 refused[name] = f"the loss of row {row} is {one}, and {ours} on the head"

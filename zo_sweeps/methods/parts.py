@@ -84,6 +84,9 @@ class Device(Checked):
     )
     memory_gb: float | None = option(None, "memory in GB (10^9 bytes); null: the host's own", identity=False)
     unified: bool = option(False, "CPU and GPU share the memory", identity=False)
+    fp16_sums: bool = option(
+        False, "its CPU has fp16 arithmetic, in which XNNPACK sums a program's fp16 products", identity=False
+    )
     cpu_cores: str = option("", "number, clock and kind of its cores, as a paper prints them", identity=False)
     bandwidth_gbs: float | None = option(None, "specified bandwidth of its memory in GB/s", identity=False)
     accelerator: str = option("", "its GPU or NPU, as a paper prints it", identity=False)
@@ -107,6 +110,11 @@ class Device(Checked):
     def runs_programs(self) -> bool:
         """Whether trials run as exported programs: see docs/EDGE.md."""
         return self.runtime == "executorch" or self.is_phone
+
+    @property
+    def sums_in_fp16(self) -> bool:
+        """Whether trials in fp16 sum their products in it: elsewhere sums are in fp32."""
+        return self.runs_programs and self.fp16_sums
 
     @property
     def reads_log(self) -> bool:

@@ -18,6 +18,11 @@ OWN = "auto"  # chosen in place of a member: the model's own precision
 FASTEST = "fastest"  # the floating-point precision that was measured as the fastest on the machine that plans
 
 
+# Largest relative error of rounding a number to a format.
+UNITS = {"float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}
+CODES_UNIT = 2.0**-8  # where activations are rounded to 8 bits: a difference in the last bit may move one by a code
+
+
 @dataclass(frozen=True)
 class Format:
     """A floating-point format.
@@ -52,6 +57,11 @@ class Precision(Definition):
     def format(self) -> Format:
         """The format of activations, and of all weights that are not stored as codes."""
         raise NotImplementedError
+
+    @property
+    def unit(self) -> float:
+        """Largest relative error of rounding an activation."""
+        return max(UNITS[self.format.torch_name], CODES_UNIT if self.rounds_activations else 0.0)
 
     @property
     def dtype(self) -> torch.dtype:

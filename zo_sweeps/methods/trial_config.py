@@ -143,11 +143,13 @@ class TrialConfig:
 
     @property
     def departures(self) -> dict[str, float]:
-        """How backpropagation differs from fp32 weights and states with all activations kept: metric -> value.
+        """How training differs from that of the papers' rows: metric -> value; `core.remarks` has a line on each.
 
-        `core.remarks` has a line on each: the papers' first-order numbers are not of such training.
+        Of backpropagation, what is not fp32 weights and states with all activations kept.
         """
         kind, found = self.method.kind, {}
+        if kind.estimates and self.device.sums_in_fp16 and self.precision.format.bytes < 4:
+            found["sum_bits"] = 8.0 * self.precision.format.bytes
         if kind.backpropagates:
             own = kind.trained_in
             if self.space.moves_base and own is not None and own.format.bytes < 4:

@@ -16,7 +16,7 @@ from zo_sweeps.methods import registry
 from zo_sweeps.methods.definition import Locate, options, read
 from zo_sweeps.methods.kind import Kind
 from zo_sweeps.methods.parts import Device, Method, Model, ModelSource
-from zo_sweeps.methods.precision import FASTEST, OWN
+from zo_sweeps.methods.precision import FASTEST, OWN, Precision
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.expand import Setting
 from zo_sweeps.plan.overrides import Overrides
@@ -122,7 +122,11 @@ def resolve(composer: Composer, setting: Setting, options: Options, parts: Parts
     if tree["precision"]["name"] in (OWN, FASTEST):
         own = {key: value for key, value in tree["precision"].items() if key != "name"}
         measured = {} if tree["precision"]["name"] == OWN else _fastest(composer, tree, kind)
-        tree["precision"] = {**_own_precision(tree["model"]), **measured, **own}
+        tree["precision"] = {
+            **_own_precision(tree["model"], read(Device, tree["device"], "device", where)),
+            **measured,
+            **own,
+        }
     tree["members"] = [str(folder) for folder in registry.folders()]
     return _with_batch(parts.read(tree, where))
 
@@ -132,13 +136,20 @@ def is_folder(path: object) -> bool:
     return isinstance(path, str) and (path.startswith(("/", "~", ".")) or path.count("/") > 1)
 
 
-def _own_precision(model: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the precision of a model that a trial does not choose: the package's, if it is one."""
+def _own_precision(model: Mapping[str, Any], device: Device) -> Mapping[str, Any]:
+    """Return the precision of a model that a trial does not choose: the package's, if it is one.
+
+    A device that sums in fp16 takes the model in fp32 (`Device.sums_in_fp16`).
+    """
     from zo_sweeps.models import package
 
     source, path = ModelSource(model["source"]), model["path"]
     stored = package.of(Model(source=source, path=path))
-    return {"name": model["precision"]} if stored is None else stored.contents.precision
+    if stored is not None:
+        return stored.contents.precision
+    own = registry.member("precision", model["precision"])()
+    assert isinstance(own, Precision)
+    return {"name": "fp32" if own.format.bytes < 4 and device.sums_in_fp16 else model["precision"]}
 
 
 def _fastest(composer: Composer, tree: Mapping[str, Any], kind: Kind) -> Mapping[str, Any]:

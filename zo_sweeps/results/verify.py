@@ -180,6 +180,7 @@ def _trial(shared: Shared, trial: Trial, copies: Copies) -> Finding:
 
 def _computed(shared: Shared, trial: Trial, copies: Copies) -> tuple[Verdict, str]:
     from zo_sweeps.engine.replay import digest
+    from zo_sweeps.run.workbench import OTHER_START
 
     events = shared.journals.read(trial.trial_id)
     ended = outcome(events)
@@ -202,6 +203,8 @@ def _computed(shared: Shared, trial: Trial, copies: Copies) -> tuple[Verdict, st
         weights = digest(space.params) if space is not None else ""
         if weights != test["weights"]:
             what = f"the replayed weights are {weights[:12] or 'none'}, and those of the run {test['weights'][:12]}"
+            if bench.began_elsewhere:
+                raise _WrongError(f"{what}: {OTHER_START.format(space=config.space.name)}{_elsewhere(events)}")
             raise _WrongError(f"{what}: a coefficient was changed{_elsewhere(events)}")
         if bench.splits.test_rows != test["rows"]:
             raise _WrongError(f"its test rows are {test['rows'][:12]}, and those here {bench.splits.test_rows[:12]}")

@@ -48,6 +48,9 @@ def write(trial: Trial, command: str, folder: Path) -> bundle.Manifest:
             _training(bench, program),
             config={"command": command, "trial": trial.to_json(), "planned_bytes": program.planned_bytes},
             fingerprints={"model": config.model.fingerprint, "task": config.task.fingerprint},
+            initial=np.concatenate([param.detach().numpy().ravel() for param in space.params.values()])
+            if config.space.starts_computed
+            else None,
             tokenizer=bench.model.tokenizer.backend_tokenizer.to_str() if bench.model.tokenizer.is_fast else "",
         )
     except OSError as error:

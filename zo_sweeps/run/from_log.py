@@ -10,6 +10,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import cache_folder
 from zo_sweeps.core.jsonl import parse_object, read_lines, read_objects
@@ -25,7 +27,8 @@ from zo_sweeps.edge.scored import scored
 from zo_sweeps.engine.replay import digest, rebuild
 from zo_sweeps.engine.train import Evaluated, StepDone, evaluated_at
 from zo_sweeps.engine.types import DivergedError
-from zo_sweeps.run import bundles
+from zo_sweeps.methods.space import InstalledSpace
+from zo_sweeps.run import agreement, bundles
 from zo_sweeps.run.by_part import OF_AN_ENGINE
 from zo_sweeps.run.runner import Runner
 from zo_sweeps.run.workbench import Workbench
@@ -50,6 +53,7 @@ class FromLog(Runner):
     ) -> None:
         super().__init__(bench, meter, should_stop, sharing)
         self._away = away
+        self._first: dict[int, list[float]] = {}  # step -> losses
 
     def device(self) -> dict[str, Any]:
         name = self.config.device.name if self._away is None else self._away.profile
@@ -68,6 +72,7 @@ class FromLog(Runner):
         bench, recorder, splits = self.bench, self.recorder, self.bench.splits
         self.frame = Frame.of((*splits.train, *splits.dev, *splits.test), bench.objective.gold_only)
         manifest = self._bundle.manifest
+        recorder.measured |= self.config.departures
         recorder.measured["trainable_parameters"] = float(sum(prod(shape) for _, shape in manifest.settings.parameters))
         recorder.measured["program_bytes"] = float(manifest.files[bundle.PROGRAM].bytes)
         if (planned := manifest.config.get("planned_bytes")) is not None:
@@ -161,7 +166,7 @@ class FromLog(Runner):
         Raises UserError if the client's theta is not the same, to the bit; the form `dual` is not compared.
         """
         bench = self.bench
-        space = bench.install()
+        space = self._installed()
         try:
             rebuild(bench.method(), space, self.recorder.coefs[:step], bench.rates(), seed=self.config.seed)
             weights, theta = digest(space.params), hashlib.sha256()
@@ -185,6 +190,25 @@ class FromLog(Runner):
         coefs = tuple(map(float, line["coefs"]))
         mean = sum(losses) / len(losses)
         self.recorder.take(StepDone(step, mean, coefs, float(line["seconds"]), int(line["tokens"])))
+        if step <= agreement.STEPS:
+            self._first[step] = losses
+        if step in (1, agreement.STEPS):  # a client that computes another function is refused at once
+            self._compare()
+
+    def _installed(self) -> InstalledSpace:
+        """Install the space at the values at which the program begins."""
+        initial = self._bundle.initial
+        tensors = None if initial is None else {name: torch.from_numpy(value) for name, value in initial.items()}
+        return self.bench.install(tensors)
+
+    def _compare(self) -> None:
+        """Compare the client's losses with the engine's. Raises UserError if it computes another function."""
+        space = self._installed()
+        try:
+            ratio = agreement.of_first_steps(self.bench, space, self._first, self.recorder.coefs)
+            self.recorder.take_noise_to_signal(ratio)
+        finally:
+            space.uninstall()
 
     def _take_readings(self) -> None:
         """Record what a phone's sensors said since the last call; a line that cannot be read is not missed."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from zo_sweeps.core.cached import Cached
 from zo_sweeps.core.fingerprint import fingerprint
@@ -25,6 +27,7 @@ from zo_sweeps.methods.code import code_of
 from zo_sweeps.methods.definition import identity, write
 from zo_sweeps.methods.space import InstalledSpace
 from zo_sweeps.methods.trial_config import TrialConfig
+from zo_sweeps.run import agreement
 from zo_sweeps.run.by_part import OF_AN_ENGINE, Work
 from zo_sweeps.run.workbench import Workbench
 from zo_sweeps.run.zeroth_order import ZerothOrderRunner
@@ -37,6 +40,7 @@ class InProgram(ZerothOrderRunner):
     """
 
     _session: Session
+    _initial: Mapping[str, Tensor]
 
     def device(self) -> dict[str, Any]:
         host, device = super().device(), self.config.device
@@ -45,11 +49,15 @@ class InProgram(ZerothOrderRunner):
 
     def _gather(self, space: InstalledSpace) -> Peers:
         bench, measured = self.bench, self.recorder.measured
+        measured |= self.config.departures
         program, file = program_of(bench, space)
         measured["program_bytes"], measured["planned_bytes"] = float(file.stat().st_size), float(program.planned_bytes)
         self.meter.start()  # not the memory of the export
         seed = self.config.seed
-        self._session = Session(program, load(file), bench.objective, bench.examples_of, bench.rates(), seed)
+        self._session = Session(
+            program, load(file), bench.objective, bench.examples_of, bench.rates(), seed, keeps=agreement.STEPS
+        )
+        self._initial = {name: param.detach().clone() for name, param in space.params.items()}
         bench.scorer = partial(scored, self._session.scores, program.frame, bench.evaluated)
         return self._session
 
@@ -63,18 +71,23 @@ class InProgram(ZerothOrderRunner):
             self._session.tell(coefs)
 
     def measure_parts(self, space: InstalledSpace | None, step: Work | None) -> None:
-        """Record how far the program's theta is from the log's."""
+        """Record how far the program's theta is from the log's, and how much of its first estimates is rounding."""
         self.recorder.unmeasured[MEMORY] = OF_AN_ENGINE
         assert space is not None
         theta = self._session.theta()
         differences = [float((theta[name] - param.detach()).abs().max()) for name, param in space.params.items()]
         self.recorder.measured["theta_difference"] = max(differences)
+        for name, param in space.params.items():
+            param.data.copy_(self._initial[name])
+        ratio = agreement.of_first_steps(self.bench, space, self._session.kept, self.recorder.coefs)
+        self.recorder.take_noise_to_signal(ratio)
 
 
 def program_of(bench: Workbench, space: InstalledSpace) -> tuple[Program, Path]:
     """Return a trial's program and its file, from this machine's store; export it if the store has none.
 
-    Cost: none if the store has it; else as `edge.export.export`.
+    Raises UserError if it computes another function than the engine. Cost: none if the store has it; else as
+    `edge.export.export`, and a forward of each.
     """
     config = bench.config
     examples = (*bench.splits.train, *bench.splits.dev, *bench.splits.test)
@@ -93,7 +106,14 @@ def program_of(bench: Workbench, space: InstalledSpace) -> tuple[Program, Path]:
         "versions": [version(package) for package in ("executorch", "torch", "transformers")],
     }
     make = partial(export, bench.model, space, calls, frame, batch, objective.of_scores)
-    return store.stored(key, partial(make, dual=dual, delegate=config.device.delegate == "xnnpack"))
+    make = partial(make, dual=dual, delegate=config.device.delegate == "xnnpack")
+
+    def check(program: Program, data: bytes) -> None:
+        session = Session(program, load(data), objective, bench.examples_of, bench.rates(), config.seed)
+        first = bench.splits.dev[: max(1, program.rows // max(len(frame.of_scores(bench.splits.dev[0])), 1))]
+        agreement.of_scores(bench, scored(session.scores, frame, bench.evaluated, first), bench.scored(first))
+
+    return store.stored(key, make, check)
 
 
 def mark_of(config: TrialConfig, code: str) -> str:

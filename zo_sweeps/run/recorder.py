@@ -52,7 +52,8 @@ class Recorder:
         test: the `test` event, once there is one.
         measured: metrics of the outcome, by name.
         unmeasured: how the names of metrics begin that cannot be measured here -> the reason.
-        mask, quantized: fingerprints of the sparse mask and of the computed codes that the trial began with; "" before
+        mask, quantized, initial: fingerprints of the sparse mask, of the computed codes, and of computed initial values
+            that the trial began with; "" before
             there are any.
         lost: step -> share of its update that rounding lost, at the steps where it is measured.
         noise: step -> rounding noise of its losses and their spread, at the steps where it is measured.
@@ -75,9 +76,12 @@ class Recorder:
         self.test = next((event for event in journal if event["type"] == "test"), None)
         self.seen = {event["step"] for event in journal if event["type"] == "gradients"}
         prints = {
-            event["type"]: str(event["fingerprint"]) for event in journal if event["type"] in ("mask", "quantized")
+            event["type"]: str(event["fingerprint"])
+            for event in journal
+            if event["type"] in ("mask", "quantized", "initial")
         }
         self.mask, self.quantized = prints.get("mask", ""), prints.get("quantized", "")
+        self.initial = prints.get("initial", "")
         self.lost = {event["step"]: float(event["lost"]) for event in journal if event["type"] == "updates"}
         reports = [event for event in journal if event["type"] == "steps"]
         self.noise = {step: (noise, signal) for one in reports for step, noise, signal in one.get("rounding", ())}
@@ -160,9 +164,18 @@ class Recorder:
         """Return the ratio so far; NaN of too few steps, whose ratio is mostly chance, or without any signal."""
         return noise_to_signal(self.noise.values()) if len(self.noise) >= NOISE_STEPS else math.nan
 
+    def take_noise_to_signal(self, ratio: float) -> None:
+        """Record and report a ratio that was measured apart from the steps; NaN: it was not."""
+        if not math.isnan(ratio):
+            self.measured["noise_to_signal"] = ratio
+            self.warn("noise_to_signal", ratio)
+
     def warn(self, metric: str, value: float) -> None:
         """Report the remark on a metric of the run so far, if there is one, once per trial."""
-        text = remark(metric, value)
+        self.say(metric, remark(metric, value))
+
+    def say(self, metric: str, text: str) -> None:
+        """Report a remark, unless it is "" or was reported before."""
         if text and metric not in self._warned:
             self._warned.add(metric)
             self.emit("warning", metric=metric, text=text)

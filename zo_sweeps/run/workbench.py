@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -13,6 +13,7 @@ from zo_sweeps.engine.batch import Batch, collate
 from zo_sweeps.engine.data import indices
 from zo_sweeps.engine.evaluate import Objective as Losses
 from zo_sweeps.engine.in_place import InPlace
+from zo_sweeps.engine.replay import digest
 from zo_sweeps.engine.score import Scored, forwards, score
 from zo_sweeps.engine.step import Method
 from zo_sweeps.engine.train import Scores, of_batch
@@ -31,6 +32,11 @@ from zo_sweeps.run.recorder import Recorder
 from zo_sweeps.tasks.encode import Example
 from zo_sweeps.tasks.scoring import Answers, cut, evaluate, right
 
+OTHER_START = (
+    "the initial values of {space} are sums over the weights, and have other last bits here than where the trial "
+    "began: so have all later weights; replay it on that kind of CPU"
+)
+
 
 class Workbench:
     """The parts of one trial, built from its configuration.
@@ -46,6 +52,7 @@ class Workbench:
         objective: f of the training steps.
         evaluated: the dialect's own objective, which dev and test losses use.
         scorer: scores candidates in place of the model here; None: the model does.
+        began_elsewhere: whether the trial began at initial values with other last bits than those computed here.
     """
 
     def __init__(
@@ -59,6 +66,7 @@ class Workbench:
             self.device = self.devices[0]
         self.scorer: Callable[[Sequence[Example]], Scored] | None = None
         self._seat: Forwards | None = None
+        self.began_elsewhere = False
 
     @property
     def forwards(self) -> Forwards:
@@ -96,8 +104,11 @@ class Workbench:
         """Return the learning rate of every step."""
         return self.config.update.rates(self.config.train.steps)
 
-    def install(self) -> InstalledSpace:
+    def install(self, initial: Mapping[str, torch.Tensor] | None = None) -> InstalledSpace:
         """Install the trial's space on the base weights, in the format in which the method's kind trains them.
+
+        Args:
+            initial: values of its parameters at which it began somewhere else; None: those that are computed here.
 
         Raises UserError if the space trains nothing, or the mask differs from the one that the trial began with.
         """
@@ -116,9 +127,24 @@ class Workbench:
         installed = space.install(self.model.module, layers, self.config.seed, mask)
         if not any(param.numel() for param in installed.params.values()):
             raise UserError(f"space {space.name!r} trains no parameter of this model", fix="use other space.targets")
+        if initial is not None:
+            for name, param in installed.params.items():
+                param.data.copy_(initial[name])
+        if space.starts_computed:
+            self._begin_at(digest(installed.params))
         if self.gathering is not None:
             self._seat = self.gathering.seat(self.model, installed)
         return installed
+
+    def _begin_at(self, mark: str) -> None:
+        """Keep the fingerprint of the initial values, or say that the trial began with others."""
+        recorder = self.recorder
+        if not recorder.initial:
+            recorder.initial = mark
+            recorder.emit("initial", fingerprint=mark)
+        self.began_elsewhere = recorder.initial != mark
+        if self.began_elsewhere:
+            recorder.say("initial", OTHER_START.format(space=self.config.space.name))
 
     def agreed(self, space: InstalledSpace) -> bytes:
         """Return a fingerprint of everything that leader and followers must agree on, beyond the configuration."""

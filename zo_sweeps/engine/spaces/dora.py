@@ -28,6 +28,7 @@ class DoRA(LowRank):
     """
 
     multiplies_others: ClassVar[bool] = True
+    starts_computed: ClassVar[bool] = True
     adapter: ClassVar[AdapterFormat | None] = AdapterFormat("LORA", {**FACTORS, "m": "lora_magnitude_vector"})
 
     def adapter_options(self) -> dict[str, Any]:

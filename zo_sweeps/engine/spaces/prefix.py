@@ -25,6 +25,7 @@ class PrefixTuning(Space):
     """
 
     takes_positions: ClassVar[bool] = True
+    starts_computed: ClassVar[bool] = True
     adapter: ClassVar[AdapterFormat | None] = AdapterFormat("PREFIX_TUNING", prefix=True)
     not_in_program: ClassVar[str] = ""
 
