@@ -38,7 +38,7 @@ TRIALS = {
     "pezo_table3": 120,
     "pezo_table4": 1200,
     "pezo_table5": 180,
-    "pezo_table6": 11,
+    "pezo_table6": 14,
     "prge_fig3": 108,
     "prge_fig4": 108,
     "prge_fig5": 216,

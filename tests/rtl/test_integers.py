@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.perturbations.pezo_onthefly import PeZOOnTheFly
 from zo_sweeps.engine.perturbations.pezo_pool import PeZOPool
 from zo_sweeps.engine.perturbations.rademacher import Rademacher
@@ -122,7 +121,6 @@ def test_gaussian_numbers_have_the_moments_of_a_gaussian(name: str, mean: float,
         (PeZOPool(stored_bits=12), Synthesis(), "scaled once, by a shift"),
         (PeZOPool(k=20, stored_bits=12, rounding="log"), Synthesis(), "too large for a circuit"),
         (PeZOPool(stored_bits=12, rounding="log"), Synthesis(lanes=6), "6 numbers per clock is no power of two"),
-        (Gaussian(), Synthesis(replays=True), "not built to replay"),
         (Rademacher(), Synthesis(), "no circuit of perturbation 'rademacher'"),
     ],
 )

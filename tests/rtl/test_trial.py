@@ -104,6 +104,7 @@ def test_a_trial_has_figures_and_the_files_behind_them() -> None:
     assert outcome.state is TrialState.SUCCEEDED, outcome.error
     figures = outcome.metrics
     assert (figures["luts"], figures["ffs"], figures["clocks_checked"]) == (4, 32, 40), "3 registers and the address"
+    assert (figures["numbers_per_clock"], figures["luts_per_number"]) == (3, 4 / 3)
     assert figures["ecp5_ffs"] == 32
     assert 100 < figures["ecp5_mhz"] < 2000
     files = {event["name"]: event["text"] for event in events if event["type"] == "file"}

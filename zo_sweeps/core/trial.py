@@ -241,6 +241,8 @@ METRICS: Mapping[str, str] = {  # of an outcome -> its meaning
     "ecp5_luts": "the same on an ECP5, after placement: look-up tables of 4 inputs",
     "ecp5_ffs": "its flip-flops there",
     "ecp5_brams": "its block memories of 18 Kbit there",
+    "numbers_per_clock": "of all copies of a circuit",
+    "luts_per_number": "look-up tables on UltraScale+ over the numbers per clock",
     "ecp5_mhz": "the highest clock of one copy there, the best of all placements, without pads",
     "clocks_checked": "simulated clocks whose outputs equal the engine's integers",
     f"{ENERGY}joules": "of steps only, as the device defines it",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from zo_sweeps.rtl import simulate
-from zo_sweeps.rtl.circuit import Circuit
+from zo_sweeps.rtl.circuit import RESET, Circuit
 
 PERIOD_NS = 1.428  # of the 700 MHz in PeZO's Table 6
 ECP5_MHZ = 600
@@ -31,12 +31,16 @@ def write(circuit: Circuit, folder: Path, clocks: int, figures: Mapping[str, flo
 def _readme(circuit: Circuit, sources: list[str], clocks: int, figures: Mapping[str, float]) -> str:
     files = " ".join(sources)
     notes = "\n".join(f"- {note}" for note in circuit.notes)
+    begins = "no reset: the state is an initial value, as in the bitstream of an FPGA"
+    if RESET in circuit.controls:
+        begins = f"seed of these numbers: {circuit.state_bits}'h{circuit.start:x}"
     copies = f", of {circuit.copies} copies" if circuit.copies > 1 else ""
     return f"""\
 # {circuit.name}
 {notes}
 - ports: clk; {", ".join(circuit.controls)} (inputs); numbers, {circuit.lanes} of {circuit.bits} bits, place 0 lowest\
 {f"; shift, {circuit.shift_bits} bits" if circuit.shift_bits else ""}. Without `step` the outputs stay.
+- {begins}
 
 | {f"counts{copies}":35} | LUTs | FFs | BRAMs | clock |
 |---|---|---|---|---|
@@ -49,7 +53,7 @@ The clock is that of one copy, without pads. Open tools give neither the clock n
 Simulate {clocks} clocks against the engine's integers ({simulate.VECTORS}):
 
     iverilog -o bench {files} && vvp bench
-    verilator --binary --timing -Wno-fatal -CFLAGS -std=c++20 --top-module bench {files} && obj_dir/Vbench
+    verilator --binary --timing -Wall -CFLAGS -std=c++20 --top-module bench {files} && obj_dir/Vbench
 
 {circuit.name}.xdc asks Vivado for {1000 / PERIOD_NS:.0f} MHz, {circuit.name}.lpf asks nextpnr-ecp5 for {ECP5_MHZ}.
 """

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+RESET = "reset"  # a control
 PASSES = 3  # over a direction that is replayed: theta + eps z, theta - eps z, and the update
 
 
@@ -41,7 +42,9 @@ Expected = Callable[[Schedule], "tuple[Tensor, Tensor]"]
 class Circuit:
     """A synchronous generator: on a clock with `step`, its outputs become the next numbers; otherwise they stay.
 
-    Ports: clk, the controls, `numbers` (place i in bits b i + b - 1 .. b i) and, if it has any width, `shift`.
+    Ports: clk, the controls, `numbers` (place i in bits b i + b - 1 .. b i) and, if it has any width, `shift`. With
+    `reset` among the controls also `seed`, which its state becomes on a clock with `reset`: a chip other than an FPGA
+    has no initial values.
 
     Args:
         name: of the top module.
@@ -50,7 +53,9 @@ class Circuit:
         length: clocks per direction.
         expected: schedule -> (numbers [steps, lanes], shifts [steps]), int64: the outputs after each step, from the
             engine's integers. Those before `latency` steps do not count.
-        controls: the inputs besides the clock: step, and, where it needs them, `fresh` and `again`, as in Schedule.
+        controls: the inputs besides the clock: step, and, where it has them, `fresh` and `again`, as in Schedule, and
+            `reset`.
+        start, state_bits: the state that leads to the first numbers, and its width.
         shift_bits: width of `shift`; 0 for none.
         files: name -> text of the memory images that it reads.
         latency: steps before the first valid number.
@@ -64,6 +69,8 @@ class Circuit:
     bits: int
     length: int
     expected: Expected
+    start: int
+    state_bits: int
     controls: tuple[str, ...] = ("step",)
     shift_bits: int = 0
     files: Mapping[str, str] = field(default_factory=dict)
@@ -89,10 +96,29 @@ def module(name: str, circuit_ports: Sequence[str], body: Sequence[str], notes: 
     return "\n".join([*lines, *(f"  {line}" if line else "" for line in body), "endmodule", ""])
 
 
-def ports(controls: Sequence[str], width: int, shift_bits: int = 0) -> list[str]:
+def ports(controls: Sequence[str], width: int, state_bits: int, shift_bits: int = 0) -> list[str]:
     """Return the ports of a generator."""
-    listed = [f"input  wire {name}" for name in ("clk", *controls)] + [f"output wire [{width - 1}:0] numbers"]
+    listed = [f"input  wire {name}" for name in ("clk", *controls)]
+    listed += [f"input  wire [{state_bits - 1}:0] seed"] if RESET in controls else []
+    listed += [f"output wire [{width - 1}:0] numbers"]
     return [*listed, *([f"output reg  [{shift_bits - 1}:0] shift"] if shift_bits else [])]
+
+
+def inputs(replays: bool, reset: bool, *, fresh: bool = False) -> tuple[str, ...]:
+    """Return the controls of a generator; `fresh`: it has to know where a direction begins, even without `replays`."""
+    return ("step", *(("fresh", "again") if replays else ("fresh",) if fresh else ()), *((RESET,) if reset else ()))
+
+
+def declared(name: str, width: int, start: int, controls: Sequence[str]) -> str:
+    """Return the declaration of a register of the state, with its initial value unless there is a reset."""
+    initial = "" if RESET in controls else f" initial {name} = {width}'h{start:x};"
+    return f"reg [{width - 1}:0] {name};{initial}"
+
+
+def updated(name: str, after: str, seed: str, controls: Sequence[str], when: str = "step") -> str:
+    """Return the statement that moves a register of the state to `after`, or to `seed` on a reset."""
+    reset = f"if (reset) {name} <= {seed}; else " if RESET in controls else ""
+    return f"always @(posedge clk) {reset}if ({when}) {name} <= {after};"
 
 
 def controlled(controls: Sequence[str], length: int) -> list[str]:
@@ -100,5 +126,6 @@ def controlled(controls: Sequence[str], length: int) -> list[str]:
     lines = {
         "fresh": f"fresh = 1 with the first step of a direction, which has {length} clocks.",
         "again": "again = 1 with the first step of a repetition of the same direction.",
+        RESET: "reset = 1 sets the state to `seed`; the seed of these numbers is in the README.",
     }
     return [line for name, line in lines.items() if name in controls]

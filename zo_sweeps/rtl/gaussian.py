@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from zo_sweeps.rtl import registers
-from zo_sweeps.rtl.circuit import Circuit, Expected, Schedule, module, ports
+from zo_sweeps.rtl.circuit import Circuit, Expected, Schedule, controlled, declared, inputs, module, ports, updated
 
 STATE_BITS, TAPS = 63, (63, 62)
 WORD = 8  # bits of a uniform number
@@ -24,7 +24,7 @@ TERMS = 4  # of a sum
 SPREAD = 0x9E3779B97F4A7C15  # an odd constant: neighbouring seeds give distant states
 
 
-def tree(seed: int, copies: int) -> Circuit:
+def tree(seed: int, copies: int, parameters: int = 1, *, replays: bool = False, reset: bool = False) -> Circuit:
     """Return a generator of 8-bit Gaussian numbers: a walk down a binary tree, one level per stage of its pipeline.
 
     A fair bit is the sign. At level j = 1 .. 7 the walk enters the outer half of its interval of |x| if a new 8-bit
@@ -34,11 +34,13 @@ def tree(seed: int, copies: int) -> Circuit:
 
     Args:
         copies: how many stand side by side, each with a seed of its own.
+        parameters: d, the numbers of a direction, of all copies.
+        replays: whether a copy of the state at a direction's start allows to draw it again.
     """
-    clocks = 1 + WORD * LEVELS
+    clocks, length = 1 + WORD * LEVELS, _length(parameters, copies, replays)
 
     def expected(schedule: Schedule) -> tuple[Tensor, Tensor]:
-        states = _states(seed, clocks, len(schedule.clock))
+        states = _states(seed, clocks, length, schedule)
         path = torch.zeros_like(states)
         for level in range(LEVELS):
             word = states.roll(LEVELS - level) >> (WORD * level) & 255  # the first level saw the state 7 clocks ago
@@ -46,94 +48,119 @@ def tree(seed: int, copies: int) -> Circuit:
         sign = states >> (clocks - 1) & 1
         return torch.where(sign == 1, 128 + path, 127 - path).unsqueeze(1), torch.zeros_like(states)
 
-    body = _source(seed, clocks)
+    controls = inputs(replays, reset)
+    body, at = _source(seed, clocks, controls)
     for level in range(LEVELS):
-        body += ["", *_level(level + 1, _thresholds(level))]
+        body += ["", *_level(level + 1, _thresholds(level), at)]
     body += [
         "",
         f"reg [{LEVELS}:0] number;",
-        f"wire sign = state[{clocks - 1}];",
+        f"wire sign = {at}[{clocks - 1}];",
         f"always @(posedge clk) if (step) number <= {{sign, sign ? path{LEVELS} : ~path{LEVELS}}};",
         "assign numbers = number;",
     ]
     scale = f"{2 * RANGE:g} / 256"
-    return _circuit("gaussian_tree", seed, copies, 1 + LEVELS, LEVELS, expected, body, f"(number - 127.5) * {scale}")
+    meaning = f"(number - 127.5) * {scale}"
+    return _circuit("gaussian_tree", seed, copies, length, controls, 1 + LEVELS, LEVELS, expected, body, meaning)
 
 
-def clt(seed: int, copies: int) -> Circuit:
+def clt(seed: int, copies: int, parameters: int = 1, *, replays: bool = False, reset: bool = False) -> Circuit:
     """Return a generator of 10-bit numbers: the sum of four uniform 8-bit ones, near Gaussian by the central limit.
 
-    Args:
-        copies: how many stand side by side, each with a seed of its own.
+    Arguments as for `tree`.
     """
-    clocks = WORD * TERMS
+    clocks, length = WORD * TERMS, _length(parameters, copies, replays)
 
     def expected(schedule: Schedule) -> tuple[Tensor, Tensor]:
-        states = _states(seed, clocks, len(schedule.clock)).roll(1)  # the state one clock ago
+        states = _states(seed, clocks, length, schedule).roll(1)  # the state one clock ago
         terms = [states >> (WORD * i) & 255 for i in range(TERMS)]
         return torch.stack(terms).sum(0).unsqueeze(1), torch.zeros_like(states)
 
+    controls = inputs(replays, reset)
+    source, at = _source(seed, clocks, controls)
     body = [
-        *_source(seed, clocks),
+        *source,
         "",
         f"reg [{WORD}:0] low, high;",
         f"reg [{WORD + 1}:0] number;",
         "always @(posedge clk) if (step) begin",
-        f"  low <= state[0 +: {WORD}] + state[{WORD} +: {WORD}];",
-        f"  high <= state[{2 * WORD} +: {WORD}] + state[{3 * WORD} +: {WORD}];",
+        f"  low <= {at}[0 +: {WORD}] + {at}[{WORD} +: {WORD}];",
+        f"  high <= {at}[{2 * WORD} +: {WORD}] + {at}[{3 * WORD} +: {WORD}];",
         "  number <= low + high;",
         "end",
         "assign numbers = number;",
     ]
     spread = math.sqrt(TERMS * (4.0**WORD - 1) / 12)
     meaning = f"(number - {TERMS * 127.5:g}) / {spread:.2f}"
-    return _circuit("gaussian_clt", seed, copies, WORD + 2, 1, expected, body, meaning)
+    return _circuit("gaussian_clt", seed, copies, length, controls, WORD + 2, 1, expected, body, meaning)
+
+
+def _length(parameters: int, copies: int, replays: bool) -> int:
+    """Return the clocks of a direction; without replay one is as good as another."""
+    return -(-parameters // copies) if replays else 1
 
 
 def _circuit(
-    name: str, seed: int, copies: int, bits: int, latency: int, expected: Expected, body: Sequence[str], meaning: str
+    name: str,
+    seed: int,
+    copies: int,
+    length: int,
+    controls: tuple[str, ...],
+    bits: int,
+    latency: int,
+    expected: Expected,
+    body: Sequence[str],
+    meaning: str,
 ) -> Circuit:
     notes = (
         f"A generator of Gaussian numbers, the first after {latency + 1} steps: x = {meaning}.",
         f"{copies} of them stand side by side, each with another state at the start.",
+        *controlled(controls, length),
     )
     return Circuit(
         name=name,
-        verilog=module(name, ports(("step",), bits), body, notes),
+        verilog=module(name, ports(controls, bits, STATE_BITS), body, notes),
         lanes=1,
         bits=bits,
-        length=1,
+        length=length,
         expected=expected,
+        start=_start(seed),
+        state_bits=STATE_BITS,
+        controls=controls,
         latency=latency,
         copies=copies,
         notes=notes,
     )
 
 
-def _source(seed: int, clocks: int) -> list[str]:
-    """Return the shift register, whose lowest `clocks` bits are new at every step."""
-    after = registers.verilog(registers.power(TAPS, STATE_BITS, clocks), "state")
-    return [
-        f"reg [{STATE_BITS - 1}:0] state = {STATE_BITS}'h{_start(seed):x};",
-        f"always @(posedge clk) if (step) state <= {after};",
-    ]
+def _source(seed: int, clocks: int, controls: Sequence[str]) -> tuple[list[str], str]:
+    """Return the shift register, whose lowest `clocks` bits are new at every step, and the name of what it holds."""
+    replays = "again" in controls
+    at = "at" if replays else "state"
+    after = registers.verilog(registers.power(TAPS, STATE_BITS, clocks), at)
+    lines = [declared("state", STATE_BITS, _start(seed), controls)]
+    if replays:
+        lines += [f"reg [{STATE_BITS - 1}:0] kept;", f"wire [{STATE_BITS - 1}:0] at = again ? kept : state;"]
+        lines += ["always @(posedge clk) if (step && fresh) kept <= at;"]
+    return [*lines, updated("state", after, "seed", controls)], at
 
 
 def _start(seed: int) -> int:
     return 1 + (seed + 1) * SPREAD % ((1 << STATE_BITS) - 1)
 
 
-def _states(seed: int, clocks: int, steps: int) -> Tensor:
-    """Return the state before each step, [steps] int64."""
+def _states(seed: int, clocks: int, length: int, schedule: Schedule) -> Tensor:
+    """Return the state that each step uses, [steps] int64."""
+    index = schedule.direction * length + schedule.clock
     leap, states = registers.power(TAPS, STATE_BITS, clocks), [_start(seed)]
-    while len(states) < steps:
+    while len(states) <= int(index.max()):
         states.append(registers.image(leap, states[-1]))
-    return torch.tensor(states, dtype=torch.int64)
+    return torch.tensor(states, dtype=torch.int64)[index]
 
 
-def _level(level: int, thresholds: Sequence[int]) -> list[str]:
+def _level(level: int, thresholds: Sequence[int], at: str) -> list[str]:
     """Return a stage of the tree: `path` is the position among the 2^level intervals of |x|."""
-    word, path = f"state[{WORD * (level - 1)} +: {WORD}]", f"path{level - 1}"
+    word, path = f"{at}[{WORD * (level - 1)} +: {WORD}]", f"path{level - 1}"
     if level == 1:
         return ["reg path1;", f"always @(posedge clk) if (step) path1 <= {word} < {thresholds[0]};"]
     return [

@@ -16,13 +16,14 @@ from zo_sweeps.rtl.ring import ring
 
 def circuit(perturbation: Perturbation, seed: int, kind: Synthesis) -> Circuit:
     """Return the circuit of a perturbation. Raises UserError if there is none, or not with these options."""
+    options = {"replays": kind.replays, "reset": kind.reset}
     if isinstance(perturbation, PeZOOnTheFly):
-        return ring(perturbation, seed, kind.parameters, factors=kind.factors, replays=kind.replays)
+        return ring(perturbation, seed, kind.parameters, factors=kind.factors, **options)
     if isinstance(perturbation, PeZOPool):
-        return pool(perturbation, seed, kind.parameters, lanes=kind.lanes, replays=kind.replays)
+        return pool(perturbation, seed, kind.parameters, lanes=kind.lanes, **options)
     if isinstance(perturbation, Gaussian):
-        if kind.replays:
-            raise UserError("a generator of Gaussian numbers is not built to replay", fix="set method.replays=false")
-        return {"tree": gaussian.tree, "clt": gaussian.clt}[kind.gaussian](seed, kind.copies)
+        return {"tree": gaussian.tree, "clt": gaussian.clt}[kind.gaussian](
+            seed, kind.copies, kind.parameters, **options
+        )
     having = [one.name for one in (PeZOOnTheFly, PeZOPool, Gaussian)]
     raise UserError(f"no circuit of perturbation {perturbation.name!r}", choices=having, fix="set perturbation=NAME")

@@ -12,10 +12,11 @@ from zo_sweeps.engine.perturbations.pezo_pool import PeZOPool
 from zo_sweeps.engine.pezo_pool import pool as numbers_of
 from zo_sweeps.methods.cycle import advance
 from zo_sweeps.rtl import registers
-from zo_sweeps.rtl.circuit import Circuit, Schedule, controlled, module, ports
+from zo_sweeps.rtl.circuit import Circuit, Schedule, controlled, declared, inputs, module, ports, updated
 
 NAME = "pezo_pool"
 BANK = """\
+// verilator lint_off DECLFILENAME
 module pezo_bank #(parameter FILE = "bank0.hex") (
   input wire clk, input wire step, input wire [{address}:0] address, output reg [{number}:0] number
 );
@@ -26,7 +27,15 @@ endmodule
 """
 
 
-def pool(perturbation: PeZOPool, seed: int, parameters: int, *, lanes: int = 8, replays: bool = False) -> Circuit:
+def pool(
+    perturbation: PeZOPool,
+    seed: int,
+    parameters: int,
+    *,
+    lanes: int = 8,
+    replays: bool = False,
+    reset: bool = False,
+) -> Circuit:
     """Return w banks of memory that share one address, and give w numbers of the pool per clock.
 
     Row r of bank j holds p[(w r + j) mod N], for all N = 2^k - 1 rows: w is a power of two and so has an inverse mod N,
@@ -55,14 +64,15 @@ def pool(perturbation: PeZOPool, seed: int, parameters: int, *, lanes: int = 8, 
         return integers[index] & ((1 << b) - 1), torch.zeros(len(index), dtype=torch.long)
 
     jump = onward if replays else (onward - rows) % N  # without `first`, the address has moved on by `rows`
-    controls = ("step", "fresh", "again") if replays else ("step", "fresh") if jump else ("step",)
+    controls = inputs(replays, reset, fresh=bool(jump))
+    start = _start(k, jump)
     notes = (
         f"PeZO, pre-generated: a pool of {N} numbers of {b} bits, seed {seed}, {lanes} per clock.",
         f"z = number / 2^{b - 1} * 2^{exponent}; a number is in two's complement.",
         *controlled(controls, rows),
     )
     body = [
-        *_address(k, jump, controls),
+        *_address(k, jump, start, controls),
         *(
             f'pezo_bank #(.FILE("bank{j}.hex")) bank{j} (.clk(clk), .step(step), .address(at), '
             f".number(numbers[{b * j} +: {b}]));"
@@ -72,11 +82,13 @@ def pool(perturbation: PeZOPool, seed: int, parameters: int, *, lanes: int = 8, 
     bank = BANK.format(address=k - 1, number=b - 1, last=(1 << k) - 1)
     return Circuit(
         name=NAME,
-        verilog=module(NAME, ports(controls, lanes * b), body, notes) + "\n" + bank,
+        verilog=module(NAME, ports(controls, lanes * b, k), body, notes) + "\n" + bank,
         lanes=lanes,
         bits=b,
         length=rows,
         expected=expected,
+        start=start,
+        state_bits=k,
         controls=controls,
         files={f"bank{j}.hex": _image(integers.roll(-j), k, b, lanes) for j in range(lanes)},
         notes=notes,
@@ -100,18 +112,20 @@ def _stored_bits(perturbation: PeZOPool, lanes: int) -> int:
     return perturbation.stored_bits
 
 
-def _address(k: int, jump: int, controls: tuple[str, ...]) -> list[str]:
+def _start(k: int, jump: int) -> int:
+    """Return the state from which the first jump leads to row 0."""
+    states = lfsr.cycle(k)
+    return int(states[-jump % len(states)])
+
+
+def _address(k: int, jump: int, start: int, controls: tuple[str, ...]) -> list[str]:
     """Return the shift register whose states are the rows' addresses, in the order of the rows.
 
     Args:
         jump: rows from `row`, or where a direction is replayed from `first`, to the first of the next direction.
     """
-    states, taps = lfsr.cycle(k).tolist(), lfsr.TAPS[k]
-    start = f"{k}'h{states[-jump % len(states)]:x}"  # the first jump leads to row 0
-    replays, at = "again" in controls, "row"
-    lines = [f"reg [{k - 1}:0] row = {start};"]
-    if replays:
-        lines += [f"reg [{k - 1}:0] first = {start};"]
+    taps, replays, at = lfsr.TAPS[k], "again" in controls, "row"
+    lines = [declared(name, k, start, controls) for name in ("row", *(("first",) if replays else ()))]
     if "fresh" in controls:
         leap = registers.verilog(registers.power(taps, k, jump), "first" if replays else "row")
         lines += ["// The left-overs: a direction starts where the previous one stopped."]
@@ -119,9 +133,9 @@ def _address(k: int, jump: int, controls: tuple[str, ...]) -> list[str]:
         at = f"{'again ? first : ' if replays else ''}fresh ? jumped : row"
     lines += [
         f"wire [{k - 1}:0] at = {at};",
-        f"always @(posedge clk) if (step) row <= {registers.verilog(registers.power(taps, k, 1), 'at')};",
+        updated("row", registers.verilog(registers.power(taps, k, 1), "at"), "seed", controls),
     ]
-    return [*lines, "always @(posedge clk) if (step && fresh) first <= at;"] if replays else lines
+    return [*lines, updated("first", "at", "seed", controls, "step && fresh")] if replays else lines
 
 
 def _image(numbers: Tensor, k: int, b: int, lanes: int) -> str:

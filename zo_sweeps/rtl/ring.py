@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from torch import Tensor
@@ -12,14 +12,20 @@ from zo_sweeps.engine import lfsr
 from zo_sweeps.engine.perturbations.pezo_onthefly import PeZOOnTheFly
 from zo_sweeps.engine.pezo_registers import CPU, block_factors, windows
 from zo_sweeps.rtl import registers
-from zo_sweeps.rtl.circuit import Circuit, Schedule, controlled, module, ports
+from zo_sweeps.rtl.circuit import Circuit, Schedule, controlled, declared, inputs, module, ports, updated
 
 NAME, TABLE = "pezo_ring", "factors.hex"
 Factors = Literal["table", "exceptions"]
 
 
 def ring(
-    perturbation: PeZOOnTheFly, seed: int, parameters: int, *, factors: Factors = "table", replays: bool = False
+    perturbation: PeZOOnTheFly,
+    seed: int,
+    parameters: int,
+    *,
+    factors: Factors = "table",
+    replays: bool = False,
+    reset: bool = False,
 ) -> Circuit:
     """Return n registers of b bits in which place i takes the successor of place i + 1.
 
@@ -60,14 +66,15 @@ def ring(
 
     # One clock early: the first step leads to clock 0.
     early = lfsr.read(states.repeat(2), turned, period - 1, 1)[0].tolist()
-    controls = ("step", "fresh", "again") if replays else ("step",)
+    controls = inputs(replays, reset)
+    start, state_bits = sum(state << (b * i) for i, state in enumerate(early)), n * b
     successor = registers.verilog(registers.power(lfsr.TAPS[b], b, leap), "s")
     body = [
         f"function [{b - 1}:0] successor(input [{b - 1}:0] s);",
         f"  successor = {successor};",
         "endfunction",
         "",
-        *_places(n, b, sum(state << (b * i) for i, state in enumerate(early)), replays),
+        *_places(n, b, start, controls),
     ]
     files: dict[str, str] = {}
     if shift_bits:
@@ -75,7 +82,9 @@ def ring(
         by_state = dict(zip(states.tolist(), (exponents - least).tolist(), strict=True))
         if perturbation.address == "fixed":
             at = "at"
-            body += _address(b, int(states[int(lfsr.phases(seed, n, b)[0])]), replays)
+            address = int(states[int(lfsr.phases(seed, n, b)[0])])
+            body += _address(b, address, f"seed[{state_bits} +: {b}]", controls)
+            start, state_bits = start | address << state_bits, state_bits + b
         if factors == "table":  # no register is ever 0
             files[TABLE] = "".join(f"{by_state.get(state, 0):x}\n" for state in range(1 << b))
         body += _factors(b, shift_bits, by_state, factors, at)
@@ -94,11 +103,13 @@ def ring(
     )
     return Circuit(
         name=NAME,
-        verilog=module(NAME, ports(controls, n * b, shift_bits), body, notes),
+        verilog=module(NAME, ports(controls, n * b, state_bits, shift_bits), body, notes),
         lanes=n,
         bits=b,
         length=length,
         expected=expected,
+        start=start,
+        state_bits=state_bits,
         controls=controls,
         shift_bits=shift_bits,
         files=files,
@@ -106,30 +117,31 @@ def ring(
     )
 
 
-def _places(n: int, b: int, start: int, replays: bool) -> list[str]:
+def _places(n: int, b: int, start: int, controls: Sequence[str]) -> list[str]:
     """Return the registers, whose state at the direction's first clock is kept to draw it again."""
-    width = n * b
+    width, replays = n * b, "again" in controls
     return [
-        f"reg [{width - 1}:0] places = {width}'h{start:x};",
+        declared("places", width, start, controls),
         *([f"reg [{width - 1}:0] kept;"] if replays else []),
         "// Place i takes the successor of place i + 1: this is the rotation.",
         f"wire [{width - 1}:0] turned;",
         *(f"assign turned[{b * i} +: {b}] = successor(places[{b * ((i + 1) % n)} +: {b}]);" for i in range(n)),
         f"wire [{width - 1}:0] next_places = {'again ? kept : ' if replays else ''}turned;",
-        "always @(posedge clk) if (step) places <= next_places;",
+        updated("places", "next_places", f"seed[{width - 1}:0]", controls),
         *(["always @(posedge clk) if (step && fresh) kept <= next_places;"] if replays else []),
         "assign numbers = places;",
     ]
 
 
-def _address(b: int, start: int, replays: bool) -> list[str]:
+def _address(b: int, start: int, seed: str, controls: Sequence[str]) -> list[str]:
     """Return a copy of register 0, one clock ahead of the places, so that the factor arrives with its numbers."""
+    replays = "again" in controls
     return [
         "",
-        f"reg [{b - 1}:0] address = {b}'h{start:x};",
+        declared("address", b, start, controls),
         *([f"reg [{b - 1}:0] kept_address;"] if replays else []),
         f"wire [{b - 1}:0] at = {'again ? kept_address : ' if replays else ''}address;",
-        "always @(posedge clk) if (step) address <= successor(at);",
+        updated("address", "successor(at)", seed, controls),
         *(["always @(posedge clk) if (step && fresh) kept_address <= at;"] if replays else []),
     ]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from zo_sweeps.rtl.circuit import Circuit, Schedule
+from zo_sweeps.rtl.circuit import RESET, Circuit, Schedule
 
 VECTORS, CHECK, BENCH = "vectors.hex", "check.v", "bench.v"
 STALL = 13  # one clock in so many has no step
@@ -16,16 +16,19 @@ STALL = 13  # one clock in so many has no step
 def vectors(circuit: Circuit, clocks: int) -> str:
     """Return one line of hexadecimal digits per clock, from the top bit on: controls, valid, shift, numbers.
 
-    One clock in STALL has no step: outputs must stay. Cost: n b / 4 characters per clock.
+    One clock in STALL has no step: outputs must stay. A circuit with a reset has it on the first clock, and no step
+    then. Cost: n b / 4 characters per clock.
     """
-    steps = (torch.arange(clocks) % STALL != STALL - 1).long()
-    index = steps.cumsum(0) - 1  # of the last step
+    at, reset = torch.arange(clocks), RESET in circuit.controls
+    steps = ((at % STALL != STALL - 1) & ((at > 0) | (not reset))).long()
+    last = steps.cumsum(0) - 1  # step; -1 before the first
+    index = last.clamp(min=0)
     schedule = Schedule.of(int(index[-1]) + 1, circuit.length, circuit.passes)
     numbers, shifts = (values.numpy() for values in circuit.expected(schedule))
-    by_name = {"step": steps, "fresh": schedule.fresh[index], "again": schedule.again[index]}
+    by_name = {"step": steps, "fresh": schedule.fresh[index], "again": schedule.again[index], RESET: (at == 0).long()}
     fields = [by_name[name].numpy().reshape(-1, 1) for name in circuit.controls]
     widths = [1] * len(fields)
-    fields.append((index >= circuit.latency).long().numpy().reshape(-1, 1))
+    fields.append((last >= circuit.latency).long().numpy().reshape(-1, 1))
     widths.append(1)
     if circuit.shift_bits:
         fields.append(shifts[index].reshape(-1, 1))
@@ -50,6 +53,7 @@ def check(circuit: Circuit, clocks: int) -> str:
     inputs, shift, width = len(circuit.controls), circuit.shift_bits, circuit.width
     total = inputs + 1 + shift + width
     wires = [f".{name}(vector[{total - 1 - i}])" for i, name in enumerate(circuit.controls)]
+    wires += [f".seed({circuit.state_bits}'h{circuit.start:x})"] if RESET in circuit.controls else []
     outputs = [".numbers(numbers)", *([".shift(shift)"] if shift else [])]
     seen = "{shift, numbers}" if shift else "numbers"
     return f"""\
@@ -59,12 +63,12 @@ module check (input wire clk, output reg failed, output reg done, output reg [31
   initial $readmemh("{VECTORS}", vectors);
   initial begin failed = 0; done = 0; clock = 0; end
   wire [{total - 1}:0] vector = vectors[clock];
-  reg [{total - 1}:0] expected;
+  reg [{shift + width}:0] expected;
   wire [{width - 1}:0] numbers;
 {f"  wire [{shift - 1}:0] shift;" if shift else ""}
   {circuit.name} circuit (.clk(clk), {", ".join([*wires, *outputs])});
   always @(posedge clk) if (!done) begin
-    expected <= vector;
+    expected <= vector[{shift + width}:0];
     if (clock != 0 && expected[{shift + width}] && {seen} !== expected[{shift + width - 1}:0]) failed <= 1;
     if (clock == {clocks - 1}) done <= 1;
     else clock <= clock + 1;
@@ -79,9 +83,9 @@ endmodule
 def bench(circuit: Circuit) -> str:
     """Return the top of the test bench: a clock, and one line at the end."""
     return f"""\
-`timescale 1ns / 1ps
 module bench;
-  reg clk = 0;
+  reg clk;
+  initial clk = 0;
   wire failed, done;
   wire [31:0] clock;
   check check (.clk(clk), .failed(failed), .done(done), .clock(clock));

@@ -35,7 +35,8 @@ class SynthesisRunner(Runner):
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             tools.simulated(made, folder, kind.clocks)
-            recorder.measured["clocks_checked"] = float(kind.clocks)
+            numbers = made.lanes * made.copies
+            recorder.measured |= {"clocks_checked": float(kind.clocks), "numbers_per_clock": float(numbers)}
             steps: list[Callable[[], tools.Made]] = [
                 lambda: tools.synthesised(made, folder),
                 lambda: tools.placed(made, folder, kind.placements),
@@ -47,3 +48,4 @@ class SynthesisRunner(Runner):
                 for name, text in result.files.items():
                     recorder.emit("file", name=name, text=text)
                 recorder.measured |= result.figures
+            recorder.measured["luts_per_number"] = recorder.measured["luts"] / numbers

@@ -34,6 +34,9 @@ class Synthesis(Kind):
         "table", "factors of an array: a memory, or the most frequent one and in logic where it is another"
     )
     replays: bool = option(False, "the circuit can draw a direction again, as a two-sided estimate and its update need")
+    reset: bool = option(
+        False, "the circuit gets ports reset and seed, for chips whose registers have no initial values", added=True
+    )
     clocks: int = option(512, "simulated, and compared with the engine's integers, before synthesis", least=1)
     placements: int = option(4, "placements on the ECP5, with a seed each; the highest clock counts", least=1)
     versions: tuple[str, ...] = option((), "of the tools; set by the planner")
