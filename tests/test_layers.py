@@ -153,6 +153,14 @@ def test_a_library_appears_in_one_place(library: str) -> None:
     assert {file for file in found if not inside(file, ONLY_IN[library])} == set()
 
 
+def test_nothing_is_unpickled() -> None:
+    """Checkpoints, journals and messages are data: what reads Python objects runs what a stranger wrote."""
+    libraries = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+    assert not [(file, name) for file in FILES for name, _ in imported(file) if name.split(".")[0] in libraries]
+    calls = re.compile(r"torch\.load\(|allow_pickle|weights_only=False|trust_remote_code=True")
+    assert not [file for file in FILES if calls.search((PACKAGE / file).read_text(encoding="utf-8"))]
+
+
 def test_private_ray_appears_in_one_module() -> None:
     found = {file for file in FILES if PRIVATE_RAY.search((PACKAGE / file).read_text(encoding="utf-8"))}
     assert found == {"schedule/ray_private.py"}

@@ -215,3 +215,22 @@ def test_a_log_of_the_light_client_is_read_on_any_node_without_the_extra_and_onl
     assert "device.log is of a program's run: set device.runtime=executorch" in problem(
         tmp_path, TINY, "device.log=BUNDLE"
     )
+
+
+def test_a_cpu_that_sums_in_fp16_takes_fp32_by_default_and_fp16_is_named(tmp_path: Path) -> None:
+    grid = changed(axes={})
+    half = ("model.precision=fp16", "method=prge", "update.lr=0.01")
+    phone = ("device=oneplus-12", f"device.client={__file__}", AS_GIVEN)
+    said = "this device sums products in 16 bits, which can drown projected gradients; use precision=fp32 or w4a8"
+
+    def found(*overrides: str) -> tuple[set[str], bool]:
+        plan = planned(tmp_path, grid, *half, *overrides)
+        every = {one.precision.name for one in configs(plan)}
+        return every, any(said in remarks for remarks in plan.remarks.values())
+
+    assert found("device=cpu") == ({"fp16"}, False)
+    assert found(ON, AS_GIVEN) == ({"fp16"}, False), "an x86 sums in fp32"
+    assert found(*phone) == ({"fp32"}, False)
+    assert found(*phone, "precision=fp16") == ({"fp16"}, True)
+    assert found("device=jetson-orin-nano", "device.runtime=executorch", "precision=fp16", AS_GIVEN) == ({"fp16"}, True)
+    assert found("device=jetson-orin-nano", "precision=fp16") == ({"fp16"}, False), "PyTorch's GPU sums in fp32"

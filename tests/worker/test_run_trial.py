@@ -294,3 +294,18 @@ def test_a_model_is_freed_before_the_next_is_loaded(in_a_cycle: bool, monkeypatc
     monkeypatch.setattr(cache, "load", lambda *_: gone())
     assert cache.base_model(config, "two", [torch.device("cpu")]) is None
     cache.warm = None
+
+
+@pytest.mark.parametrize("space", ["prefix", "dora"])
+def test_initial_values_of_other_last_bits_are_told_of_once_and_the_trial_goes_on(space: str) -> None:
+    trial = make("method=prge", f"space={space}", "update.lr=0.05", "train.steps=4")
+    outcome, journal = run(trial)
+    (began,) = [event for event in journal if event["type"] == "initial"]
+    assert not [event for event in journal if event["type"] == "warning" and event["metric"] == "initial"]
+    half = journal[: 1 + max(i for i, event in enumerate(journal) if event["type"] == "eval" and event["step"] == 2)]
+    assert measured(*run(trial, half, attempt=2)) == measured(outcome, journal)
+    elsewhere = [{**event, "fingerprint": "f" * 64} if event is began else event for event in half]
+    ended, told = run(trial, elsewhere, attempt=2)
+    assert ended.state is TrialState.SUCCEEDED
+    (warning,) = [event for event in told if event["type"] == "warning" and event["metric"] == "initial"]
+    assert f"the initial values of {space} are sums over the weights, and have other last bits here" in warning["text"]

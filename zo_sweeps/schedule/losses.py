@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-SHORTEST_SECONDS, LONGEST_SECONDS = (
-    1.0,
-    600.0,
-)  # for which a node is left alone after a loss; doubled from one to the next
+# A node is left alone after a loss: at first for the one, then for twice as long each time, up to the other.
+SHORTEST_SECONDS, LONGEST_SECONDS = 1.0, 600.0
 SICK = 3  # losses in a row, of more than one trial
 
 
