@@ -658,6 +658,22 @@ def test_a_head_at_a_new_address_is_dialled_there_if_it_has_the_authority_that_w
     assert keys.read(folder).link(folder).get("/v1/work") == {"leases": [], "stop": []}
 
 
+def test_a_head_with_two_addresses_is_found_at_the_one_that_answers(head: Head, tmp_path: Path) -> None:
+    folder = keys.folder_of(tmp_path / "agent", head.url)
+    enrolled = keys.enrol(folder, head.url, codes.parse(head.code()), "roamer", "cpu", None)
+    with pytest.raises(UserError, match="is not the address of a head"):
+        keys.also(folder, enrolled, ["http://10.8.0.1"])
+    keys.also(folder, replace(enrolled, url="https://127.0.0.1:1"), [f"https://localhost:{head.port}/"])
+    registration = keys.read(folder)
+    assert registration is not None
+    link = registration.link(folder)
+    for _ in range(2):
+        with pytest.raises(UnreachableError):
+            link.get("/v1/work")
+        assert link.get("/v1/work") == {"leases": [], "stop": []}
+        link._unreachable(OSError())  # the network changes again
+
+
 def test_a_damaged_store_is_made_again_from_the_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An agent keeps its key and joins again; one that was revoked stays so; commands say what is wrong meanwhile."""
     folder = tmp_path / "head"

@@ -43,6 +43,8 @@ def agent(given: Sequence[str]) -> int:
     parser.add_argument("--client", type=Path, metavar="FILE", help=text)
     text = "authorities (PEM) of a head that has a certificate of its own; default: as the code says"
     parser.add_argument("--ca", type=_path, metavar="FILE", dest="authorities", help=text)
+    text = "join: a further address of the head, kept and tried when the first does not answer; may be repeated"
+    parser.add_argument("--also", action="append", default=[], metavar="URL", help=text)
     text = "move: address of the head before; default: the only one that this machine is registered with"
     parser.add_argument("--from", default="", metavar="URL", dest="old", help=text)
     parser.add_argument(

@@ -16,6 +16,7 @@ seconds). The types:
             scored), weights (digest of the trained values that were tested; "" if nothing was trained)
     mask    fingerprint, entries (of the sparse mask computed before training)
     quantized  fingerprint (of the codes computed before training)
+    initial    fingerprint (of initial values that were computed, in spaces that begin at sums over the weights)
     gradients  step, shares, mean, std, layers (the cumulative normalized squared gradient: see engine.sensitivity),
             covered (mapping "task_dynamic/0.001" -> the share of it in this mask at this density)
     updates  step, lost (share of the step's update that rounding to half precision lost)

@@ -43,6 +43,7 @@ class AgentOptions:
         client: the light client, built for this machine: it runs all trials, and torch is not needed.
         authorities: file of the authorities to trust, for a head with a certificate of its own; None: as the code says.
         config_dirs: folders with device profiles of the user's own.
+        also: further addresses of the head; none: those given before.
     """
 
     url: str
@@ -55,6 +56,7 @@ class AgentOptions:
     client: Path | None = None
     authorities: Path | None = None
     config_dirs: Sequence[str] = field(default=())
+    also: Sequence[str] = field(default=())
 
     @property
     def lending(self) -> list[str]:
@@ -89,6 +91,8 @@ def join(state_dir: Path, options: AgentOptions, say: Say) -> int:
         code = codes.parse(options.code)
         registration = keys.enrol(folder, options.url.rstrip("/"), code, name, device.name, options.authorities)
         say(f"registered with {registration.url} as {registration.name}; its key is {folder / 'key.pem'} (mode 0600)")
+    if options.also:
+        registration = keys.also(folder, registration, options.also)
     return Agent(folder, registration, device, lent, say, client).run()
 
 

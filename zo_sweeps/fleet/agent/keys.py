@@ -10,6 +10,7 @@ import json
 import os
 import re
 import ssl
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -34,20 +35,23 @@ class Registration:
         device: its device profile.
         pinned: whether the head's own authority is trusted, whatever name the head has. Else its certificate must be
             for the name in `url`, from an authority in authority.pem, or where there is none, one of the system's.
+        also: further addresses of that head, which are tried in turn.
     """
 
     url: str
     name: str
     device: str
     pinned: bool
+    also: Sequence[str] = ()
 
     def link(self, folder: Path) -> Link:
         """Return the connection to the head with the key in `folder`. Raises UserError if a file is damaged."""
         key, certificate, authority = (folder / name for name in ("key.pem", "certificate.pem", AUTHORITY))
         try:
             if self.pinned:
-                return Link(self.url, pinned(authority.read_text(), key, certificate))
-            return Link(self.url, trusted(authority.read_text() if authority.exists() else None, key, certificate))
+                return Link(self.url, pinned(authority.read_text(), key, certificate), self.also)
+            known = authority.read_text() if authority.exists() else None
+            return Link(self.url, trusted(known, key, certificate), self.also)
         except (OSError, ssl.SSLError) as error:
             raise UserError(f"cannot use the key ({error.strerror or error})", where=str(folder), fix=AGAIN) from None
 
@@ -61,16 +65,22 @@ def folder_of(root: Path, url: str) -> Path:
 
     Raises UserError for another form of address.
     """
+    place = _checked(url)
+    for path in root.glob("heads/*/registration.json"):
+        with contextlib.suppress(UserError):  # another head's, damaged
+            if (known := read(path.parent)) and known.url == url.rstrip("/"):
+                return path.parent
+    return root / "heads" / re.sub(r"[^\w.-]+", "_", place)
+
+
+def _checked(url: str) -> str:
+    """Return "HOST:PORT" of the address of a head. Raises UserError for another form."""
     match = re.fullmatch(r"https://([^/\s]+:\d+)/?", url)
     if not match:
         raise UserError(
             f"{url!r} is not the address of a head", fix="as `zo-sweeps head start` prints it: https://HOST:PORT"
         )
-    for path in root.glob("heads/*/registration.json"):
-        with contextlib.suppress(UserError):  # another head's, damaged
-            if (known := read(path.parent)) and known.url == url.rstrip("/"):
-                return path.parent
-    return root / "heads" / re.sub(r"[^\w.-]+", "_", match[1])
+    return match[1]
 
 
 def read(folder: Path) -> Registration | None:
@@ -97,6 +107,15 @@ def move(folder: Path, registration: Registration, url: str) -> None:
     finally:
         link.close()
     _write(folder, moved)
+
+
+def also(folder: Path, registration: Registration, urls: Sequence[str]) -> Registration:
+    """Keep further addresses of the head, in place of those before. Raises UserError for another form of address."""
+    for url in urls:
+        _checked(url)
+    known = replace(registration, also=[url.rstrip("/") for url in urls])
+    _write(folder, known)
+    return known
 
 
 def _write(folder: Path, registration: Registration) -> None:

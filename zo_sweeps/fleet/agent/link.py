@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import random
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -71,9 +72,11 @@ class Link:
     Args:
         url: "https://HOST:PORT".
         context: see `pinned` and `trusted`.
+        also: further addresses of that head: where one does not answer, the next request goes to the next.
     """
 
-    def __init__(self, url: str, context: ssl.SSLContext) -> None:
+    def __init__(self, url: str, context: ssl.SSLContext, also: Sequence[str] = ()) -> None:
+        self._urls = cycle([*also, url])
         timeout = httpx2.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS)
         limits = httpx2.Limits(max_connections=4, keepalive_expiry=90.0)
         self._client = httpx2.Client(base_url=url, verify=context, timeout=timeout, limits=limits)
@@ -98,7 +101,7 @@ class Link:
                     _checked(answer)
                 yield (start if answer.status_code == 206 else 0), answer.iter_raw()
         except httpx2.HTTPError as error:
-            raise _unreachable(error) from None
+            raise self._unreachable(error) from None
 
     def close(self) -> None:
         self._client.close()
@@ -107,8 +110,12 @@ class Link:
         try:
             answer = self._client.request(method, path, **options)
         except httpx2.HTTPError as error:
-            raise _unreachable(error) from None
+            raise self._unreachable(error) from None
         return _checked(answer)
+
+    def _unreachable(self, error: Exception) -> UnreachableError:
+        self._client.base_url = next(self._urls)
+        return _unreachable(error)
 
 
 def pinned(authority: str, key: Path | None = None, certificate: Path | None = None) -> ssl.SSLContext:
