@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from os.path import expanduser
 
-from zo_sweeps.cli.parser import grid_parser, parse
+from zo_sweeps.cli.parser import grid_parser, parse, with_grid
 
 
 def package(given: Sequence[str]) -> int:
@@ -27,11 +27,15 @@ def package(given: Sequence[str]) -> int:
 def export_program(given: Sequence[str]) -> int:
     """Export a trial as a program and its data, for a board or phone that has only an inference engine."""
     parser = grid_parser("export-program", export_program.__doc__)
+    parser.add_argument(
+        "--row", default="", metavar="ROW", help="the row of the grid: a key of its blocks, or its label"
+    )
     parser.add_argument("--out", type=expanduser, required=True, metavar="DIR", help="a new or empty folder")
     options = parse(parser, given)
     from zo_sweeps.results import programs
 
-    folder, manifest, back = programs.export_program(options.overrides, options.config_dir, options.out)
+    overrides = with_grid(options.overrides)
+    folder, manifest, back = programs.export_program(overrides, options.config_dir, options.out, options.row)
     settings = manifest.settings
     print(f"{folder}   trial {settings.trial_id}   {settings.steps} steps")
     print("its README.md says how to run it; then read its log back here:")

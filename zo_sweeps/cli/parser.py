@@ -121,7 +121,8 @@ def trial_ids(options: argparse.Namespace) -> list[str]:
     return ids
 
 
-def _with_grid(overrides: Sequence[str]) -> list[str]:
+def with_grid(overrides: Sequence[str]) -> list[str]:
+    """Return the overrides with the default grid, if they name none."""
     named = any(text.startswith(("+grid=", "grid=")) for text in overrides)
     return [*([] if named else [f"+grid={DEFAULT_GRID}"]), *overrides]
 
@@ -131,7 +132,7 @@ def compose(options: argparse.Namespace) -> tuple[Composer, Command]:
     from zo_sweeps.config.composer import Composer
     from zo_sweeps.record.commands import Command
 
-    overrides = _with_grid(options.overrides)
+    overrides = with_grid(options.overrides)
     return Composer(overrides, options.config_dir), Command.of(overrides, options.config_dir)
 
 
@@ -143,7 +144,7 @@ def read(options: argparse.Namespace) -> Reading:
     from zo_sweeps.record.commands import recall
     from zo_sweeps.results import recalled
 
-    asked = _with_grid(options.overrides)
+    asked = with_grid(options.overrides)
     is_recalled = recall(options.overrides, options.config_dir) is not None
     reading = recalled.read(options.overrides if is_recalled else asked, options.config_dir, has_run=True)
     if is_recalled and {*reading.command.overrides[:-1]} != {text for text in asked if "state_dir=" not in text}:

@@ -270,21 +270,26 @@ def write(
     return manifest
 
 
-def read(folder: Path) -> Bundle:
-    """Read a bundle and verify every file. Raises UserError if it is malformed or damaged.
-
-    Cost: reads all files once to verify them, and the arrays again; never more bytes than the manifest names.
-    """
+def read_manifest(folder: Path) -> Manifest:
+    """Read what a bundle says of itself. Raises UserError if that is malformed; the other files are not verified."""
     try:
         with (folder / MANIFEST).open("rb") as file:
             text = file.read(LARGEST_MANIFEST)
-        manifest = Manifest.from_json(json.loads(text))
+        return Manifest.from_json(json.loads(text))
     except OSError as error:
         raise UserError(f"no bundle: {error.strerror}", where=str(folder / MANIFEST)) from None
     except KeyError as error:
         raise _damaged(folder, f"{MANIFEST} has no {error}") from None
     except (ValueError, TypeError, AttributeError) as error:
         raise _damaged(folder, f"{MANIFEST} cannot be read ({error})") from None
+
+
+def read(folder: Path) -> Bundle:
+    """Read a bundle and verify every file. Raises UserError if it is malformed or damaged.
+
+    Cost: reads all files once to verify them, and the arrays again; never more bytes than the manifest names.
+    """
+    manifest = read_manifest(folder)
     for name, expected in manifest.files.items():
         path = folder / name
         if path.name != name or not path.is_file() or path.stat().st_size != expected.bytes or _file(path) != expected:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.place import BUSY
 from zo_sweeps.core.trial import Needs
 from zo_sweeps.core.units import bytes_text
+from zo_sweeps.edge.bundle import read_manifest
+from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.schedule import fused
 from zo_sweeps.schedule.ledger import read_standing
@@ -20,13 +23,14 @@ from zo_sweeps.schedule.sharing import Workers
 def for_this_host(plan: Plan) -> Plan:
     """Return the plan without the trials that this host can never run, each with the reason.
 
-    With a cluster to join, all trials stay: its nodes are known only after joining. The measured memory of finished
-    trials replaces the estimates. Raises UserError where the executor's workers cannot share the steps of a trial.
+    A log of the light client (`device.log`) leaves the other trials of the plan out. With a cluster to join, the rest
+    stay: its nodes are known only after joining. The measured memory of finished trials replaces the estimates. Raises
+    UserError where the executor's workers cannot share the steps of a trial.
     """
     options = plan.config.executor
     Workers.of(options).check(plan.trials)
     fused.check(options)
-    plan = _corrected(plan)
+    plan = _of_logs(_corrected(plan))
     if plan.config.cluster.address:
         return plan
     from zo_sweeps.devices.probe import probe
@@ -102,6 +106,26 @@ def must_have_work(plan: Plan) -> None:
     if len(plan.obstacles) == 1:
         listed = f" {next(iter(plan.obstacles))}"
     raise UserError(f"none of the {len(plan.every)} trials of grid {plan.name!r} can run here:{listed}")
+
+
+def _of_logs(plan: Plan) -> Plan:
+    """Return the plan with a reason for each trial whose `device.log` is of another trial of the plan."""
+    logs = {trial_id: TrialConfig.of(trial.config).device.log for trial_id, trial in plan.every.items()}
+    owners = {log: _trial_of(Path(log)) for log in {*logs.values()} if log}
+    reasons = dict(plan.reasons)
+    for trial_id, log in logs.items():
+        if log and (owner := owners[log]) in plan.every and owner != trial_id:
+            reasons[trial_id] = (*reasons.get(trial_id, ()), f"device.log is of {plan.every[owner].label}")
+    trials = tuple(trial for trial in plan.trials if trial.trial_id not in reasons)
+    return replace(plan, trials=trials, reasons=reasons)
+
+
+def _trial_of(folder: Path) -> str:
+    """Return the trial of a bundle; "" where it cannot be read here: it may be on another node, or damaged."""
+    try:
+        return read_manifest(folder).settings.trial_id
+    except UserError:
+        return ""
 
 
 def _corrected(plan: Plan) -> Plan:
