@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from zo_sweeps.core.trial import METRICS, Event, Outcome, TrialState
 from zo_sweeps.edge.program import Calls, Program
 from zo_sweeps.edge.rows import Frame
 from zo_sweeps.engine.replay import rebuild
+from zo_sweeps.engine.step import losses_at
 from zo_sweeps.record.journal import scalars
 from zo_sweeps.run import bundles
 from zo_sweeps.run.recorder import Nowhere, Recorder
@@ -44,9 +46,19 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Outc
     monkeypatch.setattr(bundles, "program_of", program_of)
     bundles.write(trial, "", folder)
     ended, journal = run(make(*TRIAL))
-    (coefs, losses), lines = scalars(journal), []
+    (coefs, _), lines = scalars(journal), []
     bench = Workbench(trial.config, trial.warm_key, Recorder(trial, Nowhere(), []))
     bench.load()
+
+    def losses(step: int) -> list[float]:
+        """The losses at the points of a step, by PyTorch."""
+        space, method = bench.install(), bench.method()
+        try:
+            rebuild(method, space, coefs[: step - 1], bench.rates(), seed=trial.config.seed)
+            points = method.estimator.points(trial.config.seed, step)
+            return losses_at(method, bench.model.module, space, bench.losses(step), points)
+        finally:
+            space.uninstall()
 
     def scores(split: str, step: int) -> dict[str, Any]:
         """The line of a split after a step, by PyTorch."""
@@ -60,8 +72,8 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Outc
         line = {"type": "scores", "split": split, "step": step, "scores": found, "seconds": 0.1, "peak_bytes": 10**6}
         return {**line, "theta": hashlib.sha256(theta).hexdigest()}
 
-    for step, (line, loss) in enumerate(zip(coefs, losses, strict=True), 1):
-        lines.append({"type": "step", "step": step, "losses": [loss], "coefs": line, "seconds": 0.5, "tokens": 8})
+    for step, line in enumerate(coefs, 1):
+        lines.append({"type": "step", "step": step, "losses": losses(step), "coefs": line, "seconds": 0.5, "tokens": 8})
         lines += [scores("dev", step)] if step % 2 == 0 else []
     lines.append(scores("test", ended.selected_step))
     (folder / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -116,6 +128,27 @@ def test_test_scores_that_are_no_numbers_are_a_result_only_at_the_selected_step(
     ended, _ = run(make(*TRIAL, PROGRAM, f"device.log={folder}"))
     assert ended.state is TrialState.DIVERGED
     assert f"non-finite test loss at step {best}" in ended.error
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (lambda losses: [losses[0] + 1e-3, *losses[1:]], "computes another function: a loss of step 1 is"),
+        (lambda losses: losses[1:], "step 1 of the light client's log has 3 losses instead of 4"),
+    ],
+)
+def test_a_client_of_another_function_is_refused_at_its_first_step(
+    changed: Callable[[list[float]], list[float]], said: str, written: tuple[Path, Outcome, list[Event]]
+) -> None:
+    folder, *_ = written
+    log = folder / "log.jsonl"
+    first, *lines = log.read_text().splitlines(keepends=True)
+    step = json.loads(first)
+    log.write_text("".join([json.dumps({**step, "losses": changed(step["losses"])}) + "\n", *lines]))
+    ended, journal = run(make(*TRIAL, PROGRAM, f"device.log={folder}"))
+    assert ended.state is TrialState.FAILED
+    assert said in ended.error
+    assert not scalars(journal)[0][1:]
 
 
 def test_a_log_of_another_theta_is_refused(written: tuple[Path, Outcome, list[Event]]) -> None:

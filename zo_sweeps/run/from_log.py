@@ -187,6 +187,9 @@ class FromLog(Runner):
         if step > done + 1:
             raise UserError(f"the light client's log goes from step {done} to step {step}")
         losses = [float(loss) for loss in line["losses"]]
+        if len(losses) != (expected := 2 * self._bundle.manifest.settings.queries):
+            what = f"step {step} of the light client's log has {len(losses)} losses instead of {expected}"
+            raise UserError(what, where=str(self._bundle.folder))
         coefs = tuple(map(float, line["coefs"]))
         mean = sum(losses) / len(losses)
         self.recorder.take(StepDone(step, mean, coefs, float(line["seconds"]), int(line["tokens"])))
