@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -142,11 +143,11 @@ def no_mode(path: Path) -> Iterator[None]:
 
 
 @pytest.fixture
-def open_path(tmp_path: Path) -> Path:
-    """A folder that any user reaches."""
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(0o755)
-    return tmp_path
+def open_path() -> Iterator[Path]:
+    """A folder that any user reaches, which pytest's own is not."""
+    with TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
 
 
 RIGHT = ": Permission denied; it must be a file or folder that you may read"

@@ -107,13 +107,18 @@ def program_of(bench: Workbench, space: InstalledSpace) -> tuple[Program, Path]:
     }
     make = partial(export, bench.model, space, calls, frame, batch, objective.of_scores)
     make = partial(make, dual=dual, delegate=config.device.delegate == "xnnpack")
+    return store.stored(key, make, partial(compare, bench))
 
-    def check(program: Program, data: bytes) -> None:
-        session = Session(program, load(data), objective, bench.examples_of, bench.rates(), config.seed)
-        first = bench.splits.dev[: max(1, program.rows // max(len(frame.of_scores(bench.splits.dev[0])), 1))]
-        agreement.of_scores(bench, scored(session.scores, frame, bench.evaluated, first), bench.scored(first))
 
-    return store.stored(key, make, check)
+def compare(bench: Workbench, program: Program, data: bytes) -> None:
+    """Compare a program's scores of as many rows of dev as a call holds with the engine's.
+
+    Raises UserError if it computes another function.
+    """
+    session = Session(program, load(data), bench.objective, bench.examples_of, bench.rates(), bench.config.seed)
+    frame, dev = program.frame, bench.splits.dev
+    first = dev[: max(1, program.rows // len(frame.of_scores(dev[0])))]
+    agreement.of_scores(bench, scored(session.scores, frame, bench.evaluated, first), bench.scored(first))
 
 
 def mark_of(config: TrialConfig, code: str) -> str:
