@@ -16,7 +16,6 @@ from zo_sweeps.run.recorder import NOISE_STEPS
 from zo_sweeps.run.workbench import Workbench
 
 STEPS = NOISE_STEPS  # of a run, whose losses are compared
-STEPS = NOISE_STEPS  # of a run, whose losses are compared
 TOLERATED = 16  # units of rounding per layer, of the larger of a value and 1; two orders of summation are a few apart
 
 
