@@ -1,8 +1,7 @@
-"""Numbers in the pages come from data: measurements in docs/bench, the reports of two sweeps, plans, definitions."""
+"""Numbers in the pages come from data: measurements in docs/bench, two sweeps, plans, definitions."""
 
 from __future__ import annotations
 
-import html
 import json
 import re
 import tarfile
@@ -155,46 +154,29 @@ def test_the_noise_of_half_precision_is_that_of_the_measurement(head: str, preci
             check(text, *(() if row is None else (row["ratio"], row["detail"]["correlation"])))
 
 
-def report(name: str) -> str:
-    return (DOCS / name / "report.html").read_text(encoding="utf-8")
-
-
-def cells_of(text: str) -> list[list[str]]:
-    """The rows of the tables in a piece of HTML: the texts of their cells."""
-    rows = re.findall(r"<tr>(.*?)</tr>", text, re.DOTALL)
-    found = [re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", row, re.DOTALL) for row in rows]
-    return [[html.unescape(re.sub(r"<[^>]+>", "", cell)).strip() for cell in row] for row in found]
-
-
-TESTED = 872  # test rows of both sweeps: a report's four digits of a fraction tell how many were right
-
-
 @cache
-def accuracies(name: str) -> dict[str, dict[str, dict[int, float]]]:
-    """Row -> learning rate ("" for none) -> seed -> accuracy on test, in percent, of the trials that a report lists."""
-    found: dict[str, dict[str, dict[int, float]]] = {}
-    listed = report(name)[report(name).index("<h2>Trials") :]
-    for label, _, _, _, metric, *_ in cells_of(listed)[1:]:
-        row, _, *rest = label.split(" · ")
-        rate = next((part.removeprefix("lr ") for part in rest if part.startswith("lr ")), "")
-        seed = next((int(part.removeprefix("seed ")) for part in rest if part.startswith("seed ")), 0)
-        found.setdefault(row, {}).setdefault(rate, {})[seed] = 100 * round(float(metric) * TESTED) / TESTED
-    return found
+def sweep(name: str) -> dict[str, Any]:
+    """A small sweep's trials, selected rates and tables, as its report had them when it was run."""
+    data: dict[str, Any] = json.loads((DOCS / "bench" / f"{name}.json").read_text(encoding="utf-8"))
+    return data
+
+
+def accuracies(name: str, row: str, rate: float | None) -> dict[int, float]:
+    """Seed -> accuracy on test, in percent, of a row's trials at a learning rate (None: it has none)."""
+    data = sweep(name)
+    trials = (dict(zip(data["columns"], trial, strict=True)) for trial in data["trials"])
+    of_rate = (trial for trial in trials if (trial["row"], trial["lr"]) == (row, rate))
+    return {trial["seed"]: 100 * trial["right on test"] / data["test_rows"] for trial in of_rate}
+
+
+def selected(name: str, row: str) -> dict[int, float]:
+    """Seed -> accuracy of the learning rate that was selected on dev."""
+    return accuracies(name, row, sweep(name)["selected"].get(row))
 
 
 def part_of(name: str, title: str) -> dict[str, list[str]]:
-    """Row -> the other cells, of a table of a report."""
-    start = report(name).index(f": {title}")
-    return {row[0]: row[1:] for row in cells_of(report(name)[start : report(name).index("<h3", start)])[1:]}
-
-
-@cache
-def selected(name: str) -> dict[str, dict[int, float]]:
-    """Row -> seed -> accuracy, of the learning rate that the report says was selected."""
-    text = report(name)
-    start = text.index("Selected hyper-parameters")
-    rates = {row[0].removesuffix(": lr"): row[1] for row in cells_of(text[start : text.index("<h3", start)])[1:]}
-    return {row: of_rate[rates.get(row, "")] for row, of_rate in accuracies(name).items()}
+    """Row -> the other cells, of a table of a sweep."""
+    return {row: cells for row, *cells in sweep(name)["tables"][title][1:]}
 
 
 def mean_and_spread(values: Iterable[float]) -> tuple[float, ...]:
@@ -204,17 +186,17 @@ def mean_and_spread(values: Iterable[float]) -> tuple[float, ...]:
 
 def paired(name: str, row: str, other: str, per_error: float) -> tuple[float, float]:
     """The mean difference of two rows by seed, and `per_error` of its standard errors."""
-    one, two = selected(name)[row], selected(name)[other]
+    one, two = selected(name, row), selected(name, other)
     differences = [one[seed] - two[seed] for seed in one]
     return fmean(differences), per_error * stdev(differences) / len(differences) ** 0.5
 
 
-def test_the_tables_of_the_two_small_sweeps_are_those_of_their_reports() -> None:
+def test_the_tables_of_the_two_small_sweeps_are_those_of_their_trials() -> None:
     for label, value in table("METHODS", "|                             | SST-2 (sentences) |"):
-        check(value.partition("[")[0], *mean_and_spread(selected("methods")[label].values()))
+        check(value.partition("[")[0], *mean_and_spread(selected("methods", label).values()))
     lines = table("PRECISIONS", "|                                    |   accuracy |")
     for label, accuracy, *_ in lines:
-        check(accuracy, *mean_and_spread(selected("precisions")[label].values()))
+        check(accuracy, *mean_and_spread(selected("precisions", label).values()))
     parts = part_of("precisions", "memory by part (MiB)")
     for label, _, *memory in lines:
         measured = [cell.partition(" ±")[0] for cell in parts.get(label, [])]
@@ -225,9 +207,7 @@ def test_the_tables_of_the_two_small_sweeps_are_those_of_their_reports() -> None
         measured = [part_of("methods", name)[label][0] for name in columns]
         assert memory == [re.sub(r" ± 0\.0+$", "", cell) for cell in measured], label
     for name in ("methods", "precisions"):
-        commit = re.search(r"git commit \(when this page was written\).*?([0-9a-f]{40})", report(name), re.DOTALL)
-        assert commit
-        assert commit[1][:7] in page(name.upper()), "the page says which commit wrote its report"
+        assert sweep(name)["commit"][:7] in page(name.upper()), "the page says which commit ran its sweep"
 
 
 def test_the_hard_task_s_table_is_that_of_its_archive() -> None:
@@ -255,7 +235,7 @@ PRGE = "P-RGE (q=4), "
 CODES = (("INT8", "INT8"), ("NF4", "NF4"), ("NF4 with 8-bit scales", "NF4, scales in 8 bits"), ("and bf16", "bf16"))
 
 
-def test_paired_differences_between_precisions_are_those_of_the_report() -> None:
+def test_paired_differences_between_precisions_are_those_of_the_sweep() -> None:
     said = sentence("PRECISIONS", r"paired by seed, (.*?) points above fp32").replace("8-bit", "")
     values = [paired("precisions", PRGE + row, f"{PRGE}fp32", 1) for _, row in CODES]
     named = [text for text, _ in CODES]
@@ -267,7 +247,7 @@ def test_paired_differences_between_precisions_are_those_of_the_report() -> None
     check(said, *paired("precisions", f"{PRGE}fp32", "QZO (scales), NF4", 1))
     check(
         sentence("PRECISIONS", r"the rate 0\.003 has ([\d.]+)"),
-        fmean(accuracies("precisions")["QZO (scales), NF4"]["0.003"].values()),
+        fmean(accuracies("precisions", "QZO (scales), NF4", 0.003).values()),
     )
 
 
@@ -286,7 +266,7 @@ PAIRS: Sequence[tuple[str, str, str]] = (
 
 
 @pytest.mark.parametrize(("said", "row", "other"), PAIRS)
-def test_paired_differences_between_methods_are_those_of_the_report(said: str, row: str, other: str) -> None:
+def test_paired_differences_between_methods_are_those_of_the_sweep(said: str, row: str, other: str) -> None:
     check(sentence("METHODS", said), *paired("methods", row, other, T_4))
 
 
