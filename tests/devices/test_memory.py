@@ -14,9 +14,19 @@ import pytest
 
 from tests.models.common import model_yaml
 from zo_sweeps.devices import memory
-from zo_sweeps.devices.estimate import logits_bytes, peak_memory
+from zo_sweeps.devices.estimate import Batches, Rows, logits_bytes, memory_by_part
 from zo_sweeps.devices.memory import MemoryMeter
+from zo_sweeps.engine.precisions.fp16 import FP16
+from zo_sweeps.engine.precisions.fp32 import FP32
+from zo_sweeps.engine.spaces.full import Full
+from zo_sweeps.engine.spaces.lora_fa import LoRAFA
+from zo_sweeps.engine.updates.adam import Adam
+from zo_sweeps.engine.updates.adam_8bit import Adam8bit
+from zo_sweeps.engine.updates.sgd import SGD
 from zo_sweeps.methods.evaluation import Mode
+from zo_sweeps.methods.kinds.fo import FirstOrder
+from zo_sweeps.methods.kinds.zero_shot import ZeroShot
+from zo_sweeps.methods.kinds.zo import ZerothOrder
 from zo_sweeps.models.families import describe
 
 MIB = 2**20
@@ -82,28 +92,37 @@ def test_the_definition_is_one_line_and_names_the_way_of_measuring(meter):
 
 LLAMA2_7B = describe(model_yaml("llama2_7b")["arch"])
 GIB = 2**30
-INFERENCE = {"trains": False}
-ZO = {"trains": True}  # a small state beside the weights: lora_fa
-FO = {"trains": True, "backpropagates": True, "state_copies": 2}  # Adam's
-DEFAULTS = {**ZO, "points": 2, "batch": 16, "tokens": 256, "trainable": 20_000_000}
+ZERO_SHOT, ZO, FO = ZeroShot(), ZerothOrder(), FirstOrder()
+FULL, LORA_FA = Full(), LoRAFA()
+INFERENCE = {"kind": ZERO_SHOT}
+BACKWARD = {"kind": FO, "update": Adam(), "points": 1}
 
 
-def estimate(arch=LLAMA2_7B, **changes):
-    return peak_memory(arch, 2, **{**DEFAULTS, **changes})
+def peak(arch, precision, kind, space, update, trainable, batch, tokens, points=1, logits=False, on_host=False):
+    batches = Batches(tokens, Rows(batch * tokens, batch), points=points, all_logits=logits)
+    parts = memory_by_part(arch, batches, kind, precision, space, update, trainable=trainable, on_host=on_host)
+    return sum(parts.values())
+
+
+def estimate(**changes):
+    """Of a small state beside the weights, two points of 16 texts of 256 tokens each; with changes."""
+    usual = {"arch": LLAMA2_7B, "precision": FP16(), "kind": ZO, "space": LORA_FA, "update": SGD()}
+    return peak(**{**usual, "points": 2, "batch": 16, "tokens": 256, "trainable": 20_000_000, **changes})
 
 
 def test_weights_are_the_floor_and_adam_with_full_gradients_is_sixteen_bytes_a_parameter():
     tiny = {"batch": 1, "tokens": 8}
     parameters = 6_738_415_616
     assert 2 * parameters < estimate(**INFERENCE, **tiny) < 1.01 * 2 * parameters
-    full = estimate(**FO, moves_base=True, trainable=parameters, **tiny)
+    full = estimate(**BACKWARD, space=FULL, trainable=parameters, **tiny)
     assert 16 * parameters < full < 1.01 * 16 * parameters
 
 
 def test_full_backpropagation_in_bf16_with_8_bit_states_fits_a_gpu_of_80_gib():
     parameters = 6_738_415_616
-    full = {**FO, "moves_base": True, "trainable": parameters, "batch": 8, "tokens": 512, "points": 1}
-    less = {**full, "trained_bytes": 2, "state_copies": 2 * 8.125 / 32, "recomputes": True}
+    full = {**BACKWARD, "space": FULL, "trainable": parameters, "batch": 8, "tokens": 512}
+    halves = FirstOrder(weights="bf16", gradient_checkpointing=True)
+    less = {**full, "kind": halves, "update": Adam8bit()}
     assert 6.03 * parameters < estimate(**less) < 6.03 * parameters + 4 * GIB < estimate(**full) / 3
     best, copies = 2 * parameters, 5 * 4 * 32000 * 4096  # of all weights so far, and of the embedding in a step
     assert best <= estimate(**less, on_host=True) - estimate(**less) < best + copies
@@ -111,7 +130,7 @@ def test_full_backpropagation_in_bf16_with_8_bit_states_fits_a_gpu_of_80_gib():
 
 
 def test_zeroth_order_needs_little_more_than_inference_and_less_than_first_order():
-    inference, zo, fo = (estimate(**{**kind, "batch": 8, "points": 1}) for kind in (INFERENCE, ZO, FO))
+    inference, zo, fo = (estimate(**{**one, "batch": 8, "points": 1}) for one in (INFERENCE, {}, BACKWARD))
     assert inference < zo < inference + GIB
     assert zo + GIB < fo
 
@@ -132,7 +151,7 @@ def test_points_in_one_forward_cost_activations_by_mode():
     ids=["batch", "tokens", "vocabulary", "trainable"],
 )
 def test_more_of_anything_is_never_less_memory(name, larger):
-    for kind in ({**ZO, "answer_tokens": 256}, {**FO, "points": 1}):
+    for kind in ({"logits": True}, BACKWARD):
         assert estimate(**{**kind, name: larger}) > estimate(**kind)
 
 
@@ -141,7 +160,7 @@ def test_logits_at_all_positions_are_the_doubling_of_prge_figure_4():
     assert (one, inner) == pytest.approx((0.99, 1.97), rel=0.02)
     assert inner == 2 * one
     at_answers = [estimate(points=points) for points in (1, 2)]
-    at_all = [estimate(points=points, answer_tokens=256) for points in (1, 2)]
+    at_all = [estimate(points=points, logits=True) for points in (1, 2)]
     assert at_all[1] - at_all[0] > one * GIB > at_answers[1] - at_answers[0]
     assert logits_bytes(32, 1, LLAMA2_7B.vocabulary) / GIB < 0.01, "at the answers alone"
 
@@ -180,8 +199,8 @@ print(json.dumps([meter.above_baseline, sum(p.numel() for p in model.module.para
 @pytest.mark.parametrize(
     ("case", "batch", "settings"),
     [
-        ("zo", 16, {**ZO, "points": 4, "batch": 4, "trainable": 0}),
-        ("fo", 4, {**FO, "moves_base": True, "batch": 4}),
+        ("zo", 16, {"kind": ZO, "space": LORA_FA, "update": SGD(), "points": 4, "batch": 4, "trainable": 0}),
+        ("fo", 4, {**BACKWARD, "space": FULL, "batch": 4}),
     ],
 )
 def test_the_estimate_is_within_a_factor_of_two_of_a_56_million_parameter_llama(case, batch, settings):
@@ -201,7 +220,7 @@ def test_the_estimate_is_within_a_factor_of_two_of_a_56_million_parameter_llama(
     measured, parameters = json.loads(done.stdout)
     settings = {"trainable": parameters, **settings}
     assert describe(arch).parameters == parameters
-    expected = peak_memory(describe(arch), 4, tokens=128, **settings)
+    expected = peak(describe(arch), FP32(), tokens=128, **settings)
     assert 0.5 < expected / measured < 2, (expected / MIB, measured / MIB)
 
 

@@ -13,7 +13,11 @@ import pytest
 pytest.importorskip("executorch", reason="needs the extra [edge]")
 
 from zo_sweeps.core.memory import Part
-from zo_sweeps.devices.estimate import memory_by_part, program_memory
+from zo_sweeps.devices.estimate import Batches, Rows, memory_by_part, program_memory
+from zo_sweeps.engine.precisions.fp32 import FP32
+from zo_sweeps.engine.spaces.lora_fa import LoRAFA
+from zo_sweeps.engine.updates.sgd import SGD
+from zo_sweeps.methods.kinds.zo import ZerothOrder
 from zo_sweeps.models.families import describe
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.long]
@@ -84,7 +88,8 @@ def test_a_session_and_an_export_take_what_is_estimated(tmp_path: Path) -> None:
 
     arch = describe(ARCH)
     weights = 4 * arch.parameters
-    parts = memory_by_part(arch, 4, trains=True, points=2, batch=1, tokens=TOKENS, trainable=d)
+    batches = Batches(TOKENS, Rows(TOKENS, 1), points=2)
+    parts = memory_by_part(arch, batches, ZerothOrder(), FP32(), LoRAFA(), SGD(), trainable=d)
     step, exporting = program_memory(parts, arch, 4, weights=weights, points=2, queries=1, d=d, dual=False)
     assert parts[Part.WEIGHTS] == weights
     assert 0.8 < (exporting - weights) / exported < 1.25

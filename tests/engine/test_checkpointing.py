@@ -9,17 +9,20 @@ import torch
 from torch.profiler import profile
 
 from tests.engine.conftest import TinyModel, make_examples, tiny_model
-from zo_sweeps.devices.estimate import peak_memory
+from zo_sweeps.devices.estimate import Batches, Rows, memory_by_part
 from zo_sweeps.engine import losses
 from zo_sweeps.engine.baselines import first_order
 from zo_sweeps.engine.batch import Batch, collate
 from zo_sweeps.engine.checkpointing import checkpointed
 from zo_sweeps.engine.layers.full import FullModel
 from zo_sweeps.engine.losses import token_logprobs
+from zo_sweeps.engine.spaces.full import Full
 from zo_sweeps.engine.train import Scores, StepDone
 from zo_sweeps.engine.updates.adam import Adam
 from zo_sweeps.engine.updates.adam_8bit import Adam8bit
+from zo_sweeps.methods.kinds.fo import FirstOrder
 from zo_sweeps.methods.parts import Model
+from zo_sweeps.methods.registry import member
 from zo_sweeps.methods.update import Update
 from zo_sweeps.models.load import load
 
@@ -109,19 +112,11 @@ def measured_and_estimated(update: Update, dtype: torch.dtype, recomputes: bool,
     for event in sorted(events, key=lambda event: event.start_ns()):
         live += event.nbytes()
         peak = max(peak, live)
-    estimate = peak_memory(
-        model.arch,
-        dtype.itemsize,
-        trains=True,
-        backpropagates=True,
-        moves_base=True,
-        batch=batch,
-        tokens=TOKENS,
-        trainable=model.arch.parameters,
-        state_copies=update.state_copies * update.state_bits / 32,
-        trained_bytes=dtype.itemsize,
-        recomputes=recomputes,
-    )
+    kind = FirstOrder(weights="bf16" if dtype.itemsize == 2 else "fp32", gradient_checkpointing=recomputes)
+    precision = member("precision", kind.weights)()
+    batches = Batches(TOKENS, Rows(batch * TOKENS, batch))
+    parts = memory_by_part(model.arch, batches, kind, precision, Full(), update, trainable=model.arch.parameters)
+    estimate = sum(parts.values())
     return peak, estimate
 
 

@@ -16,12 +16,16 @@ import torch
 from peft import PeftModel
 
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.devices.estimate import peak_memory
+from zo_sweeps.devices.estimate import Batches, Rows, memory_by_part
 from zo_sweeps.engine.layers.full import FullModel
 from zo_sweeps.engine.out_of_place import out_of_place
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
+from zo_sweeps.engine.precisions.fp32 import FP32
+from zo_sweeps.engine.updates.sgd import SGD
 from zo_sweeps.methods import registry
 from zo_sweeps.methods.definition import options
+from zo_sweeps.methods.kinds.fo import FirstOrder
+from zo_sweeps.methods.kinds.zo import ZerothOrder
 from zo_sweeps.methods.parts import Model
 from zo_sweeps.methods.points import NoiseKey, Point
 from zo_sweeps.methods.space import LayerSpace, Space
@@ -243,11 +247,10 @@ def test_memory_is_estimated(name: str) -> None:
     arch = describe(FAMILIES[name])
     for space in ("full", "lora", "outliers", *([] if arch.no_prefix else ["prefix"])):
         made = definition(space)
-        for backpropagates in (False, True):
-            peak = peak_memory(
-                arch, 4, trains=True, backpropagates=backpropagates, moves_base=made.moves_base, batch=4, tokens=32,
-                trainable=made.trainable(arch),
-            )  # fmt: skip
+        for kind in (ZerothOrder(), FirstOrder()):
+            batches = Batches(32, Rows(4 * 32, 4))
+            parts = memory_by_part(arch, batches, kind, FP32(), made, SGD(), trainable=made.trainable(arch))
+            peak = sum(parts.values())
             assert math.isfinite(peak)
             assert peak > 4 * arch.parameters
 

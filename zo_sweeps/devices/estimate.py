@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from zo_sweeps.core.memory import Part
 from zo_sweeps.methods.arch import Arch
+from zo_sweeps.methods.kind import Kind
+from zo_sweeps.methods.precision import Precision
+from zo_sweeps.methods.space import Space
+from zo_sweeps.methods.update import Update
 
 RUNTIME_BYTES = 500 * 2**20  # a process with torch imported (CPU), or a CUDA context: not in `peak_memory`
 EXPORT_BYTES = 130 * 2**20  # graphs and caches of an export, beyond the copies of the weights
@@ -25,45 +29,61 @@ def logits_bytes(rows: float, positions: float, vocabulary: int) -> float:
     return 2 * FP32 * rows * positions * vocabulary
 
 
+class Rows(NamedTuple):
+    """The rows of a forward: tokens, padding included; texts; tokens of a row that several texts share (0: none is)."""
+
+    tokens: float
+    texts: float
+    shared: int = 0
+
+
+NO_ROWS = Rows(0, 0)
+
+
+@dataclass(frozen=True)
+class Batches:
+    """The rows of a trial's largest forwards.
+
+    Args:
+        longest: tokens of the longest text.
+        step: of a training step, at each point.
+        scoring: of dev and test; none: no rows are scored.
+        points: points per forward of a step.
+        all_logits: whether a step computes the logits of every position, not only one per text.
+        longest_row: tokens of the longest row, behind which a prefix is masked; 0: `longest`.
+    """
+
+    longest: int
+    step: Rows
+    scoring: Rows = NO_ROWS
+    points: int = 1
+    all_logits: bool = False
+    longest_row: int = 0
+
+    @property
+    def places(self) -> float:
+        """Positions of a point whose logits a step computes."""
+        return self.step.tokens if self.all_logits else self.step.texts
+
+
 def memory_by_part(
     arch: Arch,
-    value_bytes: float,
+    batches: Batches,
+    kind: Kind,
+    precision: Precision,
+    space: Space,
+    update: Update,
     *,
-    trains: bool,
-    weights: int | None = None,
-    scales: int = 0,
-    kept: int = 0,
-    backpropagates: bool = False,
-    moves_base: bool = False,
-    integers: bool = False,
+    trainable: int,
     in_parts: bool = True,
-    sparse: bool = False,
-    points: int = 1,
-    batch: float = 1,
-    tokens: int,
-    trainable: int = 0,
-    frozen: int = 0,
-    state_copies: float = 0,
-    trained_bytes: float = FP32,
-    recomputes: bool = False,
-    mixed_bytes: float = 0,
     on_host: bool = False,
-    answer_tokens: float = 1,
-    coded: bool = False,
-    scored_tokens: float = 0,
-    scored_texts: float = 0,
-    rank: int = 0,
-    attended: float = 0,
-    packed: float = 0,
-    scored_packed: float = 0,
-    inputs: float | None = None,
 ) -> dict[Part, float]:
     """Estimate the peak bytes of a trial, by part, beyond an empty process with torch imported (RUNTIME_BYTES).
 
     The peak is that of a step, or of the forward that scores the most rows, whichever is larger; of either, the largest
     of the moments below.
 
-    With W = weights, b = value_bytes, N = batch * points rows of T tokens, and points =
+    With W = the stored weights, b = bytes per activation, N T = the tokens of a step's rows at all points, and points =
     1, q, 2, 2q per forward for the modes sequential, outer, inner, both:
 
         zero_shot   W + F
@@ -122,125 +142,172 @@ def memory_by_part(
     Not measured: mixtures of experts, a family's own activation (BLOOM's), and a GPU.
 
     Args:
-        value_bytes: bytes per activation.
-        weights: bytes of the weights as they are stored, with what decodes them; defaults to value_bytes for each.
-        scales: what decodes them, of these bytes; kept: entries outside the codes, of these bytes.
-        trains: whether parameters move; backpropagates: by gradients.
-        moves_base: whether the model's own weights are trained (full), rather than a small additional fp32 state.
-        integers: whether these weights are integer codes.
-        in_parts: whether the noise of a full space is added as it is made, and not stored.
-        sparse: whether the trained values are chosen entries of the weights, kept with their indices and first values.
-        points: points per forward.
-        batch: sequences per point in a forward (for a loss over candidates: examples times distinct rows).
-        tokens: padded length of a sequence.
+        kind: whether parameters move, and by gradients or estimates; in which formats, and what is computed again.
+        precision: how the weights are stored; space, update: what moves, and the state beside it.
         trainable: number of trained parameters.
-        frozen: number of values of an adapter's frozen factors that all layers share; those of a layer's own are taken
-            to be as many as it trains.
-        state_copies: size of the update's state, in fp32 copies of them.
-        trained_bytes: bytes per weight that backpropagation trains in the full space, and of its gradient.
-        mixed_bytes: bytes per value of a step's products, where they are not in the weights' format; 0: they are.
-        recomputes: whether layers are computed again in the backward pass (gradient checkpointing).
+        in_parts: whether the noise of a full space is added as it is made, and not stored.
         on_host: whether the trial computes in the host's memory, where the best weights so far are kept as well, and
             8-bit Adam computes with five fp32 copies of a parameter.
-        answer_tokens: positions per row whose logits are computed; `tokens` for all.
-        coded: whether the weights of the blocks are decoded for every product, one matrix at a time.
-        rank: of factors beside the projections.
-        attended: length of a row of the attention's mask, with the prefix; 0: there is none.
-        packed, scored_packed: tokens of a row that several texts share, in a step and in scoring; 0: none is shared.
-        inputs: values per token of the inputs of products with trained factors, all layers; None: all products'.
-        scored_tokens: tokens of the largest forward that scores rows, with padding; 0: the step's.
-        scored_texts: texts of that forward.
     """
-    width, inner, layers, vocabulary = arch.width, arch.inner, arch.layers, arch.vocabulary
-    attending, keys = arch.heads * arch.head_width, arch.kv_heads * arch.head_width
-    gated, fused = bool(arch.experts or {"gate", "gate_up"} & {*arch.linears}), "gate_up" in arch.linears
-    held = 4 if gated or arch.masked else 6  # vectors of the layers' width beside the feed-forward's
-    matrix = max(arch.experts, *(out * into for out, into in arch.linears.values()))
-
-    b = trained_bytes if backpropagates and moves_base else value_bytes
-    rows = batch * points
-    if weights is None or b != value_bytes:
-        weights = int(arch.parameters * b)
-    largest = max(vocabulary * width, matrix)
+    trains, b = kind.trains, precision.format.bytes
+    moves_base, sparse = trains and space.moves_base, trains and space.sparse
+    weights = precision.weight_bytes(arch) + (space.added_bytes(arch, precision) if trains else 0)
+    if kind.backpropagates and moves_base:
+        trained = (kind.trained_in or precision).format.bytes
+        if trained != b:
+            weights, b = arch.parameters * trained, trained
+    scales, kept = precision.decoding_bytes(arch), precision.outside_bytes(arch)
+    largest = max(arch.vocabulary * arch.width, _matrix(arch))
+    decoded = max(out * into for out, into in arch.linears.values()) * (FP32 + b) if precision.coded else 0.0
     parts = dict.fromkeys(Part, 0.0)
     parts[Part.WEIGHTS], parts[Part.SCALES], parts[Part.SPARSE] = weights - scales - kept, scales, kept
-    if trains and sparse:
-        parts[Part.SPARSE] += trainable * ((2 if coded else 1) * INDEX + b)
-    decoded = max(out * into for out, into in arch.linears.values()) * (FP32 + b) if coded else 0.0
-    ids = INDEX * (3 * tokens * (batch + (rows if points > 1 else 0)) + 8 * rows * answer_tokens)
+    if sparse:
+        parts[Part.SPARSE] += trainable * ((2 if precision.coded else 1) * INDEX + b)
 
-    def forward(
-        positions: float, places: float, ids: float, moved: float = 0, written: float = 0, packed: float = 0
-    ) -> dict[Part, float]:
-        """Return the parts at the largest moment.
+    positions = space.positions if trains else 0
+    forwards = _Forwards(
+        arch,
+        b,
+        batches.longest,
+        decoded,
+        attended=positions and positions + (batches.longest_row or batches.longest),
+        rank=getattr(space, "rank", 0) if trains else 0,
+    )
+    scoring = forwards.scoring(batches.scoring)
+    if not trains:
+        return {**parts, **(scoring if batches.scoring.tokens else forwards.step(batches))}
+    states = update.state_copies * update.state_bits / 32
+    if kind.backpropagates:
+        inputs = None if space.moves_base or space.sparse else arch.inputs(space.layers)
+        mixed = kind.multiplied_in.format.bytes if kind.multiplied_in else 0
+        step = _backward(arch, b, batches, decoded, inputs, mixed, moves_base, kind.recomputes)
+        own = arch.parameters * b * (1 + on_host) if moves_base else FP32 * trainable * (2 + on_host)
+        parts[Part.TRAINABLE] = own + FP32 * trainable * states
+        updating = 5 * FP32 * largest * on_host if moves_base else 0
+    elif moves_base:
+        moved = 1 if space.integers else FP32 + b * (b < FP32) if in_parts else 2 * FP32 + b
+        step = forwards.step(batches, moved, head_moves=not space.integers)
+        parts[Part.TRAINABLE] = FP32 * states * trainable
+        updating = 0 if space.integers else 2 * FP32 * largest
+    else:
+        step = forwards.step(batches)
+        parts[Part.TRAINABLE] = FP32 * trainable * (2 + states + batches.points)
+        updating = 0
+    if updating > sum(step.values()):
+        step = {Part.WORKSPACE: updating}
+    parts[Part.TRAINABLE] += b * space.frozen_values(arch)
+    scores = batches.scoring.tokens and sum(scoring.values()) > sum(step.values())
+    return {**parts, **(scoring if scores else step)}
+
+
+def _matrix(arch: Arch) -> int:
+    """Return the elements of a layer's largest matrix, or of its stacked experts."""
+    return max(arch.experts, *(out * into for out, into in arch.linears.values()))
+
+
+def _gated(arch: Arch) -> bool:
+    return bool(arch.experts or {"gate", "gate_up"} & {*arch.linears})
+
+
+@dataclass(frozen=True)
+class _Forwards:
+    """F of `memory_by_part`: the parts at the largest moment of a forward.
+
+    Args:
+        value_bytes: b; longest: T; rank: r.
+        decoded: M(matrix) of weights that are stored as codes.
+        attended: length of a row of the attention's mask, with the prefix; 0: there is none.
+    """
+
+    arch: Arch
+    value_bytes: float
+    longest: int
+    decoded: float
+    attended: float
+    rank: int
+
+    def scoring(self, rows: Rows) -> dict[Part, float]:
+        """Return the parts of a forward that scores rows."""
+        return self._largest(rows, rows.texts, INDEX * (3 * rows.tokens + 16 * rows.texts))
+
+    def step(self, batches: Batches, moved: float | None = None, head_moves: bool = True) -> dict[Part, float]:
+        """Return the parts of a step's forward.
 
         Args:
-            moved: bytes per entry of a perturbed weight.
-            written: bytes of one module's parameters at every point.
+            moved: bytes per entry of a weight of a full space at a point (M), where that has a forward of its own.
+            head_moves: whether the head's weight is one of these.
         """
-        value = positions * b
+        points, (tokens, texts, shared) = batches.points, batches.step
+        rows = Rows(points * tokens, points * texts, shared)
+        ids = INDEX * (3 * tokens * (1 + (points if points > 1 else 0)) + 8 * points * batches.places)
+        if moved is None:
+            return self._largest(rows, points * batches.places, ids)
+        if points > 1:
+            return self._largest(rows, points * batches.places, ids, written=3 * FP32 * points * self.arch.written)
+        return self._largest(rows, batches.places, ids, moved, moved * head_moves)
+
+    def _largest(
+        self, rows: Rows, places: float, ids: float, moved: float = 0, head: float = 0, written: float = 0
+    ) -> dict[Part, float]:
+        arch, b = self.arch, self.value_bytes
+        width, inner, vocabulary = arch.width, arch.inner, arch.vocabulary
+        attending, keys = arch.heads * arch.head_width, arch.kv_heads * arch.head_width
+        gated, fused = _gated(arch), "gate_up" in arch.linears
+        held = 4 if gated or arch.masked else 6  # vectors of the layers' width beside the feed-forward's
+        value = rows.tokens * b
         attention = value * (3 * width + max(4 * attending + 2 * keys, 2 * attending + 5 * keys))
         between = max(4 if arch.composed else 2, 3 * gated) + fused
         activated = value * (held * width + between * inner)
-        thin = value * (3 * width + attending + 4 * keys + 2 * rank) if rank else 0
+        thin = value * (3 * width + attending + 4 * keys + 2 * self.rank) if self.rank else 0
         product = value * (held * width + (1 + gated) * inner)
-        rotary = 2 * (positions if packed else tokens) * arch.head_width * b
-        rotary += positions * (attended * (1 + FP32) or min(packed, positions))
-        last = b * width * (positions + places)
+        rotary = 2 * (rows.tokens if rows.shared else self.longest) * arch.head_width * b
+        rotary += rows.tokens * (self.attended * (1 + FP32) or min(rows.shared, rows.tokens))
+        last = b * width * (rows.tokens + places)
         logits = logits_bytes(1, places, vocabulary) + FP32 * places
         moments: list[dict[Part, float]] = [
             {Part.ACTIVATIONS: max(attention, activated, thin) + rotary},
-            {
-                Part.ACTIVATIONS: product + rotary,
-                Part.WORKSPACE: decoded + moved * matrix,
-            },
-            {
-                Part.ACTIVATIONS: last,
-                Part.LOGITS: logits / 2,
-                Part.WORKSPACE: 0 if integers else moved * vocabulary * width,
-            },
+            {Part.ACTIVATIONS: product + rotary, Part.WORKSPACE: self.decoded + moved * _matrix(arch)},
+            {Part.ACTIVATIONS: last, Part.LOGITS: logits / 2, Part.WORKSPACE: head * vocabulary * width},
             {Part.ACTIVATIONS: last, Part.LOGITS: logits},
             {Part.ACTIVATIONS: value * width, Part.WORKSPACE: written},
         ]
-        largest_one = max(moments, key=lambda moment: sum(moment.values()))
-        return {**largest_one, Part.WORKSPACE: largest_one.get(Part.WORKSPACE, 0) + ids}
+        largest = max(moments, key=lambda moment: sum(moment.values()))
+        return {**largest, Part.WORKSPACE: largest.get(Part.WORKSPACE, 0) + ids}
 
-    moved = 0.0
-    if trains and moves_base and points == 1:
-        moved = 1 if integers else FP32 + b * (b < FP32) if in_parts else 2 * FP32 + b
-    written = 3 * FP32 * points * arch.written if trains and moves_base and points > 1 else 0
-    step = forward(rows * tokens, rows * answer_tokens, ids, moved, written, packed)
-    if trains and backpropagates:
-        a, norms = (mixed_bytes, 14) if mixed_bytes else (b, 8)
-        kept_inner, frozen_inner = (4, 3) if gated else (5, 4) if arch.composed else (2, 1)
-        every = 6 * width + 2 * attending + 4 * keys + kept_inner * inner
-        thin = 2 * attending + 2 * keys + frozen_inner * inner
-        bracket = every if inputs is None else min(every, thin + inputs / layers)
-        per_layer = rows * tokens * (a * bracket + norms * width)
-        passing = rows * tokens * a * ((4 if gated or arch.composed else 2) * inner + 2 * width) * (bracket < every)
-        casts = 0 if moves_base else mixed_bytes * sum(out * into for out, into in arch.linears.values())
-        step = {Part.WORKSPACE: ids + decoded, Part.ACTIVATIONS: layers * (per_layer + casts) + passing}
-        if recomputes:
-            step[Part.ACTIVATIONS] = per_layer + casts + passing + rows * tokens * layers * b * width
-        step[Part.LOGITS] = 2.5 * logits_bytes(rows, answer_tokens, vocabulary)
-        step[Part.LOGITS] += 0 if moves_base else mixed_bytes * vocabulary * width
-        own = arch.parameters * b * (1 + on_host) if moves_base else FP32 * trainable * (2 + on_host)
-        parts[Part.TRAINABLE] = own + FP32 * trainable * state_copies
-        stepping = 5 * FP32 * largest * on_host if moves_base else 0
-        if stepping > sum(step.values()):
-            step = {Part.WORKSPACE: stepping}
-    elif trains and moves_base:
-        parts[Part.TRAINABLE] = FP32 * state_copies * trainable
-        updating = 0 if integers else 2 * FP32 * largest
-        if updating > sum(step.values()):
-            step = {Part.WORKSPACE: updating}
-    elif trains:
-        parts[Part.TRAINABLE] = FP32 * trainable * (2 + state_copies + points)
-    parts[Part.TRAINABLE] += b * frozen
-    ids = INDEX * (3 * scored_tokens + 16 * scored_texts)
-    scoring = forward(scored_tokens, scored_texts, ids, packed=scored_packed)
-    scores = scored_tokens and (not trains or sum(scoring.values()) > sum(step.values()))
-    return {**parts, **(scoring if scores else step)}
+
+def _backward(
+    arch: Arch,
+    value_bytes: float,
+    batches: Batches,
+    decoded: float = 0,
+    inputs: float | None = None,
+    mixed: float = 0,
+    moves_base: bool = False,
+    recomputes: bool = False,
+) -> dict[Part, float]:
+    """Return B of `memory_by_part` by part, with the batch's ids and a decoded matrix.
+
+    Args:
+        inputs: values per token of the inputs of products with trained factors, all layers; None: all products'.
+        mixed: bytes per value of the products, where they are not in the weights' format; 0: they are.
+    """
+    width, inner, layers = arch.width, arch.inner, arch.layers
+    attending, keys = arch.heads * arch.head_width, arch.kv_heads * arch.head_width
+    tokens, places, gated = batches.step.tokens, batches.places, _gated(arch)
+    a, norms = (mixed, 14) if mixed else (value_bytes, 8)
+    kept_inner, frozen_inner = (4, 3) if gated else (5, 4) if arch.composed else (2, 1)
+    every = 6 * width + 2 * attending + 4 * keys + kept_inner * inner
+    thin = 2 * attending + 2 * keys + frozen_inner * inner
+    bracket = every if inputs is None else min(every, thin + inputs / layers)
+    per_layer = tokens * (a * bracket + norms * width)
+    passing = tokens * a * ((4 if gated or arch.composed else 2) * inner + 2 * width) * (bracket < every)
+    casts = 0 if moves_base else mixed * sum(out * into for out, into in arch.linears.values())
+    activations = layers * (per_layer + casts) + passing
+    if recomputes:
+        activations = per_layer + casts + passing + tokens * layers * value_bytes * width
+    logits = 2.5 * logits_bytes(1, places, arch.vocabulary) + (0 if moves_base else mixed * arch.vocabulary * width)
+    ids = INDEX * (3 * tokens + 8 * places)
+    return {Part.WORKSPACE: ids + decoded, Part.ACTIVATIONS: activations, Part.LOGITS: logits}
 
 
 def program_memory(
@@ -282,11 +349,6 @@ def program_memory(
     return held, int(weights + 2 * program + EXPORT_BYTES)
 
 
-def peak_memory(arch: Arch, value_bytes: float, **settings: Any) -> int:
-    """Return the sum of `memory_by_part`."""
-    return int(sum(memory_by_part(arch, value_bytes, **settings).values()))
-
-
 def finding_memory(arch: Arch, value_bytes: float, tokens: int, answer_tokens: int, entries: int) -> int:
     """Estimate the peak bytes, on the device, of computing a sensitive mask from samples of T tokens.
 
@@ -294,7 +356,7 @@ def finding_memory(arch: Arch, value_bytes: float, tokens: int, answer_tokens: i
 
         weights                     b P
         inputs of the layers        b L T D         (a layer's activations are computed again: `engine.checkpointing`)
-        one layer's activations     as FO without trainable parameters holds them in `peak_memory`, and the logits
+        one layer's activations     as `memory_by_part` has them for backpropagation, and the logits
         one layer's attention       16 H T^2        (unfused, to be deterministic: T x T matrices in fp32)
         one gradient                (b + 4) I D     (moved to main memory and squared there)
         scores                      min(4 * entries, SCORES_BYTES)
@@ -307,15 +369,12 @@ def finding_memory(arch: Arch, value_bytes: float, tokens: int, answer_tokens: i
     them is held at a time. At Llama-2-7B's width, two layers in bf16 and T = 512: 751 MiB over 479. Not measured on a
     GPU.
     """
-    one_layer = peak_memory(
-        replace(arch, layers=1),
-        value_bytes,
-        trains=True,
-        backpropagates=True,
-        tokens=tokens,
-        answer_tokens=answer_tokens,
+    batches = Batches(tokens, Rows(tokens, 1), all_logits=answer_tokens > 1)
+    weights, one_layer = (
+        arch.parameters * value_bytes,
+        sum(_backward(replace(arch, layers=1), value_bytes, batches).values()),
     )
     inputs = arch.layers * tokens * arch.width * value_bytes
     attention = 4 * FP32 * arch.heads * tokens**2
     gradient = arch.inner * arch.width * (value_bytes + FP32)
-    return int(one_layer + inputs + attention + gradient + min(FP32 * entries, SCORES_BYTES))
+    return int(weights + one_layer + inputs + attention + gradient + min(FP32 * entries, SCORES_BYTES))

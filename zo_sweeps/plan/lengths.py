@@ -12,6 +12,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
+from zo_sweeps.devices.estimate import Rows
 from zo_sweeps.engine.packing import MULTIPLE, grouped, pack, padded_to
 from zo_sweeps.methods.evaluation import SCORED_TOKENS
 from zo_sweeps.tasks import files
@@ -58,14 +59,6 @@ def too_long(spec: TaskSpec, folder: Path, tokenizer: Any, max_length: int, fron
             else:
                 long += encode(spec, row, tokenizer, max_length, front=front).truncated
     return long, True
-
-
-class Rows(NamedTuple):
-    """The rows of a forward: tokens, padding included; texts; tokens of a row that several texts share (0: none is)."""
-
-    tokens: float
-    texts: float
-    shared: int = 0
 
 
 class Tokens(NamedTuple):

@@ -6,12 +6,19 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from zo_sweeps.core.memory import Part
-from zo_sweeps.devices.estimate import RUNTIME_BYTES, finding_memory, memory_by_part, program_memory
+from zo_sweeps.devices.estimate import (
+    RUNTIME_BYTES,
+    Batches,
+    Rows,
+    finding_memory,
+    memory_by_part,
+    program_memory,
+)
 from zo_sweeps.engine.packing import CAPACITY
 from zo_sweeps.methods.arch import ALL
 from zo_sweeps.methods.evaluation import SCORED_TOKENS
 from zo_sweeps.methods.trial_config import TrialConfig
-from zo_sweeps.plan.lengths import Rows, Tokens
+from zo_sweeps.plan.lengths import Tokens
 
 if TYPE_CHECKING:
     from zo_sweeps.models.identity import ModelStatus
@@ -45,43 +52,21 @@ def memory_of(
     if precision.of_text and model.package is None:
         length = getattr(precision, "length", longest)
         finding = max(finding, finding_memory(arch, precision.format.bytes, length, length, arch.entries([ALL])))
-    added = space.added_bytes(arch, precision) if kind.trains else 0
-    weights = precision.weight_bytes(arch) + added
     points = config.evaluation.points_per_forward(config.estimator.budget) if kind.estimates else 1
     parts: Mapping[Part, float] = memory_by_part(
         arch,
-        precision.format.bytes,
-        weights=weights,
-        scales=precision.decoding_bytes(arch),
-        kept=precision.outside_bytes(arch),
-        coded=precision.coded,
-        sparse=space.sparse,
-        trains=kind.trains,
-        backpropagates=kind.backpropagates,
-        moves_base=space.moves_base and kind.trains,
-        integers=space.integers,
-        in_parts=hasattr(config.perturbation, "combine"),  # as `engine.types.Partial` is told
-        trained_bytes=(kind.trained_in or precision).format.bytes,
-        recomputes=kind.recomputes,
-        mixed_bytes=kind.multiplied_in.format.bytes if kind.multiplied_in else 0,
-        on_host=config.device.in_host_memory,
-        points=points,
-        batch=stepped.tokens / longest,
-        tokens=longest,
+        Batches(longest, stepped, scored, points, kind.trains and train.logits == "all", longest_row),
+        kind,
+        precision,
+        space,
+        config.update,
         trainable=trainable,
-        frozen=space.frozen_values(arch) if kind.trains else 0,
-        state_copies=config.update.state_copies * config.update.state_bits / 32 if kind.trains else 0,
-        answer_tokens=longest if kind.trains and train.logits == "all" else stepped.texts * longest / stepped.tokens,
-        scored_tokens=scored.tokens,
-        scored_texts=scored.texts,
-        attended=space.positions and space.positions + longest_row if kind.trains else 0,
-        packed=stepped.shared,
-        scored_packed=scored.shared,
-        rank=getattr(space, "rank", 0) if kind.trains else 0,
-        inputs=None if space.moves_base or space.sparse else arch.inputs(space.layers),
+        in_parts=hasattr(config.perturbation, "combine"),  # as `engine.types.Partial` is told
+        on_host=config.device.in_host_memory,
     )
     if config.device.runs_programs and not config.device.reads_log and kind.estimates:
         q, size = config.estimator.budget, precision.format.bytes
+        weights = precision.weight_bytes(arch) + space.added_bytes(arch, precision)
         form: dict[str, Any] = {
             "points": points,
             "queries": q,
