@@ -52,7 +52,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(PY)
 	@$(PIP) --constraint constraints.txt --editable .
 	@touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed
-	@echo "[+] test tools, and the extras [edge] and [rtl]"
-	@$(PIP) --constraint constraints.txt --editable '.[edge,rtl]' --group dev
+$(VENV)/.installed-dev: $(VENV)/.installed $(wildcard packages/*/pyproject.toml)
+	@echo "[+] test tools, the extras [edge] and [rtl], and packages/"
+	@$(PIP) --constraint constraints.txt --editable '.[edge,rtl]' $(patsubst %,--editable %,$(wildcard packages/*)) --group dev
 	@touch $@

@@ -16,6 +16,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = [str(path.parent) for path in sorted(ROOT.glob("packages/*/pyproject.toml"))]
 TORCH = "torch==2.13.0"
 HEADER = """\
 # The lock: one version of everything in pyproject.toml, its extras and the dev group, for Python 3.10 to 3.13.
@@ -31,11 +32,13 @@ def resolve(python: str) -> dict[str, str]:
         subprocess.run([*run, "--upgrade", "pip"], check=True)
         report = f"{folder}/report.json"
         subprocess.run(
-            [*run, "--dry-run", "--report", report, TORCH, f"{ROOT}[edge,rtl]", "--group", "dev"], check=True, cwd=ROOT
+            [*run, "--dry-run", "--report", report, TORCH, f"{ROOT}[edge,rtl]", *PACKAGES, "--group", "dev"],
+            check=True,
+            cwd=ROOT,
         )
         packages = [item["metadata"] for item in json.loads(Path(report).read_text())["install"]]
     chosen = {re.sub(r"[-_.]+", "-", p["name"]).lower(): p["version"].split("+")[0] for p in packages}
-    return {name: v for name, v in chosen.items() if not re.match(r"zo-sweeps$|nvidia-|cuda-|triton$", name)}
+    return {name: v for name, v in chosen.items() if not re.match(r"zo-sweeps|nvidia-|cuda-|triton$", name)}
 
 
 def merge(old: dict[str, str], new: dict[str, str], boundary: str) -> list[str]:

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).resolve().parents[1] / "zo_sweeps"
+REPO = Path(__file__).resolve().parents[1]
+PACKAGE = REPO / "zo_sweeps"
 NAME = PACKAGE.name
 # Lower floors first. Rooms of one floor do not import each other.
 FLOORS = (
     {"core"},
     {"methods"},
     {"engine", "models", "tasks", "devices", "record", "tables"},
-    {"rtl"},
     {"config"},
     {"plan"},
     {"edge"},
@@ -76,12 +76,14 @@ HEAVY = {"torch", "ray", "mlflow", "transformers", "datasets", "bitsandbytes", "
 PRIVATE_RAY = re.compile(r"ray\.(_\w+|core|experimental|scripts|gcs_utils|dashboard)\b|internal_kv")
 STANDARD_LIBRARY = set(sys.stdlib_module_names)
 FILES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
+# Distributions of their own, found by entry points -> those of them that they import.
+APART: dict[str, set[str]] = {"rtl": set()}
 
 
-def imported(file: str) -> Iterator[tuple[str, int]]:
+def imported(file: str, package: Path = PACKAGE) -> Iterator[tuple[str, int]]:
     """Full names of what a file imports anywhere in it, type-checking blocks and functions included, with the line."""
-    module = [NAME, *file.removesuffix(".py").split("/")]
-    for node in ast.walk(ast.parse((PACKAGE / file).read_text(encoding="utf-8"))):
+    module = [package.name, *file.removesuffix(".py").split("/")]
+    for node in ast.walk(ast.parse((package / file).read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -110,39 +112,51 @@ def test_every_module_has_a_floor() -> None:
     assert {file.split("/")[0] for file in FILES} - ROOMS == {"__init__.py", "__main__.py"}
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_a_room_imports_lower_rooms_only(file: str) -> None:
-    mine = room(file)
-    top = FLOOR.get(mine, len(FLOORS))  # __init__ and __main__ lead to the rooms
+def test_a_room_imports_lower_rooms_only() -> None:
     wrong = []
-    for name, line in imported(file):
-        other = room(name) if name.split(".")[0] == NAME else ""
-        if other and other != mine and FLOOR[other] >= top:
-            wrong.append(f"{file}:{line} imports {name}")
+    for file in FILES:
+        mine = room(file)
+        top = FLOOR.get(mine, len(FLOORS))  # __init__ and __main__ lead to the rooms
+        for name, line in imported(file):
+            other = room(name) if name.split(".")[0] == NAME else ""
+            if other and other != mine and FLOOR[other] >= top:
+                wrong.append(f"{file}:{line} imports {name}")
     assert not wrong
 
 
-@pytest.mark.parametrize("file", [f for f in FILES if f.startswith("engine/")])
-def test_the_engine_knows_torch_and_itself(file: str) -> None:
-    allowed, ours = (
-        STANDARD_LIBRARY | {"torch", "triton"} | ALSO.get(file, set()),
-        (f"{NAME}.engine", f"{NAME}.methods", f"{NAME}.core"),
-    )
+def test_packages_import_zo_sweeps_and_are_never_imported_by_it() -> None:
+    assert {path.parent.name for path in REPO.glob("packages/*/pyproject.toml")} == {*APART}
+    own = {f"{NAME}_{name}" for name in APART}
+    assert not [(file, name) for file in FILES for name, _ in imported(file) if name.split(".")[0] in own]
+    for package, known in APART.items():
+        folder = REPO / "packages" / package / f"{NAME}_{package}"
+        files = [path.relative_to(folder).as_posix() for path in folder.rglob("*.py")]
+        found = {name.split(".")[0] for file in files for name, _ in imported(file, folder)}
+        assert found & own <= {f"{NAME}_{name}" for name in (package, *known)}
+        assert NAME in found
+
+
+def test_the_engine_knows_torch_and_itself() -> None:
+    ours = (f"{NAME}.engine", f"{NAME}.methods", f"{NAME}.core")
     wrong = [
         f"{file}:{line} imports {name}"
+        for file in FILES
+        if file.startswith("engine/")
         for name, line in imported(file)
-        if name.split(".")[0] not in allowed and not name.startswith(ours)
+        if name.split(".")[0] not in STANDARD_LIBRARY | {"torch", "triton"} | ALSO.get(file, set())
+        and not name.startswith(ours)
     ]
     assert not wrong
 
 
-@pytest.mark.parametrize("file", [f for f in FILES if f.startswith("engine/") and f.split("/")[1] in AXES])
-def test_a_member_of_an_axis_knows_no_other_axis_and_nothing_above(file: str) -> None:
-    axis = file.split("/")[1]
+def test_a_member_of_an_axis_knows_no_other_axis_and_nothing_above() -> None:
     above = {"evaluate", "step", "train", "replay", "baselines"}
-    parts = [(name.split("."), line) for name, line in imported(file) if name.startswith(f"{NAME}.engine.")]
     wrong = [
-        f"{file}:{line} imports {'.'.join(name)}" for name, line in parts if name[2] in above | AXES and name[2] != axis
+        f"{file}:{line} imports {name}"
+        for file in FILES
+        if file.startswith("engine/") and (axis := file.split("/")[1]) in AXES
+        for name, line in imported(file)
+        if name.startswith(f"{NAME}.engine.") and (part := name.split(".")[2]) in above | AXES and part != axis
     ]
     assert not wrong
 

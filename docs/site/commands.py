@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from markdown import code, escape, fence, table
 
-from zo_sweeps.cli.main import COMMANDS
+from zo_sweeps.cli.main import commands
 
 COMMON = ("overrides", "config_dir", "version", "help", "multirun")  # of most commands; explained once
 
@@ -35,7 +35,7 @@ def parser_of(command: str) -> argparse.ArgumentParser:
     """Return the parser that a command makes for its arguments."""
     with _asking():
         try:
-            COMMANDS[command](["--help"])
+            commands()[command](["--help"])
         except _AskedError as asked:
             parser: argparse.ArgumentParser = asked.args[0]
             return parser
@@ -44,7 +44,7 @@ def parser_of(command: str) -> argparse.ArgumentParser:
 
 def page() -> str:
     """Return a section per command, and what most of them take first."""
-    parsers = {command: parser_of(command) for command in COMMANDS}
+    parsers = {command: parser_of(command) for command in commands()}
     taken = {action.dest: action for action in parsers["run"]._actions}
     first = [_row(taken[dest]) for dest in COMMON if dest in taken and taken[dest].help != argparse.SUPPRESS]
     overrides, _, examples = (parsers["run"].epilog or "").partition("\nexamples:\n")
@@ -58,7 +58,7 @@ def _section(command: str, parser: argparse.ArgumentParser, common: set[str]) ->
     usual = "overrides" in {action.dest for action in parser._actions if not action.option_strings}
     skipped = common if usual and command != "devices" else {"help"}
     own = [one for one in parser._actions if one.dest not in skipped and one.help != argparse.SUPPRESS]
-    what, *more = re.split(r"\n\s*\n", (COMMANDS[command].__doc__ or "").strip())
+    what, *more = re.split(r"\n\s*\n", (commands()[command].__doc__ or "").strip())
     usage = " ".join([f"python -m zo_sweeps {command}", *(["[key=value ...]"] if usual else []), *map(_usage, own)])
     parts = [f"## {command}", *(escape(" ".join(text.split())) for text in (what, *more)), fence(_wrapped(usage))]
     if own:

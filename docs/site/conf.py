@@ -27,7 +27,15 @@ version = release = zo_sweeps.__version__
 
 extensions = ["myst_parser"]
 root_doc = "README"
-include_patterns = ["*.md", "docs/*.md", "docs/**/*.md", "jobs/README.md", "docker/README.md", "agent/README.md"]
+include_patterns = [
+    "*.md",
+    "docs/*.md",
+    "docs/**/*.md",
+    "jobs/README.md",
+    "docker/README.md",
+    "agent/README.md",
+    "packages/*/README.md",
+]
 exclude_patterns = [".*", "*_runs", "build", "conf", "dist", "tests", "zo_sweeps", "docs/site"]
 source_suffix = {".md": "markdown"}
 smartquotes = False  # --config-dir has two hyphens

@@ -15,7 +15,8 @@ import pytest
 
 from tests.cli.common import ENVIRONMENT, zo
 from tests.plan.common import changed, write_grid
-from zo_sweeps.cli.main import COMMANDS, main
+from zo_sweeps.cli.main import commands, main
+from zo_sweeps.methods import registry
 
 HERE = "<tmp>"  # stands for the test's folder
 READING = ("status", "table", "figure", "report", "ui", "sync")  # commands that show what has been run
@@ -235,14 +236,14 @@ def test_a_terminal_of_plain_ascii_and_no_docstrings(place: Path) -> None:
     assert "ZO-LoRA-FA (q=4) ? Movie remarks ? lr 0.1 ? seed 1" in said("plan", "+grid=quickstart", "--trials")
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", commands())
 def test_every_command_has_a_help_page(command: str, capsys: pytest.CaptureFixture[str], place: Path) -> None:
     with pytest.raises(SystemExit) as ended:
         main([command, "--help"])
     assert ended.value.code == 0
     text = capsys.readouterr().out
     assert text.startswith(f"usage: python -m zo_sweeps {command}")
-    assert (COMMANDS[command].__doc__ or "").splitlines()[0] in " ".join(text.split())
+    assert (commands()[command].__doc__ or "").splitlines()[0] in " ".join(text.split())
 
 
 @pytest.mark.parametrize("flag", ["-h", "--help"])
@@ -250,7 +251,7 @@ def test_help_without_a_command_lists_the_commands(flag: str, capsys: pytest.Cap
     assert main([flag]) == 0
     lines = capsys.readouterr().out.splitlines()
     begun = [line.split()[0] for line in lines if line[:2] == "  " and line[2:3].strip()]  # not how a text goes on
-    assert [name for name in begun if name in COMMANDS] == [*COMMANDS]
+    assert [name for name in begun if name in commands()] == [*commands()]
 
 
 @pytest.mark.multiprocess
@@ -357,3 +358,17 @@ def test_a_closed_pipe_is_not_an_error(place: Path) -> None:
         timeout=60,
     )
     assert done.stderr == ""
+
+
+def test_without_the_package_a_command_and_a_grid_say_what_to_install(
+    capsys: pytest.CaptureFixture[str], place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "offered", lambda group: {})
+    monkeypatch.setattr(registry, "_names", registry._names.__wrapped__)  # which keeps what it was told
+    for words in (["rtl", "--out", "x"], ["plan", "+grid=pezo_table6"], ["+grid=pezo_table6"]):
+        assert main(words) == 2
+        line = capsys.readouterr().err
+        assert line.startswith("zo_sweeps: zo-sweeps-rtl is not installed, which brings the ")
+        assert "; pip install 'zo-sweeps[rtl]'" in line
+    assert main(["papers", "pezo/table6"]) == 0
+    assert "pip install 'zo-sweeps[rtl]'" in capsys.readouterr().out

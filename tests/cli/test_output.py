@@ -19,7 +19,8 @@ from rich.console import Console
 from tests.report.common import composed, fill
 from zo_sweeps.cli import watch
 from zo_sweeps.cli.lines import wrapped
-from zo_sweeps.cli.main import COMMANDS, main
+from zo_sweeps.cli.main import commands as every_command
+from zo_sweeps.cli.main import main
 from zo_sweeps.cli.show import host
 from zo_sweeps.cli.show.alike import grouped
 from zo_sweeps.cli.show.compare import show_comparison
@@ -133,7 +134,7 @@ def test_the_papers_fit_80_columns() -> None:
     assert printed[80].count("no text at a/b.jsonl") == 1, "a reason is printed once, however many items have it"
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", every_command())
 def test_the_help_of_a_command_fits_80_columns(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,7 +149,7 @@ def test_the_overview_fits_80_columns(capsys: pytest.CaptureFixture[str], monkey
     monkeypatch.setenv("COLUMNS", "80")
     assert main(["--help"]) == 0
     check_fits(text := capsys.readouterr().out, "")
-    assert all(f"\n  {name} " in text for name in COMMANDS)
+    assert all(f"\n  {name} " in text for name in every_command())
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -70,6 +71,10 @@ def test_the_version_has_one_home() -> None:
         text = (REPO / path).read_text()
         assert f'"{__version__}"' not in text
         assert 'dynamic = ["version"]' in text
+    for file in REPO.glob("packages/*/pyproject.toml"):
+        text = file.read_text()
+        assert 'dynamic = ["version"]' in text
+        assert re.findall(r'"zo-sweeps==(.*)"', text) == [__version__], "a package uses parts inside of zo_sweeps"
 
 
 @pytest.fixture(scope="module")

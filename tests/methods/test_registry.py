@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.extras import EXTRAS, Extra
 from zo_sweeps.methods import registry
 from zo_sweeps.methods.definition import identity, own_source, write
 from zo_sweeps.methods.schedule import Schedule
@@ -47,7 +48,7 @@ def _clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def forget() -> None:
     importlib.invalidate_caches()
-    for cached in (registry._names, registry._load, registry._run, registry._offered):
+    for cached in (registry._names, registry._load, registry._run, registry.offered):
         cached.cache_clear()
 
 
@@ -214,3 +215,20 @@ def test_a_member_with_anothers_name_is_refused_and_not_passed_over(tmp_path: Pa
     package(tmp_path, MEMBER)
     file = own(tmp_path, MEMBER)
     assert refused() == f"the schedule 'halving' already exists in {file}; give it another name"
+
+
+@pytest.mark.parametrize(
+    ("extra", "group", "name"),
+    [(extra, group, name) for extra in EXTRAS for group, every in extra.offers.items() for name in every],
+)
+def test_what_a_package_of_this_project_offers_is_there_or_says_what_to_install(
+    extra: Extra, group: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert registry.load(registry.offered(group)[name]).__module__.startswith(f"{extra.module}.")
+    assert registry.absent(group, name) is None
+    monkeypatch.setattr(registry.metadata, "entry_points", lambda group: ())
+    forget()
+    missing = registry.absent(group, name)
+    assert missing is not None
+    assert missing.fix == f"pip install 'zo-sweeps[{extra.name}]'"
+    assert registry.absent(group, "another") is None

@@ -15,12 +15,13 @@ from zo_sweeps.cli.browse import compare, figure, papers, report, status, sync, 
 from zo_sweeps.cli.fleet import devices, head, worker
 from zo_sweeps.cli.lines import columns_kept, wrapped
 from zo_sweeps.cli.machine import bench, doctor, gc
-from zo_sweeps.cli.make import export_program, package, rtl
+from zo_sweeps.cli.make import export_program, package
 from zo_sweeps.cli.parser import EXAMPLES
 from zo_sweeps.cli.run import plan, run
 from zo_sweeps.cli.share import check, export, import_, verify
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.core.visible import visible
+from zo_sweeps.methods import registry
 
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "run": run,
@@ -39,7 +40,6 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "check": check,
     "package": package,
     "export-program": export_program,
-    "rtl": rtl,
     "doctor": doctor,
     "gc": gc,
     "head": head,
@@ -50,6 +50,15 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
 }
 
 
+def commands() -> dict[str, Callable[[Sequence[str]], int]]:
+    """Return every command by name: those above, and those that installed packages offer as `zo_sweeps.command`.
+
+    Raises UserError for one that cannot be loaded.
+    """
+    offered = registry.offered("command").items()
+    return {**COMMANDS, **{name: registry.load(point) for name, point in offered if name not in COMMANDS}}
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return the exit status: 0, 1 (trials failed, results wrong), 2 (bad input), 130 (interrupted)."""
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -58,8 +67,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")
     try:
         _check_folder()
-        if given and given[0] in COMMANDS:
+        if given and given[0] in COMMANDS:  # without asking the packages, which takes longer
             return COMMANDS[given[0]](given[1:])
+        if given and given[0] in registry.offered("command"):
+            return commands()[given[0]](given[1:])
         if given[:1] in (["-h"], ["--help"]):
             print(_overview(), end="")
             return 0
@@ -84,19 +95,19 @@ def _check_folder() -> None:
 
 
 def _check_words(given: Sequence[str]) -> None:
-    first = given[0] if given else ""
+    first, names = given[0] if given else "", {*COMMANDS, *registry.offered("command")}
     if first and not first.startswith(("-", "~")) and "=" not in first:
-        raise unknown("command", first, COMMANDS)
+        raise registry.absent("command", first) or unknown("command", first, names)
     for before, word in pairwise(given):
-        if word in COMMANDS and not before.startswith("--"):
+        if word in names and not before.startswith("--"):
             fix = f"write it first: python -m zo_sweeps {word} {shlex.join(other for other in given if other != word)}"
             raise UserError(f"the command {word!r} comes after the overrides", fix=fix)
 
 
 def _overview() -> str:
-    commands = "\n".join(f"  {name:15} {(command.__doc__ or '').splitlines()[0]}" for name, command in COMMANDS.items())
+    lines = "\n".join(f"  {name:15} {(command.__doc__ or '').splitlines()[0]}" for name, command in commands().items())
     text = (
         "usage: python -m zo_sweeps [command] [key=value ...] [flags]\n\n"
-        f"commands (default: run; COMMAND --help shows the flags of one):\n{commands}\n\n{EXAMPLES}"
+        f"commands (default: run; COMMAND --help shows the flags of one):\n{lines}\n\n{EXAMPLES}"
     )
     return columns_kept(text, get_terminal_size().columns) + "\n"

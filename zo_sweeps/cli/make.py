@@ -1,4 +1,4 @@
-"""The commands that write something for other hardware: package, export-program, rtl."""
+"""The commands that write something for other hardware: package, export-program."""
 
 from __future__ import annotations
 
@@ -40,21 +40,4 @@ def export_program(given: Sequence[str]) -> int:
     print(f"{folder}   trial {settings.trial_id}   {settings.steps} steps")
     print("its README.md says how to run it; then read its log back here:")
     print(f"  {back}")
-    return 0
-
-
-def rtl(given: Sequence[str]) -> int:
-    """Write a perturbation's generator as a circuit: Verilog, a test bench, constraints, and what open tools count."""
-    parser = grid_parser("rtl", rtl.__doc__)
-    parser.add_argument("--rngs", type=int, metavar="N", help="registers of an array, 2^k - 1; default: 31")
-    parser.add_argument("--bits", type=int, metavar="B", help="bits of a register; default: 8")
-    parser.add_argument("--clocks", type=int, default=10_000, help="clocks of the test bench; default: 10000")
-    parser.add_argument("--out", type=expanduser, required=True, metavar="DIR", help="a new or empty folder")
-    options = parse(parser, given)
-    from zo_sweeps.results.circuits import write_circuit
-
-    size = {"rngs": options.rngs, "bits": options.bits}
-    made = write_circuit(options.overrides, options.config_dir, options.out, size, options.clocks)
-    print(made.text, end="")
-    print(f"\n{made.folder}")
     return 0

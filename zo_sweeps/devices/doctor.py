@@ -18,11 +18,13 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.extras import EXTRAS
 from zo_sweeps.core.host import GIB
 from zo_sweeps.core.units import bytes_text
 from zo_sweeps.devices import kernels, rates
 from zo_sweeps.devices.energy import EnergyMeter
 from zo_sweeps.devices.probe import EDGE, has_cuda, kinds_with_tools, probe
+from zo_sweeps.methods import registry
 
 Status = Literal["ok", "warn", "fail"]
 PACKAGE = "zo-sweeps"
@@ -107,6 +109,10 @@ def tools() -> Iterator[Check]:
             yield Check(name, "warn", f"no {' and no '.join(absent)}", f"{kind.extra} (only for such trials)")
         else:
             yield Check(name, "ok", ", ".join(f"{tool} {version}" for tool, version in there.items()))
+    for extra in EXTRAS:
+        if not all(name in registry.offered(group) for group, every in extra.offers.items() for name in every):
+            offered = ", ".join(f"{group} {name}" for group, every in extra.offers.items() for name in every)
+            yield Check(f"extra {extra.name}", "warn", "not installed", f"{extra.install} (only for {offered})")
 
 
 def imports(module: str, otherwise: Status, fix: str = "reinstall it") -> Check:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import sys
+from collections.abc import Collection
 from functools import cache
 from pathlib import Path
 
+from zo_sweeps.core.extras import EXTRAS
 from zo_sweeps.core.fingerprint import fingerprint
 from zo_sweeps.core.source import file_digests
 from zo_sweeps.methods.registry import PACKAGES
@@ -20,22 +22,28 @@ METERS = tuple(
 
 
 def code_of(config: TrialConfig) -> str:
-    """Return a digest of the code that measures the trial: of MEASURING, METERS, and the shipped members that it uses.
+    """Return a digest of the code that measures the trial: of MEASURING, METERS, the shipped members that it uses,
+    and this project's other packages if it uses a member of theirs.
 
     Comments, docstrings and formatting do not count. The user's own members are part of the trial_id instead. Cost:
     reads the files once per process, 10 ms; parses those that this machine has not seen, half a second for all.
     """
     modules = {base.__module__ for kind in config.members_used for base in kind.__mro__}
     members = frozenset(name for name in modules if name.rpartition(".")[0] in PACKAGES.values())
-    return _digest(members, config.method.kind.measured_by)
+    packages = frozenset(
+        extra.module for extra in EXTRAS if any(name.startswith(f"{extra.module}.") for name in modules)
+    )
+    return _digest(members, packages)
 
 
 @cache
-def _digest(members: Collection[str], rooms: Sequence[str]) -> str:
+def _digest(members: Collection[str], packages: Collection[str]) -> str:
     files = [*common_files(), *(ROOT.joinpath(*name.split(".")[1:]).with_suffix(".py") for name in sorted(members))]
-    files += [file for room in rooms for file in sorted((ROOT / room).rglob("*.py"))]
-    digests = file_digests(files)
-    return fingerprint([[file.relative_to(ROOT).as_posix(), one] for file, one in zip(files, digests, strict=True)])
+    named = {file.relative_to(ROOT).as_posix(): file for file in files}
+    for name in sorted(packages):
+        (folder,) = sys.modules[name].__path__
+        named |= {f"{name}/{file.relative_to(folder).as_posix()}": file for file in sorted(Path(folder).rglob("*.py"))}
+    return fingerprint([[name, one] for name, one in zip(named, file_digests(named.values()), strict=True)])
 
 
 def common_files() -> list[Path]:

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
 from zo_sweeps.core import source
 from zo_sweeps.core.errors import UserError, together, unknown
+from zo_sweeps.core.extras import is_ours
 
 T = TypeVar("T")
 Locate = Callable[[str], str]  # dotted key -> the file or flag that set it, for error messages
@@ -155,12 +156,12 @@ def _source(kind: type[Definition]) -> dict[str, str]:
 
 
 def own_source(kind: type[Definition]) -> str:
-    """Return a digest of the source of a member and its bases outside of this package; "" for a shipped member.
+    """Return a digest of the source of a member and its bases outside of this project's packages; "" if there are none.
 
     Comments, docstrings and formatting do not count.
     """
     names = {base.__module__ for base in kind.__mro__ if issubclass(base, Definition)}
-    own = (name for name in sorted(names) if name.partition(".")[0] != __name__.partition(".")[0])
+    own = (name for name in sorted(names) if not is_ours(name))
     return "".join(_source_of(sys.modules[name]) for name in own)
 
 
@@ -315,14 +316,12 @@ class Definition(Checked):
 
         Raises UserError for an unknown member or option.
         """
-        from zo_sweeps.methods.registry import member, names
+        from zo_sweeps.methods.registry import member
 
         entry = {"name": data} if isinstance(data, str) else data
         if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
             raise UserError(f"{path or cls.axis} names no {cls.axis}", where=locate(path), fix=f"write {cls.axis}=NAME")
-        if entry["name"] not in names(cls.axis):
-            raise unknown(cls.axis, entry["name"], names(cls.axis), where=locate(path))
-        kind = member(cls.axis, entry["name"])
+        kind = member(cls.axis, entry["name"], where=locate(path))
         values = {key: value for key, value in entry.items() if key != "name"}
         return read(kind, values, path or cls.axis, locate)
 

@@ -21,7 +21,6 @@ class Kind(Definition):
     runner_in_program: ClassVar[str] = ""  # the same, where the device runs exported programs
     runner_of_log: ClassVar[str] = ""  # the same, where the light client does
     of_model: ClassVar[bool] = True  # runs a model on a task's rows; if not, neither is part of the trial
-    measured_by: ClassVar[tuple[str, ...]] = ()  # rooms whose code measures it, besides those of every trial
     tools: ClassVar[tuple[str, ...]] = ()  # distributions that it runs; their versions are part of the trial's identity
     extra: ClassVar[str] = ""  # the command that installs them
     trains: ClassVar[bool] = False

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.methods.definition import NOWHERE, Checked, Locate, option, options, write
 from zo_sweeps.methods.kind import Kind
-from zo_sweeps.methods.registry import member, names
+from zo_sweeps.methods.registry import member
 
 
 class ModelSource(str, Enum):
@@ -169,9 +169,7 @@ class Method:
             raise UserError(f"{path}={data!r} is not a mapping", where=locate(path))
         own = {key: value for key, value in data.items() if key not in ("name", "kind")}
         chosen = str(data.get("kind"))
-        if chosen not in names("kind"):
-            raise unknown("kind", chosen, names("kind"), where=locate(f"{path}.kind"))
-        known = ["name", "kind", *(f.name for f in options(member("kind", chosen)))]
+        known = ["name", "kind", *(f.name for f in options(member("kind", chosen, where=locate(f"{path}.kind"))))]
         for key in {*own} - {*known}:
             raise unknown("key", f"{path}.{key}", [f"{path}.{name}" for name in known], where=locate(f"{path}.{key}"))
         kind = Kind.read({**own, "name": chosen}, path, locate)

@@ -12,8 +12,10 @@ from contextlib import contextmanager
 from functools import cache
 from importlib import import_module, metadata, util
 from pathlib import Path
+from typing import Any
 
 from zo_sweeps.core.errors import UserError, unknown
+from zo_sweeps.core.extras import offering
 from zo_sweeps.core.fingerprint import fingerprint
 from zo_sweeps.methods.definition import Definition, public_classes
 
@@ -75,16 +77,17 @@ def names(axis: str) -> tuple[str, ...]:
 def _names(axis: str, folders: tuple[Path, ...], files: tuple[_Stamp, ...]) -> tuple[str, ...]:
     shipped = {path.stem for path in _package_folder(axis).glob("*.py") if not path.name.startswith("_")}
     own = {path.stem for folder in folders for path in (folder / axis).glob("*.py") if not path.name.startswith("_")}
-    return tuple(sorted(shipped | own | set(_offered(axis))))
+    return tuple(sorted(shipped | own | set(offered(axis))))
 
 
 def member(axis: str, name: str, *, where: str = "") -> type[Definition]:
     """Return the class of a member.
 
-    Raises UserError for an unknown name (with the choices), a name taken twice, or a member that cannot be loaded.
+    Raises UserError for an unknown name (with the choices, or what to install), a name taken twice, or a member that
+    cannot be loaded.
     """
     if name not in names(axis):
-        raise unknown(axis, name, names(axis), where=where)
+        raise absent(axis, name, where) or unknown(axis, name, names(axis), where=where)
     return _load(axis, name, _folders, _files)
 
 
@@ -98,7 +101,7 @@ def _load(axis: str, name: str, folders: tuple[Path, ...], stamps: tuple[_Stamp,
     """Load a member whose name is known to exist. Raises UserError if several places define it or it cannot be used."""
     shipped = (_package_folder(axis) / f"{name}.py").is_file()
     files = [path for folder in folders if (path := folder / axis / f"{name}.py").is_file()]
-    point = _offered(axis).get(name)
+    point = offered(axis).get(name)
     places = [*([_place(point)] if point else []), *map(str, files)]
     if shipped + len(places) > 1:
         taken = f"the {axis} {name!r} already exists"
@@ -127,10 +130,7 @@ def _check(axis: str, classes: list[type[Definition]], place: str) -> type[Defin
 
 def _loaded(point: metadata.EntryPoint, axis: str, name: str) -> type[Definition]:
     """Load the class that an entry point offers and set its `name` to the entry point's."""
-    try:
-        loaded = point.load()
-    except Exception as error:  # importing another package runs its code, which can raise anything
-        raise _broken(error, _place(point)) from error
+    loaded = load(point)
     if not (isinstance(loaded, type) and issubclass(loaded, Definition)):
         raise UserError(f"it must be a class of the axis {axis}", where=_place(point))
     if loaded.__module__.startswith("zo_sweeps."):  # setting `name` would rename the shipped member
@@ -172,5 +172,23 @@ def _package_folder(axis: str) -> Path:
 
 
 @cache
-def _offered(axis: str) -> dict[str, metadata.EntryPoint]:
-    return {point.name: point for point in metadata.entry_points(group=f"zo_sweeps.{axis}")}
+def offered(group: str) -> dict[str, metadata.EntryPoint]:
+    """Return the entry points of `zo_sweeps.<group>` in installed packages, by name."""
+    return {point.name: point for point in metadata.entry_points(group=f"zo_sweeps.{group}")}
+
+
+def load(point: metadata.EntryPoint) -> Any:
+    """Return what an entry point names. Raises UserError if it cannot be loaded."""
+    try:
+        return point.load()
+    except Exception as error:  # importing another package runs its code, which can raise anything
+        raise _broken(error, _place(point)) from error
+
+
+def absent(group: str, name: str, where: str = "") -> UserError | None:
+    """Return the error for a name that a package of this project offers which is not installed; None for others."""
+    extra = offering(group, name)
+    if extra is None or name in offered(group):
+        return None
+    what = f"zo-sweeps-{extra.name} is not installed, which brings the {group} {name!r}"
+    return UserError(what, where=where, fix=extra.install)

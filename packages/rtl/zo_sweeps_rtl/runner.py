@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.methods.kinds.synthesis import Synthesis
-from zo_sweeps.rtl import tools
-from zo_sweeps.rtl.of_perturbation import circuit
 from zo_sweeps.run.runner import Runner, StoppedError
+from zo_sweeps_rtl import tools
+from zo_sweeps_rtl.of_perturbation import circuit
+from zo_sweeps_rtl.synthesis import Synthesis
 
 
 class SynthesisRunner(Runner):

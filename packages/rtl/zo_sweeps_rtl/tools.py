@@ -12,9 +12,9 @@ from pathlib import Path
 from shutil import which
 
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.methods.kinds.synthesis import Synthesis
-from zo_sweeps.rtl import simulate
-from zo_sweeps.rtl.circuit import Circuit
+from zo_sweeps_rtl import simulate
+from zo_sweeps_rtl.circuit import Circuit
+from zo_sweeps_rtl.synthesis import Synthesis
 
 ULTRASCALE = "xcup"  # yosys' name of the family of the ZCU102
 ECP5 = ("--85k", "--package", "CABGA756", "--speed", "8")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from zo_sweeps.rtl import simulate
-from zo_sweeps.rtl.circuit import RESET, Circuit
+from zo_sweeps_rtl import simulate
+from zo_sweeps_rtl.circuit import RESET, Circuit
 
 PERIOD_NS = 1.428  # of the 700 MHz in PeZO's Table 6
 ECP5_MHZ = 600

@@ -17,13 +17,13 @@ from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import Event, Trial, TrialState
 from zo_sweeps.devices import doctor
-from zo_sweeps.methods.kinds.synthesis import Synthesis
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.build import Plan, build
 from zo_sweeps.results import tables as readout
 from zo_sweeps.run.run_trial import run_trial
 from zo_sweeps.schedule.ledger import Standing
 from zo_sweeps.tables import to_text
+from zo_sweeps_rtl.synthesis import Synthesis
 
 SMALL = ("method.clocks=40", "method.placements=1")
 GRID = "+grid=pezo_table6"

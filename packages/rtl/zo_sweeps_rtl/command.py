@@ -1,27 +1,34 @@
-"""The command line -> the folder of a perturbation's circuit."""
+"""The command `rtl`: the command line -> the folder of a perturbation's circuit."""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from os.path import expanduser
 from pathlib import Path
 
+from zo_sweeps.cli.parser import grid_parser, parse
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.methods.kinds.synthesis import Synthesis
 from zo_sweeps.plan.availability import Places
 from zo_sweeps.plan.compatible import incompatible
 from zo_sweeps.results.export import new_or_empty
 from zo_sweeps.results.single import single
+from zo_sweeps_rtl.synthesis import Synthesis
 
 
-@dataclass(frozen=True)
-class Written:
-    """A circuit's folder, and the text of its README.md."""
-
-    folder: Path
-    text: str
+def rtl(given: Sequence[str]) -> int:
+    """Write a perturbation's generator as a circuit: Verilog, a test bench, constraints, and what open tools count."""
+    parser = grid_parser("rtl", rtl.__doc__)
+    parser.add_argument("--rngs", type=int, metavar="N", help="registers of an array, 2^k - 1; default: 31")
+    parser.add_argument("--bits", type=int, metavar="B", help="bits of a register; default: 8")
+    parser.add_argument("--clocks", type=int, default=10_000, help="clocks of the test bench; default: 10000")
+    parser.add_argument("--out", type=expanduser, required=True, metavar="DIR", help="a new or empty folder")
+    options = parse(parser, given)
+    size = {"rngs": options.rngs, "bits": options.bits}
+    folder, text = write_circuit(options.overrides, options.config_dir, options.out, size, options.clocks)
+    print(f"{text}\n{folder}")
+    return 0
 
 
 def write_circuit(
@@ -30,8 +37,10 @@ def write_circuit(
     folder: str | Path,
     size: Mapping[str, int | None],
     clocks: int,
-) -> Written:
+) -> tuple[Path, str]:
     """Write the circuit that a command line describes, after it was simulated and synthesised here.
+
+    Return its folder, and the text of its README.md.
 
     Args:
         overrides: perturbation=NAME (default: pezo_onthefly), its options, and method.OPTION.
@@ -61,8 +70,8 @@ def write_circuit(
     if reasons := Places().look(config).reasons:
         raise UserError(reasons[0])
     target = new_or_empty(Path(folder).expanduser())
-    from zo_sweeps.rtl import bundle, tools
-    from zo_sweeps.rtl.of_perturbation import circuit
+    from zo_sweeps_rtl import bundle, tools
+    from zo_sweeps_rtl.of_perturbation import circuit
 
     made = circuit(config.perturbation, config.seed, kind)
     with tempfile.TemporaryDirectory() as name:
@@ -70,4 +79,4 @@ def write_circuit(
         tools.simulated(made, scratch, kind.clocks)
         counted = tools.synthesised(made, scratch), tools.placed(made, scratch, kind.placements)
     figures = {name: value for result in counted for name, value in result.figures.items()}
-    return Written(target, bundle.write(made, target, clocks, figures))
+    return target, bundle.write(made, target, clocks, figures)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from zo_sweeps.rtl.circuit import RESET, Circuit, Schedule
+from zo_sweeps_rtl.circuit import RESET, Circuit, Schedule
 
 VECTORS, CHECK, BENCH = "vectors.hex", "check.v", "bench.v"
 STALL = 13  # one clock in so many has no step

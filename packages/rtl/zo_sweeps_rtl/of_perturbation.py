@@ -6,12 +6,12 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.perturbations.pezo_onthefly import PeZOOnTheFly
 from zo_sweeps.engine.perturbations.pezo_pool import PeZOPool
-from zo_sweeps.methods.kinds.synthesis import Synthesis
 from zo_sweeps.methods.perturbation import Perturbation
-from zo_sweeps.rtl import gaussian
-from zo_sweeps.rtl.circuit import Circuit
-from zo_sweeps.rtl.pool import pool
-from zo_sweeps.rtl.ring import ring
+from zo_sweeps_rtl import gaussian
+from zo_sweeps_rtl.circuit import Circuit
+from zo_sweeps_rtl.pool import pool
+from zo_sweeps_rtl.ring import ring
+from zo_sweeps_rtl.synthesis import Synthesis
 
 
 def circuit(perturbation: Perturbation, seed: int, kind: Synthesis) -> Circuit:
