@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import REPO
+from tests.engine import oracles
+from tests.engine.test_oracles import check_space
 from tests.worker.common import run
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.trial import Outcome, TrialState
+from zo_sweeps.methods import registry
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.build import build
 from zo_sweeps.tables import Measure
@@ -115,6 +118,23 @@ def test_a_space_is_one_file(tmp_path: Path) -> None:
     row = f"{{method: mezo, space: biases, update: {{lr: 1e-4}}, {FEW}}}"
     outcome = outcome_of(tmp_path, row)
     assert outcome.metrics["trainable_parameters"] < 10_000
+
+
+CONTRACTS = {
+    "estimator": oracles.estimator,
+    "perturbation": oracles.perturbation,
+    "precision": oracles.precision,
+    "schedule": oracles.schedule,
+    "space": check_space,
+    "update": oracles.update,
+}
+
+
+@pytest.mark.parametrize("axis", CONTRACTS)
+def test_a_pages_member_keeps_the_contract(axis: str, tmp_path: Path) -> None:
+    (file,) = written(axis, tmp_path)
+    with registry.using_folders([tmp_path]):
+        CONTRACTS[axis](registry.member(axis, Path(file).stem)())
 
 
 def test_a_grid_is_one_yaml(tmp_path: Path) -> None:

@@ -286,7 +286,7 @@ def test_the_contract_holds_the_added_method(checkout: Path) -> None:
     done = run(shlex.split(command), checkout, checkout, PYTEST_ADDOPTS="-rA", JOBS="1")
     assert done.returncode == 0, done.stdout + done.stderr
     passed = re.findall(r"^PASSED (\S+)", done.stdout, re.MULTILINE)
-    assert any("mean_estimate" in name and "three_point" in name for name in passed), done.stdout
+    assert any("moments_of_directions" in name and "three_point" in name for name in passed), done.stdout
     assert any("order_and_history" in name for name in passed)
     assert any("test_layers" in name and "perturbations/three_point.py" in name for name in passed)
 

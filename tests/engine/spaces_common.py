@@ -13,6 +13,7 @@ from tests.engine.conftest import TinyModel, make_examples, targets
 from zo_sweeps.engine import losses, masks
 from zo_sweeps.engine.batch import collate
 from zo_sweeps.engine.losses import token_logprobs
+from zo_sweeps.methods.arch import Arch
 from zo_sweeps.methods.space import Found, Space
 
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "out_proj", "gate_proj", "up_proj", "down_proj", "fc1", "fc2")
@@ -46,7 +47,11 @@ def definition(name: str, **changed: Any) -> Space:
 
 
 def install(name: str, model: TinyModel, seed: int = 0, layers: Sequence[str] = LINEAR, **changed: Any):
-    space, mask = definition(name, **changed), None
+    return installed(definition(name, **changed), model, seed, layers)
+
+
+def installed(space: Space, model: TinyModel, seed: int = 0, layers: Sequence[str] = LINEAR):
+    mask = None
     if space.needs_gradients:
 
         def find(step: int) -> masks.Masks:
@@ -76,3 +81,28 @@ def logits(model: TinyModel, seed: int = 0) -> torch.Tensor:
     ids = torch.randint(1, 97, (2, 9), generator=torch.Generator().manual_seed(seed))
     with torch.inference_mode():
         return model.head(model.hidden(ids, torch.ones_like(ids)))
+
+
+def arch_of(model: TinyModel) -> Arch:
+    """The shape of the tests' Llama, by hand."""
+    config: Any = model.module.config
+    width, keys = config.hidden_size, config.num_key_value_heads * config.head_dim
+    inner = config.intermediate_size
+    return Arch(
+        family="llama",
+        layers=config.num_hidden_layers,
+        width=width,
+        inner=inner,
+        heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads,
+        head_width=config.head_dim,
+        vocabulary=config.vocab_size,
+        positions=config.max_position_embeddings,
+        tied=config.tie_word_embeddings,
+        masked=False,
+        parameters=sum(param.numel() for param in model.module.parameters()),
+        linears={
+            "q": (width, width), "k": (keys, width), "v": (keys, width), "o": (width, width),
+            "gate": (inner, width), "up": (inner, width), "down": (width, inner),
+        },
+    )  # fmt: skip

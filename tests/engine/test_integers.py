@@ -14,10 +14,9 @@ from torch import Tensor, nn
 
 from tests.engine import contract
 from tests.engine.conftest import TinyModel, make_examples, targets, tiny_model
-from tests.engine.spaces_common import LINEAR
+from tests.engine.spaces_common import LINEAR, arch_of
 from tests.engine.test_baselines import outcome_of, trials
 from tests.engine.test_codes import SHAPES, coded_model, layer_of, objective_of, precision_of, weight_of
-from tests.methods.test_facts import arch_of
 from zo_sweeps.core.trial import Trial, TrialState
 from zo_sweeps.engine import chunk, losses, noise
 from zo_sweeps.engine.batch import Batch, collate

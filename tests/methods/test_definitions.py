@@ -315,6 +315,6 @@ def test_no_two_members_are_one_class() -> None:
 
 def test_rows_of_the_contract_are_of_members_that_exist() -> None:
     rows = set(contract.REQUIRED)
-    rows |= {("perturbation", name) for name in {*contract.MOMENTS, *contract.OTHER_BITS_ON_GPU}}
+    rows |= {("perturbation", name) for name in {*contract.NORMS, *contract.OTHER_BITS_ON_GPU}}
     rows |= {("update", name) for name in {*contract.REFUSING_RATES, *contract.OWN_DECAY}}
     assert rows <= set(contract.every()), f"remove the rows of members that are gone from {contract.FILE}"

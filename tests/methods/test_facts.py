@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from tests.engine import contract
-from tests.engine.conftest import TinyModel, make_examples, targets, tiny_model
-from tests.engine.spaces_common import LINEAR, MEMBERS, definition, digest, install, nudge
+from tests.engine.conftest import make_examples, targets, tiny_model
+from tests.engine.spaces_common import LINEAR, MEMBERS, arch_of, definition, digest, install, nudge
 from zo_sweeps.engine import losses
 from zo_sweeps.engine.batch import collate
 from zo_sweeps.engine.estimators.rge import RGE
@@ -22,7 +22,6 @@ from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.perturbations.sphere import Sphere
 from zo_sweeps.engine.step import Method, step
 from zo_sweeps.engine.updates.sgd import SGD
-from zo_sweeps.methods.arch import Arch
 from zo_sweeps.methods.estimator import Estimator
 from zo_sweeps.methods.evaluation import Mode
 from zo_sweeps.methods.points import Layout
@@ -37,31 +36,6 @@ ROLES = {
     "up": "up_proj",
     "down": "down_proj",
 }
-
-
-def arch_of(model: TinyModel) -> Arch:
-    """The shape of the tests' Llama, by hand."""
-    config: Any = model.module.config
-    width, keys = config.hidden_size, config.num_key_value_heads * config.head_dim
-    inner = config.intermediate_size
-    return Arch(
-        family="llama",
-        layers=config.num_hidden_layers,
-        width=width,
-        inner=inner,
-        heads=config.num_attention_heads,
-        kv_heads=config.num_key_value_heads,
-        head_width=config.head_dim,
-        vocabulary=config.vocab_size,
-        positions=config.max_position_embeddings,
-        tied=config.tie_word_embeddings,
-        masked=False,
-        parameters=sum(param.numel() for param in model.module.parameters()),
-        linears={
-            "q": (width, width), "k": (keys, width), "v": (keys, width), "o": (width, width),
-            "gate": (inner, width), "up": (inner, width), "down": (width, inner),
-        },
-    )  # fmt: skip
 
 
 class Parts(nn.Module):

@@ -15,6 +15,7 @@ class Estimator(Definition):
     """A gradient estimator: `points` declares a step's points, `combine` turns their losses into ghat."""
 
     axis: ClassVar[str] = "estimator"
+    curvature: ClassVar[float | None] = 0.0  # c of g_i = z_i . grad f + c eps z_i H z_i on a quadratic f; None: neither
     coordinates: ClassVar[bool] = False  # runs through the coordinates; its perturbation must do so too
     not_in_program: ClassVar[str] = "the points of a program are theta + eps z and theta - eps z of every direction"
 
@@ -42,6 +43,13 @@ class Estimator(Definition):
     def combine(self, points: Sequence[Point], losses: Sequence[float]) -> Estimate:
         """Combine losses into an estimate; queries missing from `points` (see engine/peers.py) get NaN."""
         raise NotImplementedError
+
+    def on_linear(self, slopes: Sequence[float]) -> Sequence[float]:
+        """Return the coefficients g_i on a linear f with slopes z_i . grad f along the directions of a step.
+
+        An estimate of the gradient has the slopes themselves. A member that means something else says here what.
+        """
+        return slopes
 
     def from_log(self, seed: int, step: int, coefs: Sequence[float]) -> Estimate:
         """Return a past step's estimate from its logged coefficients. Raises ValueError if their number is wrong."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Perturbation(Definition):
-    """A distribution of directions with E[z z^T] = I unless its docstring says otherwise."""
+    """A distribution of directions with E[z z^T] = I, or the diagonal that `second_moment` returns."""
 
     axis: ClassVar[str] = "perturbation"
     coordinates: ClassVar[bool] = False  # z runs through the coordinates; only for estimators with the same flag
@@ -26,6 +26,13 @@ class Perturbation(Definition):
     def bind(self, layout: Layout) -> Perturbation:
         """Return the perturbation over the vector of all d parameters; itself, if parameters are independent."""
         return self
+
+    def second_moment(self, shape: torch.Size) -> float | None:
+        """Return E[z_j^2] over seeds and steps, of every element of a parameter of this shape; E[z_i z_j] is 0.
+
+        None: elements are correlated, or their moments have no closed form.
+        """
+        return 1.0
 
     def directions(self, d: int) -> int | None:
         """Return the number of distinct directions of a run over d parameters before they repeat; None: no limit."""

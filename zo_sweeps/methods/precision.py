@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from zo_sweeps.methods.arch import ALL, Arch
@@ -19,7 +20,7 @@ FASTEST = "fastest"  # the floating-point precision that was measured as the fas
 
 
 # Largest relative error of rounding a number to a format.
-UNITS = {"float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}
+UNITS = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}
 CODES_UNIT = 2.0**-8  # where activations are rounded to 8 bits: a difference in the last bit may move one by a code
 
 
@@ -43,6 +44,8 @@ class Precision(Definition):
     """A way to store frozen weights, and the format in which they are multiplied."""
 
     axis: ClassVar[str] = "precision"
+    largest_error: ClassVar[float] = inf  # |decoded w - w| over the largest |w| that shares a scale with it, of codes
+    scale_rounding: ClassVar[float] = 0.0  # largest relative error of a stored scale
     coded: ClassVar[bool] = False  # the projections of the blocks are stored as codes: see `WeightOnlyPrecision`
     movable: ClassVar[bool] = False  # its codes are integers on a uniform grid, which can be trained themselves
     not_in_program: ClassVar[str] = "XNNPACK, which multiplies in a program, has no kernels for it"

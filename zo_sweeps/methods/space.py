@@ -103,6 +103,7 @@ class Space(Definition):
     adapter: ClassVar[AdapterFormat | None] = None  # peft's format for it, if there is one
     takes_positions: ClassVar[bool] = False  # takes positions before the text, in a causal model's cache
     shares_forwards: ClassVar[bool] = False  # several trials' values fit in one forward: see engine.together
+    starts_at_model: ClassVar[bool] = True  # installed, it changes no output before the first step
     starts_computed: ClassVar[bool] = False  # at sums over the weights, whose last bits differ between kinds of CPU
     multiplies_others: ClassVar[bool] = False  # multiplies the frozen weights by more than the rows of the batch
     not_in_program: ClassVar[str] = "the weights of a program are constants: only parameters beside them can be trained"

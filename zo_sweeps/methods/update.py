@@ -82,6 +82,14 @@ class Update(Definition):
         """Return the function step -> learning rate for a run of `steps`."""
         return self.schedule.over(self.lr, steps)
 
+    def last_move(self, ghats: Sequence[float], lr: float) -> float:
+        """Return by how much the last of several steps, from the first one on, moves a value; without weight decay.
+
+        Args:
+            ghats: the value's estimates, one per step.
+        """
+        return -lr * ghats[-1]
+
     def init(self, params: Params) -> State:
         """Return the state before the first step."""
         return {}

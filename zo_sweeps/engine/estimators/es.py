@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
-from typing import Literal
+from typing import ClassVar, Literal
 
 from zo_sweeps.engine.estimators._two_sided import TwoSided
 from zo_sweeps.methods.definition import option
@@ -35,8 +35,17 @@ class ES(TwoSided):
     than that root) and multiplies by sigma sqrt(2q): its lr is ours / (eps sqrt(2q)), for plain SGD.
     """
 
+    curvature: ClassVar[None] = None
+
     q: int = option(8, "query budget: directions per step, two points each", least=1)
     shape: Literal["zscore", "centered_ranks"] = option("zscore", "how a step's losses are scaled")
+
+    def on_linear(self, slopes: Sequence[float]) -> Sequence[float]:
+        if self.shape == "zscore":
+            return [slope / sqrt(sum(one * one for one in slopes) / len(slopes)) for slope in slopes]
+        signed = [sign * slope for slope in slopes for sign in (1, -1)]  # a point's rank counts the points below it
+        below = [sum(other < one for other in signed) / (len(signed) - 1) for one in signed]
+        return [(plus - minus) / 2 for plus, minus in zip(below[::2], below[1::2], strict=True)]
 
     def combine(self, points: Sequence[Point], losses: Sequence[float]) -> Estimate:
         shaped = _zscores(losses) if self.shape == "zscore" else _centered_ranks(losses)

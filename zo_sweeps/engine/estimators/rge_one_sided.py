@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import nan
+from typing import ClassVar
 
 from zo_sweeps.methods.definition import option
 from zo_sweeps.methods.estimator import Estimator
@@ -24,6 +25,8 @@ class RGEOneSided(Estimator):
     Cost: q + 1 forwards of the batch, against 2q. Source: Nesterov and Spokoiny, Random gradient-free minimization of
     convex functions, 2017.
     """
+
+    curvature: ClassVar[float] = 0.5
 
     q: int = option(1, "query budget: directions per step", least=1)
     eps: float = option(1e-3, "perturbation scale", above=0)

@@ -36,6 +36,9 @@ class Columns(Perturbation):
     width: int = option(2, "columns of a matrix that move in a step", least=1)
     interval: int = option(50, "steps before the next columns have their turn", least=1)
 
+    def second_moment(self, shape: torch.Size) -> float:
+        return min(self.width / shape[1], 1.0) if len(shape) == 2 else 1.0
+
     def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:
         import torch
 

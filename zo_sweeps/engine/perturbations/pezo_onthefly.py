@@ -93,6 +93,13 @@ class PeZOOnTheFly(Perturbation):
     def directions(self, d: int) -> int:
         return starts(self.clocks(d), self.period)
 
+    def second_moment(self, shape: torch.Size) -> float | None:
+        from zo_sweeps.engine.modulus import expected_norm
+
+        assert self.layout is not None, "bind the perturbation to the parameters first"
+        m = self.registers if self.length == "block" else self.layout.d
+        return expected_norm(m) ** 2 / m if self.leap and self.rounding == "none" else None
+
     def bind(self, layout: Layout) -> PeZOOnTheFly:
         if self.directions(layout.d) == 1:
             raise UserError(

@@ -61,6 +61,13 @@ class PeZOPool(Perturbation):
     def directions(self, d: int) -> int:
         return starts(advance(self.advance, d, self.size), self.size)
 
+    def second_moment(self, shape: torch.Size) -> float | None:
+        from zo_sweeps.engine.modulus import expected_norm
+
+        assert self.layout is not None, "bind the perturbation to the parameters first"
+        m = self.size if self.length == "pool" else self.layout.d
+        return expected_norm(m) ** 2 / m if self.rounding == "none" else None
+
     def bind(self, layout: Layout) -> PeZOPool:
         if self.directions(layout.d) == 1:
             raise UserError(

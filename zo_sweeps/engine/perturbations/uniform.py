@@ -22,6 +22,9 @@ class Uniform(Perturbation):
     given); the same numbers scaled to a Gaussian's modulus are `pezo_pool`.
     """
 
+    def second_moment(self, shape: torch.Size) -> float:
+        return 1 / 3
+
     def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:
         from zo_sweeps.engine import noise
 

@@ -29,6 +29,7 @@ class INT4(Encoded):
     Source: symmetric round-to-nearest quantization by groups, as the baseline of GPTQ (Frantar et al., 2023).
     """
 
+    largest_error: ClassVar[float] = 0.5 / 7  # half a step
     movable: ClassVar[bool] = True
 
     block: Literal[32, 64, 128, 256, 512, 1024] = option(128, "consecutive values of a row-major weight with one scale")

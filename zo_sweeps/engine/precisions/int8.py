@@ -26,6 +26,7 @@ class INT8(Encoded):
     Source: LLM.int8 (Dettmers et al., 2022), section 2.1, vector-wise quantization.
     """
 
+    largest_error: ClassVar[float] = 0.5 / 127  # half a step
     movable: ClassVar[bool] = True
 
     def code_bytes(self, out: int, into: int) -> int:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from zo_sweeps.engine.precisions._encoded import Encoded
 from zo_sweeps.methods.definition import option
+from zo_sweeps.methods.precision import UNITS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,6 +40,8 @@ class W4A8(Encoded):
     Source: torchao 0.18 and ExecuTorch 1.5 ("8da4w"); XNNPACK's qd8-f32-qb4w kernels.
     """
 
+    largest_error: ClassVar[float] = 0.5 / 7.5  # half a step
+    scale_rounding: ClassVar[float] = UNITS["bfloat16"]
     rounds_activations: ClassVar[bool] = True
     not_in_program: ClassVar[str] = ""
     compute: ClassVar[Literal["fp32"]] = "fp32"  # type: ignore[misc]  # of XNNPACK's kernels: not an option here

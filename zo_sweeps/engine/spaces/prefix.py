@@ -24,6 +24,7 @@ class PrefixTuning(Space):
     Source: prefix tuning (Li and Liang, 2021) without its reparametrisation; MeZO (n = 5, initial values).
     """
 
+    starts_at_model: ClassVar[bool] = False  # keys and values of drawn texts stand before every text
     takes_positions: ClassVar[bool] = True
     starts_computed: ClassVar[bool] = True
     adapter: ClassVar[AdapterFormat | None] = AdapterFormat("PREFIX_TUNING", prefix=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import sqrt
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from zo_sweeps.methods.definition import option
@@ -45,6 +46,13 @@ class Adam(RoundedUpdate):
     @property
     def steps_fused(self) -> bool:
         return self.fused
+
+    def last_move(self, ghats: Sequence[float], lr: float) -> float:
+        m, v = (
+            sum((1 - beta) * beta**age * g**power for age, g in enumerate(reversed(ghats))) / (1 - beta ** len(ghats))
+            for beta, power in ((self.beta1, 1), (self.beta2, 2))
+        )
+        return -lr * m / (sqrt(v) + self.eps)
 
     def init(self, params: Params) -> State:
         from zo_sweeps.engine.updates._move import zeros

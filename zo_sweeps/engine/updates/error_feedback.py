@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -37,6 +38,13 @@ class ErrorFeedback(Update):
     integers_only: ClassVar[bool] = True
 
     decay: float = option(0.9, "share of the residual that is kept", least=0, most=1)
+
+    def last_move(self, ghats: Sequence[float], lr: float) -> float:
+        move = residual = 0.0
+        for g in ghats:  # far from the ends of the range
+            step = self.decay * residual - lr * g
+            move, residual = round(step), step - round(step)
+        return move
 
     def init(self, params: Params) -> State:
         import torch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -28,6 +29,9 @@ class Momentum(RoundedUpdate):
 
     momentum: float = option(0.9, "mu of heavy-ball momentum", least=0)
     weight_decay: float = option(0.0, "decoupled, of parameters of two or more dimensions", least=0)
+
+    def last_move(self, ghats: Sequence[float], lr: float) -> float:
+        return -lr * sum(self.momentum**age * g for age, g in enumerate(reversed(ghats)))
 
     def init(self, params: Params) -> State:
         from zo_sweeps.engine.updates._move import zeros

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from zo_sweeps.methods.definition import option
@@ -22,6 +23,9 @@ class Sign(RoundedUpdate):
     """
 
     weight_decay: float = option(0.0, "decoupled, of parameters of two or more dimensions", least=0)
+
+    def last_move(self, ghats: Sequence[float], lr: float) -> float:
+        return -lr * ((ghats[-1] > 0) - (ghats[-1] < 0))
 
     def apply(self, params: Params, estimate: Estimate, noise: Perturbation, state: State, lr: float) -> State:
         import torch
