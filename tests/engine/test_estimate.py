@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import pytest
@@ -17,7 +16,6 @@ from zo_sweeps.engine.step import Method, step
 from zo_sweeps.engine.types import DivergedError
 from zo_sweeps.engine.updates.sgd import SGD
 from zo_sweeps.methods.evaluation import Mode
-from zo_sweeps.methods.perturbation import Perturbation
 from zo_sweeps.methods.points import NoiseKey
 
 pytestmark = pytest.mark.unit
@@ -33,44 +31,6 @@ class Vector(nn.Module):
 
     def forward(self) -> Tensor:
         return self.f(self.theta).reshape(1)
-
-
-def estimate_of(module: Vector, estimator: RGE, seed: int, number: int, noise: Perturbation) -> Tensor:
-    points = estimator.points(seed, number)
-    losses = evaluate(lambda P: module(), module, FullModel(module), noise, points, Mode.SEQUENTIAL)
-    estimate = estimator.combine(points, losses)
-    total = torch.zeros_like(module.theta)
-    for key, weight in estimate.terms:
-        total += weight * noise.sample(key, "theta", module.theta.shape, module.theta.device)
-    return total.detach()
-
-
-@pytest.mark.parametrize("q", [1, 4])
-def test_the_mean_estimate_is_the_gradient_and_its_norm_follows_theory(q: int) -> None:
-    d, trials = 12, 3000
-    slope = torch.linspace(-1, 1, d)
-    module = Vector(torch.zeros(d), lambda theta: theta.double() @ slope.double())
-    draws = torch.stack([estimate_of(module, RGE(q, 1e-2), 1, t, Gaussian()) for t in range(trials)]).double()
-    error = (draws.mean(0) - slope).abs()
-    assert (error < 5 * draws.std(0) / math.sqrt(trials)).all()
-    # E||ghat||^2 = (1 + (d + 1) / q) ||grad||^2 for q Gaussian directions
-    ratios = draws.square().sum(1) / slope.double().square().sum()
-    assert abs(ratios.mean() - (1 + (d + 1) / q)) < 5 * ratios.std() / math.sqrt(trials)
-
-
-def test_a_quadratic_gives_the_directional_derivative_exactly() -> None:
-    """Two-sided differences have no error on a quadratic: g = z . grad, whatever eps is."""
-    generator = torch.Generator().manual_seed(0)
-    H = torch.randn(8, 8, generator=generator, dtype=torch.double)
-    H = H @ H.T
-    theta = torch.randn(8, generator=generator)
-    module = Vector(theta.clone(), lambda t: 0.5 * t.double() @ H @ t.double())
-    estimator = RGE(3, 0.5)
-    points = estimator.points(7, 1)
-    losses = evaluate(lambda P: module(), module, FullModel(module), Gaussian(), points, Mode.SEQUENTIAL)
-    for i, g in enumerate(estimator.combine(points, losses).coefs):
-        z = Gaussian().sample(NoiseKey(7, 1, i), "theta", theta.shape, theta.device).double()
-        assert g == pytest.approx(float(z @ H @ theta.double()), rel=1e-5)
 
 
 def test_a_step_descends_on_a_quadratic() -> None:

@@ -110,13 +110,6 @@ def test_each_parameter_is_moved_by_its_own_direction(name: str) -> None:
         assert evaluate(objective, module, space, noise, points, Mode.BOTH) == pytest.approx(expected, rel=1e-6)
 
 
-def test_factors_are_those_of_the_direction() -> None:
-    noise, key = LowRank(3, interval=4), NoiseKey(5, 6, 1)
-    U, V = noise.factors(key, "w", torch.Size((7, 5)), torch.device("cpu"))
-    assert (U.shape, V.shape) == ((7, 3), (5, 3))
-    torch.testing.assert_close(U @ V.T, noise.sample(key, "w", torch.Size((7, 5)), torch.device("cpu")))
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rank", [1, 2, 5])
 def test_an_update_in_parts_has_the_bits_of_whole_directions(

@@ -166,50 +166,15 @@ def assert_theta(found: Tensor, expected: np.ndarray) -> None:
     np.testing.assert_allclose(found.numpy(), expected, rtol=2e-6, atol=2e-6)
 
 
-def test_sgd_is_its_formula() -> None:
-    found, seen = moved_by(SGD(weight_decay=0.1), 6, 0.05)
-    for name, gradients in seen.items():
-        theta = np.ones(gradients[0].shape)
-        for g in gradients:
-            theta = theta - 0.05 * (g + (0.1 * theta if theta.ndim == 2 else 0))
-        assert_theta(found[name], theta)
-
-
-def test_momentum_is_its_formula() -> None:
-    found, seen = moved_by(Momentum(0.8), 6, 0.05)
-    for name, gradients in seen.items():
-        # unrolled: step t moves by sum_{s <= t} mu^(t - s) g_s
-        moves = [sum(0.8 ** (t - s) * gradients[s] for s in range(t + 1)) for t in range(6)]
-        assert_theta(found[name], 1 - 0.05 * sum(moves))
-
-
-def test_adam_is_its_formula_and_torchs() -> None:
+def test_adam_is_torchs() -> None:
     found, seen = moved_by(Adam(), 6, 0.05)
     for name, gradients in seen.items():
-        # unrolled: the moments as weighted sums, the bias corrections as sums of their weights
-        theta = np.ones(gradients[0].shape)
-        for t in range(1, 7):
-            w1 = np.array([0.9 ** (t - s) for s in range(1, t + 1)])
-            w2 = np.array([0.999 ** (t - s) for s in range(1, t + 1)])
-            mean = np.tensordot(w1 / w1.sum(), np.stack(gradients[:t]), 1)
-            square = np.tensordot(w2 / w2.sum(), np.stack(gradients[:t]) ** 2, 1)
-            theta = theta - 0.05 * mean / (np.sqrt(square) + 1e-8)
-        assert_theta(found[name], theta)
-        other = torch.ones(theta.shape, dtype=torch.double, requires_grad=True)
+        other = torch.ones(gradients[0].shape, dtype=torch.double, requires_grad=True)
         optimizer = torch.optim.Adam([other], lr=0.05)
         for g in gradients:
             other.grad = torch.from_numpy(g)
             optimizer.step()
         assert_theta(found[name], other.detach().numpy())
-
-
-def test_sign_is_its_formula() -> None:
-    found, seen = moved_by(Sign(weight_decay=0.1), 6, 0.05)
-    for name, gradients in seen.items():
-        theta = np.ones(gradients[0].shape)
-        for g in gradients:
-            theta = theta - 0.05 * (np.sign(g) + (0.1 * theta if theta.ndim == 2 else 0))
-        assert_theta(found[name], theta)
 
 
 @pytest.mark.parametrize(
