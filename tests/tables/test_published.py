@@ -14,6 +14,7 @@ import yaml
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import METRICS, TO_TARGET
+from zo_sweeps.methods import registry
 from zo_sweeps.tables import build
 from zo_sweeps.tables.paper_files import names, read
 from zo_sweeps.tables.published import NUMERIC_KINDS, load
@@ -23,9 +24,10 @@ from .examples import spec
 
 pytestmark = pytest.mark.unit
 
-# Of the metrics that trial.Outcome names, and of those that a table computes from journals.
+# Of the metrics that trial.Outcome names, those of tasks, and those that a table computes from journals.
 MEASURED = {
     *METRICS,
+    *(f"{split}/{name}" for split in ("dev", "test") for name in registry.names("metric")),
     *TO_TARGET,
     *(f"gradients/{mask}/0.001" for mask in ("task_dynamic", "task_static", "text_static")),
 }

@@ -10,10 +10,6 @@ from zo_sweeps.tasks.metrics.squad_f1 import SquadF1
 pytestmark = pytest.mark.unit
 
 
-def test_accuracy_is_the_share_of_right_answers() -> None:
-    assert Accuracy().compute([0, 1, 1, 0], [0, 1, 0, 0]) == 0.75
-
-
 @pytest.mark.parametrize(("predictions", "golds"), [([], []), ([0], [0, 1])])
 def test_accuracy_of_nothing_or_of_unlike_lengths_is_an_error(predictions: list[int], golds: list[int]) -> None:
     with pytest.raises(ValueError, match="predictions for"):

@@ -46,6 +46,9 @@ class Metric(Definition):
     unit_size: ClassVar[float] = 0.01  # value of one printed unit
     digits: ClassVar[int] = 1
     better: ClassVar[Literal["higher", "lower"]] = "higher"
+    # (predictions, references, score), worked out by hand: what the contract tests hold `compute` to, options at their
+    # defaults. At least one; where predictions and references are not alike, one must tell them apart.
+    examples: ClassVar[tuple[tuple[Sequence[Any], Sequence[Any], float], ...]] = ()
 
     def fits(self, task: Task) -> str:
         """Return why it cannot be computed from the task's predictions; "" if it can."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from zo_sweeps.methods.definition import Definition
 
@@ -22,6 +22,13 @@ if TYPE_CHECKING:
 OWN = "loss"  # value of train.objective that stands for the dialect's own loss
 
 
+class Answers(NamedTuple):
+    """The candidates of an example: log p of each one's answer tokens, and the index of the gold one."""
+
+    logprobs: tuple[tuple[float, ...], ...]
+    gold: int
+
+
 @dataclass(frozen=True)
 class Objective(Definition):
     """The function f of a batch at P points, from the answer tokens' log-probabilities or from generated answers."""
@@ -31,6 +38,9 @@ class Objective(Definition):
     generates: ClassVar[bool] = False  # f is `of_texts`, of answers generated at one point at a time
     masked: ClassVar[bool] = False  # reads label words at a mask: for masked models and prompts with a mask
     gold_only: ClassVar[bool] = False  # runs the forward on right answers only
+    # (batch, f), worked out by hand: what the contract tests hold `loss` to, options at their defaults; the batch of
+    # one that `generates` is (texts, references). At least one, of two examples that differ, so that a sum is no mean.
+    examples: ClassVar[tuple[tuple[Sequence[Any], float], ...]] = ()
     not_in_program: ClassVar[str] = "a program computes the losses tokens and candidates only"
 
     def fits(self, task: Task) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from zo_sweeps.methods.definition import Definition
 from zo_sweeps.methods.metric import Of
@@ -15,6 +15,24 @@ if TYPE_CHECKING:
 EACH = "'each' must name a field of a multiple_choice task, whose dialect has exactly one option"
 
 
+class KindExample(NamedTuple):
+    """A row's label, and what a kind makes of it.
+
+    Args:
+        label: of the row. labels: each option's value. gold: the right option.
+        references: the accepted answers. value: the right number.
+        scores: of the options, and the number that is predicted of them (`estimate`).
+    """
+
+    label: Any
+    labels: tuple[Any, ...]
+    gold: int
+    references: tuple[str, ...] = ()
+    value: float | None = None
+    scores: tuple[float, ...] = ()
+    estimate: float | None = None
+
+
 @dataclass(frozen=True)
 class TaskKind(Definition):
     """A kind of task: how a row's label is read, and what is predicted (by default the best of its options)."""
@@ -22,6 +40,8 @@ class TaskKind(Definition):
     axis: ClassVar[str] = "task_kind"
     predicts: ClassVar[Of] = Of.LABELS
     own_options: ClassVar[bool] = False  # options differ from row to row
+    # What the contract tests hold a kind to: at least one, and one whose gold option is not the first of several.
+    examples: ClassVar[tuple[KindExample, ...]] = (KindExample("b", ("a", "b", "c"), 1),)
 
     @property
     def not_in_program(self) -> str:

@@ -78,6 +78,8 @@ class Measure:
         columns: label -> metric, or the fields in which the column's measure differs: the columns of a table in place
             of one for each of the grid's; {}: the grid's own.
         published: of such a column: its name in the published table, if not the label.
+        example: what the contract tests hold the layout to: `trial`, the metrics of a trial (for a ratio, `over`: of
+            the row that it is compared with), and `shows`, the numbers of its cells in the layout's units.
         name: the measure's usual name, if `metric` does not tell ("Pearson correlation", for test/metric).
     """
 
@@ -93,6 +95,7 @@ class Measure:
     ratio: bool = False
     columns: Mapping[str, str | Mapping[str, Any]] = field(default_factory=dict, hash=False)
     published: str = ""
+    example: Mapping[str, Any] = field(default_factory=dict, hash=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.better not in ("higher", "lower"):

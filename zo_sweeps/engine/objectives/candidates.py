@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from math import exp, log
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from zo_sweeps.methods.objective import Objective
+from zo_sweeps.methods.objective import Answers, Objective
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,6 +23,13 @@ class Candidates(Objective):
     In a regression task the gold candidate is the one with the nearest value.
     """
 
+    examples: ClassVar[tuple[tuple[Sequence[Any], float], ...]] = (
+        # s = -1, -2, and -1, -3: the mean over tokens
+        (
+            (Answers(((-1.0,), (-2.0,)), 0), Answers(((-1.0,), (-4.0, -2.0)), 1)),
+            (log(1 + exp(-1)) + log(1 + exp(2))) / 2,
+        ),
+    )
     not_in_program: ClassVar[str] = ""
 
     def fits(self, task: Task) -> str:

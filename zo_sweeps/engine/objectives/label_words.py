@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from math import exp, log
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from zo_sweeps.methods.objective import Objective
+from zo_sweeps.methods.objective import Answers, Objective
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,6 +23,9 @@ class LabelWords(Objective):
     Source: LM-BFF (Gao et al., 2021); MeZO's RoBERTa part.
     """
 
+    examples: ClassVar[tuple[tuple[Sequence[Any], float], ...]] = (
+        ((Answers(((3.0,), (1.0,)), 0), Answers(((0.0,), (2.0,)), 0)), (log(1 + exp(-2)) + log(1 + exp(2))) / 2),
+    )
     masked: ClassVar[bool] = True
     not_in_program: ClassVar[str] = "a program reads the token after a text, not a mask"
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from zo_sweeps.methods.metric import Of
-from zo_sweeps.methods.task_kind import TaskKind
+from zo_sweeps.methods.task_kind import KindExample, TaskKind
 
 if TYPE_CHECKING:
     from zo_sweeps.methods.task import Dialect, Task
@@ -18,6 +18,7 @@ class Generation(TaskKind):
     """Greedy generation of an answer; the label column lists the accepted ones, of which the first is trained on."""
 
     predicts: ClassVar[Of] = Of.TEXTS
+    examples: ClassVar[tuple[KindExample, ...]] = (KindExample(["Paris", "paris"], (), 0, ("Paris", "paris")),)
 
     def labels(self, task: Task, dialect: Dialect) -> tuple[Any, ...]:
         return ()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from zo_sweeps.methods.metric import Of
-from zo_sweeps.methods.task_kind import TaskKind
+from zo_sweeps.methods.task_kind import KindExample, TaskKind
 
 if TYPE_CHECKING:
     from zo_sweeps.methods.task import Dialect, Task
@@ -24,6 +24,9 @@ class Regression(TaskKind):
     """
 
     predicts: ClassVar[Of] = Of.SCORES
+    examples: ClassVar[tuple[KindExample, ...]] = (  # p = 3/4 and 1/4
+        KindExample(3.9, (0, 5), 1, value=3.9, scores=(math.log(3) - 7, -7.0), estimate=5 / 4),
+    )
 
     def wrong(self, task: Task, dialect: Dialect) -> str:
         for label in task.labels:

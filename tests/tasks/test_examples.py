@@ -1,0 +1,244 @@
+"""Metrics, objectives, task kinds and table layouts against the examples that they carry; wrong ones must fail."""
+
+from __future__ import annotations
+
+import csv
+import io
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.engine import contract
+from tests.tables.examples import measure, record, spec
+from zo_sweeps.engine.batch import Batch
+from zo_sweeps.methods.metric import Metric, Of, same_length
+from zo_sweeps.methods.objective import Answers, Objective
+from zo_sweeps.methods.task_kind import KindExample, TaskKind
+from zo_sweeps.tables import build, paper_files
+from zo_sweeps.tables.csv import to_csv
+from zo_sweeps.tables.records import Measure
+from zo_sweeps.tasks.kinds.regression import Regression
+from zo_sweeps.tasks.metrics.accuracy import Accuracy
+
+pytestmark = pytest.mark.unit
+
+
+def of_axis(axis: str) -> list[str]:
+    return contract.names(axis)
+
+
+# Checks
+
+
+def check_metric(metric: Metric) -> None:
+    assert metric.examples, f"{metric.name} has no examples"
+    for predictions, references, score in metric.examples:
+        assert metric.compute(predictions, references) == pytest.approx(score, rel=1e-9)
+    draw = random.Random(3)
+    guess, truth = ([draw.randrange(3) for _ in range(40)] for _ in range(2))
+    if metric.of is Of.LABELS and _differs(metric, guess, truth):
+        assert any(_differs(metric, *one[:2]) for one in metric.examples), (
+            "no example tells references from predictions"
+        )
+
+
+def _differs(metric: Metric, predictions: Any, references: Any) -> bool:
+    one, other = metric.compute(predictions, references), metric.compute(references, predictions)
+    return one != pytest.approx(other, rel=1e-9)
+
+
+def check_objective(objective: Objective) -> None:
+    assert objective.examples, f"{objective.name} has no examples"
+    for given, value in objective.examples:
+        assert len(given) > 1, "an example of one row does not tell a sum from a mean"
+        if objective.generates:
+            got = objective.of_texts(*given)
+        else:
+            batch = batch_of(given)
+            flat = [p for answers in given for candidate in answers.logprobs for p in candidate]
+            got = objective.loss(torch.tensor([flat, flat]), batch)
+            assert len(got) == 2, "a value per point"
+        assert got.tolist() == pytest.approx([value] * len(got), rel=1e-6)
+
+
+def batch_of(examples: Sequence[Answers]) -> Batch:
+    """The parts of a batch that losses read; no text is behind them."""
+    none, slots = torch.empty(0, dtype=torch.long), max(len(one.logprobs) for one in examples)
+    every = [(row, slot, len(tokens)) for row, one in enumerate(examples) for slot, tokens in enumerate(one.logprobs)]
+    gold = torch.tensor([one.gold for one in examples])
+    return Batch(
+        none, none, None, none, none, none, none,
+        token_candidate=torch.tensor([i for i, (_, _, count) in enumerate(every) for _ in range(count)]),
+        candidate_length=torch.tensor([float(count) for _, _, count in every]),
+        candidate_slot=torch.tensor([row * slots + slot for row, slot, _ in every]),
+        gold=gold, right=torch.nn.functional.one_hot(gold, slots).bool(), slots=slots,
+    )  # fmt: skip
+
+
+def check_kind(kind: TaskKind) -> None:
+    assert kind.examples, f"{kind.name} has no examples"
+    for one in kind.examples:
+        assert not kind.problem(one.label, one.labels, "label")
+        assert kind.gold(one.label, one.labels) == one.gold
+        assert kind.references(one.label) == one.references
+        assert kind.value(one.label) == one.value
+        if one.estimate is not None:
+            assert kind.estimate(one.scores, one.labels) == pytest.approx(one.estimate, rel=1e-9)
+    assert (kind.predicts is Of.TEXTS) == any(one.references for one in kind.examples), "texts have accepted answers"
+    assert (kind.predicts is Of.SCORES) == any(one.estimate is not None for one in kind.examples), (
+        "no estimate is shown"
+    )
+    if kind.predicts is not Of.TEXTS:
+        assert any(one.gold for one in kind.examples), "every example has the first option for its gold one"
+
+
+def check_layout(layout: Measure) -> None:
+    """A trial with these metrics has these cells, column by column, and that of `beside` after its own."""
+    assert layout.example, "the layout has no example"
+    shown: list[float] = []
+    metrics = {name: float(value) for name, value in layout.example["trial"].items()}
+    runs = [record(metrics=metrics)]
+    rows: dict[str, Any] = {"rows": (("zo", "Ours"),)}
+    if layout.ratio:
+        runs.append(record(block="other", metrics={**layout.example["over"]}))
+        rows["over"] = {"zo": "other"}
+    for one in map(layout.of_column, layout.columns) if layout.columns else [layout]:
+        lines = csv.DictReader(io.StringIO(to_csv(build(spec(measure=one, **rows), runs))))
+        shown += [float(line["mean"]) for line in lines if line["block"] == "zo" and line["mean"]]
+    assert shown == pytest.approx([*layout.example["shows"]], rel=1e-9)
+
+
+# Every member
+
+
+@pytest.mark.parametrize("name", of_axis("metric"))
+def test_a_metric_has_the_scores_of_its_examples(name: str) -> None:
+    check_metric(contract.member("metric", name))
+
+
+@pytest.mark.parametrize("name", of_axis("objective"))
+def test_an_objective_has_the_values_of_its_examples(name: str) -> None:
+    check_objective(contract.member("objective", name))
+
+
+@pytest.mark.parametrize("name", of_axis("task_kind"))
+def test_a_task_kind_reads_the_labels_of_its_examples(name: str) -> None:
+    check_kind(contract.member("task_kind", name))
+
+
+@pytest.mark.parametrize("name", paper_files.names("table"))
+def test_a_layout_shows_the_cells_of_its_example(name: str) -> None:
+    check_layout(measure(name))
+
+
+# Wrong members
+
+
+@dataclass(frozen=True)
+class Precision(Metric):
+    """Share of the predicted ones that are right."""
+
+    examples = (([1, 1, 1, 0], [1, 0, 0, 0], 1 / 3),)
+
+    def compute(self, predictions: Sequence[int], references: Sequence[int]) -> float:
+        same_length(predictions, references)
+        predicted = [g for p, g in zip(predictions, references, strict=True) if p == 1]
+        return sum(g == 1 for g in predicted) / len(predicted)
+
+
+@dataclass(frozen=True)
+class Swapped(Precision):
+    def compute(self, predictions: Sequence[int], references: Sequence[int]) -> float:
+        return super().compute(references, predictions)
+
+
+@dataclass(frozen=True)
+class Alike(Precision):
+    """Its example cannot tell the two lists apart."""
+
+    examples = (([1, 1, 0], [1, 0, 1], 1 / 2),)
+
+
+@dataclass(frozen=True)
+class Percent(Accuracy):
+    def compute(self, predictions: Sequence[int], references: Sequence[int]) -> float:
+        return 100 * super().compute(predictions, references)
+
+
+@dataclass(frozen=True)
+class Silent(Accuracy):
+    examples = ()
+
+
+@dataclass(frozen=True)
+class Margin(Objective):
+    """Mean of the second candidate's log p minus the first's."""
+
+    total: bool = False
+    examples = (((Answers(((-1.0,), (-3.0,)), 0), Answers(((-1.0,), (-2.0,)), 0)), -3 / 2),)
+
+    def loss(self, logprobs: torch.Tensor, batch: Any) -> torch.Tensor:
+        from zo_sweeps.engine.losses import candidate_scores
+
+        scores = candidate_scores(logprobs, batch)
+        each = scores[:, :, 1] - scores[:, :, 0]
+        return each.sum(1) if self.total else each.mean(1)
+
+
+@dataclass(frozen=True)
+class NextOption(TaskKind):
+    def gold(self, label: Any, labels: Sequence[Any]) -> int:
+        return (labels.index(label) + 1) % len(labels)
+
+
+@dataclass(frozen=True)
+class Nearest(Regression):
+    """Said to be a regression, and predicts the best option's value."""
+
+    def estimate(self, scores: Sequence[float], labels: Sequence[Any]) -> float:
+        return float(labels[max(range(len(scores)), key=scores.__getitem__)])
+
+
+@dataclass(frozen=True)
+class FirstAlone(TaskKind):
+    examples = (KindExample("a", ("a", "b"), 0),)
+
+
+WRONG: dict[str, tuple[Callable[[], None], str]] = {
+    "arguments swapped": (lambda: check_metric(Swapped()), "assert"),
+    "an example that does not tell": (lambda: check_metric(Alike()), "tells references from predictions"),
+    "percent": (lambda: check_metric(Percent()), "75"),
+    "no example": (lambda: check_metric(Silent()), "has no examples"),
+    "a sum for a mean": (lambda: check_objective(Margin(total=True)), "-3.0"),
+    "the next option": (lambda: check_kind(NextOption()), "assert 2 == 1"),
+    "another estimate": (lambda: check_kind(Nearest()), "1.25"),
+    "another unit": (lambda: check_layout(replace(measure("memory_gb"), unit_size=2**30)), "1.39"),
+    "difference the other way": (
+        lambda: check_layout(
+            replace(measure("memory_beyond_weights"), metric="weights_bytes", minus="peak_memory_bytes")
+        ),
+        "-2",
+    ),
+    "columns that change places": (lambda: check_layout(transposed(measure("memory_parts"))), "3.0"),
+    "one option alone": (lambda: check_kind(FirstAlone()), "the first option"),
+}
+
+
+def transposed(layout: Measure) -> Measure:
+    return replace(layout, columns=dict(zip(layout.columns, reversed([*layout.columns.values()]), strict=True)))
+
+
+def test_right_members_of_the_same_form_pass() -> None:
+    check_metric(Precision())
+    check_objective(Margin())
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_wrong_member_fails(what: str) -> None:
+    check, message = WRONG[what]
+    with pytest.raises(AssertionError, match=message):
+        check()
