@@ -15,7 +15,7 @@ import torch
 
 from zo_sweeps.methods import registry
 from zo_sweeps.methods.definition import options
-from zo_sweeps.methods.points import Layout
+from zo_sweeps.methods.points import Layout, Theta
 
 FILE = "tests/engine/contract.py"
 if MEMBERS := os.environ.get("ZO_MEMBERS"):  # folders of your own members
@@ -108,8 +108,8 @@ NORMS: dict[str, tuple[Norm, ...]] = {
 OTHER_BITS_ON_GPU = {"low_rank", "sphere", "mezo_compat"}
 
 # Those of real parameters; test_integers.py holds the others to the same contract over integer codes.
-REAL_PERTURBATIONS = [name for name in names("perturbation") if not kind("perturbation", name).integers]
-REAL_UPDATES = [name for name in zeroth_order_updates() if not kind("update", name).integers_only]
+REAL_PERTURBATIONS = [name for name in names("perturbation") if Theta.FLOATS in kind("perturbation", name).moves]
+REAL_UPDATES = [name for name in zeroth_order_updates() if Theta.FLOATS in member("update", name).moves]
 
 # Updates
 

@@ -22,7 +22,7 @@ from zo_sweeps.engine.types import Partial
 from zo_sweeps.methods.arch import Arch
 from zo_sweeps.methods.estimator import Estimator
 from zo_sweeps.methods.perturbation import FactoredPerturbation, Perturbation
-from zo_sweeps.methods.points import Estimate, Layout, NoiseKey
+from zo_sweeps.methods.points import Estimate, Layout, NoiseKey, Theta
 from zo_sweeps.methods.precision import UNITS, Precision, WeightOnlyPrecision
 from zo_sweeps.methods.schedule import Schedule
 from zo_sweeps.methods.space import InstalledSpace, Space
@@ -156,16 +156,17 @@ def update(member: Update) -> None:
     """Every element's move in each of the first three steps, on estimates that are known."""
     lr, noise, known, generator = 0.25, Gaussian(), _Known(), torch.Generator().manual_seed(0)
     params: dict[str, Any] = {}
+    whole = Theta.CODES in member.moves
     for name, shape in {"matrix": (4, 5), "vector": (6,)}.items():
         start = torch.randn(shape, generator=generator)
-        params[name] = Integers((10 * start).to(torch.int8), 100) if member.moves_integers else nn.Parameter(start)
+        params[name] = Integers((10 * start).to(torch.int8), 100) if whole else nn.Parameter(start)
     state, seen = member.init(params), {name: [] for name in params}
     for number in (1, 2, 3):
         first, second = (NoiseKey(3, number, query) for query in (0, 1))
         estimate = Estimate(((first, 2.5 / number), (second, -1.25)), (5.0 / number, -2.5), 0.0)
         known.whole = {name: ghat(estimate, noise, name, torch.empty(p.shape)) for name, p in params.items()}
         before = {name: param.detach().clone().float() for name, param in params.items()}
-        given: Any = known if member.moves_integers else noise
+        given: Any = known if whole else noise
         state = member.apply(params, estimate, given, state, lr)
         for name, param in params.items():
             seen[name].append(known.whole[name].flatten().tolist())
@@ -221,6 +222,7 @@ def precision(member: Precision) -> None:
         error = (weight.to(member.dtype).float() - weight).abs()
         assert (error <= member.unit * weight.abs()).all(), "rounded by more than `unit`"
         return
+    assert (member.scales(out, into) > 0) == (Theta.SCALES in member.stores), "`scales` and `stores` differ"
     blocks = member.scales(out, into) or out  # without scales, every row has a table
     weight = weight.view(blocks, -1) * torch.logspace(-2, 2, blocks).unsqueeze(1)
     weight[0] = 0

@@ -14,11 +14,12 @@ from zo_sweeps.engine import losses, masks
 from zo_sweeps.engine.batch import collate
 from zo_sweeps.engine.losses import token_logprobs
 from zo_sweeps.methods.arch import Arch
+from zo_sweeps.methods.points import Theta
 from zo_sweeps.methods.space import Found, Space
 
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "out_proj", "gate_proj", "up_proj", "down_proj", "fc1", "fc2")
 # A space of codes is tested over them, in test_codes.py.
-MEMBERS = [name for name in contract.names("space") if not contract.kind("space", name).of_codes]
+MEMBERS = [name for name in contract.names("space") if contract.kind("space", name).theta is Theta.FLOATS]
 SPARSE = [name for name in MEMBERS if contract.kind("space", name).sparse]
 OPTIONS: dict[str, Any] = {
     "rank": 4,

@@ -39,11 +39,11 @@ from zo_sweeps.engine.updates.error_feedback import ErrorFeedback
 from zo_sweeps.engine.updates.sgd import SGD
 from zo_sweeps.methods.evaluation import Mode
 from zo_sweeps.methods.perturbation import Perturbation
-from zo_sweeps.methods.points import Estimate, Layout, NoiseKey, Point
+from zo_sweeps.methods.points import Estimate, Layout, NoiseKey, Point, Theta
 from zo_sweeps.methods.update import Rounding, State, Update
 
 pytestmark = pytest.mark.unit
-MOVABLE = [name for name in contract.names("precision") if contract.kind("precision", name).movable]
+MOVABLE = [name for name in contract.names("precision") if Theta.CODES in contract.kind("precision", name).stores]
 QUZO, QES = SGD(rounding=Rounding.STOCHASTIC), ErrorFeedback()
 METHODS = {"quzo": (True, QUZO), "qes": (False, QES)}
 

@@ -29,7 +29,7 @@ from zo_sweeps.engine.updates.sgd import SGD
 from zo_sweeps.methods.arch import Arch
 from zo_sweeps.methods.definition import option
 from zo_sweeps.methods.estimator import Estimator
-from zo_sweeps.methods.points import Estimate, NoiseKey, Point
+from zo_sweeps.methods.points import Estimate, NoiseKey, Point, Theta
 from zo_sweeps.methods.space import Space
 
 pytestmark = pytest.mark.unit
@@ -65,9 +65,9 @@ def test_values_and_first_outputs_of_spaces(name: str) -> None:
 
 def check_space(space: Space) -> None:
     plain, codes = tiny_model(), contract.member("precision", "int4", compute="fp32")
-    model = coded_model(codes) if space.of_codes else plain
+    own = space.theta is Theta.FLOATS
+    model, member = (plain, space) if own else (coded_model(codes), space.bind(codes))
     before = logits(model)
-    member = space.bind(codes) if space.of_codes else space
     oracles.space(member, installed(space, model), arch_of(plain), before, lambda: logits(model))
 
 

@@ -42,6 +42,7 @@ from zo_sweeps.engine.updates.sgd import SGD
 from zo_sweeps.methods.estimator import Estimator
 from zo_sweeps.methods.evaluation import Mode
 from zo_sweeps.methods.parts import Model, ModelSource
+from zo_sweeps.methods.points import Theta
 from zo_sweeps.methods.precision import Precision, WeightOnlyPrecision
 from zo_sweeps.methods.space import Space
 from zo_sweeps.methods.update import Rounding
@@ -53,7 +54,7 @@ DIRECTIONS, BATCH, TOKENS = 32, 4, 32
 PLAIN = {"bf16": BF16(), "fp16": FP16()}
 CODES = {"int8, bf16": INT8(compute="bf16"), "int8, fp16": INT8(), "int4, fp16": INT4(), "nf4, fp16": NF4()}
 FIXED = {label: CODES[label] for label in ("int8, fp16", "nf4, fp16")}
-MOVABLE = {label: codes for label, codes in CODES.items() if codes.movable}
+MOVABLE = {label: codes for label, codes in CODES.items() if Theta.CODES in codes.stores}
 SETTINGS: Sequence[tuple[str, Sequence[float], Space, Method, Mapping[str, Precision]]] = (
     ("full, rge", (1e-4, 1e-3), Full(), Method(RGE(), Gaussian(), SGD()), PLAIN),
     ("full, rge_one_sided", (1e-3, 1e-2), Full(), Method(RGEOneSided(q=4), Gaussian(), SGD()), PLAIN),

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from zo_sweeps.core.memory import Part
 from zo_sweeps.methods.arch import Arch
 from zo_sweeps.methods.kind import Kind
+from zo_sweeps.methods.points import Theta
 from zo_sweeps.methods.precision import Precision
 from zo_sweeps.methods.space import Space
 from zo_sweeps.methods.update import Update
@@ -185,10 +186,11 @@ def memory_by_part(
         parts[Part.TRAINABLE] = own + FP32 * trainable * states
         updating = 5 * FP32 * largest * on_host if moves_base else 0
     elif moves_base:
-        moved = 1 if space.integers else FP32 + b * (b < FP32) if in_parts else 2 * FP32 + b
-        step = forwards.step(batches, moved, head_moves=not space.integers)
+        of_codes = space.theta is Theta.CODES
+        moved = 1 if of_codes else FP32 + b * (b < FP32) if in_parts else 2 * FP32 + b
+        step = forwards.step(batches, moved, head_moves=not of_codes)
         parts[Part.TRAINABLE] = FP32 * states * trainable
-        updating = 0 if space.integers else 2 * FP32 * largest
+        updating = 0 if of_codes else 2 * FP32 * largest
     else:
         step = forwards.step(batches)
         parts[Part.TRAINABLE] = FP32 * trainable * (2 + states + batches.points)

@@ -28,7 +28,7 @@ from zo_sweeps.engine.types import DivergedError, LineSearchUpdate, Peers
 from zo_sweeps.methods.estimator import Estimator
 from zo_sweeps.methods.evaluation import Mode
 from zo_sweeps.methods.perturbation import Perturbation
-from zo_sweeps.methods.points import Estimate, Layout, Point
+from zo_sweeps.methods.points import Estimate, Layout, Point, Theta
 from zo_sweeps.methods.space import InstalledSpace
 from zo_sweeps.methods.update import Params, State, Update
 
@@ -57,11 +57,8 @@ class Method:
         codes and members that do not move them by integers.
         """
         if any(isinstance(param, Integers) for param in params.values()):
-            for part, fits in (
-                (self.perturbation, self.perturbation.integers),
-                (self.update, self.update.moves_integers),
-            ):
-                if not fits:
+            for part in (self.perturbation, self.update):
+                if Theta.CODES not in part.moves:
                     raise ValueError(f"integer codes do not stay integers under {part.axis} {part.name!r}")
         shapes = {name: param.shape for name, param in params.items()}
         d = sum(shape.numel() for shape in shapes.values())

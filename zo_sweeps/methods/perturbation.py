@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from zo_sweeps.methods.definition import Definition
-from zo_sweeps.methods.points import Layout, NoiseKey
+from zo_sweeps.methods.points import REALS, Layout, NoiseKey, Theta
 
 if TYPE_CHECKING:
     import torch
@@ -19,7 +19,7 @@ class Perturbation(Definition):
 
     axis: ClassVar[str] = "perturbation"
     coordinates: ClassVar[bool] = False  # z runs through the coordinates; only for estimators with the same flag
-    integers: ClassVar[bool] = False  # eps z is of integers; only for spaces with the same flag
+    moves: ClassVar[frozenset[Theta]] = REALS  # CODES alone: eps z is of integers
     factored: ClassVar[bool] = False  # a matrix's direction is a product of two thin factors: a FactoredPerturbation
     not_in_program: ClassVar[str] = "a program generates Gaussian noise only"
 

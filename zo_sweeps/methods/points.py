@@ -5,11 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     import torch
+
+
+class Theta(Enum):
+    """The values that a space trains, perturbations and updates move, and a precision stores."""
+
+    FLOATS = "floating-point numbers"
+    SCALES = "the scales of weights stored as codes"
+    CODES = "integer codes"
+
+
+REALS = frozenset({Theta.FLOATS, Theta.SCALES})
 
 
 class NoiseKey(NamedTuple):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from zo_sweeps.methods.arch import ALL, Arch
 from zo_sweeps.methods.definition import Definition, option
+from zo_sweeps.methods.points import Theta
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,7 +48,7 @@ class Precision(Definition):
     largest_error: ClassVar[float] = inf  # |decoded w - w| over the largest |w| that shares a scale with it, of codes
     scale_rounding: ClassVar[float] = 0.0  # largest relative error of a stored scale
     coded: ClassVar[bool] = False  # the projections of the blocks are stored as codes: see `WeightOnlyPrecision`
-    movable: ClassVar[bool] = False  # its codes are integers on a uniform grid, which can be trained themselves
+    stores: ClassVar[frozenset[Theta]] = frozenset({Theta.FLOATS})  # that can be trained; CODES: on a uniform grid
     not_in_program: ClassVar[str] = "XNNPACK, which multiplies in a program, has no kernels for it"
     rounds_activations: ClassVar[bool] = False  # before every product with codes: no gradient passes it
 
@@ -97,6 +98,7 @@ class WeightOnlyPrecision(Precision):
     """
 
     coded: ClassVar[bool] = True
+    stores: ClassVar[frozenset[Theta]] = frozenset({Theta.SCALES})
     prepared: ClassVar[bool] = False  # its codes take long, or other weights' gradients: computed once per machine
 
     # fp16, not bf16: a finite difference divides the rounding of a loss by eps, and fp16 rounds 8 times finer.

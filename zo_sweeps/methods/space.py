@@ -10,6 +10,7 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.memory import Part
 from zo_sweeps.methods.arch import Arch
 from zo_sweeps.methods.definition import Definition, option
+from zo_sweeps.methods.points import Theta
 from zo_sweeps.methods.precision import Precision
 
 if TYPE_CHECKING:
@@ -98,8 +99,7 @@ class Space(Definition):
     moves_base: ClassVar[bool] = False  # trains the model's own weights, which are reloaded after the trial
     needs_gradients: ClassVar[bool] = False  # its mask is computed by backpropagation before training
     sparse: ClassVar[bool] = False  # trains chosen entries of the target weights
-    of_codes: ClassVar[bool] = False  # trains a part of weights that are stored as codes
-    integers: ClassVar[bool] = False  # its parameters are integer codes, and stay integers
+    theta: ClassVar[Theta] = Theta.FLOATS  # others: that part of weights that are stored as codes
     adapter: ClassVar[AdapterFormat | None] = None  # peft's format for it, if there is one
     takes_positions: ClassVar[bool] = False  # takes positions before the text, in a causal model's cache
     shares_forwards: ClassVar[bool] = False  # several trials' values fit in one forward: see engine.together

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from zo_sweeps.methods.definition import Definition, option
 from zo_sweeps.methods.perturbation import Perturbation
-from zo_sweeps.methods.points import Estimate
+from zo_sweeps.methods.points import REALS, Estimate, Theta
 from zo_sweeps.methods.registry import member
 from zo_sweeps.methods.schedule import Rates, Schedule
 
@@ -49,7 +49,6 @@ class Update(Definition):
     backpropagates: ClassVar[bool] = False
     trains_halves: ClassVar[bool] = False  # its `optimizer` computes in fp32 where the weights are in half precision
     has_kernels: ClassVar[bool] = False  # of a library: tried on a device before it is planned there
-    integers_only: ClassVar[bool] = False  # moves integer codes, and nothing else
 
     lr: float = option(1e-6, "learning rate of step 1", least=0, kw_only=True)
     schedule: Schedule = option(_constant, "learning-rate schedule", kw_only=True)
@@ -74,9 +73,9 @@ class Update(Definition):
         return False
 
     @property
-    def moves_integers(self) -> bool:
-        """Whether it moves integer codes by integers."""
-        return self.integers_only
+    def moves(self) -> frozenset[Theta]:
+        """What it moves; integer codes, by integers."""
+        return REALS
 
     def rates(self, steps: int) -> Rates:
         """Return the function step -> learning rate for a run of `steps`."""

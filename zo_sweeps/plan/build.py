@@ -291,7 +291,7 @@ def _layers_apart(config: TrialConfig, arch: Arch | None) -> int:
     Nothing else needs so much memory. `gradients` are measured on one device.
     """
     kind, space = config.method.kind, config.space
-    apart = kind.backpropagates and space.moves_base and not (space.of_codes or config.precision.coded)
+    apart = kind.backpropagates and space.moves_base and not config.precision.coded
     return arch.layers if arch and apart and not config.gradients.samples else 0
 
 

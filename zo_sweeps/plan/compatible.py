@@ -12,6 +12,7 @@ from zo_sweeps.methods.evaluation import Restore
 from zo_sweeps.methods.kind import Kind
 from zo_sweeps.methods.objective import OWN, Objective
 from zo_sweeps.methods.perturbation import Perturbation
+from zo_sweeps.methods.points import Theta
 from zo_sweeps.methods.precision import WeightOnlyPrecision
 from zo_sweeps.methods.space import Space
 from zo_sweeps.methods.trial_config import TrialConfig
@@ -31,7 +32,7 @@ def incompatible(config: TrialConfig) -> list[str]:
         *_gradients(config),
         *_training(config),
         *_codes(config),
-        *_integers(config),
+        *_theta(config),
         *_log(config),
         *_halving(config),
     ]
@@ -134,7 +135,7 @@ def _generation(config: TrialConfig) -> Iterator[str]:
 
 def _is_timed(space: type[Space]) -> bool:
     """Return whether generation can be timed over a space: one that needs no gradients and adds no layers."""
-    return not (space.needs_gradients or space.of_codes) and (space.sparse or space.moves_base)
+    return space.theta is Theta.FLOATS and not space.needs_gradients and (space.sparse or space.moves_base)
 
 
 def _gradients(config: TrialConfig) -> Iterator[str]:
@@ -154,7 +155,9 @@ def _training(config: TrialConfig) -> Iterator[str]:
         ]
         yield f"update {update.name!r} does not go with method kind {kind.name!r}; use {' or '.join(updates)}"
     if update.rounds_randomly and not (
-        space.moves_base and (space.integers or config.precision.format.bytes == 2) and not kind.backpropagates
+        space.moves_base
+        and (space.theta is Theta.CODES or config.precision.format.bytes == 2)
+        and not kind.backpropagates
     ):
         yield (
             "update.rounding=stochastic rounds weights that are trained in half precision, and integer codes: it needs "
@@ -215,18 +218,18 @@ def _codes(config: TrialConfig) -> Iterator[str]:
     kind, space, precision = config.method.kind, config.space, config.precision
     if not (kind.trains or kind.generates):
         return
-    if space.of_codes and not _trains(space, precision):
-        part = "integer codes" if space.integers else "the scales of weights stored as codes"
-        fitting = [name for name, one in registry.members("precision").items() if _trains(space, one())]
-        yield f"space {space.name!r} trains {part}: use precision={' or '.join(fitting)}, not {precision.name}"
+    own = space.theta is Theta.FLOATS  # the model's weights, or parameters beside them
+    if not own and space.theta not in precision.stores:
+        fitting = _with("precision", "stores", space.theta)
+        yield f"space {space.name!r} trains {space.theta.value}: use precision={fitting}, not {precision.name}"
     if not precision.coded:
         return
     if precision.rounds_activations and kind.backpropagates:
         yield f"precision={precision.name} rounds activations, which no gradient passes: use a zeroth-order method"
         return
-    if space.of_codes and kind.backpropagates:
+    if not own and kind.backpropagates:
         yield f"backpropagation does not reach space {space.name!r}: use a zeroth-order method"
-    if space.moves_base and not space.of_codes and kind.trains:
+    if own and space.moves_base and kind.trains:
         yield (
             f"space {space.name!r} trains the weights themselves, which precision={precision.name} stores as codes; "
             "use a space beside them, such as lora_fa (method=lozo_codes: directions of low rank that B sums)"
@@ -237,27 +240,29 @@ def _codes(config: TrialConfig) -> Iterator[str]:
         yield f"space.refresh must be 0: the codes of precision={precision.name} have no gradients for later masks"
 
 
-def _integers(config: TrialConfig) -> Iterator[str]:
-    """Yield the problems of training integer codes: their directions and updates are integers, and no others are."""
-    space, perturbation, update = config.space, config.perturbation, config.update
+def _theta(config: TrialConfig) -> Iterator[str]:
+    """Yield the problems of moving what the space trains: integers by integers, and nothing else by them."""
+    space, update = config.space, config.update
     if not config.method.kind.estimates:
         return
-    of_integers = _with("space", "integers")
-    if space.integers and not perturbation.integers:
-        fitting = _with("perturbation", "integers")
-        yield f"space {space.name!r} moves by integers: use perturbation={fitting}, not {perturbation.name}"
-    if perturbation.integers and not space.integers:
-        yield f"perturbation {perturbation.name!r} draws integers: use space={of_integers}, not {space.name}"
-    if space.integers and not update.moves_integers:
-        yield (
-            f"space {space.name!r} moves by integers: use update={_with('update', 'integers_only')}, or update=sgd "
-            f"with update.rounding=stochastic, not {update.name}"
-        )
-    if update.integers_only and not space.integers:
-        yield f"update {update.name!r} moves integers: use space={of_integers}, not {space.name}"
-    if space.integers and update.keeps_nonnegative:
+    for part, verb, or_else in (
+        (config.perturbation, "draws", ""),
+        (update, "moves", ", or update=sgd with update.rounding=stochastic"),
+    ):
+        if space.theta in part.moves:
+            continue
+        if space.theta is Theta.CODES:
+            fitting = _with(part.axis, "moves", Theta.CODES)
+            yield f"space {space.name!r} moves by integers: use {part.axis}={fitting}{or_else}, not {part.name}"
+        else:
+            spaces = registry.members("space").items()
+            fitting = " or ".join(name for name, one in spaces if issubclass(one, Space) and one.theta in part.moves)
+            yield f"{part.axis} {part.name!r} {verb} integers: use space={fitting}, not {space.name}"
+    if space.theta is not Theta.CODES:
+        return
+    if update.keeps_nonnegative:
         yield f"space {space.name!r} has integers of both signs: update.nonnegative must be false"
-    if space.integers and config.evaluation.restore is Restore.IN_PLACE:
+    if config.evaluation.restore is Restore.IN_PLACE:
         yield f"space {space.name!r} is evaluated beside its codes: use evaluation.restore=exact"
 
 
@@ -316,16 +321,9 @@ def _outside(part: Definition) -> str:
     return "it is a member of your own" if own_source(type(part)) else part.not_in_program
 
 
-def _with(axis: str, fact: str) -> str:
-    """Return the names of an axis's members that have a fact."""
-    return " or ".join(name for name, one in registry.members(axis).items() if getattr(one, fact))
-
-
-def _trains(space: Space, precision: Definition) -> bool:
-    """Return whether weights stored this way have the integers, or else the scales, that a space of codes trains."""
-    if not isinstance(precision, WeightOnlyPrecision):
-        return False
-    return precision.movable if space.integers else precision.scales(1, 1) > 0
+def _with(axis: str, fact: str, theta: Theta) -> str:
+    """Return the names of an axis's members whose fact has such values, with the default options."""
+    return " or ".join(name for name, one in registry.members(axis).items() if theta in getattr(one(), fact))
 
 
 def _fits(update: Update | type[Update], kind: Kind) -> bool:

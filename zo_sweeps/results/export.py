@@ -11,6 +11,7 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import folder_at
 from zo_sweeps.core.trial import Event, Trial, TrialState
 from zo_sweeps.methods.parts import Model, ModelSource
+from zo_sweeps.methods.points import Theta
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.record.journal import JournalStore, last_step, outcome
 from zo_sweeps.record.sweep_book import find_trial
@@ -139,7 +140,7 @@ def _save_whole(bench: Workbench, space: InstalledSpace, target: Path, *, as_pac
     wrapped = isinstance(space, Wrapped)
     if isinstance(space, Sparse):
         space.write()  # `uninstall` takes them out again
-    elif not (wrapped or config.space.moves_base or config.space.of_codes):
+    elif not (wrapped or config.space.moves_base or config.space.theta is Theta.SCALES):
         raise UserError(f"space {config.space.name!r} can be saved neither as an adapter nor merged")
     assert cache.warm is not None
     cache.warm.dirty = cache.warm.dirty or wrapped or config.precision.coded

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from zo_sweeps.methods.definition import bound, option
 from zo_sweeps.methods.perturbation import Perturbation
-from zo_sweeps.methods.points import Layout, NoiseKey, Point
+from zo_sweeps.methods.points import Layout, NoiseKey, Point, Theta
 
 if TYPE_CHECKING:
     import torch
@@ -41,7 +41,7 @@ class Quantized(Perturbation):
     clamps u to the number of codes, which only matters where |u| exceeds it.
     """
 
-    integers: ClassVar[bool] = True
+    moves: ClassVar[frozenset[Theta]] = frozenset({Theta.CODES})
 
     independent: bool = option(True, "the update rounds a direction anew, instead of using that of the points")
     eps: float | None = bound()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from zo_sweeps.engine.precisions._encoded import Encoded
 from zo_sweeps.methods.definition import option
+from zo_sweeps.methods.points import Theta
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,7 +31,7 @@ class INT4(Encoded):
     """
 
     largest_error: ClassVar[float] = 0.5 / 7  # half a step
-    movable: ClassVar[bool] = True
+    stores: ClassVar[frozenset[Theta]] = frozenset({Theta.SCALES, Theta.CODES})
 
     block: Literal[32, 64, 128, 256, 512, 1024] = option(128, "consecutive values of a row-major weight with one scale")
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from zo_sweeps.engine.precisions._encoded import Encoded
+from zo_sweeps.methods.points import Theta
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,7 +28,7 @@ class INT8(Encoded):
     """
 
     largest_error: ClassVar[float] = 0.5 / 127  # half a step
-    movable: ClassVar[bool] = True
+    stores: ClassVar[frozenset[Theta]] = frozenset({Theta.SCALES, Theta.CODES})
 
     def code_bytes(self, out: int, into: int) -> int:
         return out * into + self.scale_bytes(out, into)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from zo_sweeps.engine.precisions._encoded import Encoded
 from zo_sweeps.methods.definition import option
+from zo_sweeps.methods.points import Theta
 from zo_sweeps.methods.space import share
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class SqueezeLLM(Encoded):
     """
 
     prepared: ClassVar[bool] = True
+    stores: ClassVar[frozenset[Theta]] = frozenset()  # tables without scales
 
     sensitivity: Literal["text", "none"] = option(
         "text", "weights of the k-means: squared gradients of the language-model loss on a text, or none"

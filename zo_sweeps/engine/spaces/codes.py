@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from zo_sweeps.methods.arch import Arch
+from zo_sweeps.methods.points import Theta
 from zo_sweeps.methods.precision import Precision, WeightOnlyPrecision
 from zo_sweeps.methods.space import Found, InstalledSpace, LayerSpace
 
@@ -32,8 +33,7 @@ class Codes(LayerSpace):
 
     batched: ClassVar[bool] = False
     moves_base: ClassVar[bool] = True
-    of_codes: ClassVar[bool] = True
-    integers: ClassVar[bool] = True
+    theta: ClassVar[Theta] = Theta.CODES
 
     def trainable(self, arch: Arch) -> int:
         return arch.entries(self.targets)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from zo_sweeps.methods.arch import Arch
 from zo_sweeps.methods.definition import bound
+from zo_sweeps.methods.points import Theta
 from zo_sweeps.methods.precision import Precision, WeightOnlyPrecision
 from zo_sweeps.methods.space import Found, InstalledSpace, LayerSpace
 
@@ -35,7 +36,7 @@ class Scales(LayerSpace):
     """
 
     batched: ClassVar[bool] = False
-    of_codes: ClassVar[bool] = True
+    theta: ClassVar[Theta] = Theta.SCALES
 
     precision: WeightOnlyPrecision | None = bound()
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from zo_sweeps.methods.definition import option
 from zo_sweeps.methods.perturbation import Perturbation
-from zo_sweeps.methods.points import Estimate
+from zo_sweeps.methods.points import Estimate, Theta
 from zo_sweeps.methods.update import Params, State, Update
 
 LIMIT = 1.5  # of |r|: what a code at the end of its range can be owed
@@ -35,9 +35,12 @@ class ErrorFeedback(Update):
 
     state_copies: ClassVar[int] = 1
     state_bits: ClassVar[float] = 16
-    integers_only: ClassVar[bool] = True
 
     decay: float = option(0.9, "share of the residual that is kept", least=0, most=1)
+
+    @property
+    def moves(self) -> frozenset[Theta]:
+        return frozenset({Theta.CODES})
 
     def last_move(self, ghats: Sequence[float], lr: float) -> float:
         move = residual = 0.0

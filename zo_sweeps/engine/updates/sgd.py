@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from zo_sweeps.methods.definition import option
 from zo_sweeps.methods.perturbation import Perturbation
-from zo_sweeps.methods.points import Estimate
+from zo_sweeps.methods.points import REALS, Estimate, Theta
 from zo_sweeps.methods.update import Params, RoundedUpdate, State
 
 if TYPE_CHECKING:
@@ -51,8 +51,8 @@ class SGD(RoundedUpdate):
         return self.nonnegative
 
     @property
-    def moves_integers(self) -> bool:
-        return self.rounds_randomly
+    def moves(self) -> frozenset[Theta]:
+        return REALS | {Theta.CODES} if self.rounds_randomly else REALS
 
     def apply(self, params: Params, estimate: Estimate, noise: Perturbation, state: State, lr: float) -> State:
         import torch
