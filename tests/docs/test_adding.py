@@ -17,7 +17,10 @@ from zo_sweeps.core.trial import Outcome, TrialState
 from zo_sweeps.methods import registry
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.build import build
+from zo_sweeps.results.figures import check, figures
+from zo_sweeps.schedule.ledger import Standing
 from zo_sweeps.tables import Measure
+from zo_sweeps.tables.draw import render
 
 pytestmark = pytest.mark.unit
 
@@ -135,6 +138,16 @@ def test_a_pages_member_keeps_the_contract(axis: str, tmp_path: Path) -> None:
     (file,) = written(axis, tmp_path)
     with registry.using_folders([tmp_path]):
         CONTRACTS[axis](registry.member(axis, Path(file).stem)())
+
+
+def test_a_kind_of_figure_is_one_file(tmp_path: Path) -> None:
+    (name,) = written("figure_kind", tmp_path)
+    assert name == "figure_kind/stairs.py"
+    composer = Composer(["+grid=pezo_fig4", "grid.figures.loss.kind=stairs"], [str(tmp_path)])
+    check(build(composer), composer)
+    (figure,) = figures(build(composer), composer, Standing(), tmp_path / "state", ["loss"])
+    assert figure.kind.name == "stairs"
+    assert render(figure, "svg").startswith(b"<?xml")
 
 
 def test_a_grid_is_one_yaml(tmp_path: Path) -> None:

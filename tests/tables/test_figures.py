@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.methods import registry
 from zo_sweeps.tables import Record, build
 from zo_sweeps.tables.draw import drawing, render
-from zo_sweeps.tables.figures import TOLD_APART, Figure, FigureSpec, axis_label, cumulative, curves, points
+from zo_sweeps.tables.figure_kind import Runs, kind_of_grid
+from zo_sweeps.tables.figure_kinds.rows import MEAN, SEEDS, row_figure
+from zo_sweeps.tables.figure_kinds.rows import PUBLISHED as PUBLISHED_LABEL
+from zo_sweeps.tables.figures import TOLD_APART, Figure, FigureSpec, axis_label
 from zo_sweeps.tables.inline_svg import TOKENS, inline_svg
 from zo_sweeps.tables.paper_files import names
-from zo_sweeps.tables.row_figure import MEAN, SEEDS, row_figure
-from zo_sweeps.tables.row_figure import PUBLISHED as PUBLISHED_LABEL
 
 from .examples import ACCURACY, LR, PUBLISHED, Q, measure, record, small
 
@@ -39,7 +41,19 @@ def layout(**changes: Any) -> FigureSpec:
         "columns": COLUMNS,
         "measure": ACCURACY,
     }
-    return FigureSpec(**{**values, **changes})
+    values |= changes
+    return FigureSpec(**{**values, "kind": kind_of_grid(values["kind"], "figure 'grid_fig'")})
+
+
+def points(spec: FigureSpec, records: list[Record], lookup: Any, trail: Any = None, gradients: Any = None) -> Figure:
+    return spec.kind.build(spec, records, lookup, Runs(trail, gradients))
+
+
+curves = points
+
+
+def cumulative(spec: FigureSpec, records: list[Record], lookup: Any, gradients: Any) -> Figure:
+    return points(spec, records, lookup, None, gradients)
 
 
 def curve(**changes: Any) -> FigureSpec:
@@ -363,3 +377,20 @@ def test_an_inline_figure_has_the_colours_of_the_page_and_no_inline_style() -> N
     root = ET.fromstring(text)
     assert root.get("aria-labelledby") == root[0].get("id") == "f1-title"
     assert root[0].text == drawn_examples()["curve"].title
+
+
+@pytest.mark.parametrize("name", [name for name in registry.names("figure_kind") if name != "rows"])
+def test_every_kind_makes_whole_series_and_draws_each(name: str) -> None:
+    kind = kind_of_grid(name, "here")
+    changes: dict[str, Any] = {"kind": name, "columns": COLUMNS[:1]}
+    if kind.over_training:
+        changes |= {"x": "step", "y": "dev/loss", "measure": None}
+    figure = kind.build(layout(**changes), searched(), look, Runs(trail, looked))
+    (panel,) = figure.panels
+    assert {series.label.partition(",")[0] for series in panel.series} >= {"ZO", "PeZO"}
+    for series in panel.series:
+        assert len(series.x) == len(series.y) == len(series.std) > 0
+    with drawing(figure) as drawn:
+        axes = drawn.axes[0]
+        assert len(axes.lines) + len(axes.containers) + len(axes.collections) >= len(panel.series)
+        assert {*axes.get_legend_handles_labels()[1]} == {series.label for series in panel.series}

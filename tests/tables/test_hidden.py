@@ -15,6 +15,7 @@ from zo_sweeps.cli.show.text import console, listing, say
 from zo_sweeps.core.visible import visible
 from zo_sweeps.results.report import as_script
 from zo_sweeps.tables import Measure, Table, build, to_csv, to_html, to_latex, to_markdown, to_text
+from zo_sweeps.tables.figure_kinds.line import Line
 from zo_sweeps.tables.figures import Figure, Panel, Series
 from zo_sweeps.tables.inline_svg import inline_svg
 
@@ -61,7 +62,7 @@ def test_no_text_of_a_csv_is_a_formula_and_its_numbers_are_numbers() -> None:
 def test_a_page_s_data_and_figures_hide_nothing() -> None:
     assert json.loads(as_script({"label": TURNED})) == {"label": visible(TURNED)}
     series = Series(TURNED, 0, (1.0, 2.0), (1.0, 2.0), (None, None))
-    svg = inline_svg(Figure("f", TURNED, "line", "x", "y", (Panel(TURNED, (series,)),)), "f")
+    svg = inline_svg(Figure("f", TURNED, Line(), "x", "y", (Panel(TURNED, (series,)),)), "f")
     assert not {*svg} & {*HIDDEN}
     assert "&lt;U+202E&gt;" in svg
 

@@ -13,9 +13,11 @@ from zo_sweeps.core.place import Place, apart, places, under_load, unknown
 from zo_sweeps.tables import Record, Table, build
 from zo_sweeps.tables.cells import CellState
 from zo_sweeps.tables.csv import to_csv
-from zo_sweeps.tables.figures import FigureSpec, points
+from zo_sweeps.tables.figure_kinds._points import points
+from zo_sweeps.tables.figure_kinds.line import Line
+from zo_sweeps.tables.figure_kinds.rows import row_figure
+from zo_sweeps.tables.figures import FigureSpec
 from zo_sweeps.tables.markdown import to_markdown
-from zo_sweeps.tables.row_figure import row_figure
 
 from .examples import MACHINE, VERSIONS, Q, measure, record, spec
 
@@ -172,12 +174,13 @@ def test_a_figure_of_ratios_has_no_point_across_places_and_says_why() -> None:
         ]
     ]  # fmt: skip
     layout = FigureSpec(
-        **{"name": "f", "title": "", "kind": "line", "x": Q, "y": "speedup", "panels": "", "over": {"inner": "zo"}},
+        kind=Line(),
+        **{"name": "f", "title": "", "x": Q, "y": "speedup", "panels": "", "over": {"inner": "zo"}},
         series=ROWS[1:],
         columns=(("sst2", "SST-2"),),
         measure=measure("speedup"),
     )
-    figure = points(layout, records, lambda one, key: one.hyperparameters.get(key))
+    figure = points(layout, records, lambda one, key: one.hyperparameters.get(key), "error bars", by_number=True)
     (series,) = figure.panels[0].series
     assert (series.x, series.y) == ((1.0,), (1.8,))
     assert figure.notes[0] == (

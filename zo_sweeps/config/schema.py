@@ -181,7 +181,7 @@ class GridTable:
 
 @dataclass
 class GridFigure:
-    kind: str = "line"  # line, bar: of finished runs; curve: over training; cumulative: of squared gradients
+    kind: str = "line"  # a member of figure_kind: line, bar (of finished runs), curve (over training), cumulative, …
     title: str = ""
     x: str = "column"  # line, bar: "column", an axis or key of a trial (estimator.q); curve: step or seconds
     x_label: str = ""  # line, bar: of the axis, in words and units; "": the key's last word

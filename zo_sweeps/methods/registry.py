@@ -31,6 +31,7 @@ PACKAGES = {
     "metric": "zo_sweeps.tasks.metrics",
     "task_kind": "zo_sweeps.tasks.kinds",
     "executor": "zo_sweeps.schedule.executors",
+    "figure_kind": "zo_sweeps.tables.figure_kinds",
 }
 _folders: tuple[Path, ...] = ()
 _Stamp = tuple[str, int, int]  # file, modification time in ns, bytes

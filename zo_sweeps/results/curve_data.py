@@ -17,7 +17,8 @@ from zo_sweeps.results.findings import forwarded_per_step
 from zo_sweeps.results.measures import column_measures, first_metric
 from zo_sweeps.schedule.ledger import Standing
 from zo_sweeps.tables import Rule
-from zo_sweeps.tables.figures import CURVE_X, CURVES, TOLD_APART, windowed
+from zo_sweeps.tables.figure_kinds.curve import CURVE_X, CURVES, windowed
+from zo_sweeps.tables.figures import TOLD_APART
 from zo_sweeps.tables.select import HyperparameterSetting, select, settings
 from zo_sweeps.tables.text_cells import plain
 

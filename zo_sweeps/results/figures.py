@@ -19,10 +19,11 @@ from zo_sweeps.results import tables as readout
 from zo_sweeps.results.measures import column_measures, first_metric, metric_names
 from zo_sweeps.schedule.ledger import Standing
 from zo_sweeps.tables import Measure, Record, Rule
-from zo_sweeps.tables.figures import COLUMN, Cumulative, Figure, FigureSpec, Trail, cumulative, curves, points
+from zo_sweeps.tables.figure_kind import Cumulative, Runs, Trail, kind_of_grid
+from zo_sweeps.tables.figure_kinds.rows import row_figure
+from zo_sweeps.tables.figures import COLUMN, Figure, FigureSpec
 from zo_sweeps.tables.paper_files import names
 from zo_sweeps.tables.readable import readable
-from zo_sweeps.tables.row_figure import row_figure
 
 MAIN = "result"  # name of the figure of the first table's rows
 # The further figures of a grid that defines none: convergence by step and by time.
@@ -78,12 +79,7 @@ def figures(
             published=tuple(point for point in spec.published if _stands(point, plan, changed)),
             footnotes=(*spec.footnotes, *_differences(plan, named[name], spec, changed)),
         )
-        if spec.kind == "curve":
-            made.append(curves(spec, records, _lookup(plan), read_curves))
-        elif spec.kind == "cumulative":
-            made.append(cumulative(spec, records, _lookup(plan), read_gradients))
-        else:
-            made.append(points(spec, records, _lookup(plan)))
+        made.append(spec.kind.build(spec, records, _lookup(plan), Runs(read_curves, read_gradients)))
     return made
 
 
@@ -115,8 +111,7 @@ def check(plan: Plan, composer: Composer) -> None:
     for name, layout in plan.grid.figures.items():
         spec = _spec(plan, composer, name, layout)
         shown = [record for record in records if record.block in dict(spec.series)]
-        curve = spec.kind in ("curve", "cumulative")
-        for key in {spec.panels} if curve else {spec.panels, spec.x}:
+        for key in {spec.panels} if spec.kind.over_training else {spec.panels, spec.x}:
             if key not in ("", COLUMN) and all(look(record, key) is None for record in shown):
                 raise UserError(f"no trial has {key!r}", where=f"figure {name} of grid {plan.name}")
 
@@ -128,12 +123,12 @@ def _spec(plan: Plan, composer: Composer, name: str, layout: GridFigure) -> Figu
     for block in (*series, *layout.over.values()):
         if block not in blocks:
             raise unknown("block", block, blocks, where=where)
-    kind, x, y, selected = layout.kind, layout.x, layout.y, layout.select or plan.grid.select
+    kind, x, y, selected = kind_of_grid(layout.kind, where), layout.x, layout.y, layout.select or plan.grid.select
     measure: Measure | None = None
     measures: dict[str, Measure] = {}
-    if kind not in ("curve", "cumulative"):
+    if not kind.over_training:
         measure, measures = column_measures(plan, y, _measure(plan, composer, y, where))
-    elif kind == "curve" and y == PERCENT.metric and not layout.curves:
+    elif y == PERCENT.metric and not layout.curves:
         curve, measures = column_measures(plan, "accuracy", PERCENT)
         measure = replace(curve, name=curve.name or first_metric(plan))
     return FigureSpec(

@@ -208,7 +208,7 @@ def _figures(plan: Plan, composer: Composer, standing: Standing, state_dir: Path
     made = [_figure(figure, f"figure-{i}") for i, figure in enumerate(drawn)]
     if plan.grid.figures:
         return {"result": None, "curve_figures": [], "figures": made, "no_figures": ""}
-    first = drawn[0].kind == "rows"
+    first = drawn[0].kind.of_table
     return {"result": made[0] if first else None, "curve_figures": made[first:], "figures": [], "no_figures": ""}
 
 

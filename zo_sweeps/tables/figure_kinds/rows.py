@@ -1,15 +1,50 @@
-"""A table as a figure: its rows below each other, each with its value, its seeds and the published one."""
+"""Rows: a table as a figure, its rows below each other, each with its value, its seeds and the published one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 from zo_sweeps.tables.cells import Table, TableCell
+from zo_sweeps.tables.figure_kind import FigureKind
 from zo_sweeps.tables.figures import Figure, Panel, Series, axis_label
 from zo_sweeps.tables.placed import place_notes, together
 from zo_sweeps.tables.records import described
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 MEAN, SEEDS, PUBLISHED = "mean ± standard deviation", "each seed", "published"
+
+
+@dataclass(frozen=True)
+class Rows(FigureKind):
+    """A table's rows below each other, its values along x: made by `row_figure`."""
+
+    of_table: ClassVar[bool] = True
+
+    def size(self, figure: Figure, across: int, down: int) -> tuple[float, float]:
+        return 2.4 + max(4.0, 2.4 * across), (0.9 + 0.26 * len(figure.ticks)) * down + 0.4
+
+    def draw(self, axes: Axes, figure: Figure, panel: Panel) -> None:
+        from zo_sweeps.tables.draw import COLORS, PAPER
+
+        for series in panel.series:
+            color, y, x = COLORS[series.color], series.x, series.y
+            if series.is_published:
+                axes.plot(x, y, "D", color=COLORS[1], mfc=PAPER, markersize=5, zorder=4, label=series.label)
+            elif series.n == 0:  # each seed
+                axes.plot(x, y, "|", color=color, markersize=8, alpha=0.7, zorder=2, label=series.label)
+            else:
+                errors = [std or 0 for std in series.std]
+                axes.errorbar(x, y, xerr=errors, fmt="o", color=color, capsize=0, zorder=3, label=series.label)
+
+    def ticks(self, axes: Axes, figure: Figure, panel: Panel) -> None:
+        axes.set_yticks(range(len(figure.ticks)), figure.ticks)
+        axes.set_ylim(len(figure.ticks) - 0.5, -0.5)
+        axes.tick_params(axis="y", length=0)
+        axes.spines["left"].set_visible(False)
 
 
 def row_figure(table: Table, name: str) -> Figure:
@@ -40,7 +75,7 @@ def row_figure(table: Table, name: str) -> Figure:
     unit = described(spec.measure, measures, columns, spec.measure.name)
     x = axis_label(spec.measure, unit, spec.layout or spec.measure.metric)
     labels = tuple(label for _, label in table.rows)
-    return Figure(name, spec.title, "rows", x, "", tuple(panels), labels, notes=tuple(notes))
+    return Figure(name, spec.title, Rows(), x, "", tuple(panels), labels, notes=tuple(notes), same_scale=True)
 
 
 def _series(cells: list[TableCell], label: str, value: Callable[[TableCell], float | None]) -> Series:

@@ -1,0 +1,1 @@
+"""Kinds of figure: one member per file."""
