@@ -21,7 +21,6 @@ FLOORS = (
     {"engine", "models", "tasks", "devices", "record", "tables"},
     {"config"},
     {"plan"},
-    {"edge"},
     {"run"},
     {"schedule"},
     {"fleet"},
@@ -57,10 +56,10 @@ ONLY_IN = {
     "mlflow": {"record/"},
     "hydra": {"config/"},
     "omegaconf": {"config/"},
-    "transformers": {"models/", "tasks/", "edge/"},
+    "transformers": {"models/", "tasks/"},
     "datasets": {"tasks/"},
-    "executorch": {"edge/", "bench/programs.py"},  # which times the runtime itself
-    "torchao": {"edge/"},
+    "executorch": set(),
+    "torchao": set(),
     "bitsandbytes": {"engine/codes/", "engine/updates/adam_8bit.py", "bench/library.py"},  # which compares with it
 }
 LIGHT = (
@@ -77,7 +76,7 @@ PRIVATE_RAY = re.compile(r"ray\.(_\w+|core|experimental|scripts|gcs_utils|dashbo
 STANDARD_LIBRARY = set(sys.stdlib_module_names)
 FILES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
 # Distributions of their own, found by entry points -> those of them that they import.
-APART: dict[str, set[str]] = {"rtl": set()}
+APART: dict[str, set[str]] = {"edge": set(), "rtl": set()}
 
 
 def imported(file: str, package: Path = PACKAGE) -> Iterator[tuple[str, int]]:

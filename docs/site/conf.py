@@ -34,7 +34,7 @@ include_patterns = [
     "jobs/README.md",
     "docker/README.md",
     "agent/README.md",
-    "packages/*/README.md",
+    "packages/*/*.md",
 ]
 exclude_patterns = [".*", "*_runs", "build", "conf", "dist", "tests", "zo_sweeps", "docs/site"]
 source_suffix = {".md": "markdown"}

@@ -372,3 +372,9 @@ def test_without_the_package_a_command_and_a_grid_say_what_to_install(
         assert "; pip install 'zo-sweeps[rtl]'" in line
     assert main(["papers", "pezo/table6"]) == 0
     assert "pip install 'zo-sweeps[rtl]'" in capsys.readouterr().out
+    assert main(["export-program", "--out", "x"]) == 2
+    assert "the command 'export-program'; pip install 'zo-sweeps[edge]'" in capsys.readouterr().err
+    assert main(["bench", "programs"]) == 2
+    assert "the benchmark 'programs'; pip install 'zo-sweeps[edge]'" in capsys.readouterr().err
+    assert main(["plan", "+grid=quickstart", "device=executorch"]) == 0
+    assert "the runtime 'executorch'; pip install 'zo-sweeps[edge]'" in " ".join(capsys.readouterr().out.split())

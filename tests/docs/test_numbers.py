@@ -15,7 +15,6 @@ import pytest
 
 from tests.conftest import REPO
 from zo_sweeps.config.composer import Composer
-from zo_sweeps.methods import registry
 from zo_sweeps.plan.build import build
 from zo_sweeps.tables.published import load
 
@@ -276,12 +275,6 @@ def test_the_readme_says_how_much_less_memory_the_8_bit_baseline_is_planned_to_n
     readme = " ".join((REPO / "README.md").read_text(encoding="utf-8").split())
     assert "two fifths of the memory" in readme
     assert needed["fo_full_8bit"] / needed["fo_full"] == pytest.approx(2 / 5, abs=0.05)
-
-
-def test_the_page_on_programs_lists_every_precision_that_they_hold() -> None:
-    (cells,) = (cells for cells in table("EDGE", "| part | in a program") if cells[0] == "precision")
-    members = registry.members("precision")
-    assert set(re.findall(r"`(\w+)`", cells[1])) == {name for name, one in members.items() if not one().not_in_program}
 
 
 def test_the_profiles_of_the_devices_of_a_paper_have_its_memory() -> None:

@@ -57,7 +57,8 @@ def test_the_wheels_hold_every_file_of_the_package_and_the_sdist_the_repository(
     assert files == whole
     assert about["Version"] == __version__
     agent, about = contents(packages, AGENT)
-    assert agent == whole | {"zo_sweeps/LICENSE"}, "a board has the same package"
+    programs = {name.removeprefix("packages/edge/") for name in tracked("packages/edge/zo_sweeps_edge")}
+    assert agent == whole | programs | {"zo_sweeps/LICENSE"}, "a board has the same package"
     assert about["Version"] == __version__
     assert not any(name.startswith(("ray", "mlflow", "hydra")) for name in about.get_all("Requires-Dist", []))
     with tarfile.open(packages / SDIST) as sdist:

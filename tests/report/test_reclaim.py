@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,13 +12,9 @@ from tests.worker.common import make, run
 from zo_sweeps.cli.main import main
 from zo_sweeps.core.cached import cache_at
 from zo_sweeps.core.trial import Event, Trial, TrialState
-from zo_sweeps.edge.program import Program
-from zo_sweeps.methods.code import code_of
-from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.record.journal import JournalStore
 from zo_sweeps.record.sweep_book import SweepBook, SweepInfo
-from zo_sweeps.run import cache, in_program
-from zo_sweeps.run.set_up import set_up
+from zo_sweeps.run import cache
 from zo_sweeps.schedule.ledger import Ledger
 
 
@@ -112,31 +107,3 @@ def test_what_a_trial_still_needs_and_a_running_sweeps_folder_are_left(
     lines = journal.read_text().splitlines()
     journal.write_text("\n".join([json.dumps({"type": "mask"}), *lines[1:]]) + "\n")
     assert main(["gc", f"state_dir={state}"]) == 2, "in doubt nothing is named"
-
-
-def test_a_program_is_found_by_what_its_trials_journal_says(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("executorch", reason="needs the extra [edge]")
-    exported: list[bytes] = []
-
-    def export(model: Any, space: Any, calls: Any, frame: Any, batch: int, *_: Any, **__: Any) -> tuple[Program, bytes]:
-        exported.append(b"a program")
-        return Program(calls, frame, batch, (), (), 0), exported[-1]
-
-    monkeypatch.setattr(in_program, "export", export)  # half a minute
-    monkeypatch.setattr(in_program, "compare", lambda *_: None)
-    given = ["method=prge", "update.lr=1e-3", "train.steps=1", "split.train=8", "split.dev=4", "split.test=4"]
-    trial = make(*given, "device.runtime=executorch")
-    monkeypatch.setenv("ZO_SWEEPS_CACHE", str(tmp_path / "cache"))
-    set_up(trial, [])
-    (program,) = tmp_path.glob("cache/programs/*/program.pte")
-    code = code_of(TrialConfig.of(trial.config))
-    for name, attempt in (("same", code), ("of_other_code", "0" * 16)):
-        write(tmp_path / name, trial, [{"type": "start", "time": 0.0, "attempt": 1, "code": attempt}])
-    assert main(["gc", "--yes", f"state_dir={tmp_path / 'of_other_code'}"]) == 0
-    assert "there is nothing to drop" in capsys.readouterr().out
-    assert main(["gc", "--yes", f"state_dir={tmp_path / 'same'}"]) == 0
-    assert f"program {program.parent.name}" in capsys.readouterr().out
-    assert len(exported) == 2
-    assert [path.name for path in (tmp_path / "cache" / "programs").iterdir()] == [f"{program.parent.name}.lock"]

@@ -15,13 +15,13 @@ pytest.importorskip("torch")
 
 from tests.schedule.boards import FACTS
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.light_client import log_of, text_of
 from zo_sweeps.core.trial import Outcome, TrialState
-from zo_sweeps.edge.bundle import Bundle, File
-from zo_sweeps.edge.light_client import log_of, text_of
 from zo_sweeps.run.runner import StoppedError
 from zo_sweeps.schedule import boards, leases
 from zo_sweeps.schedule.boards import Board
 from zo_sweeps.schedule.leases import Store
+from zo_sweeps_edge.bundle import Bundle, File
 
 pytestmark = pytest.mark.unit
 LINES = [{"type": "start"}, {"type": "step", "step": 3, "coefs": [0.5]}]

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from zo_sweeps.bench.measure import Row, host
 from zo_sweeps.core.errors import UserError, unknown
+from zo_sweeps.methods import registry
 
 ENGINE = ("noise", "step", "memory", "replay")
-PARTS = (*ENGINE, "precision", "codes", "sparse", "together", "programs", "gpu", "cluster", "shares", "agents")
+PARTS = (*ENGINE, "precision", "codes", "sparse", "together", "gpu", "cluster", "shares", "agents")
 
 
 def run(part: str, rounds: int) -> list[Row]:
@@ -20,11 +21,14 @@ def run(part: str, rounds: int) -> list[Row]:
 
     Raises UserError for an unknown part, and for fewer than one round.
     """
-    if part != "all" and part not in PARTS:
-        raise unknown("benchmark", part, ["all", *PARTS])
+    offered = registry.offered("benchmark")
+    if part not in ("all", *PARTS, *offered):
+        raise registry.absent("benchmark", part) or unknown("benchmark", part, ["all", *PARTS, *offered])
     if rounds < 1:
         raise UserError(f"--rounds must be at least 1, not {rounds}")
     chosen = ENGINE if part == "all" else (part,)
+    if part in offered:
+        return [*registry.load(offered[part])(rounds)]
     return [row for name in chosen for row in import_module(f"zo_sweeps.bench.{name}").rows(rounds)]
 
 

@@ -39,7 +39,7 @@ def agent(given: Sequence[str]) -> int:
     text = "memory to lend to trials; default: the profile's"
     parser.add_argument("--memory", type=float, metavar="GB", dest="memory_gb", help=text)
     parser.add_argument("--slots", type=int, default=default.slots, metavar="N", help="trials at a time; default: 1")
-    text = "the light client, built for this machine: it runs exported programs, without torch (docs/EDGE.md)"
+    text = "the light client, built for this machine: it runs exported programs, without torch (packages/edge)"
     parser.add_argument("--client", type=Path, metavar="FILE", help=text)
     text = "authorities (PEM) of a head that has a certificate of its own; default: as the code says"
     parser.add_argument("--ca", type=_path, metavar="FILE", dest="authorities", help=text)

@@ -15,7 +15,7 @@ from zo_sweeps.cli.browse import compare, figure, papers, report, status, sync, 
 from zo_sweeps.cli.fleet import devices, head, worker
 from zo_sweeps.cli.lines import columns_kept, wrapped
 from zo_sweeps.cli.machine import bench, doctor, gc
-from zo_sweeps.cli.make import export_program, package
+from zo_sweeps.cli.make import package
 from zo_sweeps.cli.parser import EXAMPLES
 from zo_sweeps.cli.run import plan, run
 from zo_sweeps.cli.share import check, export, import_, verify
@@ -39,7 +39,6 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "import": import_,
     "check": check,
     "package": package,
-    "export-program": export_program,
     "doctor": doctor,
     "gc": gc,
     "head": head,

@@ -1,11 +1,11 @@
-"""The commands that write something for other hardware: package, export-program."""
+"""The command that writes something for other hardware: package."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from os.path import expanduser
 
-from zo_sweeps.cli.parser import grid_parser, parse, with_grid
+from zo_sweeps.cli.parser import grid_parser, parse
 
 
 def package(given: Sequence[str]) -> int:
@@ -21,23 +21,4 @@ def package(given: Sequence[str]) -> int:
         made = quantize(options.overrides, options.config_dir, options.out, stages.update)
     print(f"{made.folder}   package:{made.contents.fingerprint}")
     print(f"copy it to the board, and use it there as model=local model.path={made.folder}")
-    return 0
-
-
-def export_program(given: Sequence[str]) -> int:
-    """Export a trial as a program and its data, for a board or phone that has only an inference engine."""
-    parser = grid_parser("export-program", export_program.__doc__)
-    parser.add_argument(
-        "--row", default="", metavar="ROW", help="the row of the grid: a key of its blocks, or its label"
-    )
-    parser.add_argument("--out", type=expanduser, required=True, metavar="DIR", help="a new or empty folder")
-    options = parse(parser, given)
-    from zo_sweeps.results import programs
-
-    overrides = with_grid(options.overrides)
-    folder, manifest, back = programs.export_program(overrides, options.config_dir, options.out, options.row)
-    settings = manifest.settings
-    print(f"{folder}   trial {settings.trial_id}   {settings.steps} steps")
-    print("its README.md says how to run it; then read its log back here:")
-    print(f"  {back}")
     return 0

@@ -25,7 +25,14 @@ class Extra:
         return f"pip install 'zo-sweeps[{self.name}]'"
 
 
-EXTRAS = (Extra("rtl", "zo_sweeps_rtl", {"kind": ("synthesis",), "command": ("rtl",)}),)
+EXTRAS = (
+    Extra(
+        "edge",
+        "zo_sweeps_edge",
+        {"runtime": ("executorch",), "command": ("export-program",), "benchmark": ("programs",)},
+    ),
+    Extra("rtl", "zo_sweeps_rtl", {"kind": ("synthesis",), "command": ("rtl",)}),
+)
 
 
 def is_ours(module: str) -> bool:

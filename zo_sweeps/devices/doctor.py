@@ -48,7 +48,7 @@ def checks(state_dir: str | Path = "zo_runs") -> list[Check]:
     Cost: a few seconds (imports torch; at most 3 s for the hub).
     """
     folder = Path(state_dir).expanduser().absolute()
-    results = [_python(), *_packages(), imports("torch", "fail"), *codes(), executorch(), *tools(), *_host()]
+    results = [_python(), *_packages(), imports("torch", "fail"), *codes(), executorch(), *tools(), *extras(), *_host()]
     results += [
         _energy(),
         measured(),
@@ -109,6 +109,10 @@ def tools() -> Iterator[Check]:
             yield Check(name, "warn", f"no {' and no '.join(absent)}", f"{kind.extra} (only for such trials)")
         else:
             yield Check(name, "ok", ", ".join(f"{tool} {version}" for tool, version in there.items()))
+
+
+def extras() -> Iterator[Check]:
+    """Warn of the packages of this project that are not installed."""
     for extra in EXTRAS:
         if not all(name in registry.offered(group) for group, every in extra.offers.items() for name in every):
             offered = ", ".join(f"{group} {name}" for group, every in extra.offers.items() for name in every)

@@ -43,7 +43,7 @@ class Probe(TypedDict):
     unified: bool  # GPU and CPU share the RAM
     gpus: list[str]  # names
     versions: dict[str, str]
-    executorch: bool  # installed
+    executorch: bool  # installed, with the package that runs trials on it
     tools: list[str]  # of trials without a model, as in `Needs`
 
 
@@ -73,7 +73,7 @@ def probe() -> Probe:
         "unified": unified,
         "gpus": gpu["names"] if gpu else [],
         "versions": {"python": platform.python_version(), **{lib: _version(lib) for lib in LIBRARIES}},
-        "executorch": util.find_spec("executorch") is not None,
+        "executorch": util.find_spec("executorch") is not None and not registry.absent("runtime", "executorch"),
         "tools": [
             f"{name} {version}" for kind in kinds_with_tools() for name, version in kind.installed_tools().items()
         ],

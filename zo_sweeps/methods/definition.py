@@ -305,11 +305,6 @@ class Definition(Checked):
         if "name" not in cls.__dict__:
             cls.name = cls.__module__.rpartition(".")[2]
 
-    @property
-    def not_in_program(self) -> str:
-        """Why a trial with it cannot run as an exported program; "" if it can. See docs/EDGE.md."""
-        return ""
-
     @classmethod
     def read(cls, data: Any, path: str = "", locate: Locate = NOWHERE) -> Definition:
         """Return the member of this axis that `data` describes: its name, or a mapping {name: ..., options}.

@@ -17,7 +17,6 @@ class Estimator(Definition):
     axis: ClassVar[str] = "estimator"
     curvature: ClassVar[float | None] = 0.0  # c of g_i = z_i . grad f + c eps z_i H z_i on a quadratic f; None: neither
     coordinates: ClassVar[bool] = False  # runs through the coordinates; its perturbation must do so too
-    not_in_program: ClassVar[str] = "the points of a program are theta + eps z and theta - eps z of every direction"
 
     @property
     def budget(self) -> int:

@@ -18,8 +18,6 @@ class Kind(Definition):
 
     axis: ClassVar[str] = "kind"
     runner: ClassVar[str] = ""  # module:class, imported when a trial begins; see zo_sweeps/run
-    runner_in_program: ClassVar[str] = ""  # the same, where the device runs exported programs
-    runner_of_log: ClassVar[str] = ""  # the same, where the light client does
     of_model: ClassVar[bool] = True  # runs a model on a task's rows; if not, neither is part of the trial
     tools: ClassVar[tuple[str, ...]] = ()  # distributions that it runs; their versions are part of the trial's identity
     extra: ClassVar[str] = ""  # the command that installs them
@@ -29,7 +27,6 @@ class Kind(Definition):
     causal_only: ClassVar[str] = ""  # its name in messages, if a masked model cannot do it
     generates: ClassVar[bool] = False
     resumes: ClassVar[bool] = False  # a further attempt continues after the last recorded step
-    not_in_program: ClassVar[str] = "a program holds the steps of zeroth-order training"
     parts: ClassVar[tuple[str, ...]] = ()  # parts of the configuration that it uses, besides those used by every kind
 
     def with_versions(self, versions: Sequence[str]) -> Kind:

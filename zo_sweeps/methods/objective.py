@@ -41,7 +41,6 @@ class Objective(Definition):
     # (batch, f), worked out by hand: what the contract tests hold `loss` to, options at their defaults; the batch of
     # one that `generates` is (texts, references). At least one, of two examples that differ, so that a sum is no mean.
     examples: ClassVar[tuple[tuple[Sequence[Any], float], ...]] = ()
-    not_in_program: ClassVar[str] = "a program computes the losses tokens and candidates only"
 
     def fits(self, task: Task) -> str:
         """Return why it cannot be computed for the task; "" if it can."""

@@ -11,7 +11,8 @@ from typing import Any, Literal
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.methods.definition import NOWHERE, Checked, Locate, option, options, write
 from zo_sweeps.methods.kind import Kind
-from zo_sweeps.methods.registry import member
+from zo_sweeps.methods.registry import absent, member
+from zo_sweeps.methods.runtime import Runtime
 
 
 class ModelSource(str, Enum):
@@ -68,7 +69,7 @@ class Device(Checked):
         identity=False,
     )
     # Not a part of the identity: a trial that names no device may start on one runtime and finish on the other.
-    runtime: Literal["torch", "executorch"] = option(
+    runtime: str = option(
         "torch", "torch, or executorch: training as calls of an exported program, on the CPU", identity=False
     )
     form: Literal["seed", "dual"] = option(
@@ -108,8 +109,26 @@ class Device(Checked):
 
     @property
     def runs_programs(self) -> bool:
-        """Whether trials run as exported programs: see docs/EDGE.md."""
-        return self.runtime == "executorch" or self.is_phone
+        """Whether trials run as exported programs: see packages/edge."""
+        return self._runtime != Device.runtime
+
+    @property
+    def _runtime(self) -> str:
+        return "executorch" if self.is_phone else self.runtime
+
+    @property
+    def missing_runtime(self) -> UserError | None:
+        """The error if the package of its runtime is not installed; None if it is."""
+        return absent("runtime", self._runtime)
+
+    @property
+    def installed_runtime(self) -> Runtime | None:
+        """Its runtime; None without the package. Raises UserError for an unknown one."""
+        if self.missing_runtime:
+            return None
+        runtime = member("runtime", self._runtime, where="device.runtime")()
+        assert isinstance(runtime, Runtime)
+        return runtime
 
     @property
     def sums_in_fp16(self) -> bool:

@@ -21,7 +21,6 @@ class Perturbation(Definition):
     coordinates: ClassVar[bool] = False  # z runs through the coordinates; only for estimators with the same flag
     moves: ClassVar[frozenset[Theta]] = REALS  # CODES alone: eps z is of integers
     factored: ClassVar[bool] = False  # a matrix's direction is a product of two thin factors: a FactoredPerturbation
-    not_in_program: ClassVar[str] = "a program generates Gaussian noise only"
 
     def bind(self, layout: Layout) -> Perturbation:
         """Return the perturbation over the vector of all d parameters; itself, if parameters are independent."""

@@ -49,7 +49,6 @@ class Precision(Definition):
     scale_rounding: ClassVar[float] = 0.0  # largest relative error of a stored scale
     coded: ClassVar[bool] = False  # the projections of the blocks are stored as codes: see `WeightOnlyPrecision`
     stores: ClassVar[frozenset[Theta]] = frozenset({Theta.FLOATS})  # that can be trained; CODES: on a uniform grid
-    not_in_program: ClassVar[str] = "XNNPACK, which multiplies in a program, has no kernels for it"
     rounds_activations: ClassVar[bool] = False  # before every product with codes: no gradient passes it
 
     @property

@@ -29,6 +29,7 @@ PACKAGES = {
     "kind": "zo_sweeps.methods.kinds",
     "objective": "zo_sweeps.engine.objectives",
     "metric": "zo_sweeps.tasks.metrics",
+    "runtime": "zo_sweeps.methods.runtimes",
     "task_kind": "zo_sweeps.tasks.kinds",
     "executor": "zo_sweeps.schedule.executors",
     "figure_kind": "zo_sweeps.tables.figure_kinds",

@@ -106,7 +106,6 @@ class Space(Definition):
     starts_at_model: ClassVar[bool] = True  # installed, it changes no output before the first step
     starts_computed: ClassVar[bool] = False  # at sums over the weights, whose last bits differ between kinds of CPU
     multiplies_others: ClassVar[bool] = False  # multiplies the frozen weights by more than the rows of the batch
-    not_in_program: ClassVar[str] = "the weights of a program are constants: only parameters beside them can be trained"
 
     def adapter_options(self) -> dict[str, Any]:
         """Return its options under peft's names."""

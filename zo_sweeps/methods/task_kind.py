@@ -44,10 +44,6 @@ class TaskKind(Definition):
     examples: ClassVar[tuple[KindExample, ...]] = (KindExample("b", ("a", "b", "c"), 1),)
 
     @property
-    def not_in_program(self) -> str:
-        return "a program scores given answers, and generates none" if self.generates else ""
-
-    @property
     def generates(self) -> bool:
         """Whether answers are generated."""
         return self.predicts is Of.TEXTS

@@ -129,6 +129,8 @@ class TrialConfig:
         parts = [getattr(self, name) for name in self.parts_used if name != "task"]
         parts += [kind, *([task.kind, task.metric, task.wording(self.prompt.name)] if kind.of_model else [])]
         named = {self.own_objective} if self.own_objective else set()
+        if self.device.runs_programs and (runtime := self.device.installed_runtime):
+            named.add(type(runtime))
         return {*named, *(kind for part in parts for kind in _members(part))}
 
     def uses(self, key: str) -> bool:

@@ -54,10 +54,6 @@ class Update(Definition):
     schedule: Schedule = option(_constant, "learning-rate schedule", kw_only=True)
 
     @property
-    def not_in_program(self) -> str:
-        return "the update inside a program is theta - lr * ghat, without a state"
-
-    @property
     def rounds_randomly(self) -> bool:
         """Whether weights in half precision are rounded so that the mean of their updates is the one that was meant."""
         return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,6 @@ from zo_sweeps.core.remarks import remarks
 from zo_sweeps.devices.kernels import troubles
 from zo_sweeps.methods.definition import write
 from zo_sweeps.methods.trial_config import TrialConfig
-from zo_sweeps.plan.compatible import outside_programs
 from zo_sweeps.plan.memory import gold_only, memory_of
 from zo_sweeps.plan.texts import fingerprint_texts
 from zo_sweeps.plan.with_model import check_model, is_corrected, trainable_of
@@ -88,7 +87,7 @@ class Places:
         check_model(config, model)
         config, missing_text = self._with_sources(config, model)
         config = replace(config, task=replace(config.task, fingerprint=data.fingerprint))
-        reasons = [*outside_programs(config), *(status.why for status in (model, data) if not status.available)]
+        reasons = [*_refused(config), *(status.why for status in (model, data) if not status.available)]
         reasons += [missing_text] if missing_text else []
         if self._here and config.precision.coded and (trouble := troubles().get(config.precision.name)):
             reasons.append(f"weights cannot be stored as {config.precision.name} on this machine: {trouble}")
@@ -104,7 +103,7 @@ class Places:
         device = config.device
         if device.is_phone and not (device.client or device.log):
             reasons.append(
-                f"a {device.display or device.name} runs the light client: set device.client=FILE (docs/EDGE.md)"
+                f"a {device.display or device.name} runs the light client: set device.client=FILE (packages/edge)"
             )
         needed = client if device.is_phone else memory
         if device.memory_gb and not device.reads_log and needed > device.memory_gb * 10**9:
@@ -240,6 +239,17 @@ def _of_tools(config: TrialConfig) -> Availability:
     versions = tuple(f"{name} {version}" for name, version in there.items())
     with_versions = replace(config, method=replace(config.method, kind=kind.with_versions(versions)))
     return Availability(with_versions, reasons, 0, {}, 0, 0, 0, tools=versions)
+
+
+def _refused(config: TrialConfig) -> Iterator[str]:
+    """Yield the reasons why a trial cannot run on its device's runtime.
+
+    Its parts go together, and it runs on another device: so it is left out, and the rest of its grid runs.
+    """
+    if missing := config.device.missing_runtime:
+        yield str(missing)
+    elif runtime := config.device.installed_runtime:
+        yield from runtime.refuses(config)
 
 
 def _dev(config: TrialConfig) -> int:

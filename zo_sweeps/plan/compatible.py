@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from zo_sweeps.core.errors import unknown
 from zo_sweeps.methods import registry
-from zo_sweeps.methods.definition import Definition, own_source
 from zo_sweeps.methods.estimator import Estimator
 from zo_sweeps.methods.evaluation import Restore
 from zo_sweeps.methods.kind import Kind
@@ -270,55 +269,6 @@ def _log(config: TrialConfig) -> Iterator[str]:
     """Yield the problem of a log that would not be read."""
     if config.device.log is not None and not config.device.runs_programs:
         yield "device.log is of a program's run: set device.runtime=executorch"
-
-
-def outside_programs(config: TrialConfig) -> Iterator[str]:
-    """Yield the reasons why a trial of a device that runs exported programs is in none; nothing for other devices.
-
-    Its parts go together, and it runs on another device: so it is left out, and the rest of its grid runs.
-    """
-    kind, train = config.method.kind, config.train
-    if not config.device.runs_programs:
-        return
-    cannot = "does not run on executorch"
-    if why := _outside(kind):
-        yield f"method.kind={kind.name} {cannot}: {why}"
-        return
-    for axis in ("estimator", "perturbation", "space", "update", "precision"):
-        part = getattr(config, axis)
-        if why := _outside(part):
-            shipped = [one for one in registry.members(axis).values() if not own_source(one)]
-            fitting = [one.name for one in shipped if not one().not_in_program]
-            fix = "" if part.name in fitting else f"; use {axis}={' or '.join(fitting)}"
-            yield f"{axis}={part.name} {cannot}: {why}{fix}"
-    task, own = config.task, config.own_objective
-    for objective in dict.fromkeys([type(task.wording(config.prompt.name).loss), *([own] if own else [])]):
-        if why := _outside(objective()):
-            yield f"objective {objective.name} {cannot}: {why}"
-    if why := task.kind.not_in_program:
-        yield f"task {task.name} {cannot}: {why}"
-    if config.evaluation.restore is Restore.IN_PLACE:
-        yield f"evaluation.restore=in_place {cannot}: a program leaves theta as it is; use evaluation.restore=exact"
-    if config.evaluation.points is not None:
-        yield f"evaluation.points {cannot}: its calls hold the points that evaluation.mode says; leave it out"
-    device, precision, space = config.device, config.precision, config.space
-    if precision.rounds_activations and space.multiplies_others:
-        yield f"space={space.name} over precision={precision.name} {cannot}: it multiplies by the weights themselves"
-    if precision.rounds_activations and device.delegate == "none":
-        yield f"precision={precision.name} with device.delegate=none {cannot}: XNNPACK alone multiplies it"
-    if device.keeps_copies and not config.evaluation.one_forward(config.estimator.budget):
-        yield f"device.form=dual {cannot} in several forwards per step, whose points it keeps; use evaluation.mode=both"
-    if train.logits == "all":
-        yield f"train.logits=all {cannot}: a program computes the logits of answers alone; use train.logits=answers"
-    if config.prompt.shared:
-        yield f"prompt.shared=true {cannot}: each row of a program is one text; use prompt.shared=false"
-    if train.flops:
-        yield f"train.flops=true {cannot}: the operations of PyTorch are counted; use train.flops=false"
-
-
-def _outside(part: Definition) -> str:
-    """Return why no program holds a member; "" if one does. What a base of a user's own member says is not its own."""
-    return "it is a member of your own" if own_source(type(part)) else part.not_in_program
 
 
 def _with(axis: str, fact: str, theta: Theta) -> str:

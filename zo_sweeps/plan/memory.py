@@ -12,7 +12,6 @@ from zo_sweeps.devices.estimate import (
     Rows,
     finding_memory,
     memory_by_part,
-    program_memory,
 )
 from zo_sweeps.engine.packing import CAPACITY
 from zo_sweeps.methods.arch import ALL
@@ -43,7 +42,7 @@ def memory_of(
         every = 1 if arch.masked else max(len(options), counted.texts)
         stepped = counted.of_step(rows, train.packing and fits, every, gold_only(config))
         scored = counted.of_scoring(examples, fits, every)
-    finding = client = 0
+    finding, client = 0, 0
     if space.needs_gradients and kind.trains and model.package is None:
         text = space.of_text
         length = getattr(space, "length", longest) if text else longest
@@ -64,18 +63,9 @@ def memory_of(
         in_parts=hasattr(config.perturbation, "combine"),  # as `engine.types.Partial` is told
         on_host=config.device.in_host_memory,
     )
-    if config.device.runs_programs and not config.device.reads_log and kind.estimates:
-        q, size = config.estimator.budget, precision.format.bytes
-        weights = precision.weight_bytes(arch) + space.added_bytes(arch, precision)
-        form: dict[str, Any] = {
-            "points": points,
-            "queries": q,
-            "d": trainable,
-            "dual": config.device.keeps_copies,
-        }
-        parts, exporting = program_memory(parts, arch, size, weights=weights, **form)
-        finding = max(finding, exporting)
-        client = int(sum(parts.values())) - weights
+    if (runtime := config.device.installed_runtime) is not None:
+        parts, before, client = runtime.memory(config, arch, parts, points, trainable)
+        finding = max(finding, before)
     peak = int(sum(parts.values()))
     return RUNTIME_BYTES + max(peak, finding), parts if peak >= finding else {}, client
 

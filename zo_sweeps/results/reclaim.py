@@ -18,6 +18,8 @@ from zo_sweeps.core.cached import Cached, cache_at
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import cache_folder
 from zo_sweeps.core.trial import Event, Trial
+from zo_sweeps.methods.registry import members
+from zo_sweeps.methods.runtime import Runtime
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.record.journal import JournalStore
 from zo_sweeps.record.sweep_book import books
@@ -58,7 +60,7 @@ def reclaimable(state_dir: Path) -> list[Reclaimable]:
     Raises UserError if nothing has been run there, or a journal is damaged. Cost: reads the journals.
     """
     from zo_sweeps.models import mask_store
-    from zo_sweeps.run import in_program, packages
+    from zo_sweeps.run import packages
 
     must_have_run(state_dir)
     standing, store = read_standing(state_dir), JournalStore(state_dir)
@@ -67,7 +69,9 @@ def reclaimable(state_dir: Path) -> list[Reclaimable]:
         for name in _names(trial, store.read(trial.trial_id)):
             users.setdefault(name, {})[trial.trial_id] = trial
     found = []
-    for cached in (*mask_store.stored(), *packages.stored(), *in_program.programs()):
+    runtimes = (made for one in members("runtime").values() if isinstance(made := one(), Runtime))
+    prepared = (entry for runtime in runtimes for entry in runtime.prepared())
+    for cached in (*mask_store.stored(), *packages.stored(), *prepared):
         if trials := users.get((cached.kind, cached.mark)):
             waiting = sum(not standing.has_result(trial_id) for trial_id in trials)
             of = tuple({trial.task: trial for trial in trials.values()}.values())
@@ -78,16 +82,14 @@ def reclaimable(state_dir: Path) -> list[Reclaimable]:
 
 def _names(trial: Trial, events: Sequence[Event]) -> Iterator[tuple[str, str]]:
     """Yield (kind, mark) of each entry that a trial has used."""
-    from zo_sweeps.run.in_program import mark_of
-
     for event in events:
         if kind := NAMES_IT.get(event["type"]):
             yield kind, str(event["fingerprint"])
         elif event["type"] == "start" and "code" in event:
             with contextlib.suppress(UserError):  # members that are not on this machine
                 config = TrialConfig.of(trial.config)
-                if config.device.runs_programs:
-                    yield "program", mark_of(config, str(event["code"]))
+                if runtime := config.device.installed_runtime:
+                    yield from runtime.prepared_for(config, str(event["code"]))
 
 
 def reclaim(state_dir: Path) -> Iterator[Dropped]:

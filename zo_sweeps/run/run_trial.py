@@ -6,9 +6,10 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Any
 
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.light_client import Away
 from zo_sweeps.core.trial import Event, Outcome, Sharing, Sink, Trial, TrialState
 from zo_sweeps.devices.memory import MemoryMeter, is_out_of_memory, set_aside
 from zo_sweeps.engine.follower import Follower
@@ -20,9 +21,6 @@ from zo_sweeps.run.gathering import Gathering
 from zo_sweeps.run.recorder import Nowhere, Recorder
 from zo_sweeps.run.runner import PausedError, StoppedError, runner_of
 from zo_sweeps.run.workbench import Workbench
-
-if TYPE_CHECKING:
-    from zo_sweeps.edge.light_client import Away
 
 
 def run_trial(
@@ -96,12 +94,8 @@ def _execute(
     config = TrialConfig.of(trial.config)
     bench = Workbench(config, trial.warm_key, recorder, gathering)
     meter = MemoryMeter(*bench.devices)
-    if away is None:
-        runner = runner_of(config)(bench, meter, should_stop, sharing)
-    else:
-        from zo_sweeps.run.from_log import FromLog
-
-        runner = FromLog(bench, meter, should_stop, away=away)
+    followed: dict[str, Any] = {} if away is None else {"away": away}
+    runner = runner_of(config, away is not None)(bench, meter, should_stop, sharing, **followed)
     recorder.energy, recorder.load = runner.energy_meter(), runner.load()
     recorder.device = {**runner.device(), **recorder.energy.definitions}
     code = code_of(config)

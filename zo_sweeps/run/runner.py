@@ -160,13 +160,15 @@ class Runner:
         yield from events
 
 
-def runner_of(config: TrialConfig) -> type[Runner]:
-    """Return the class that runs a trial, by its kind, and by the runtime of its device."""
-    kind = config.method.kind
-    path = kind.runner
-    if config.device.runs_programs:
-        by_client = config.device.reads_log or config.device.is_phone
-        path = kind.runner_of_log if by_client else kind.runner_in_program
+def runner_of(config: TrialConfig, away: bool = False) -> type[Runner]:
+    """Return the class that runs a trial, by its kind, and by the runtime of its device.
+
+    Raises UserError if the package of the runtime is not installed.
+    """
+    runtime = config.device.installed_runtime
+    if runtime is None:
+        raise config.device.missing_runtime or AssertionError
+    path = runtime.runner(config, away)
     module, _, name = path.partition(":")
     runner: type[Runner] = getattr(import_module(module), name)
     assert issubclass(runner, Runner), f"{path} is not a Runner"

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from zo_sweeps.core.trial import Event, Trial
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.run import cache
-from zo_sweeps.run.in_program import program_of
 from zo_sweeps.run.recorder import Nowhere, Recorder
 from zo_sweeps.run.workbench import Workbench
 
 
 def set_up(trial: Trial, journal: Sequence[Event]) -> None:
-    """Load a trial's model, install its space and export its program: computes what the cache folder does not have.
+    """Load a trial's model, install its space and prepare its runtime: computes what the cache folder does not have.
 
     Raises UserError if they are not those that the journal names, and what loading raises. Cost: as of a trial's start.
     """
@@ -25,8 +24,8 @@ def set_up(trial: Trial, journal: Sequence[Event]) -> None:
         if config.method.kind.trains:
             space = bench.install()
             try:
-                if config.device.runs_programs:
-                    program_of(bench, space)
+                if runtime := config.device.installed_runtime:
+                    runtime.prepare(bench, space)
             finally:
                 space.uninstall()
     finally:

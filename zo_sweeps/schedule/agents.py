@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.light_client import LOG_EVENT
 from zo_sweeps.core.trial import Event, Outcome, Sharing, Trial, TrialState
-from zo_sweeps.edge.light_client import LOG_EVENT
 from zo_sweeps.methods.definition import own_source
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.schedule.agent_facts import Note

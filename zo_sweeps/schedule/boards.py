@@ -11,19 +11,16 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.light_client import LOG_EVENT, Away, Bundle, Line, scoring
 from zo_sweeps.core.trial import Event, Outcome, Sharing, Trial, TrialState
-from zo_sweeps.edge.light_client import LOG_EVENT, Away, Line, scoring
 from zo_sweeps.schedule.agents import LOOK_SECONDS, STAMP_SECONDS, Drained, LeaseLostError
 from zo_sweeps.schedule.backend import run_guarded
 from zo_sweeps.schedule.lease_contents import StoredFile
 from zo_sweeps.schedule.leases import OPEN, OVER, Lease, RefusedError, Store
 from zo_sweeps.schedule.ray_actor import TrialActor
-
-if TYPE_CHECKING:
-    from zo_sweeps.edge.bundle import Bundle
 
 BUNDLE = "bundle"  # `of` the files of a lease
 BUSY_SECONDS = 3600.0  # to wait for another process's transaction: nothing else is left to do

@@ -120,7 +120,7 @@ def refusal(needs: Needs, node: Node, cpus: int = 1) -> str:
     if other := other_version(node.version):
         return other
     if node.light and not needs.programs:
-        return "runs exported programs alone: use device.runtime=executorch (docs/EDGE.md)"
+        return "runs exported programs alone: use device.runtime=executorch (packages/edge)"
     for part in (NOISE, needs.precision):
         if why := node.refused.get(part):
             return f"does not lend {part}: {why}"

@@ -10,7 +10,6 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.place import BUSY
 from zo_sweeps.core.trial import Needs
 from zo_sweeps.core.units import bytes_text
-from zo_sweeps.edge.bundle import read_manifest
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.schedule import fused
@@ -110,22 +109,18 @@ def must_have_work(plan: Plan) -> None:
 
 def _of_logs(plan: Plan) -> Plan:
     """Return the plan with a reason for each trial whose `device.log` is of another trial of the plan."""
-    logs = {trial_id: TrialConfig.of(trial.config).device.log for trial_id, trial in plan.every.items()}
-    owners = {log: _trial_of(Path(log)) for log in {*logs.values()} if log}
+    devices = {trial_id: TrialConfig.of(trial.config).device for trial_id, trial in plan.every.items()}
+    owners = {
+        device.log: runtime.trial_of_log(Path(device.log))
+        for device in devices.values()
+        if device.log and (runtime := device.installed_runtime)
+    }
     reasons = dict(plan.reasons)
-    for trial_id, log in logs.items():
-        if log and (owner := owners[log]) in plan.every and owner != trial_id:
+    for trial_id, device in devices.items():
+        if (owner := owners.get(device.log or "", "")) in plan.every and owner != trial_id:
             reasons[trial_id] = (*reasons.get(trial_id, ()), f"device.log is of {plan.every[owner].label}")
     trials = tuple(trial for trial in plan.trials if trial.trial_id not in reasons)
     return replace(plan, trials=trials, reasons=reasons)
-
-
-def _trial_of(folder: Path) -> str:
-    """Return the trial of a bundle; "" where it cannot be read here: it may be on another node, or damaged."""
-    try:
-        return read_manifest(folder).settings.trial_id
-    except UserError:
-        return ""
 
 
 def _corrected(plan: Plan) -> Plan:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from zo_sweeps.engine.estimators.rge import RGE
 from zo_sweeps.methods.points import Estimate, Point
@@ -17,8 +16,6 @@ class MezoCompat(RGE):
     MeZO's code divides fp32 tensors; RGE divides in double precision, which is more accurate and differs in the last
     bits. Use RGE for everything but comparisons with MeZO.
     """
-
-    not_in_program: ClassVar[str] = "its rounding is that of the released code, not of a program"
 
     def combine(self, points: Sequence[Point], losses: Sequence[float]) -> Estimate:
         import torch

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import ClassVar
 
 from zo_sweeps.engine.estimators._two_sided import TwoSided
 from zo_sweeps.methods.definition import option
@@ -25,8 +24,6 @@ class RGE(TwoSided):
     lists cleared once per step (the paper's Algorithm 2 prints this inside the query loop, which would keep only the
     last query).
     """
-
-    not_in_program: ClassVar[str] = ""
 
     clip: float = option(0.0, "largest |projected_grad|; 0: any", least=0, added=True, kw_only=True)
 

@@ -30,7 +30,6 @@ class Candidates(Objective):
             (log(1 + exp(-1)) + log(1 + exp(2))) / 2,
         ),
     )
-    not_in_program: ClassVar[str] = ""
 
     def fits(self, task: Task) -> str:
         return "it chooses between options, and the task has none" if task.kind.generates else ""

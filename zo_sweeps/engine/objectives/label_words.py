@@ -27,7 +27,6 @@ class LabelWords(Objective):
         ((Answers(((3.0,), (1.0,)), 0), Answers(((0.0,), (2.0,)), 0)), (log(1 + exp(-2)) + log(1 + exp(2))) / 2),
     )
     masked: ClassVar[bool] = True
-    not_in_program: ClassVar[str] = "a program reads the token after a text, not a mask"
 
     def fits(self, task: Task) -> str:
         if task.kind.generates or task.kind.own_options:

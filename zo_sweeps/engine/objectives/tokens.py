@@ -22,7 +22,6 @@ class Tokens(Objective):
         ((Answers(((-1.0,), (-2.0,)), 0), Answers(((-1.0,), (-4.0, -2.0)), 1)), (1 + 4 + 2) / 3),
     )  # over tokens, not examples
     gold_only: ClassVar[bool] = True
-    not_in_program: ClassVar[str] = ""
 
     def loss(self, logprobs: Tensor, batch: Batch) -> Tensor:
         from zo_sweeps.engine import losses

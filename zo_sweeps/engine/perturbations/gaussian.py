@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from zo_sweeps.methods.perturbation import Perturbation
 from zo_sweeps.methods.points import NoiseKey
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Gaussian(Perturbation):
     """E[z z^T] = I; E||ghat||^2 / ||grad f||^2 = d + 2 for one direction."""
-
-    not_in_program: ClassVar[str] = ""
 
     def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:
         from zo_sweeps.engine import noise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from zo_sweeps.methods.definition import bound
 from zo_sweeps.methods.perturbation import Perturbation
@@ -26,8 +26,6 @@ class MezoCompat(Perturbation):
     depend on the device and on torch's generator. Use Gaussian for everything but comparisons with MeZO.
     Source: MeZO, Algorithm 1, as drawn by its released code (large models).
     """
-
-    not_in_program: ClassVar[str] = "a program generates addressed noise, not the stream of PyTorch's generator"
 
     stream: Stream | None = bound()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from zo_sweeps.methods.precision import Format, Precision
 
@@ -11,8 +10,6 @@ from zo_sweeps.methods.precision import Format, Precision
 @dataclass(frozen=True)
 class FP32(Precision):
     """Weights stored and multiplied in float32: 4 bytes per value."""
-
-    not_in_program: ClassVar[str] = ""
 
     @property
     def format(self) -> Format:

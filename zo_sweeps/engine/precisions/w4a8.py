@@ -43,7 +43,6 @@ class W4A8(Encoded):
     largest_error: ClassVar[float] = 0.5 / 7.5  # half a step
     scale_rounding: ClassVar[float] = UNITS["bfloat16"]
     rounds_activations: ClassVar[bool] = True
-    not_in_program: ClassVar[str] = ""
     compute: ClassVar[Literal["fp32"]] = "fp32"  # type: ignore[misc]  # of XNNPACK's kernels: not an option here
 
     group_size: Literal[32, 64, 128, 256] = option(32, "consecutive values of a row with one scale")

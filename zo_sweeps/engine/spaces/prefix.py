@@ -28,7 +28,6 @@ class PrefixTuning(Space):
     takes_positions: ClassVar[bool] = True
     starts_computed: ClassVar[bool] = True
     adapter: ClassVar[AdapterFormat | None] = AdapterFormat("PREFIX_TUNING", prefix=True)
-    not_in_program: ClassVar[str] = ""
 
     length: int = option(5, "n, keys and values per layer", least=1)
 

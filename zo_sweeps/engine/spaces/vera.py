@@ -29,7 +29,6 @@ class VeRA(LayerSpace):
     adapter: ClassVar[AdapterFormat | None] = AdapterFormat(
         "VERA", {"d": "vera_lambda_d", "b": "vera_lambda_b"}, {"A": "base_model.vera_A", "B": "base_model.vera_B"}
     )
-    not_in_program: ClassVar[str] = ""
 
     rank: int = option(1024, "r of the shared factors", least=1)
     d_initial: float = option(0.1, "initial value of the vector d")

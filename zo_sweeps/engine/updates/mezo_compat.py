@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from zo_sweeps.methods.definition import option
 from zo_sweeps.methods.perturbation import Perturbation
@@ -22,8 +21,6 @@ class MezoCompat(Update):
 
     With q > 1, one update per query, each with g / q. No state.
     """
-
-    not_in_program: ClassVar[str] = "its rounding is that of the released code, not of a program"
 
     weight_decay: float = option(0.0, "by MeZO's rule, on names without bias and layer_norm", least=0)
 

@@ -38,15 +38,6 @@ class SGD(RoundedUpdate):
     nonnegative: bool = option(False, "parameters below 0 are set to 0 after a step", added=True, kw_only=True)
 
     @property
-    def not_in_program(self) -> str:
-        if self.weight_decay or self.nonnegative or self.rounds_randomly:
-            return (
-                "the update inside a program is theta - lr * ghat; leave out update.weight_decay, update.nonnegative "
-                "and update.rounding"
-            )
-        return ""
-
-    @property
     def keeps_nonnegative(self) -> bool:
         return self.nonnegative
 

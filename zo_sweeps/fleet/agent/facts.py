@@ -74,7 +74,7 @@ def facts(device: Device, lent: Lending, host: Host, client: Path | None = None)
     if not host.versions["torch"]:
         fix = (
             "install the wheel for this board (docs/JETSON.md), or lend the light client with --client FILE "
-            f"(docs/EDGE.md); here: {sys.executable}"
+            f"(packages/edge); here: {sys.executable}"
         )
         raise UserError("this Python has no torch, which is the board's own choice", fix=fix)
     return Facts(__version__, host, device.name, **asdict(lent))

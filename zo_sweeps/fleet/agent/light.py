@@ -26,10 +26,10 @@ from typing import Any
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import locked, replace_text
 from zo_sweeps.core.jsonl import read_objects
+from zo_sweeps.core.light_client import BUSY, DIVERGED, DONE, LOG, LOG_EVENT, NAME, Line, scoring, text_of
 from zo_sweeps.core.process import die_with_parent
 from zo_sweeps.core.trial import Outcome, TrialState
 from zo_sweeps.devices.live import Host, l4t
-from zo_sweeps.edge.light_client import BUSY, DIVERGED, DONE, LOG, LOG_EVENT, NAME, Line, scoring, text_of
 from zo_sweeps.fleet.agent.spool import FRUITLESS, Spool
 from zo_sweeps.fleet.agent.trials import serve
 from zo_sweeps.fleet.known_answers import Answers
@@ -44,7 +44,7 @@ HELP_SECONDS, ANSWER_SECONDS = 30.0, 300.0  # for the client's help, and for one
 def checked(client: Path) -> Path:
     """Return the absolute path of a light client that starts here. Raises UserError for anything else."""
     client = client.expanduser().absolute()
-    fix = "build it for this board: docs/ANDROID.md"
+    fix = "build it for this board: packages/edge/ANDROID.md"
     try:
         done = subprocess.run([client, "--help"], capture_output=True, text=True, timeout=HELP_SECONDS)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -20,9 +20,9 @@ from pathlib import Path
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import replacing
+from zo_sweeps.core.light_client import LOG_EVENT, decisive
 from zo_sweeps.core.shape import CONTROL
 from zo_sweeps.core.trial import Event, Outcome, TrialState
-from zo_sweeps.edge.light_client import LOG_EVENT, decisive
 from zo_sweeps.fleet.protocol import Message
 from zo_sweeps.record.journal import Journal, outcome, read_events
 from zo_sweeps.schedule.lease_contents import LeaseContents

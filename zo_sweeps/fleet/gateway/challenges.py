@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from zo_sweeps.fleet.gateway.exchange import ProblemError
 from zo_sweeps.fleet.known_answers import Answers, Challenge
 from zo_sweeps.fleet.protocol import KnownPrograms
+from zo_sweeps.methods.registry import absent
 
 COUNT = 4  # of which a joining board gets one
 ANSWERS, PROGRAMS = "answers", "programs"  # kinds: for boards with torch, and for those with the light client
@@ -20,7 +21,7 @@ Known = tuple[Challenge | KnownPrograms, Answers]
 # kind -> what computes the questions: it prints as many [challenge, answers] as its argument says, or {"error": line}
 KINDS: Mapping[str, tuple[str, type[Challenge] | type[KnownPrograms]]] = {
     ANSWERS: ("zo_sweeps.fleet.known_answers", Challenge),
-    PROGRAMS: ("zo_sweeps.fleet.known_programs", KnownPrograms),
+    PROGRAMS: ("zo_sweeps_edge.known_programs", KnownPrograms),
 }
 
 
@@ -57,6 +58,9 @@ class Challenges:
         return secrets.choice(self._known)
 
     async def _compute(self) -> None:
+        if missing := absent("runtime", "executorch") if self._shape is KnownPrograms else None:
+            self._why = str(missing)
+            return
         command = [sys.executable, "-m", self._module, str(COUNT)]
         process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, limit=2**26)
         assert process.stdout

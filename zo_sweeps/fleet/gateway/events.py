@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from zo_sweeps.core import events
+from zo_sweeps.core.light_client import LOG_EVENT
 from zo_sweeps.core.shape import CONTROL, Shape, item
 from zo_sweeps.core.trial import TrialState
-from zo_sweeps.edge.light_client import LOG_EVENT
 
 METRIC = re.compile(r"[A-Za-z0-9_./ -]{1,200}")
 ENDS = {state.value for state in TrialState} - {"PENDING", "RUNNING", "PAUSED", "STOPPED"}  # no agent pauses a trial

@@ -18,7 +18,6 @@ class FirstOrder(Kind):
     runner: ClassVar[str] = "zo_sweeps.run.backpropagation:Backpropagation"
     trains: ClassVar[bool] = True
     backpropagates: ClassVar[bool] = True
-    not_in_program: ClassVar[str] = "an inference engine has no backward pass; use a zeroth-order method"
     parts: ClassVar[tuple[str, ...]] = ("space", "update", "train", "gradients", "seed")
 
     # Not fp16: its gradients underflow. Products in fp16 with a scaled loss, over fp32 weights, are `mixed_precision`.

@@ -13,12 +13,9 @@ class ZerothOrder(Kind):
     """Training by zeroth-order estimates; the log of coefficients determines a run, which resumes from it."""
 
     runner: ClassVar[str] = "zo_sweeps.run.zeroth_order:ZerothOrderRunner"
-    runner_in_program: ClassVar[str] = "zo_sweeps.run.in_program:InProgram"
-    runner_of_log: ClassVar[str] = "zo_sweeps.run.from_log:FromLog"
     trains: ClassVar[bool] = True
     estimates: ClassVar[bool] = True
     resumes: ClassVar[bool] = True
-    not_in_program: ClassVar[str] = ""
     parts: ClassVar[tuple[str, ...]] = (
         "space", "update", "train", "gradients", "seed", "estimator", "perturbation", "evaluation",
     )  # fmt: skip

@@ -1,0 +1,143 @@
+"""Zeroth-order training in an inference engine: steps and scores of a trial as calls of an exported program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from zo_sweeps.core.cached import Cached
+from zo_sweeps.core.fingerprint import fingerprint
+from zo_sweeps.core.memory import MEMORY
+from zo_sweeps.engine.step import Method
+from zo_sweeps.engine.train import Evaluated, StepDone
+from zo_sweeps.engine.types import Peers
+from zo_sweeps.methods.code import code_of
+from zo_sweeps.methods.definition import identity, write
+from zo_sweeps.methods.space import InstalledSpace
+from zo_sweeps.methods.trial_config import TrialConfig
+from zo_sweeps.run.by_part import OF_AN_ENGINE, Work
+from zo_sweeps.run.workbench import Workbench
+from zo_sweeps.run.zeroth_order import ZerothOrderRunner
+from zo_sweeps_edge import agreement, store
+from zo_sweeps_edge.export import export
+from zo_sweeps_edge.program import Calls, Program
+from zo_sweeps_edge.rows import Frame
+from zo_sweeps_edge.scored import scored
+from zo_sweeps_edge.session import Session, load
+
+
+class InProgram(ZerothOrderRunner):
+    """A zeroth-order trial whose forwards and updates are calls of an exported program.
+
+    The engine's theta, which the log determines, is moved beside it, and compared with the program's at the end.
+    """
+
+    _session: Session
+    _initial: Mapping[str, Tensor]
+
+    def device(self) -> dict[str, Any]:
+        host, device = super().device(), self.config.device
+        versions = {**host["versions"], "executorch": version("executorch")}
+        return {**host, "form": device.form, "delegate": device.delegate, "versions": versions}
+
+    def _gather(self, space: InstalledSpace) -> Peers:
+        bench, measured = self.bench, self.recorder.measured
+        measured |= self.config.departures
+        program, file = program_of(bench, space)
+        measured["program_bytes"], measured["planned_bytes"] = float(file.stat().st_size), float(program.planned_bytes)
+        self.meter.start()  # not the memory of the export
+        seed = self.config.seed
+        self._session = Session(
+            program, load(file), bench.objective, bench.examples_of, bench.rates(), seed, keeps=agreement.STEPS
+        )
+        self._initial = {name: param.detach().clone() for name, param in space.params.items()}
+        bench.scorer = partial(scored, self._session.scores, program.frame, bench.evaluated)
+        return self._session
+
+    def _steps(self, method: Method, space: InstalledSpace, peers: Peers | None) -> Iterator[StepDone | Evaluated]:
+        for event in super()._steps(method, space, peers):
+            yield replace(event, tokens=self._session.tokens) if isinstance(event, StepDone) else event
+
+    def _rewind(self, step: int) -> None:
+        self._session.restart()
+        for coefs in self.recorder.coefs[:step]:
+            self._session.tell(coefs)
+
+    def measure_parts(self, space: InstalledSpace | None, step: Work | None) -> None:
+        """Record how far the program's theta is from the log's, and how much of its first estimates is rounding."""
+        self.recorder.unmeasured[MEMORY] = OF_AN_ENGINE
+        assert space is not None
+        theta = self._session.theta()
+        differences = [float((theta[name] - param.detach()).abs().max()) for name, param in space.params.items()]
+        self.recorder.measured["theta_difference"] = max(differences)
+        for name, param in space.params.items():
+            param.data.copy_(self._initial[name])
+        ratio = agreement.of_first_steps(self.bench, space, self._session.kept, self.recorder.coefs)
+        self.recorder.take_noise_to_signal(ratio)
+
+
+def program_of(bench: Workbench, space: InstalledSpace) -> tuple[Program, Path]:
+    """Return a trial's program and its file, from this machine's store; export it if the store has none.
+
+    Raises UserError if it computes another function than the engine. Cost: none if the store has it; else as
+    `export.export`, and a forward of each.
+    """
+    config = bench.config
+    examples = (*bench.splits.train, *bench.splits.dev, *bench.splits.test)
+    frame = Frame.of(examples, bench.objective.gold_only)
+    calls = Calls(config.estimator.budget, config.evaluation.mode)
+    # The copies are at the scale of a step's points, which is the same for all.
+    dual = abs(config.estimator.points(0, 1)[0].scale) if config.device.keeps_copies else None
+    assert config.train.batch is not None
+    batch, objective = config.train.batch, bench.objective
+    key = {
+        **_logged(config, code_of(config)),
+        "objective": identity(objective),
+        "sizes": write([calls, frame, batch]),
+        "dual": dual,
+        "delegate": config.device.delegate,
+        "versions": [version(package) for package in ("executorch", "torch", "transformers")],
+    }
+    make = partial(export, bench.model, space, calls, frame, batch, objective.of_scores)
+    make = partial(make, dual=dual, delegate=config.device.delegate == "xnnpack")
+    return store.stored(key, make, partial(compare, bench))
+
+
+def compare(bench: Workbench, program: Program, data: bytes) -> None:
+    """Compare a program's scores of as many rows of dev as a call holds with the engine's.
+
+    Raises UserError if it computes another function.
+    """
+    session = Session(program, load(data), bench.objective, bench.examples_of, bench.rates(), bench.config.seed)
+    frame, dev = program.frame, bench.splits.dev
+    first = dev[: max(1, program.rows // len(frame.of_scores(dev[0])))]
+    agreement.of_scores(bench, scored(session.scores, frame, bench.evaluated, first), bench.scored(first))
+
+
+def mark_of(config: TrialConfig, code: str) -> str:
+    """Return the mark by which `programs` gives a trial's program, and those of other rows, sizes and versions.
+
+    Args:
+        code: of the attempt, as its journal gives it.
+    """
+    return fingerprint(_logged(config, code))
+
+
+def programs() -> Iterator[Cached]:
+    """Iterate over this machine's programs of trials."""
+    return store.programs(lambda key: fingerprint({name: key[name] for name in _LOGGED}))
+
+
+_LOGGED = ("model", "precision", "space", "seed", "code")
+
+
+def _logged(config: TrialConfig, code: str) -> dict[str, Any]:
+    """Return the part of a program's key that a trial's configuration and journal give."""
+    values = (config.model.fingerprint, identity(config.precision), identity(config.space), config.seed, code)
+    return dict(zip(_LOGGED, values, strict=True))

@@ -1,0 +1,1 @@
+"""Runtimes: one member per file."""
