@@ -101,7 +101,6 @@ class Space(Definition):
     sparse: ClassVar[bool] = False  # trains chosen entries of the target weights
     theta: ClassVar[Theta] = Theta.FLOATS  # others: that part of weights that are stored as codes
     adapter: ClassVar[AdapterFormat | None] = None  # peft's format for it, if there is one
-    takes_positions: ClassVar[bool] = False  # takes positions before the text, in a causal model's cache
     shares_forwards: ClassVar[bool] = False  # several trials' values fit in one forward: see engine.together
     starts_at_model: ClassVar[bool] = True  # installed, it changes no output before the first step
     starts_computed: ClassVar[bool] = False  # at sums over the weights, whose last bits differ between kinds of CPU
@@ -118,7 +117,7 @@ class Space(Definition):
 
     @property
     def positions(self) -> int:
-        """Positions of the model that it takes, subtracted from those available to the text."""
+        """Positions before the text that it takes in a causal model's cache: the text has so many fewer."""
         return 0
 
     @property

@@ -205,7 +205,7 @@ def _backpropagation(config: TrialConfig) -> Iterator[str]:
     if kind.multiplied_in is not None and (config.precision.coded or stored.format.bytes < 4):
         weights = "method.weights" if space.moves_base else "precision"
         yield f"method.mixed_precision is over fp32 weights: use {weights}=fp32, not {stored.name}"
-    if kind.recomputes and space.takes_positions:
+    if kind.recomputes and space.positions:
         yield (
             f"method.gradient_checkpointing computes layers again, and space {space.name!r} has keys and values that a "
             "forward adds to"

@@ -47,7 +47,7 @@ def check_model(config: TrialConfig, model: ModelStatus) -> None:
     if kind.trains and not trainable_of(config, arch):
         what = f"space {config.space.name!r} trains no parameter of model {config.model.name!r}"
         raise UserError(what, fix="use other space.targets")
-    if config.space.takes_positions and kind.trains and arch.no_prefix:
+    if config.space.positions and kind.trains and arch.no_prefix:
         raise UserError(arch.no_prefix, fix="use another space")
     if arch.no_points and kind.estimates and config.evaluation.mode.batched:
         what = f"one forward of model {config.model.name!r} cannot hold several points: {arch.no_points}"

@@ -49,7 +49,7 @@ def save_adapter(trial_id: str, folder: str | Path, state_dir: str | Path = "zo_
 
     config = TrialConfig.of(_finished(trial_id, state_dir)[0].config)
     whole = merge or config.space.adapter is None
-    if whole and config.space.takes_positions:
+    if whole and config.space.positions:
         what = f"space {config.space.name!r} cannot be merged: its trained values precede the text and change no weight"
         raise UserError(what, where=trial_id, fix="do not merge: save it as an adapter")
     target = new_or_empty(Path(folder).expanduser())

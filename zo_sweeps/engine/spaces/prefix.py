@@ -25,7 +25,6 @@ class PrefixTuning(Space):
     """
 
     starts_at_model: ClassVar[bool] = False  # keys and values of drawn texts stand before every text
-    takes_positions: ClassVar[bool] = True
     starts_computed: ClassVar[bool] = True
     adapter: ClassVar[AdapterFormat | None] = AdapterFormat("PREFIX_TUNING", prefix=True)
 
