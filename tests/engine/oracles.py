@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -38,6 +40,10 @@ CPU = torch.device("cpu")
 def estimator(member: Estimator) -> None:
     """The estimate on a linear and on a quadratic f, of losses that are computed in double precision."""
     bound = member.bind(D)
+    if hasattr(member, "eps"):
+        wider, scales = replace(member, eps=2 * member.eps).bind(D), [point.scale for point in bound.points(5, 1)]
+        doubled = [point.scale / 2 for point in wider.points(5, 1)]
+        assert doubled == pytest.approx(scales), "points are not as far as eps says"
     draw = torch.Generator().manual_seed(11)
     gradient = torch.randn(D, generator=draw, dtype=torch.double)
     for number in (1, 7):

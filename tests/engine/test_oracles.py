@@ -130,6 +130,17 @@ class FirstLoss(RGE):
 
 
 @dataclass(frozen=True)
+class SquaredScale(RGE):
+    """Its points are at eps^2 and its differences are divided by as much."""
+
+    def points(self, seed: int, step: int) -> tuple[Point, ...]:
+        return RGE(self.q, self.eps**2).points(seed, step)
+
+    def combine(self, points: Sequence[Point], losses: Sequence[float]) -> Estimate:
+        return RGE(self.q, self.eps**2).combine(points, losses)
+
+
+@dataclass(frozen=True)
 class Wider(Gaussian):
     def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:
         return super().sample(key, name, shape, device).mul_(math.sqrt(2))
@@ -267,6 +278,7 @@ WRONG: dict[str, tuple[Callable[[], None], str]] = {
     "a parameter without effect": (lambda: check_space(Unused(rank=4, alpha=8.0)), "changes no output"),
     "another block's scale": (lambda: oracles.precision(OtherScales(compute="fp32")), "largest_error"),
     "a rate that is not proportional": (lambda: oracles.schedule(Doubled()), "not proportional to lr"),
+    "points at another scale": (lambda: oracles.estimator(SquaredScale(q=3, eps=0.5)), "not as far as eps says"),
     "the loss of the first point": (lambda: oracles.estimator(FirstLoss(q=3, eps=0.5)), "the loss is neither"),
     "twice the step": (lambda: oracles.update(Twice()), "by `last_move`"),
     "d + 1": (lambda: check_space(OneMore(rank=4, alpha=8.0)), "d is not the number"),
