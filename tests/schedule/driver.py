@@ -9,10 +9,14 @@ from pathlib import Path
 from zo_sweeps.core.trial import Trial
 from zo_sweeps.record.journal import JournalStore
 from zo_sweeps.schedule.backend import Backend
+from zo_sweeps.schedule.budget import Caps, Meter
+from zo_sweeps.schedule.halving import Rungs
 from zo_sweeps.schedule.inline_backend import InlineBackend
-from zo_sweeps.schedule.ledger import Ledger
+from zo_sweeps.schedule.ledger import Ledger, Retries
+from zo_sweeps.schedule.observer import Remarks, Waits
 from zo_sweeps.schedule.ray_backend import RayBackend
-from zo_sweeps.schedule.snapshot import Summary
+from zo_sweeps.schedule.same_errors import OneCause
+from zo_sweeps.schedule.snapshot import Summary, Watch
 from zo_sweeps.schedule.sweep import Sweep
 
 TARGET = "tests.schedule.fakes:run_trial"
@@ -20,8 +24,15 @@ TARGET = "tests.schedule.fakes:run_trial"
 
 def sweep(state: Path, trials: list[Trial], backend: Backend | None = None, **options) -> Summary:
     store = JournalStore(state)
+    options["retries"] = Retries(options.pop("retries_failed", 1), options.pop("retries_lost", 3))
+    take = lambda name, default=None: options.pop(name, default)  # the rest is the loop's
+    observers = (
+        Caps(take("meter", Meter())), OneCause(take("rows")), Remarks(), Waits(),
+        Watch(take("on_update", lambda snapshot: None), take("predictions")), Rungs(take("groups", ())),
+    )  # fmt: skip
     with Ledger(state) as ledger:
-        return Sweep(trials, backend or InlineBackend(TARGET, threads=0), store, ledger, **options).run()
+        backend = backend or InlineBackend(TARGET, threads=0)
+        return Sweep(trials, backend, store, ledger, observers, **options).run()
 
 
 if __name__ == "__main__":

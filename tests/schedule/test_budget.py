@@ -72,7 +72,7 @@ def test_a_cap_in_hours_stops_at_a_step_and_a_larger_one_goes_on_from_it_to_the_
     plan = fakes.trials(tmp_path / "w", 2, pause=0.05, steps=40)
     said: list[str] = []
     seconds = itertools.count(step=1.0)  # a clock that goes on by a second at each look
-    meter = Meter(Budget(hours=10 / HOUR), Spent(4.0), lambda: next(seconds))
+    meter = Meter(Budget(hours=10 / HOUR), Spent(2.0), lambda: next(seconds))
     summary = sweep(tmp_path, plan, meter=meter, say=said.append)
     assert summary.over == "budget.hours=0.00277778: 10 s with running trials, all runs together"
     assert said[1] == f"{summary.over}; stopping after the current step of 1 running trial"

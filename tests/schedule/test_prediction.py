@@ -1,10 +1,8 @@
-"""Predictions: what finished trials teach, and that a sweep writes down what it predicted before it ran."""
+"""Predictions: what finished trials teach, and where a probe of the machine comes first."""
 
 from __future__ import annotations
 
 import io
-import json
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,17 +14,14 @@ from tests.plan.common import TINY, planned
 from tests.schedule import fakes
 from tests.schedule.driver import sweep
 from zo_sweeps.cli.show.plan import show_plan
-from zo_sweeps.cli.show.status import show_predicted
 from zo_sweeps.core.trial import Outcome, Trial, TrialState
 from zo_sweeps.core.work import Pass, Work, median, seconds
 from zo_sweeps.devices.probe import probe
 from zo_sweeps.devices.rates import keep
 from zo_sweeps.results import session
 from zo_sweeps.results.facts.plan import plan_facts
-from zo_sweeps.results.facts.predicted import beside, predicted_rows
-from zo_sweeps.results.facts.status import status_facts
 from zo_sweeps.run import rating
-from zo_sweeps.schedule.ledger import Forecast, Ledger, read_standing
+from zo_sweeps.schedule.ledger import Ledger, read_standing
 from zo_sweeps.schedule.prediction import Device, Predictions, rates_here, this_device
 from zo_sweeps.schedule.snapshot import Running, Snapshot
 
@@ -95,14 +90,10 @@ def test_nothing_is_predicted_before_a_probe_or_a_finished_trial_and_devices_are
     assert median([9.0, 1.0, 4.0]) == 4.0
 
 
-def test_a_sweep_writes_its_predictions_before_a_trial_runs_and_learns_from_it(tmp_path: Path) -> None:
+def test_a_sweep_counts_its_work_in_predicted_seconds(tmp_path: Path) -> None:
     plan = [trial(tmp_path / "w", f"t{n}") for n in range(3)]
     seen = []
     sweep(tmp_path, plan, predictions=Predictions(HERE, RATES), on_update=seen.append)
-    lines = [json.loads(line) for line in (tmp_path / "ledger.jsonl").read_text().splitlines()]
-    running = [line for line in lines if line["state"] == "RUNNING"]
-    assert [line["predicted"] for line in running] == [[8.5, 8.5], [5.5, 5.5], [5.5, 5.5]], "the first loads the model"
-    assert read_standing(tmp_path).forecasts["t1"] == Forecast(5.5, 5.5)
     assert seen[0].predicted
     assert seen[0].cost_total == pytest.approx(3 * 5.5)
     assert seen[-1].tokens_this_run == pytest.approx(sum(one.cost for one in plan))
@@ -117,24 +108,17 @@ def test_before_its_rate_is_known_a_sweep_with_predictions_has_an_eta_from_them(
     assert replace(first, cost_done=100.0, cost_this_run=100.0).eta_seconds == 900.0 * 5.0 / 100.0
 
 
-def test_plan_and_report_show_predicted_beside_actual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_shows_what_finished_trials_or_a_probe_predict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ZO_SWEEPS_CACHE", str(tmp_path / "cache"))
     plan = planned(tmp_path, TINY, f"state_dir={tmp_path / 'state'}")
     facts = plan_facts(plan)
     assert (facts.device, facts.seconds_left, facts.rows[0].seconds, facts.trials[0].seconds) == (None,) * 4
-    assert predicted_rows(plan, read_standing(plan.config.folder)) == []
     one, _ = plan.trials
     with Ledger(plan.config.folder) as ledger:
-        ledger.write(one.trial_id, TrialState.RUNNING, attempt=1, forecast=Forecast(10.0, 30.0))
+        ledger.write(one.trial_id, TrialState.RUNNING, attempt=1)
         done = Outcome(one.trial_id, TrialState.SUCCEEDED, {"wall_seconds": 20.0}, device={"name": "x", "threads": 1})
         ledger.write(one.trial_id, TrialState.SUCCEEDED, outcome=done)
-    rows = predicted_rows(plan, read_standing(plan.config.folder))
-    assert [(row.label, row.trials) for row in rows] == [("ZO", 1), ("all", 1)]
-    assert (rows[0].planned_seconds, rows[0].expected_seconds, rows[0].actual_seconds) == (10.0, 30.0, 20.0)
-    assert beside(None, 20.0) == ("?", "")
-    status, planned_again = io.StringIO(), io.StringIO()
-    show_predicted(status_facts(plan), Console(file=status, width=80))
-    assert re.search(r"ZO +1 +10 s +-50 % +30 s +\+50 % +20 s", status.getvalue())
+    planned_again = io.StringIO()
     show_plan(plan_facts(plan), Console(file=planned_again, width=80), trials=False)
     assert "time on x, 1 thread: about 20 s" in planned_again.getvalue(), "the other trial is of the same sort"
     keep(replace(RATES, device=probe()["name"], threads=1))

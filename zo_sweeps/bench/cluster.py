@@ -32,7 +32,7 @@ from zo_sweeps.schedule.backend import Backend
 from zo_sweeps.schedule.cluster import environment
 from zo_sweeps.schedule.ledger import Ledger
 from zo_sweeps.schedule.ray_backend import RayBackend
-from zo_sweeps.schedule.snapshot import Snapshot
+from zo_sweeps.schedule.snapshot import Snapshot, Watch
 from zo_sweeps.schedule.sweep import Sweep
 
 MANY = 10_000
@@ -172,7 +172,7 @@ def _sweep(
     folder: Path, known: list[Trial], backend: Backend, on_update: Callable[[Snapshot], None] = lambda snapshot: None
 ) -> None:
     with contextlib.closing(JournalStore(folder)) as store, Ledger(folder) as ledger:
-        Sweep(known, backend, store, ledger, on_update=on_update, say=lambda line: None).run()
+        Sweep(known, backend, store, ledger, [Watch(on_update)], say=lambda line: None).run()
 
 
 def _on_end(ends: list[float]) -> Callable[[Snapshot], None]:

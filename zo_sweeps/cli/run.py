@@ -42,12 +42,13 @@ def _sweep(composer: Composer, command: Command, order: str, rerun: Sequence[str
     from zo_sweeps.cli.show.text import console
     from zo_sweeps.results import session
     from zo_sweeps.results.facts.plan import plan_facts
+    from zo_sweeps.schedule.sweep import check_rerun
     from zo_sweeps.schedule.this_host import must_have_work
 
     to = console()
     planned = session.plan_here(composer)
     must_have_work(planned)
-    session.check_rerun(rerun, planned)
+    check_rerun(rerun, planned.every)
     show_summary(plan_facts(planned, order), to)
     result = session.run(planned, composer, command, launch.Terminal(to), order=order, rerun=rerun)
     return launch.EXIT[result.status]

@@ -13,7 +13,7 @@ from typing import Any
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import Outcome, TrialState
-from zo_sweeps.core.units import bytes_text, seconds_text
+from zo_sweeps.core.units import bytes_text
 from zo_sweeps.core.visible import visible
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.results import figures as charts
@@ -21,7 +21,6 @@ from zo_sweeps.results import tables as readout
 from zo_sweeps.results.curve_data import curve_data
 from zo_sweeps.results.earlier import with_earlier
 from zo_sweeps.results.examples import compared
-from zo_sweeps.results.facts.predicted import beside, predicted_rows
 from zo_sweeps.results.findings import BestRow, findings
 from zo_sweeps.results.imports import with_imported
 from zo_sweeps.results.library import chart_library
@@ -46,7 +45,6 @@ SECTIONS = {
     "#figures": "Figures",
     "#tables": "Tables",
     "#differences": "Differences",
-    "#time": "Time",
     "#failures": "Failures",
     "#provenance": "Provenance",
 }
@@ -91,7 +89,6 @@ def html(
         "differences": _differences(own, plan, state_dir),
         "curves": as_script(curves) if curves else "",
         "curves_note": _drawn_at_first(curves),
-        "time": _time(plan, standing),
         "failures": _failures(plan, standing),
         **_machines(plan, standing),
         **_reproduce(plan, command, here),
@@ -234,15 +231,6 @@ def _failures(plan: Plan, standing: Standing) -> list[tuple[str, ...]]:
                 (trial.label, ended.value.lower().replace("_", " "), outcome.error if outcome else "", trial_id)
             )
     return rows
-
-
-def _time(plan: Plan, standing: Standing) -> list[tuple[str, ...]]:
-    """Return the predicted time of each row's finished trials beside the actual one."""
-    lines: list[tuple[str, ...]] = []
-    for row in predicted_rows(plan, standing):
-        planned, expected = (beside(one, row.actual_seconds) for one in (row.planned_seconds, row.expected_seconds))
-        lines.append((row.label, str(row.trials), *planned, *expected, seconds_text(row.actual_seconds)))
-    return lines
 
 
 def _machines(plan: Plan, standing: Standing) -> dict[str, Any]:

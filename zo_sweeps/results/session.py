@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from zo_sweeps.config.composer import Composer
-from zo_sweeps.core.errors import UserError, unknown
+from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.fingerprint import fingerprint
 from zo_sweeps.core.trial import TrialState
 from zo_sweeps.core.work import seconds as seconds_at
@@ -24,12 +24,14 @@ from zo_sweeps.results import caps, figures, recalled, report
 from zo_sweeps.results import tables as readout
 from zo_sweeps.results.facts.plan import plan_facts
 from zo_sweeps.schedule import hooks
-from zo_sweeps.schedule.budget import Meter, must_hold
-from zo_sweeps.schedule.halving import groups
-from zo_sweeps.schedule.ledger import Ledger, Standing, read_standing
+from zo_sweeps.schedule.budget import Caps, Meter, must_hold
+from zo_sweeps.schedule.halving import Rungs, groups
+from zo_sweeps.schedule.ledger import Ledger, Retries, Standing, read_standing
 from zo_sweeps.schedule.live import LiveFile
+from zo_sweeps.schedule.observer import Remarks, Waits
 from zo_sweeps.schedule.prediction import Predictions, predictions, slots_here, this_device
-from zo_sweeps.schedule.snapshot import Snapshot, Summary
+from zo_sweeps.schedule.same_errors import OneCause
+from zo_sweeps.schedule.snapshot import Snapshot, Summary, Watch
 from zo_sweeps.schedule.sweep import Sweep
 from zo_sweeps.schedule.this_host import crowded, for_this_host
 from zo_sweeps.tables import Table, to_csv, to_latex, to_markdown
@@ -130,14 +132,6 @@ def plan_here(composer: Composer) -> Plan:
     return for_this_host(plan)
 
 
-def check_rerun(rerun: Sequence[str], plan: Plan) -> None:
-    """Raise UserError unless each name in `rerun` is a state that can be rerun, or a trial of the plan."""
-    states = [state.value.lower() for state in TrialState if state.is_result or state.is_retryable]
-    for name in rerun:
-        if name not in states and name not in plan.every:
-            raise unknown("state or trial of this sweep", name, states, where="--rerun")
-
-
 def run(
     plan: Plan, composer: Composer, command: Command, view: View, *, order: str = "grid", rerun: Sequence[str] = ()
 ) -> Result:
@@ -199,16 +193,18 @@ def _run(
                     executor.build(state_dir, plan.config.cluster.address),
                     store,
                     ledger,
-                    rerun=frozenset(rerun),
+                    (
+                        Caps(Meter(plan.config.budget, caps.spent(plan, ledger))),
+                        OneCause({block: plan.grid.label(block) for block in plan.grid.blocks}),
+                        Remarks(),
+                        Waits(),
+                        Watch(update, predictions_of(plan, ledger, view)),
+                        Rungs(groups(plan)),
+                    ),
+                    rerun=rerun,
                     rounds=ORDERS[order](plan, ledger.outcomes),
-                    rows={block: plan.grid.label(block) for block in plan.grid.blocks},
-                    groups=groups(plan),
-                    meter=Meter(plan.config.budget, caps.spent(plan, ledger)),
-                    predictions=predictions_of(plan, ledger, view),
                     fuse=executor.fuse == "auto",
-                    retries_failed=executor.retries_failed,
-                    retries_lost=executor.retries_lost,
-                    on_update=update,
+                    retries=Retries(executor.retries_failed, executor.retries_lost),
                     on_events=mirror.notify,
                     say=progress.say,
                 ).run()

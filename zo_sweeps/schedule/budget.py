@@ -10,12 +10,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.core.trial import Event
+from zo_sweeps.core.trial import Event, Outcome, Trial
 from zo_sweeps.core.units import duration, joules_text
 from zo_sweeps.methods.budget import Budget
 from zo_sweeps.schedule.ledger import Span, Standing
+from zo_sweeps.schedule.observer import Observer
+
+if TYPE_CHECKING:
+    from zo_sweeps.schedule.snapshot import Running
+    from zo_sweeps.schedule.sweep import Sweep
 
 HOUR = 3600.0
 
@@ -171,3 +177,61 @@ class Meter:
         """
         cap = self._budget.trials
         return f"budget.trials={cap}: {started} trials, all runs together" if cap and started >= cap else ""
+
+
+class Caps(Observer):
+    """A sweep's budget: at a cap, running trials stop after their step, or no further trial begins."""
+
+    def __init__(self, meter: Meter) -> None:
+        self._meter, self._full, self._unmetered = meter, "", False
+
+    def begins(self, sweep: Sweep) -> None:
+        self._sweep, self._begun = sweep, sweep.trials.keys() & sweep.ledger.attempts.keys()
+        self._spend()
+        self._fills()
+
+    def ready(self, trial: Trial) -> str:
+        return "" if trial.trial_id in self._begun else self._full
+
+    def started(self, run: Running) -> None:
+        self._note(run.trial.trial_id)
+
+    def saw(self, run: Running, events: Sequence[Event]) -> None:
+        if self._meter.see(events) and not self._unmetered:
+            self._unmetered = True
+            node = f"budget.joules: {run.node} reports no energy"
+            self._sweep.say(f"{node}, so its trials do not count (said once per sweep)")
+        self._spend()
+
+    def ended(self, run: Running, outcome: Outcome, again: bool) -> None:
+        self._note(run.trial.trial_id)  # one whose journal is damaged never started
+
+    def looks(self, last: bool = False) -> None:
+        self._spend()
+
+    def _note(self, begun: str) -> None:
+        self._begun.add(begun)
+        if self._fills():
+            self._sweep.pending.sort()
+
+    def _fills(self) -> bool:
+        """Return whether the cap of trials is reached now, and keeps some from starting."""
+        if self._full or not (full := self._meter.full(len(self._begun))):
+            return False
+        self._full, sweep = full, self._sweep
+        if all(trial.trial_id in self._begun for trial in sweep.pending):
+            return False
+        sweep.stop.over = sweep.stop.over or full
+        sweep.say(f"{full}; no further trial is started")
+        return True
+
+    def _spend(self) -> None:
+        """Count the time since the last call, and ask the trials to stop where a cap is reached."""
+        stop, running = self._sweep.stop, len(self._sweep.running)
+        self._meter.tick(bool(running))
+        if stop.cancels or not (over := self._meter.reached()):
+            return
+        stop.over = over
+        trials = f"{running} running trial{'s' * (running != 1)}"
+        self._sweep.say(f"{over}; stopping after the current step of {trials}" if running else over)
+        stop.cancel()

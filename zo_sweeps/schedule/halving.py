@@ -9,16 +9,21 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.fingerprint import canonical_json
-from zo_sweeps.core.trial import Event
+from zo_sweeps.core.trial import Event, Outcome, Trial, TrialState
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.plan.halving import has_rungs
+from zo_sweeps.schedule.observer import Observer
+
+if TYPE_CHECKING:
+    from zo_sweeps.schedule.snapshot import Running
+    from zo_sweeps.schedule.sweep import Sweep
 
 
 @dataclass(frozen=True)
@@ -183,6 +188,58 @@ class Halving:
             return None
         reached = [s for s in group.rungs if (trial_id, s) in self._scores and s not in self._told[trial_id]]
         return reached[0] if reached else None
+
+
+class Rungs(Observer):
+    """The groups of a sweep: trials at a rung whose rivals are all there go on, or are stopped. The last observer."""
+
+    def __init__(self, groups: Sequence[Group]) -> None:
+        self._halving = Halving(groups)
+
+    def begins(self, sweep: Sweep) -> None:
+        """Read from the journals how far the trials are, and what was decided."""
+        self._sweep = sweep
+        for trial_id in self._halving.trial_ids:
+            try:
+                self._halving.see(trial_id, sweep.store.read(trial_id))
+            except UserError:  # a damaged journal fails its trial when that is launched
+                continue
+            if trial_id not in sweep.pending.held:
+                self._halving.ended(trial_id)
+        self._judge()
+
+    def ready(self, trial: Trial) -> str:
+        return "it is at a rung, and its rivals are not" if self._halving.waits(trial.trial_id) else ""
+
+    def saw(self, run: Running, events: Sequence[Event]) -> None:
+        self._halving.see(run.trial.trial_id, events)
+
+    def ended(self, run: Running, outcome: Outcome, again: bool) -> None:
+        if outcome.state is TrialState.STOPPED:
+            return  # by the verdict in hand
+        if not again and outcome.state not in (TrialState.PAUSED, TrialState.CANCELLED):
+            self._halving.ended(run.trial.trial_id)
+        if self._judge():
+            self._sweep.pending.sort()
+
+    def _judge(self) -> bool:
+        """Stop the trials that do not go on, and return whether any does. The decision is written first."""
+        sweep, verdicts = self._sweep, self._halving.verdicts(self._sweep.running)
+        for verdict in verdicts:
+            trial, trial_id = sweep.trials[verdict.trial_id], verdict.trial_id
+            sweep.store.append(trial_id, [verdict.event])
+            if not verdict.goes_on:
+                paused = sweep.ledger.outcomes.get(trial_id, Outcome(trial_id, TrialState.PAUSED))
+                why = f"stopped at {verdict.step} of {trial.steps} steps"
+                sweep.conclude(trial, replace(paused, state=TrialState.STOPPED, steps_done=verdict.step, error=why))
+        return any(verdict.goes_on for verdict in verdicts)
+
+    def looks(self, last: bool = False) -> None:
+        """Say which trials cannot go on because rivals of theirs have not come to their rung."""
+        n, stop = len(self._halving.paused), self._sweep.stop
+        if last and n and not stop.wanted and not stop.over:
+            trials = f"{n} trial{'s wait' if n > 1 else ' waits'}"
+            self._sweep.say(f"{trials} at a rung: other settings of their cell have neither reached it nor ended")
 
 
 def _score(event: Mapping[str, Any], metric: str) -> float:

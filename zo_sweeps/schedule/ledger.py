@@ -1,8 +1,8 @@
 """The ledger: an append-only JSONL of trial states on the driver, the truth for resume.
 
 One line per transition: time, trial_id, state, and if not empty attempt, node, error, sweep_id, outcome (without its
-traceback, which is in the trial's journal), reset, blameless, predicted (the two seconds of a Forecast). Lines are
-flushed before the next trial starts, and fsynced when they end an attempt. About 0.5 kB per finished trial.
+traceback, which is in the trial's journal), reset, blameless. Lines are flushed before the next trial starts, and
+fsynced when they end an attempt. About 0.5 kB per finished trial.
 """
 
 from __future__ import annotations
@@ -39,19 +39,6 @@ class Span:
     before: float = math.inf
 
 
-@dataclass(frozen=True)
-class Forecast:
-    """The predicted seconds of a trial, with loading where its process had to load.
-
-    Args:
-        planned: before the sweep began; None: nothing was known then.
-        expected: just before the trial began, by what had finished by then.
-    """
-
-    planned: float | None
-    expected: float
-
-
 @dataclass
 class Standing:
     """The trials' states and counts according to the ledger, by trial_id.
@@ -64,7 +51,6 @@ class Standing:
         nodes: the host of the last attempt.
         sweeps: the sweep of the last attempt.
         held: why a pending trial is not started, if the sweep stopped its row.
-        forecasts: the seconds predicted before the last attempt, if it began at the first step.
         first, last: the times (Unix seconds) of the trial's first and last lines.
         ended: the attempts that have ended, oldest first.
         open: when the others began.
@@ -78,7 +64,6 @@ class Standing:
     nodes: dict[str, str] = field(default_factory=dict)
     sweeps: dict[str, str] = field(default_factory=dict)
     held: dict[str, str] = field(default_factory=dict)
-    forecasts: dict[str, Forecast] = field(default_factory=dict)
     first: dict[str, float] = field(default_factory=dict)
     last: dict[str, float] = field(default_factory=dict)
     ended: list[Span] = field(default_factory=list)
@@ -88,6 +73,10 @@ class Standing:
     def spans(self) -> list[Span]:
         """The attempts, those included whose end the ledger does not have."""
         return [*self.ended, *(Span(trial_id, begin) for trial_id, begin in self.open.items())]
+
+    def state(self, trial_id: str) -> TrialState:
+        """Return the trial's last state."""
+        return self.states.get(trial_id, TrialState.PENDING)
 
     def has_result(self, trial_id: str) -> bool:
         """Return whether the trial has succeeded, diverged or run out of memory."""
@@ -112,10 +101,6 @@ class Standing:
                 by_trial.pop(trial_id, None)
         if "attempt" in entry:
             self.attempts[trial_id] = max(entry["attempt"], self.attempts.get(trial_id, 0))
-        if state is TrialState.RUNNING:
-            self.forecasts.pop(trial_id, None)
-            if "predicted" in entry:
-                self.forecasts[trial_id] = Forecast(*entry["predicted"])
         if state is TrialState.FAILED:
             self.failures[trial_id] = self.failures.get(trial_id, 0) + 1
         if state is TrialState.LOST and not entry.get("blameless"):
@@ -132,6 +117,18 @@ class Standing:
             self.ended.append(Span(trial_id, begin, None if killed else at, at))
         if state is TrialState.RUNNING:
             self.open[trial_id] = at
+
+
+@dataclass(frozen=True)
+class Retries:
+    """How often a trial is tried again after an error, and after a lost process or node."""
+
+    failed: int = 1
+    lost: int = 3
+
+    def spent(self, standing: Standing, trial_id: str) -> bool:
+        """Return whether none is left to a trial."""
+        return standing.failures.get(trial_id, 0) > self.failed or standing.losses.get(trial_id, 0) > self.lost
 
 
 def read_standing(state_dir: Path) -> Standing:
@@ -214,14 +211,12 @@ class Ledger(Standing):
         outcome: Outcome | None = None,
         reset: bool = False,
         blameless: bool = False,
-        forecast: Forecast | None = None,
     ) -> None:
         """Append a transition. It then survives a kill of this process, and a power cut too if it ends an attempt.
 
         Args:
             reset: the user asked for a rerun: retries are counted from here, and an earlier outcome is void.
             blameless: the trial was handed back: not counted in `losses`.
-            forecast: of an attempt that begins, from its first step.
 
         Raises UserError when it cannot be written; the line is then not in the ledger.
         """
@@ -229,9 +224,6 @@ class Ledger(Standing):
         optional = {"attempt": attempt, "node": node, "error": error, "sweep_id": self._sweep_id, "reset": reset}
         optional["blameless"] = blameless
         entry |= {key: value for key, value in optional.items() if value}
-        if forecast is not None:
-            both = (forecast.planned, forecast.expected)
-            entry["predicted"] = [None if one is None else round(one, 3) for one in both]
         if outcome is not None:
             dropped = ("trial_id", "error", "traceback")
             entry["outcome"] = {key: value for key, value in outcome.to_json().items() if key not in dropped and value}

@@ -131,8 +131,7 @@ def predictions(plan: Plan, standing: Standing) -> Predictions:
     if (here := this_device(plan)) is not None:
         made = Predictions(here, rates_here(here)[0])
     for trial_id, trial in plan.every.items():
-        whole = standing.attempts.get(trial_id, 1) == 1 or trial_id in standing.forecasts
-        if whole and (outcome := standing.outcomes.get(trial_id)):
+        if standing.attempts.get(trial_id, 1) == 1 and (outcome := standing.outcomes.get(trial_id)):
             made.learn(trial, outcome)
     return made
 

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from zo_sweeps.core.trial import Event, Outcome, Trial, TrialState
+from zo_sweeps.schedule.observer import Observer
+
+if TYPE_CHECKING:
+    from zo_sweeps.schedule.prediction import Predictions
+    from zo_sweeps.schedule.sweep import Sweep
 
 SETTLED_SECONDS = 600.0
 
@@ -15,13 +22,25 @@ class Running:
     """An attempt in flight. `resumed_from` and `step` count optimisation steps; `dev` is its last `eval` event."""
 
     trial: Trial
-    attempt: int
-    node: str
-    resumed_from: int
-    step: int
-    since: float  # time.monotonic()
+    attempt: int = 0
+    node: str = ""
+    resumed_from: int = 0
+    step: int = 0
+    since: float = field(default_factory=time.monotonic)
     dev: Event | None = None
     heard: bool = False  # its process has reported; before, it may still wait for its turn on a node
+
+    def saw(self, events: Sequence[Event]) -> None:
+        """Take new events."""
+        for event in events:
+            if event["type"] == "steps":
+                self.step = event["first"] + len(event["losses"]) - 1
+            elif event["type"] == "eval":
+                self.dev = event
+
+    def share(self, step: int) -> float:
+        """Return the share of the trial's work that is done after a step."""
+        return min(1.0, step / self.trial.steps) if self.trial.steps else 0.0
 
 
 @dataclass(frozen=True)
@@ -67,6 +86,74 @@ class Snapshot:
         if self.cost_this_run <= 0 or (self.cost_this_run < 0.02 * left and self.seconds < SETTLED_SECONDS):
             return left / len(self.running) if self.predicted and self.running else None
         return left * self.seconds / self.cost_this_run
+
+
+class Watch(Observer):
+    """Snapshots for displays: twice per second, after events, and for each trial that ends.
+
+    Work is in seconds as planned; in forwarded tokens if those of some trial are unknown.
+
+    Args:
+        predictions: of the trials' seconds; they learn from each trial that ends.
+        on_update: gets the snapshots.
+    """
+
+    def __init__(self, on_update: Callable[[Snapshot], None], predictions: Predictions | None = None) -> None:
+        self._on_update, self._predictions = on_update, predictions
+        self._since: float | None = None
+        self._done = self._this_run = self._tokens = 0.0
+
+    def begins(self, sweep: Sweep) -> None:
+        self._sweep, trials = sweep, sweep.trials
+        seconds = {i: self._predictions.seconds(trial) if self._predictions else None for i, trial in trials.items()}
+        planned = {i: one for i, one in seconds.items() if one is not None}
+        self._predicted = len(planned) == len(trials)
+        self._costs = planned if self._predicted else {i: trial.cost for i, trial in trials.items()}
+        self._total = sum(self._costs.values())
+        self._done = sum(cost for i, cost in self._costs.items() if i not in sweep.pending.held)
+
+    def started(self, run: Running) -> None:
+        self._since = self._since or time.monotonic()
+        self._done += self._costs[run.trial.trial_id] * run.share(run.resumed_from)
+
+    def saw(self, run: Running, events: Sequence[Event]) -> None:
+        self._show()
+
+    def ended(self, run: Running, outcome: Outcome, again: bool) -> None:
+        trial, before = run.trial, run.share(run.resumed_from)
+        if self._predictions and not run.resumed_from:
+            self._predictions.learn(trial, outcome)
+        goes_on = again or outcome.state in (TrialState.PAUSED, TrialState.CANCELLED)
+        cost, after = self._costs[trial.trial_id], run.share(run.step) if goes_on else 1.0
+        self._done += cost * ((0.0 if goes_on else 1.0) - before)
+        if run.attempt:  # else its work was counted when it paused
+            self._this_run += cost * (after - before)
+            self._tokens += trial.cost * (after - before)
+        self._show(None if goes_on else (trial, outcome))
+
+    def looks(self, last: bool = False) -> None:
+        self._show()
+
+    def _show(self, ended: tuple[Trial, Outcome] | None = None) -> None:
+        sweep, now = self._sweep, time.monotonic()
+        running = tuple(run for run in sweep.running.values() if run.heard)
+        shares = [(run, run.share(run.step) - run.share(run.resumed_from)) for run in running]
+        work = sum(self._costs[run.trial.trial_id] * share for run, share in shares)
+        self._on_update(
+            Snapshot(
+                total=len(sweep.trials),
+                counts={state: n for state, n in sweep.counts.items() if n},
+                cost_total=self._total,
+                cost_done=self._done + work,
+                cost_this_run=self._this_run + work,
+                seconds=now - (self._since or now),
+                running=running,
+                predicted=self._predicted,
+                tokens_this_run=self._tokens + sum(run.trial.cost * share for run, share in shares),
+                waiting=sweep.waiting,
+                ended=ended,
+            )
+        )
 
 
 @dataclass(frozen=True)

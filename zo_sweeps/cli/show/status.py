@@ -6,8 +6,7 @@ from rich.console import Console
 
 from zo_sweeps.cli.show.text import counted, listing, say, some
 from zo_sweeps.core.trial import TrialState
-from zo_sweeps.core.units import count_text, duration, metric_text, seconds_text
-from zo_sweeps.results.facts.predicted import beside
+from zo_sweeps.core.units import count_text, duration, metric_text
 from zo_sweeps.results.facts.status import SweepStatus, TrialStatus
 
 SCORES = ("dev/metric", "test/metric")
@@ -25,7 +24,6 @@ def show_status(sweep: SweepStatus, to: Console, *, failed: bool, trials: bool) 
     if other := sum(trial.other_code for trial in sweep.trials):
         text = f"{other} measured with other code than today's: --rerun succeeded (or a trial's id) measures again"
         say(to, text)
-    show_predicted(sweep, to)
     if failed:
         for trial in _failures(sweep):
             say(to, f"{trial.trial_id}  {trial.label}: {trial.error}")
@@ -53,18 +51,6 @@ def show_earlier(sweep: SweepStatus, to: Console) -> None:
     say(to, "")
     listing(to, ("finished before", "state", "trial", "scores", "made by", "same settings"), rows)
     say(to, "same settings: a trial of today with the same value of every setting that both versions record")
-
-
-def show_predicted(sweep: SweepStatus, to: Console) -> None:
-    """Print the predicted time of finished trials beside the actual one, if it was predicted."""
-    if not sweep.predicted:
-        return
-    headers = ("time of finished trials", "trials", "planned", "off", "expected", "off", "actual")
-    rows = []
-    for row in sweep.predicted:
-        planned, expected = (beside(one, row.actual_seconds) for one in (row.planned_seconds, row.expected_seconds))
-        rows.append((row.label, str(row.trials), *planned, *expected, seconds_text(row.actual_seconds)))
-    listing(to, headers, rows)
 
 
 def show_failures(sweep: SweepStatus, to: Console) -> None:

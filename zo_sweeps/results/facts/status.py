@@ -12,7 +12,6 @@ from zo_sweeps.core.trial import TrialState
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.results import tables as readout
 from zo_sweeps.results.earlier import EarlierTrial, listed
-from zo_sweeps.results.facts.predicted import PredictedRow, predicted_rows
 from zo_sweeps.schedule.ledger import Standing, driver_of, read_standing
 from zo_sweeps.schedule.live import LiveRun, read_live
 
@@ -66,7 +65,6 @@ class SweepStatus:
     waiting: Mapping[str, int] = key("reason -> number of trials that no node can take now")
     tokens_per_second: float | None = key("forwarded tokens, mean since the driver started; null if not running")
     seconds_left: float | None = key("null if not running, or not known yet")
-    predicted: Sequence[PredictedRow] = key("rows whose trials' time was predicted before they ran; the last: all")
     trials: Sequence[TrialStatus] = key("all trials, in the grid's order")
     earlier: Sequence[EarlierTrial] = key("finished trials of the folder that no command shows: made by other versions")
 
@@ -94,7 +92,6 @@ def status_facts(plan: Plan) -> SweepStatus:
         waiting=live["waiting"] if live else {},
         tokens_per_second=live.get("tokens_per_second") if live else None,
         seconds_left=live["eta_seconds"] if live else None,
-        predicted=predicted_rows(plan, standing),
         trials=[_trial(trial_id, states[trial_id], plan, standing) for trial_id in plan.every],
         earlier=listed(plan, standing),
     )
