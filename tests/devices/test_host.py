@@ -7,15 +7,16 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 
 import psutil
 import pytest
 import yaml
 
-from zo_sweeps.devices import doctor, probe, rates
+from zo_sweeps.devices import doctor, probe
 from zo_sweeps.devices.doctor import checks
+from zo_sweeps.devices.speed import Speed, keep
 from zo_sweeps.methods.parts import Device
 from zo_sweeps.tables.published import load
 
@@ -129,11 +130,11 @@ def by_name(found):
     return {check.name: check for check in found}
 
 
-def test_doctor_shows_the_kept_rates_or_how_to_measure_them(tmp_path, monkeypatch):
+def test_doctor_shows_the_kept_speed_or_how_to_measure_it(tmp_path, monkeypatch):
     monkeypatch.setenv("ZO_SWEEPS_CACHE", str(tmp_path))
     assert "plan --probe" in doctor.measured().detail
-    rates.keep(replace(rates.REFERENCE, device=doctor.probe()["name"]))
-    assert doctor.measured().detail == "120 GFLOP/s (fp32), 20 GB/s of memory with 1 thread"
+    keep(Speed(doctor.probe()["name"], 1, 1.2e11, 4.0))
+    assert doctor.measured().detail == "120 GFLOP/s with 1 thread"
 
 
 def test_this_host_passes_one_line_a_check_and_nothing_is_left_behind(tmp_path):

@@ -3,49 +3,48 @@
 from __future__ import annotations
 
 import io
+import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from tests.core.test_work import RATES
 from tests.plan.common import TINY, planned
 from tests.schedule import fakes
 from tests.schedule.driver import sweep
 from zo_sweeps.cli.show.plan import show_plan
+from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import Outcome, Trial, TrialState
-from zo_sweeps.core.work import Pass, Work, median, seconds
 from zo_sweeps.devices.probe import probe
-from zo_sweeps.devices.rates import keep
+from zo_sweeps.devices.speed import Speed, keep, known
 from zo_sweeps.results import session
 from zo_sweeps.results.facts.plan import plan_facts
-from zo_sweeps.run import rating
+from zo_sweeps.run import measure_speed
 from zo_sweeps.schedule.ledger import Ledger, read_standing
-from zo_sweeps.schedule.prediction import Device, Predictions, rates_here, this_device
+from zo_sweeps.schedule.prediction import TRIAL, Device, Predictions, median, speed_here, this_device
 from zo_sweeps.schedule.snapshot import Running, Snapshot
 
 pytestmark = pytest.mark.unit
 HERE, THERE = Device("here", 1), Device("there", 2)
+SPEED = Speed("here", 1, operations=1e9, start=3.0)
 
 
-def trial(folder: Path, name: str, size: float = 1.0, kind: str = "zo", key: str = "k") -> Trial:
-    work = Work(kind, passes=(Pass("steps", 5, 100, size * 4e9),))
-    return replace(fakes.trial(folder, name), work=work, memory_key=key)
+def trial(folder: Path, name: str, row: str = "zo", key: str = "k") -> Trial:
+    return replace(fakes.trial(folder, name, row=row), operations=5.2e9, memory_key=key)
 
 
 def outcome(one: Trial, ratio: float, device: Device = HERE, **metrics: float) -> Outcome:
-    assert one.work
-    took = {"wall_seconds": ratio * seconds(one.work, RATES) + metrics.get("load_seconds", 0.0), **metrics}
+    took = {"wall_seconds": ratio * 5.5 + metrics.get("load_seconds", 0.0), **metrics}
     where = {"name": device.name, "threads": device.threads}
     return Outcome(one.trial_id, TrialState.SUCCEEDED, took, device=where)
 
 
 def test_finished_trials_correct_a_prediction_and_one_odd_trial_does_not(tmp_path: Path) -> None:
-    guess, one = Predictions(HERE, RATES), trial(tmp_path, "a")
-    assert one.work
-    first = seconds(one.work, RATES)
-    assert first == pytest.approx(0.5 + 5)
+    guess, one = Predictions(HERE, SPEED), trial(tmp_path, "a")
+    first = TRIAL + one.operations / SPEED.operations
+    assert first == pytest.approx(0.3 + 5.2)
     errors = []
     for n, ratio in enumerate((1.6, 1.5, 30.0, 1.55, 1.45, 1.5, 1.52)):
         predicted = guess.seconds(one)
@@ -58,15 +57,15 @@ def test_finished_trials_correct_a_prediction_and_one_odd_trial_does_not(tmp_pat
 
 
 def test_trials_of_one_sort_speak_for_themselves_before_others(tmp_path: Path) -> None:
-    guess = Predictions(HERE, RATES)
-    full, sparse, other = (trial(tmp_path, kind, kind=kind, key=kind) for kind in ("full", "sparse", "other"))
+    guess = Predictions(HERE, SPEED)
+    full, sparse, other = (trial(tmp_path, row, row, key=row) for row in ("full", "sparse", "other"))
     for _ in range(5):
         guess.learn(full, outcome(full, 2.0))
         guess.learn(sparse, outcome(sparse, 0.5, load_seconds=100.0))
     ratios = [(guess.seconds(one) or 0) / 5.5 for one in (full, sparse, other)]
     assert ratios == pytest.approx([2.0, 0.5, 1.0])
     assert guess.start == 100.0
-    assert Predictions(HERE, RATES).start == RATES.start
+    assert Predictions(HERE, SPEED).start == SPEED.start
 
 
 def test_nothing_is_predicted_before_a_probe_or_a_finished_trial_and_devices_are_kept_apart(tmp_path: Path) -> None:
@@ -80,9 +79,9 @@ def test_nothing_is_predicted_before_a_probe_or_a_finished_trial_and_devices_are
     assert guess.device == THERE
     assert guess.finished[THERE] == 1
     assert str(THERE) == "there, 2 threads"
-    assert guess.seconds(one) == pytest.approx(took.metrics["wall_seconds"]), "the reference's rates cancel out"
+    assert guess.seconds(one) == pytest.approx(took.metrics["wall_seconds"]), "the speed of reference cancels out"
     assert 0 < (guess.joules(one) or 0) < 25 * took.metrics["wall_seconds"], "25 W, during the steps"
-    mixed = Predictions(HERE, RATES)
+    mixed = Predictions(HERE, SPEED)
     mixed.learn(one, took)
     assert mixed.seconds(one) == pytest.approx(5.5)
     assert mixed.devices == [HERE, THERE]
@@ -93,7 +92,7 @@ def test_nothing_is_predicted_before_a_probe_or_a_finished_trial_and_devices_are
 def test_a_sweep_counts_its_work_in_predicted_seconds(tmp_path: Path) -> None:
     plan = [trial(tmp_path / "w", f"t{n}") for n in range(3)]
     seen = []
-    sweep(tmp_path, plan, predictions=Predictions(HERE, RATES), on_update=seen.append)
+    sweep(tmp_path, plan, predictions=Predictions(HERE, SPEED), on_update=seen.append)
     assert seen[0].predicted
     assert seen[0].cost_total == pytest.approx(3 * 5.5)
     assert seen[-1].tokens_this_run == pytest.approx(sum(one.cost for one in plan))
@@ -121,10 +120,10 @@ def test_a_plan_shows_what_finished_trials_or_a_probe_predict(tmp_path: Path, mo
     planned_again = io.StringIO()
     show_plan(plan_facts(plan), Console(file=planned_again, width=80), trials=False)
     assert "time on x, 1 thread: about 20 s" in planned_again.getvalue(), "the other trial is of the same sort"
-    keep(replace(RATES, device=probe()["name"], threads=1))
+    keep(replace(SPEED, device=probe()["name"], threads=1))
     probed = plan_facts(plan)
     assert probed.probed
-    assert probed.seconds_left == pytest.approx(seconds(plan.trials[1].work, RATES))
+    assert probed.seconds_left == pytest.approx(TRIAL + plan.trials[1].operations / 1e9)
 
 
 def test_a_sweep_of_some_length_probes_the_machine_first_and_a_short_one_or_one_that_is_known_does_not(
@@ -132,7 +131,7 @@ def test_a_sweep_of_some_length_probes_the_machine_first_and_a_short_one_or_one_
 ) -> None:
     monkeypatch.setenv("ZO_SWEEPS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(
-        rating, "measure", lambda threads: keep(replace(RATES, device=probe()["name"], threads=threads))
+        measure_speed, "measure", lambda threads: keep(replace(SPEED, device=probe()["name"], threads=threads))
     )
     view = session.View()
     probed = []
@@ -140,7 +139,41 @@ def test_a_sweep_of_some_length_probes_the_machine_first_and_a_short_one_or_one_
         plan = planned(tmp_path, TINY, f"state_dir={tmp_path / 'state'}", "executor=inline", f"train.steps={steps}")
         before = this_device(plan)
         assert before
-        had = rates_here(before)[0]
+        had = speed_here(before)[0]
         made = session.predictions_of(plan, read_standing(plan.config.folder), view)
-        probed.append((had is not None, made.rates is not None))
+        probed.append((had is not None, made.speed is not None))
     assert probed == [(False, False), (False, True), (True, True)]
+
+
+def test_a_speed_survives_its_file_and_a_damaged_one_is_named_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ZO_SWEEPS_CACHE", str(tmp_path))
+    assert known("here", 1) is None
+    keep(SPEED)
+    assert known("here", 1) == SPEED
+    assert known("here", 2) is None, "of another number of threads"
+    (file,) = (tmp_path / "speed").iterdir()
+    whole = json.loads(file.read_text())
+    for damaged in ("{", "[]", "{}", json.dumps({**whole, "operations": -1}), json.dumps({**whole, "more": 1})):
+        file.write_text(damaged)
+        with pytest.raises(UserError, match=r"cannot read this machine's speed.*plan --probe") as error:
+            known("here", 1)
+        assert str(file) in str(error.value)
+        assert "\n" not in str(error.value)
+
+
+def test_a_tiny_trial_has_the_operations_that_its_configuration_says(tmp_path: Path) -> None:
+    grid = {**TINY, "blocks": {"zo": {**TINY["blocks"]["zo"], "axes": {}}}}  # q = 2, 4 steps, dev after 2 and 4
+    (one,) = planned(tmp_path, grid, "split.dev=6", "split.test=5", "train.batch=8", "evaluation.mode=both").trials
+    weights = 6 * (4 * 256 * 256 + 3 * 256 * 704)  # of the demo model's layers
+    assert one.operations == pytest.approx(2 * weights * one.cost)
+
+
+def test_a_probe_measures_what_a_forward_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.set_num_threads", lambda threads: None)
+    monkeypatch.setattr(measure_speed, "CALLS", 2)
+    made = measure_speed._probe(2, 0.0)
+    assert (made.device, made.threads) == (probe()["name"], 2)
+    assert 0 < made.operations < math.inf
+    assert made.start > 0

@@ -64,8 +64,8 @@ def plan(given: Sequence[str]) -> int:
     parser.add_argument(
         "--probe",
         action="store_true",
-        help="first measure this machine, in about ten seconds; the rates are kept for later plans and runs. Without "
-        "them, or finished trials, no time is predicted; a run of more than a minute measures them itself",
+        help="first measure this machine, in about ten seconds; its speed is kept for later plans and runs. Without "
+        "it, or finished trials, no time is predicted; a run of more than a minute measures them itself",
     )
     parser.add_json({"": PlanFacts})
     options = parse(parser, given)

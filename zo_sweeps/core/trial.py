@@ -41,7 +41,6 @@ from enum import Enum
 from typing import Any, Protocol
 
 from zo_sweeps.core.memory import MEANINGS, SCORING, TOTAL
-from zo_sweeps.core.work import Work
 
 Event = Mapping[str, Any]
 
@@ -137,7 +136,7 @@ class Trial:
         shares_forwards: whether trials with its `warm_key` and `memory_key` can be computed in the same forwards.
         label: human-readable: "ZO-LoRA-FA (q=1) · SST-2 · lr 0.0001 · seed 0".
         grid, block, task: names of the first cell that requested it, for display and tags.
-        work: what it does, for a prediction of its time; not written to files. None: not known.
+        operations: in floating point, of its forwards, to predict its time; not written to files. 0: not known.
     """
 
     trial_id: str
@@ -153,10 +152,10 @@ class Trial:
     grid: str = ""
     block: str = ""
     task: str = ""
-    work: Work | None = field(default=None, compare=False)
+    operations: float = field(default=0.0, compare=False)
 
     def to_json(self) -> dict[str, Any]:
-        fields = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "work"}
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "operations"}
         shared = None if self.shared_steps is None else asdict(self.shared_steps)
         return {**fields, "config": self.config.to_json(), "needs": asdict(self.needs), "shared_steps": shared}
 

@@ -21,9 +21,10 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.extras import EXTRAS
 from zo_sweeps.core.host import GIB
 from zo_sweeps.core.units import bytes_text
-from zo_sweeps.devices import kernels, rates
+from zo_sweeps.devices import kernels
 from zo_sweeps.devices.energy import EnergyMeter
 from zo_sweeps.devices.probe import EDGE, has_cuda, kinds_with_tools, probe
+from zo_sweeps.devices.speed import known
 from zo_sweeps.methods import registry
 
 Status = Literal["ok", "warn", "fail"]
@@ -164,21 +165,16 @@ def _energy() -> Check:
 
 
 def measured() -> Check:
-    """Show the rates that this machine's probe has kept, for each number of threads: predictions are made of them."""
+    """Show the speed that this machine's probe has kept, for each number of threads: predictions are made of it."""
     host = probe()
     try:
-        kept = [one for threads in range(1, host["cores"] + 1) if (one := rates.known(host["name"], threads))]
+        kept = [one for threads in range(1, host["cores"] + 1) if (one := known(host["name"], threads))]
     except UserError as error:
-        return Check("rates", "warn", str(error))
+        return Check("speed", "warn", str(error))
     if not kept:
-        return Check("rates", "ok", "not measured yet; plan --probe +grid=quickstart measures them (10 s)")
-    each = (
-        f"{max(one.products['float32'].values()) / 1e9:.0f} GFLOP/s (fp32), {one.memory_bytes / 1e9:.0f} GB/s of memory"
-        f" with {one.threads} thread{'s' * (one.threads > 1)}"
-        for one in kept
-        if "float32" in one.products
-    )
-    return Check("rates", "ok", "; ".join(each) or "measured")
+        return Check("speed", "ok", "not measured yet; plan --probe +grid=quickstart measures it (10 s)")
+    each = (f"{one.operations / 1e9:.0f} GFLOP/s with {one.threads} thread{'s' * (one.threads > 1)}" for one in kept)
+    return Check("speed", "ok", "; ".join(each))
 
 
 def disk(folder: Path) -> Check:

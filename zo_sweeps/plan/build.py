@@ -19,7 +19,7 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.fingerprint import fingerprint
 from zo_sweeps.core.trial import Needs, SharedSteps, Trial
 from zo_sweeps.devices.formats import format_times
-from zo_sweeps.methods.arch import Arch
+from zo_sweeps.methods.arch import ALL, Arch
 from zo_sweeps.methods.definition import identity
 from zo_sweeps.methods.evaluation import Restore
 from zo_sweeps.methods.parts import ModelSource
@@ -33,7 +33,6 @@ from zo_sweeps.plan.labels import labels
 from zo_sweeps.plan.overrides import Overrides
 from zo_sweeps.plan.resolve import Options, Parts, difference, fastest_on, resolve
 from zo_sweeps.plan.visible_rows import shown
-from zo_sweeps.plan.work import work_of
 from zo_sweeps.plan.written import Ran, add, as_written
 
 
@@ -273,7 +272,7 @@ def _trial(
         ),
         warm_key=warm_key(config),
         cost=_cost(config, needs),
-        work=work_of(config, needs),
+        operations=_operations(config, needs),
         steps=config.steps,
         memory_key=memory_key(config),
         shared_steps=_shared_steps(config),
@@ -313,6 +312,18 @@ def _cost(config: TrialConfig, needs: Availability) -> float:
     evaluations = -(-train.steps // train.eval_every) if train.steps else 1
     stepped = train.steps * (train.batch or 1) * passes + (evaluations + 1) * 3 * config.gradients.samples
     return stepped * needs.step_tokens + (evaluations * needs.dev + needs.test) * needs.tokens
+
+
+def _operations(config: TrialConfig, needs: Availability) -> float:
+    """Estimate the operations of a trial's matrix products: twice the weights that each forwarded token passes.
+
+    0 if its model's shape is unknown, or it does not run on torch here.
+    """
+    arch = needs.arch
+    if arch is None or not config.method.kind.of_model or config.device.runs_programs:
+        return 0.0
+    experts = 3 * arch.layers * arch.width * arch.inner if arch.experts else 0  # those that a token passes
+    return 2.0 * (arch.entries([ALL]) + experts) * _cost(config, needs)
 
 
 def memory_key(config: TrialConfig) -> str:

@@ -14,8 +14,6 @@ from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.fingerprint import fingerprint
 from zo_sweeps.core.trial import TrialState
-from zo_sweeps.core.work import seconds as seconds_at
-from zo_sweeps.devices.rates import REFERENCE
 from zo_sweeps.plan.altered import beside_written
 from zo_sweeps.plan.build import Plan, build
 from zo_sweeps.plan.order import ORDERS
@@ -29,7 +27,7 @@ from zo_sweeps.schedule.halving import Rungs, groups
 from zo_sweeps.schedule.ledger import Ledger, Retries, Standing, read_standing
 from zo_sweeps.schedule.live import LiveFile
 from zo_sweeps.schedule.observer import Remarks, Waits
-from zo_sweeps.schedule.prediction import Predictions, predictions, slots_here, this_device
+from zo_sweeps.schedule.prediction import OPERATIONS, Predictions, predictions, slots_here, this_device
 from zo_sweeps.schedule.same_errors import OneCause
 from zo_sweeps.schedule.snapshot import Snapshot, Summary, Watch
 from zo_sweeps.schedule.sweep import Sweep
@@ -40,7 +38,7 @@ if TYPE_CHECKING:
     from zo_sweeps.record.mlflow_store import MlflowMirror
 
 SERVER_SECONDS = 60.0  # time allowed for the tracking server to start, and for the final upload
-PROBED_SECONDS = 60.0  # of a sweep by the reference's rates, from which ten for a probe are little
+PROBED_SECONDS = 60.0  # of a sweep on the core of reference, from which ten for a probe are little
 IDLE_SECONDS = 5.0  # the same, for a named server and a sweep with nothing left to run
 
 
@@ -219,10 +217,10 @@ def _run(
 def predictions_of(plan: Plan, ledger: Standing, view: View) -> Predictions:
     """Return the predictions of a sweep's trials; this host is probed first if they will take long, and it was not."""
     made, here = predictions(plan, ledger), this_device(plan)
-    left = [trial for trial in plan.trials if trial.work and not ledger.has_result(trial.trial_id)]
-    if here is None or made.rates or made.finished:
+    left = sum(trial.operations for trial in plan.trials if not ledger.has_result(trial.trial_id))
+    if here is None or made.speed or made.finished:
         return made
-    if sum(seconds_at(trial.work, REFERENCE) for trial in left if trial.work) < PROBED_SECONDS * slots_here(plan):
+    if left / OPERATIONS < PROBED_SECONDS * slots_here(plan):
         return made
     view.say("measuring this machine, once: about ten seconds")
     try:
@@ -233,11 +231,11 @@ def predictions_of(plan: Plan, ledger: Standing, view: View) -> Predictions:
 
 
 def probe_this_host(plan: Plan) -> None:
-    """Measure this host's rates with the threads of the plan's trials, and keep them. Cost: about ten seconds.
+    """Measure this host's speed with the threads of the plan's trials, and keep it. Cost: about ten seconds.
 
     Raises UserError if the probe fails, or if the nodes of a cluster run the trials.
     """
-    from zo_sweeps.run.rating import measure
+    from zo_sweeps.run.measure_speed import measure
 
     if plan.config.cluster.address:
         raise UserError("a probe is of this machine, and the nodes of a cluster run the trials", fix="omit --probe")

@@ -14,7 +14,7 @@ from zo_sweeps.results import caps
 from zo_sweeps.results.earlier import lines
 from zo_sweeps.schedule.budget import Predicted
 from zo_sweeps.schedule.ledger import Standing, read_standing
-from zo_sweeps.schedule.prediction import Predictions, predictions, rates_here, slots_here
+from zo_sweeps.schedule.prediction import Predictions, predictions, slots_here, speed_here
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class PlanFacts:
     load: float | None = key("the machine's load per core when it was probed")
     finished: int = key("how many finished trials of this plan correct them")
     elsewhere: Mapping[str, float | None] = key("other devices with finished trials -> seconds_left there")
-    trouble: str = key("why the rates of this machine cannot be read, empty if they can")
+    trouble: str = key("why the speed of this machine cannot be read, empty if it can")
     rows: Sequence[PlannedRow] = key("the grid's rows")
     largest: str = key("id of the trial that needs the most memory")
     largest_parts_bytes: Mapping[str, int] = key("its estimated memory by part, with that of the process")
@@ -123,11 +123,11 @@ def plan_facts(plan: Plan, order: str = "grid") -> PlanFacts:
         seconds_to_go=to_go,
         joules_left=joules_left,
         device=str(guess.device) if guess.device in guess.devices else None,
-        probed=guess.rates is not None,
-        load=guess.rates.load if guess.rates else None,
+        probed=guess.speed is not None,
+        load=guess.speed.load if guess.speed else None,
         finished=guess.finished[guess.device] if guess.device else 0,
         elsewhere={str(device): _sum(guess.seconds(trial, device) for trial in left) for device in others},
-        trouble=rates_here(guess.here)[1] if guess.here else "",
+        trouble=speed_here(guess.here)[1] if guess.here else "",
         rows=_rows(plan, standing, guess),
         largest=largest.trial_id if largest else "",
         largest_parts_bytes=_parts(largest) if largest else {},
