@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -14,6 +15,7 @@ from zo_sweeps.core.trial import TrialState
 from zo_sweeps.methods.budget import Budget
 from zo_sweeps.record.journal import JournalStore, last_step
 from zo_sweeps.schedule.budget import Meter, Predicted, Spent, cap_above, covered, must_hold, over, spent
+from zo_sweeps.schedule.inline_backend import InlineBackend
 from zo_sweeps.schedule.ledger import Ledger, Standing, read_standing
 
 HOUR = 3600.0
@@ -93,7 +95,9 @@ def test_a_cap_in_hours_stops_at_a_step_and_a_larger_one_goes_on_from_it_to_the_
 
 def test_a_cap_that_earlier_runs_have_used_up_starts_nothing(tmp_path: Path) -> None:
     meter = Meter(Budget(joules=5.0), Spent(joules=5.0))
-    summary = sweep(tmp_path, fakes.trials(tmp_path / "w", 2), meter=meter)
+    backend = MagicMock(spec=InlineBackend)
+    summary = sweep(tmp_path, fakes.trials(tmp_path / "w", 2), backend, meter=meter)
+    assert not backend.start.called
     assert (summary.ran, summary.over) == (0, "budget.joules=5: 5 J in steps, all runs together")
     assert fakes.log_of(tmp_path / "w", "t000") == []
 

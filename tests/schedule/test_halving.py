@@ -8,9 +8,10 @@ import pytest
 
 from tests.schedule import fakes
 from tests.schedule.driver import sweep
-from tests.schedule.test_sweep import results
-from zo_sweeps.core.trial import TrialState
+from tests.schedule.test_sweep import Scripted, results
+from zo_sweeps.core.trial import Outcome, TrialState
 from zo_sweeps.record.journal import JournalStore, scalars
+from zo_sweeps.schedule.backend import Finished, Lost, Progress
 from zo_sweeps.schedule.halving import Group, Halving, best
 
 
@@ -91,6 +92,17 @@ def test_a_trial_whose_pause_has_not_arrived_is_not_judged():
         ("b", False),
     ]
     assert halving.verdicts(running=()) == []
+
+
+def test_a_trial_that_is_lost_at_a_rung_waits_there_for_its_rivals_and_is_started_once_again(tmp_path):
+    at_rung = lambda name, loss: Progress(name, 1, [{"type": "eval", "step": 2, "loss": loss, "metric": 0.0}])
+    paused, done = (Outcome(name, state) for name, state in (("b", TrialState.PAUSED), ("a", TrialState.SUCCEEDED)))
+    script = [[at_rung("a", 1.0), Lost("a", 1, "gone")], [at_rung("b", 2.0), Finished("b", 1, paused)]]
+    backend = Scripted([*script, [Finished("a", 2, done)]])
+    group = Group((("a",), ("b",)), (2,), 0.5, "dev/loss", 1.0)
+    sweep(tmp_path, [fakes.trial(tmp_path / "w", name) for name in "ab"], backend, groups=[group])
+    assert [(name, attempt) for name, attempt, _ in backend.submitted] == [("a", 1), ("b", 1), ("a", 2)]
+    assert states(tmp_path) == {"a": "SUCCEEDED", "b": "STOPPED"}
 
 
 def test_trials_of_one_process_pause_and_go_on_each_by_itself(tmp_path):

@@ -138,9 +138,8 @@ class Sweep:
                 trial = self.queue.take(lambda trial: self.backend.fit(self.memory.corrected(trial)))
                 if trial is None:
                     break
-                self._launch(
-                    [trial, *(beside(trial, self.queue, self.backend, self.memory.corrected) if self._fuse else [])]
-                )
+                others = beside(trial, self.queue, self.backend, self.memory.corrected) if self._fuse else []
+                self._launch([trial, *others])
             for observer in self._observers:
                 observer.looks()
             if not self.running and not (self.backend.grows and self.queue and not self.stop.wanted):
