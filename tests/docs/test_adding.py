@@ -11,6 +11,7 @@ import pytest
 from tests.conftest import REPO
 from tests.engine import oracles
 from tests.engine.test_oracles import check_space
+from tests.tasks.test_examples import check_kind, check_layout, check_metric, check_objective
 from tests.worker.common import run
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.trial import Outcome, TrialState
@@ -130,6 +131,9 @@ CONTRACTS = {
     "schedule": oracles.schedule,
     "space": check_space,
     "update": oracles.update,
+    "metric": check_metric,
+    "objective": check_objective,
+    "task_kind": check_kind,
 }
 
 
@@ -162,6 +166,8 @@ def test_a_table_and_a_device_are_one_yaml_each(tmp_path: Path) -> None:
     assert written("table", tmp_path) == ["table/tokens.yaml"]
     assert written("device", tmp_path) == ["device/rpi-5.yaml"]
     composer = Composer(["device=rpi-5"], [str(tmp_path)])
-    assert Measure.from_mapping(composer.option("table", "tokens"), "tokens.yaml").unit == "tokens/s"
+    layout = Measure.from_mapping(composer.option("table", "tokens"), "tokens.yaml")
+    assert layout.unit == "tokens/s"
+    check_layout(layout)
     plan = build(Composer(["+grid=quickstart", "device=rpi-5"], [str(tmp_path)]))
     assert {trial.needs.device for trial in plan.trials} == {"rpi-5"}

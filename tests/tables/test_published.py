@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import combinations_with_replacement
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,11 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.tasks.test_examples import check_layout
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import METRICS, TO_TARGET
 from zo_sweeps.methods import registry
-from zo_sweeps.tables import build
+from zo_sweeps.tables import Measure, build
 from zo_sweeps.tables.paper_files import names, read
 from zo_sweeps.tables.published import NUMERIC_KINDS, load
 
@@ -186,11 +188,28 @@ def test_a_broken_table_in_a_users_folder_is_one_clear_line(tmp_path: Path, rows
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("name", names("table"))
-def test_every_measure_loads_and_names_a_metric_that_trials_record(name: str) -> None:
-    measure = load_measure(name)
+def names_a_measured_metric(measure: Measure) -> None:
     assert measure.metric in MEASURED
     assert measure.beside is None or measure.beside.metric in MEASURED
+
+
+@pytest.mark.parametrize("name", names("table"))
+def test_every_measure_loads_and_names_a_metric_that_trials_record(name: str) -> None:
+    names_a_measured_metric(load_measure(name))
+
+
+@pytest.mark.parametrize("metric", registry.names("metric"))
+def test_a_new_table_over_a_task_s_metric_is_one_yaml(metric: str, tmp_path: Path) -> None:
+    text = (
+        f"metric: test/{metric}\nunit: '%'\nunit_size: 0.01\nexample: {{trial: {{test/{metric}: 0.5}}, shows: [50]}}\n"
+    )
+    (tmp_path / "table").mkdir()
+    (tmp_path / "table" / "mine.yaml").write_text(text, encoding="utf-8")
+    measure = Measure.from_mapping(read("table", "mine", [tmp_path]), "mine.yaml")
+    names_a_measured_metric(measure)
+    check_layout(measure)
+    with pytest.raises(AssertionError, match="another"):
+        names_a_measured_metric(replace(measure, metric="test/another"))
 
 
 def test_an_unknown_measure_is_refused_with_the_choices() -> None:

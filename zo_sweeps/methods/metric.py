@@ -47,7 +47,8 @@ class Metric(Definition):
     digits: ClassVar[int] = 1
     better: ClassVar[Literal["higher", "lower"]] = "higher"
     # (predictions, references, score), worked out by hand: what the contract tests hold `compute` to, options at their
-    # defaults. At least one; where predictions and references are not alike, one must tell them apart.
+    # defaults. At least one; one with a score besides 0 and 1; and one whose score changes if its lists change places,
+    # unless the metric is symmetric.
     examples: ClassVar[tuple[tuple[Sequence[Any], Sequence[Any], float], ...]] = ()
 
     def fits(self, task: Task) -> str:

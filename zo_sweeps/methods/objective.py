@@ -39,7 +39,8 @@ class Objective(Definition):
     masked: ClassVar[bool] = False  # reads label words at a mask: for masked models and prompts with a mask
     gold_only: ClassVar[bool] = False  # runs the forward on right answers only
     # (batch, f), worked out by hand: what the contract tests hold `loss` to, options at their defaults; the batch of
-    # one that `generates` is (texts, references). At least one, of two examples that differ, so that a sum is no mean.
+    # one that `generates` is (texts, references). At least one; each of several examples, with an f that is not 0;
+    # where candidates are compared, one whose gold candidate is not the first.
     examples: ClassVar[tuple[tuple[Sequence[Any], float], ...]] = ()
 
     def fits(self, task: Task) -> str:

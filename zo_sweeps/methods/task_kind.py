@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -16,17 +16,26 @@ EACH = "'each' must name a field of a multiple_choice task, whose dialect has ex
 
 
 class KindExample(NamedTuple):
-    """A row's label, and what a kind makes of it.
+    """A task in one wording, one of its rows, and what a kind makes of them.
 
     Args:
-        label: of the row. labels: each option's value. gold: the right option.
+        row: its columns; "label" has the right answer.
+        template, options, each, labels: of the task and its wording, as in YAML.
+        prompt, answers: the text up to the answer, and each candidate's answer after it.
+        gold, golds: index of the candidate trained on; of all right ones, if there are several.
         references: the accepted answers. value: the right number.
-        scores: of the options, and the number that is predicted of them (`estimate`).
+        scores, estimate: a score per option, and the number that is predicted from them.
     """
 
-    label: Any
-    labels: tuple[Any, ...]
+    row: Mapping[str, Any]
+    template: str
+    options: tuple[str, ...]
+    prompt: str
+    answers: tuple[str, ...]
     gold: int
+    golds: tuple[int, ...] = ()
+    labels: tuple[Any, ...] = ()
+    each: str = ""
     references: tuple[str, ...] = ()
     value: float | None = None
     scores: tuple[float, ...] = ()
@@ -40,8 +49,8 @@ class TaskKind(Definition):
     axis: ClassVar[str] = "task_kind"
     predicts: ClassVar[Of] = Of.LABELS
     own_options: ClassVar[bool] = False  # options differ from row to row
-    # What the contract tests hold a kind to: at least one, and one whose gold option is not the first of several.
-    examples: ClassVar[tuple[KindExample, ...]] = (KindExample("b", ("a", "b", "c"), 1),)
+    # What the contract tests hold a kind to: at least one, and of options, one whose gold option is not the first.
+    examples: ClassVar[tuple[KindExample, ...]] = ()
 
     @property
     def generates(self) -> bool:

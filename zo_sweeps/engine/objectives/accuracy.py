@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from zo_sweeps.methods.metric import Of
 from zo_sweeps.methods.objective import Answers, Objective
@@ -20,9 +19,7 @@ if TYPE_CHECKING:
 class Accuracy(Objective):
     """The objective f = 1 - the share of examples where a right candidate scores highest. MeZO, section 3.3."""
 
-    examples: ClassVar[tuple[tuple[Sequence[Any], float], ...]] = (
-        ((Answers(((-1.0,), (-2.0,)), 0), Answers(((-1.0,), (-4.0, -2.0)), 1)), 1 / 2),
-    )
+    examples = (((Answers(((-1.0,), (-2.0,)), 0), Answers(((-1.0,), (-4.0, -2.0)), 1)), 1 / 2),)
     differentiable: ClassVar[bool] = False
 
     def fits(self, task: Task) -> str:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, log
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING
 
 from zo_sweeps.methods.objective import Answers, Objective
 
@@ -23,7 +22,7 @@ class Candidates(Objective):
     In a regression task the gold candidate is the one with the nearest value.
     """
 
-    examples: ClassVar[tuple[tuple[Sequence[Any], float], ...]] = (
+    examples = (
         # s = -1, -2, and -1, -3: the mean over tokens
         (
             (Answers(((-1.0,), (-2.0,)), 0), Answers(((-1.0,), (-4.0, -2.0)), 1)),

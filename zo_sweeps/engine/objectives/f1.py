@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 class F1(Objective):
     """f = -mean SQuAD F1 of the answers generated for a minibatch. MeZO's objective for SQuAD."""
 
-    examples: ClassVar[tuple[tuple[Sequence[Any], float], ...]] = (
-        ((["the red cat", "dog", "x"], [["cat"], ["a dog", "cat"], ["y"]]), -5 / 9),
-    )
+    examples = (((["the red cat", "dog", "x"], [["cat"], ["a dog", "cat"], ["y"]]), -5 / 9),)
     differentiable: ClassVar[bool] = False
     generates: ClassVar[bool] = True
     gold_only: ClassVar[bool] = True

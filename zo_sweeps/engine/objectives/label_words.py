@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, log
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from zo_sweeps.methods.objective import Answers, Objective
 
@@ -23,8 +22,8 @@ class LabelWords(Objective):
     Source: LM-BFF (Gao et al., 2021); MeZO's RoBERTa part.
     """
 
-    examples: ClassVar[tuple[tuple[Sequence[Any], float], ...]] = (
-        ((Answers(((3.0,), (1.0,)), 0), Answers(((0.0,), (2.0,)), 0)), (log(1 + exp(-2)) + log(1 + exp(2))) / 2),
+    examples = (
+        ((Answers(((3.0,), (1.0,)), 0), Answers(((0.0,), (3.0,)), 1)), (log(1 + exp(-2)) + log(1 + exp(-3))) / 2),
     )
     masked: ClassVar[bool] = True
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from zo_sweeps.methods.objective import Answers, Objective
 
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 class Tokens(Objective):
     """f = -mean of log p over the batch's gold answer tokens. P-RGE (arXiv:2409.15520)."""
 
-    examples: ClassVar[tuple[tuple[Sequence[Any], float], ...]] = (
+    examples = (
         ((Answers(((-1.0,), (-2.0,)), 0), Answers(((-1.0,), (-4.0, -2.0)), 1)), (1 + 4 + 2) / 3),
     )  # over tokens, not examples
     gold_only: ClassVar[bool] = True

@@ -18,7 +18,12 @@ class Generation(TaskKind):
     """Greedy generation of an answer; the label column lists the accepted ones, of which the first is trained on."""
 
     predicts: ClassVar[Of] = Of.TEXTS
-    examples: ClassVar[tuple[KindExample, ...]] = (KindExample(["Paris", "paris"], (), 0, ("Paris", "paris")),)
+    examples = (
+        KindExample(
+            {"text": "Where?", "label": ["Paris", "paris"]}, "{{ text }}", (" {{ label[0] }}",), "Where?", (" Paris",),
+            gold=0, references=("Paris", "paris"),
+        ),
+    )  # fmt: skip
 
     def labels(self, task: Task, dialect: Dialect) -> tuple[Any, ...]:
         return ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from zo_sweeps.methods.task_kind import EACH, TaskKind
+from zo_sweeps.methods.task_kind import EACH, KindExample, TaskKind
 
 if TYPE_CHECKING:
     from zo_sweeps.methods.task import Dialect, Task
@@ -19,6 +19,16 @@ class MultipleChoice(TaskKind):
     """
 
     own_options: ClassVar[bool] = True
+    examples = (
+        KindExample(
+            {"text": "Rain:", "one": "dry", "two": "wet", "label": 1}, "{{ text }}", (" {{ one }}", " {{ two }}"),
+            "Rain:", (" dry", " wet"), gold=1,
+        ),
+        KindExample(
+            {"text": "In", "of": ["Rome", "Oslo", "Bern"], "label": ["Bern", "Oslo"]}, "{{ text }}", (" {{ item }}",),
+            "In", (" Rome", " Oslo", " Bern"), gold=2, golds=(1, 2), each="of",
+        ),
+    )  # fmt: skip
 
     def labels(self, task: Task, dialect: Dialect) -> tuple[Any, ...]:
         return () if dialect.each else super().labels(task, dialect)

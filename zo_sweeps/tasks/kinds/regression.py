@@ -24,9 +24,12 @@ class Regression(TaskKind):
     """
 
     predicts: ClassVar[Of] = Of.SCORES
-    examples: ClassVar[tuple[KindExample, ...]] = (  # p = 3/4 and 1/4
-        KindExample(3.9, (0, 5), 1, value=3.9, scores=(math.log(3) - 7, -7.0), estimate=5 / 4),
-    )
+    examples = (
+        KindExample(
+            {"text": "Good?", "label": 3.9}, "{{ text }}", (" no", " yes"), "Good?", (" no", " yes"), gold=1,
+            labels=(0, 5), value=3.9, scores=(math.log(3) - 7, -7.0), estimate=5 / 4,
+        ),  # p = 3/4 and 1/4
+    )  # fmt: skip
 
     def wrong(self, task: Task, dialect: Dialect) -> str:
         for label in task.labels:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from zo_sweeps.methods.metric import Metric, same_length
 
@@ -15,7 +15,7 @@ class Accuracy(Metric):
 
     display: ClassVar[str] = "accuracy"
     share_right: ClassVar[bool] = True
-    examples: ClassVar[tuple[tuple[Sequence[Any], Sequence[Any], float], ...]] = (([0, 1, 1, 0], [0, 1, 0, 0], 3 / 4),)
+    examples = (([0, 1, 1, 0], [0, 1, 0, 0], 3 / 4),)
 
     def compute(self, predictions: Sequence[int], references: Sequence[int]) -> float:
         same_length(predictions, references)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from zo_sweeps.methods.metric import Metric, Of, same_length
 from zo_sweeps.tasks.metrics.squad_f1 import words
@@ -16,9 +16,7 @@ class ExactMatch(Metric):
 
     display: ClassVar[str] = "exact match"
     of: ClassVar[Of] = Of.TEXTS
-    examples: ClassVar[tuple[tuple[Sequence[Any], Sequence[Any], float], ...]] = (
-        (["The cat!", "a dog", "fox"], [["dog", "cat"], ["dogs"], ["a fox"]], 2 / 3),
-    )
+    examples = ((["The cat!", "a dog", "fox"], [["dog", "cat"], ["dogs"], ["a fox"]], 2 / 3),)
 
     def compute(self, predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
         same_length(predictions, references)

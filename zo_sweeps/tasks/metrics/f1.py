@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from zo_sweeps.methods.definition import option
 from zo_sweeps.methods.metric import Metric, same_length
@@ -22,9 +22,7 @@ class F1(Metric):
 
     display: ClassVar[str] = "F1"
     classes: ClassVar[bool] = True
-    examples: ClassVar[tuple[tuple[Sequence[Any], Sequence[Any], float], ...]] = (
-        ([1, 1, 1, 0, 0], [1, 0, 0, 1, 0], 2 / 5),
-    )  # P = 1/3, R = 1/2
+    examples = (([1, 1, 1, 0, 0], [1, 0, 0, 1, 0], 2 / 5),)  # P = 1/3, R = 1/2
 
     positive: int = option(1, "index of the scored label among the task's", least=0, most=1)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from zo_sweeps.methods.metric import Metric, same_length
 
@@ -15,9 +15,7 @@ class MacroF1(Metric):
 
     display: ClassVar[str] = "macro F1"
     classes: ClassVar[bool] = True
-    examples: ClassVar[tuple[tuple[Sequence[Any], Sequence[Any], float], ...]] = (
-        ([0, 1, 1, 2], [0, 1, 2, 2], (1 + 2 / 3 + 2 / 3) / 3),
-    )
+    examples = (([0, 1, 1, 2], [0, 1, 2, 2], (1 + 2 / 3 + 2 / 3) / 3),)
 
     def compute(self, predictions: Sequence[int], references: Sequence[int]) -> float:
         from sklearn.metrics import f1_score

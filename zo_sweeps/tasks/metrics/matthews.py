@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from zo_sweeps.methods.metric import Metric, same_length
 
@@ -18,9 +18,7 @@ class Matthews(Metric):
 
     display: ClassVar[str] = "Matthews correlation"
     classes: ClassVar[bool] = True
-    examples: ClassVar[tuple[tuple[Sequence[Any], Sequence[Any], float], ...]] = (
-        ([1, 1, 1, 0], [1, 1, 0, 0], 1 / 3**0.5),
-    )
+    examples = (([1, 1, 1, 0], [1, 1, 0, 0], 1 / 3**0.5),)
     unit: ClassVar[str] = ""
     unit_size: ClassVar[float] = 1.0
     digits: ClassVar[int] = 3

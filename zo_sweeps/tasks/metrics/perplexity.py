@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from zo_sweeps.methods.metric import Metric, Of, same_length
 
@@ -20,9 +20,7 @@ class Perplexity(Metric):
     unit_size: ClassVar[float] = 1.0
     digits: ClassVar[int] = 2
     better: ClassVar[Literal["higher", "lower"]] = "lower"
-    examples: ClassVar[tuple[tuple[Sequence[Any], Sequence[Any], float], ...]] = (
-        ([1.0, 3.0], [2, 6], math.exp(4 / 8)),
-    )
+    examples = (([1.0, 3.0], [2, 6], math.exp(4 / 8)),)
 
     def compute(self, predictions: Sequence[float], references: Sequence[int]) -> float:
         same_length(predictions, references)

@@ -8,7 +8,7 @@ import string
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from zo_sweeps.methods.metric import Metric, Of, same_length
 
@@ -28,9 +28,7 @@ class SquadF1(Metric):
 
     display: ClassVar[str] = "F1"
     of: ClassVar[Of] = Of.TEXTS
-    examples: ClassVar[tuple[tuple[Sequence[Any], Sequence[Any], float], ...]] = (
-        (["in the year 1999", "x"], [["9", "1999"], ["y"]], 1 / 4),
-    )
+    examples = ((["in the year 1999", "x"], [["9", "1999"], ["y"]], 1 / 4),)
 
     def compute(self, predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
         same_length(predictions, references)
