@@ -11,6 +11,7 @@ import pytest
 from tests.conftest import REPO
 from tests.engine import oracles
 from tests.engine.test_oracles import check_space
+from tests.tables.test_figures import check_kind as check_figure_kind
 from tests.tasks.test_examples import check_kind, check_layout, check_metric, check_objective
 from tests.worker.common import run
 from zo_sweeps.config.composer import Composer
@@ -134,6 +135,7 @@ CONTRACTS = {
     "metric": check_metric,
     "objective": check_objective,
     "task_kind": check_kind,
+    "figure_kind": check_figure_kind,
 }
 
 

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import struct
 import xml.etree.ElementTree as ET
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 from typing import Any
 
 import pytest
 
+from tests.engine import contract
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.methods import registry
 from zo_sweeps.tables import Record, build
 from zo_sweeps.tables.draw import drawing, render
-from zo_sweeps.tables.figure_kind import Runs, kind_of_grid
+from zo_sweeps.tables.figure_kind import FigureKind, Runs, kind_of_grid
+from zo_sweeps.tables.figure_kinds.line import Line
 from zo_sweeps.tables.figure_kinds.rows import MEAN, SEEDS, row_figure
 from zo_sweeps.tables.figure_kinds.rows import PUBLISHED as PUBLISHED_LABEL
-from zo_sweeps.tables.figures import TOLD_APART, Figure, FigureSpec, axis_label
+from zo_sweeps.tables.figures import TOLD_APART, Figure, FigureSpec, Panel, axis_label
 from zo_sweeps.tables.inline_svg import TOKENS, inline_svg
 from zo_sweeps.tables.paper_files import names
 
@@ -42,7 +43,9 @@ def layout(**changes: Any) -> FigureSpec:
         "measure": ACCURACY,
     }
     values |= changes
-    return FigureSpec(**{**values, "kind": kind_of_grid(values["kind"], "figure 'grid_fig'")})
+    if isinstance(values["kind"], str):
+        values["kind"] = kind_of_grid(values["kind"], "figure 'grid_fig'")
+    return FigureSpec(**values)
 
 
 def points(spec: FigureSpec, records: list[Record], lookup: Any, trail: Any = None, gradients: Any = None) -> Figure:
@@ -379,10 +382,9 @@ def test_an_inline_figure_has_the_colours_of_the_page_and_no_inline_style() -> N
     assert root[0].text == drawn_examples()["curve"].title
 
 
-@pytest.mark.parametrize("name", [name for name in registry.names("figure_kind") if name != "rows"])
-def test_every_kind_makes_whole_series_and_draws_each(name: str) -> None:
-    kind = kind_of_grid(name, "here")
-    changes: dict[str, Any] = {"kind": name, "columns": COLUMNS[:1]}
+def check_kind(kind: FigureKind) -> None:
+    """Every series is whole and drawn where its points are."""
+    changes: dict[str, Any] = {"kind": kind, "columns": COLUMNS[:1]}
     if kind.over_training:
         changes |= {"x": "step", "y": "dev/loss", "measure": None}
     figure = kind.build(layout(**changes), searched(), look, Runs(trail, looked))
@@ -394,3 +396,35 @@ def test_every_kind_makes_whole_series_and_draws_each(name: str) -> None:
         axes = drawn.axes[0]
         assert len(axes.lines) + len(axes.containers) + len(axes.collections) >= len(panel.series)
         assert {*axes.get_legend_handles_labels()[1]} == {series.label for series in panel.series}
+        ends = axes.dataLim
+        for series in panel.series:
+            assert ends.x0 <= min(series.x) <= max(series.x) <= ends.x1, "its x are not on the x axis"
+            assert ends.y0 <= min(series.y) <= max(series.y) <= ends.y1, "its y are not on the y axis"
+
+
+@pytest.mark.parametrize("name", [name for name in contract.names("figure_kind") if name != "rows"])
+def test_every_kind_makes_whole_series_and_draws_each(name: str) -> None:
+    check_kind(kind_of_grid(name, "here"))
+
+
+@dataclass(frozen=True)
+class Turned(Line):
+    """Draws y along x."""
+
+    def draw(self, axes: Any, figure: Figure, panel: Panel) -> None:
+        turned = [replace(one, x=one.y, y=one.x, std=(None,) * len(one.x)) for one in panel.series]
+        super().draw(axes, figure, replace(panel, series=tuple(turned)))
+
+
+@dataclass(frozen=True)
+class FirstSeries(Line):
+    """Forgets the series after the first."""
+
+    def draw(self, axes: Any, figure: Figure, panel: Panel) -> None:
+        super().draw(axes, figure, replace(panel, series=panel.series[:1]))
+
+
+@pytest.mark.parametrize(("kind", "message"), [(Turned(), "not on the x axis"), (FirstSeries(), "PeZO|>= 2")])
+def test_a_wrong_kind_of_figure_fails(kind: FigureKind, message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
+        check_kind(kind)
