@@ -6,15 +6,17 @@ import json
 import math
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from zo_sweeps.bench import codes, gpu, mezo, noise, precision, report, shapes, sparse
+from benchmarks import codes, gpu, precision, sparse
+from zo_sweeps.bench import engine_parts, measure, workload
 from zo_sweeps.bench.measure import Row
-from zo_sweeps.bench.ours import Steps
+from zo_sweeps.bench.workload import Steps
 from zo_sweeps.cli.main import main
 from zo_sweeps.core import timing
 from zo_sweeps.core.errors import UserError
@@ -30,21 +32,21 @@ pytestmark = pytest.mark.unit
 
 @pytest.fixture
 def model() -> LanguageModel:
-    arch = {**shapes.LLAMA_58M, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    arch = {**workload.LLAMA_58M, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
     return load(Model(source="random", arch=arch), torch.float32, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("options", [1, 2])
 def test_the_loop_compared_against_has_the_same_loss(options: int, model: LanguageModel) -> None:
-    data = shapes.examples([12] * 3, options)
+    data = workload.examples([12] * 3, options)
     with torch.inference_mode():
         ours = float(Steps(model, FullModel(model.module), data).forward(1))
-        assert mezo.loss(model, data) == pytest.approx(ours, rel=1e-5)
+        assert workload.mezo_loss(model, data) == pytest.approx(ours, rel=1e-5)
 
 
 def test_plain_mezo_moves_along_its_own_noise(model: LanguageModel) -> None:
     before = {name: param.clone() for name, param in model.module.named_parameters()}
-    g = mezo.step(model, shapes.examples([8] * 2, 1), seed=3, lr=1e-2)
+    g = workload.mezo_step(model, workload.examples([8] * 2, 1), seed=3, lr=1e-2)
     torch.manual_seed(3)
     for name, param in model.module.named_parameters():
         z = torch.normal(mean=0, std=1, size=param.shape)
@@ -53,7 +55,7 @@ def test_plain_mezo_moves_along_its_own_noise(model: LanguageModel) -> None:
 
 def test_a_measured_step_moves_the_weights(model: LanguageModel) -> None:
     before = [param.clone() for param in model.module.parameters()]
-    Steps(model, FullModel(model.module), shapes.examples([8] * 2, 2), lr=1e-2).one()()
+    Steps(model, FullModel(model.module), workload.examples([8] * 2, 2), lr=1e-2).one()()
     assert all(not torch.equal(a, b) for a, b in zip(before, model.module.parameters(), strict=True))
 
 
@@ -72,11 +74,11 @@ def test_a_row_is_reached_from_the_right_side() -> None:
 
 
 def test_the_noise_part_is_measured_printed_and_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(noise, "ELEMENTS", 1 << 14)
-    rows = report.run("noise", rounds=1)
-    shown = report.text(rows)
+    monkeypatch.setattr(engine_parts, "ELEMENTS", 1 << 14)
+    rows = measure.run("noise", rounds=1)
+    shown = measure.text(rows)
     assert "noise, torch expression (must 1x, aim 1x, limit memory bandwidth)" in shown
-    report.write(rows, tmp_path / "noise.json")
+    measure.write(rows, tmp_path / "noise.json")
     content = json.loads((tmp_path / "noise.json").read_text())
     assert content["host"]["processor"]
     assert [row["name"] for row in content["rows"]] == [row.name for row in rows]
@@ -90,10 +92,10 @@ def test_two_files_are_compared_row_by_row(
     one, two = (str(tmp_path / name) for name in ("one.json", "two.json"))
     here = {"processor": "A chip", "threads": 1, "torch": "2.0", "load_average": [0.5, 0.4, 0.3]}
     speed, cost = (Row(name, value, unit, 1.1, 1, "") for name, value, unit in (("speed", 2, "x"), ("cost", 1, "of")))
-    monkeypatch.setattr(report, "host", lambda: here)
-    report.write([speed, cost, Row("noise", 1, "s", 2, 1, "")], Path(one))
-    monkeypatch.setattr(report, "host", lambda: {**here, "threads": 2, "load_average": [9.0, 0.4, 0.3]})
-    report.write([replace(speed, ratio=3), replace(cost, ratio=1.2), Row("memory", 9, "MiB", 2, 1, "")], Path(two))
+    monkeypatch.setattr(measure, "host", lambda: here)
+    measure.write([speed, cost, Row("noise", 1, "s", 2, 1, "")], Path(one))
+    monkeypatch.setattr(measure, "host", lambda: {**here, "threads": 2, "load_average": [9.0, 0.4, 0.3]})
+    measure.write([replace(speed, ratio=3), replace(cost, ratio=1.2), Row("memory", 9, "MiB", 2, 1, "")], Path(two))
     monkeypatch.setenv("COLUMNS", "80")
     assert main(["bench", "compare", one, two]) == 1
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
@@ -113,7 +115,12 @@ def test_two_files_are_compared_row_by_row(
 
 def test_an_unknown_part_is_refused_with_the_choices() -> None:
     with pytest.raises(UserError, match="memory"):
-        report.run("nois", rounds=1)
+        measure.run("nois", rounds=1)
+
+
+@pytest.mark.parametrize("part", measure.CHECKOUT)
+def test_every_part_outside_the_wheel_is_a_module_that_measures(part: str) -> None:
+    assert callable(import_module(f"benchmarks.{part}").rows)
 
 
 def test_the_gpu_part_measures_the_same_on_any_device(model: LanguageModel) -> None:
@@ -123,20 +130,20 @@ def test_the_gpu_part_measures_the_same_on_any_device(model: LanguageModel) -> N
         assert set(row.detail) == {"copy, GB/s", "perturbation, GB/s", "triton"}
         assert row.ratio == pytest.approx(row.detail["perturbation, GB/s"] / row.detail["copy, GB/s"])
     before = {name: param.clone() for name, param in model.module.named_parameters()}
-    row = gpu.step(model, shapes.examples([8], 1), "tiny", rounds=1)
+    row = gpu.step(model, workload.examples([8], 1), "tiny", rounds=1)
     assert row.ratio == pytest.approx(row.detail["ours"] / (row.detail["two forwards"] + row.detail["two passes"]))
     moved = {name: (param - before[name]).abs().max() for name, param in model.module.named_parameters()}
     assert all(0 < distance < 1e-2 for distance in moved.values()), "two steps were taken, and nothing else was written"
 
 
 def test_the_seven_billion_are_counted() -> None:
-    assert describe(shapes.LLAMA_2_7B).parameters == 6_738_415_616
+    assert describe(workload.LLAMA_2_7B).parameters == 6_738_415_616
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_its_part_says_so_in_one_line() -> None:
     with pytest.raises(UserError, match="no CUDA GPU here") as raised:
-        report.run("gpu", rounds=1)
+        [*gpu.rows(rounds=1)]
     assert "\n" not in str(raised.value)
 
 

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
+from benchmarks.precision import expected_correlation
 from tests.engine.conftest import TinyModel, make_examples, targets, tiny_model
-from zo_sweeps.bench.precision import expected_correlation
 from zo_sweeps.core.remarks import remark
 from zo_sweeps.engine import losses, rounding
 from zo_sweeps.engine.batch import collate

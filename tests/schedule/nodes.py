@@ -8,7 +8,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 
-from zo_sweeps.bench.raylets import Cluster, Raylet, cluster, wait_for
+from benchmarks.raylets import Cluster, Raylet, cluster, wait_for
 
 __all__ = ["Cluster", "Raylet", "cluster", "meanwhile", "wait_for"]
 

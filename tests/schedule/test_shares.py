@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import shares
 from tests.fleet.agents import head
 from tests.schedule import fakes
 from tests.schedule.nodes import Cluster, cluster
 from tests.schedule.test_sweep import start_driver
-from zo_sweeps.bench import shares
 from zo_sweeps.fleet.reporter import PERIOD, publish_agents
 from zo_sweeps.schedule.gcs import Head
 from zo_sweeps.schedule.leases import FILE

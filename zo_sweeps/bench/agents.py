@@ -29,9 +29,7 @@ from cryptography.x509.oid import NameOID
 
 from zo_sweeps import __version__
 from zo_sweeps.bench.measure import Row
-from zo_sweeps.bench.raylets import wait_for
-from zo_sweeps.bench.trials import trials
-from zo_sweeps.core.trial import Outcome, TrialState
+from zo_sweeps.core.trial import Outcome, Stored, Trial, TrialState
 from zo_sweeps.devices.live import Host
 from zo_sweeps.fleet import codes
 from zo_sweeps.fleet.gateway import challenges
@@ -61,7 +59,10 @@ def rows(rounds: int) -> Iterator[Row]:
         log = (folder / "log").open("wb")
         process = subprocess.Popen([sys.executable, "-m", __spec__.name, name], stdout=log, stderr=log)
         try:
-            wait_for(lambda: listens(HOST, PORT), what="the gateway")
+            deadline = time.monotonic() + 90
+            while not listens(HOST, PORT):
+                assert time.monotonic() < deadline, "the gateway does not listen"
+                time.sleep(0.05)
             yield from asyncio.run(_measure(folder, psutil.Process(process.pid)))
         finally:
             process.terminate()
@@ -207,7 +208,8 @@ def _lease(folder: Path) -> dict[str, float]:
     """Make a lease of every agent, one after the other; return when each was made."""
     store = Store(folder / leases.FILE)
     began = {}
-    for number, trial in enumerate(trials(COUNT)):
+    for number in range(COUNT):
+        trial = Trial(f"{number:016x}", Stored({}), warm_key="model", cost=1.0, steps=1, label=f"trial {number}")
         store.lease(DRIVER, f"agent-{number}", trial.to_json(), [], 1)
         began[f"agent-{number}"] = time.time()
     store.close()

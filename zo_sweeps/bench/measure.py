@@ -1,12 +1,23 @@
-"""Timing: compared functions run interleaved in one process, and the minimum over the rounds is reported."""
+"""What `bench` measures: its rows, and what it prints and writes of them. Compared functions run interleaved."""
 
 from __future__ import annotations
 
+import json
 import os
 import platform
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
+
+from zo_sweeps.core.errors import UserError, unknown
+from zo_sweeps.methods import registry
+
+ENGINE = ("noise", "step", "memory", "replay")
+PARTS = {name: f"zo_sweeps.bench.engine_parts:{name}_rows" for name in ENGINE}  # benchmarks/__main__.py adds CHECKOUT
+PARTS["agents"] = "zo_sweeps.bench.agents:rows"
+CHECKOUT = ("precision", "codes", "sparse", "together", "gpu", "cluster", "shares")
 
 
 @dataclass(frozen=True)
@@ -69,3 +80,45 @@ def host() -> dict[str, Any]:
         "compiled_noise": noise.is_compiled(),
         "load_average": [round(value, 2) for value in os.getloadavg()],
     }
+
+
+def run(part: str, rounds: int) -> list[Row]:
+    """Measure one part, or all parts of the engine; return the rows.
+
+    Raises UserError for an unknown part, and for fewer than one round.
+    """
+    offered = registry.offered("benchmark")
+    if part in CHECKOUT and part not in PARTS:
+        raise UserError(f"bench {part} is not installed", fix=f"in a checkout: python -m benchmarks {part}")
+    if part not in ("all", *PARTS, *offered):
+        raise registry.absent("benchmark", part) or unknown("benchmark", part, ["all", *PARTS, *CHECKOUT, *offered])
+    if rounds < 1:
+        raise UserError(f"--rounds must be at least 1, not {rounds}")
+    chosen = ENGINE if part == "all" else (part,)
+    if part in offered:
+        return [*registry.load(offered[part])(rounds)]
+    return [row for name in chosen for row in resolve_name(PARTS[name])(rounds)]
+
+
+def text(rows: Sequence[Row]) -> str:
+    """Format one line per row: the ratio, its required value, the target, and the limit."""
+    lines = []
+    for row in rows:
+        unit = unit_text(row.unit)
+        goals = f"must {row.must:.4g}{unit}, aim {row.aim:.4g}{unit}, limit {row.limit}"
+        lines.append(f"{row.ratio:8.2f}{unit:5} {'ok ' if row.reached else 'NO '} {row.name} ({goals})")
+    return "\n".join(lines)
+
+
+def unit_text(unit: str) -> str:
+    """Return a row's unit as it follows its number: "x" for both kinds of ratio, " MiB"."""
+    return {"x": "x", "of": "x"}.get(unit, f" {unit}")
+
+
+def write(rows: Sequence[Row], path: Path) -> None:
+    """Write the rows and their host as JSON. Raises UserError if the file cannot be written."""
+    content = {"host": host(), "rows": [{**asdict(row), "reached": row.reached} for row in rows]}
+    try:
+        path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}", where="--json") from None

@@ -40,13 +40,13 @@ def gc(given: Sequence[str]) -> int:
 
 
 def bench(given: Sequence[str]) -> int:
-    """Benchmark the engine (noise, step, memory, replay) and more: precisions, shared forwards, programs, clusters."""
+    """Benchmark the engine (noise, step, memory, replay); packages and `python -m benchmarks` have more."""
     parser = Parser(prog="python -m zo_sweeps bench", description=bench.__doc__)
     parser.add_argument(
         "part",
         nargs="?",
         default="all",
-        metavar="noise|step|memory|replay|all|precision|codes|sparse|together|programs|gpu|cluster|agents|compare",
+        metavar="noise|step|memory|replay|all|programs|agents|compare",
     )
     text = "compare: two files that --json wrote, A and B; exits 1 if a goal that A reached is not reached in B"
     parser.add_argument("files", nargs="*", type=expanduser, metavar="FILE", help=text)
@@ -61,12 +61,12 @@ def bench(given: Sequence[str]) -> int:
         return _compare(options.files)
     if options.files:
         raise UserError(f"bench {options.part} takes no files", fix="bench compare A.json B.json does")
-    from zo_sweeps.bench import report
+    from zo_sweeps.bench import measure
 
-    rows = report.run(options.part, options.rounds)
-    say(console(), report.text(rows))
+    rows = measure.run(options.part, options.rounds)
+    say(console(), measure.text(rows))
     if options.json:
-        report.write(rows, Path(options.json))
+        measure.write(rows, Path(options.json))
     return 0
 
 

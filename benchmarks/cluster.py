@@ -17,10 +17,9 @@ from typing import Any
 import psutil
 import yaml
 
-from zo_sweeps.bench import agents
+from benchmarks.idle_trials import TARGET, trials
+from benchmarks.raylets import Cluster, Raylet, cluster, wait_for
 from zo_sweeps.bench.measure import Row
-from zo_sweeps.bench.raylets import Cluster, Raylet, cluster, wait_for
-from zo_sweeps.bench.trials import TARGET, trials
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.trial import Event, Outcome, Trial, TrialState
 from zo_sweeps.plan.build import build
@@ -54,7 +53,6 @@ def rows(rounds: int) -> Iterator[Row]:
         yield from losses(Path(folder))
         yield from many(Path(folder) / "many")
         yield points(Path(folder) / "points")
-    yield from agents.rows(rounds)
 
 
 def overhead(folder: Path, count: int = 300) -> Row:

@@ -10,11 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zo_sweeps.bench import library
 from zo_sweeps.bench.measure import Row, awaited
-from zo_sweeps.bench.ours import Steps, with_lora_fa
-from zo_sweeps.bench.shapes import LLAMA_58M, examples
+from zo_sweeps.bench.workload import LLAMA_58M, Steps, examples, with_lora_fa
 from zo_sweeps.core.timing import interleaved
+from zo_sweeps.engine.codes import four_bit
 from zo_sweeps.engine.layers.weight_only import WeightOnly
 from zo_sweeps.engine.precisions.int8 import INT8
 from zo_sweeps.engine.precisions.nf4 import NF4
@@ -57,6 +56,35 @@ def projection(device: torch.device, shape: tuple[int, int], compute: Compute) -
     return layer.requires_grad_(False)
 
 
+def bitsandbytes_projection(scheme: str, dense: nn.Linear) -> nn.Module | None:
+    """Return Linear8bitLt (for "int8") or Linear4bit of bitsandbytes over a weight; None where its forward fails.
+
+    Neither is the product with the decoded weight: LLM.int8 quantizes activations too (threshold 6, as in
+    transformers), so that a row depends on its batch; Linear4bit multiplies in bf16 on a CPU with AVX512-BF16, whatever
+    was asked for, and fails there for inputs that its blocks do not divide.
+    """
+    four_bit.library()  # so that it is imported quietly
+    import bitsandbytes
+
+    out, into = dense.weight.shape
+    weight, device = dense.weight.detach().cpu().clone(), dense.weight.device
+    modules: Any = bitsandbytes.nn
+    if scheme == "int8":
+        layer = modules.Linear8bitLt(into, out, bias=False, has_fp16_weights=False, threshold=6.0)
+        layer.weight = modules.Int8Params(weight, requires_grad=False, has_fp16_weights=False)
+    else:
+        double = scheme != "nf4"
+        layer = modules.Linear4bit(into, out, False, weight.dtype, compress_statistics=double, quant_type="nf4")
+        layer.weight = modules.Params4bit(weight, False, quant_type="nf4", compress_statistics=double)
+    module: nn.Module = layer.to(device).eval()
+    try:
+        with torch.inference_mode():
+            module(torch.zeros(1, into, device=device, dtype=weight.dtype))
+    except (RuntimeError, ValueError, AssertionError):
+        return None
+    return module
+
+
 def products(device: torch.device, shape: tuple[int, int], compute: Compute, rounds: int) -> Iterator[Row]:
     """Time y = x W^T of every scheme, of bitsandbytes' modules and of the bare GEMM, interleaved, for each of ROWS.
 
@@ -65,7 +93,7 @@ def products(device: torch.device, shape: tuple[int, int], compute: Compute, rou
     """
     (out, into), dense = shape, projection(device, shape, compute)
     ours = {name: scheme.stored(dense, dense.weight) for name, scheme in schemes(compute).items()}
-    theirs = {name: module for name in ours if (module := library.projection(name, dense)) is not None}
+    theirs = {name: module for name in ours if (module := bitsandbytes_projection(name, dense)) is not None}
     detail: dict[str, dict[str, float]] = {name: {} for name in ours}
     for count in ROWS:
         x = torch.randn(count, into, device=device, dtype=FORMATS[compute])

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from zo_sweeps.bench.measure import Row
-from zo_sweeps.bench.ours import Steps
-from zo_sweeps.bench.shapes import LLAMA_58M, examples
+from zo_sweeps.bench.workload import LLAMA_58M, Steps, examples
 from zo_sweeps.core.remarks import NOISE_TO_SIGNAL
 from zo_sweeps.core.timing import interleaved
 from zo_sweeps.engine.estimators.es import ES

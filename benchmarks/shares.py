@@ -2,7 +2,7 @@
 
 A sweep is a process of its own:
 
-    python -m zo_sweeps.bench.shares STATE ADDRESS COUNT
+    python -m benchmarks.shares STATE ADDRESS COUNT
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.idle_trials import TARGET, trials
+from benchmarks.raylets import SOURCES, Cluster, cluster
 from zo_sweeps.bench.measure import Row
-from zo_sweeps.bench.raylets import SOURCES, Cluster, cluster
-from zo_sweeps.bench.trials import TARGET, trials
 from zo_sweeps.core.trial import Trial
 from zo_sweeps.record.journal import JournalStore
 from zo_sweeps.schedule.ledger import Ledger

@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 
-from zo_sweeps.bench import codes, sparse
+from benchmarks import codes, sparse
 from zo_sweeps.bench.measure import Row, awaited
-from zo_sweeps.bench.ours import Steps
-from zo_sweeps.bench.shapes import LLAMA_2_7B, Example, examples
+from zo_sweeps.bench.workload import LLAMA_2_7B, Example, Steps, examples
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.timing import interleaved
 from zo_sweeps.engine import noise
@@ -27,7 +26,7 @@ TOKENS = 64
 def rows(rounds: int) -> Iterator[Row]:
     """Measure all GPU rows. Raises UserError without a GPU."""
     if not torch.cuda.is_available():
-        raise UserError("torch sees no CUDA GPU here", where="bench gpu", fix="run it on a GPU node")
+        raise UserError("torch sees no CUDA GPU here", where="benchmarks gpu", fix="run it on a GPU node")
     device = torch.device("cuda")
     for dtype in (torch.float16, torch.float32):
         yield perturbation(device, dtype, ELEMENTS, rounds)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from zo_sweeps.bench.codes import LARGE, SMALL, Compute, projection, schemes
+from benchmarks.codes import LARGE, SMALL, Compute, projection, schemes
 from zo_sweeps.bench.measure import Row, awaited
 from zo_sweeps.core.timing import interleaved
 from zo_sweeps.engine.layers.sparse import Sparse

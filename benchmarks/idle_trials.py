@@ -1,4 +1,4 @@
-"""Trials for the cluster benchmark, which step, sleep and report, but compute nothing."""
+"""Trials for the benchmarks of the cluster, which step, sleep and report, but compute nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from zo_sweeps.core.trial import Event, Outcome, Sink, Stored, Trial, TrialState
 from zo_sweeps.record.journal import last_step
 
-TARGET = "zo_sweeps.bench.trials:run_trial"
+TARGET = "benchmarks.idle_trials:run_trial"
 
 
 def trials(count: int, *, steps: int = 1, pause: float = 0.0) -> Iterator[Trial]:

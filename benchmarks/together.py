@@ -11,8 +11,7 @@ from typing import cast
 import torch
 
 from zo_sweeps.bench.measure import Row
-from zo_sweeps.bench.ours import Steps, with_lora_fa
-from zo_sweeps.bench.shapes import LLAMA_58M, demo, examples, llama_58m
+from zo_sweeps.bench.workload import LLAMA_58M, Steps, demo, examples, llama_58m, with_lora_fa
 from zo_sweeps.core.timing import interleaved
 from zo_sweeps.engine.precisions.nf4 import NF4
 from zo_sweeps.engine.step import step
