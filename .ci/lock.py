@@ -32,7 +32,7 @@ def resolve(python: str) -> dict[str, str]:
         subprocess.run([*run, "--upgrade", "pip"], check=True)
         report = f"{folder}/report.json"
         subprocess.run(
-            [*run, "--dry-run", "--report", report, TORCH, f"{ROOT}[edge,rtl]", *PACKAGES, "--group", "dev"],
+            [*run, "--dry-run", "--report", report, TORCH, f"{ROOT}[agents,edge,rtl]", *PACKAGES, "--group", "dev"],
             check=True,
             cwd=ROOT,
         )

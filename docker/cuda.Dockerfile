@@ -16,7 +16,8 @@ RUN pip install --no-cache-dir --constraint constraints.txt torch
 COPY pyproject.toml README.md LICENSE ./
 COPY conf ./conf
 COPY zo_sweeps ./zo_sweeps
-RUN pip install --no-cache-dir --constraint constraints.txt .
+COPY packages/agent ./packages/agent
+RUN pip install --no-cache-dir --constraint constraints.txt . ./packages/agent
 
 # The user's id must own the host's files that are mounted as secrets.
 ARG UID=1000

@@ -36,7 +36,6 @@ ALSO = {
 AXES = {"estimators", "perturbations", "spaces", "precisions", "updates", "objectives"}
 ONLY_IN = {
     "ray": {
-        "schedule/ray_agents.py",
         "schedule/ray_backend.py",
         "schedule/ray_cluster.py",
         "schedule/ray_peers.py",
@@ -45,14 +44,8 @@ ONLY_IN = {
         "schedule/gcs.py",
         "schedule/ray_private.py",
     },
-    "aiohttp": {"fleet/gateway/", "bench/agents.py"},
-    "cryptography": {
-        "fleet/gateway/identity.py",
-        "fleet/agent/",
-        "bench/agents.py",
-        "record/signature.py",
-        "schedule/ray_tls.py",
-    },
+    "aiohttp": set(),
+    "cryptography": {"record/signature.py", "schedule/ray_tls.py"},
     "mlflow": {"record/"},
     "hydra": {"config/"},
     "omegaconf": {"config/"},
@@ -76,7 +69,7 @@ PRIVATE_RAY = re.compile(r"ray\.(_\w+|core|experimental|scripts|gcs_utils|dashbo
 STANDARD_LIBRARY = set(sys.stdlib_module_names)
 FILES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
 # Distributions of their own, found by entry points -> those of them that they import.
-APART: dict[str, set[str]] = {"edge": set(), "rtl": set()}
+APART: dict[str, set[str]] = {"agent": {"edge"}, "edge": set(), "rtl": set()}
 
 
 def imported(file: str, package: Path = PACKAGE) -> Iterator[tuple[str, int]]:

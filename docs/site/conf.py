@@ -33,8 +33,7 @@ include_patterns = [
     "docs/**/*.md",
     "jobs/README.md",
     "docker/README.md",
-    "agent/README.md",
-    "packages/*/*.md",
+    "packages/**/*.md",
 ]
 exclude_patterns = [".*", "*_runs", "build", "conf", "dist", "tests", "zo_sweeps", "docs/site"]
 source_suffix = {".md": "markdown"}

@@ -20,7 +20,7 @@ from tests.conftest import REPO
 from zo_sweeps import __version__
 
 pytestmark = pytest.mark.multiprocess
-SDIST, WHEEL, AGENT = f"zo_sweeps-{__version__}.tar.gz", "zo_sweeps", "zo_sweeps_agent"
+SDIST, WHEEL = f"zo_sweeps-{__version__}.tar.gz", "zo_sweeps"
 
 
 def tracked(*folders: str) -> set[str]:
@@ -33,9 +33,8 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the release workflow builds, by the backend that pyproject.toml names."""
     folder = tmp_path_factory.mktemp("packages")
     build = [sys.executable, "-m", "hatchling", "build", "--directory", str(folder), "--target", "wheel"]
-    for place, more in ((REPO, ["--target", "sdist"]), (REPO / "agent", [])):
-        done = subprocess.run([*build, *more], cwd=place, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
+    done = subprocess.run([*build, "--target", "sdist"], cwd=REPO, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
     return folder
 
 
@@ -51,16 +50,11 @@ def contents(packages: Path, package: str) -> tuple[set[str], Message]:
         )
 
 
-def test_the_wheels_hold_every_file_of_the_package_and_the_sdist_the_repository(packages: Path) -> None:
+def test_the_wheel_holds_every_file_of_the_package_and_the_sdist_the_repository(packages: Path) -> None:
     whole = tracked("zo_sweeps") | {f"zo_sweeps/{name}" for name in tracked("conf")}
     files, about = contents(packages, WHEEL)
     assert files == whole
     assert about["Version"] == __version__
-    agent, about = contents(packages, AGENT)
-    programs = {name.removeprefix("packages/edge/") for name in tracked("packages/edge/zo_sweeps_edge")}
-    assert agent == whole | programs | {"zo_sweeps/LICENSE"}, "a board has the same package"
-    assert about["Version"] == __version__
-    assert not any(name.startswith(("ray", "mlflow", "hydra")) for name in about.get_all("Requires-Dist", []))
     with tarfile.open(packages / SDIST) as sdist:
         inside = {name.partition("/")[2] for name in sdist.getnames()}
     assert inside == tracked() | {"PKG-INFO"}
@@ -68,7 +62,7 @@ def test_the_wheels_hold_every_file_of_the_package_and_the_sdist_the_repository(
 
 def test_the_version_has_one_home() -> None:
     assert yaml.safe_load((REPO / "CITATION.cff").read_text())["version"] == __version__
-    for path in ("pyproject.toml", "agent/pyproject.toml"):
+    for path in ("pyproject.toml", "packages/agent/board/pyproject.toml"):
         text = (REPO / path).read_text()
         assert f'"{__version__}"' not in text
         assert 'dynamic = ["version"]' in text

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -26,12 +27,12 @@ from zo_sweeps.core.document import to_text
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.host import GIB
 from zo_sweeps.devices.live import l4t, power_mode
-from zo_sweeps.fleet import head, preflight, secrets, service, systemd, worker
+from zo_sweeps.fleet import head, inventory, preflight, secrets, service, systemd, worker
 from zo_sweeps.fleet.inventory import Device, capabilities, listed, row
 from zo_sweeps.fleet.node import FIXED_PORTS, labels, node_arguments, port_range, running, sanitised, terminate
 from zo_sweeps.fleet.worker import WorkerOptions, gpus_lent, memory_lent, profile
 from zo_sweeps.methods import registry
-from zo_sweeps.schedule import cluster, gcs
+from zo_sweeps.schedule import cluster, gcs, outside
 from zo_sweeps.schedule.cluster import living
 
 
@@ -463,3 +464,21 @@ def test_bad_input_is_one_line(words: list[str], what: str, tmp_path: Path, monk
     said = capsys.readouterr().err
     assert what in said
     assert said.count("\n") == 1
+
+
+def test_without_the_package_of_agents_there_is_no_gateway_and_no_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A head and a sweep do without; whoever asks for one is told what to install."""
+    monkeypatch.setattr(registry, "offered", lambda group: {})
+    assert head.HeadOptions().gateway_port == 0
+    assert outside.agents().nodes() == ()
+    note = {cluster.AGENTS: {"time": 0.0, "store": "", "agents": []}}
+    listing = SimpleNamespace(nodes=lambda: [], notes=lambda kind: note if kind == gcs.AGENTS else {})
+    for asked in (
+        lambda: head.start(tmp_path, head.HeadOptions(gateway_port=7443), print),
+        lambda: head.code(tmp_path, 15.0, print),
+        lambda: inventory.read(listing),
+    ):
+        with pytest.raises(UserError, match=r"^zo-sweeps-agent is not installed.*; pip install 'zo-sweeps\[agents\]'$"):
+            asked()

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.fleet.forged import EVENTS as FORGED
-from tests.fleet.forged import START
 from tests.record import made_up
+from tests.record.forged import EVENTS as FORGED
+from tests.record.forged import START
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import EVENTS
 from zo_sweeps.core.trial import TrialState

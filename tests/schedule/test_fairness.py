@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tests.schedule import fakes
 from zo_sweeps.core.host import GIB
+from zo_sweeps.core.trial import Trial
 from zo_sweeps.schedule import ray_slots
-from zo_sweeps.schedule.agents import AgentSlot
 from zo_sweeps.schedule.fairness import LONGEST, OF_START, SHORTEST, SLACK, Claim, base, first_served
 from zo_sweeps.schedule.placement import Node
 from zo_sweeps.schedule.ray_backend import FIRST_SECONDS, REFUSED_SECONDS, TURN_SECONDS
@@ -108,11 +109,14 @@ class Sweeping:
         self._joined, self._looked, self._next = begins, -math.inf, begins
         world.sweeps.append(self)
 
-    def slot(self, node: Node, threads: int, target: str) -> AgentSlot:
-        """Return the proxy of the agent."""
-        method = SimpleNamespace(remote=lambda *args: None)
+    def takes(self, trial: Trial) -> bool:
+        """Return whether agents take a trial."""
+        return True
+
+    def slot(self, node: Node, threads: int, target: str) -> Any:
+        """Return a stand-in for the slot of the agent."""
         self._lease = Actor(self.world.now)
-        return AgentSlot(SimpleNamespace(**dict.fromkeys(("run", "drain", "stop", "give_up"), method)), node, threads)
+        return SimpleNamespace(give_up=lambda trial_id, attempt: None)
 
     @property
     def is_over(self) -> bool:

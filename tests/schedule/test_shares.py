@@ -1,22 +1,14 @@
-"""Equal shares of real sweeps, each a process: on a node of Ray's, and on one agent with one slot."""
+"""Equal shares of real sweeps, each a process, on a node of Ray's."""
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from benchmarks import shares
-from tests.fleet.agents import head
-from tests.schedule import fakes
 from tests.schedule.nodes import Cluster, cluster
-from tests.schedule.test_sweep import start_driver
-from zo_sweeps.fleet.reporter import PERIOD, publish_agents
-from zo_sweeps.schedule.gcs import Head
-from zo_sweeps.schedule.leases import FILE
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.chaos]
 
@@ -34,42 +26,5 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
 def test_three_sweeps_share_two_slots(nodes: Cluster, tmp_path: Path, sweeps: list[tuple[float, int]]) -> None:
     nodes.add("board", cpus=2)
     distance, detail = shares.off_equal(shares.run(tmp_path, nodes, sweeps), 2)
-    print(f"\n  {distance:.1f} % off an equal share: {detail}")
-    assert distance < shares.MUST
-
-
-def test_two_sweeps_share_an_agent_with_one_slot(nodes: Cluster, tmp_path: Path) -> None:
-    over = threading.Event()
-    with head(tmp_path / "gateway") as gateway:
-        gateway.agent("board")
-        ray_head = Head(nodes.address, nodes.token)
-
-        def publish() -> None:
-            while not over.wait(PERIOD):
-                publish_agents(ray_head, gateway.folder / FILE)
-
-        thread = threading.Thread(target=publish)
-        thread.start()
-        try:
-            states = [tmp_path / name for name in ("one", "two")]
-            plans = [
-                [fakes.trial(state / "w", f"t{i:03d}", steps=10 + i % 7, pause=0.1) for i in range(30)]
-                for state in states
-            ]
-            for state in states:
-                state.mkdir()
-            drivers = [start_driver(state, nodes.address, plan) for state, plan in zip(states, plans, strict=True)]
-            for driver in drivers:
-                assert any("trials to run on" in line for line in driver.stdout or ()), "it has joined"
-            joined = time.time()
-            said = [driver.communicate(timeout=400)[0] for driver in drivers]
-        finally:
-            over.set()
-            thread.join()
-    assert [driver.returncode for driver in drivers] == [0, 0], said
-    for state, plan in zip(states, plans, strict=True):
-        assert set(fakes.completions(state / "w", [trial.trial_id for trial in plan]).values()) == {1}
-    works = [shares.Work.of(state, plan, joined) for state, plan in zip(states, plans, strict=True)]
-    distance, detail = shares.off_equal(works, 1)
     print(f"\n  {distance:.1f} % off an equal share: {detail}")
     assert distance < shares.MUST

@@ -18,8 +18,8 @@ from zo_sweeps.core.trial import Needs, Trial
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.schedule import ray_slots
 from zo_sweeps.schedule.fairness import Claim
+from zo_sweeps.schedule.outside import NoAgents
 from zo_sweeps.schedule.placement import Node
-from zo_sweeps.schedule.ray_agents import Agents
 from zo_sweeps.schedule.ray_cluster import Connection
 from zo_sweeps.schedule.ray_slots import Slot, Slots
 from zo_sweeps.schedule.sharing import ALONE
@@ -30,7 +30,7 @@ DESK = Node("1", "desk", "cpu", 2, 0, 4 * GIB)
 
 def slots(limit: int | None = None, **free: float) -> Slots:
     """The slots of a driver that sees one node, with so much of it free."""
-    made = Slots("module:function", 1, limit, ALONE, Agents(), Claim("me, pid 1 on desk"))
+    made = Slots("module:function", 1, limit, ALONE, NoAgents(), Claim("me, pid 1 on desk"))
     made.see([DESK], {"1": free})
     return made
 
@@ -197,7 +197,7 @@ def test_an_autoscaler_is_asked_for_the_slots_that_waiting_trials_could_use() ->
 
 def test_a_divided_trial_takes_its_gpus_in_one_bundle() -> None:
     rack = Node("1", "rack", "cuda", 4, 4, 64 * GIB)
-    mine = Slots("module:function", 1, None, ALONE, Agents(), Claim("me, pid 1 on desk"))
+    mine = Slots("module:function", 1, None, ALONE, NoAgents(), Claim("me, pid 1 on desk"))
     trial = fakes.trial(Path("unused"), "t", needs=Needs("cuda", 134 * GIB, layers=32, gpus=3))
     mine.see([rack], {"1": {"CPU": 4.0, "GPU": 2.0, "memory": 64.0 * GIB}})
     assert mine.choose(trial) == (None, None)
@@ -235,8 +235,7 @@ def test_one_driver_asks_an_autoscaler_for_the_slots_of_all_with_their_labels(
     assert asked.pop() == (250, both[1:])
 
 
-def test_a_gpu_that_trials_name_is_asked_for_by_its_label(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_slots, "bound_to_hosts", lambda trial: False)
+def test_a_gpu_that_trials_name_is_asked_for_by_its_label() -> None:
     mine = slots()
     config = MagicMock(spec=TrialConfig)
     config.device = SimpleNamespace(kind="cuda")

@@ -21,7 +21,7 @@ def _say(text: str) -> None:
 def head(given: Sequence[str]) -> int:
     """Start, stop or inspect a Ray head with its MLflow server and gateway, or print a code for a board to register."""
     from zo_sweeps.fleet import head as heads
-    from zo_sweeps.fleet.gateway.serve import CODE_MINUTES
+    from zo_sweeps.fleet.gateway import CODE_MINUTES
 
     parser = _parser("head", head.__doc__)
     parser.add_argument("action", choices=("start", "stop", "status", "code"))
@@ -36,7 +36,7 @@ def head(given: Sequence[str]) -> int:
     parser.add_argument(
         "--dashboard-port", type=int, default=default.dashboard_port, help="of Ray's dashboard; default: 8265; 0: none"
     )
-    text = "port of the gateway, which agents dial; default: 7443; 0: none"
+    text = "port of the gateway, which agents dial; 0: none; default: 7443 with zo-sweeps[agents]"
     parser.add_argument("--gateway-port", type=int, default=default.gateway_port, help=text)
     text = "time that an agent may be silent before its trial runs elsewhere; default: 60"
     parser.add_argument("--lease", type=float, default=default.lease, metavar="MINUTES", help=text)
@@ -131,7 +131,7 @@ def devices(given: Sequence[str]) -> int:
 
     devices revoke NAME, on the head's machine, takes an agent's key from it at once.
     """
-    from zo_sweeps.fleet import inventory
+    from zo_sweeps.fleet import gateway, inventory
 
     parser = _parser("devices", devices.__doc__)
     text = "cluster.address=HOST:PORT; default: the head started from state_dir=FOLDER, else the one joined here"
@@ -160,7 +160,7 @@ def devices(given: Sequence[str]) -> int:
             raise UserError("which agent's key?", fix="zo-sweeps devices revoke NAME")
     config = Composer(options.overrides, options.config_dir).run
     if names:
-        inventory.revoke(config.folder, names[0])
+        gateway.gateway().revoke(config.folder / "head", names[0])
         _say(f"{names[0]} was revoked: it gets nothing more, and its trials go to other nodes")
         return 0
     head = inventory.connect(config.cluster.address, options.token_file, config.folder, HOME.expanduser())

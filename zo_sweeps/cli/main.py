@@ -6,21 +6,19 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from io import TextIOWrapper
 from itertools import pairwise
 from shutil import get_terminal_size
 
-from zo_sweeps.cli.agent import agent
 from zo_sweeps.cli.browse import compare, figure, papers, report, status, sync, table, ui
+from zo_sweeps.cli.ending import ended
 from zo_sweeps.cli.fleet import devices, head, worker
-from zo_sweeps.cli.lines import columns_kept, wrapped
+from zo_sweeps.cli.lines import columns_kept
 from zo_sweeps.cli.machine import bench, doctor, gc
 from zo_sweeps.cli.make import package
 from zo_sweeps.cli.parser import EXAMPLES
 from zo_sweeps.cli.run import plan, run
 from zo_sweeps.cli.share import check, export, import_, verify
 from zo_sweeps.core.errors import UserError, unknown
-from zo_sweeps.core.visible import visible
 from zo_sweeps.methods import registry
 
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
@@ -43,7 +41,6 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "gc": gc,
     "head": head,
     "worker": worker,
-    "agent": agent,
     "devices": devices,
     "bench": bench,
 }
@@ -61,29 +58,20 @@ def commands() -> dict[str, Callable[[Sequence[str]], int]]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return the exit status: 0, 1 (trials failed, results wrong), 2 (bad input), 130 (interrupted)."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):  # an encoding without "±" is no reason to stop a sweep
-            stream.reconfigure(errors="replace")
-    try:
-        _check_folder()
-        if given and given[0] in COMMANDS:  # without asking the packages, which takes longer
-            return COMMANDS[given[0]](given[1:])
-        if given and given[0] in registry.offered("command"):
-            return commands()[given[0]](given[1:])
-        if given[:1] in (["-h"], ["--help"]):
-            print(_overview(), end="")
-            return 0
-        _check_words(given)
-        return run(given)
-    except UserError as error:
-        line = visible(f"zo_sweeps: {error}")
-        print(wrapped(line, get_terminal_size().columns) if sys.stderr.isatty() else line, file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:  # `zo-sweeps table | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return ended(lambda: _run(given))
+
+
+def _run(given: Sequence[str]) -> int:
+    _check_folder()
+    if given and given[0] in COMMANDS:  # without asking the packages, which takes longer
+        return COMMANDS[given[0]](given[1:])
+    if given and given[0] in registry.offered("command"):
+        return commands()[given[0]](given[1:])
+    if given[:1] in (["-h"], ["--help"]):
+        print(_overview(), end="")
         return 0
+    _check_words(given)
+    return run(given)
 
 
 def _check_folder() -> None:

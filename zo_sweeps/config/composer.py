@@ -20,7 +20,7 @@ from zo_sweeps.config.interpolation import closed
 from zo_sweeps.config.messages import KINDS, explained, nested, siblings, strangers
 from zo_sweeps.config.schema import AXES, METHOD, OWN_TREE, TRIAL_KEYS, Config, OnConfig, RunConfig
 from zo_sweeps.core.errors import UserError, unknown
-from zo_sweeps.core.files import folder_at, reading
+from zo_sweeps.core.files import conf_dir, folder_at, reading
 from zo_sweeps.methods import registry
 from zo_sweeps.methods.budget import Budget
 from zo_sweeps.methods.definition import Locate, options, read
@@ -36,15 +36,6 @@ MEMBER_GROUPS = (*AXES, "precision", "executor")  # groups whose options are the
 _OF_HYDRA = ("output", "launcher", "sweeper", "help", "hydra_help", "hydra_logging", "job_logging", "env")
 _LEFT_OUT = tuple(f"~hydra/{group}" for group in _OF_HYDRA)
 _NOTHING = object()
-
-
-def conf_dir() -> Path:
-    """Return the folder of the packaged configuration: next to the package in a checkout, inside it in a wheel."""
-    package = Path(__file__).parents[1]
-    for candidate in (package / "conf", package.parent / "conf"):
-        if (candidate / "config.yaml").is_file():
-            return candidate
-    raise UserError("the configuration files are missing", where=str(package), fix="reinstall zo-sweeps")
 
 
 _registered: list[Path] = []  # the folders whose members Hydra's store holds: one for the whole process

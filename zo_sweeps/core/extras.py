@@ -20,12 +20,22 @@ class Extra:
     offers: Mapping[str, tuple[str, ...]]
 
     @property
+    def distribution(self) -> str:
+        """The name of the package."""
+        return self.module.replace("_", "-")
+
+    @property
     def install(self) -> str:
         """The command that installs it."""
         return f"pip install 'zo-sweeps[{self.name}]'"
 
 
 EXTRAS = (
+    Extra(
+        "agents",
+        "zo_sweeps_agent",
+        {"command": ("agent",), "part": ("agents", "gateway"), "benchmark": ("agents",)},
+    ),
     Extra(
         "edge",
         "zo_sweeps_edge",

@@ -92,3 +92,12 @@ def locked(path: Path) -> Iterator[None]:
     with path.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield  # closing the file releases the lock
+
+
+def conf_dir() -> Path:
+    """Return the folder of the packaged configuration: next to the package in a checkout, inside it in a wheel."""
+    package = Path(__file__).parents[1]
+    for candidate in (package / "conf", package.parent / "conf"):
+        if (candidate / "device").is_dir():
+            return candidate
+    raise UserError("the configuration files are missing", where=str(package), fix="reinstall zo-sweeps")

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +23,13 @@ import psutil
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import replace_text
-from zo_sweeps.fleet.gateway.identity import Authority, host_of
-from zo_sweeps.fleet.gateway.process import LOG, GatewayProcess, listens
-from zo_sweeps.fleet.gateway.serve import CODE_MINUTES, LEASE_MINUTES, PKI, PORT, new_code
+from zo_sweeps.fleet import gateway
+from zo_sweeps.fleet.gateway import CODE_MINUTES, LEASE_MINUTES, PORT
 from zo_sweeps.fleet.keeper import Keeper, NodeSpec, last_line
-from zo_sweeps.fleet.node import labels, new_identity, node_arguments, running, terminate, wait_until_gone
+from zo_sweeps.fleet.node import labels, listens, new_identity, node_arguments, running, terminate, wait_until_gone
 from zo_sweeps.fleet.secrets import checked, token_for_head
+from zo_sweeps.methods import registry
 from zo_sweeps.record import server
-from zo_sweeps.schedule import agent_records, leases
 from zo_sweeps.schedule.cluster import private_folder, remove_short_folder, short_folder, token_environment
 
 START_SECONDS = 300.0  # see BOOT_SECONDS of the keeper
@@ -50,7 +49,7 @@ class HeadOptions:
         cpus, gpus: CPUs and GPUs that the head lends to trials; None: all.
         ports: "first-last" for everything else Ray listens on; "": any.
         token_file: the token to use, instead of one made in the state folder.
-        gateway_port: of the HTTPS server that agents dial (0: none).
+        gateway_port: of the HTTPS server that agents dial (0: none, also the default without its package).
         lease: minutes without a sign of life of an agent, before its trial runs elsewhere.
         tls: whether Ray's connections are encrypted, where `host` is not on loopback.
         certificate, key: files of the gateway's own certificate chain and its key, instead of one that we make.
@@ -64,11 +63,16 @@ class HeadOptions:
     gpus: int | None = None
     ports: str = ""
     token_file: str | None = None
-    gateway_port: int = PORT
+    gateway_port: int = field(default_factory=lambda: PORT if gateway.is_installed() else 0)
     lease: float = LEASE_MINUTES
     tls: bool = True
     certificate: str | None = None
     key: str | None = None
+
+    @property
+    def own(self) -> gateway.Own:
+        """The gateway's own certificate chain and key, if there is one."""
+        return (self.certificate, self.key) if self.certificate and self.key else None
 
 
 def start(state_dir: Path, options: HeadOptions, say: Callable[[str], None], *, block: bool = False) -> int:
@@ -76,6 +80,7 @@ def start(state_dir: Path, options: HeadOptions, say: Callable[[str], None], *, 
 
     Raises UserError when a head already runs from this folder, a port is taken, or one of the two does not come up.
     """
+    served = gateway.gateway() if options.gateway_port else None
     folder = _folder(state_dir)
     with _alone(folder, say):
         if head := running(folder / "head.json"):
@@ -86,15 +91,13 @@ def start(state_dir: Path, options: HeadOptions, say: Callable[[str], None], *, 
         token = token_for_head(options.token_file, state_dir)
         if bool(options.certificate) != bool(options.key):
             raise UserError("a certificate needs its key, and a key its certificate", where="--certificate, --key")
-        if options.certificate and options.key:  # fails here, not in the gateway's log
-            own = str(Path(options.certificate).resolve()), str(Path(options.key).resolve())
-            host_of(own[0], options.host)
-            Authority(folder / PKI).server_context(options.host, own)
-            options = replace(options, certificate=own[0], key=own[1])
+        if own := options.own:
+            options = replace(options, certificate=str(Path(own[0]).resolve()), key=str(Path(own[1]).resolve()))
         _must_differ(options)
         for port in filter(None, (options.port, options.dashboard_port, options.gateway_port)):
             _must_be_free(port)
-        agent_records.set_aside(folder / leases.FILE, say)
+        if served:  # fails here, not in its log
+            served.prepare(folder, options.host, options.own, say)
         server.start(state_dir, options.mlflow_port, stay=True, host=options.host).close()  # fails here, not in the log
         state = {**asdict(options), "token_file": str(token), "identity": new_identity(folder)}
         state |= {"pid": 0, "started": 0.0, "address": f"{_address(options)}:{options.port}"}
@@ -125,7 +128,7 @@ def keep(state_dir: Path, say: Callable[[str], None]) -> int:
     process = psutil.Process()
     state |= {"pid": process.pid, "started": process.create_time()}
     replace_text(folder / "head.json", json.dumps(state))
-    options = HeadOptions(**{name: state[name] for name in HeadOptions.__dataclass_fields__})
+    options = _options(state)
     short = short_folder(folder)
     spec = NodeSpec(
         address=state["address"],
@@ -138,17 +141,19 @@ def keep(state_dir: Path, say: Callable[[str], None]) -> int:
         grace=0,
         is_head=True,
         tls=options.tls and not server.is_loopback(options.host),
-        agents=folder / leases.FILE if options.gateway_port else None,
+        agents=folder if options.gateway_port else None,
     )
-    gateway = GatewayProcess(folder, gateway_arguments(options), say)
+    served = None
     if options.gateway_port:
-        gateway.keep_up()
+        where = folder, options.host, options.gateway_port, options.lease, options.own
+        served = gateway.gateway().process(*where, say)
+        served.keep_up()
     checked_at = time.monotonic()
 
     def tick() -> None:
         nonlocal checked_at
-        if options.gateway_port:
-            gateway.keep_up()
+        if served:
+            served.keep_up()
         if time.monotonic() - checked_at > CHECK_SECONDS:
             checked_at = time.monotonic()
             with contextlib.suppress(UserError):  # another program holds its port for now
@@ -157,7 +162,8 @@ def keep(state_dir: Path, say: Callable[[str], None]) -> int:
     try:
         return Keeper(spec, say, tick).run()
     finally:
-        gateway.stop()
+        if served:
+            served.stop()
         server.stop(state_dir)
         (folder / "head.json").unlink(missing_ok=True)
         remove_short_folder(folder)
@@ -175,14 +181,6 @@ def ray_arguments(options: HeadOptions, temp_dir: Path) -> tuple[str, ...]:
     return (*arguments, *node_arguments(temp_dir, options.cpus, options.gpus, None, options.ports))
 
 
-def gateway_arguments(options: HeadOptions) -> tuple[str, ...]:
-    """Return the arguments of the gateway's process, after its folder."""
-    arguments = [f"--host={options.host}", f"--port={options.gateway_port}", f"--lease-minutes={options.lease}"]
-    if options.certificate:
-        arguments += [f"--certificate={options.certificate}", f"--key={options.key}"]
-    return tuple(arguments)
-
-
 def code(state_dir: Path, minutes: float, say: Callable[[str], None]) -> int:
     """Print another one-time code, and the command in which a board uses it.
 
@@ -191,13 +189,11 @@ def code(state_dir: Path, minutes: float, say: Callable[[str], None]) -> int:
     folder = _folder(state_dir)
     state = running(folder / "head.json")
     if not state or not state["gateway_port"]:
-        raise UserError(f"no head with a gateway runs from {state_dir}", fix="zo-sweeps head start")
-    own = state["certificate"]
-    text, host = new_code(folder, minutes, public=bool(own)), host_of(own, state["host"]) if own else state["host"]
-    say(f"on a board that only dials out (one use, {minutes:g} minutes; another: zo-sweeps head code):")
-    say(f"  zo-sweeps agent join https://{host}:{state['gateway_port']} --code {text} --device NAME")
-    if own:
-        say("  with --ca FILE (PEM), if the board's system does not trust the authority of the head's certificate")
+        missing = UserError(f"no head with a gateway runs from {state_dir}", fix="zo-sweeps head start")
+        raise registry.absent("part", "gateway") or missing
+    where = folder, state["host"], state["gateway_port"], minutes, _options(state).own
+    for line in gateway.gateway().joining(*where):
+        say(line)
     return 0
 
 
@@ -238,7 +234,7 @@ def status(state_dir: Path, say: Callable[[str], None]) -> int:
         say(f"gateway: https://{state['host']}:{state['gateway_port']}{'' if listening else ' does not answer'}")
         healthy = healthy and listening
         try:
-            agent_records.must_be_well(_folder(state_dir) / leases.FILE)
+            gateway.gateway().must_be_well(_folder(state_dir))
         except UserError as error:
             say(str(error))
             healthy = False
@@ -328,13 +324,17 @@ def _wait(state_dir: Path, process: subprocess.Popen[bytes], say: Callable[[str]
                     if not server.is_healthy(mlflow_uri(state)):
                         why = f"has no MLflow: {last_line(state_dir / 'mlflow' / 'server.log')}"
                     elif state["gateway_port"] and not listens(state["host"], state["gateway_port"]):
-                        why = f"has no gateway: {last_line(folder / LOG)}"
+                        why = f"has no gateway: {last_line(folder / gateway.gateway().log)}"
                     else:
                         return
             except UserError as error:
                 why = str(error)
         time.sleep(0.5)
     raise UserError(f"the head {why} after {START_SECONDS:.0f} s: {last_line(folder / 'ray.log')}", where=str(folder))
+
+
+def _options(state: Mapping[str, Any]) -> HeadOptions:
+    return HeadOptions(**{name: state[name] for name in HeadOptions.__dataclass_fields__})
 
 
 def _folder(state_dir: Path) -> Path:

@@ -9,16 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from zo_sweeps.core.document import key
-from zo_sweeps.core.errors import UserError, unknown
+from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.units import bytes_text
+from zo_sweeps.fleet import gateway
 from zo_sweeps.fleet.node import running
 from zo_sweeps.fleet.secrets import checked, token_for_joining
-from zo_sweeps.schedule import agent_records
-from zo_sweeps.schedule.agent_facts import JOINED, REMARKS, Agent, Note
-from zo_sweeps.schedule.agents import PREFIX
 from zo_sweeps.schedule.cluster import ID_LABEL, token_environment
 from zo_sweeps.schedule.gcs import AGENTS, NODE, RUNS, Head
-from zo_sweeps.schedule.leases import FILE, Store
 from zo_sweeps.schedule.placement import other_version
 
 HEADERS = ("name", "device", "memory", "lends", "can", "versions", "power", "temp.", "seen", "runs now")
@@ -54,7 +51,7 @@ class ListedDevice(Device):
 def read(head: Head) -> list[Device]:
     """Return every machine that the head knows, once each: the head first, then live machines, then dead ones.
 
-    Agents that the head's gateway knows are among them.
+    Agents that the head's gateway knows are among them. Raises UserError where these need a package that is missing.
     """
     notes = head.notes(NODE)
     devices: dict[str, Device] = {}
@@ -80,47 +77,9 @@ def read(head: Head) -> list[Device]:
             facts=facts,
             runs=tuple(runs.get(node["NodeID"], ())),
         )
-    every = [*devices.values(), *(one for note in head.notes(AGENTS).values() for one in agents(Note.of(note)))]
+    agents = [one for note in head.notes(AGENTS).values() for one in gateway.gateway().devices(note)]
+    every = [*devices.values(), *agents]
     return sorted(every, key=lambda one: (not one.is_head, one.state in ("gone", "left", "revoked"), one.name))
-
-
-def agents(note: Note) -> list[Device]:
-    """Return the agents of a gateway, from its reporter's note."""
-    return [_device(one, note.time) for one in note.agents]
-
-
-def _device(agent: Agent, now: float) -> Device:
-    facts = agent.facts
-    host = {**facts.probe.to_json(), "zo_sweeps": facts.zo_sweeps} if facts else {}
-    live = agent.live.to_json() if agent.live else {}
-    return Device(
-        name=agent.name,
-        device=facts.profile if facts else agent.device,
-        state=agent.state if agent.state != JOINED else "up" if agent.is_online(now) else "offline",
-        node_id=PREFIX + agent.name,
-        cpus=facts.cpus if facts else 0,
-        gpus=facts.gpus if facts else 0,
-        memory_bytes=facts.memory_bytes if facts else 0,
-        facts={**host, **live, "time": agent.heard},
-        runs=tuple(label for _, label in agent.running),
-        refused=tuple(name for name in agent.refused if name not in REMARKS),
-        turned_away="; ".join(agent.refused[name] for name in REMARKS if name in agent.refused),
-    )
-
-
-def revoke(state_dir: Path, name: str) -> None:
-    """Revoke an agent's key at once, on the head's machine. Raises UserError if there is no such agent."""
-    path = state_dir / "head" / FILE
-    if not path.exists():
-        fix = "run this on the head's machine, with state_dir=FOLDER as `head start --state-dir` had it"
-        raise UserError(f"no gateway's store in {path.parent}", fix=fix)
-    agent_records.must_be_well(path)
-    store = Store(path)
-    try:
-        if not store.revoke(name):
-            raise unknown("agent", name, [agent.name for agent in store.agents()])
-    finally:
-        store.close()
 
 
 def connect(address: str | None, token_file: str | None, state_dir: Path, worker_dir: Path) -> Head:

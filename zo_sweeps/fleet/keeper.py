@@ -60,7 +60,7 @@ class NodeSpec:
         grace: grace period in seconds for running trials to stop when the node is asked to leave.
         is_head: whether the node is itself the head, with no other to wait for.
         tls: of a head, whether Ray's connections are encrypted; other nodes find out.
-        agents: the head's store of agents, which the reporter tells the cluster of.
+        agents: the folder with the head's store of agents, which the reporter tells the cluster of.
     """
 
     address: str

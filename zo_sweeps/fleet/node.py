@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -134,3 +135,11 @@ def wait_until_gone(processes: Sequence[psutil.Process], seconds: float = math.i
             return False
         time.sleep(0.05)
     return True
+
+
+def listens(host: str, port: int) -> bool:
+    """Return whether something listens there."""
+    with contextlib.suppress(OSError):
+        socket.create_connection((host, port), 1.0).close()
+        return True
+    return False

@@ -8,9 +8,7 @@ On the head it also answers joining machines that ask whether the head can reach
 
 from __future__ import annotations
 
-import contextlib
 import socket
-import sqlite3
 import sys
 import time
 from pathlib import Path
@@ -20,10 +18,9 @@ from zo_sweeps import __version__
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.devices.energy import EnergyMeter
 from zo_sweeps.devices.live import changing, unchanging
+from zo_sweeps.fleet import gateway
 from zo_sweeps.schedule import cluster
-from zo_sweeps.schedule.agent_facts import Note
-from zo_sweeps.schedule.gcs import AGENTS, NODE, REACH, REACHED, Head
-from zo_sweeps.schedule.leases import Store
+from zo_sweeps.schedule.gcs import NODE, REACH, REACHED, Head
 
 PERIOD = 2.0  # seconds between reports
 UNKNOWN_SECONDS = 20.0  # if the head has not listed this node for this long, it is a new head: rejoin
@@ -57,7 +54,7 @@ def main(address: str, token: str, identity: str, agents: str = "", leave_within
             if node and "node:__internal_head__" in node["Resources"]:
                 answer(head)
             if agents:
-                publish_agents(head, Path(agents))
+                gateway.gateway().publish(head, Path(agents))
             count += 1
             time.sleep(PERIOD)
     except (UserError, OSError) as error:
@@ -65,16 +62,6 @@ def main(address: str, token: str, identity: str, agents: str = "", leave_within
     except Exception as error:  # Ray's own: the head is unreachable
         print(f"{type(error).__name__}: {str(error).splitlines()[:1]}", file=sys.stderr)
     return 1
-
-
-def publish_agents(head: Head, path: Path) -> None:
-    """Tell the cluster which agents there are, and where their store is, for drivers' proxies on this machine."""
-    if path.exists():  # made by the gateway
-        with contextlib.suppress(UserError, sqlite3.Error):  # damaged: the gateway makes it again
-            store = Store(path)
-            note = Note(time.time(), str(path), tuple(store.agents()))
-            store.close()
-            head.put(AGENTS, note.to_json())
 
 
 def answer(head: Head) -> None:

@@ -192,5 +192,5 @@ def absent(group: str, name: str, where: str = "") -> UserError | None:
     extra = offering(group, name)
     if extra is None or name in offered(group):
         return None
-    what = f"zo-sweeps-{extra.name} is not installed, which brings the {group} {name!r}"
+    what = f"{extra.distribution} is not installed, which brings the {group} {name!r}"
     return UserError(what, where=where, fix=extra.install)

@@ -15,14 +15,13 @@ from typing import Any
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import Event
-from zo_sweeps.fleet.gateway import events
 from zo_sweeps.methods.parts import ModelSource
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan import stored
 from zo_sweeps.plan.altered import beside_written
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.plan.texts import texts_of
-from zo_sweeps.record import archive
+from zo_sweeps.record import archive, received
 from zo_sweeps.record.archive import PLAN, TABLES, Archive
 from zo_sweeps.record.journal import JournalStore, outcome
 from zo_sweeps.results import tables as readout
@@ -30,7 +29,7 @@ from zo_sweeps.schedule.ledger import Ledger, Standing, read_standing
 from zo_sweeps.tables import Table
 from zo_sweeps.tasks.data import DRAWN
 
-KEPT = events.KINDS  # the types of events in an archive; the others name machines, or are files
+KEPT = received.KINDS  # the types of events in an archive; the others name machines, or are files
 
 ENTRIES = 2**16  # names and values of a grid, which OmegaConf reads at 10,000 per second; the largest has 1,300 lines
 
@@ -106,7 +105,7 @@ def unpack(source: Archive, folder: Path, composer: Composer, members: Sequence[
 
 def read(data: Any, tables: Any, folder: Path, composer: Composer, members: Sequence[str] = ()) -> Shared:
     """Return the contents of an unpacked archive, from its `plan.json` and `tables.json`."""
-    data, tables = events.clean(data), events.clean(tables)
+    data, tables = received.clean(data), received.clean(tables)
     _check_grid([data["grid"], data["labels"]])
     data["parts"]["members"] = [[*members] for _ in data["parts"]["members"]]
     plan = stored.load(data, replace(composer.run, state_dir=str(folder)))
@@ -136,7 +135,7 @@ def plain(table: Table) -> dict[str, Any]:
 
 def _event(line: str, trial_id: str) -> Event:
     """Return an event of an archive. Raises ValueError unless it has the shape of its type."""
-    return events.checked(events.printable(line, json.loads(line)), trial_id)
+    return received.checked(received.printable(line, json.loads(line)), trial_id)
 
 
 def _plain(event: Event) -> Event:

@@ -32,7 +32,7 @@ class Node:
         tools: that are installed, as in `Needs`; None: not known, as of a node that Ray alone started.
         slots: of an agent, trials that it takes at a time; None: a node of Ray's, as many as CPUs allow.
         leased: of an agent, slots that other drivers have, by its store; up to two seconds old.
-        refused: what it does not lend ("noise", a precision) -> why: see `fleet.known_answers`.
+        refused: what it does not lend ("noise", a precision) -> why.
     """
 
     node_id: str
@@ -106,7 +106,7 @@ def other_version(there: str, here: str = "this sweep has") -> str:
     """
     if there in ("", __version__):
         return ""
-    update = f"pip install zo-sweeps=={__version__} there (or zo-sweeps-agent, whichever it has), and restart it"
+    update = f"pip install zo-sweeps=={__version__} there (or zo-sweeps-board, whichever it has), and restart it"
     return f"has zo-sweeps {there}, and {here} {__version__}: {update}"
 
 

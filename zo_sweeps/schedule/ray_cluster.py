@@ -11,14 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.schedule import cluster, ray_private
-from zo_sweeps.schedule.agents import LeaseLostError
+from zo_sweeps.schedule import cluster, outside, ray_private
 from zo_sweeps.schedule.backend import CannotJoinError, HeadLostError
 from zo_sweeps.schedule.claims import Claims
 from zo_sweeps.schedule.fairness import Asks, Claim
 from zo_sweeps.schedule.gcs import Head
 from zo_sweeps.schedule.placement import Node
-from zo_sweeps.schedule.ray_agents import Agents
 
 NAME_LABEL, PROGRAMS_LABEL = "zo.name", "zo.programs"
 OBJECT_STORE_BYTES = 100 * 2**20  # only journals of kilobytes go through it; the default takes 30 % of the memory
@@ -39,7 +37,7 @@ class Connection:
         self._unreachable_since: float | None = None
         self.claims = Claims()
         self._asked: list[Asks] = []  # of the autoscaler, by this driver
-        self.agents = Agents()
+        self.agents = outside.agents() if address else outside.NoAgents()
 
     def start_local(self, cpus: int) -> None:
         """Start a cluster on this machine. Raises UserError when Ray does not start."""
@@ -95,7 +93,7 @@ class Connection:
         alive = cluster.living(ray.nodes())
         leaving = ray_private.leaving_nodes() if self.address else set()
         nodes = [_node(description) for description in alive if description["NodeID"] not in leaving]
-        return nodes + (self.agents.nodes() if self.address else [])
+        return [*nodes, *self.agents.nodes()]
 
     def free(self) -> dict[str, dict[str, float]]:
         """Return node id -> resources that no driver holds, up to a second old; {} for a cluster of our own."""
@@ -163,7 +161,7 @@ class Connection:
 
 def why_lost(error: Exception) -> str:
     """Return one line on the death of an actor, without its ids."""
-    if isinstance(cause := getattr(error, "cause", None), LeaseLostError):
+    if isinstance(cause := getattr(error, "cause", None), outside.LeaseLostError):
         return str(cause)
     kind = type(error).__name__
     if kind == "OutOfMemoryError" or "low on memory" in str(error):

@@ -12,14 +12,13 @@ from zo_sweeps.core.host import GIB
 from zo_sweeps.core.trial import Event, Trial
 from zo_sweeps.core.units import bytes_text
 from zo_sweeps.methods.trial_config import TrialConfig
-from zo_sweeps.schedule.agents import AgentSlot, bound_to_hosts
 from zo_sweeps.schedule.backend import Attempt
 from zo_sweeps.schedule.cluster import DEVICE_LABEL
 from zo_sweeps.schedule.fairness import Asks, Claim, Held, base, count, first_served
 from zo_sweeps.schedule.losses import Losses
+from zo_sweeps.schedule.outside import Agents
 from zo_sweeps.schedule.placement import HOSTS, Node, gpus_needed, main_memory, preference, refusal
 from zo_sweeps.schedule.ray_actor import TrialActor
-from zo_sweeps.schedule.ray_agents import Agents
 from zo_sweeps.schedule.sharing import Workers
 
 LOOSE = 1.5  # an actor runs no trial that needs less than its memory divided by this: others may need the rest
@@ -286,7 +285,7 @@ class Slots:
         if slot in self._slots:
             self._count(slot, time.monotonic())
         (self._slots if slot in self._slots else self.silent).remove(slot)
-        if isinstance(slot.actor, AgentSlot):
+        if slot.node.is_agent and not slot.node.light:
             if slot.trial:
                 slot.actor.give_up(slot.trial.trial_id, slot.attempt)
             return
@@ -299,7 +298,7 @@ class Slots:
 
     def nodes_for(self, trial: Trial) -> list[Node]:
         """Return the nodes without agents, where agents cannot take a trial whatever they are."""
-        if self._workers.of_trial(trial) > 1 or trial.needs.beside or bound_to_hosts(trial):
+        if self._workers.of_trial(trial) > 1 or trial.needs.beside or not self._agents.takes(trial):
             return [node for node in self.nodes if not node.is_agent]
         return self.nodes
 

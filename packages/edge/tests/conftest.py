@@ -2,16 +2,16 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import toy
+from built import client, one_store
 from reference import Reference
-from tests.conftest import of_all_workers
 
+__all__ = ["client", "one_store"]  # fixtures
 BATTERY = "Current Battery Service state:\n  AC powered: false\n  level: 81\n  scale: 100\n  temperature: 314\n"
 
 
@@ -33,24 +33,6 @@ def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PHONE", str(phone))
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
     return phone
-
-
-@pytest.fixture(scope="module")
-def one_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One store of programs for all processes of the tests: each program is exported once."""
-    patch = pytest.MonkeyPatch()
-    patch.setenv("ZO_SWEEPS_CACHE", str(of_all_workers(tmp_path_factory, "programs")))
-    yield
-    patch.undo()
-
-
-@pytest.fixture(scope="session")
-def client() -> Path:
-    """The light client, built for this machine."""
-    pytest.importorskip("executorch", reason="needs the extra [edge]")
-    from zo_sweeps_edge.build_client import build
-
-    return build()
 
 
 @pytest.fixture(scope="session")

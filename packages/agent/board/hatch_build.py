@@ -1,0 +1,45 @@
+"""The files of a board's wheel: the agent, and what runs a trial; nothing of plans, sweeps, heads and tables.
+
+tests/test_wheel.py runs what is here without the rest. The demo model's weights come from the head, as any model's do.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+AGENT = Path(__file__).resolve().parents[1] / "zo_sweeps_agent"
+REPO = AGENT.parents[2]
+FOLDERS = ("core", "devices", "engine", "methods", "models", "run", "tasks")
+FILES = (
+    "__init__",
+    *("cli/__init__", "cli/ending", "cli/lines", "cli/parser"),
+    *("fleet/__init__", "fleet/node", "fleet/systemd"),
+    *("plan/__init__", "plan/texts"),
+    *("record/__init__", "record/journal", "record/provenance", "record/spent"),
+    "results/__init__",
+    *("schedule/__init__", "schedule/backend", "schedule/cluster", "schedule/placement", "schedule/ray_tls"),
+)
+OF_AGENT = ("__init__", "agent_facts", "codes", "command", "known_answers", "lease_contents", "protocol")
+NOT = {"model.safetensors"}
+
+
+class Files(BuildHookInterface[Any]):
+    """Adds them to the wheel."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        whole = REPO / "zo_sweeps"
+        edge = REPO / "packages/edge/zo_sweeps_edge"  # programs of trials, where the board has torch and ExecuTorch
+        paths = {whole / f"{file}.py": f"zo_sweeps/{file}.py" for file in FILES}
+        paths |= {AGENT / f"{file}.py": f"zo_sweeps_agent/{file}.py" for file in OF_AGENT}
+        paths |= {REPO / "LICENSE": "zo_sweeps/LICENSE", AGENT / "__main__.py": "zo_sweeps/__main__.py"}
+        folders = {whole / name: f"zo_sweeps/{name}" for name in FOLDERS}
+        folders |= {REPO / "conf/device": "zo_sweeps/conf/device"}
+        folders |= {AGENT / "agent": "zo_sweeps_agent/agent", edge: "zo_sweeps_edge"}
+        for folder, there in folders.items():
+            for path in folder.rglob("*"):
+                if path.is_file() and path.parent.name != "__pycache__" and path.name not in NOT:
+                    paths[path] = f"{there}/{path.relative_to(folder).as_posix()}"
+        build_data["force_include"] |= {str(path): name for path, name in sorted(paths.items())}

@@ -1,0 +1,80 @@
+"""What this machine is, and what it lends, as the head is told."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+import yaml
+
+from zo_sweeps import __version__
+from zo_sweeps.core.errors import UserError, unknown
+from zo_sweeps.core.files import conf_dir
+from zo_sweeps.devices.live import Host
+from zo_sweeps.methods.definition import read
+from zo_sweeps.methods.parts import Device
+from zo_sweeps_agent.agent import light
+from zo_sweeps_agent.agent.examiner import Examiner
+from zo_sweeps_agent.agent_facts import Facts
+
+DEV = Path("/dev")
+
+
+@dataclass(frozen=True)
+class Lending:
+    """What this machine lends to trials.
+
+    Args:
+        cpus, gpus: their numbers.
+        memory_bytes: main memory.
+        slots: trials at a time.
+    """
+
+    cpus: int
+    gpus: int
+    memory_bytes: int
+    slots: int
+
+
+def profile(name: str, folders: list[str]) -> Device:
+    """Return a device profile: of conf/device, or of `device/` in a folder of the user's own. Raises UserError."""
+    if name == "auto":
+        examiner = Examiner()
+        name = str(examiner.probe()["profile"])
+        examiner.end()
+    known: dict[str, Path] = {}
+    for folder in (conf_dir(), *map(Path, folders)):
+        known |= {path.stem: path for path in (folder.expanduser() / "device").glob("*.yaml")}
+    if name not in known:
+        raise unknown("device", name, known)
+    return read(Device, yaml.safe_load(known[name].read_text(encoding="utf-8")), "device")
+
+
+def lending(device: Device, cpus: int | None, memory_gb: float | None, slots: int) -> Lending:
+    """Return what to lend: all CPUs, the profile's memory and a GPU per slot, where nothing else is asked for."""
+    own = psutil.virtual_memory().total
+    wanted = memory_gb if memory_gb is not None else device.memory_gb
+    memory = own if wanted is None else min(int(wanted * 10**9), own)
+    there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    gpus = 0 if device.cpu else max(1, min(slots, len(list(DEV.glob("nvidia[0-9]*")))))
+    return Lending(cpus or there, gpus, memory, slots)
+
+
+def facts(device: Device, lent: Lending, host: Host, client: Path | None = None) -> Facts:
+    """Return what the head is told of this machine. Raises UserError where no trial can run.
+
+    Args:
+        client: the light client, if it runs the trials.
+    """
+    if client is not None:
+        return Facts(__version__, host, device.name, **asdict(lent), client=light.digest(client))
+    if not host.versions["torch"]:
+        fix = (
+            "install the wheel for this board (docs/JETSON.md), or lend the light client with --client FILE "
+            f"(packages/edge); here: {sys.executable}"
+        )
+        raise UserError("this Python has no torch, which is the board's own choice", fix=fix)
+    return Facts(__version__, host, device.name, **asdict(lent))

@@ -1,0 +1,315 @@
+"""Agents as nodes: what a slot on an agent talks to, in place of the actor that runs trials. Independent of Ray.
+
+A `Proxies` lives on the head, where the store is. It turns a trial into a lease, and the events that the board sends
+into those that `TrialActor.drain` would return, so that slots, retries and the ledger need not know an agent. All that
+it knows is in the store: started again, it goes on. It keeps its driver's stamp fresh, without which leases end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.light_client import LOG_EVENT
+from zo_sweeps.core.trial import Event, Outcome, Sharing, Trial, TrialState
+from zo_sweeps.methods.definition import own_source
+from zo_sweeps.methods.trial_config import TrialConfig
+from zo_sweeps.schedule.outside import LeaseLostError
+from zo_sweeps.schedule.placement import Node
+from zo_sweeps_agent.agent_facts import Note
+from zo_sweeps_agent.lease_contents import StoredFile
+from zo_sweeps_agent.lease_files import lease_files
+from zo_sweeps_agent.leases import ENDED, OPEN, Lease, RefusedError, Store
+
+PREFIX = "agent:"  # of the node ids of agents
+OF_DRIVER = "/"  # in the name of a process of a driver, after the driver's
+NOTE_SECONDS = 30.0  # after which the note on agents is too old: its writer, on the head, has ended
+LOOK_SECONDS = 0.1  # between looks at the store
+BUSY_SECONDS = 0.2  # to wait for another process's transaction, before the store is asked again a moment later
+STAMP_SECONDS = 5.0  # between the driver's signs of life
+Drained = tuple[list[Event], dict[str, Any] | None, bool]  # as `TrialActor.drain` returns them
+
+
+def nodes(note: Note, driver: str, now: float) -> list[Node]:
+    """Return the agents that can take trials of a driver, from the note that the head's reporter writes."""
+    if now - note.time > NOTE_SECONDS:
+        return []
+    return [
+        Node(
+            node_id=PREFIX + agent.name,
+            name=agent.name,
+            device=agent.facts.profile,
+            cpus=agent.facts.cpus,
+            gpus=agent.facts.gpus,
+            memory_bytes=agent.facts.memory_bytes,
+            programs=agent.facts.probe.executorch,
+            light=bool(agent.facts.client),
+            slots=agent.slots,
+            leased=sum(owner.partition(OF_DRIVER)[0] != driver for owner, _ in agent.running),
+            refused=agent.refused,
+            version=agent.facts.zo_sweeps,
+            gpu_bytes=agent.facts.probe.memory_bytes if agent.facts.probe.kind == "cuda" else 0,
+        )
+        for agent in note.agents
+        if agent.facts and agent.is_online(note.time)
+    ]
+
+
+def bound_to_hosts(trial: Trial) -> bool:
+    """Return whether a trial needs what no agent has: own members, a log, a phone, rungs, tools for circuits."""
+    config = trial.config
+    if not isinstance(config, TrialConfig):
+        return False
+    own = any(own_source(kind) for kind in config.members_used)  # a folder may hold profiles and grids alone
+    paused = bool(config.train.halving)  # a lease ends with its trial
+    return own or paused or bool(config.device.log) or config.device.is_phone or not config.method.kind.of_model
+
+
+@dataclass
+class _Held:
+    """A lease, or why there is none."""
+
+    lease: str = ""
+    refused: str = ""
+    error: str = ""
+
+
+class Proxies:
+    """All leases of one driver, on the machine of the head.
+
+    Args:
+        store: path of the gateway's store.
+        driver: a name of the driver's own.
+    """
+
+    def __init__(self, store: str, driver: str) -> None:
+        self._path, self._driver = Path(store), driver
+        self._opened: Store | None = None  # at first use: an actor of Ray whose constructor fails is dead for good
+        self._held: dict[tuple[str, int], _Held] = {}
+        self._standing: dict[str, Lease] = {}
+        self._seen = -1  # version of the store at the last look
+        self._changed = asyncio.Condition()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def _store(self) -> Store:
+        """The store. Raises sqlite3.Error while it is locked (by a backup, or for a slow disk) or cannot be opened."""
+        if self._opened is None:
+            try:
+                store = Store(self._path, busy_seconds=BUSY_SECONDS)
+            except UserError as error:
+                raise sqlite3.OperationalError(str(error)) from None
+            self._held = {(one.trial_id, one.attempt): _Held(one.id) for one in store.of_driver(self._driver).values()}
+            self._opened = store
+        return self._opened
+
+    async def run(
+        self,
+        agent: str,
+        profile: str,
+        threads: int,
+        trial: dict[str, Any],
+        journal: list[Event],
+        attempt: int,
+        sharing: Sharing | None = None,
+    ) -> None:
+        """Make a lease of an agent for one attempt; return when it is made, or refused. A repeat does nothing."""
+        assert sharing is None, "an agent shares no steps"
+        self._watch()
+        key, held = (trial["trial_id"], attempt), _Held()
+        while self._opened is None:
+            await asyncio.sleep(LOOK_SECONDS)
+        if self._held.setdefault(key, held) is not held:
+            return
+        try:
+            files = await asyncio.to_thread(_files, trial)
+            contents = trial, journal, attempt, files, profile, threads
+            while not held.lease and self._held.get(key) is held:
+                try:
+                    held.lease = await asyncio.to_thread(self._store.lease, self._driver, agent, *contents)
+                    self._look()
+                except sqlite3.Error:
+                    await asyncio.sleep(LOOK_SECONDS)
+            if self._held.get(key) is not held:  # given up meanwhile
+                await self._tell(held, lambda lease: self._store.give_up(lease, "its driver gave it up"))
+        except RefusedError as error:
+            held.refused = str(error)
+        except UserError as error:
+            held.error = f"UserError: {error}"
+
+    async def drain(self, trial_id: str, attempt: int, cursor: int, wait: float) -> Drained:
+        """Return events from number `cursor` on, the outcome (with the last events), and whether to avoid the agent.
+
+        Waits for news up to `wait` seconds; while the store is locked, there are none. Raises LeaseLostError.
+        """
+        self._watch()
+        key, end = (trial_id, attempt), time.monotonic() + wait
+        async with self._changed:
+            while not self._has_news(key, cursor) and (left := end - time.monotonic()) > 0:
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._changed.wait(), left)
+        held = self._held.get(key)
+        if held is None:
+            return [], None, False  # the call of `run` has not come yet
+        try:
+            return self._drained(trial_id, held, cursor)
+        except sqlite3.Error:
+            return [], None, False
+
+    def _drained(self, trial_id: str, held: _Held, cursor: int) -> Drained:
+        if held.error:
+            return _failed(trial_id, held.error)
+        if held.refused:
+            return [], _cancelled(trial_id), True
+        if (lease := self._standing.get(held.lease)) is None:
+            return [], None, False
+        events = [_placed(event, lease) for event in self._store.events(lease.id, cursor)]
+        if lease.state == OPEN:
+            stopped = lease.stop and not lease.online
+            return events, _cancelled(trial_id) if stopped else None, False
+        if cursor + len(events) < lease.received:
+            return events, None, False  # it ended between the two looks
+        if lease.state == ENDED:
+            outcome = self._store.outcome(lease.id) or {}
+            if outcome["state"] == TrialState.LOST.value and not events:
+                raise LeaseLostError(outcome["error"] or "its process ended unexpectedly")
+            if outcome["state"] == TrialState.LOST.value:
+                return events, None, False
+            return events, _with_bytes(outcome, lease), False
+        if events:
+            return events, None, False
+        if lease.blameless:
+            return [], _cancelled(trial_id), True
+        raise LeaseLostError(lease.why)
+
+    async def stop(self, trial_id: str, attempt: int) -> None:
+        """Ask the agent to end the attempt as CANCELLED at its next step."""
+        if held := self._held.get((trial_id, attempt)):
+            await self._tell(held, lambda lease: self._store.ask_to_stop(lease))
+
+    async def give_up(self, trial_id: str, attempt: int) -> None:
+        """End the lease of an attempt that the driver no longer follows."""
+        if held := self._held.pop((trial_id, attempt), None):
+            await self._tell(held, lambda lease: self._store.give_up(lease, "its driver gave it up"))
+
+    async def close(self) -> None:
+        """End all leases: the driver ends."""
+        for trial_id, attempt in list(self._held):
+            await self.give_up(trial_id, attempt)
+
+    async def _tell(self, held: _Held, what: Callable[[str], None]) -> None:
+        """Change a lease in the store, once it is not locked."""
+        while held.lease:
+            try:
+                await asyncio.to_thread(what, held.lease)
+                self._look()
+                return
+            except sqlite3.Error:
+                await asyncio.sleep(LOOK_SECONDS)
+
+    def _has_news(self, key: tuple[str, int], cursor: int) -> bool:
+        held = self._held.get(key, _Held())
+        lease = self._standing.get(held.lease)
+        return bool(held.refused or held.error or (lease and (lease.state != OPEN or lease.received > cursor)))
+
+    def _watch(self) -> None:
+        """Start the loop that looks at the store, at the first call: before, there is no loop to start it in."""
+        if not self._tasks:
+            self._tasks.append(asyncio.create_task(self._loop()))
+
+    async def _loop(self) -> None:
+        stamped = 0.0
+        while True:
+            with contextlib.suppress(sqlite3.Error):  # a full disk, or a store that is busy: later
+                if time.monotonic() - stamped > STAMP_SECONDS:
+                    self._seen = -1  # an agent may have gone offline
+                    await asyncio.to_thread(self._store.drive, self._driver)
+                    stamped = time.monotonic()
+            with contextlib.suppress(sqlite3.Error):
+                if (now := self._store.version()) != self._seen:
+                    self._look()
+                    self._seen = now
+                    async with self._changed:
+                        self._changed.notify_all()
+            await asyncio.sleep(LOOK_SECONDS)
+
+    def _look(self) -> None:
+        """Read the leases again that were open; the others do not change."""
+        known = self._standing
+        held = [one.lease for one in self._held.values() if one.lease]
+        self._standing = known | self._store.standing(
+            [one for one in held if one not in known or known[one].state == OPEN]
+        )
+
+
+def _files(trial: Mapping[str, Any]) -> list[StoredFile]:
+    config = Trial.from_json(trial).config
+    if "model" not in config.to_json():
+        return []  # a trial that computes nothing, of a benchmark
+    return lease_files(TrialConfig.of(config))
+
+
+def _placed(event: dict[str, Any], lease: Lease) -> Event:
+    """Return an event with what the head knows better than the board: where it runs, and the bytes of its lease.
+
+    Raises LeaseLostError for a line of a log: this board is not one that runs the light client.
+    """
+    if event["type"] == LOG_EVENT:
+        raise LeaseLostError(f"{lease.agent} sent a log of the light client, which it does not run")
+    if event["type"] == "start":
+        return {**event, "node": lease.agent, "profile": lease.profile}
+    if event["type"] == "end":
+        return {**event, "outcome": _with_bytes(event["outcome"], lease)}
+    return event
+
+
+def _with_bytes(outcome: Mapping[str, Any], lease: Lease) -> dict[str, Any]:
+    metrics = {"agent_bytes_down": float(lease.down), "agent_bytes_up": float(lease.up)}
+    return {**outcome, "metrics": {**outcome.get("metrics", {}), **metrics}}
+
+
+def _cancelled(trial_id: str) -> dict[str, Any]:
+    return Outcome(trial_id, TrialState.CANCELLED).to_json()
+
+
+def _failed(trial_id: str, error: str) -> Drained:
+    outcome = Outcome(trial_id, TrialState.FAILED, error=error).to_json()
+    return [{"type": "end", "time": time.time(), "outcome": outcome}], outcome, False
+
+
+class AgentSlot:
+    """The proxy of one agent as a slot sees it: with the methods of a Ray actor of `TrialActor`.
+
+    Args:
+        proxies: the actor of `Proxies`.
+        node: the agent.
+        threads: of a trial's process.
+    """
+
+    def __init__(self, proxies: Any, node: Node, threads: int) -> None:
+        self._proxies = proxies
+        self.run = _Method(lambda *args: proxies.run.remote(node.name, node.device, threads, *args))
+        self.drain = _Method(proxies.drain.remote)
+        self.stop = _Method(proxies.stop.remote)
+        self.leave = _Method(lambda: None)  # it never follows
+
+    def give_up(self, trial_id: str, attempt: int) -> None:
+        """End the lease of an attempt."""
+        self._proxies.give_up.remote(trial_id, attempt)
+
+
+class _Method:
+    """A method of an actor: `.remote(...)`, and `.options(...)`, of which none matters here."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self.remote = call
+
+    def options(self, **_: Any) -> _Method:
+        return self
