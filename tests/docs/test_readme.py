@@ -1,4 +1,4 @@
-"""The README, the tutorial and the notebooks as their readers use them: what they show is written to disk and run."""
+"""README, tutorial, pages and notebooks as their readers use them: what they show is written to disk and run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ from zo_sweeps.schedule.ledger import Standing
 
 TEXT = (REPO / "README.md").read_text(encoding="utf-8")
 TUTORIAL = (REPO / "docs" / "TUTORIAL.md").read_text(encoding="utf-8")
-OTHERS = [(REPO / "docs" / f"{page}.md").read_text(encoding="utf-8") for page in ("PACKAGE", "SHARE")]
+WEIGHTS, MEMBER, *OTHERS = (
+    (REPO / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    for page in ("GRID_NOTEBOOK", "adding/perturbation", "PACKAGE", "SHARE", "FAILURES", "ENERGY")
+)
 COMMAND = "python -m zo_sweeps"
 SMALL = [
     "scale=smoke",
@@ -69,7 +72,9 @@ def meant(line: str) -> list[str]:
     return [line.replace(choice[0], one) for one in choice[0].split("|")] if choice else [line]
 
 
-COMMANDS = sorted({line for text in (TEXT, TUTORIAL, *OTHERS) for one in shown(text) for line in meant(one)})
+COMMANDS = sorted(
+    {line for text in (TEXT, TUTORIAL, WEIGHTS, MEMBER, *OTHERS) for one in shown(text) for line in meant(one)}
+)
 
 
 def run(command: list[str], folder: Path, package: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -96,8 +101,8 @@ composer, planned = cache(lambda overrides, folders: Composer(overrides, folders
 
 
 def write_example(folder: Path) -> Path:
-    """Write the member of "Add a method" where its first line says; return the file."""
-    (member,) = code(section("Add a method"), "python")
+    """Write the member of the page on perturbations where its first line says; return the file."""
+    (member,) = code(MEMBER, "python")
     path = folder / member.splitlines()[0].removeprefix("# ")
     path.parent.mkdir(parents=True)
     path.write_text(member)
@@ -114,7 +119,7 @@ def cells(notebook: str) -> str:
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The tutorial's folder, with its task, its grid and the rows of its script; my_conf of "Add a method"."""
+    """The tutorial's folder, with its task, its grid and the rows of its script; FOLDER with a perturbation."""
     folder = tmp_path_factory.mktemp("own")
     write_example(folder)
     files = re.findall(r"^```(?:python|yaml)\n# (\S+)\n(.*?)^```", TUTORIAL, re.MULTILINE | re.DOTALL)
@@ -125,7 +130,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         exec(files[0][1], {})
-    with registry.using_folders(()):  # the plans made here look into my_conf
+    with registry.using_folders(()):  # the plans made here look into FOLDER
         yield folder
 
 
@@ -163,7 +168,7 @@ def test_a_command_is_one_that_the_command_line_understands(
 @pytest.mark.unit
 @pytest.mark.parametrize(("grid", "first"), [("llama2_superglue", "task="), ("quickstart", "scale=")])
 def test_overrides_that_are_listed_can_be_given_together(grid: str, first: str) -> None:
-    (line,) = [line for line in section("1. Run a paper's grid").splitlines() if line.startswith(f"    {first}")]
+    (line,) = [line for line in section("Run a paper's grid").splitlines() if line.startswith(f"    {first}")]
     for one in meant(line):
         composer = Composer([f"+grid={grid}", *one.split()])
         plan = build(composer)
@@ -171,24 +176,24 @@ def test_overrides_that_are_listed_can_be_given_together(grid: str, first: str) 
         assert readout.tables(plan, composer, Standing())
 
 
-# --- "Add a method": in a copy of the checkout, with the copy's own code
+# --- a perturbation of one's own: in a copy of the checkout, with the copy's own code
 
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The files of the repository, with the worked example written into them as the README says."""
+    """The files of the repository, with the worked example written into them as its page says."""
     folder = tmp_path_factory.mktemp("checkout")
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=REPO, check=True, capture_output=True, text=True).stdout
     for name in filter(None, listed.split("\0")):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(REPO / name, folder / name)
-    assert not (folder / "my_conf").exists(), "the example is no part of the package"
+    assert not (folder / "FOLDER").exists(), "the example is no part of the package"
     write_example(folder)
     return folder
 
 
 def example_commands() -> list[str]:
-    return [line.strip() for line in section("Add a method").splitlines() if re.match("    (python|make) ", line)]
+    return [line.strip() for line in MEMBER.splitlines() if re.match("    (python|make) ", line)]
 
 
 @pytest.mark.e2e
@@ -199,7 +204,7 @@ def test_the_added_method_runs_and_its_results_are_a_data_frame(checkout: Path, 
     assert done.returncode == 0, done.stdout + done.stderr
     assert "succeeded" in done.stdout
 
-    (notebook,) = code(section("4. Export tables and figures"), "python")
+    (notebook,) = code(section("Export tables, figures and weights"), "python")
     options = shlex.split(command)[4:]
     flag = options.index("--config-dir")
     given, folders = [*options[:flag], *SMALL], [options[flag + 1]]
@@ -224,13 +229,11 @@ print(json.dumps([zo_sweeps.__file__, sorted(set(trials["state"])), sorted(set(t
 
 @pytest.mark.multiprocess
 def test_a_loop_of_ones_own_is_run_and_replayed(tmp_path: Path) -> None:
-    """The README's own assertion, and the notebook's, is that the replay has the same bits."""
-    (loop,) = code(section("A loop of your own"), "python")
-    script = f"{loop}\nprint(losses(1).item())\n{cells('engine.ipynb')}"
+    """The notebook's own assertion is that the replay has the same bits."""
+    script = cells("engine.ipynb")
     done = run([sys.executable, "-c", script], tmp_path, REPO)
     assert done.returncode == 0, done.stderr
-    loss, before, after = (float(line.rpartition(" ")[2]) for line in done.stdout.splitlines())
-    assert loss < 0.1
+    before, after = (float(line.rpartition(" ")[2]) for line in done.stdout.splitlines())
     assert before < 0.2 < 0.7 < after, "ten digits; a network of 2,410 weights"
 
 
@@ -240,8 +243,7 @@ def test_the_python_interface_gives_weights_that_peft_and_transformers_load(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As written: a notebook that runs the quickstart, the command, and a program that loads."""
-    title = "5. Use it from Python, and take the weights"
-    notebook, loading = code(section(title), "python")
+    notebook, loading = code(WEIGHTS, "python")
     script = f"{notebook}\nprint(best['trial_id'], len(weights))\n{cells('grid.ipynb')}"
     done = run([sys.executable, "-c", script], tmp_path, REPO, MPLBACKEND="agg")
     assert done.returncode == 0, done.stderr
@@ -250,7 +252,7 @@ def test_the_python_interface_gives_weights_that_peft_and_transformers_load(
     assert first == again == "8 trials"
     assert {line.split()[0] for line in table} >= {"Zero-shot", "FO-LoRA-FA", "ZO-LoRA-FA"}
     assert (tmp_path / "accuracy.png").stat().st_size > 5000
-    for line in shown(section(title)):
+    for line in shown(WEIGHTS):
         exported = line.replace("TRIAL_ID", trial_id).replace("--out ", "--out exported/")
         monkeypatch.chdir(tmp_path)
         assert main(typed(exported)[3:]) == 0
@@ -273,9 +275,9 @@ print(sum("lora_B" in name for name, _ in adapted.named_parameters()))
 @pytest.mark.e2e
 @pytest.mark.slow
 def test_the_contract_holds_the_added_method(checkout: Path) -> None:
-    """`make test` as the README has it; an environment that is set up already is the one of these tests."""
+    """`make test` as the page has it; an environment that is set up already is the one of these tests."""
     (command,) = [line for line in example_commands() if line.startswith("make ")]
-    (copy,) = [line.strip() for line in section("Add a method").splitlines() if line.startswith("    cp ")]
+    (copy,) = [line.strip() for line in MEMBER.splitlines() if line.startswith("    cp ")]
     subprocess.run(shlex.split(copy), cwd=checkout, check=True)
     python = checkout / ".venv" / "bin" / "python"
     python.parent.mkdir(parents=True)

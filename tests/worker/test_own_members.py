@@ -27,7 +27,7 @@ from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.build import build
 from zo_sweeps.schedule.ledger import read_standing
 
-README = (REPO / "README.md").read_text(encoding="utf-8")
+PAGE = (REPO / "docs" / "adding" / "perturbation.md").read_text(encoding="utf-8")
 MEMBERS = {
     "perturbation/flipped.py": '''
 from dataclasses import dataclass
@@ -228,10 +228,10 @@ def test_a_space_that_matches_no_layer_is_refused_in_the_plan_and_else_in_the_tr
 
 
 @pytest.mark.multiprocess
-def test_the_readme_s_own_member_runs_again_once_it_computes_something_else(
+def test_a_page_s_own_member_runs_again_once_it_computes_something_else(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (source,) = [text for text in re.findall(r"```python\n(.*?)```", README, re.S) if "three_point.py" in text]
+    (source,) = re.findall(r"```python\n(.*?)```", PAGE, re.S)
     file = tmp_path / source.splitlines()[0].removeprefix("# ")
     file.parent.mkdir(parents=True)
     conf = file.parents[1]
