@@ -107,7 +107,7 @@ def test_it_asks_for_no_library_of_the_head(board: Path) -> None:
 def test_the_command_of_a_board_is_the_agent(board: Path) -> None:
     assert "zo-sweeps = zo_sweeps.__main__:main" in next(board.glob("*.dist-info/entry_points.txt")).read_text()
     assert "--client FILE" in zo(board, "-m", "zo_sweeps", "agent", "--help")
-    refused = "zo_sweeps: a board has the command `agent` alone; zo-sweeps agent --help\n"
+    refused = "zo_sweeps: a board has the command `agent` alone; install zo-sweeps where sweeps start\n"
     assert zo(board, "-m", "zo_sweeps", "status", status=2) == refused
 
 

@@ -16,7 +16,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def run() -> int:
         if given[:1] != ["agent"]:
-            raise UserError("a board has the command `agent` alone", fix="zo-sweeps agent --help")
+            raise UserError(
+                "a board has the command `agent` alone", fix="run others where zo-sweeps itself is installed"
+            )
         return agent(given[1:])
 
     return ended(run)
