@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import of_all_workers
 from zo_sweeps.methods import registry
 
 # One thread a process, before torch is imported: the models are tiny, and the threads of processes that are tested side
@@ -44,11 +43,12 @@ def shared() -> Path:
 
 @pytest.fixture(scope="session")
 def tracking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of an MLflow server for all tests but those of the server itself: each start takes eight seconds."""
+    """The address of an MLflow server, for the tests that are about one: a start takes eight seconds."""
     from zo_sweeps.record import server
 
-    with server.local_server(of_all_workers(tmp_path_factory, "mlflow server")) as uri:
-        yield uri
+    with server.running(tmp_path_factory.mktemp("tracking")) as one:
+        one.wait()
+        yield one.uri
 
 
 @pytest.fixture(scope="session", autouse=True)

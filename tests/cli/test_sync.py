@@ -10,7 +10,6 @@ import pytest
 from tests.record import made_up
 from zo_sweeps.cli.main import main
 from zo_sweeps.core.trial import Trial
-from zo_sweeps.record import server
 from zo_sweeps.record.journal import JournalStore
 from zo_sweeps.record.mlflow_store import lock_mirror
 from zo_sweeps.record.sweep_book import SweepBook, SweepInfo, books
@@ -33,29 +32,26 @@ def swept(folder: Path, count: int = 2) -> list[Trial]:
     return trials[:count]
 
 
-def test_sync_starts_the_folders_server_and_sends_what_it_lacks_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    trials = swept(tmp_path)
+def test_sync_writes_what_the_folders_own_store_lacks_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trials, store = swept(tmp_path), tmp_path / "mlflow" / "mlflow.db"
+    whole = [f"one: 1 trials sent to {store}", f"two: 2 trials sent to {store}"]
     assert main(["sync", f"state_dir={tmp_path}"]) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert [line.rpartition(" to ")[0] for line in said] == ["one: 1 trials sent", "two: 2 trials sent"]
-    assert not server.is_healthy(said[0].rpartition(" ")[2]), "the server that it started is ended"
+    assert capsys.readouterr().out.splitlines() == whole
     shutil.rmtree(tmp_path / "mlflow")
-    with server.local_server(tmp_path) as uri:
-        assert main(["sync", f"state_dir={tmp_path}"]) == 0
-        said = capsys.readouterr().out.splitlines()
-        assert said == [f"one: 1 trials sent to {uri}", f"two: 2 trials sent to {uri}"], "the mirror is made again"
-        assert main(["sync", f"state_dir={tmp_path}"]) == 0
-        said = capsys.readouterr().out.splitlines()
-        assert said == [f"one: 0 trials sent to {uri}", f"two: 0 trials sent to {uri}"]
-        from mlflow import MlflowClient
+    assert main(["sync", f"state_dir={tmp_path}"]) == 0
+    said = capsys.readouterr()
+    assert said.out.splitlines() == whole, "the mirror is made again"
+    assert not said.err, "MLflow has nothing to say to the user"
+    assert main(["sync", f"state_dir={tmp_path}"]) == 0
+    said = capsys.readouterr()
+    assert said.out.splitlines() == [f"one: 0 trials sent to {store}", f"two: 0 trials sent to {store}"]
+    from mlflow import MlflowClient
 
-        client = MlflowClient(uri)
-        (two,) = [each for each in client.search_experiments() if each.name == "two"]
-        found = client.search_runs([two.experiment_id], "tags.`zo.kind` = 'trial'")
-        assert {run.data.tags["zo.trial_id"] for run in found} == {made.trial_id for made in trials}
-        assert {run.info.status for run in found} == {"FINISHED"}
+    client = MlflowClient(f"sqlite:///{store}")
+    (two,) = [each for each in client.search_experiments() if each.name == "two"]
+    found = client.search_runs([two.experiment_id], "tags.`zo.kind` = 'trial'")
+    assert {run.data.tags["zo.trial_id"] for run in found} == {made.trial_id for made in trials}
+    assert {run.info.status for run in found} == {"FINISHED"}
 
 
 def test_a_book_of_an_earlier_version_leaves_the_mirrors_folder_when_it_is_written(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ import json, sys
 from zo_sweeps.cli.main import main
 from zo_sweeps.results import session
 
-session.SERVER_SECONDS = 0.1  # no tracking server is waited for
+session.STORE_SECONDS = 0.1  # no tracking server is waited for
 sys.exit(main(json.loads(sys.argv[1])))
 """
 

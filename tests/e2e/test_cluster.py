@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import os
 import signal
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -62,18 +60,16 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, conf: Path) -> Path:
 
 
 @pytest.fixture
-def tracking(tmp_path: Path) -> Iterator[Path]:
+def tracking(tmp_path: Path) -> Path:
     """The folder of an MLflow server that the test may kill."""
-    folder = tmp_path / "tracking"
-    yield folder
-    server.stop(folder)
+    return tmp_path / "tracking"
 
 
 def test_sixty_trials_on_a_cluster_that_falls_apart(
     tmp_path: Path, conf: Path, undisturbed: Path, tracking: Path
 ) -> None:
     """Nodes killed, frozen and started again, a worker killed, the tracking server killed and started again."""
-    mlflow = server.start(tracking, stay=True)
+    mlflow = server.start(tracking)
     port = int(mlflow.uri.rpartition(":")[2])
     with cluster() as nodes:
         first, second = nodes.add("first"), nodes.add("second")
@@ -83,11 +79,11 @@ def test_sixty_trials_on_a_cluster_that_falls_apart(
         first.kill()
         driver.until(8)
         second.freeze()
-        os.killpg(json.loads((tracking / "mlflow" / "server.json").read_text())["pid"], signal.SIGKILL)
+        mlflow.close()
         again = nodes.add("first-again")
         for actor in jetson.actors():
             os.kill(actor, signal.SIGKILL)
-        mlflow = server.start(tracking, port, stay=True)
+        server.start(tracking, port)
         wait_for(lambda: "second" in {entry["node"] for entry in driver.lost()}, PATIENCE, "the silent node given up")
         second.thaw()
         wait_for(lambda: driver.runs_on("first-again"), PATIENCE, "a trial on the node that was killed")
@@ -128,7 +124,7 @@ def test_sixty_trials_on_a_cluster_that_falls_apart(
 
 
 def test_a_sweep_goes_on_by_itself_when_the_head_is_back(tmp_path: Path, conf: Path, tracking: Path) -> None:
-    mlflow = server.start(tracking, stay=True)
+    mlflow = server.start(tracking)
     with cluster() as nodes:
         nodes.add("first")
         driver = Driver(tmp_path, words("mixed", conf, mlflow.uri), nodes.address, nodes.token)

@@ -47,8 +47,8 @@ def conf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def own_tracking(tmp_path: Path) -> Iterator[str]:
     """Each sweep has its own state folder here, and so its own run of the same trial."""
-    with server.local_server(tmp_path / "tracking") as uri:
-        yield uri
+    with server.running(tmp_path / "tracking") as one:
+        yield one.uri
 
 
 @pytest.mark.parametrize("how", ["is lost", "leaves"])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import re
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -116,8 +117,9 @@ def test_a_board_on_another_host_joins_and_runs_the_trials_that_ask_for_it(pair:
     standing = read_standing(them.state)
     assert set(standing.states.values()) == {TrialState.SUCCEEDED}
     assert set(standing.nodes.values()) == {"board-1"}
-    runs = json.loads((them.state / "mlflow" / "server.json").read_text())
-    assert runs["port"] == them.ports[1], "recorded by the head's own server"
+    with contextlib.closing(sqlite3.connect(them.state / "mlflow" / "mlflow.db")) as store:
+        recorded = {row[0] for row in store.execute("select value from tags where key = 'zo.trial_id'")}
+    assert recorded == set(standing.states), "in the store that the head's server shows"
     assert "MLflow has not taken" not in ran.stdout
     sniffer.terminate()
     packets, with_token = map(int, sniffer.stdout.read().split())

@@ -1,15 +1,18 @@
-"""The mirror against a real MLflow server: every row once, whatever is killed, lost or repeated."""
+"""The mirror against real MLflow stores: every row once, whatever is killed, lost or repeated."""
 
 from __future__ import annotations
 
-import json
-import os
+import resource
+import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ from zo_sweeps.core.trial import Trial, TrialState
 from zo_sweeps.record import mlflow_points as rows
 from zo_sweeps.record import server
 from zo_sweeps.record.journal import JournalStore
+from zo_sweeps.record.mlflow_client import _own_client
 from zo_sweeps.record.mlflow_store import MlflowMirror
 from zo_sweeps.record.sweep_book import SweepBook, SweepInfo
 from zo_sweeps.record.sync import sync
@@ -32,8 +36,24 @@ SWEEP = SweepInfo(
 
 
 @pytest.fixture(scope="module")
-def uri(tracking: str) -> str:
-    return tracking
+def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty database: MLflow takes a second to make one."""
+    path = tmp_path_factory.mktemp("empty") / "mlflow.db"
+    _own_client(path)
+    return path
+
+
+@pytest.fixture
+def uri(tmp_path: Path, empty: Path) -> str:
+    """As MLflow names the state folder's own store, which a sweep has made."""
+    (tmp_path / "mlflow").mkdir()
+    shutil.copy(empty, tmp_path / "mlflow")
+    return f"sqlite:///{tmp_path / 'mlflow' / 'mlflow.db'}"
+
+
+def named(uri: str) -> str | None:
+    """As a sweep names the store: `tracking.uri`."""
+    return None if uri.startswith("sqlite:") else uri
 
 
 @pytest.fixture
@@ -94,7 +114,7 @@ def mirrored(
 ) -> None:
     """One driver's life: register everything, send what the journals hold, end."""
     said: list[str] = [] if lines is None else lines
-    mirror = MlflowMirror(uri, experiment, SWEEP, folder, say=said.append, patience=60)
+    mirror = MlflowMirror(named(uri), experiment, SWEEP, folder, say=said.append, patience=60)
     for made in trials:
         mirror.register(made)
     if finish:
@@ -105,9 +125,11 @@ def mirrored(
         assert said == []
 
 
+@pytest.mark.parametrize("where", ["own store", "server"])
 def test_a_sweep_is_one_parent_with_a_run_a_trial_that_says_everything(
-    uri: str, experiment: str, tmp_path: Path
+    where: str, request: pytest.FixtureRequest, experiment: str, tmp_path: Path
 ) -> None:
+    uri: str = request.getfixturevalue("uri" if where == "own store" else "tracking")
     store = JournalStore(tmp_path)
     ends = [TrialState.SUCCEEDED, TrialState.DIVERGED, TrialState.OUT_OF_MEMORY, TrialState.CANCELLED]
     trials = [made_up.trial(seed, steps=20) for seed in range(len(ends))]
@@ -130,12 +152,18 @@ def test_a_sweep_is_one_parent_with_a_run_a_trial_that_says_everything(
     assert (dataset.dataset.name, dataset.dataset.digest) == ("sst2", "da7a")
 
     def artifacts(run: Any) -> set[str]:
-        return {file.path for file in client(uri).list_artifacts(run.info.run_id)}
+        if named(uri):
+            return {file.path for file in client(uri).list_artifacts(run.info.run_id)}
+        (folder,) = (tmp_path / "mlflow" / "artifacts").glob(f"*/{run.info.run_id}/artifacts")
+        return {file.name for file in folder.iterdir()}
 
     assert artifacts(first) == {"config.yaml", "scalars.jsonl"}
     assert artifacts(top) == {"sweep.yaml", "provenance.json", "table.md", "table.csv"}
-    log = client(uri).download_artifacts(first.info.run_id, "scalars.jsonl", str(tmp_path))
-    assert Path(log).read_text() == rows.scalar_log(store.read(trials[0].trial_id))
+    if named(uri):
+        log = Path(client(uri).download_artifacts(first.info.run_id, "scalars.jsonl", str(tmp_path)))
+    else:
+        (log,) = (tmp_path / "mlflow" / "artifacts").glob(f"*/{first.info.run_id}/artifacts/scalars.jsonl")
+    assert log.read_text() == rows.scalar_log(store.read(trials[0].trial_id))
     assert (top.info.status, top.data.metrics) == ("FINISHED", {"trials": 5})
     assert top.data.tags["mlflow.source.name"] == SWEEP.command
     assert "| 1 |" in top.data.tags["mlflow.note.content"]
@@ -147,11 +175,11 @@ def test_sending_everything_again_adds_nothing(uri: str, experiment: str, tmp_pa
         store.append(made.trial_id, made_up.whole(made))
     mirrored(uri, experiment, tmp_path, trials)
     before = page(uri, experiment)
-    assert sync(tmp_path, uri, say=lambda line: None) == 0
+    assert sync(tmp_path, named(uri), say=lambda line: None) == 0
     assert page(uri, experiment) == before
     for forgotten in ("", "{", '{"type": "sent"}\n'):  # what the server has acknowledged: lost, or torn
         (tmp_path / "mlflow" / "sent.jsonl").write_text(forgotten)
-        assert sync(tmp_path, uri, say=lambda line: None) == 3
+        assert sync(tmp_path, named(uri), say=lambda line: None) == 3
         assert page(uri, experiment) == before
     assert_each_row_once(uri, experiment, store, trials)
 
@@ -165,10 +193,9 @@ def test_a_sweep_that_sent_nothing_is_sent_whole_by_sync(uri: str, experiment: s
         book.add(made)
     book.finish({"table.md": "| a |"}, {}, "FINISHED")
     book.close()
-    assert runs(uri, experiment) == []
     said: list[str] = []
-    assert sync(tmp_path, uri, say=said.append) == 2
-    assert said == [f"demo_grid · smoke: 2 trials sent to {uri}"]
+    assert sync(tmp_path, named(uri), say=said.append) == 2
+    assert said == [f"demo_grid · smoke: 2 trials sent to {tmp_path}/mlflow/mlflow.db"]
     assert_each_row_once(uri, experiment, store, trials)
     assert parent(uri, experiment).info.status == "FINISHED"
 
@@ -179,8 +206,8 @@ from tests.record import made_up
 from tests.record.test_mirror import SWEEP
 from zo_sweeps.record.journal import JournalStore
 from zo_sweeps.record.mlflow_store import MlflowMirror
-uri, experiment, folder = sys.argv[1:]
-store, mirror = JournalStore(folder), MlflowMirror(uri, experiment, SWEEP, folder)
+experiment, folder = sys.argv[1:]
+store, mirror = JournalStore(folder), MlflowMirror(None, experiment, SWEEP, folder)
 for seed in range(3):
     made = made_up.trial(seed, steps=40)
     store.append(made.trial_id, made_up.whole(made)[:5])
@@ -194,7 +221,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_runs_of_a_killed_driver_are_closed_by_the_next_and_go_on_with_their_trials(
     uri: str, experiment: str, tmp_path: Path
 ) -> None:
-    arguments = [sys.executable, "-c", DRIVER, uri, experiment, str(tmp_path)]
+    arguments = [sys.executable, "-c", DRIVER, experiment, str(tmp_path)]
     killed = subprocess.run(arguments, cwd=Path(__file__).parents[2], capture_output=True, text=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert {run.info.status for run in runs(uri, experiment)} == {"RUNNING"}
@@ -343,20 +370,66 @@ def test_a_server_away_is_said_once_and_nothing_is_lost(tmp_path: Path) -> None:
         sync(tmp_path, "http://127.0.0.1:9")
 
 
-def test_a_server_that_has_ended_is_said_with_its_last_line_and_not_waited_for(tmp_path: Path) -> None:
-    """As of a folder whose mlflow.db is no database."""
+def test_a_store_that_is_no_database_is_said_at_once_and_not_waited_for(tmp_path: Path) -> None:
     (tmp_path / "mlflow").mkdir()
-    (tmp_path / "mlflow" / "server.json").write_text(json.dumps({"port": 9, "pid": 2**30}))
-    (tmp_path / "mlflow" / "server.log").write_text("Traceback\nsqlite3.DatabaseError: file is not a database\n")
+    (tmp_path / "mlflow" / "mlflow.db").write_text("this is no database" * 100)
     said: list[str] = []
-    mirror = MlflowMirror("http://127.0.0.1:9", "nowhere", SWEEP, tmp_path, say=said.append)
+    mirror = MlflowMirror(None, "nowhere", SWEEP, tmp_path, say=said.append)
     mirror.register(made_up.trial(0))
     mirror.finish("table")
     mirror.drain(300.0)
     assert not mirror._thread.is_alive(), "it gave up before the time was over"
     assert len(said) == 1
-    assert "ended with: sqlite3.DatabaseError: file is not a database" in said[0]
+    assert (
+        f"MLflow at {tmp_path}/mlflow/mlflow.db refuses the sweep (file is not a database); the sweep goes on"
+        in said[0]
+    )
     mirror.close()
+
+
+@contextmanager
+def locked(database: Path) -> Iterator[None]:
+    """Have another program write to the database, without an end."""
+    with closing(sqlite3.connect(database)) as other:
+        other.execute("begin exclusive")
+        yield
+
+
+@contextmanager
+def full(database: Path) -> Iterator[None]:
+    """Let no file become larger than the database is."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (database.stat().st_size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("trouble", [locked, full])
+def test_a_store_that_is_locked_or_full_for_a_while_then_has_everything_once(
+    trouble: Any, uri: str, experiment: str, tmp_path: Path
+) -> None:
+    store, made, later = JournalStore(tmp_path), made_up.trial(0, steps=20), made_up.trial(1, steps=1000)
+    store.append(made.trial_id, made_up.whole(made))
+    mirrored(uri, experiment, tmp_path, [made])
+    store.append(later.trial_id, made_up.whole(later))
+    said: list[str] = []
+    with trouble(tmp_path / "mlflow" / "mlflow.db"):
+        mirror = MlflowMirror(None, experiment, SWEEP, tmp_path, say=said.append)
+        for each in (made, later):
+            mirror.register(each)
+        mirror.finish("table")
+        assert mirror.drain(1.0) > 0
+        if trouble is full:
+            while not said:
+                time.sleep(0.1)
+            assert f"MLflow at {tmp_path}/mlflow/mlflow.db cannot be written (" in said[0]
+    assert mirror.drain(60) == 0
+    mirror.close(30)
+    assert len(said) <= 1
+    assert_each_row_once(uri, experiment, store, [made, later])
+    assert {run.info.status for run in runs(uri, experiment)} == {"FINISHED"}
 
 
 def test_nothing_to_sync_is_a_users_error(tmp_path: Path) -> None:
@@ -368,11 +441,11 @@ def test_nothing_to_sync_is_a_users_error(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_32_writers_through_an_outage_of_the_server_leave_every_row_once(experiment: str, tmp_path: Path) -> None:
     folder, said, store = tmp_path / "server", [], JournalStore(tmp_path)
-    running = server.start(folder)
-    running.wait()
-    port = int(running.uri.rsplit(":", 1)[1])
+    first = server.start(folder)
+    first.wait()
+    port = int(first.uri.rsplit(":", 1)[1])
     trials = [made_up.trial(seed, steps=60, lr=1e-4 * (1 + seed % 4)) for seed in range(32)]
-    mirror = MlflowMirror(running.uri, experiment, SWEEP, tmp_path, say=said.append)
+    mirror = MlflowMirror(first.uri, experiment, SWEEP, tmp_path, say=said.append)
     for made in trials:
         mirror.register(made)
 
@@ -385,9 +458,9 @@ def test_32_writers_through_an_outage_of_the_server_leave_every_row_once(experim
     writers = [threading.Thread(target=write, args=(made,)) for made in trials]
     for writer in writers:
         writer.start()
-    while len(runs(running.uri, experiment)) < 6:
+    while len(runs(first.uri, experiment)) < 6:
         time.sleep(0.1)
-    os.killpg(_group(folder), signal.SIGKILL)  # in the middle of requests
+    first.close()  # in the middle of requests
     time.sleep(3)
     again = server.start(folder, port)
     for writer in writers:
@@ -402,10 +475,3 @@ def test_32_writers_through_an_outage_of_the_server_leave_every_row_once(experim
         assert {run.info.status for run in runs(again.uri, experiment)} == {"FINISHED"}
     finally:
         again.close()
-        running.close()
-
-
-def _group(folder: Path) -> int:
-    import json
-
-    return int(json.loads((folder / "mlflow" / "server.json").read_text())["pid"])

@@ -1,9 +1,7 @@
-"""The local MLflow server: one a folder, shared, and gone when nobody needs it."""
+"""The MLflow server of a folder: it shows what was written without it, and is gone with the process that started it."""
 
 from __future__ import annotations
 
-import json
-import os
 import signal
 import socket
 import stat
@@ -19,18 +17,20 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.record import made_up
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.record import server
-from zo_sweeps.record.mlflow_client import is_temporary, silence
+from zo_sweeps.record.journal import JournalStore
+from zo_sweeps.record.mlflow_client import is_temporary, pages, silence
+from zo_sweeps.record.mlflow_store import MlflowMirror
+from zo_sweeps.record.sweep_book import SweepInfo
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
 
 USER = """
 import sys, time
 from zo_sweeps.record import server
-running = server.start(sys.argv[1])
-running.wait()
-print(running.uri, flush=True)
+print(server.start(sys.argv[1]).uri, flush=True)
 time.sleep(600)
 """
 
@@ -52,49 +52,38 @@ def wait_until_gone(folder: Path, seconds: float = 20) -> None:
         time.sleep(0.2)
 
 
-def test_users_of_a_folder_share_a_server_that_ends_with_the_last_even_if_killed(tmp_path: Path) -> None:
-    users = [subprocess.Popen([sys.executable, "-c", USER, str(tmp_path)], stdout=subprocess.PIPE) for _ in range(2)]
+def test_a_server_shows_what_was_written_without_it_and_dies_with_its_parent_even_if_killed(tmp_path: Path) -> None:
+    trial = made_up.trial(0, steps=20)
+    JournalStore(tmp_path).append(trial.trial_id, made_up.whole(trial))
+    mirror = MlflowMirror(None, "demo_grid", SweepInfo("5weeb", "demo_grid", "demo"), tmp_path, say=print)
+    mirror.register(trial)
+    mirror.finish("| a |", {"table.csv": "a,1"})
+    assert mirror.drain(120) == 0
+    mirror.close(30)
+    user = subprocess.Popen([sys.executable, "-c", USER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     try:
-        uris = {user.stdout.readline() for user in users if user.stdout}
-        assert len(uris) == 1, "two that start at once share one"
-        uri = uris.pop().decode().strip()
-        users[0].kill()  # whichever started it
-        time.sleep(1.5)
-        assert server.is_healthy(uri)
-        mine = server.start(tmp_path, port=1)  # one that runs keeps its port
-        assert mine.uri == uri
-        users[1].kill()
-        time.sleep(1.5)
-        assert server.is_healthy(uri)
-        mine.close()
-        assert not processes_of(tmp_path), "the last user's close waits for the end"
-        assert not (tmp_path / "mlflow" / "server.json").exists()
+        assert user.stdout
+        uri = user.stdout.readline().strip()
+        while not server.is_healthy(uri):
+            time.sleep(0.2)
+        from mlflow import MlflowClient
+
+        client = MlflowClient(uri)
+        experiment = client.get_experiment_by_name("demo_grid")
+        by_kind = {run.data.tags["zo.kind"]: run for run in client.search_runs([experiment.experiment_id])}
+        assert by_kind["trial"].data.metrics["test/accuracy"] == 0.88
+        files = {kind: {file.path for file in client.list_artifacts(run.info.run_id)} for kind, run in by_kind.items()}
+        assert files == {
+            "trial": {"config.yaml", "scalars.jsonl"},
+            "sweep": {"provenance.json", "table.csv", "table.md"},
+        }
+        table = client.download_artifacts(by_kind["sweep"].info.run_id, "table.csv", str(tmp_path))
+        assert Path(table).read_text() == "a,1"
+        assert list(pages(uri, tmp_path)) == ["demo"]
     finally:
-        for user in users:
-            user.kill()
-            user.wait()
-
-
-def test_a_server_dies_with_its_only_user_killed_while_it_starts(tmp_path: Path) -> None:
-    code = USER.replace("running.wait()\n", "")
-    user = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE)
-    assert user.stdout
-    user.stdout.readline()
-    assert processes_of(tmp_path)
-    user.send_signal(signal.SIGKILL)
-    user.wait()
+        user.send_signal(signal.SIGKILL)
+        user.wait()
     wait_until_gone(tmp_path)
-
-
-def test_starting_does_not_wait_and_a_server_asked_to_stay_is_ended_by_stop(tmp_path: Path) -> None:
-    running = server.start(tmp_path, stay=True)
-    assert not server.is_healthy(running.uri)  # it is still loading MLflow
-    running.close()
-    time.sleep(1.5)
-    assert processes_of(tmp_path)
-    assert server.stop(tmp_path)
-    assert not processes_of(tmp_path)
-    assert not server.stop(tmp_path)
 
 
 def test_a_used_port_is_a_users_error_before_anything_starts(tmp_path: Path) -> None:
@@ -113,28 +102,16 @@ def test_a_folder_that_cannot_be_written_is_a_users_error(tmp_path: Path) -> Non
         server.start(tmp_path / "file")
 
 
-@pytest.mark.parametrize("stale", ["another process", "gone", "torn"])
-def test_a_stale_server_file_is_not_believed(tmp_path: Path, stale: str) -> None:
-    folder = tmp_path / "mlflow"
-    folder.mkdir()
-    entry = {"pid": os.getpid() if stale == "another process" else 2**22 - 1, "started": 1.0, "port": 9, "stay": False}
-    (folder / "server.json").write_text("{" if stale == "torn" else json.dumps(entry))
-    assert not server.stop(tmp_path)
-    running = server.start(tmp_path)
-    assert not running.uri.endswith(":9")
-    running.close()
-    assert not processes_of(tmp_path)
-
-
 def test_a_server_that_cannot_start_is_explained_by_its_log(tmp_path: Path) -> None:
     (tmp_path / "mlflow").mkdir()
     (tmp_path / "mlflow" / "mlflow.db").write_text("this is no database" * 100)
-    running = server.start(tmp_path)
-    with pytest.raises(UserError, match=r"the MLflow server ended while starting: .*server\.log"):
+    with (
+        server.running(tmp_path) as running,
+        pytest.raises(
+            UserError, match=r"the MLflow server ended while starting: .*file is not a database.*server\.log"
+        ),
+    ):
         running.wait()
-    assert "file is not a database" in server.ended(tmp_path, running.uri)
-    assert server.ended(tmp_path, "http://127.0.0.1:9") == "", "not the folder's own"
-    running.close()
 
 
 def test_a_server_beyond_loopback_asks_for_a_password_and_knows_its_own_name_only(tmp_path: Path, monkeypatch) -> None:
@@ -147,7 +124,7 @@ def test_a_server_beyond_loopback_asks_for_a_password_and_knows_its_own_name_onl
         except OSError:
             pytest.skip("no network beyond loopback")
         host = probe.getsockname()[0]
-    running = server.start(tmp_path, stay=True, host=host)
+    running = server.start(tmp_path, host=host)
     try:
         running.wait()
         assert running.uri.startswith(f"http://{host}:")
@@ -156,7 +133,8 @@ def test_a_server_beyond_loopback_asks_for_a_password_and_knows_its_own_name_onl
         settings = ConfigParser()
         settings.read(file)
         user, password = settings["mlflow"]["admin_username"], settings["mlflow"]["admin_password"]
-        assert (os.environ["MLFLOW_TRACKING_USERNAME"], os.environ["MLFLOW_TRACKING_PASSWORD"]) == (user, password)
+        monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", user)
+        monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", password)
 
         def asked(words: str | None, **headers: str) -> int:
             if words:
@@ -177,9 +155,6 @@ def test_a_server_beyond_loopback_asks_for_a_password_and_knows_its_own_name_onl
         for process in processes_of(tmp_path):
             assert password not in " ".join(process.cmdline())
         assert password not in (tmp_path / "mlflow" / "server.log").read_text()
-        again = server.start(tmp_path)  # a sweep on the head uses the same one
-        assert again.uri == running.uri
-        again.close()
         import mlflow
 
         mlflow.MlflowClient(tracking_uri=running.uri).create_experiment("ours")
@@ -192,12 +167,10 @@ def test_a_server_beyond_loopback_asks_for_a_password_and_knows_its_own_name_onl
                 named = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD (the head's: mlflow/auth.ini)"
                 assert silence(refused.value) == f"refuses {what} {named}"
                 assert is_temporary(refused.value), "a password that is set later is taken"
-        os.kill(json.loads((tmp_path / "mlflow" / "server.json").read_text())["pid"], signal.SIGKILL)
-        again = server.start(tmp_path)
-        assert again.uri == running.uri, "the process that listens goes on: no second server opens its database"
-        assert asked(None) == 401
-        again.close()
+        (leader,) = psutil.Process(running.process.pid).children()
+        leader.kill()
+        wait_until_gone(tmp_path)  # with the process that listens: no second server opens its database
+        with pytest.raises(OSError, match="refused"):
+            asked(None)
     finally:
         running.close()
-        server.stop(tmp_path)
-    assert not processes_of(tmp_path)

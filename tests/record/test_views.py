@@ -66,7 +66,6 @@ def test_a_browser_shows_every_trial_with_its_task_and_metrics(tmp_path: Path, t
     assert mirror.drain(120) == 0
     mirror.close(30)
     (page,) = pages(tracking, tmp_path).values()
-    assert page == mirror.page
     command = [str(CHROMIUM), *QUIET, f"--user-data-dir={tmp_path / 'browser'}", "--virtual-time-budget=30000"]
     shown = subprocess.run([*command, "--dump-dom", page], capture_output=True, text=True, timeout=120).stdout
     for text in ("zo.task", "zo.state", "test/accuracy", *(made.label for made in trials)):

@@ -114,7 +114,7 @@ class ClusterConfig:
 
 @dataclass
 class TrackingConfig:
-    uri: str | None = None  # an MLflow server; null: one on loopback that stores in state_dir
+    uri: str | None = None  # an MLflow server; null: state_dir's own store, without one
 
 
 @dataclass

@@ -98,7 +98,7 @@ def start(state_dir: Path, options: HeadOptions, say: Callable[[str], None], *, 
             _must_be_free(port)
         if served:  # fails here, not in its log
             served.prepare(folder, options.host, options.own, say)
-        server.start(state_dir, options.mlflow_port, stay=True, host=options.host).close()  # fails here, not in the log
+        server.prepare(state_dir, options.mlflow_port, options.host)  # the same
         state = {**asdict(options), "token_file": str(token), "identity": new_identity(folder)}
         state |= {"pid": 0, "started": 0.0, "address": f"{_address(options)}:{options.port}"}
         replace_text(folder / "head.json", json.dumps(state))
@@ -148,23 +148,23 @@ def keep(state_dir: Path, say: Callable[[str], None]) -> int:
         where = folder, options.host, options.gateway_port, options.lease, options.own
         served = gateway.gateway().process(*where, say)
         served.keep_up()
-    checked_at = time.monotonic()
+    mlflow, checked_at = server.start(state_dir, options.mlflow_port, options.host), time.monotonic()
 
     def tick() -> None:
-        nonlocal checked_at
+        nonlocal mlflow, checked_at
         if served:
             served.keep_up()
-        if time.monotonic() - checked_at > CHECK_SECONDS:
+        if mlflow.has_ended and time.monotonic() - checked_at > CHECK_SECONDS:
             checked_at = time.monotonic()
             with contextlib.suppress(UserError):  # another program holds its port for now
-                server.start(state_dir, options.mlflow_port, stay=True, host=options.host).close()
+                mlflow = server.start(state_dir, options.mlflow_port, options.host)
 
     try:
         return Keeper(spec, say, tick).run()
     finally:
         if served:
             served.stop()
-        server.stop(state_dir)
+        mlflow.close()
         (folder / "head.json").unlink(missing_ok=True)
         remove_short_folder(folder)
 
@@ -208,10 +208,9 @@ def stop(state_dir: Path) -> bool:
                 for one in [*process.children(recursive=True), process]:
                     with contextlib.suppress(psutil.Error):
                         one.kill()
-        ended = server.stop(state_dir)
         (folder / "head.json").unlink(missing_ok=True)
         remove_short_folder(folder)
-    return head is not None or ended
+    return head is not None
 
 
 def status(state_dir: Path, say: Callable[[str], None]) -> int:

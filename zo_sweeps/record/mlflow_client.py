@@ -1,19 +1,26 @@
-"""One sweep on one MLflow server: its runs, found or created, and the journals sent to them. Every call is idempotent.
+"""One sweep in one MLflow store: its runs, found or created, and the journals sent to them. Every call is idempotent.
+
+The store is a server's, or that of a state directory (state_dir/mlflow: mlflow.db and artifacts/), which is written
+without a server, as one would lay it out.
 
 MLflow's SQL stores ignore a metric row that they have (same run, key, value, time and step), a tag or an artifact
-replaces itself, and a run is looked up by its tags before it is created. So a journal can be resent from its first
-event at any time. Acknowledgements are remembered for speed only: in memory, and for complete journals of ended trials
-in state_dir/mlflow/sent.jsonl, which may be lost.
+replaces itself, and a run is looked up by its tags before it is created. So a journal can be resent at any time.
+Acknowledgements are remembered for speed only: in memory, and for complete journals of ended trials in
+state_dir/mlflow/sent.jsonl, which may be lost.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import os
+import re
+import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from zo_sweeps.core.errors import UserError
@@ -24,7 +31,11 @@ from zo_sweeps.record import mlflow_points as rows
 from zo_sweeps.record import mlflow_views as views
 from zo_sweeps.record import provenance
 from zo_sweeps.record.journal import Journal, JournalStore, born, outcome, read_events
+from zo_sweeps.record.server import ARTIFACTS, DATABASE
 from zo_sweeps.record.sweep_book import SweepInfo, books
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
 
 _BATCH = 1000  # metrics, params and tags together, in one request
 _BATCH_PARAMS = 100
@@ -33,66 +44,68 @@ _EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}  # othe
 
 @dataclass
 class _Sent:
-    """The server's copy of one journal, as far as it was acknowledged.
+    """The store's copy of one journal.
 
     Attributes:
         born: the time of the journal's first event; the journal of a forced rerun of the same trial has another.
+        status: the run's.
         params: parameters that the run still lacks.
-        offset: the byte after the last acknowledged event.
-        steps: the highest acknowledged step.
+        tags, points: tags as they are there, and how many of the journal's points are.
+        size: of the journal when all of it was there, in bytes.
     """
 
     run_id: str
     born: float
-    params: dict[str, str] = field(default_factory=dict)
-    offset: int = 0
-    steps: int = 0
+    status: str
+    params: dict[str, str]
+    tags: dict[str, str] = field(default_factory=dict)
+    points: int = 0
+    size: int = 0
 
 
 class SweepRuns:
     """The parent run of a sweep and its child runs, one per trial. Call `open` first. Not thread-safe.
 
-    `began` is when the sweep was first run (Unix time), `page` the address of its run for a browser ("" before `open`).
+    Args:
+        uri: the server; None for the state directory's own store.
+        began: when the sweep was first run (Unix time).
 
     Raises the MLflow client's errors; `is_temporary` tells which to retry.
     """
 
-    def __init__(self, uri: str, experiment: str, sweep: SweepInfo, began: float, state_dir: Path) -> None:
-        self._uri, self._name, self._sweep, self._began = uri.rstrip("/"), experiment, sweep, began
-        self._folder = state_dir / "mlflow"
+    def __init__(self, uri: str | None, experiment: str, sweep: SweepInfo, began: float, state_dir: Path) -> None:
+        self._name, self._sweep, self._began = experiment, sweep, began
+        self._uri, self._folder = uri and uri.rstrip("/"), state_dir / "mlflow"
         self._journals = JournalStore(state_dir)
         self._sent: dict[str, _Sent] = {}
         self._metrics: list[str] = []  # of the tasks seen so far, in the sweep's views
-        self.page = ""
+
+    @property
+    def store(self) -> str:
+        """The address of the server, or the database."""
+        return self._uri or str(self._folder / DATABASE)
 
     # -- the sweep -----------------------------------------------------------------------------------------------------
 
     def open(self) -> None:
         """Find or create the experiment and the parent run; close the runs that a killed driver left running."""
-        _set_environment(self._uri)
-        from mlflow import MlflowClient
-        from mlflow.tracking._tracking_service import utils
-
-        # MLflow caches a run's artifact location for the whole process; the server may have another port by now.
-        utils._artifact_repos_cache.clear()
-        self._client = MlflowClient(tracking_uri=self._uri)
+        self._client = _client(self._uri) if self._uri else _own_client(self._folder / DATABASE)
         self._provenance = provenance.collect()
-        self._store = _store_id(self._folder)
+        self._store_id = _store_id(self._folder)
         experiment = self._find_experiment()
-        self._experiment = experiment.experiment_id
+        self._experiment, self._artifacts = experiment.experiment_id, experiment.artifact_location
         self._server = f"{experiment.experiment_id}-{experiment.creation_time}"  # the same at any address
         sent = [event for event, _ in read_objects(self._folder / "sent.jsonl") if event]
         self._complete = {(e["trial_id"], e["born"], e["bytes"]) for e in sent if e.get("server") == self._server}
         self.parent = self._find_parent()
         self._close_running()
         self._show_metrics()
-        self.page = f"{self._uri}/{views.link(self._experiment, self._sweep.sweep_id, views.TABLE)}"
 
     def finish(self, final: Event) -> None:
         """Log a `finish` event of the sweep's book to the parent run (tables and metrics), and end the run."""
         files, ms = final["files"], int(final["time"] * 1000)
         for name, text in files.items():
-            self._client.log_text(self.parent, text, name)
+            self._log_text(self.parent, text, name)
         points = [rows.MetricPoint(rows.clean_name(key), value, ms, 0) for key, value in final["metrics"].items()]
         note = rows.sweep_note(self._sweep, self._experiment) + files.get("table.md", "")
         self._log(self.parent, points, {}, rows.clean_tags({"mlflow.note.content": note}))
@@ -116,7 +129,9 @@ class SweepRuns:
         experiment = self._client.get_experiment_by_name(self._name)
         if experiment is None:
             try:
-                self._client.create_experiment(self._name, tags=_EXPERIMENT_TAGS)
+                # A server has a place for artifacts; its own store would be given one below the working directory.
+                place = None if self._uri else ARTIFACTS + re.sub(r"[^\w-]", "_", self._name)
+                self._client.create_experiment(self._name, place, _EXPERIMENT_TAGS)
             except MlflowException as error:
                 if error.error_code != "RESOURCE_ALREADY_EXISTS":  # another sweep was faster
                     raise
@@ -135,8 +150,8 @@ class SweepRuns:
             tags = {**sweep.tags, "zo.kind": "sweep", "zo.grid": sweep.grid, "mlflow.note.content": note}
             run_id = self._make_run(sweep.title, self._began, tags)
         if sweep.config_yaml:
-            self._client.log_text(run_id, sweep.config_yaml, "sweep.yaml")
-        self._client.log_text(run_id, json.dumps(self._provenance, indent=2), "provenance.json")
+            self._log_text(run_id, sweep.config_yaml, "sweep.yaml")
+        self._log_text(run_id, json.dumps(self._provenance, indent=2), "provenance.json")
         return str(run_id)
 
     def _close_running(self) -> None:
@@ -145,7 +160,7 @@ class SweepRuns:
         A trial that resumes reopens its run with its next event.
         """
         experiments = [e.experiment_id for e in self._client.search_experiments()]
-        query = f"attributes.status = 'RUNNING' and tags.`zo.store` = '{self._store}'"
+        query = f"attributes.status = 'RUNNING' and tags.`zo.store` = '{self._store_id}'"
         for run in self._search(query, experiments):
             run_id = run.info.run_id
             if "zo.trial_id" in run.data.tags:
@@ -169,10 +184,10 @@ class SweepRuns:
     # -- one trial -----------------------------------------------------------------------------------------------------
 
     def send(self, trial: Trial) -> bool:
-        """Send the unacknowledged rest of the trial's journal; return False if the server has everything.
+        """Send what the store lacks of the trial's journal; return False if that is nothing.
 
-        After an error the next call looks up the run again and resends the journal from its first event. Raises
-        UserError if the journal is damaged. Cost: about seven requests for a short trial.
+        After an error the next call looks up the run again and resends the whole journal. Raises UserError if the
+        journal is damaged. Cost: about seven requests for a short trial, and the journal is read from its beginning.
         """
         try:
             return self._send(trial)
@@ -187,28 +202,25 @@ class SweepRuns:
         began = born(path)
         if began is None or (trial.trial_id, began, path.stat().st_size) in self._complete:
             return False
+        events, size = read_events(path)
         sent = self._sent.get(trial.trial_id)
-        events, end = read_events(path, sent.offset if sent and sent.born == began else 0)
-        if not events:
-            return False
         if sent is None or sent.born != began:
             sent = self._sent[trial.trial_id] = self._find_or_make_run(trial, began)
-        tags = rows.event_tags(events)
-        if any(event["type"] == "start" for event in events):
-            tags |= rows.place_tags(events if not sent.offset else read_events(path)[0])
-        points = rows.points(trial, events, sent.steps)
-        self._log(sent.run_id, points, sent.params, tags)
-        if outcome(events) is None:
-            if any(event["type"] in ("start", "end") for event in events):
-                self._client.update_run(sent.run_id, status="RUNNING")
-        else:
-            self._end(sent.run_id, read_events(path)[0])
+        if size == sent.size:
+            return False
+        points, tags = rows.points(trial, events), {**rows.event_tags(events), **rows.place_tags(events)}
+        changed = {key: value for key, value in tags.items() if sent.tags.get(key) != value}
+        self._log(sent.run_id, points[sent.points :], sent.params, changed)
+        ended = outcome(events)
+        status = rows.run_status(ended.state if ended else TrialState.RUNNING)
+        if ended:
+            self._end(sent.run_id, events)
             with Journal(self._folder / "sent.jsonl") as acknowledged:
-                journal = {"server": self._server, "trial_id": trial.trial_id, "born": began, "bytes": end}
+                journal = {"server": self._server, "trial_id": trial.trial_id, "born": began, "bytes": size}
                 acknowledged.append({"type": "sent", **journal})
-        self._sent[trial.trial_id] = _Sent(
-            sent.run_id, began, offset=end, steps=max(sent.steps, rows.last_step_of(events))
-        )
+        elif sent.status != status:
+            self._client.update_run(sent.run_id, status=status)
+        self._sent[trial.trial_id] = _Sent(sent.run_id, began, status, {}, tags, len(points), size)
         return True
 
     def _find_or_make_run(self, trial: Trial, began: float) -> _Sent:
@@ -217,7 +229,7 @@ class SweepRuns:
         params = rows.params(trial.config)
         runs = self._search(f"tags.`zo.trial_id` = '{trial.trial_id}' and tags.`zo.journal` = '{began!r}'")
         if runs:
-            run_id = str(runs[0].info.run_id)
+            run_id, status = str(runs[0].info.run_id), runs[0].info.status
             # MLflow's parameters are immutable; a parameter outside the identity (a path) may differ by now.
             params = {key: value for key, value in params.items() if key not in runs[0].data.params}
         else:
@@ -228,16 +240,16 @@ class SweepRuns:
                 "zo.state": TrialState.RUNNING.value,
                 **rows.trial_tags(trial),
             }
-            run_id = self._make_run(trial.label or trial.trial_id, began, tags)
-        self._client.log_text(run_id, _yaml(trial.config.to_json()), "config.yaml")
+            run_id, status = self._make_run(trial.label or trial.trial_id, began, tags), "RUNNING"
+        self._log_text(run_id, _yaml(trial.config.to_json()), "config.yaml")
         self._log_dataset(run_id, trial)
-        return _Sent(run_id, began, params)
+        return _Sent(run_id, began, status, params)
 
     def _make_run(self, name: str, began: float, tags: Mapping[str, Any]) -> str:
         """Create a run of this sweep with these tags and the sweep's common ones; return its id."""
         common = {
             "zo.sweep_id": self._sweep.sweep_id,
-            "zo.store": self._store,
+            "zo.store": self._store_id,
             "mlflow.source.name": self._sweep.command,
             "mlflow.source.type": "LOCAL",
             "mlflow.source.git.commit": self._provenance.get("git_commit"),
@@ -254,6 +266,15 @@ class SweepRuns:
             source = json.dumps(task.get("hub") or {"local": task.get("local")})
             dataset = Dataset(str(task.get("name", trial.task)), str(task["fingerprint"])[:36], "zo_sweeps", source)
             self._client.log_inputs(run_id, [DatasetInput(dataset, [])])
+
+    def _log_text(self, run_id: str, text: str, name: str) -> None:
+        """Log a text as an artifact: in the own store a file, where a server of that store looks for it."""
+        if self._uri or not self._artifacts.startswith(ARTIFACTS):
+            self._client.log_text(run_id, text, name)
+        else:
+            folder = self._folder / "artifacts" / self._artifacts.removeprefix(ARTIFACTS) / run_id / "artifacts"
+            folder.mkdir(parents=True, exist_ok=True)
+            replace_text(folder / name, text)
 
     def _log(
         self, run_id: str, points: Iterable[rows.MetricPoint], params: Mapping[str, str], tags: Mapping[str, str]
@@ -275,12 +296,12 @@ class SweepRuns:
         """End the run of a complete journal, with the scalar log as an artifact."""
         ended = outcome(events)
         assert ended is not None
-        self._client.log_text(run_id, rows.scalar_log(events), "scalars.jsonl")
+        self._log_text(run_id, rows.scalar_log(events), "scalars.jsonl")
         for event in events:
             if event["type"] == "file":
-                self._client.log_text(run_id, event["text"], event["name"])
+                self._log_text(run_id, event["text"], event["name"])
         if ended.traceback:
-            self._client.log_text(run_id, ended.traceback, "traceback.txt")
+            self._log_text(run_id, ended.traceback, "traceback.txt")
         self._client.set_terminated(run_id, rows.run_status(ended.state), int(events[-1]["time"] * 1000))
 
 
@@ -289,10 +310,7 @@ def pages(uri: str, folder: Path) -> dict[str, str]:
 
     Sweeps that this server does not know are left out.
     """
-    _set_environment(uri)
-    from mlflow import MlflowClient
-
-    client = MlflowClient(tracking_uri=uri)
+    client = _client(uri)
     found = {}
     for book in sorted(books(folder), key=lambda book: -book.began):
         if experiment := client.get_experiment_by_name(book.experiment):
@@ -301,12 +319,15 @@ def pages(uri: str, folder: Path) -> dict[str, str]:
 
 
 def is_temporary(error: Exception) -> bool:
-    """Return whether the same request may succeed later: the server is unreachable or reports its own fault."""
+    """Return whether the same request may succeed later.
+
+    The server is unreachable or reports its own fault; the database is locked, or its disk full.
+    """
     from mlflow.exceptions import MlflowException
 
     if isinstance(error, MlflowException):
         status = error.get_http_status_code()
-    elif isinstance(error, OSError):  # all exceptions of `requests` are
+    elif isinstance(error, (OSError, sqlite3.OperationalError)):  # all exceptions of `requests` are the former
         status = getattr(getattr(error, "response", None), "status_code", 503)
     else:
         return False
@@ -314,11 +335,13 @@ def is_temporary(error: Exception) -> bool:
 
 
 def silence(error: Exception) -> str:
-    """Return what a server does that fails for a while: it refuses the user, or does not answer."""
+    """Return what a store does that fails for a while: it refuses the user, does not answer, or is locked or full."""
     from mlflow.exceptions import MlflowException
 
     own = error.get_http_status_code() if isinstance(error, MlflowException) else None
     status = getattr(getattr(error, "response", None), "status_code", own)
+    if "sqlite3." in str(error) or isinstance(error, sqlite3.Error):
+        return "cannot be written"
     if status not in (401, 403):
         return "does not answer"
     named = "the user and password in" if os.environ.get("MLFLOW_TRACKING_USERNAME") else "a request without"
@@ -349,15 +372,33 @@ def _yaml(config: Mapping[str, Any]) -> str:
     return str(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
 
 
-def _set_environment(uri: str) -> None:
-    """Set the MLflow client's options, which it reads from the environment only."""
+def _client(uri: str) -> MlflowClient:
+    """Return a client. MLflow reads its options from the environment only."""
     # Blindly retrying create_run would create duplicates; we look the run up first.
     os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
     os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("MLFLOW_SQLALCHEMYSTORE_POOLCLASS", "NullPool")  # a database that was deleted is not kept
     if urlsplit(uri).hostname == "127.0.0.1":  # a proxy cannot reach this machine's loopback
         for name in ("NO_PROXY", "no_proxy"):
             hosts = os.environ.get(name, "").split(",")
             if "127.0.0.1" not in hosts:
                 os.environ[name] = ",".join(filter(None, [*hosts, "127.0.0.1"]))
+    from mlflow import MlflowClient
+
+    return MlflowClient(tracking_uri=uri)
+
+
+def _own_client(database: Path) -> MlflowClient:
+    """Return a client of a database, which is made if it is absent (a second, and five to import MLflow)."""
+    with contextlib.closing(sqlite3.connect(database)) as one:  # MLflow tries for two minutes what is no database
+        one.execute("pragma schema_version")
+    uri = f"sqlite:///{database}"
+    client = _client(uri)
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    for name in ("mlflow.store.db.utils", "alembic"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # a line per table, and tracebacks of what is raised anyway
+    SqlAlchemyStore(uri, ARTIFACTS)  # as a server would: the tables, and where artifacts are
+    return client

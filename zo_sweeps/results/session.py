@@ -37,7 +37,7 @@ from zo_sweeps.tables import Table, to_csv, to_latex, to_markdown
 if TYPE_CHECKING:
     from zo_sweeps.record.mlflow_store import MlflowMirror
 
-SERVER_SECONDS = 60.0  # time allowed for the tracking server to start, and for the final upload
+STORE_SECONDS = 60.0  # time allowed for an unreachable MLflow store to come back, and for the final upload
 PROBED_SECONDS = 60.0  # of a sweep on the core of reference, from which ten for a probe are little
 IDLE_SECONDS = 5.0  # the same, for a named server and a sweep with nothing left to run
 
@@ -49,7 +49,7 @@ class Result:
     Args:
         tables: the grid's tables, with the results of this run and earlier ones.
         seconds: wall-clock of the sweep.
-        tracking: address of the MLflow server; for the state folder's own, its folder.
+        tracking: address of the MLflow server; for the state folder's own store, its folder.
     """
 
     tables: Sequence[Table]
@@ -266,32 +266,26 @@ def _state_folder(plan: Plan) -> Path:
 def _mirror(
     plan: Plan, composer: Composer, state_dir: Path, command: Command, view: View
 ) -> Iterator[tuple[MlflowMirror, str]]:
-    """Yield the MLflow mirror of a sweep and its location: the state folder's own server unless another is named."""
+    """Yield the MLflow mirror of a sweep and its location: the state folder's own store unless a server is named."""
     import yaml
 
-    from zo_sweeps.record import server
     from zo_sweeps.record.mlflow_store import MlflowMirror
     from zo_sweeps.record.sweep_book import SweepInfo
 
     uri = plan.config.tracking.uri
-    with contextlib.ExitStack() as stack:
-        where = uri or str(state_dir / "mlflow")
-        if not uri:
-            uri = stack.enter_context(server.local_server(state_dir))
-        info = SweepInfo(
-            sweep_id=_sweep_id(plan),
-            grid=plan.name,
-            title=plan.title,
-            command=str(command),
-            config_yaml=yaml.safe_dump(
-                {**composer.trial, **plan.config.to_json()}, sort_keys=False, allow_unicode=True
-            ),
-        )
-        mirror = MlflowMirror(uri, plan.name, info, state_dir, say=view.say, patience=SERVER_SECONDS)
-        stack.callback(mirror.close)
+    info = SweepInfo(
+        sweep_id=_sweep_id(plan),
+        grid=plan.name,
+        title=plan.title,
+        command=str(command),
+        config_yaml=yaml.safe_dump({**composer.trial, **plan.config.to_json()}, sort_keys=False, allow_unicode=True),
+    )
+    with contextlib.closing(
+        MlflowMirror(uri, plan.name, info, state_dir, say=view.say, patience=STORE_SECONDS)
+    ) as mirror:
         for trial in plan.trials:
             mirror.register(trial)
-        yield mirror, where
+        yield mirror, uri or str(state_dir / "mlflow")
 
 
 def _page(
@@ -314,7 +308,7 @@ def _hand_over(plan: Plan, mirror: MlflowMirror, result: Result, page: Mapping[s
     }
     mirror.finish(to_markdown(*result.tables), files, _aggregates(result.tables), result.status)
     idle = plan.config.tracking.uri and not result.summary.ran  # a named server that does not answer is not waited for
-    left = mirror.drain(min(SERVER_SECONDS, IDLE_SECONDS) if idle else SERVER_SECONDS)
+    left = mirror.drain(min(STORE_SECONDS, IDLE_SECONDS) if idle else STORE_SECONDS)
     if left:
         view.say(f"MLflow has not taken {left} trials yet; the next run of this command sends them")
 

@@ -130,7 +130,7 @@ def stop_and_start_later(drill: Drill) -> None:
 
 
 def kill_the_head(drill: Drill) -> None:
-    """Its keeper and all of Ray there, not the MLflow server."""
+    """Its keeper, which takes the MLflow server along, and all of Ray there."""
     drill.hit()
     short = str(private_folder(drill.them.state / "head"))
     mine = [one for one in drill.them.processes() if "zo_sweeps.fleet.head" in one.cmdline()]

@@ -18,10 +18,10 @@ def ui(folder: Path, port: int | None) -> None:
         raise nothing_run(folder)
     from zo_sweeps.record.mlflow_client import pages
     from zo_sweeps.record.mlflow_views import TRAINING
-    from zo_sweeps.record.server import start
+    from zo_sweeps.record.server import running
     from zo_sweeps.record.sweep_book import books
 
-    with contextlib.closing(start(folder, port)) as server:
+    with running(folder, port) as server:
         print(f"waiting for the MLflow server of {folder}, which takes up to half a minute to start", flush=True)
         server.wait()
         here = pages(server.uri, folder)
