@@ -124,6 +124,7 @@ BAD = [
     (["export", "abc", "--out", "x", f"state_dir={HERE}/{'x' * 300}"], ["File name too long", "state_dir=FOLDER"]),
     *(([command, f"state_dir={'x' * 300}"], ["File name too long"]) for command in ("run", *READING)),
     (["bench", "nois"], ["unknown benchmark 'nois'", "did you mean 'noise'?"]),
+    (["plan", "+grid=quickstart", "executor.fuse=auto"], ["executor.fuse"]),
     (["bench", "codes"], ["bench codes is not installed; in a checkout: python -m benchmarks codes"]),
     (["bench", "--rounds", "0"], ["--rounds must be at least 1, not 0"]),
     (["bench", "--rounds", "many"], ["--rounds", "many"]),

@@ -94,11 +94,10 @@ def test_the_ratios_of_steps_are_those_of_the_measurements() -> None:
     check(sentence("SPEED", r"on two threads \((.*?)x\)"), double[name]["ratio"])
 
 
-def test_the_ratios_of_trials_together_codes_sparse_spaces_and_programs_are_those_of_the_measurements() -> None:
+def test_the_ratios_of_shared_forwards_codes_sparse_spaces_and_programs_are_those_of_the_measurements() -> None:
     together = [*bench("together").values()]
-    for (_, ratio, limit), row in zip(table("SPEED", "| in shared forwards"), together, strict=True):
-        check(ratio, row["ratio"])
-        check(limit, *map(float, NUMBER.findall(row["limit"])))
+    gained = [row["ratio"] for row in together]
+    check(sentence("SPEED", r"one text per step gained (.*?)\n"), min(gained), max(gained))
 
     codes = bench("codes-1-thread")
     fp32 = [row["ratio"] for name, row in codes.items() if "against the fp32 GEMM" in name]

@@ -23,7 +23,6 @@ def trial(
     warm: str = "m",
     needs: Needs = ANYWHERE,
     row: str = "",
-    shares_forwards: bool = False,
     **behaviour,
 ) -> Trial:
     """A trial named `name`. Behaviour: pause (seconds a step), raises (on which attempts), dies (SIGKILL: at that step
@@ -31,7 +30,7 @@ def trial(
     says it needed), rungs (step -> dev loss: where it pauses),
     eats (GiB that it takes: at step 3 of its first attempt), warns (of which metrics)."""
     config = Stored({"folder": str(folder), "seed": len(name), **behaviour})
-    sizes = {"cost": float(steps), "steps": steps, "shares_forwards": shares_forwards}
+    sizes = {"cost": float(steps), "steps": steps}
     return Trial(name, config, needs=needs, warm_key=warm, label=name, block=row, **sizes)
 
 
@@ -56,29 +55,18 @@ def completions(folder: Path, names: Iterable[str]) -> dict[str, int]:
     return {name: sum(line.startswith("done") for line in log_of(folder, name)) for name in names}
 
 
-class Gathering:
-    """What trials of one process share: here, their number."""
-
-    def __init__(self, trials: int) -> None:
-        self.trials = trials
-
-
 def run_trial(
     task: Trial,
     sink: Sink,
     journal: list[Event],
     attempt: int,
     should_stop: Callable[[], bool],
-    *,
-    gathering: Gathering | None = None,
 ) -> Outcome:
     config = task.config.to_json()
     coefs, losses = scalars(journal)
     done = len(losses)
     value = coefs[-1][0] if coefs else 0.1
     note(task, f"start attempt={attempt} from={done} pid={os.getpid()} threads={os.environ.get('OMP_NUM_THREADS')}")
-    if gathering is not None:
-        note(task, f"together with {gathering.trials - 1}")
     start = {"type": "start", "attempt": attempt, "device": {}, "versions": {}, "resumed_from": done}
     sink.emit({**start, "time": time.time()})
 

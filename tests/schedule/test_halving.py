@@ -105,18 +105,6 @@ def test_a_trial_that_is_lost_at_a_rung_waits_there_for_its_rivals_and_is_starte
     assert states(tmp_path) == {"a": "SUCCEEDED", "b": "STOPPED"}
 
 
-def test_trials_of_one_process_pause_and_go_on_each_by_itself(tmp_path):
-    """Their evaluations arrive together, and their pauses one after the other."""
-    trials, group = search(tmp_path / "w", shares_forwards=True)
-    summary = sweep(tmp_path, trials, groups=[group], fuse=True)
-    assert summary.counts == {TrialState.SUCCEEDED: 2, TrialState.STOPPED: 6}
-    assert states(tmp_path) == EXPECTED
-    sweep(tmp_path / "alone", search(tmp_path / "x")[0], groups=[group])
-    for trial in trials:
-        one, other = (JournalStore(folder).read(trial.trial_id) for folder in (tmp_path, tmp_path / "alone"))
-        assert scalars(one) == scalars(other)
-
-
 def test_a_driver_killed_between_a_decision_and_the_end_of_its_trial_stops_it_after_a_restart(tmp_path):
     trials, group = search(tmp_path / "w")
     sweep(tmp_path, trials, groups=[])

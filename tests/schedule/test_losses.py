@@ -51,7 +51,7 @@ class Simulated(RayBackend):
             if fate is TrialState.LOST:
                 self.ran.append((slot.node.name, trial_id))
                 self._slots.drop(slot)
-                self._lose(slot, ray_backend._running(slot), DIED)
+                self._lose(slot, DIED)
             elif self._clock[0] - slot.asked >= 60:
                 self.ran.append((slot.node.name, trial_id))
                 outcome = Outcome(trial_id, fate).to_json()

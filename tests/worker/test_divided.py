@@ -133,9 +133,7 @@ def test_the_costs_of_a_divided_trial_are_of_all_its_gpus(monkeypatch: pytest.Mo
     meter.start()
     assert (meter.stop(), meter.above_baseline) == (3210, 3207)
     assert meter.definition.endswith("summed over 3 GPUs")
-    bench: Any = SimpleNamespace(
-        devices=GPUS, device=GPUS[0], gathering=None, config=TrialConfig.of(make(*FULL).config), recorder=None
-    )
+    bench: Any = SimpleNamespace(devices=GPUS, device=GPUS[0], config=TrialConfig.of(make(*FULL).config), recorder=None)
     runner = Backpropagation(bench, meter, lambda: False, None)
     assert "divided over several GPUs" in runner.energy_meter().reason
     place = Place.of(runner.device())

@@ -93,6 +93,21 @@ def test_a_trial_that_comes_as_json_goes_on_to_the_same_journal(name: str, undis
     assert told == [{key: e[key] for key in ("type", *TOLD[e["type"]])} for e in journal if e["type"] in TOLD]
 
 
+def test_a_trial_of_an_earlier_version_that_shared_forwards_goes_on_and_keeps_its_mark(undisturbed: Any) -> None:
+    """Its costs were not its own: `executor.fuse` of that version ran several trials in one process."""
+    trial, outcome, journal = undisturbed("zo lora_fa")
+    data = trial.to_json()
+    old = Trial.from_json({**data, "shares_forwards": True, "needs": {**data["needs"], "beside": 2}})
+    assert old.needs == trial.needs
+    cut = next(i for i, event in enumerate(journal) if event["type"] == "steps") + 1
+    marked = [{**event, "fused": 3} if event["type"] == "start" else event for event in journal[:cut]]
+    resumed, whole = run(old, marked, attempt=2)
+    assert measured(resumed, whole) == measured(outcome, journal)
+    assert resumed.metrics["fused_trials"] == 3
+    assert not [name for name in resumed.metrics if name.startswith(recorder.COSTS)]
+    assert all("shared forwards" in resumed.unmeasured[name] for name in recorder.COSTS)
+
+
 def test_a_whole_journal_is_not_run_again(undisturbed: Any) -> None:
     """All that is left to do is to say it: no step, no evaluation, no test a second time."""
     trial, _, journal = undisturbed("zo lora_fa")

@@ -4,7 +4,7 @@ Events are JSON objects; a trial's journal is the list of them, in order. Every 
 seconds). The types:
 
     start   attempt, device (mapping), versions (mapping), resumed_from (step), code (digest: see methods.code);
-            fused (where the attempt shared forwards: among how many trials, itself included)
+            fused (of 2026: the attempt shared forwards with others: among how many trials, itself included)
     steps   first (1-based number of the event's first step), losses ([steps], mean of the points' losses),
             coefs ([steps][q], the projected gradients, NaN where a direction was dropped: together with the seed they
             *are* the run), seconds (of these steps), tokens; where they can be read: joules (of these steps), celsius
@@ -82,7 +82,6 @@ class Needs:
     parts: Mapping[str, int] = field(default_factory=dict, compare=False)
     tools: tuple[str, ...] = ()  # distributions that it runs, with their versions: "pyosys 0.70"
     client_bytes: int = field(default=0, compare=False)  # of a program: peak of the light client, where that runs it
-    beside: int = 0  # other trials in the same process, with which it shares forwards
     layers: int = 0  # that may be on several GPUs of a node; 0: the model is not divided
     gpus: int = 1  # over which its model is divided, where it runs on a GPU
 
@@ -133,7 +132,6 @@ class Trial:
         steps: optimization steps (0 for zero-shot).
         memory_key: trials with the same key need the same memory.
         shared_steps: how processes can share its steps; None: they cannot.
-        shares_forwards: whether trials with its `warm_key` and `memory_key` can be computed in the same forwards.
         label: human-readable: "ZO-LoRA-FA (q=1) · SST-2 · lr 0.0001 · seed 0".
         grid, block, task: names of the first cell that requested it, for display and tags.
         operations: in floating point, of its forwards, to predict its time; not written to files. 0: not known.
@@ -147,7 +145,6 @@ class Trial:
     steps: int = 0
     memory_key: str = ""
     shared_steps: SharedSteps | None = None
-    shares_forwards: bool = False
     label: str = ""
     grid: str = ""
     block: str = ""
@@ -164,7 +161,8 @@ class Trial:
         """Read a trial; keys of other versions are ignored, so that old journals stay readable."""
         known = {name: value for name, value in data.items() if name in cls.__dataclass_fields__}
         shared = None if data.get("shared_steps") is None else SharedSteps(**data["shared_steps"])
-        needs = Needs(**{**data["needs"], "tools": tuple(data["needs"].get("tools", ()))})
+        needed = {name: value for name, value in data["needs"].items() if name in Needs.__dataclass_fields__}
+        needs = Needs(**{**needed, "tools": tuple(needed.get("tools", ()))})
         read = {"config": Stored(data["config"]), "needs": needs, "shared_steps": shared}
         return cls(**{**known, **read})
 
@@ -334,7 +332,6 @@ class RunTrial(Protocol):
         attempt: 1 for the first.
         should_stop: called between steps; if it returns true, the trial ends as CANCELLED and can be resumed.
         sharing: the processes sharing its steps; omitted when there are none.
-        gathering: the trials of this process with which it shares forwards; omitted when there are none.
     """
 
     def __call__(
@@ -346,5 +343,4 @@ class RunTrial(Protocol):
         should_stop: Any,
         *,
         sharing: Sharing | None = None,
-        gathering: Any = None,
     ) -> Outcome: ...

@@ -92,7 +92,6 @@ def train(
     objective: Callable[[int, int], Tensor] | None = None,
     peers: Peers | None = None,
     joules: Callable[[], float] = no_joules,
-    alone: LanguageModel | None = None,
 ) -> Iterator[StepDone | Evaluated]:
     """Run steps len(log)+1 .. steps, after replaying `log` onto the space's base values.
 
@@ -105,7 +104,6 @@ def train(
             tokens' log-probabilities (the F1 of generated text).
         peers: the processes that share the steps' points; None: this process evaluates all of them.
         joules: a counter that grows, read before and after every step, outside of its seconds; NaN: none.
-        alone: the model without the forwards that other trials share, if `model` shares any.
 
     Raises DivergedError at the first non-finite loss, and ValueError for peers with in-place evaluation, because theta
     would depend on which process evaluated which points.
@@ -131,7 +129,7 @@ def train(
         noise = None
         # An attempt's first operations may be counted. The score of a generated text is a count, and has no rounding.
         if objective is None and number > len(log) + 1 and LossNoise.is_measured(number):
-            noise = LossNoise(f, of_batch(alone or model, batch, loss), model.module, joules)
+            noise = LossNoise(f, f, model.module, joules)
         measured = LostUpdates.is_measured(number) and not method.update.rounds_randomly
         lr, lost = rates(number), LostUpdates() if measured else None
         estimate, state = step(

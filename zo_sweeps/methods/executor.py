@@ -37,12 +37,6 @@ class Executor(Definition):
         above=0,
         kw_only=True,
     )
-    fuse: Literal["off", "auto"] = option(
-        "off",
-        "auto: trials that differ in seed or learning rate run in one process, up to 8 at a time, and share forwards "
-        "where that is measured to be faster; losses then differ by rounding, and costs of single trials are not known",
-        kw_only=True,
-    )
     retries_failed: int = option(1, "retries after an error", least=0, kw_only=True)
     retries_lost: int = option(3, "retries after a lost process or node", least=0, kw_only=True)
 

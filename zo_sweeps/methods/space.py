@@ -101,7 +101,6 @@ class Space(Definition):
     sparse: ClassVar[bool] = False  # trains chosen entries of the target weights
     theta: ClassVar[Theta] = Theta.FLOATS  # others: that part of weights that are stored as codes
     adapter: ClassVar[AdapterFormat | None] = None  # peft's format for it, if there is one
-    shares_forwards: ClassVar[bool] = False  # several trials' values fit in one forward: see engine.together
     starts_at_model: ClassVar[bool] = True  # installed, it changes no output before the first step
     starts_computed: ClassVar[bool] = False  # at sums over the weights, whose last bits differ between kinds of CPU
     multiplies_others: ClassVar[bool] = False  # multiplies the frozen weights by more than the rows of the batch

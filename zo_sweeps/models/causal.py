@@ -6,7 +6,6 @@ Shapes: N rows, T tokens, D hidden width, K chosen positions, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from copy import copy
 from typing import Any
 
 import torch
@@ -86,15 +85,6 @@ class LanguageModel:
     def head(self, hidden: Tensor) -> Tensor:
         """Return the logits [K, V] of hidden states [K, D], scaled and capped as in the model's own forward."""
         return logits_of(self.module, hidden)
-
-    def apart(self) -> LanguageModel:
-        """Return the same model with modules of its own: what is installed in one is not in the other.
-
-        Tensors are shared. Cost: no memory to speak of, a millisecond.
-        """
-        other = copy(self)
-        other.module = _copied(self.module)
-        return other
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
@@ -279,17 +269,6 @@ def _branches(positions: Tensor) -> tuple[Tensor, Tensor]:
     columns = torch.arange(positions.shape[1], device=positions.device)
     first = torch.where(steps == 1, 0, columns).cummax(dim=1).values
     return first, positions.gather(1, first)
-
-
-def _copied(module: nn.Module) -> nn.Module:
-    """Return a copy of the modules, which share their tensors and all else."""
-    other = copy(module)
-    for name, table in vars(module).items():
-        if isinstance(table, dict) and name.startswith("_"):  # of tensors, modules and hooks
-            vars(other)[name] = table.copy()
-    for name, child in module._modules.items():
-        other._modules[name] = None if child is None else _copied(child)
-    return other
 
 
 def _first(*ids: int | None) -> int:

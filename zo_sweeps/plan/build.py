@@ -276,7 +276,6 @@ def _trial(
         steps=config.steps,
         memory_key=memory_key(config),
         shared_steps=_shared_steps(config),
-        shares_forwards=_shares_forwards(config),
         label=" · ".join(parts),
         grid=grid,
         block=block,
@@ -349,17 +348,6 @@ def _shared_steps(config: TrialConfig) -> SharedSteps | None:
         why = "an exported program evaluates all points of a step"
     directions = 0 if config.estimator.coordinates else config.estimator.budget
     return SharedSteps(directions, config.evaluation.mode.forwards, config.evaluation.mode.value, why)
-
-
-def _shares_forwards(config: TrialConfig) -> bool:
-    """Tell whether the forwards of a trial can hold the points of others; see `zo_sweeps.engine.together`."""
-    kind = config.method.kind
-    return (
-        kind.estimates
-        and config.space.shares_forwards
-        and config.evaluation.restore is Restore.EXACT
-        and not (config.device.runs_programs or config.train.flops or config.gradients.samples)
-    )
 
 
 def _column(grid: GridConfig, cell: Cell, trial: Trial) -> str:

@@ -201,7 +201,6 @@ def _run(
                     ),
                     rerun=rerun,
                     rounds=ORDERS[order](plan, ledger.outcomes),
-                    fuse=executor.fuse == "auto",
                     retries=Retries(executor.retries_failed, executor.retries_lost),
                     on_events=mirror.notify,
                     say=progress.say,

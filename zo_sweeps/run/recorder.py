@@ -19,7 +19,7 @@ from zo_sweeps.record.journal import evals, scalars
 from zo_sweeps.record.spent import spent
 
 FLUSH_SECONDS = 0.5  # steps are reported in groups; a killed process loses its last group, which is recomputed
-NOT_ITS_OWN = "it shared forwards with other trials in one process (executor.fuse=auto)"
+NOT_ITS_OWN = "it shared forwards with other trials in one process"
 PLACE = (  # the facts of a device that `core.place` reads
     "kind",
     "name",
@@ -59,7 +59,7 @@ class Recorder:
         noise: step -> rounding noise of its losses and their spread, at the steps where it is measured.
         seen: steps whose gradients are already recorded.
         largest: the step of this attempt with the most tokens, the first of equals, and their number.
-        fused: the most trials with which an attempt shared forwards, itself included; 0: it shared none.
+        fused: the most trials with which an earlier version's attempt shared forwards, itself included; 0: with none.
         untrained: the dev loss before the first step; NaN: not scored yet.
         selected: the step whose weights are tested.
         selection: the dev value that selects the step, and -1 if higher is better, otherwise 1.

@@ -17,7 +17,6 @@ from zo_sweeps.engine.types import DivergedError
 from zo_sweeps.methods.code import code_of
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.record import provenance
-from zo_sweeps.run.gathering import Gathering
 from zo_sweeps.run.recorder import Nowhere, Recorder
 from zo_sweeps.run.runner import PausedError, StoppedError, runner_of
 from zo_sweeps.run.workbench import Workbench
@@ -32,37 +31,19 @@ def run_trial(
     *,
     sharing: Sharing | None = None,
     away: Away | None = None,
-    gathering: Gathering | None = None,
 ) -> Outcome:
     """Run `trial` from where `journal` ends, sending events to `sink`; see `zo_sweeps.core.trial.RunTrial`.
 
-    With `away`, the light client runs the trial's program on another machine, and its log is read here. With
-    `gathering`, this thread waits for its turn among those of the other trials.
+    With `away`, the light client runs the trial's program on another machine, and its log is read here.
 
     Divergence, lack of memory and errors are outcomes, errors with their traceback. Raises only KeyboardInterrupt and
     SystemExit.
     """
-    if gathering is not None:
-        with gathering.turn():
-            return _run(trial, sink, journal, attempt, should_stop, sharing, away, gathering)
     set_aside()  # before anything of this trial exists: the next one can collect all that it leaves
-    return _run(trial, sink, journal, attempt, should_stop, sharing, away, None)
-
-
-def _run(
-    trial: Trial,
-    sink: Sink,
-    journal: list[Event],
-    attempt: int,
-    should_stop: Callable[[], bool],
-    sharing: Sharing | None,
-    away: Away | None,
-    gathering: Gathering | None,
-) -> Outcome:
     began = time.perf_counter()
     recorder = Recorder(trial, sink, journal)
     try:
-        _execute(trial, recorder, attempt, should_stop, sharing, away, gathering)
+        _execute(trial, recorder, attempt, should_stop, sharing, away)
         outcome = recorder.outcome(TrialState.SUCCEEDED)
     except StoppedError:
         outcome = recorder.outcome(TrialState.CANCELLED, error="stopped on request")
@@ -89,10 +70,9 @@ def _execute(
     should_stop: Callable[[], bool],
     sharing: Sharing | None,
     away: Away | None,
-    gathering: Gathering | None,
 ) -> None:
     config = TrialConfig.of(trial.config)
-    bench = Workbench(config, trial.warm_key, recorder, gathering)
+    bench = Workbench(config, trial.warm_key, recorder)
     meter = MemoryMeter(*bench.devices)
     followed: dict[str, Any] = {} if away is None else {"away": away}
     runner = runner_of(config, away is not None)(bench, meter, should_stop, sharing, **followed)
@@ -100,9 +80,6 @@ def _execute(
     recorder.device = {**runner.device(), **recorder.energy.definitions}
     code = code_of(config)
     recorder.codes = [*(recorder.codes if config.method.kind.resumes else ()), code]
-    shared = {}
-    if gathering is not None:
-        recorder.fused, shared = max(recorder.fused, gathering.trials), {"fused": gathering.trials}
     recorder.emit(
         "start",
         attempt=attempt,
@@ -110,7 +87,6 @@ def _execute(
         versions=provenance.collect(),
         resumed_from=recorder.reported if config.method.kind.resumes else 0,
         code=code,
-        **shared,
     )
     if config.method.kind.of_model:
         loading = time.perf_counter()
@@ -118,8 +94,7 @@ def _execute(
         recorder.measured["load_seconds"] = time.perf_counter() - loading
         recorder.selection = bench.selection()
         recorder.measured["weights_bytes"] = float(bench.model.weight_bytes)
-    if gathering is None:
-        meter.start()
+    meter.start()
     with recorder.energy:
         runner.run()
 

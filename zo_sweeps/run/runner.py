@@ -21,7 +21,6 @@ from zo_sweeps.engine.types import DivergedError
 from zo_sweeps.methods.space import InstalledSpace
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.run.by_part import Work, at_peak
-from zo_sweeps.run.recorder import NOT_ITS_OWN
 from zo_sweeps.run.workbench import Workbench
 
 
@@ -64,12 +63,10 @@ class Runner:
 
     def load(self) -> Load | None:
         """Return the meter of other work on this machine; None where the trial itself has other processes."""
-        return Load() if self.bench.gathering is None and self.sharing is None else None
+        return Load() if self.sharing is None else None
 
     def energy_meter(self) -> EnergyMeter:
         """Return the meter of the steps' joules, and of the condition of the device that runs them."""
-        if self.bench.gathering is not None:
-            return EnergyMeter(None, reason=NOT_ITS_OWN)
         if self.sharing is not None:
             return EnergyMeter(None, reason="the steps are shared by several processes")
         if len(self.bench.devices) > 1:
@@ -102,8 +99,7 @@ class Runner:
 
     def stop_memory(self) -> None:
         """Record the peak memory so far."""
-        if self.bench.gathering is None:
-            self.recorder.measured["peak_memory_bytes"] = float(self.meter.stop())
+        self.recorder.measured["peak_memory_bytes"] = float(self.meter.stop())
 
     def measure_parts(self, space: InstalledSpace | None, step: Work | None) -> None:
         """Record the tensors alive at the peak of one more step, by part, and the bytes of one more scored forward.

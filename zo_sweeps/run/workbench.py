@@ -17,7 +17,6 @@ from zo_sweeps.engine.replay import digest
 from zo_sweeps.engine.score import Scored, forwards, score
 from zo_sweeps.engine.step import Method
 from zo_sweeps.engine.train import Scores, of_batch
-from zo_sweeps.engine.types import LanguageModel as Forwards
 from zo_sweeps.methods.evaluation import Restore
 from zo_sweeps.methods.objective import OWN, Objective
 from zo_sweeps.methods.registry import member
@@ -26,7 +25,6 @@ from zo_sweeps.methods.space import Found, InstalledSpace
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.models.causal import LanguageModel
 from zo_sweeps.run import cache
-from zo_sweeps.run.gathering import Gathering
 from zo_sweeps.run.gradients import sensitive_mask
 from zo_sweeps.run.recorder import Recorder
 from zo_sweeps.tasks.encode import Example
@@ -43,7 +41,6 @@ class Workbench:
 
     Args:
         recorder: keeps the fingerprint of the mask that the trial began with.
-        gathering: the trials with which it shares forwards; None: there are none.
 
     Attributes:
         device: of the batches and losses; devices: of the model, that one first.
@@ -55,29 +52,19 @@ class Workbench:
         began_elsewhere: whether the trial began at initial values with other last bits than those computed here.
     """
 
-    def __init__(
-        self, config: TrialConfig, warm_key: str, recorder: Recorder, gathering: Gathering | None = None
-    ) -> None:
-        self.config, self.warm_key, self.recorder, self.gathering = config, warm_key, recorder, gathering
+    def __init__(self, config: TrialConfig, warm_key: str, recorder: Recorder) -> None:
+        self.config, self.warm_key, self.recorder = config, warm_key, recorder
         self.device = torch.device(cache.torch_device(config.device))
         self.devices = [self.device]
         if self.device.type == "cuda" and recorder.trial.needs.gpus > 1:
             self.devices = [torch.device("cuda", i) for i in range(recorder.trial.needs.gpus)]
             self.device = self.devices[0]
         self.scorer: Callable[[Sequence[Example]], Scored] | None = None
-        self._seat: Forwards | None = None
         self.began_elsewhere = False
-
-    @property
-    def forwards(self) -> Forwards:
-        """What computes its forwards: the model, or its seat among those of other trials."""
-        return self._seat or self.model
 
     def load(self) -> None:
         """Load the model, and the rows if the kind has any."""
         self.model = cache.base_model(self.config, self.warm_key, self.devices)
-        if self.gathering is not None:
-            self.model = self.gathering.own(self.model, self.config)
         self._same_codes()
         if self.config.method.kind.generates:
             return
@@ -132,8 +119,6 @@ class Workbench:
                 param.data.copy_(initial[name])
         if space.starts_computed:
             self._begin_at(digest(installed.params))
-        if self.gathering is not None:
-            self._seat = self.gathering.seat(self.model, installed)
         return installed
 
     def _begin_at(self, mark: str) -> None:
@@ -173,7 +158,7 @@ class Workbench:
         """Return f of a step's minibatch: points -> losses."""
         if self.objective.generates:
             return partial(self.of_texts, step)
-        return of_batch(self.forwards, self.batch(step), self.objective.loss)
+        return of_batch(self.model, self.batch(step), self.objective.loss)
 
     def of_texts(self, step: int, points: int) -> torch.Tensor:
         """Return the objective of the answers generated for the step's examples, [1]."""
@@ -185,7 +170,7 @@ class Workbench:
         if self.scorer is not None:
             return self.scorer(examples)
         return score(
-            self.forwards,
+            self.model,
             examples,
             self.model.pad_id,
             self.evaluated,

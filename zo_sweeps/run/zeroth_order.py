@@ -64,11 +64,7 @@ class ZerothOrderRunner(Runner):
 
     def _end(self, space: InstalledSpace) -> None:
         """Measure what can be once the trial has its results."""
-        gathering, recorder = self.bench.gathering, self.recorder
-        if gathering is None:
-            self.measure_parts(space, self._one_more(space))
-        else:
-            recorder.measured["fused_gain"] = gathering.gain
+        self.measure_parts(space, self._one_more(space))
 
     def _one_more(self, space: InstalledSpace) -> Work:
         """Return the work of one more step, with a new state of the update."""
@@ -86,7 +82,7 @@ class ZerothOrderRunner(Runner):
         bench = self.bench
         return train(
             method,
-            bench.forwards,
+            bench.model,
             space,
             bench.batch,
             bench.objective.loss,
@@ -100,7 +96,6 @@ class ZerothOrderRunner(Runner):
             objective=bench.of_texts if bench.objective.generates else None,
             peers=peers,
             joules=self.recorder.energy.joules,
-            alone=bench.model,
         )
 
     def _gather(self, space: InstalledSpace) -> Peers | None:

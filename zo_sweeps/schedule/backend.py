@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -57,15 +57,6 @@ class Lost:
     sick: str = ""
 
 
-@dataclass(frozen=True)
-class Attempt:
-    """An attempt at a trial, which continues at the end of its journal."""
-
-    trial: Trial
-    journal: list[Event]
-    number: int
-
-
 class CannotJoinError(UserError):
     """This process cannot join the cluster. Another may be able to, later: a head lists its nodes one by one."""
 
@@ -95,15 +86,8 @@ class Backend(Protocol):
     def fit(self, trial: Trial) -> int:
         """Return NO_SLOT, COLD (a free slot would have to load the base model) or WARM (a free slot holds it)."""
 
-    def places(self, trial: Trial) -> int:
-        """Return how many further processes for trials like this one there can be now, on hosts."""
-
-    def submit(self, trial: Trial, journal: list[Event], attempt: int, beside: Sequence[Attempt] = ()) -> str:
-        """Start an attempt on the best free slot (`fit` must be non-zero); return the name of its node.
-
-        Args:
-            beside: attempts in the same process, with whose trials it shares forwards; `Needs.beside` counts them.
-        """
+    def submit(self, trial: Trial, journal: list[Event], attempt: int) -> str:
+        """Start an attempt on the best free slot (`fit` must be non-zero); return the name of its node."""
 
     def poll(self, timeout: float) -> None:
         """Deliver new reports; return after about `timeout` seconds at the latest (inline: after a trial).

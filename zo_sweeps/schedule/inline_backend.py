@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from zo_sweeps.core.trial import Event, Outcome, Sharing, Trial
+from zo_sweeps.core.trial import Event, Sharing, Trial
 from zo_sweeps.devices.probe import probe
 from zo_sweeps.schedule.backend import (
     COLD,
@@ -15,13 +15,11 @@ from zo_sweeps.schedule.backend import (
     NO_SLOT,
     RUN_TRIAL,
     WARM,
-    Attempt,
     Deliver,
     Finished,
     Progress,
     run_guarded,
 )
-from zo_sweeps.schedule.fused import run_together
 from zo_sweeps.schedule.sharing import ALONE, Workers, of_weights
 
 NODE = "inline"
@@ -41,7 +39,7 @@ class InlineBackend:
 
     def __init__(self, target: str = RUN_TRIAL, *, threads: int = 1, workers: Workers = ALONE) -> None:
         self._target, self._threads, self._workers = target, threads, workers
-        self._waiting: list[Attempt] = []
+        self._waiting: tuple[Trial, list[Event], int] | None = None
         self._warm_key: str | None = None
         self._stopping = False
         self._frozen = True
@@ -62,42 +60,22 @@ class InlineBackend:
             return NO_SLOT
         return WARM if trial.warm_key == self._warm_key else COLD
 
-    def places(self, trial: Trial) -> int:
-        return int(not self._waiting)
-
-    def submit(self, trial: Trial, journal: list[Event], attempt: int, beside: Sequence[Attempt] = ()) -> str:
+    def submit(self, trial: Trial, journal: list[Event], attempt: int) -> str:
         assert not self._waiting, "one process"
-        self._waiting, self._warm_key = [Attempt(trial, journal, attempt), *beside], trial.warm_key
+        self._waiting, self._warm_key = (trial, journal, attempt), trial.warm_key
         return NODE
 
     def poll(self, timeout: float) -> None:
         if not self._waiting:
             return
-        attempts = self._waiting
-        alone = len(attempts) == 1
-        sinks = [_Stream(each.trial.trial_id, each.number, self._deliver, flushes=alone) for each in attempts]
-        stop = lambda: self._stopping or any(sink.broken for sink in sinks)
-        with _torch_threads(self._threads):
-            outcomes = [self._run(attempts[0], sinks[0], stop)] if alone else self._run_together(attempts, sinks, stop)
-        self._waiting = []
-        for sink in sinks:
-            sink.close()
-        for each, outcome in zip(attempts, outcomes, strict=True):
-            self._deliver(Finished(each.trial.trial_id, each.number, outcome))
-
-    def _run(self, attempt: Attempt, sink: _Stream, stop: Callable[[], bool]) -> Outcome:
-        trial, journal = attempt.trial, attempt.journal
-        with self._sharing(trial, journal) as sharing:
-            return run_guarded(self._target, trial, sink, journal, attempt.number, stop, sharing=sharing)
-
-    def _run_together(
-        self, attempts: Sequence[Attempt], sinks: Sequence[_Stream], stop: Callable[[], bool]
-    ) -> list[Outcome]:
-        def flush() -> None:  # in this thread: the driver's files belong to it
-            for sink in sinks:
-                sink.flush_if_due()
-
-        return run_together(self._target, list(zip(attempts, sinks, strict=True)), stop, flush)
+        trial, journal, attempt = self._waiting
+        sink = _Stream(trial.trial_id, attempt, self._deliver)
+        stop = lambda: self._stopping or sink.broken
+        with _torch_threads(self._threads), self._sharing(trial, journal) as sharing:
+            outcome = run_guarded(self._target, trial, sink, journal, attempt, stop, sharing=sharing)
+        self._waiting = None
+        sink.close()
+        self._deliver(Finished(trial.trial_id, attempt, outcome))
 
     @contextmanager
     def _sharing(self, trial: Trial, journal: list[Event]) -> Iterator[Sharing | None]:
@@ -119,7 +97,7 @@ class InlineBackend:
         self._stopping = True
 
     def shutdown(self) -> None:
-        self._waiting = []
+        self._waiting = None
         if not self._frozen:
             gc.unfreeze()  # trials exempt all objects from collections: this process has some of its own
 
@@ -144,13 +122,13 @@ def _torch_threads(count: int) -> Iterator[None]:
 
 
 class _Stream:
-    """A sink that delivers twice a second; when an event arrives, unless the attempt has another thread.
+    """A sink that delivers twice a second, when an event arrives.
 
     An error of `deliver` (a full disk) is not the trial's fault: it stops the trial and is raised by `close`.
     """
 
-    def __init__(self, trial_id: str, attempt: int, deliver: Deliver, *, flushes: bool) -> None:
-        self._trial_id, self._attempt, self._deliver, self._flushes = trial_id, attempt, deliver, flushes
+    def __init__(self, trial_id: str, attempt: int, deliver: Deliver) -> None:
+        self._trial_id, self._attempt, self._deliver = trial_id, attempt, deliver
         self._events: list[Event] = []
         self._last = time.monotonic()
         self._error: Exception | None = None
@@ -163,11 +141,6 @@ class _Stream:
         if event["type"] == "start":
             event = {**event, "node": NODE, "profile": probe()["profile"]}
         self._events.append(event)
-        if self._flushes:
-            self.flush_if_due()
-
-    def flush_if_due(self) -> None:
-        """Deliver what has arrived, twice a second."""
         if time.monotonic() - self._last >= FLUSH_SECONDS and not self.broken:
             try:
                 self._flush()

@@ -82,19 +82,6 @@ class ReadyQueue:
         self._running[trial.warm_key] += 1
         return trial
 
-    def alike(self, trial: Trial) -> int:
-        """Return the number of ready trials in a trial's group."""
-        return len(self._groups.get(self._group(trial), ()))
-
-    def take_alike(self, trial: Trial, most: int) -> list[Trial]:
-        """Remove and return the next trials of a trial's group that are due in the same round."""
-        group, due = self._groups.get(self._group(trial), deque()), self._rounds.get(trial.trial_id, 0)
-        taken: list[Trial] = []
-        while group and len(taken) < most and self._rounds.get(group[0].trial_id, 0) == due:
-            taken.append(group.popleft())
-        self._running[trial.warm_key] += len(taken)
-        return taken
-
     def withdraw(self, which: Callable[[Trial], bool]) -> list[Trial]:
         """Remove and return the trials for which `which` holds."""
         withdrawn = [trial for trial in self if which(trial)]

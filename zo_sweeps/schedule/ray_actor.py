@@ -10,14 +10,11 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from zo_sweeps.core.trial import Event, Outcome, Sharing, Sink, Trial
-from zo_sweeps.schedule.backend import Attempt, run_guarded
-from zo_sweeps.schedule.fused import run_together
-
-BESIDE = "beside"  # key of an event: the number of its trial in the process, where it is not the first
+from zo_sweeps.core.trial import Event, Outcome, Sharing, Trial
+from zo_sweeps.schedule.backend import run_guarded
 
 
 class TrialActor:
@@ -54,23 +51,6 @@ class TrialActor:
             self._current, self._events, self._first, self._outcome = current, [], 0, None
         stop = lambda: self._leaving or self._stopped == current
         outcome = self._run(parsed, journal, attempt, stop, sharing)
-        with self._changed:
-            self._outcome = outcome
-            self._changed.notify_all()
-
-    def run_together(self, attempts: Sequence[tuple[dict[str, Any], list[Event], int]]) -> None:
-        """Run attempts that share forwards. The first stands for all of them in `drain` and `stop`.
-
-        Events of the others have their number under `BESIDE`; their outcomes are in their `end` events.
-        """
-        self.leave()
-        parsed = [Attempt(Trial.from_json(trial), journal, number) for trial, journal, number in attempts]
-        current = (parsed[0].trial.trial_id, parsed[0].number)
-        with self._changed:
-            self._current, self._events, self._first, self._outcome = current, [], 0, None
-        stop = lambda: self._leaving or self._stopped == current
-        sinks: list[Sink] = [self, *(_Numbered(self, i) for i in range(1, len(parsed)))]
-        outcome, *_ = run_together(self._target, list(zip(parsed, sinks, strict=True)), stop)
         with self._changed:
             self._outcome = outcome
             self._changed.notify_all()
@@ -138,13 +118,3 @@ class TrialActor:
                 before(number, frame)
 
         signal.signal(signal.SIGTERM, handle)
-
-
-class _Numbered:
-    """The sink of an attempt beside the actor's first."""
-
-    def __init__(self, actor: TrialActor, number: int) -> None:
-        self._actor, self._number = actor, number
-
-    def emit(self, event: Event) -> None:
-        self._actor.emit({**event, BESIDE: self._number})

@@ -22,7 +22,6 @@ from zo_sweeps.schedule.backend import (
     NO_SLOT,
     RUN_TRIAL,
     WARM,
-    Attempt,
     Deliver,
     Finished,
     Lost,
@@ -30,11 +29,10 @@ from zo_sweeps.schedule.backend import (
 )
 from zo_sweeps.schedule.fairness import Claim
 from zo_sweeps.schedule.placement import reason
-from zo_sweeps.schedule.ray_actor import BESIDE
 from zo_sweeps.schedule.ray_cluster import NODE_LOST, Connection, why_lost
 from zo_sweeps.schedule.ray_peers import RayPeer
 from zo_sweeps.schedule.ray_slots import Slot, Slots
-from zo_sweeps.schedule.sharing import ALONE, Workers, no_room, of_weights, room_for
+from zo_sweeps.schedule.sharing import ALONE, Workers, no_room, of_weights
 
 REFRESH_SECONDS = 1.0  # how long a node that joined may go unnoticed
 TURN_SECONDS = 0.25  # the same for what another sweep has or wants, once there is one
@@ -114,22 +112,13 @@ class RayBackend:
             return COLD if node else NO_SLOT
         return WARM if slot.warm_key == trial.warm_key else COLD
 
-    def places(self, trial: Trial) -> int:
-        count = room_for(trial, [node for node in self._slots.nodes if not node.is_agent], self._cpus)
-        return min(self._limit or count, count) - sum(slot.trial is not None for slot in self._slots)
-
-    def submit(self, trial: Trial, journal: list[Event], attempt: int, beside: Sequence[Attempt] = ()) -> str:
+    def submit(self, trial: Trial, journal: list[Event], attempt: int) -> str:
         kind = self._slots.kind(trial)
         slot = self._slots.take(trial, attempt, kind)
         slot.followers = [self._slots.take(trial, attempt, kind) for _ in range(self._workers.of_trial(trial) - 1)]
         if self._slots.others:
             self._refreshed = 0.0  # they are to know
-        if beside:
-            slot.beside, slot.ended = beside, set()
-            others = [(other.trial.to_json(), other.journal, other.number) for other in beside]
-            slot.actor.run_together.remote([(trial.to_json(), journal, attempt), *others])
-        else:
-            slot.actor.run.remote(trial.to_json(), journal, attempt, self._sharing(slot, journal))
+        slot.actor.run.remote(trial.to_json(), journal, attempt, self._sharing(slot, journal))
         self._drain(slot)
         return slot.node.name
 
@@ -214,15 +203,15 @@ class RayBackend:
 
     def _call_off(self, slot: Slot) -> None:
         """End an attempt whose actor has not answered yet: it may wait in Ray for as long as another sweep likes."""
-        running = _running(slot)
+        assert slot.trial
         self._release(slot)
         self._slots.drop(slot)
-        for trial_id, attempt in running:
-            if self._stopping:
-                self._deliver(Finished(trial_id, attempt, Outcome(trial_id, TrialState.CANCELLED)))
-            else:
-                why = "called off: another sweep asked for the same slot"
-                self._deliver(Lost(trial_id, attempt, why, slot.node.name, blameless=True))
+        trial_id = slot.trial.trial_id
+        if self._stopping:
+            self._deliver(Finished(trial_id, slot.attempt, Outcome(trial_id, TrialState.CANCELLED)))
+        else:
+            why = "called off: another sweep asked for the same slot"
+            self._deliver(Lost(trial_id, slot.attempt, why, slot.node.name, blameless=True))
 
     def _release(self, slot: Slot) -> None:
         """Release a trial's followers; drop the ones that do not answer at once."""
@@ -256,7 +245,7 @@ class RayBackend:
         import ray
 
         assert slot.trial
-        trial_id, running = slot.trial.trial_id, _running(slot)
+        trial_id = slot.trial.trial_id
         try:
             events, outcome, leaving = ray.get(reference)
         except ray.exceptions.RayError as error:
@@ -268,18 +257,16 @@ class RayBackend:
             if not given_up:
                 if why == NODE_LOST:
                     self._slots.avoid(slot.node, DEAD_SECONDS)
-                self._lose(slot, running, why)
+                self._lose(slot, why)
             return
         if slot in self._slots.silent:  # it answered, but too late
             self._slots.drop(slot)
             return
         if events or not (slot.heard or slot.node.is_agent):  # an agent's proxy answers before the agent does
             self._slots.hear_of(slot, events)
-            own = [event for event in events if BESIDE not in event]
-            slot.outgrown = slot.outgrown or self._outgrown(slot, slot.trial, own)
-            self._deliver(Progress(trial_id, slot.attempt, own[:-1] if slot.outgrown else own))
+            slot.outgrown = slot.outgrown or self._outgrown(slot, slot.trial, events)
+            self._deliver(Progress(trial_id, slot.attempt, events[:-1] if slot.outgrown else events))
             slot.cursor += len(events)
-            self._report_others(slot, events, leaving)
         if outcome is None:
             self._drain(slot)
             return
@@ -294,24 +281,6 @@ class RayBackend:
             self._deliver(Lost(trial_id, slot.attempt, slot.outgrown, slot.node.name, blameless=True))
         else:
             self._finish(trial_id, slot.attempt, slot.node.name, Outcome.from_json(outcome), leaving)
-
-    def _report_others(self, slot: Slot, events: Sequence[Event], leaving: bool) -> None:
-        """Deliver the events of the attempts beside a slot's, and the ends that are among them."""
-        for i, other in enumerate(slot.beside):
-            trial_id, attempt = other.trial.trial_id, other.number
-            own: list[Event] = [
-                {k: v for k, v in event.items() if k != BESIDE} for event in events if event.get(BESIDE) == i + 1
-            ]
-            if not own:
-                continue
-            outgrown = self._outgrown(slot, other.trial, own)
-            self._deliver(Progress(trial_id, attempt, own[:-1] if outgrown else own))
-            if outgrown:
-                slot.ended.add(trial_id)
-                self._deliver(Lost(trial_id, attempt, outgrown, slot.node.name, blameless=True))
-            elif own[-1]["type"] == "end":
-                slot.ended.add(trial_id)
-                self._finish(trial_id, attempt, slot.node.name, Outcome.from_json(own[-1]["outcome"]), leaving)
 
     def _outgrown(self, slot: Slot, trial: Trial, events: Sequence[Event]) -> str:
         """Return why the last event is the end of a trial that only a larger GPU can run; "" if it is not."""
@@ -329,27 +298,19 @@ class RayBackend:
         self._left -= ended.state.is_result
         self._deliver(Finished(trial_id, attempt, ended))
 
-    def _lose(self, slot: Slot, running: Sequence[tuple[str, int]], why: str) -> None:
+    def _lose(self, slot: Slot, why: str) -> None:
+        assert slot.trial
         sick = self._slots.lose(slot, why) if self.grows else ""  # a cluster of our own has one node
-        for trial_id, attempt in running:
-            self._deliver(Lost(trial_id, attempt, why, slot.node.name, blameless=bool(sick), sick=sick))
+        lost = Lost(slot.trial.trial_id, slot.attempt, why, slot.node.name, blameless=bool(sick), sick=sick)
+        self._deliver(lost)
 
     def _give_up_on_the_silent(self) -> None:
         now = time.monotonic()
         waiting = [slot for slot in self._slots if slot.pending is not None and slot.heard]
         for slot in [slot for slot in waiting if now - slot.asked > SILENT_SECONDS]:
-            assert slot.trial
-            running = _running(slot)
             self._release(slot)
             self._slots.give_up(slot)
-            self._lose(slot, running, "its node does not answer")
-
-
-def _running(slot: Slot) -> list[tuple[str, int]]:
-    """Return the attempts that run in a slot's actor: trial_id and number."""
-    assert slot.trial
-    others = [(other.trial.trial_id, other.number) for other in slot.beside if other.trial.trial_id not in slot.ended]
-    return [(slot.trial.trial_id, slot.attempt), *others]
+            self._lose(slot, "its node does not answer")
 
 
 def _cause(slot: Slot, error: Exception) -> Exception:

@@ -12,7 +12,6 @@ from zo_sweeps.core.host import GIB
 from zo_sweeps.core.trial import Event, Trial
 from zo_sweeps.core.units import bytes_text
 from zo_sweeps.methods.trial_config import TrialConfig
-from zo_sweeps.schedule.backend import Attempt
 from zo_sweeps.schedule.cluster import DEVICE_LABEL
 from zo_sweeps.schedule.fairness import Asks, Claim, Held, base, count, first_served
 from zo_sweeps.schedule.losses import Losses
@@ -49,8 +48,6 @@ class Slot:
     idle_since: float = 0.0  # monotonic
     counted: float = 0.0  # until when its trial's time is in `used` (monotonic)
     began: float = 0.0  # when it was made (monotonic), until its start was measured; then 0
-    beside: Sequence[Attempt] = ()  # attempts in the same actor, with which the trial shares forwards
-    ended: set[str] = field(default_factory=set)  # those of them that have ended, by trial_id
     followers: list[Slot] = field(default_factory=list)  # slots that share its trial's steps, with no `pending`
     outgrown: str = ""  # why its trial's end for lack of memory is no result
 
@@ -212,9 +209,7 @@ class Slots:
         """Count a loss and leave its node alone for a while; return what is wrong if the fault is the node's, or ""."""
         assert slot.trial
         node, now = slot.node, time.monotonic()
-        for trial in (slot.trial, *(other.trial for other in slot.beside)):
-            pause = self._losses.lost(node.node_id, trial.trial_id, why, now)
-        self.avoid(node, pause)
+        self.avoid(node, self._losses.lost(node.node_id, slot.trial.trial_id, why, now))
         if self._losses.is_sick(node.node_id) and self._others_for(slot.trial, {node.node_id}):
             return f"{node.name} {self._losses.text(node.node_id)}"
         return ""
@@ -268,7 +263,6 @@ class Slots:
         now = time.monotonic()
         self._count(slot, now)
         slot.trial = slot.pending = None
-        slot.beside = ()
         slot.idle_since = now
         slot.heard = slot.heard and not slot.node.is_agent  # a lease is heard from, where a process was
 
@@ -298,7 +292,7 @@ class Slots:
 
     def nodes_for(self, trial: Trial) -> list[Node]:
         """Return the nodes without agents, where agents cannot take a trial whatever they are."""
-        if self._workers.of_trial(trial) > 1 or trial.needs.beside or not self._agents.takes(trial):
+        if self._workers.of_trial(trial) > 1 or not self._agents.takes(trial):
             return [node for node in self.nodes if not node.is_agent]
         return self.nodes
 

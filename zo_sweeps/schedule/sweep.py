@@ -18,8 +18,7 @@ from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.core.trial import Event, Outcome, Trial, TrialState
 from zo_sweeps.record.journal import last_step
 from zo_sweeps.record.journal import outcome as recorded_outcome
-from zo_sweeps.schedule.backend import Attempt, Backend, Finished, Progress, Report
-from zo_sweeps.schedule.fused import beside, lead
+from zo_sweeps.schedule.backend import Backend, Finished, Progress, Report
 from zo_sweeps.schedule.ledger import Ledger, Retries
 from zo_sweeps.schedule.memory import Measured
 from zo_sweeps.schedule.observer import Observer
@@ -50,7 +49,6 @@ class Sweep:
             run again. A trial without a result resumes from its journal; one with a result, or named by its trial_id,
             starts from scratch, with its old journal set aside.
         rounds: trial_id -> the round in which it is due, ascending; {}: all in plan order. See `plan.order`.
-        fuse: whether trials may share a process and forwards; see `schedule.fused`.
         retries: further attempts at a trial.
         on_events: gets the trial_id after events were appended to its journal.
         say: prints a line for the user.
@@ -61,7 +59,7 @@ class Sweep:
     def __init__(
         self, trials: Sequence[Trial], backend: Backend, store: Store, ledger: Ledger,
         observers: Sequence[Observer] = (), *,
-        rerun: Collection[str] = (), rounds: Mapping[str, int] | None = None, fuse: bool = False,
+        rerun: Collection[str] = (), rounds: Mapping[str, int] | None = None,
         retries: Retries = Retries(),  # noqa: B008  # frozen
         on_events: Callable[[str], None] = lambda trial_id: None, say: Callable[[str], None] = print,
     ) -> None:  # fmt: skip
@@ -70,7 +68,7 @@ class Sweep:
             self.trials.setdefault(trial.trial_id, trial)
         check_rerun(rerun, self.trials)
         self.backend, self.store, self.ledger, self.say, self._on_events = backend, store, ledger, say, on_events
-        self._observers, self._rerun, self._rounds, self._fuse = observers, rerun, rounds or {}, fuse
+        self._observers, self._rerun, self._rounds = observers, rerun, rounds or {}
         self._retries, self.memory = retries, Measured(self.trials.values(), ledger.outcomes)
         self.pending = Pending(ReadyQueue(rounds=self._rounds), observers, ledger)
         self.queue = self.pending.queue
@@ -138,46 +136,34 @@ class Sweep:
                 trial = self.queue.take(lambda trial: self.backend.fit(self.memory.corrected(trial)))
                 if trial is None:
                     break
-                others = beside(trial, self.queue, self.backend, self.memory.corrected) if self._fuse else []
-                self._launch([trial, *others])
+                self._launch(trial)
             for observer in self._observers:
                 observer.looks()
             if not self.running and not (self.backend.grows and self.queue and not self.stop.wanted):
                 return
             self.backend.poll(POLL_SECONDS)
 
-    def _launch(self, trials: Sequence[Trial]) -> None:
-        """Start attempts, in one process if they are several."""
-        attempts = [attempt for trial in trials if (attempt := self._begin(trial))]
-        if not attempts:
-            return
-        first, *others = attempts
-        placed = lead(self.memory.corrected(first.trial), len(attempts))
-        node = self.backend.submit(placed, first.journal, first.number, *([others] if others else []))
-        for attempt in attempts:
-            self.running[attempt.trial.trial_id].node = node
-
-    def _begin(self, trial: Trial) -> Attempt | None:
-        """Note that an attempt starts; None if its trial has a result, or a damaged journal."""
+    def _launch(self, trial: Trial) -> None:
+        """Start an attempt, unless its trial has a result, or a damaged journal."""
         trial_id = trial.trial_id
         run = self.running[trial_id] = Running(trial, self.ledger.attempts.get(trial_id, 0) + 1)
         try:
             journal = self.store.read(trial_id)
         except UserError as error:  # a damaged journal fails this trial, not the sweep
             self._end(run, Outcome(trial_id, TrialState.FAILED, error=str(error)), final=True)
-            return None
+            return
         recorded = recorded_outcome(journal)
         if recorded is not None and recorded.state.is_result:  # its driver was killed between journal and ledger
             run.attempt -= 1
             self._end(run, recorded)
-            return None
+            return
         run.saw(journal)
         run.resumed_from = run.step = last_step(journal)
         self.ledger.write(trial_id, TrialState.RUNNING, attempt=run.attempt)
         self._move(TrialState.PENDING, TrialState.RUNNING)
         for observer in self._observers:
             observer.started(run)
-        return Attempt(trial, journal, run.attempt)
+        run.node = self.backend.submit(self.memory.corrected(trial), journal, run.attempt)
 
     def _receive(self, report: Report) -> None:
         run = self.running.get(report.trial_id)

@@ -12,7 +12,6 @@ from zo_sweeps.core.trial import Needs
 from zo_sweeps.core.units import bytes_text
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.build import Plan
-from zo_sweeps.schedule import fused
 from zo_sweeps.schedule.ledger import read_standing
 from zo_sweeps.schedule.memory import Measured
 from zo_sweeps.schedule.placement import Node, gpus_holding, other_device, refusal, takes_main_memory
@@ -28,7 +27,6 @@ def for_this_host(plan: Plan) -> Plan:
     """
     options = plan.config.executor
     Workers.of(options).check(plan.trials)
-    fused.check(options)
     plan = _of_logs(_corrected(plan))
     if plan.config.cluster.address:
         return plan

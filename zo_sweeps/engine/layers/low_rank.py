@@ -20,7 +20,7 @@ class LowRankLinear(PointLinear):
         self, base: nn.Module, rank: int, alpha: float, init: str, train_A: bool, key: NoiseKey, name: str
     ) -> None:
         super().__init__(base)
-        self.parts, self.frozen = (("A", "B"), ()) if train_A else (("B",), ("A",))
+        self.parts = ("A", "B") if train_A else ("B",)
         self.scaling = alpha / rank
         (out, into), like = linear.shape(base), linear.like(base)
         shape = torch.Size((rank, into))

@@ -28,7 +28,6 @@ class PointLinear(nn.Module):
     """
 
     parts: tuple[str, ...] = ()  # attribute names of the trained parts
-    frozen: tuple[str, ...] = ()  # ... and of those that are drawn by the trial's seed, and stay
 
     def __init__(self, base: nn.Module) -> None:
         super().__init__()
@@ -76,21 +75,9 @@ class Wrapped(InstalledSpace):
             self.params.update({f"{name}.{part}": getattr(layer, part) for part in layer.parts})
 
     def hold(self, values: Mapping[str, Tensor]) -> None:
-        """Hold P points: `values` maps parameter names to [P, *shape]. Empty: theta itself.
-
-        Of trials that share forwards, the frozen parts too.
-        """
+        """Hold P points: `values` maps parameter names to [P, *shape]. Empty: theta itself."""
         for name, layer in self.layers.items():
-            parts = (*layer.parts, *layer.frozen)
-            layer.points = {part: values[f"{name}.{part}"] for part in parts if f"{name}.{part}" in values}
-
-    def held(self) -> dict[str, Tensor]:
-        """Return what it holds, [P, *shape] each; frozen parts, and theta, [1, *shape]."""
-        return {
-            f"{name}.{part}": layer.held(part)
-            for name, layer in self.layers.items()
-            for part in (*layer.parts, *layer.frozen)
-        }
+            layer.points = {part: values[f"{name}.{part}"] for part in layer.parts if f"{name}.{part}" in values}
 
     def tensors(self) -> Iterator[tuple[Part, Tensor]]:
         yield from super().tensors()

@@ -16,7 +16,6 @@ class LowRank(LayerSpace):
     """Factors A [r, in] and B [out, r] per target layer, whose product is multiplied by alpha / r."""
 
     adapter: ClassVar[AdapterFormat | None] = AdapterFormat("LORA", FACTORS)
-    shares_forwards: ClassVar[bool] = True
 
     rank: int = option(16, "r of the factors", least=1)
     alpha: float = option(16.0, "the low-rank term is multiplied by alpha / r")
