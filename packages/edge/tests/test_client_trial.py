@@ -85,6 +85,7 @@ def theta_of(read: bundle.Bundle, coefs: list[tuple[float, ...]]) -> str:
     return digest.hexdigest()
 
 
+@pytest.mark.long
 def test_a_log_is_read_where_initial_values_are_computed_with_other_last_bits(
     client: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,15 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.worker.common import make, measured, run
 from zo_sweeps.core.trial import METRICS, Event, Outcome, TrialState
-from zo_sweeps.engine.replay import rebuild
+from zo_sweeps.engine.replay import digest, rebuild
+from zo_sweeps.engine.spaces.prefix import PrefixTuning
 from zo_sweeps.engine.step import losses_at
+from zo_sweeps.methods.space import InstalledSpace
 from zo_sweeps.record.journal import scalars
 from zo_sweeps.run.recorder import Nowhere, Recorder
 from zo_sweeps.run.workbench import Workbench
-from zo_sweeps_edge import bundles
+from zo_sweeps_edge import bundle, bundles
 from zo_sweeps_edge.program import Calls, Program
 from zo_sweeps_edge.rows import Frame
 
@@ -33,9 +36,12 @@ PLANNED = 12345
 
 
 @pytest.fixture
-def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Outcome, list[Event]]:
+def written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> tuple[Path, Outcome, list[Event]]:
     """(a bundle with the log of a whole run, the outcome and the journal of the run in PyTorch)."""
-    file, folder, trial = tmp_path / "program.pte", tmp_path / "bundle", make(*TRIAL, PROGRAM)
+    given = [*TRIAL, *getattr(request, "param", ())]
+    file, folder, trial = tmp_path / "program.pte", tmp_path / "bundle", make(*given, PROGRAM)
     file.write_bytes(b"program")
 
     def program_of(bench: Workbench, space: Any) -> tuple[Program, Path]:
@@ -45,7 +51,7 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Outc
 
     monkeypatch.setattr(bundles, "program_of", program_of)
     bundles.write(trial, "", folder)
-    ended, journal = run(make(*TRIAL))
+    ended, journal = run(make(*given))
     (coefs, _), lines = scalars(journal), []
     bench = Workbench(trial.config, trial.warm_key, Recorder(trial, Nowhere(), []))
     bench.load()
@@ -158,3 +164,29 @@ def test_a_log_of_another_theta_is_refused(written: tuple[Path, Outcome, list[Ev
     log.write_text("".join([*lines, json.dumps({**json.loads(last), "theta": "0" * 64}) + "\n"]))
     ended, _ = run(make(*TRIAL, PROGRAM, f"device.log={folder}"))
     assert "are not those that its log gives" in ended.error
+
+
+@pytest.mark.parametrize("written", [("space=prefix",)], indirect=True, ids=["prefix"])
+def test_a_log_is_read_where_initial_values_are_computed_with_other_last_bits(
+    written: tuple[Path, Outcome, list[Event]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in test_client_trial.py, where the light client computes the log."""
+    folder, torchs, expected = written
+    here = PrefixTuning.install
+
+    def elsewhere(*args: Any, **options: Any) -> InstalledSpace:
+        installed = here(*args, **options)
+        for param in installed.params.values():
+            param.data *= 1 + 2**-22
+        return installed
+
+    monkeypatch.setattr(PrefixTuning, "install", elsewhere)
+    ended, journal = run(make(*TRIAL, "space=prefix", PROGRAM, f"device.log={folder}"))
+    assert ended.state is TrialState.SUCCEEDED, ended.error
+    assert ended.metrics["theta_difference"] == 0
+    assert scalars(journal)[0] == scalars(expected)[0]
+    assert ended.metrics["test/metric"] == torchs.metrics["test/metric"]
+    began = bundle.read(folder).initial
+    assert began is not None
+    (event,) = (event for event in journal if event["type"] == "initial")
+    assert event["fingerprint"] == digest({name: torch.from_numpy(value) for name, value in began.items()})

@@ -143,7 +143,7 @@ def said(program: Path, folder: Path) -> str:
     return done.stdout.splitlines()[0]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_million_clocks_of_the_plain_test_bench(tmp_path: Path) -> None:
     """31 registers of 8 bits, 60 directions of 5,131 clocks, three passes over each."""
     made = ring(PeZOOnTheFly(), 0, 159_061, replays=True)
