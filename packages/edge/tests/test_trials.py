@@ -165,11 +165,16 @@ def test_a_run_that_was_stopped_ends_with_the_same_bits() -> None:
     assert measured(*run(trial, journal, attempt=2)) == whole
 
 
-def test_the_dual_form_keeps_theta_up_to_the_rounding_of_its_copies() -> None:
+@pytest.mark.parametrize("computed", ["eager", pytest.param("exported", marks=pytest.mark.long)])
+def test_the_dual_form_keeps_theta_up_to_the_rounding_of_its_copies(
+    computed: str, request: pytest.FixtureRequest
+) -> None:
     """A copy is rounded by u |B| at each of three sums per step; the update divides that of diff by eps.
 
     |theta - replay| <= sum over steps of u |B| (3 + 2 lr |g| / eps), with |B| the largest value of a copy.
     """
+    if computed == "eager":
+        request.getfixturevalue("eager")
     options = ("estimator.q=1", "train.steps=50", "train.eval_every=50", "device.form=dual", PROGRAM)
     trial = make(*TINY, ANYWHERE, *options)
     assert trial.trial_id != make(*TINY, ANYWHERE, *options[:3], PROGRAM).trial_id
