@@ -47,7 +47,6 @@ def tracking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     from zo_sweeps.record import server
 
     with server.running(tmp_path_factory.mktemp("tracking")) as one:
-        one.wait()
         yield one.uri
 
 

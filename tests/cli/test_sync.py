@@ -48,6 +48,7 @@ def test_sync_writes_what_the_folders_own_store_lacks_once(tmp_path: Path, capsy
     from mlflow import MlflowClient
 
     client = MlflowClient(f"sqlite:///{store}")
+    assert {each.artifact_location.partition("/")[0] for each in client.search_experiments()} == {"mlflow-artifacts:"}
     (two,) = [each for each in client.search_experiments() if each.name == "two"]
     found = client.search_runs([two.experiment_id], "tags.`zo.kind` = 'trial'")
     assert {run.data.tags["zo.trial_id"] for run in found} == {made.trial_id for made in trials}

@@ -378,6 +378,7 @@ def test_a_store_that_is_no_database_is_said_at_once_and_not_waited_for(tmp_path
     mirror.register(made_up.trial(0))
     mirror.finish("table")
     mirror.drain(300.0)
+    mirror._thread.join(60.0)
     assert not mirror._thread.is_alive(), "it gave up before the time was over"
     assert len(said) == 1
     assert (

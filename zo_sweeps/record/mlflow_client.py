@@ -373,13 +373,8 @@ def _yaml(config: Mapping[str, Any]) -> str:
 
 
 def _client(uri: str) -> MlflowClient:
-    """Return a client. MLflow reads its options from the environment only."""
-    # Blindly retrying create_run would create duplicates; we look the run up first.
-    os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
-    os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    os.environ.setdefault("MLFLOW_SQLALCHEMYSTORE_POOLCLASS", "NullPool")  # a database that was deleted is not kept
+    """Return a client of a server."""
+    _set_environment()
     if urlsplit(uri).hostname == "127.0.0.1":  # a proxy cannot reach this machine's loopback
         for name in ("NO_PROXY", "no_proxy"):
             hosts = os.environ.get(name, "").split(",")
@@ -394,11 +389,22 @@ def _own_client(database: Path) -> MlflowClient:
     """Return a client of a database, which is made if it is absent (a second, and five to import MLflow)."""
     with contextlib.closing(sqlite3.connect(database)) as one:  # MLflow tries for two minutes what is no database
         one.execute("pragma schema_version")
-    uri = f"sqlite:///{database}"
-    client = _client(uri)
+    _set_environment()
+    from mlflow import MlflowClient
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
     for name in ("mlflow.store.db.utils", "alembic"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # a line per table, and tracebacks of what is raised anyway
-    SqlAlchemyStore(uri, ARTIFACTS)  # as a server would: the tables, and where artifacts are
-    return client
+    uri = f"sqlite:///{database}"
+    SqlAlchemyStore(uri, ARTIFACTS)  # as a server would make it: a client's has artifacts in the working directory
+    return MlflowClient(tracking_uri=uri)
+
+
+def _set_environment() -> None:
+    """Set the MLflow client's options, which it reads from the environment only."""
+    # Blindly retrying create_run would create duplicates; we look the run up first.
+    os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
+    os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("MLFLOW_SQLALCHEMYSTORE_POOLCLASS", "NullPool")  # a database that was deleted is not kept
