@@ -21,7 +21,8 @@ from benchmarks.idle_trials import TARGET, trials
 from benchmarks.raylets import Cluster, Raylet, cluster, wait_for
 from zo_sweeps.bench.measure import Row
 from zo_sweeps.config.composer import Composer
-from zo_sweeps.core.trial import Event, Outcome, Trial, TrialState
+from zo_sweeps.core.events import End, Event, Start, Steps, only
+from zo_sweeps.core.trial import Outcome, Trial, TrialState
 from zo_sweeps.plan.build import build
 from zo_sweeps.record import mlflow_points
 from zo_sweeps.record.journal import JournalStore
@@ -82,10 +83,10 @@ def _loss(folder: Path, nodes: Cluster, blow: Callable[[Raylet], None]) -> float
     began: list[float] = []
 
     def script() -> None:
-        wait_for(lambda: any(event["type"] == "steps" for event in store.read(trial.trial_id)), what="a step")
+        wait_for(lambda: only(Steps, store.read(trial.trial_id)), what="a step")
         (start,) = _starts(store, trial)
         began.append(time.time())
-        blow(next(node for node in victims if node.name == start["node"]))
+        blow(next(node for node in victims if node.name == start.node))
         wait_for(lambda: len(_starts(store, trial)) == 2, what="the second attempt")
         os.kill(os.getpid(), signal.SIGINT)
 
@@ -95,7 +96,7 @@ def _loss(folder: Path, nodes: Cluster, blow: Callable[[Raylet], None]) -> float
         thread.start()
         _sweep(folder, [trial], RayBackend(folder, address=nodes.address, target=TARGET))
     thread.join()
-    return float(_starts(store, trial)[1]["time"] - began[0])
+    return _starts(store, trial)[1].time - began[0]
 
 
 def many(folder: Path) -> Iterator[Row]:
@@ -154,14 +155,13 @@ def points(folder: Path, count: int = 32, steps: int = 1000) -> Row:
 
 
 def _journal(trial: Trial) -> list[Event]:
-    events: list[Event] = [{"type": "start", "time": 1.0, "attempt": 1, "resumed_from": 0}]
+    events: list[Event] = [Start(time=1.0, attempt=1, device={}, versions={}, resumed_from=0)]
     for first in range(1, trial.steps + 1, 100):
         part = range(first, first + 100)
-        losses, coefs = [1.0 / step for step in part], [[1.0] for _ in part]
-        event = {"type": "steps", "first": first, "losses": losses, "coefs": coefs, "seconds": 1.0, "tokens": 1}
-        events.append({**event, "time": 1.0 + first})
+        losses, coefs = tuple(1.0 / step for step in part), tuple((1.0,) for _ in part)
+        events.append(Steps(time=1.0 + first, first=first, losses=losses, coefs=coefs, seconds=1.0, tokens=1))
     outcome = Outcome(trial.trial_id, TrialState.SUCCEEDED, {"wall_seconds": 1.0}, steps_done=trial.steps)
-    return [*events, {"type": "end", "time": 2.0 + trial.steps, "outcome": outcome.to_json()}]
+    return [*events, End(time=2.0 + trial.steps, outcome=outcome)]
 
 
 def _sweep(
@@ -175,5 +175,5 @@ def _on_end(ends: list[float]) -> Callable[[Snapshot], None]:
     return lambda snapshot: ends.append(time.perf_counter()) if snapshot.ended else None
 
 
-def _starts(store: JournalStore, trial: Trial) -> list[Event]:
-    return [event for event in store.read(trial.trial_id) if event["type"] == "start"]
+def _starts(store: JournalStore, trial: Trial) -> list[Start]:
+    return only(Start, store.read(trial.trial_id))

@@ -51,7 +51,7 @@ class Work:
         """Read the journals of a sweep that has ended."""
         with contextlib.closing(JournalStore(state)) as store:
             events = [store.read(trial.trial_id) for trial in trials]
-        return cls(joined, [(float(journal[0]["time"]), float(journal[-1]["time"])) for journal in events])
+        return cls(joined, [(journal[0].time, journal[-1].time) for journal in events])
 
     def within(self, first: float, last: float) -> float:
         """Return the slot-seconds of its trials in a window."""

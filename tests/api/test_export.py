@@ -55,7 +55,7 @@ def test_the_rebuilt_weights_score_on_dev_what_the_run_recorded(swept: Swept, bl
     finally:
         torch.set_num_threads(threads)
     events = JournalStore(swept.state).read(swept.id(block))
-    others = {event["loss"] for (split, step), event in evals(events).items() if step != line["selected_step"]}
+    others = {event.loss for (split, step), event in evals(events).items() if step != line["selected_step"]}
     assert line["dev/loss"] not in others, "another step's weights would pass"
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from tests.cli.common import ENVIRONMENT
 from tests.schedule.nodes import wait_for
+from zo_sweeps.core.events import Start, Steps
 
 # A busy machine takes its time: what must not happen is that nothing goes on.
 PATIENCE = 120.0  # seconds in which some trial ends
@@ -82,7 +83,7 @@ class Driver:
 
         store = JournalStore(self.state)
         return any(
-            begun[-1]["node"] == node and outcome(store.read(trial_id)) is None
+            begun[-1].node == node and outcome(store.read(trial_id)) is None
             for trial_id in store
             if (begun := starts(self.state, trial_id))
         )
@@ -135,7 +136,7 @@ def outcomes(state: Path) -> dict[str, Any]:
 def starts(state: Path, trial_id: str) -> list[dict[str, Any]]:
     from zo_sweeps.record.journal import JournalStore
 
-    return [event for event in JournalStore(state).read(trial_id) if event["type"] == "start"]
+    return [event for event in JournalStore(state).read(trial_id) if isinstance(event, Start)]
 
 
 def logs(state: Path) -> dict[str, Any]:
@@ -145,8 +146,8 @@ def logs(state: Path) -> dict[str, Any]:
     found = {}
     for trial_id in (store := JournalStore(state)):
         events = store.read(trial_id, ended=True)
-        steps = [e["first"] + i for e in events if e["type"] == "steps" for i in range(len(e["losses"]))]
+        steps = [e.first + i for e in events if isinstance(e, Steps) for i in range(len(e.losses))]
         assert steps == list(range(1, len(steps) + 1)), f"{trial_id}: {steps}"
-        scores = {key: (event["loss"], event["metric"]) for key, event in evals(events).items()}
+        scores = {key: (event.loss, event.metric) for key, event in evals(events).items()}
         found[trial_id] = (scalars(events), scores)
     return found

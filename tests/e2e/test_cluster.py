@@ -100,7 +100,7 @@ def test_sixty_trials_on_a_cluster_that_falls_apart(
     assert len(outcomes(driver.state)) == TRIALS
     assert cells(tmp_path, conf, driver.state) == cells(tmp_path, conf, undisturbed)
     resumed = [event for trial_id in hit for event in starts(driver.state, trial_id)[1:]]
-    assert any(event["resumed_from"] > 0 for event in resumed), "nothing was resumed"
+    assert any(event.resumed_from > 0 for event in resumed), "nothing was resumed"
 
     with sqlite3.connect(tracking / "mlflow" / "mlflow.db") as store:
         runs = dict(store.execute("select t.value, t.run_uuid from tags t where key = 'zo.trial_id'").fetchall())
@@ -115,7 +115,7 @@ def test_sixty_trials_on_a_cluster_that_falls_apart(
         places = dict(store.execute("select run_uuid, value from tags where key = 'zo.places'"))
     assert (len(runs), rows, twice) == (TRIALS, TRIALS, [])
     assert Counter(curves.values()) == {12: 50, 4: 10}, "one curve a run, each step in it once"
-    moved = [t for t in hit if len({e["node"] for e in starts(driver.state, t)}) > 1]
+    moved = [t for t in hit if len({e.node for e in starts(driver.state, t)}) > 1]
     assert moved, "a trial went on elsewhere"
     assert all(f" {starts(driver.state, t)[-1]['node']} (" in places[runs[t]] for t in moved)
     shown = zo("status", moved[0], "+grid=mixed", "device.kind=cpu", "--config-dir", str(conf),

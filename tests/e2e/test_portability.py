@@ -74,8 +74,8 @@ def test_a_bf16_trial_goes_from_an_edge_device_to_another_machine(
 
     events = journal.read(trial.trial_id)
     first, second = starts(driver.state, trial.trial_id)
-    assert [(e["node"], e["profile"]) for e in (first, second)] == [("edge", "jetson-orin-nano"), ("desk", "cpu")]
-    moved_at = second["resumed_from"]
+    assert [(e.node, e.profile) for e in (first, second)] == [("edge", "jetson-orin-nano"), ("desk", "cpu")]
+    moved_at = second.resumed_from
     assert 5 < len(before[0]) <= moved_at < STEPS, "it moved in the middle"
     assert len(scalars(events[: events.index(second)])[0]) == moved_at, "all that the edge device reported is kept"
     coefficients, losses = scalars(events)

@@ -11,6 +11,7 @@ from tests.engine.conftest import make_examples, targets, tiny_model
 from tests.tasks.common import spec_of
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.events import ScoredDev, ScoredTest, Steps
 from zo_sweeps.core.remarks import remarks
 from zo_sweeps.core.trial import Outcome, Trial, TrialState
 from zo_sweeps.engine import losses
@@ -244,7 +245,7 @@ def test_every_update_and_baseline_runs_as_a_trial(block: str, tmp_path: Path) -
     assert outcome.state is TrialState.SUCCEEDED, outcome.traceback or outcome.error
     assert outcome.steps_done == 3
     assert "drift" not in outcome.metrics
-    assert sum(len(event["losses"]) for event in events if event["type"] == "steps") == 3
+    assert sum(len(event.losses) for event in events if isinstance(event, Steps)) == 3
 
 
 LESS = {"trained_bits": 16, "state_bits": 8.125, "recomputed": 1}
@@ -282,8 +283,7 @@ def test_checkpointing_changes_no_loss_and_the_format_of_weights_a_little(tmp_pa
     made = [trials(tmp_path, block)[0] for block in blocks]
     assert len({trial.trial_id for trial in made}) == 3
     plain, again, half = (
-        [loss for event in outcome_of(trial)[1] if event["type"] == "steps" for loss in event["losses"]]
-        for trial in made
+        [loss for event in outcome_of(trial)[1] if isinstance(event, Steps) for loss in event.losses] for trial in made
     )
     assert again == plain
     assert half != plain
@@ -319,7 +319,7 @@ def test_a_trial_whose_weights_run_away_ends_as_diverged_and_never_as_finished(m
     assert outcome.state is TrialState.DIVERGED
     assert outcome.error.startswith("non-finite dev loss at step 1, seed 0")
     assert "test/loss" not in outcome.metrics
-    assert not [event for event in events if event["type"] in ("eval", "test")]
+    assert not [event for event in events if isinstance(event, (ScoredDev, ScoredTest))]
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from tests.engine.conftest import TinyModel, make_examples, targets, tiny_model
 from tests.engine.spaces_common import LINEAR, arch_of
 from tests.engine.test_baselines import outcome_of, trials
 from tests.engine.test_codes import SHAPES, coded_model, layer_of, objective_of, precision_of, weight_of
+from zo_sweeps.core.events import ScoredDev
 from zo_sweeps.core.trial import Trial, TrialState
 from zo_sweeps.engine import chunk, losses, noise
 from zo_sweeps.engine.batch import Batch, collate
@@ -470,7 +471,7 @@ def test_a_trial_tests_its_selected_step_and_goes_on_after_a_kill(
     short, _ = outcome_of(trial(outcome.selected_step))
     assert short.selected_step == outcome.selected_step
     assert short.metrics["test/loss"] == outcome.metrics["test/loss"]
-    killed = [i for i, event in enumerate(events) if event["type"] == "eval"][1]
+    killed = [i for i, event in enumerate(events) if isinstance(event, ScoredDev)][1]
     resumed, _ = outcome_of(trial(4), events[: killed + 1])
     assert resumed.selected_step == outcome.selected_step
     assert resumed.metrics["test/loss"] == outcome.metrics["test/loss"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.events import ComputedMask, ScoredDev, Steps, read_event, write_event
 from zo_sweeps.core.trial import TrialState
 from zo_sweeps.methods import registry
 from zo_sweeps.methods.space import Space
@@ -28,7 +30,7 @@ SMALL = {"targets": ["q", "v"], "density": 0.01, "samples": 3, "length": 24}
 
 class Events(list[Any]):
     def emit(self, event: Any) -> None:
-        self.append(json.loads(json.dumps(event)))
+        self.append(read_event(json.loads(json.dumps(write_event(event)))))
 
 
 def plan(folder: Path, methods: Sequence[str] = METHODS, *overrides: str, **space: Any) -> Plan:
@@ -64,7 +66,7 @@ def plan(folder: Path, methods: Sequence[str] = METHODS, *overrides: str, **spac
 def run(trial: Any, journal: Any = (), stop_after: int = 10**9) -> tuple[Any, Events]:
     events = Events()
     outcome = worker.run_trial(
-        trial, events, list(journal), 1, lambda: sum(e["type"] == "eval" for e in events) >= stop_after
+        trial, events, list(journal), 1, lambda: sum(isinstance(e, ScoredDev) for e in events) >= stop_after
     )
     assert outcome.error == "" or outcome.state is TrialState.CANCELLED, outcome.error + outcome.traceback
     return outcome, events
@@ -102,8 +104,8 @@ def test_a_mask_found_once_is_used_by_other_trials_and_named_in_the_journal(tmp_
     marks = []
     for trial in (first, second):
         _, events = run(trial)
-        (mask,) = [event for event in events if event["type"] == "mask"]
-        marks.append(mask["fingerprint"])
+        (mask,) = [event for event in events if isinstance(event, ComputedMask)]
+        marks.append(mask.fingerprint)
     assert marks[0] == marks[1]
     assert len(list((tmp_path / "cache" / "masks").glob("*.json"))) == 1
 
@@ -119,14 +121,14 @@ def test_a_resumed_trial_ends_as_the_undisturbed_one(tmp_path: Path, method: str
     assert {k: v for k, v in resumed.metrics.items() if "/" in k} == {
         k: v for k, v in whole.metrics.items() if "/" in k
     }
-    coefs = [c for e in [*begun, *rest] if e["type"] == "steps" for c in e["coefs"]]
-    assert coefs == [c for e in events if e["type"] == "steps" for c in e["coefs"]]
+    coefs = [c for e in [*begun, *rest] if isinstance(e, Steps) for c in e.coefs]
+    assert coefs == [c for e in events if isinstance(e, Steps) for c in e.coefs]
 
 
 def test_a_log_over_another_mask_is_not_continued(tmp_path: Path) -> None:
     (trial,) = plan(tmp_path, ["sensitive_task"]).trials
     _, begun = run(trial, stop_after=1)
-    journal = [{**e, "fingerprint": "0" * 16} if e["type"] == "mask" else e for e in begun]
+    journal = [replace(e, fingerprint="0" * 16) if isinstance(e, ComputedMask) else e for e in begun]
     outcome = worker.run_trial(trial, Events(), journal, 2, lambda: False)
     assert outcome.state is TrialState.FAILED
     assert "differs from the one that this trial began with (0000000000000000)" in outcome.error

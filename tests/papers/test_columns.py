@@ -9,6 +9,7 @@ import pytest
 
 from tests.plan.common import changed, planned
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.events import ScoredDev
 from zo_sweeps.methods.trial_config import TrialConfig
 
 pytestmark = pytest.mark.unit
@@ -104,7 +105,7 @@ def test_the_step_with_the_best_dev_loss_or_metric_is_tested(tmp_path: Path, sel
     plan = planned(tmp_path, made, *overrides, f"train.select={select}", "model=random_llama")
     sink = _Sink()
     outcome = run_trial(plan.trials[0], sink, [], 1, lambda: False)
-    seen = {e["step"]: e[select] for e in sink.events if e["type"] == "eval"}
+    seen = {e.step: getattr(e, select) for e in sink.events if isinstance(e, ScoredDev)}
     assert len(set(seen.values())) > 1, "a test that can fail"
     assert outcome.selected_step == min(step for step, value in seen.items() if value == best(seen.values()))
 

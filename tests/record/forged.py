@@ -41,7 +41,7 @@ def logged(line: Any) -> dict[str, Any]:
 NUMBER, NO_LINE, NO_TYPE = "a number is needed", "no line of the light client's log", "an event of no known type"
 COUNT = f"a whole number from 0 to {2**53} is needed"
 LEVELS = "an object of at most 5000 entries in 6 levels is needed"
-MAPPING, END = "a mapping of at most 10000 entries is needed", "event end: wrong 'outcome': Ended:"
+MAPPING, END = "a mapping of at most 10000 entries is needed", "event end: wrong 'outcome': Outcome:"
 FINITE = f"a number of at most {2.0**40:g} is needed"
 EVENTS: dict[str, tuple[Any, str]] = {
     "no type": ({}, NO_TYPE),
@@ -49,6 +49,7 @@ EVENTS: dict[str, tuple[Any, str]] = {
     "a list as a type": ({"type": [], "time": 1.0}, NO_TYPE),
     "a file for MLflow": ({"type": "file", "time": 1.0, "name": "../x", "text": ""}, NO_TYPE),
     "a decision at a rung": ({"type": "rung", "time": 1.0, "step": 1, "kept": []}, NO_TYPE),
+    "without a time": ({"type": "warning", "metric": "m", "text": "t"}, "event warning: 'time' is missing"),
     "no time": ({**START, "time": None}, f"event start: wrong 'time': {NUMBER}"),
     "a time that is none": ({**STEPS, "time": math.nan}, f"event steps: wrong 'time': {FINITE}"),
     "the end of time": ({**STEPS, "time": math.inf}, f"event steps: wrong 'time': {FINITE}"),

@@ -13,6 +13,8 @@ import struct
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,14 +23,13 @@ from tests.record import made_up
 from tests.record.forged import EVENTS as FORGED
 from tests.record.forged import START
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.core.events import EVENTS
+from zo_sweeps.core.events import EVENTS, Steps, Unknown, only, read_event, write_event
 from zo_sweeps.core.trial import TrialState
 from zo_sweeps.record.journal import Journal, JournalStore, evals, last_step, outcome, read_events, scalars
 
 
-def step(number: int, loss: float = 0.5, coefs: list[float] | None = None) -> dict:
-    event = {"type": "steps", "time": 1.0, "first": number, "losses": [loss], "coefs": [coefs or [1.0]]}
-    return {**event, "seconds": 1.0, "tokens": 1}
+def step(number: int, loss: float = 0.5, coefs: Sequence[float] = (1.0,)) -> Steps:
+    return Steps(time=1.0, first=number, losses=(loss,), coefs=(tuple(coefs),), seconds=1.0, tokens=1)
 
 
 def test_events_come_back_in_order_from_another_journal_object(tmp_path: Path) -> None:
@@ -50,7 +51,7 @@ def test_every_float_comes_back_bit_for_bit(tmp_path: Path) -> None:
     floats += [0.0, -0.0, 5e-324, 1.7976931348623157e308, 0.1 + 0.2, math.inf, -math.inf, math.nan]
     journal = Journal(tmp_path / "t.jsonl")
     journal.append(step(1, coefs=floats))
-    back = journal.events()[0]["coefs"][0]
+    back = only(Steps, journal.events())[0].coefs[0]
     assert [struct.pack("<d", x) for x in back if x == x] == [struct.pack("<d", x) for x in floats if x == x]
     assert [x != x for x in back] == [x != x for x in floats]
 
@@ -58,8 +59,8 @@ def test_every_float_comes_back_bit_for_bit(tmp_path: Path) -> None:
 def test_text_of_any_kind_stays_one_line(tmp_path: Path) -> None:
     text = 'Zeile\n"zwei"\r\u2028\x00 · ± é 🙂 \ud800'
     journal = Journal(tmp_path / "t.jsonl")
-    journal.extend([{"type": "note", "text": text}, step(1)])
-    assert journal.events()[0]["text"] == text
+    journal.extend([Unknown(type="note", more={"text": text}), step(1)])
+    assert journal.events()[0].more["text"] == text
     assert (tmp_path / "t.jsonl").read_bytes().count(b"\n") == 2
 
 
@@ -78,7 +79,7 @@ def test_a_last_line_torn_at_any_byte_is_never_read_and_cut_off_by_the_next_appe
 
 def test_a_torn_line_longer_than_any_buffer_is_cut_off(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
-    path.write_bytes(json.dumps(step(1)).encode() + b"\n" + b"[" * 300_000)
+    path.write_bytes(json.dumps(write_event(step(1))).encode() + b"\n" + b"[" * 300_000)
     Journal(path).append(step(2))
     assert Journal(path).events() == [step(1), step(2)]
 
@@ -93,7 +94,7 @@ def test_a_journal_of_one_torn_line_starts_anew(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", [b"not json", b"\xff\xfe", b"[1]", b'{"time": 1}', b"", b"\x00" * 8])
 def test_a_damaged_line_in_the_middle_is_named_by_file_and_line(tmp_path: Path, damage: bytes) -> None:
     path = tmp_path / "t.jsonl"
-    lines = [json.dumps(step(i)).encode() for i in (1, 2, 3)]
+    lines = [json.dumps(write_event(step(i))).encode() for i in (1, 2, 3)]
     path.write_bytes(b"\n".join([lines[0], damage, lines[2]]) + b"\n")
     with pytest.raises(UserError, match=rf"unreadable line in a journal in {path}:2;"):
         Journal(path).events()
@@ -126,7 +127,7 @@ def test_lines_that_are_missing_moved_or_repeated_are_noticed(tmp_path: Path, ke
 
 def test_a_journal_without_checksums_is_read_and_gets_them_from_the_next_line_on(tmp_path: Path) -> None:
     path = tmp_path / "ab01.jsonl"
-    old = b"".join(json.dumps(step(i)).encode() + b"\n" for i in (1, 2))
+    old = b"".join(json.dumps(write_event(step(i))).encode() + b"\n" for i in (1, 2))
     path.write_bytes(old)
     with Journal(path) as journal:
         journal.append(step(3))
@@ -134,7 +135,7 @@ def test_a_journal_without_checksums_is_read_and_gets_them_from_the_next_line_on
     assert Journal(path).events() == [step(1), step(2), step(3), step(4)]
     whole = path.read_bytes()
     assert whole.startswith(old)
-    path.write_bytes(whole + json.dumps(step(5)).encode() + b"\n")
+    path.write_bytes(whole + json.dumps(write_event(step(5))).encode() + b"\n")
     with pytest.raises(UserError, match=f"line without a checksum in a journal in {path}:5"):
         read_events(path)
 
@@ -142,7 +143,7 @@ def test_a_journal_without_checksums_is_read_and_gets_them_from_the_next_line_on
 def test_checksums_cost_little_space(tmp_path: Path) -> None:
     made = made_up.trial(steps=200)
     Journal(tmp_path / "t.jsonl").extend(made_up.whole(made))
-    plain = sum(len(json.dumps(e, separators=(",", ":"))) + 1 for e in made_up.whole(made))
+    plain = sum(len(json.dumps(write_event(e), separators=(",", ":"))) + 1 for e in made_up.whole(made))
     assert (tmp_path / "t.jsonl").stat().st_size < 1.05 * plain
 
 
@@ -180,22 +181,24 @@ def test_an_event_that_json_cannot_hold_leaves_the_journal_as_it_was(tmp_path: P
     journal = Journal(tmp_path / "t.jsonl")
     journal.append(step(1))
     with pytest.raises(TypeError):
-        journal.extend([step(2), {"type": "note", "bad": object()}])
+        journal.extend([step(2), Unknown(type="note", more={"bad": object()})])
     assert journal.events() == [step(1)]
 
 
 WRITER = """
 import sys
+from zo_sweeps.core.events import ScoredDev, Steps
 from zo_sweeps.record.journal import Journal
 journal = Journal(sys.argv[1])
 done = len(journal.events())
 print("ready", flush=True)
 while True:
     done += 1
-    event = {"type": "eval", "step": 0, "loss": 0.0, "metric": 0.0}
+    more = {"n": done, "pad": "x" * (done % 5000)}
     if done % 50:
-        event = {"type": "steps", "first": 1, "losses": [], "seconds": 0.0}
-    journal.append({**event, "time": 0.0, "n": done, "pad": "x" * (done % 5000)})
+        journal.append(Steps(first=1, losses=(), seconds=0.0, tokens=0, more=more))
+    else:
+        journal.append(ScoredDev(step=0, loss=0.0, metric=0.0, more=more))
 """
 
 
@@ -209,7 +212,7 @@ def test_a_writer_killed_at_random_moments_leaves_a_journal_without_a_gap(tmp_pa
         threading.Event().wait(moments.uniform(0.02, 0.2))
         writer.send_signal(signal.SIGKILL)
         writer.wait()
-        numbers = [event["n"] for event in Journal(path).events()]
+        numbers = [event.more["n"] for event in Journal(path).events()]
         assert numbers == list(range(1, len(numbers) + 1))
         assert len(numbers) > count
         count = len(numbers)
@@ -218,24 +221,25 @@ def test_a_writer_killed_at_random_moments_leaves_a_journal_without_a_gap(tmp_pa
 FULL = """
 import resource, sys
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.events import ScoredDev
 from zo_sweeps.record.journal import JournalStore
 store = JournalStore(sys.argv[1])
-event = {"type": "eval", "time": 0.0, "step": 0, "loss": 0.0, "metric": 0.0, "text": "x" * 70}
+event = lambda n: ScoredDev(time=0.0, step=0, loss=0.0, metric=0.0, more={"text": "x" * 70, "n": n})
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
 written = 0
 try:
     while True:
-        store.append("ab01", [{**event, "n": written + 1}])
+        store.append("ab01", [event(written + 1)])
         written += 1
 except UserError as error:
     print(written, error)
 try:
-    store.append("ab01", [{**event, "n": written + 1}])
+    store.append("ab01", [event(written + 1)])
     print("taken")
 except UserError as error:
     print("refused again")
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-store.append("ab01", [{**event, "n": written + 1}])
+store.append("ab01", [event(written + 1)])
 """
 
 
@@ -246,7 +250,7 @@ def test_a_write_that_is_cut_short_raises_and_leaves_whole_events_only(tmp_path:
     written = int(first.split()[0])
     assert "cannot write the journal: File too large in" in first
     assert second == "refused again"
-    numbers = [event["n"] for event in JournalStore(tmp_path).read("ab01")]
+    numbers = [event.more["n"] for event in JournalStore(tmp_path).read("ab01")]
     assert numbers == list(range(1, written + 2))  # and the one after there was room again
 
 
@@ -261,14 +265,14 @@ def test_a_full_disk_raises_and_keeps_what_was_written(tmp_path: Path) -> None:
         store, written, error = JournalStore(disk), 0, None
         while error is None:
             try:
-                store.append("ab01", [{**step(written + 1), "n": written + 1, "pad": "x" * 700}])
+                store.append("ab01", [replace(step(written + 1), more={"n": written + 1, "pad": "x" * 700})])
                 written += 1
             except UserError as raised:
                 error = raised
         assert "No space left on device" in str(error)
         assert isinstance(error.__cause__, OSError)
         assert error.__cause__.errno == errno.ENOSPC
-        assert [event["n"] for event in JournalStore(disk).read("ab01")] == list(range(1, written + 1))
+        assert [event.more["n"] for event in JournalStore(disk).read("ab01")] == list(range(1, written + 1))
         assert written > 50
     finally:
         subprocess.run(["umount", "-l", str(disk)], check=True)
@@ -282,9 +286,9 @@ def test_a_folder_that_cannot_be_made_is_a_users_error(tmp_path: Path) -> None:
 
 def test_scalars_are_in_step_order_and_end_at_a_gap() -> None:
     events = [
-        {**step(3), "losses": [0.3, 0.4], "coefs": [[3.0], [4.0]]},
-        {**step(1), "losses": [0.1, 0.2], "coefs": [[1.0], [2.0]]},
-        {**step(6), "losses": [0.6], "coefs": [[6.0]]},
+        replace(step(3), losses=(0.3, 0.4), coefs=((3.0,), (4.0,))),
+        replace(step(1), losses=(0.1, 0.2), coefs=((1.0,), (2.0,))),
+        replace(step(6), losses=(0.6,), coefs=((6.0,),)),
     ]
     assert scalars(events) == ([[1.0], [2.0], [3.0], [4.0]], [0.1, 0.2, 0.3, 0.4])
     assert last_step(events) == 4
@@ -292,7 +296,7 @@ def test_scalars_are_in_step_order_and_end_at_a_gap() -> None:
 
 
 def test_a_step_that_was_written_twice_counts_once_as_first_written() -> None:
-    events = [{**step(1), "losses": [0.1, 0.2], "coefs": [[1.0], [2.0]]}, step(2, 0.9), step(3, 0.3)]
+    events = [replace(step(1), losses=(0.1, 0.2), coefs=((1.0,), (2.0,))), step(2, 0.9), step(3, 0.3)]
     assert scalars(events) == ([[1.0], [2.0], [1.0]], [0.1, 0.2, 0.3])
 
 
@@ -303,14 +307,14 @@ def test_scalars_of_any_split_of_a_run_into_events_are_the_same() -> None:
 
 
 def test_a_first_order_run_has_losses_and_no_coefs() -> None:
-    assert scalars([{**step(1), "coefs": []}]) == ([[]], [0.5])
+    assert scalars([replace(step(1), coefs=())]) == ([[]], [0.5])
 
 
 def test_evaluations_are_found_by_split_and_step() -> None:
     made = made_up.trial(steps=20)
     events = made_up.whole(made)
     assert set(evals(events)) == {("dev", 10), ("dev", 20), ("test", 20)}
-    assert evals(events)["test", 20]["metric"] == 0.88
+    assert evals(events)["test", 20].metric == 0.88
 
 
 def test_the_outcome_is_that_of_the_last_attempt_and_none_while_one_runs() -> None:
@@ -354,16 +358,16 @@ def test_ten_thousand_trials_are_appended_to_in_turn_with_few_open_files(tmp_pat
 def test_threads_may_append_to_the_same_trials(tmp_path: Path) -> None:
     store = JournalStore(tmp_path)
 
-    def write(thread: int) -> None:
+    def append(thread: int) -> None:
         for i in range(200):
-            store.append(f"{i % 100:04x}", [{"type": "note", "thread": thread, "i": i}])
+            store.append(f"{i % 100:04x}", [Unknown(type="note", more={"thread": thread, "i": i})])
 
-    threads = [threading.Thread(target=write, args=(n,)) for n in range(8)]
+    threads = [threading.Thread(target=append, args=(n,)) for n in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    found = sorted((e["thread"], e["i"]) for trial_id in store for e in store.read(trial_id))
+    found = sorted((e.more["thread"], e.more["i"]) for trial_id in store for e in store.read(trial_id))
     assert found == [(thread, i) for thread in range(8) for i in range(200)]
 
 
@@ -382,7 +386,8 @@ def test_a_journal_set_aside_is_not_read_and_not_lost(tmp_path: Path) -> None:
 # What the gateway refuses and no reader minds: names, states that a node may report, other trials, surplus fields; and
 # what journals of an earlier version lack.
 READ = {"no tokens", "a file for MLflow", "a decision at a rung", "an odd score", "another trial's end", "a pause"}
-READ |= {"no such state", "unknown field", "odd metric", "half a character"}
+READ |= {"no such state", "unknown field", "odd metric", "half a character", "a line of no log"}
+READ |= {"without a time", "a list as a line's type", "a line without coefficients", "a line of a step that is none"}
 
 
 @pytest.mark.parametrize("what", [what for what, (event, _) in FORGED.items() if str(event.get("type")) in EVENTS])
@@ -391,10 +396,49 @@ def test_a_journal_is_not_trusted(tmp_path: Path, what: str) -> None:
     event, _ = FORGED[what]
     path = tmp_path / "t.jsonl"
     with Journal(path) as journal:
-        journal.extend([START, event])
+        journal.extend([Unknown(type="", more=START), Unknown(type="", more=event)])
     if what in READ:
         assert len(read_events(path)[0]) == 2
         return
     with pytest.raises(UserError) as refused:
         read_events(path)
     assert re.fullmatch(rf"event .* in a journal in {path}:2; restore it .* --rerun t", str(refused.value))
+
+
+OLD = Path(__file__).parent / "journals"  # named after the commit that wrote them
+
+
+@pytest.mark.parametrize("name", ["9b06abb_zero_shot", "9b06abb_lora"])
+def test_events_of_an_earlier_version_are_copied_to_the_byte(tmp_path: Path, name: str) -> None:
+    with Journal(tmp_path / "copy.jsonl") as journal:
+        journal.extend(read_events(OLD / f"{name}.jsonl")[0])
+    assert (tmp_path / "copy.jsonl").read_bytes() == (OLD / f"{name}.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["9b06abb_zero_shot", "9b06abb_lora", "945c2c0_lora"])
+def test_journals_of_earlier_versions_are_read(name: str) -> None:
+    """The last one is of a version without checksums, whose events had no `metrics`, `rows` and `code`."""
+    events = read_events(OLD / f"{name}.jsonl")[0]
+    lines = [json.loads(line) for line in (OLD / f"{name}.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if line["type"] == "steps"]
+    assert [event.kind for event in events] == [line["type"] for line in lines]
+    assert scalars(events) == (
+        [c for line in steps for c in line["coefs"]],
+        [x for one in steps for x in one["losses"]],
+    )
+    scores = {(one.get("split", "test"), one["step"]): one["loss"] for one in lines if one["type"] in ("eval", "test")}
+    assert {key: event.loss for key, event in evals(events).items()} == scores
+    ended = outcome(events)
+    assert ended is not None
+    assert (ended.state, ended.selected_step) == (TrialState.SUCCEEDED, last_step(events))
+
+
+def test_what_a_newer_version_knows_stays_where_an_event_is_copied(tmp_path: Path) -> None:
+    unknown = {"type": "dream", "time": 2.0, "of": ["sheep"]}
+    lines = [{**write_event(step(1)), "humidity": 0.5, "more": {}}, unknown]
+    with Journal(tmp_path / "t.jsonl") as journal:
+        journal.extend([read_event(line) for line in lines])
+    first, second = read_events(tmp_path / "t.jsonl")[0]
+    assert isinstance(first, Steps)
+    assert json.dumps([write_event(first), write_event(second)]) == json.dumps(lines)
+    assert (last_step([first, second]), second) == (1, Unknown(type="dream", time=2.0, more={"of": ["sheep"]}))

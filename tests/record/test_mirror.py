@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -274,7 +275,7 @@ def test_a_forced_rerun_is_a_run_of_its_own(uri: str, experiment: str, tmp_path:
     store.append(made.trial_id, made_up.whole(made))
     mirrored(uri, experiment, tmp_path, [made])
     store.set_aside(made.trial_id)
-    store.append(made.trial_id, [{**event, "time": event["time"] + 1000} for event in made_up.whole(made)])
+    store.append(made.trial_id, [replace(event, time=event.time + 1000) for event in made_up.whole(made)])
     mirrored(uri, experiment, tmp_path, [made])
     both = [run for run in runs(uri, experiment) if run.data.tags["zo.kind"] == "trial"]
     assert len(both) == 2

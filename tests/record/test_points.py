@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
 from tests.plan.common import named, of
 from tests.record import made_up
+from zo_sweeps.core.events import Event, PeersReady, Sensors, SquaredGradients, read_event
 from zo_sweeps.core.trial import Stored, TrialState
 from zo_sweeps.record import mlflow_points as rows
 from zo_sweeps.record.provenance import collect
@@ -36,11 +38,13 @@ def test_a_short_trial_keeps_every_step() -> None:
 def test_gradients_that_were_looked_at_are_curves_and_their_last_values_stand_once() -> None:
     made = made_up.trial(steps=4)
     looked = [
-        {"type": "gradients", "time": 1.0 + step, "step": step, "covered": {"task_static/0.001": share}}
+        SquaredGradients(
+            time=1.0 + step, step=step, shares=(), mean=(), std=(), layers=1, covered={"task_static/0.001": share}
+        )
         for step, share in ((0, 0.5), (4, 0.25))
     ]
     *events, end = made_up.whole(made)
-    end = {**end, "outcome": {**end["outcome"], "metrics": {"gradients/task_static/0.001": 0.25}}}
+    end = replace(end, outcome=replace(end.outcome, metrics={"gradients/task_static/0.001": 0.25}))
     points = rows.points(made, [*looked, *events, end])
     assert curve(points, "gradients/task_static/0.001") == {0: 0.5, 4: 0.25}
 
@@ -48,7 +52,7 @@ def test_gradients_that_were_looked_at_are_curves_and_their_last_values_stand_on
 def test_what_a_phone_s_sensors_say_is_curves_over_steps() -> None:
     made = made_up.trial(steps=4)
     values = {"battery_celsius": 31.4, "zones/cpu-0": 45200.0}
-    reading = {"type": "sensors", "time": 7.5, "step": 3, "values": values}
+    reading = Sensors(time=7.5, step=3, values=values)
     points = [point for point in rows.points(made, [reading]) if point.key.startswith("phone/")]
     assert points == [("phone/battery_celsius", 31.4, 7500, 3), ("phone/zones/cpu-0", 45200.0, 7500, 3)]
 
@@ -56,7 +60,7 @@ def test_what_a_phone_s_sensors_say_is_curves_over_steps() -> None:
 def test_the_device_of_a_trial_names_a_runtime_other_than_pytorch() -> None:
     device = {"kind": "cpu", "name": "AMD EPYC", "runtime": "torch"}
     named = [
-        rows.event_tags([{"type": "start", "time": 1.0, "device": one}])["zo.device"]
+        rows.event_tags([read_event({"type": "start", "time": 1.0, "device": one})])["zo.device"]
         for one in (device, {**device, "runtime": "executorch"})
     ]
     assert named == ["cpu · AMD EPYC", "cpu · AMD EPYC · executorch"]
@@ -99,8 +103,7 @@ def test_time_runs_through_the_steps_of_an_event() -> None:
 def test_no_row_is_ever_infinite_or_nan_and_divergence_is_a_metric() -> None:
     made = made_up.trial(steps=3)
     event = made_up.steps(made, 1, 3, 1000.0)
-    event["losses"][2] = math.inf
-    event["coefs"][1] = [math.nan]
+    event = replace(event, losses=(*event.losses[:2], math.inf), coefs=(event.coefs[0], (math.nan,), event.coefs[2]))
     points = rows.points(made, [event, made_up.end(made, 1001.0, TrialState.DIVERGED, "loss inf at step 3")])
     assert all(math.isfinite(p.value) for p in points)
     assert list(curve(points, "train/loss")) == [1, 2]
@@ -109,19 +112,19 @@ def test_no_row_is_ever_infinite_or_nan_and_divergence_is_a_metric() -> None:
 
 def test_the_projected_gradient_is_the_mean_size_over_directions() -> None:
     made = made_up.trial(steps=1, q=3)
-    event = {**made_up.steps(made, 1, 1, 1000.0), "coefs": [[-3.0, 1.0, 2.0]]}
+    event = replace(made_up.steps(made, 1, 1, 1000.0), coefs=((-3.0, 1.0, 2.0),))
     assert curve(rows.points(made, [event]), "train/projected_grad") == {1: 2.0}
 
 
 def test_dropped_directions_leave_the_curve_to_those_that_came_and_are_tagged() -> None:
     made = made_up.trial(steps=2)
-    event = {"type": "steps", "time": 9.0, "first": 1, "losses": [1.0, 1.0], "seconds": 1.0, "tokens": 8}
+    event = read_event({"type": "steps", "time": 9.0, "first": 1, "losses": [1.0, 1.0], "seconds": 1.0, "tokens": 8})
     coefs = [[-2.0, math.nan, 4.0], [math.nan] * 3]
-    assert curve(rows.points(made, [{**event, "coefs": coefs}]), "train/projected_grad") == {1: 3.0}
+    assert curve(rows.points(made, [replace(event, coefs=coefs)]), "train/projected_grad") == {1: 3.0}
     end = made_up.end(made, 9.0)
     assert "zo.dropped" not in rows.event_tags([end])
-    end = {**end, "outcome": {**end["outcome"], "metrics": {"directions_dropped": 4.0}}}
-    tags = rows.event_tags([{"type": "peers", "time": 1.0, "names": ["desk", "nano"]}, end])
+    end = replace(end, outcome=replace(end.outcome, metrics={"directions_dropped": 4.0}))
+    tags = rows.event_tags([PeersReady(names=("desk", "nano")), end])
     assert tags["zo.dropped"] == "4 directions of lost or slow peers"
     assert tags["zo.workers"] == "desk, nano"
 
@@ -188,8 +191,8 @@ def test_the_scalar_log_holds_the_run_exactly() -> None:
     lines = [json.loads(line) for line in rows.scalar_log(made_up.whole(made, chunk=5)).splitlines()]
     original = made_up.steps(made, 1, 12, 0.0)
     assert [line["step"] for line in lines] == list(range(1, 13))
-    assert [line["loss"] for line in lines] == original["losses"]
-    assert [line["coefs"] for line in lines] == original["coefs"]
+    assert [line["loss"] for line in lines] == [*original.losses]
+    assert [line["coefs"] for line in lines] == [*map(list, original.coefs)]
 
 
 @pytest.mark.multiprocess
@@ -208,8 +211,8 @@ def test_provenance_names_code_packages_and_machine_and_nothing_of_the_environme
 
 
 def test_a_trial_that_moved_says_where_it_was() -> None:
-    def start(node: str, profile: str, step: int) -> dict[str, object]:
-        return {"type": "start", "time": 1.0, "node": node, "profile": profile, "resumed_from": step}
+    def start(node: str, profile: str, step: int) -> Event:
+        return read_event({"type": "start", "time": 1.0, "node": node, "profile": profile, "resumed_from": step})
 
     stayed = [start("nano", "jetson-orin-nano", 0), start("nano", "jetson-orin-nano", 40)]
     assert rows.place_tags(stayed) == {"zo.node": "nano"}
@@ -218,20 +221,22 @@ def test_a_trial_that_moved_says_where_it_was() -> None:
         "zo.node": "desk",
         "zo.places": "nano (jetson-orin-nano), from step 120 desk (cpu)",
     }
-    assert rows.place_tags([{"type": "start", "time": 1.0}]) == {}
+    assert rows.place_tags([read_event({"type": "start", "time": 1.0})]) == {}
 
 
 def test_joules_and_temperature_are_curves_and_why_there_are_none_is_a_tag() -> None:
     made = made_up.trial()
-    event = {"type": "steps", "time": 9.0, "first": 1, "losses": [1.0, 0.5], "coefs": [], "seconds": 4.0, "tokens": 8}
-    points = {point.key: point for point in rows.points(made, [{**event, "joules": 30.0, "celsius": 61.5}])}
+    event = read_event(
+        {"type": "steps", "time": 9.0, "first": 1, "losses": [1.0, 0.5], "coefs": [], "seconds": 4.0, "tokens": 8}
+    )
+    points = {point.key: point for point in rows.points(made, [replace(event, joules=30.0, celsius=61.5)])}
     assert (points["train/joules_per_step"].value, points["train/celsius"].value) == (15.0, 61.5)
     plain = {point.key for point in rows.points(made, [event])}
     assert "train/seconds_per_step" in plain
     assert not plain & {"train/joules_per_step", "train/celsius"}
     *_, end = made_up.whole(made)
     device = {"energy_definition": "RAPL", "condition_definition": "zones"}
-    outcome = {**end["outcome"], "device": device, "unmeasured": {"energy/": "for root alone"}}
-    tags = rows.event_tags([{**end, "outcome": outcome}])
+    outcome = replace(end.outcome, device=device, unmeasured={"energy/": "for root alone"})
+    tags = rows.event_tags([replace(end, outcome=outcome)])
     assert (tags["zo.energy_definition"], tags["zo.condition_definition"]) == ("RAPL", "zones")
     assert tags["zo.unmeasured"] == "energy/: for root alone"

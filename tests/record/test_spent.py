@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from zo_sweeps.core.events import ScoredDev, Steps
 from zo_sweeps.core.trial import JOULES_TO_TARGET, METRICS, SECONDS_TO_TARGET
 from zo_sweeps.record.spent import spent, until
 
 pytestmark = pytest.mark.unit
 
 
-def steps(first: int, count: int, seconds: float, **more: Any) -> dict[str, Any]:
-    return {"type": "steps", "first": first, "losses": [1.0] * count, "seconds": seconds, "tokens": 1, **more}
+def steps(first: int, count: int, seconds: float, **more: Any) -> Steps:
+    return Steps(first=first, losses=(1.0,) * count, seconds=seconds, tokens=1, **more)
 
 
-def dev(step: int, metric: float) -> dict[str, Any]:
-    return {"type": "eval", "split": "dev", "step": step, "loss": 1.0, "metric": metric}
+def dev(step: int, metric: float) -> ScoredDev:
+    return ScoredDev(step=step, loss=1.0, metric=metric)
 
 
 MEASURED = [
-    steps(1, 4, 2.0, joules=20.0, celsius=50.0, mhz=1000.0, throttled=[], own_share=1.0),
-    steps(5, 2, 1.0, joules=40.0, celsius=71.5, mhz=700.0, throttled=["heat"], own_share=0.7),
-    steps(7, 2, 1.0, joules=12.0, celsius=66.0, mhz=700.0, throttled=["heat", "power"], own_share=1.0),
+    steps(1, 4, 2.0, joules=20.0, celsius=50.0, mhz=1000.0, throttled=(), own_share=1.0),
+    steps(5, 2, 1.0, joules=40.0, celsius=71.5, mhz=700.0, throttled=("heat",), own_share=0.7),
+    steps(7, 2, 1.0, joules=12.0, celsius=66.0, mhz=700.0, throttled=("heat", "power"), own_share=1.0),
 ]
 
 
@@ -48,7 +50,7 @@ def test_a_trials_energy_is_the_sum_over_its_events_and_its_condition_their_mean
 
 
 def test_a_part_without_joules_leaves_no_energy_and_the_rest_of_the_readings() -> None:
-    lacking = {key: value for key, value in MEASURED[1].items() if key not in ("joules", "mhz")}
+    lacking = replace(MEASURED[1], joules=None, mhz=None)
     metrics = spent([MEASURED[0], lacking, MEASURED[2]], 8)
     assert not [name for name in metrics if name.startswith("energy/")]
     assert metrics["device/mhz"] == pytest.approx((2 * 1000 + 700) / 3)

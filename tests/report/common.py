@@ -7,6 +7,7 @@ from typing import Any
 
 from tests.plan.common import TINY, write_grid
 from zo_sweeps.config.composer import Composer
+from zo_sweeps.core.events import End, Event, ScoredDev, Start, Steps
 from zo_sweeps.core.trial import Outcome, TrialState
 from zo_sweeps.plan.build import Plan, build
 from zo_sweeps.record.journal import JournalStore
@@ -74,21 +75,13 @@ def fill(plan: Plan, folder: Path) -> None:
             ended = outcome(plan, trial_id)
             ledger.write(trial_id, TrialState.RUNNING, attempt=1)
             steps = trial.steps
-            events: list[dict[str, Any]] = [{"type": "start", "attempt": 1}]
+            events: list[Event] = [Start(attempt=1, device={}, versions={}, resumed_from=0)]
             for first in range(1, steps, 10):
                 losses = [1 / step for step in range(first, first + 10)]
-                events.append(
-                    {
-                        "type": "steps",
-                        "first": first,
-                        "losses": losses,
-                        "seconds": 5.0,
-                        "joules": 30.0,
-                        "coefs": [[0.1]] * 10,
-                    }
-                )
-                events.append({"type": "eval", "step": first + 9, "split": "dev", "loss": 0.5, "metric": 0.8})
-            events.append({"type": "end", "outcome": ended.to_json()})
+                log = {"losses": tuple(losses), "coefs": ((0.1,),) * 10}
+                events.append(Steps(first=first, **log, seconds=5.0, tokens=0, joules=30.0))
+                events.append(ScoredDev(step=first + 9, loss=0.5, metric=0.8))
+            events.append(End(outcome=ended))
             journals.append(trial_id, events)
             ledger.write(trial_id, ended.state, attempt=1, node="host-a", error=ended.error, outcome=ended)
         journals.close()

@@ -11,6 +11,7 @@ import pytest
 from tests.plan.common import changed, write_grid
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.events import read_event
 from zo_sweeps.core.trial import Outcome, Trial, TrialState
 from zo_sweeps.plan.build import Plan, build
 from zo_sweeps.results.figures import figures
@@ -62,10 +63,10 @@ def standing(plan: Plan, folder: Path) -> Standing:
         for trial_id, trial in plan.every.items():
             outcome = ended(plan, trial)
             ledger.write(trial_id, TrialState.RUNNING, attempt=1)
-            step = {"type": "steps", "first": 1, "losses": [1.0], "seconds": 1.0, "coefs": [[0.1]]}
-            dev = {"type": "eval", "step": 1, "split": "dev", "loss": 0.5, "metric": VALUES[trial.task]}
-            end = {"type": "end", "outcome": outcome.to_json()}
-            journals.append(trial_id, [{"type": "start", "attempt": 1}, step, dev, end])
+            step = read_event({"type": "steps", "first": 1, "losses": [1.0], "seconds": 1.0, "coefs": [[0.1]]})
+            dev = read_event({"type": "eval", "step": 1, "split": "dev", "loss": 0.5, "metric": VALUES[trial.task]})
+            end = read_event({"type": "end", "outcome": outcome.to_json()})
+            journals.append(trial_id, [read_event({"type": "start", "attempt": 1}), step, dev, end])
             ledger.write(trial_id, outcome.state, attempt=1, node="a", outcome=outcome)
         journals.close()
     return read_standing(folder / "state")

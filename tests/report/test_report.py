@@ -22,6 +22,7 @@ from zo_sweeps.cli.show.status import show_status
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.config.schema import GridTable
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.events import read_event
 from zo_sweeps.core.trial import TrialState
 from zo_sweeps.methods.code import code_of
 from zo_sweeps.methods.trial_config import TrialConfig
@@ -183,11 +184,11 @@ def test_a_figure_that_the_grid_spells_wrong_is_one_clear_line(
 
 def test_a_trail_counts_seconds_of_steps_once_across_a_resumption() -> None:
     events = [
-        {"type": "steps", "first": 1, "losses": [4.0, 3.0], "seconds": 2.0},
-        {"type": "eval", "step": 2, "split": "dev", "loss": 0.5, "metric": 0.6, "seconds": 100.0},
-        {"type": "start", "attempt": 2},
-        {"type": "steps", "first": 2, "losses": [9.0, 2.0], "seconds": 6.0},
-        {"type": "eval", "step": 3, "split": "dev", "loss": 0.4, "metric": 0.7, "seconds": 100.0},
+        read_event({"type": "steps", "first": 1, "losses": [4.0, 3.0], "seconds": 2.0}),
+        read_event({"type": "eval", "step": 2, "split": "dev", "loss": 0.5, "metric": 0.6, "seconds": 100.0}),
+        read_event({"type": "start", "attempt": 2}),
+        read_event({"type": "steps", "first": 2, "losses": [9.0, 2.0], "seconds": 6.0}),
+        read_event({"type": "eval", "step": 3, "split": "dev", "loss": 0.4, "metric": 0.7, "seconds": 100.0}),
     ]
     found = trail(events)
     assert found["train/loss"] == [(1, 1.0, 4.0), (2, 2.0, 3.0), (3, 5.0, 2.0)]

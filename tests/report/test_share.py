@@ -168,7 +168,7 @@ def test_a_reader_computes_every_trial_again(
     assert attested == {*swept.ids("fo"), *swept.ids("zo", "DIVERGED")}
     assert lines[-1].startswith("verified: 3 trials computed again")
     test = evals(JournalStore(swept.state).read(swept.id("zo")))
-    (weights,) = {event["weights"] for (split, _), event in test.items() if split == "test"}
+    (weights,) = {event.weights for (split, _), event in test.items() if split == "test"}
     assert any(swept.id("zo") in line and f"weights {weights[:12]}, test accuracy" in line for line in lines)
     status, text = said(capsys, "verify", swept.file, swept.id("zo")[:6], *swept.copies)
     assert (status, [line[:2] for line in text.splitlines()].count("ok")) == (0, 1)
@@ -517,8 +517,7 @@ def test_predictions_are_those_that_the_score_counts(swept: Swept, capsys: pytes
         assert made is not None
         kept[block] = made
         assert (
-            sum(made.right) / len(made.right)
-            == evals(events)[next(k for k in evals(events) if k[0] == "test")]["metric"]
+            sum(made.right) / len(made.right) == evals(events)[next(k for k in evals(events) if k[0] == "test")].metric
         )
     assert len({made.rows for made in kept.values()}) == 1
     one, two = kept["zero_shot"].right, kept["zo"].right

@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from zo_sweeps.core.trial import Event, Needs, Outcome, Sink, Stored, Trial, TrialState
+from zo_sweeps.core.events import End, Event, Rung, ScoredDev, Sink, Start, Steps, Warned
+from zo_sweeps.core.trial import Needs, Outcome, Stored, Trial, TrialState
 from zo_sweeps.record.journal import scalars
 
 ANYWHERE = Needs()
@@ -67,19 +68,18 @@ def run_trial(
     done = len(losses)
     value = coefs[-1][0] if coefs else 0.1
     note(task, f"start attempt={attempt} from={done} pid={os.getpid()} threads={os.environ.get('OMP_NUM_THREADS')}")
-    start = {"type": "start", "attempt": attempt, "device": {}, "versions": {}, "resumed_from": done}
-    sink.emit({**start, "time": time.time()})
+    sink.emit(Start(attempt=attempt, device={}, versions={}, resumed_from=done))
 
     def end(state: TrialState, error: str = "") -> Outcome:
         metrics = {"dev/metric": value, "dev/loss": math.fsum(losses)} if state is TrialState.SUCCEEDED else {}
         if "peak" in config:
             metrics["peak_memory_bytes"] = float(config["peak"])
         outcome = Outcome(task.trial_id, state, metrics, steps_done=done, error=error)
-        sink.emit({"type": "end", "time": time.time(), "outcome": outcome.to_json()})
+        sink.emit(End(outcome=outcome))
         return outcome
 
     for metric in config.get("warns", []):
-        sink.emit({"type": "warning", "time": time.time(), "metric": metric, "text": f"poor {metric}"})
+        sink.emit(Warned(metric=metric, text=f"poor {metric}"))
     for step in range(done + 1, task.steps + 1):
         while step > 8 and "gate" in config and not Path(config["gate"]).exists() and not should_stop():
             time.sleep(0.05)
@@ -100,14 +100,12 @@ def run_trial(
         time.sleep(config.get("pause", 0.0))
         value = 3.7 * value * (1.0 - value)  # chaotic: a step that is left out or done twice shows
         losses.append(value * step)
-        done_now = {"losses": [losses[-1]], "coefs": [[value]], "seconds": 0.0, "tokens": 0}
-        sink.emit({"type": "steps", "time": time.time(), "first": step, **done_now})
+        sink.emit(Steps(first=step, losses=(losses[-1],), coefs=((value,),), seconds=0.0, tokens=0))
         done = step
         if str(step) in config.get("rungs", {}):
             loss = config["rungs"][str(step)]
-            scored = {"step": step, "split": "dev", "loss": loss, "metric": None, "metrics": {}}
-            sink.emit({"type": "eval", "time": time.time(), **scored})
-            if step not in {event["step"] for event in journal if event["type"] == "rung"}:
+            sink.emit(ScoredDev(step=step, loss=loss, metric=math.nan))
+            if step not in {event.step for event in journal if isinstance(event, Rung)}:
                 return end(TrialState.PAUSED)
     note(task, f"done attempt={attempt}")
     return end(TrialState(config.get("ends", "SUCCEEDED")))

@@ -11,6 +11,7 @@ import pytest
 from tests.schedule import fakes
 from tests.schedule.driver import sweep
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.events import ScoredDev, Steps
 from zo_sweeps.core.trial import TrialState
 from zo_sweeps.methods.budget import Budget
 from zo_sweeps.record.journal import JournalStore, last_step
@@ -19,6 +20,10 @@ from zo_sweeps.schedule.inline_backend import InlineBackend
 from zo_sweeps.schedule.ledger import Ledger, Standing, read_standing
 
 HOUR = 3600.0
+
+
+def steps(joules: float | None, **more: float) -> Steps:
+    return Steps(first=1, losses=(1.0,), seconds=1.0, tokens=1, joules=joules, **more)
 
 
 def test_time_in_which_several_trials_run_counts_once() -> None:
@@ -41,7 +46,7 @@ def test_hours_are_of_the_sweeps_own_attempts_and_of_a_killed_driver_until_its_l
         (6000, "b", "RUNNING"),  # still open, with no event
     ]:
         standing.apply({"time": float(at), "trial_id": name, "state": state})
-    events = {"a": [{"type": "steps", "time": t, "joules": 2.0} for t in (10.0, 1020.0, 3004.0)], "b": []}
+    events = {"a": [steps(2.0, time=t) for t in (10.0, 1020.0, 3004.0)], "b": []}
     so_far = spent(Budget(hours=1.0, joules=9.0), standing, ("a", "b"), lambda name: events[name])
     assert so_far == Spent(100 + 20 + 5, 0.0), "no attempt is numbered, so no journal is read for joules"
     standing.attempts |= {"a": 3, "b": 2}
@@ -104,11 +109,11 @@ def test_a_cap_that_earlier_runs_have_used_up_starts_nothing(tmp_path: Path) -> 
 
 def test_joules_are_those_of_steps_that_report_them() -> None:
     meter = Meter(Budget(joules=5.0))
-    assert not meter.see([{"type": "steps", "joules": 4.0}, {"type": "eval", "joules": 9.0}])
-    assert meter.see([{"type": "steps"}]), "not every device reports any"
-    assert not Meter().see([{"type": "steps"}])
+    assert not meter.see([steps(4.0), ScoredDev(step=1, loss=0.0, metric=0.0)])
+    assert meter.see([steps(None)]), "not every device reports any"
+    assert not Meter().see([steps(None)])
     assert meter.reached() == ""
-    meter.see([{"type": "steps", "joules": 1.5}])
+    meter.see([steps(1.5)])
     assert meter.reached() == "budget.joules=5: 5.5 J in steps, all runs together"
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.schedule import fakes
+from zo_sweeps.core.events import Steps
 from zo_sweeps.core.host import GIB
 from zo_sweeps.core.trial import Trial
 from zo_sweeps.schedule import ray_slots
@@ -29,7 +30,7 @@ START_SECONDS = 1.5  # of a process
 REPORT_SECONDS = 0.3  # until Ray shows at the head what is free on a node
 NOTE_SECONDS = 2.0  # between notes on the agents
 TRIAL = fakes.trial(Path("unused"), "t")
-STEP = {"type": "steps"}
+STEP = Steps(first=1, losses=(), seconds=0.0, tokens=0)
 
 
 @dataclass(eq=False)

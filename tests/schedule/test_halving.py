@@ -9,6 +9,7 @@ import pytest
 from tests.schedule import fakes
 from tests.schedule.driver import sweep
 from tests.schedule.test_sweep import Scripted, results
+from zo_sweeps.core.events import Rung, ScoredDev, ScoredTest
 from zo_sweeps.core.trial import Outcome, TrialState
 from zo_sweeps.record.journal import JournalStore, scalars
 from zo_sweeps.schedule.backend import Finished, Lost, Progress
@@ -63,7 +64,7 @@ def test_the_worst_settings_are_stopped_and_the_winner_has_the_scalars_of_a_run_
     assert scalars(halved.read("c0")) == scalars(whole.read("c0"))
     coefs, _ = scalars(halved.read("a0"))
     assert coefs == scalars(whole.read("a0"))[0][:2]
-    assert not [event for event in halved.read("a0") if event["type"] == "test"]
+    assert not [event for event in halved.read("a0") if isinstance(event, ScoredTest)]
     assert sweep(tmp_path, trials, groups=[group]).ran == 0
 
 
@@ -85,7 +86,7 @@ def test_a_trial_whose_pause_has_not_arrived_is_not_judged():
     group = Group((("a",), ("b",)), (2,), 0.5, "dev/loss", 1.0)
     halving = Halving([group])
     for trial_id, loss in (("a", 1.0), ("b", 2.0)):
-        halving.see(trial_id, [{"type": "eval", "step": 2, "loss": loss, "metric": 0.0}])
+        halving.see(trial_id, [ScoredDev(step=2, loss=loss, metric=0.0)])
         assert halving.verdicts(running={"b"}) == []
     assert [(verdict.trial_id, verdict.goes_on) for verdict in halving.verdicts(running=())] == [
         ("a", True),
@@ -95,7 +96,7 @@ def test_a_trial_whose_pause_has_not_arrived_is_not_judged():
 
 
 def test_a_trial_that_is_lost_at_a_rung_waits_there_for_its_rivals_and_is_started_once_again(tmp_path):
-    at_rung = lambda name, loss: Progress(name, 1, [{"type": "eval", "step": 2, "loss": loss, "metric": 0.0}])
+    at_rung = lambda name, loss: Progress(name, 1, [ScoredDev(step=2, loss=loss, metric=0.0)])
     paused, done = (Outcome(name, state) for name, state in (("b", TrialState.PAUSED), ("a", TrialState.SUCCEEDED)))
     script = [[at_rung("a", 1.0), Lost("a", 1, "gone")], [at_rung("b", 2.0), Finished("b", 1, paused)]]
     backend = Scripted([*script, [Finished("a", 2, done)]])
@@ -109,7 +110,7 @@ def test_a_driver_killed_between_a_decision_and_the_end_of_its_trial_stops_it_af
     trials, group = search(tmp_path / "w")
     sweep(tmp_path, trials, groups=[])
     kept = [f"{name}{seed}" for name in "bc" for seed in (0, 1)]
-    JournalStore(tmp_path).append("a0", [{"type": "rung", "time": 0.0, "step": 2, "kept": kept}])
+    JournalStore(tmp_path).append("a0", [Rung(step=2, kept=tuple(kept))])
     sweep(tmp_path, trials, groups=[group])
     assert states(tmp_path) == EXPECTED
 

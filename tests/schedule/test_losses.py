@@ -14,6 +14,7 @@ import pytest
 
 from tests.schedule import fakes
 from tests.schedule.driver import sweep
+from zo_sweeps.core.events import End
 from zo_sweeps.core.host import GIB
 from zo_sweeps.core.trial import Needs, Outcome, Trial, TrialState
 from zo_sweeps.record.journal import JournalStore
@@ -54,8 +55,8 @@ class Simulated(RayBackend):
                 self._lose(slot, DIED)
             elif self._clock[0] - slot.asked >= 60:
                 self.ran.append((slot.node.name, trial_id))
-                outcome = Outcome(trial_id, fate).to_json()
-                self._report(slot, ([{"type": "end", "time": 1.0, "outcome": outcome}], outcome, False))
+                outcome = Outcome(trial_id, fate)
+                self._report(slot, ([End(outcome=outcome)], outcome.to_json(), False))
 
     def _refresh(self) -> None:
         pass
@@ -137,7 +138,7 @@ def test_a_trial_that_outgrows_a_gpu_runs_on_a_larger_one_and_so_do_those_like_i
     lost = [line for line in (tmp_path / "ledger.jsonl").read_text().splitlines() if "ran out of memory" in line]
     assert len(lost) == 2
     assert "ran out of memory on a GPU of 24.0 GiB of s; l has 80.0 GiB" in lost[0]
-    assert [event["outcome"]["state"] for event in JournalStore(tmp_path).read("a")] == ["SUCCEEDED"]
+    assert [event.outcome.state.value for event in JournalStore(tmp_path).read("a")] == ["SUCCEEDED"]
     again = Simulated(tmp_path / "small", clock, cards[:1], fate)
     assert sweep(tmp_path / "small", trials[1:2], again).counts == {TrialState.OUT_OF_MEMORY: 1}, "no GPU is larger"
 

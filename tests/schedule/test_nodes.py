@@ -18,6 +18,7 @@ from tests.schedule import fakes
 from tests.schedule.driver import TARGET, sweep
 from tests.schedule.nodes import Cluster, cluster, meanwhile, wait_for
 from tests.schedule.test_sweep import results, start_driver
+from zo_sweeps.core.events import Start
 from zo_sweeps.core.host import GIB
 from zo_sweeps.core.trial import Needs, TrialState
 from zo_sweeps.fleet import inventory
@@ -56,7 +57,7 @@ def on(nodes: Cluster, state: Path, plan: list[Any], **options: Any) -> Any:
 def starts(state: Path, trial_id: str) -> list[tuple[str, str, int]]:
     """(node, device profile, resumed from) of every attempt, by the journal."""
     events = JournalStore(state).read(trial_id)
-    return [(e["node"], e["profile"], e["resumed_from"]) for e in events if e["type"] == "start"]
+    return [(e.node, e.profile, e.resumed_from) for e in events if isinstance(e, Start)]
 
 
 def lost(state: Path) -> list[tuple[str, str]]:
@@ -164,7 +165,7 @@ def test_a_trial_that_kills_every_process_is_given_up_and_the_rest_go_on(nodes: 
     summary = on(nodes, tmp_path, plan, retries_lost=2)
     assert summary.counts == {TrialState.SUCCEEDED: 8, TrialState.LOST: 1}
     assert len(starts(tmp_path, "poison")) == 3
-    assert JournalStore(tmp_path).read("poison")[-1]["outcome"]["state"] == "LOST"
+    assert JournalStore(tmp_path).read("poison")[-1].outcome.state.value == "LOST"
 
 
 def test_a_process_that_is_killed_for_memory_is_lost_with_that_reason_and_tried_again(

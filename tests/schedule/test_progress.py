@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import math
 import time
 from dataclasses import replace
 
@@ -9,6 +10,7 @@ from rich.console import Console
 
 from tests.schedule import fakes
 from tests.schedule.driver import sweep
+from zo_sweeps.core.events import ScoredDev
 from zo_sweeps.core.trial import Outcome, TrialState
 from zo_sweeps.core.units import duration
 from zo_sweeps.schedule import progress
@@ -83,8 +85,8 @@ def test_on_a_terminal_a_running_trial_shows_its_last_scores_on_dev(tmp_path):
     file = io.StringIO()
     view = ProgressView(console := Console(file=file, force_terminal=True, width=100, color_system=None))
     (run,) = snapshot(tmp_path).running
-    evaluated = {"type": "eval", "step": 250, "metric": 0.625, "loss": 0.69314}
-    unknown = {**evaluated, "metric": None, "loss": None}
+    evaluated = ScoredDev(step=250, metric=0.625, loss=0.69314)
+    unknown = replace(evaluated, metric=math.nan, loss=math.nan)
     view.update(snapshot(tmp_path, running=(run, replace(run, dev=evaluated), replace(run, dev=unknown))))
     console.print(view._render())
     label = "ZO-LoRA-FA (q=1) · SST-2 · [lr 0.1] · seed 0  desk"
@@ -96,7 +98,7 @@ def test_on_a_terminal_a_running_trial_shows_its_last_scores_on_dev(tmp_path):
 def test_the_sweep_tells_the_view_what_was_evaluated_last(tmp_path):
     plan = [fakes.trial(tmp_path / "w", "a", steps=8, rungs={"2": 0.5})]
     losses = []
-    sweep(tmp_path, plan, on_update=lambda now: losses.extend(run.dev and run.dev["loss"] for run in now.running))
+    sweep(tmp_path, plan, on_update=lambda now: losses.extend(run.dev and run.dev.loss for run in now.running))
     assert losses[-1] == 0.5
 
 

@@ -18,7 +18,8 @@ from tests.conftest import REPO
 from tests.schedule.driver import sweep
 from tests.worker.common import make, measured, run
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.core.trial import Event, Needs, Outcome, Sharing, Trial, TrialState
+from zo_sweeps.core.events import End, Event, PeerLost, PeersReady, ScoredDev, Start
+from zo_sweeps.core.trial import Needs, Outcome, Sharing, Trial, TrialState
 from zo_sweeps.record.journal import JournalStore, outcome, scalars
 from zo_sweeps.run.run_trial import run_trial
 from zo_sweeps.schedule.inline_backend import InlineBackend
@@ -69,8 +70,8 @@ def test_processes_that_share_a_trial_give_the_result_of_one(name: str, count: i
     assert metrics["workers"] == count
     assert (metrics["peers_lost"], metrics["directions_redone"]) == (0, 0)
     assert "directions_dropped" not in metrics
-    (event,) = [event for event in journal if event["type"] == "peers"]
-    assert event["names"] == ["inline"] * (count - 1)
+    (event,) = [event for event in journal if isinstance(event, PeersReady)]
+    assert [*event.names] == ["inline"] * (count - 1)
 
 
 class Killing(ProcessPeer):
@@ -110,8 +111,8 @@ def test_a_killed_process_changes_nothing_when_its_directions_are_done_again(alo
     assert measured(found, journal) == expected
     assert found.unmeasured == {"energy/": "the steps are shared by several processes"}
     assert (found.metrics["peers_lost"], found.metrics["directions_redone"]) == (1, 1)
-    (lost,) = [event for event in journal if event["type"] == "peer_lost"]
-    assert lost["reason"] == "a peer's process ended (exit code -9)"
+    (lost,) = [event for event in journal if isinstance(event, PeerLost)]
+    assert lost.reason == "a peer's process ended (exit code -9)"
 
 
 def test_dropped_directions_stand_in_the_log_and_its_replay_gives_the_same_result(alone: Any) -> None:
@@ -123,7 +124,7 @@ def test_dropped_directions_stand_in_the_log_and_its_replay_gives_the_same_resul
     assert found.metrics["directions_dropped"] == 1
     assert measured(found, journal)["log"] != expected["log"]
     # The dev loss at the last step is of weights that were moved; here they are replayed from the whole log.
-    cut = next(i for i, event in enumerate(journal) if event["type"] == "eval" and event["step"] == 4)
+    cut = next(i for i, event in enumerate(journal) if isinstance(event, ScoredDev) and event.step == 4)
     again, whole = run(trial, journal[:cut], attempt=2)
     assert repr(measured(again, whole)) == repr(measured(found, journal))
     assert again.metrics["directions_dropped"] == 1
@@ -153,17 +154,17 @@ def test_ray_actors_share_a_trial_and_one_of_them_is_killed(tmp_path: Path) -> N
     backend = RayBackend(tmp_path, slots=3, workers=Workers(3, patience=PATIENCE))
     summary = sweep(tmp_path, [*trials, one], backend, on_update=kill_followers(backend, 5))
     ends = [event for trial in [*trials, one] for event in JournalStore(tmp_path).read(trial.trial_id)]
-    assert [event["outcome"]["traceback"] for event in ends if event["type"] == "end"] == ["", "", ""]
+    assert [event.outcome.traceback for event in ends if isinstance(event, End)] == ["", "", ""]
     assert summary.counts == {TrialState.SUCCEEDED: 3}
     found = [result(tmp_path, trial) for trial in trials]
     assert [got for got, _, _ in found] == expected
     assert sum(metrics["peers_lost"] for _, metrics, _ in found) == 1
     assert all(metrics["workers"] == 3 for _, metrics, _ in found), "the dead one was replaced for the next trial"
     assert all(metrics["exchanged_bytes_per_step"] > 0 for _, metrics, _ in found)
-    (lost,) = [event for _, _, journal in found for event in journal if event["type"] == "peer_lost"]
-    assert "its process ended unexpectedly (killed, or crashed)" in lost["reason"]
+    (lost,) = [event for _, _, journal in found for event in journal if isinstance(event, PeerLost)]
+    assert "its process ended unexpectedly (killed, or crashed)" in lost.reason
     starts = [
-        event for trial in trials for event in JournalStore(tmp_path).read(trial.trial_id) if event["type"] == "start"
+        event for trial in trials for event in JournalStore(tmp_path).read(trial.trial_id) if isinstance(event, Start)
     ]
     assert len(starts) == 2, "no attempt was lost with the follower"
 

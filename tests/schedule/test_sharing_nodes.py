@@ -13,6 +13,7 @@ import torch
 from tests.schedule.driver import sweep
 from tests.schedule.nodes import Cluster, cluster
 from tests.worker.common import make, measured, run
+from zo_sweeps.core.events import ScoredDev, Start
 from zo_sweeps.core.trial import TrialState
 from zo_sweeps.record.journal import JournalStore, outcome, scalars
 from zo_sweeps.schedule.ray_backend import RayBackend
@@ -81,7 +82,7 @@ def test_a_follower_whose_node_falls_silent_is_waited_for_once_and_then_done_wit
     journal = JournalStore(tmp_path).read(trial.trial_id)
     found = outcome(journal)
     assert found is not None
-    assert len([event for event in journal if event["type"] == "start"]) == 1, "no attempt was lost with the follower"
+    assert len([event for event in journal if isinstance(event, Start)]) == 1, "no attempt was lost with the follower"
     assert found.metrics["workers"] == 3
     if option == "redo":
         assert measured(found, journal) == measured(*run(trial)), "the bits of one process"
@@ -92,6 +93,6 @@ def test_a_follower_whose_node_falls_silent_is_waited_for_once_and_then_done_wit
     dropped = [i for i, line in enumerate(log) for g in line if math.isnan(g)]
     assert len(dropped) == found.metrics["directions_dropped"] >= 1
     assert len(set(dropped)) == 1, "it was asked no more after the step that it was late for"
-    cut = next(i for i, event in enumerate(journal) if event["type"] == "eval" and event["step"] == STEPS)
+    cut = next(i for i, event in enumerate(journal) if isinstance(event, ScoredDev) and event.step == STEPS)
     again, whole = run(trial, journal[:cut], attempt=2)
     assert repr(measured(again, whole)) == repr(measured(found, journal)), "the replay of its log"

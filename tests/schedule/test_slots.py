@@ -13,6 +13,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from tests.schedule import fakes
+from zo_sweeps.core.events import Start, Steps
 from zo_sweeps.core.host import GIB
 from zo_sweeps.core.trial import Needs, Trial
 from zo_sweeps.methods.trial_config import TrialConfig
@@ -177,10 +178,10 @@ def test_time_counts_from_the_answer_of_a_process_to_the_end_of_its_trial(monkey
     mine.hear_of(starting, [])
     assert mine.claim().used == {"cpu": pytest.approx(1.5)}
     now[0] = 105.0
-    mine.hear_of(starting, [{"type": "start"}])
+    mine.hear_of(starting, [Start(attempt=1, device={}, versions={}, resumed_from=0)])
     assert mine._start == 0
     now[0] = 106.0
-    mine.hear_of(starting, [{"type": "steps"}])
+    mine.hear_of(starting, [Steps(first=1, losses=(), seconds=0.0, tokens=0)])
     assert mine._start == 4.5, "until the first step: a base model is loaded before"
 
 

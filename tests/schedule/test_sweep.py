@@ -16,6 +16,7 @@ import pytest
 from tests.schedule import fakes
 from tests.schedule.driver import TARGET, sweep
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.events import End, Steps
 from zo_sweeps.core.trial import Outcome, Stored, TrialState
 from zo_sweeps.record.journal import JournalStore, scalars
 from zo_sweeps.schedule.backend import Finished, Lost, Progress
@@ -101,8 +102,8 @@ def test_a_poisoned_trial_ends_after_its_bound_and_never_stops_the_rest(tmp_path
     assert "\n" not in standing.outcomes["bad"].error
     assert ("poisoned bad" in standing.outcomes["bad"].error) == (poison == "raises")
     end = JournalStore(tmp_path).read("bad")[-1]
-    assert end["type"] == "end"
-    assert "Traceback" in end["outcome"]["traceback"]
+    assert isinstance(end, End)
+    assert "Traceback" in end.outcome.traceback
     assert sweep(tmp_path, plan).ran == 0  # spent: only by request
 
 
@@ -131,7 +132,7 @@ def test_rerun_of_a_trial_starts_from_nothing_and_keeps_the_old_journal_aside(tm
     assert fakes.log_of(tmp_path / "w", "t001")[2].startswith("start attempt=2 from=0")
     assert fakes.completions(tmp_path / "w", ["t000", "t001"]) == {"t000": 1, "t001": 2}
     assert len(list(tmp_path.glob("journal/*/t001*"))) == 2
-    assert len([e for e in JournalStore(tmp_path).read("t001") if e["type"] == "steps"]) == 5
+    assert len([e for e in JournalStore(tmp_path).read("t001") if isinstance(e, Steps)]) == 5
     assert results(tmp_path) == before
 
 
@@ -294,7 +295,7 @@ class Scripted(InlineBackend):
 
 def test_late_and_doubled_reports_change_nothing(tmp_path):
     good, bad = Outcome("a", TrialState.SUCCEEDED, {"dev/metric": 1.0}), Outcome("a", TrialState.SUCCEEDED)
-    event = {"type": "steps", "first": 1, "losses": [1.0], "coefs": [[1.0]]}
+    event = Steps(first=1, losses=(1.0,), coefs=((1.0,),), seconds=0.0, tokens=0)
     backend = Scripted(
         [
             [Lost("a", 1, "gone")],
@@ -319,7 +320,7 @@ def test_a_trial_that_kills_every_process_is_lost_after_its_bound_and_its_journa
     summary = sweep(tmp_path, [fakes.trial(tmp_path / "w", "a")], backend, retries_lost=3)
     assert summary.counts == {TrialState.LOST: 1}
     assert len(backend.submitted) == 4
-    assert JournalStore(tmp_path).read("a")[-1]["outcome"]["error"] == "gone"
+    assert JournalStore(tmp_path).read("a")[-1].outcome.error == "gone"
 
 
 def test_a_worker_that_cancels_by_itself_hands_its_trial_back(tmp_path):
@@ -431,9 +432,10 @@ def test_numbers_that_a_node_makes_up_end_no_sweep(tmp_path, number):
     from zo_sweeps.core.trial import METRICS, Needs
 
     names = [*METRICS, "energy/joules", "wall_seconds", "load_seconds"]
-    steps = {"type": "steps", "time": 1.0, "first": 2**53, "losses": [number], "coefs": [[number]]}
+    spent = {"seconds": 2.0**40, "tokens": 2**53, "joules": 2.0**40}
+    steps = Steps(time=1.0, first=2**53, losses=(number,), coefs=((number,),), **spent)
     made_up = Outcome("a", TrialState.SUCCEEDED, dict.fromkeys(names, number), 2**53, 2**53)
-    script = [[Progress("a", 1, [{**steps, "seconds": 2.0**40, "tokens": 2**53, "joules": 2.0**40}])]]
+    script = [[Progress("a", 1, [steps])]]
     script += [[Finished("a", 1, made_up)], [Finished("b", 1, Outcome("b", TrialState.SUCCEEDED))]]
     plan = [dataclasses.replace(fakes.trial(tmp_path / "w", one, needs=Needs()), memory_key="m") for one in "ab"]
     assert sweep(tmp_path, plan, Scripted(script)).counts == {TrialState.SUCCEEDED: 2}

@@ -12,6 +12,7 @@ import pytest
 
 from tests.engine import contract
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.events import SquaredGradients
 from zo_sweeps.tables import Record, build
 from zo_sweeps.tables.draw import drawing, render
 from zo_sweeps.tables.figure_kind import FigureKind, Runs, kind_of_grid
@@ -283,7 +284,14 @@ def test_several_measurements_of_a_run_are_lines_alike_in_colour_by_density_and_
 
 def looked(trial_id: str) -> dict[int, dict[str, list[float]]]:
     return {
-        step: {"shares": [0.01, 0.1, 1.0], "mean": [0.2, 0.5 + step / 1000, 1.0], "std": [0.1, 0.2, 0.0]}
+        step: SquaredGradients(
+            step=step,
+            shares=(0.01, 0.1, 1.0),
+            mean=(0.2, 0.5 + step / 1000, 1.0),
+            std=(0.1, 0.2, 0.0),
+            layers=1,
+            covered={},
+        )
         for step in range(0, 101, 10)
     }
 

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from zo_sweeps.config.composer import Composer
-from zo_sweeps.core.trial import Event, Outcome, Trial
+from zo_sweeps.core.events import Event
+from zo_sweeps.core.trial import Outcome, Trial
 from zo_sweeps.plan.build import build
 from zo_sweeps.run.run_trial import run_trial
 
@@ -53,5 +54,5 @@ def measured(outcome: Outcome, journal: list[Event]) -> dict[str, Any]:
         "steps": outcome.steps_done,
         "scores": scores,
         "log": scalars(journal),
-        "evals": {key: (event["loss"], event["metric"]) for key, event in evals(journal).items()},
+        "evals": {key: (event.loss, event.metric) for key, event in evals(journal).items()},
     }

@@ -16,6 +16,7 @@ import torch
 from tests.models.common import random_model
 from tests.worker.common import make, measured, run
 from tests.worker.two_devices import placed
+from zo_sweeps.core.events import ScoredTest, Steps
 from zo_sweeps.core.place import Place
 from zo_sweeps.core.trial import TrialState
 from zo_sweeps.devices.memory import MemoryMeter
@@ -75,7 +76,7 @@ def test_a_divided_model_trains_to_the_same_bits(options: tuple[str, ...], monke
     assert cache.warm is not None
     assert {*cache.warm.model.module.hf_device_map.values()} == {*CPUS}
     assert measured(again, divided) == measured(outcome, whole)
-    weights = [event["weights"] for event in (*whole, *divided) if event["type"] == "test"]
+    weights = [event.weights for event in (*whole, *divided) if isinstance(event, ScoredTest)]
     assert len(weights) == 2
     assert weights[0] == weights[1] != ""
     assert again.metrics["memory/trainable_bytes"] == outcome.metrics["memory/trainable_bytes"] > 0
@@ -153,6 +154,6 @@ def test_two_gpus_train_as_one() -> None:
         outcome, journal = run(replace(trial, needs=replace(trial.needs, gpus=gpus)))
         assert outcome.state is TrialState.SUCCEEDED, outcome.traceback
         assert outcome.device.get("divided", 1) == gpus
-        losses[gpus] = [loss for event in journal if event["type"] == "steps" for loss in event["losses"]]
+        losses[gpus] = [loss for event in journal if isinstance(event, Steps) for loss in event.losses]
     assert torch.cuda.max_memory_allocated(1) > 0
     assert losses[2] == pytest.approx(losses[1], rel=1e-4)  # the embedding's gradient is summed in any order

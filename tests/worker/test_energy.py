@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from transformers import LlamaModel
 
 from tests.worker.common import make, measured, run
+from zo_sweeps.core.events import ScoredDev, Steps
 from zo_sweeps.core.trial import TrialState
 from zo_sweeps.devices.counters import Counter
 from zo_sweeps.devices.energy import EnergyMeter
@@ -65,7 +67,7 @@ def test_every_step_is_measured_and_nothing_else(overrides: tuple[str, ...], mon
     outcome, journal = run(make(*overrides))
     assert outcome.state is TrialState.SUCCEEDED, outcome.error
     assert Readings.forwards - before > 300, "dev is scored three times, test once"
-    assert [event["joules"] for event in journal if event["type"] == "steps"] == [1.0] * 6
+    assert [event.joules for event in journal if isinstance(event, Steps)] == [1.0] * 6
     assert outcome.metrics["energy/joules"] == 6
     assert outcome.metrics["energy/joules_per_step"] == 1
     assert outcome.metrics["energy/mean_watts"] == pytest.approx(6 / outcome.metrics["train_seconds"])
@@ -77,7 +79,7 @@ def test_a_resumed_trial_has_the_sum_of_its_parts_or_the_reason_why_not(monkeypa
     trial = make(*ZO)
     meter_is(monkeypatch, EnergyMeter(Readings()))
     whole, journal = run(trial)
-    half = next(i for i, event in enumerate(journal) if event["type"] == "eval")
+    half = next(i for i, event in enumerate(journal) if isinstance(event, ScoredDev))
     other = Readings()
     other.definition = "readings of another machine"
     meter_is(monkeypatch, EnergyMeter(other))
@@ -90,7 +92,7 @@ def test_a_resumed_trial_has_the_sum_of_its_parts_or_the_reason_why_not(monkeypa
     assert measured(lost, events) == measured(whole, journal), "what is measured changes no result"
     assert "energy/joules" not in lost.metrics
     assert lost.unmeasured == {"energy/": "no counter here"}
-    started = [{k: v for k, v in event.items() if k != "joules"} for event in journal[:half]]
+    started = [replace(event, joules=None) if isinstance(event, Steps) else event for event in journal[:half]]
     meter_is(monkeypatch, EnergyMeter(Readings()))
     assert run(trial, started, attempt=2)[0].unmeasured == {"energy/": "an earlier attempt did not measure it"}
 

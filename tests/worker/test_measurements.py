@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from tests.worker.common import make, measured, run
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.events import Generated, SquaredGradients, Start, Steps, Updates, Warned, only
 from zo_sweeps.core.remarks import remarks
 from zo_sweeps.core.trial import Trial, TrialState
 from zo_sweeps.methods.parts import Model
@@ -53,21 +55,19 @@ def test_gradients_are_looked_at_before_the_first_step_and_at_every_evaluation(l
     found = gradients(journal)
     assert list(found) == [0, 2, 4]
     for event in found.values():
-        assert all(a <= b for a, b in zip(event["mean"], event["mean"][1:], strict=False))
-        assert event["mean"][-1] == pytest.approx(1)
-        assert event["layers"] == 2 * 7
+        assert all(a <= b for a, b in zip(event.mean, event.mean[1:], strict=False))
+        assert event.mean[-1] == pytest.approx(1)
+        assert event.layers == 2 * 7
         for density in ("0.0001", "0.001", "0.01"):
-            best = event["covered"][f"task_dynamic/{density}"] * (1 + 1e-9)  # summed in another order
-            assert best >= event["covered"][f"task_static/{density}"] > 0
-            assert best >= event["covered"][f"text_static/{density}"] >= 0
-    first, last = found[0]["covered"], found[4]["covered"]
+            best = event.covered[f"task_dynamic/{density}"] * (1 + 1e-9)  # summed in another order
+            assert best >= event.covered[f"task_static/{density}"] > 0
+            assert best >= event.covered[f"text_static/{density}"] >= 0
+    first, last = found[0].covered, found[4].covered
     assert first["task_static/0.01"] == pytest.approx(first["task_dynamic/0.01"], rel=1e-6)
     assert last["task_static/0.01"] < last["task_dynamic/0.01"], "the weights have moved"
     assert outcome.metrics["gradients/task_static/0.01"] == last["task_static/0.01"]
     curve = trail(journal)["gradients/task_static/0.01"]
-    assert [(step, value) for step, _, value in curve] == [
-        (s, e["covered"]["task_static/0.01"]) for s, e in found.items()
-    ]
+    assert [(step, value) for step, _, value in curve] == [(s, e.covered["task_static/0.01"]) for s, e in found.items()]
 
 
 def test_looking_changes_nothing_of_the_training(looked: Any, text: Path) -> None:
@@ -84,10 +84,10 @@ def test_a_run_that_was_stopped_looks_again_and_tells_each_step_once(looked: Any
     assert 0 < len(gradients(journal)) < 3
     outcome, journal = run(trial, journal, attempt=2)
     assert outcome.state is TrialState.SUCCEEDED
-    told = [event["step"] for event in journal if event["type"] == "gradients"]
+    told = [event.step for event in journal if isinstance(event, SquaredGradients)]
     assert told == [0, 2, 4]
     expected = gradients(looked[1])
-    assert gradients(journal)[4]["covered"] == pytest.approx(expected[4]["covered"], rel=1e-6)
+    assert gradients(journal)[4].covered == pytest.approx(expected[4].covered, rel=1e-6)
 
 
 def test_the_first_look_is_autograd_s_on_the_base_model(looked: Any, text: Path) -> None:
@@ -118,7 +118,7 @@ def test_the_first_look_is_autograd_s_on_the_base_model(looked: Any, text: Path)
         square = gradient.flatten().double().square().sort(descending=True).values
         shares.append(float(square[: round(0.01 * len(square))].sum() / square.sum()))
     expected = sum(shares) / len(shares)
-    assert gradients(looked[1])[0]["covered"]["task_dynamic/0.01"] == pytest.approx(expected, rel=1e-3)
+    assert gradients(looked[1])[0].covered["task_dynamic/0.01"] == pytest.approx(expected, rel=1e-3)
 
 
 def test_a_text_that_is_not_there_is_missing_and_other_spaces_are_refused(tmp_path: Path, text: Path) -> None:
@@ -147,10 +147,10 @@ def generating(*overrides: str) -> Trial:
 def test_generation_is_timed_and_trains_nothing() -> None:
     outcome, journal = run(generating())
     assert outcome.state is TrialState.SUCCEEDED, outcome.error
-    (event,) = (event for event in journal if event["type"] == "generate")
-    assert event["tokens"] == 5
-    assert len(event["seconds"]) == 3
-    assert outcome.metrics["seconds_per_token"] == pytest.approx(sorted(event["seconds"])[1] / 5)
+    (event,) = (event for event in journal if isinstance(event, Generated))
+    assert event.tokens == 5
+    assert len(event.seconds) == 3
+    assert outcome.metrics["seconds_per_token"] == pytest.approx(sorted(event.seconds)[1] / 5)
     assert "test/metric" not in outcome.metrics
 
 
@@ -263,10 +263,10 @@ def test_a_run_that_half_precision_does_not_resolve_says_so_once_in_its_journal_
     _, journal = run(trial, stop=lambda: next(stops, True))
     outcome, journal = run(trial, journal, attempt=2)
     assert outcome.state is TrialState.SUCCEEDED, outcome.error
-    assert [event["metric"] for event in journal if event["type"] == "warning"] == ["updates_lost", "noise_to_signal"]
-    assert [event["step"] for event in journal if event["type"] == "updates"] == [1, 2, 4, 8, 16]
-    resumed = next(event["resumed_from"] for event in journal if event.get("attempt") == 2)
-    measured = [step for event in journal for step, *_ in event.get("rounding", ())]
+    assert [event.metric for event in journal if isinstance(event, Warned)] == ["updates_lost", "noise_to_signal"]
+    assert [event.step for event in journal if isinstance(event, Updates)] == [1, 2, 4, 8, 16]
+    resumed = next(event.resumed_from for event in journal if isinstance(event, Start) and event.attempt == 2)
+    measured = [step for event in only(Steps, journal) for step, *_ in event.rounding or ()]
     assert measured == [step for step in [*range(2, 10), 16] if step != resumed + 1]
     assert outcome.metrics["updates_lost"] > 0.9
     assert outcome.metrics["noise_to_signal"] > 0.5
@@ -280,7 +280,7 @@ def test_noise_is_measured_at_the_levels_of_rounded_activations_too_and_costs_a_
     fine, journal = run(make(*tiny, "method=mezo", "train.steps=9", "train.flops=true"))
     assert fine.metrics["noise_to_signal"] < 1e-3
     assert "updates_lost" not in fine.metrics
-    assert not [event for event in journal if event["type"] in ("warning", "updates")]
+    assert not [event for event in journal if isinstance(event, (Warned, Updates))]
     few, _ = run(make(*tiny, "method=mezo", "train.steps=8", "train.flops=true"))
     assert "noise_to_signal" not in few.metrics, "the ratio of so few steps is mostly chance"
     assert few.metrics["flops_per_step"] == fine.metrics["flops_per_step"]
@@ -303,10 +303,8 @@ def test_a_trial_that_ends_worse_than_the_untrained_model_says_so_in_its_cell() 
 def test_a_resumed_attempt_takes_the_untrained_score_from_its_log() -> None:
     trial = make("method=prge", "update.lr=0.3", "train.steps=4")
     whole, journal = run(trial)
-    first = next(event for event in journal if event["type"] == "steps")
-    kept = {**first, "untrained": first["untrained"] + 1}
-    for name in ("losses", "coefs"):
-        kept[name] = first[name][:1]
-    resumed, _ = run(trial, [next(event for event in journal if event["type"] == "start"), kept], attempt=2)
+    first = next(event for event in journal if isinstance(event, Steps))
+    kept = replace(first, untrained=first.untrained + 1, losses=first.losses[:1], coefs=first.coefs[:1])
+    resumed, _ = run(trial, [next(event for event in journal if isinstance(event, Start)), kept], attempt=2)
     assert resumed.metrics["dev/loss"] == whole.metrics["dev/loss"]
     assert resumed.metrics["dev_loss_change"] == pytest.approx(whole.metrics["dev_loss_change"] - 1, abs=1e-9)

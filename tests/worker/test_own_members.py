@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tests.plan.common import TINY
 from tests.worker.common import SMALL, measured, run
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.events import Steps
 from zo_sweeps.core.trial import Outcome, Stored, Trial, TrialState
 from zo_sweeps.methods import code
 from zo_sweeps.methods.code import code_of
@@ -260,9 +262,9 @@ def test_a_result_names_the_code_that_measured_it_and_of_attempts_with_different
     trial = planned(folder)
     today = code_of(TrialConfig.of(trial.config))
     outcome, journal = run(trial)
-    assert (outcome.code, journal[0]["code"]) == (today, today)
-    assert Outcome.from_json(outcome.to_json()) == outcome
-    first = [{**journal[0], "code": "another"}, *(e for e in journal if e["type"] == "steps")]
+    assert (outcome.code, journal[0].code) == (today, today)
+    assert Outcome.read(outcome.to_json()) == outcome
+    first = [replace(journal[0], code="another"), *(e for e in journal if isinstance(e, Steps))]
     assert run(trial, first, attempt=2)[0].code == f"another+{today}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from tests.worker.common import SMALL, measured, run
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.events import ComputedCodes, End
 from zo_sweeps.core.trial import Outcome, Trial, TrialState
 from zo_sweeps.models.package import read
 from zo_sweeps.plan.build import Plan, build
@@ -140,7 +142,11 @@ def test_codes_without_scales_are_refused_where_scales_are_trained(folder: Path)
 def test_a_log_over_other_codes_is_not_continued(folder: Path) -> None:
     (trial,) = plan(folder, *TINY, "precision=squeezellm", "method=prge", *OF_TEXT).trials
     _, events = ran(trial)
-    begun = [{**e, "fingerprint": "0" * 16} if e["type"] == "quantized" else e for e in events if e["type"] != "end"]
+    begun = [
+        replace(e, fingerprint="0" * 16) if isinstance(e, ComputedCodes) else e
+        for e in events
+        if not isinstance(e, End)
+    ]
     outcome, _ = run(trial, begun)
     assert outcome.state is TrialState.FAILED
     assert "differ from those that this trial began with (0000000000000000)" in outcome.error

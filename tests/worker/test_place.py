@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.worker.common import make, run
+from zo_sweeps.core.events import Start
 from zo_sweeps.core.host import processor
 from zo_sweeps.core.place import apart, places
 from zo_sweeps.core.trial import TrialState
@@ -33,12 +34,12 @@ def _threads() -> Iterator[None]:
 
 def test_a_record_has_device_runtime_threads_versions_and_the_load_before_and_during() -> None:
     outcome, journal = run(make(*STEPS))
-    (start,) = (event for event in journal if event["type"] == "start")
-    for device in (start["device"], outcome.device):
+    (start,) = (event for event in journal if isinstance(event, Start))
+    for device in (start.device, outcome.device):
         facts = {name: device[name] for name in ("kind", "name", "runtime", "threads", "processes")}
         assert facts == {"kind": "cpu", "name": processor(), "runtime": "torch", "threads": 1, "processes": 1}
         assert device["versions"]["torch"]
-    assert 0 <= start["device"]["load"]["before"] <= 1
+    assert 0 <= start.device["load"]["before"] <= 1
     assert outcome.device["load"].keys() == {"before", "during"}
     assert "earlier" not in outcome.device
 
@@ -58,7 +59,7 @@ def test_a_resumed_trial_keeps_the_place_of_each_attempt_that_ran_steps() -> Non
 
 
 def test_a_trial_on_the_cpu_of_a_gpu_node_is_not_described_as_of_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = {"kind": "cuda", "profile": "cuda", "name": "A GPU", "gpus": ["A GPU"]}
+    gpu = {"kind": "cuda", "profile": "cuda", "name": "A GPU", "gpus": [{"name": "A GPU"}]}
     monkeypatch.setattr(runner, "probe", lambda: {**probe(), **gpu})
     outcome, _ = run(make(*STEPS))
     assert [outcome.device[name] for name in ("kind", "profile", "name")] == ["cpu", "cpu", processor()]

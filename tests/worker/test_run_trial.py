@@ -9,6 +9,7 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,19 @@ import torch
 
 from tests.conftest import REPO
 from tests.worker.common import make, measured, run
-from zo_sweeps.core.trial import METRICS, Event, Outcome, Stored, Trial, TrialState
+from zo_sweeps.core.events import (
+    ComputedInitial,
+    End,
+    Event,
+    ScoredDev,
+    ScoredTest,
+    Start,
+    Steps,
+    Warned,
+    read_event,
+    write_event,
+)
+from zo_sweeps.core.trial import METRICS, Outcome, Stored, Trial, TrialState
 from zo_sweeps.devices.memory import set_aside
 from zo_sweeps.engine.updates.sgd import SGD
 from zo_sweeps.methods.trial_config import TrialConfig
@@ -84,13 +97,14 @@ def test_a_trial_that_comes_as_json_goes_on_to_the_same_journal(name: str, undis
     trial, outcome, journal = undisturbed(name)
     stored = Trial.from_json(json.loads(json.dumps(trial.to_json())))
     assert isinstance(stored.config, Stored)
-    cut = next(i for i, event in enumerate(journal) if event["type"] == "eval") + 2
-    resumed, whole = run(stored, json.loads(json.dumps(journal[:cut])), attempt=2)
+    cut = next(i for i, event in enumerate(journal) if isinstance(event, ScoredDev)) + 2
+    sent = json.dumps([write_event(event) for event in journal[:cut]])
+    resumed, whole = run(stored, [*map(read_event, json.loads(sent))], attempt=2)
     assert measured(resumed, whole) == measured(outcome, journal)
-    (start,) = (event for event in whole[cut:] if event["type"] == "start")
-    assert start["resumed_from"] == (3 if trial.config.method.kind.resumes else 0)
-    told = [{key: event[key] for key in ("type", *TOLD[event["type"]])} for event in whole if event["type"] in TOLD]
-    assert told == [{key: e[key] for key in ("type", *TOLD[e["type"]])} for e in journal if e["type"] in TOLD]
+    (start,) = (event for event in whole[cut:] if isinstance(event, Start))
+    assert start.resumed_from == (3 if trial.config.method.kind.resumes else 0)
+    told = [(event.kind, *(getattr(event, key) for key in TOLD[event.kind])) for event in whole if event.kind in TOLD]
+    assert told == [(e.kind, *(getattr(e, key) for key in TOLD[e.kind])) for e in journal if e.kind in TOLD]
 
 
 def test_a_trial_of_an_earlier_version_that_shared_forwards_goes_on_and_keeps_its_mark(undisturbed: Any) -> None:
@@ -112,7 +126,7 @@ def test_a_whole_journal_is_not_run_again(undisturbed: Any) -> None:
     """All that is left to do is to say it: no step, no evaluation, no test a second time."""
     trial, _, journal = undisturbed("zo lora_fa")
     _, after = run(trial, journal[:-1], attempt=2)
-    assert [event["type"] for event in after[len(journal) - 1 :]] == ["start", "end"]
+    assert [event.kind for event in after[len(journal) - 1 :]] == ["start", "end"]
 
 
 @pytest.mark.parametrize("name", ["zo lora_fa", "fo lora_fa"])
@@ -122,18 +136,18 @@ def test_a_stop_ends_as_cancelled_and_goes_on_to_the_same_result(name: str, undi
     first, part = run(trial, stop=lambda: next(asked, True))
     assert first.state is TrialState.CANCELLED
     assert 0 < first.steps_done < trial.steps
-    assert not any(event["type"] == "test" for event in part)
+    assert not any(isinstance(event, ScoredTest) for event in part)
     assert measured(*run(trial, part, attempt=2)) == measured(outcome, journal)
 
 
 def test_events_come_in_order_with_the_test_split_scored_once(undisturbed: Any) -> None:
     for name in RUNS:
         _, outcome, journal = undisturbed(name)
-        kinds = [event["type"] for event in journal]
+        kinds = [event.kind for event in journal]
         assert (kinds[0], kinds[-2:], kinds.count("test")) == ("start", ["test", "end"], 1)
-        firsts = [event["first"] for event in journal if event["type"] == "steps"]
+        firsts = [event.first for event in journal if isinstance(event, Steps)]
         assert firsts == sorted(firsts)
-        dev = {event["step"]: event["loss"] for event in journal if event["type"] == "eval"}
+        dev = {event.step: event.loss for event in journal if isinstance(event, ScoredDev)}
         assert outcome.selected_step == min(dev, key=lambda step: (dev[step], step))
         assert outcome.metrics["dev/loss"] == dev[outcome.selected_step]
 
@@ -152,8 +166,8 @@ def test_the_weights_that_are_tested_are_those_of_the_selected_step(name: str) -
     assert shorter.selected_step == best
     for key in ("dev/loss", "dev/metric", "test/loss", "test/metric"):
         assert shorter.metrics[key] == outcome.metrics[key]
-    last = next(e for e in journal if e["type"] == "eval" and e["step"] == 6)
-    assert last["loss"] > outcome.metrics["dev/loss"]
+    last = next(e for e in journal if isinstance(e, ScoredDev) and e.step == 6)
+    assert last.loss > outcome.metrics["dev/loss"]
 
 
 @pytest.mark.parametrize("name", ["zo lora_fa", "fo lora_fa"])
@@ -166,9 +180,9 @@ def test_logits_and_padding_as_in_released_code_are_other_trials_with_the_same_l
     assert theirs.memory_key != ours.memory_key
     assert theirs.needs.memory_bytes > ours.needs.memory_bytes
     other, padded = run(theirs)
-    losses = [[x for event in told if event["type"] == "steps" for x in event["losses"]] for told in (events, padded)]
+    losses = [[x for event in told if isinstance(event, Steps) for x in event.losses] for told in (events, padded)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
-    tokens = [sum(event["tokens"] for event in told if event["type"] == "steps") for told in (events, padded)]
+    tokens = [sum(event.tokens for event in told if isinstance(event, Steps)) for told in (events, padded)]
     assert tokens[0] < tokens[1], "padding is counted"
     assert outcome.state is other.state is TrialState.SUCCEEDED
 
@@ -176,7 +190,7 @@ def test_logits_and_padding_as_in_released_code_are_other_trials_with_the_same_l
 def test_zero_shot_is_the_base_model_and_has_no_step() -> None:
     outcome, journal = run(make("method=zero_shot"))
     assert (outcome.state, outcome.selected_step, outcome.steps_done) == (TrialState.SUCCEEDED, 0, 0)
-    assert [event["type"] for event in journal] == ["start", "eval", "test", "end"]
+    assert [event.kind for event in journal] == ["start", "eval", "test", "end"]
     assert "seconds_per_step" not in outcome.metrics
     still, _ = run(make("method=mezo", "update.lr=0", "train.steps=1"))
     assert still.metrics["test/loss"] == outcome.metrics["test/loss"], "a run that does not move stays there"
@@ -200,8 +214,8 @@ def test_a_loss_that_is_not_finite_is_recorded_as_divergence_with_step_and_seed(
     assert "seed 3" in outcome.error
     assert outcome.steps_done < 6
     assert "test/metric" not in outcome.metrics
-    assert journal[-1]["outcome"]["state"] == "DIVERGED"
-    assert json.loads(json.dumps(journal[-1])) == journal[-1]
+    assert journal[-1].outcome.state.value == "DIVERGED"
+    assert read_event(json.loads(json.dumps(write_event(journal[-1])))) == journal[-1]
 
 
 @pytest.mark.multiprocess
@@ -241,12 +255,12 @@ def test_an_error_is_an_outcome_with_its_traceback(monkeypatch: pytest.MonkeyPat
     assert outcome.state is TrialState.FAILED
     assert "nonesuch" in outcome.error
     assert "Traceback" in outcome.traceback
-    assert journal[-1]["type"] == "end"
+    assert isinstance(journal[-1], End)
 
 
 def test_what_is_measured_says_so(undisturbed: Any) -> None:
     _, outcome, journal = undisturbed("zo lora_fa")
-    losses = [loss for event in journal if event["type"] == "steps" for loss in event["losses"]]
+    losses = [loss for event in journal if isinstance(event, Steps) for loss in event.losses]
     assert outcome.metrics["final_train_loss"] == pytest.approx(statistics.fmean(losses[-100:]))
     for name in (
         "seconds_per_step",
@@ -292,7 +306,7 @@ def test_a_generation_task_is_scored_by_f1(tmp_path: Path) -> None:
     outcome, journal = run(trial)
     assert outcome.state is TrialState.SUCCEEDED, outcome.traceback
     assert 0 <= outcome.metrics["test/metric"] <= 1
-    steps = [event for event in journal if event["type"] == "steps"]
+    steps = [event for event in journal if isinstance(event, Steps)]
     assert measured(*run(trial, journal[: journal.index(steps[0]) + 1], attempt=2)) == measured(outcome, journal)
 
 
@@ -315,12 +329,12 @@ def test_a_model_is_freed_before_the_next_is_loaded(in_a_cycle: bool, monkeypatc
 def test_initial_values_of_other_last_bits_are_told_of_once_and_the_trial_goes_on(space: str) -> None:
     trial = make("method=prge", f"space={space}", "update.lr=0.05", "train.steps=4")
     outcome, journal = run(trial)
-    (began,) = [event for event in journal if event["type"] == "initial"]
-    assert not [event for event in journal if event["type"] == "warning" and event["metric"] == "initial"]
-    half = journal[: 1 + max(i for i, event in enumerate(journal) if event["type"] == "eval" and event["step"] == 2)]
+    (began,) = [event for event in journal if isinstance(event, ComputedInitial)]
+    assert not [event for event in journal if isinstance(event, Warned) and event.metric == "initial"]
+    half = journal[: 1 + max(i for i, event in enumerate(journal) if isinstance(event, ScoredDev) and event.step == 2)]
     assert measured(*run(trial, half, attempt=2)) == measured(outcome, journal)
-    elsewhere = [{**event, "fingerprint": "f" * 64} if event is began else event for event in half]
+    elsewhere = [replace(event, fingerprint="f" * 64) if event is began else event for event in half]
     ended, told = run(trial, elsewhere, attempt=2)
     assert ended.state is TrialState.SUCCEEDED
-    (warning,) = [event for event in told if event["type"] == "warning" and event["metric"] == "initial"]
-    assert f"the initial values of {space} are sums over the weights, and have other last bits here" in warning["text"]
+    (warning,) = [event for event in told if isinstance(event, Warned) and event.metric == "initial"]
+    assert f"the initial values of {space} are sums over the weights, and have other last bits here" in warning.text

@@ -21,6 +21,7 @@ from tests.models.common import TINY, make, random_model
 from tests.worker.common import make as make_trial
 from tests.worker.common import measured, run
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.events import ComputedMask
 from zo_sweeps.core.trial import TrialState
 from zo_sweeps.devices.estimate import finding_memory
 from zo_sweeps.engine import losses, masks
@@ -182,5 +183,5 @@ def test_a_trial_is_the_same_with_its_sums_in_a_file(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(accumulators, "SCORES_BYTES", most)
         outcome, journal = run(trial)
         assert outcome.state is TrialState.SUCCEEDED, outcome.error
-        results.append((measured(outcome, journal), [e["fingerprint"] for e in journal if e["type"] == "mask"]))
+        results.append((measured(outcome, journal), [e.fingerprint for e in journal if isinstance(e, ComputedMask)]))
     assert results[0] == results[1]

@@ -13,7 +13,8 @@ import torch
 from tests.worker.common import make, run
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.core.trial import Event, Outcome, Trial, TrialState
+from zo_sweeps.core.events import Event, ScoredDev, ScoredTest, Steps
+from zo_sweeps.core.trial import Outcome, Trial, TrialState
 from zo_sweeps.engine.score import score
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.build import build
@@ -125,17 +126,17 @@ def test_a_regression_task_is_one_yaml_and_its_rows(folder: Path) -> None:
         for name in ("pearson", "spearman"):
             assert -1 <= outcome.metrics[f"{split}/{name}"] <= 1
     assert "test/accuracy" not in outcome.metrics
-    (test,) = (event for event in journal if event["type"] == "test")
-    assert test["metrics"] == {name: outcome.metrics[f"test/{name}"] for name in ("pearson", "spearman")}
+    (test,) = (event for event in journal if isinstance(event, ScoredTest))
+    assert test.metrics == {name: outcome.metrics[f"test/{name}"] for name in ("pearson", "spearman")}
     # Its options are of several tokens: a forward that shares their prompt is another trial, with the same losses.
     trial = planned(folder, f"{{task: closeness, method: prge, {FEW}}}", "prompt.shared=true")
     assert trial.trial_id != outcome.trial_id
     other, shared = succeeded(trial)
-    told = [[event for event in events if event["type"] == "steps"] for events in (journal, shared)]
-    losses = [[x for event in events for x in event["losses"]] for events in told]
+    told = [[event for event in events if isinstance(event, Steps)] for events in (journal, shared)]
+    losses = [[x for event in events for x in event.losses] for events in told]
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
     assert other.metrics["test/loss"] == pytest.approx(outcome.metrics["test/loss"], rel=1e-4)
-    tokens, fewer = (sum(event["tokens"] for event in events) for events in told)
+    tokens, fewer = (sum(event.tokens for event in events) for events in told)
     assert fewer < 0.75 * tokens, "three options"
 
 
@@ -205,7 +206,7 @@ def test_a_metric_that_is_better_when_lower_selects_its_lowest_step(folder: Path
     block = "{task: demo_remarks, method: fo_lora_fa, update: {lr: 0.05}, train: {steps: 4, batch: 2, eval_every: 1}}"
     trial = planned(folder, block, "task.metric=perplexity", "train.select=metric", "train.max_length=64")
     outcome, journal = succeeded(trial)
-    dev = {event["step"]: event["metric"] for event in journal if event["type"] == "eval"}
+    dev = {event.step: event.metric for event in journal if isinstance(event, ScoredDev)}
     assert len(set(dev.values())) > 1
     assert outcome.selected_step == min(dev, key=lambda step: dev[step])
     assert all(map(math.isfinite, dev.values()))
@@ -215,7 +216,7 @@ def test_an_objective_of_one_s_own_choice_trains_and_is_another_trial(folder: Pa
     block = f"{{task: demo_remarks, method: fo_lora_fa, {FEW}}}"
     own, tokens = planned(folder, block), planned(folder, block, "train.objective=tokens")
     assert own.trial_id != tokens.trial_id
-    first = [next(e["losses"][0] for e in succeeded(t)[1] if e["type"] == "steps") for t in (own, tokens)]
+    first = [next(e.losses[0] for e in succeeded(t)[1] if isinstance(e, Steps)) for t in (own, tokens)]
     assert first[0] != first[1]
 
 

@@ -1,109 +1,115 @@
-"""The events of a trial, one definition each: what a journal holds, and what the gateway takes from a board.
+"""The events of a trial, one definition each: they are its journal, and the gateway takes no others from a board.
 
-An event is a JSON object with `type` and `time` (Unix seconds); `core.trial` says what each is for. Readers rely on
-these shapes, so that a journal is checked where it is read, and an event of another machine before it is stored.
+`read_event` makes an event of a JSON object where that comes in (a line of a journal, a lease), and `write_event` makes
+the object again where it goes out. In between, readers select by class:
+
+    seconds = sum(event.seconds for event in only(Steps, journal))
+
+A resumed attempt continues after the last step in the journal, so that this holds each step once. A field whose default
+is None is left out of the JSON where it is None.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from typing import Any
+import time
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar
 
 from zo_sweeps.core.shape import MalformedError, S, Shape, item
-from zo_sweeps.core.trial import TrialState
+from zo_sweeps.core.trial import DEPTH, FACTS, LONG, NAME, NUMBERS, Measured, Outcome, Sharing, Trial
 
-LONG = 2**22  # characters of a text that is somebody's own: an error, a file
-NAME = 1000
 LIST = 10**6  # entries
-METRICS = 10_000
-DEPTH, FACTS = 6, 5000  # of what is said of a device: how deep it is nested, and entries in all
 FINITE = 2.0**40  # of times and readings, which are neither infinite nor NaN
+E = TypeVar("E", bound="Event")
+EVENTS: dict[str, type[Event]] = {}  # by their `type` in JSON
 
 
-@dataclass(frozen=True)
-class Measured(Shape):
-    """What an `Outcome.device` says that is read; it may say more."""
-
-    kind: str = item("", most=NAME)
-    name: str = item("", most=NAME)
-    profile: str = item("", most=NAME)
-    runtime: str = item("", most=NAME)
-    form: str | None = item(None, most=NAME)
-    delegate: str | None = item(None, most=NAME)
-    cores: int | None = item(None)
-    threads: int = item(0)
-    processes: int | None = item(None)
-    divided: int | None = item(None)
-    memory_bytes: int | None = item(None)
-    gpus: tuple[Mapping[str, Any], ...] = item(())
-    versions: Mapping[str, Any] = item(dict, entries=FACTS)
-    load: Mapping[str, float] = item(dict)
-    earlier: tuple[Measured, ...] = item((), entries=FACTS)
-
-
-@dataclass(frozen=True)
-class Ended(Shape):
-    """An `Outcome` as JSON."""
-
-    trial_id: str = item(most=NAME)
-    state: str = item(most=NAME)
-    metrics: Mapping[str, float] = item(dict, entries=METRICS)
-    selected_step: int = item(0)
-    steps_done: int = item(0)
-    device: Mapping[str, Any] = item(dict, entries=FACTS, depth=DEPTH)
-    error: str = item("", most=LONG)
-    traceback: str = item("", most=LONG)
-    code: str = item("", most=LONG)
-    unmeasured: Mapping[str, str] = item(dict, entries=METRICS, most=LONG)
-
-    def __post_init__(self) -> None:
-        Measured.read(self.device)
-        if self.state not in TrialState.__members__:
-            raise MalformedError(f"wrong 'state': {self.state[:40]!r}")
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Event(Shape):
-    """What every event has."""
+    """What every event has.
 
-    time: float = item(most=FINITE)
+    Args:
+        time: Unix seconds; now, unless it is given.
+        more: fields that only newer versions know; they stay where an event is copied.
+    """
+
+    kind = ""  # its `type` in JSON; no field
+    time: float = item(time.time, most=FINITE)
+    more: Mapping[str, Any] = item(dict)
+
+    def __init_subclass__(cls, kind: str = "") -> None:
+        cls.kind = kind
+        if kind:
+            EVENTS[kind] = cls
 
 
-@dataclass(frozen=True)
-class Start(Event):
-    """The begin of an attempt."""
+@dataclass(frozen=True, kw_only=True)
+class Unknown(Event):
+    """An event of a newer version."""
+
+    type: str = item(most=NAME)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start(Event, kind="start"):
+    """The begin of an attempt.
+
+    Args:
+        device, versions: facts of the machine, and of what is installed there.
+        resumed_from: the last step of the attempts before.
+        code: digest of the code that runs the trial; see `methods.code`.
+        fused: of 2026: among how many trials it shared forwards, itself included.
+        node, profile: the machine's name and device profile, where it is one of a sweep's nodes.
+    """
 
     attempt: int = item()
     device: Mapping[str, Any] = item(entries=FACTS, depth=DEPTH)
     versions: Mapping[str, Any] = item(entries=FACTS, depth=DEPTH)
     resumed_from: int = item()
-    code: str = item("", most=LONG)
-    fused: int = item(0)
-    node: str = item("", most=NAME)
-    profile: str = item("", most=NAME)
+    code: str | None = item(None, most=LONG)
+    fused: int | None = item(None)
+    node: str | None = item(None, most=NAME)
+    profile: str | None = item(None, most=NAME)
 
     def __post_init__(self) -> None:
         Measured.read(self.device)
         if not isinstance(self.versions.get("packages", {}), dict):
             raise MalformedError("wrong 'versions'")
 
+    def at(self, node: str, profile: str) -> Start:
+        """Return it with the name and the device profile of the machine."""
+        return replace(self, node=node, profile=profile)
 
-@dataclass(frozen=True)
-class Steps(Event):
-    """Consecutive steps, from `first` on."""
+
+@dataclass(frozen=True, kw_only=True)
+class Steps(Event, kind="steps"):
+    """Consecutive steps, with the readings that the device has.
+
+    Args:
+        first: number of the first, from 1.
+        losses: [steps], mean of the points' losses.
+        coefs: [steps][q], the projected gradients, NaN where a direction was dropped: together with the seed they *are*
+            the run. A first-order run has none per step.
+        seconds, tokens, joules: of all these steps.
+        rounding: (step, rounding noise of its losses, their spread) of the steps where it was measured.
+        untrained: the dev loss before the first step.
+        celsius, mhz: at the end.
+        throttled: "heat", "power", if the device was slowed down since the last event; of a GPU, at the end.
+        own_share: the trial's part of the CPU time that the machine spent since the last event.
+    """
 
     first: int = item()
     losses: tuple[float, ...] = item(entries=LIST)
+    coefs: tuple[tuple[float, ...], ...] | None = item(None, entries=LIST)
     seconds: float = item(most=FINITE)
     tokens: int = item()
-    coefs: tuple[tuple[float, ...], ...] | None = item((), entries=LIST)
     joules: float | None = item(None, most=FINITE)
-    rounding: tuple[tuple[float, ...], ...] = item((), entries=LIST)
+    rounding: tuple[tuple[float, ...], ...] | None = item(None, entries=LIST)
     untrained: float | None = item(None)
     celsius: float | None = item(None, most=FINITE)
     mhz: float | None = item(None, most=FINITE)
-    throttled: tuple[str, ...] = item(())
+    throttled: tuple[str, ...] | None = item(None)
     own_share: float | None = item(None, most=FINITE)
 
     def __post_init__(self) -> None:
@@ -111,171 +117,240 @@ class Steps(Event):
             raise MalformedError("wrong 'first': steps are counted from 1")
         if self.seconds < 0 or (self.joules or 0) < 0:
             raise MalformedError("negative 'seconds' or 'joules'")
-        if any(len(one) != 3 for one in self.rounding):
+        if any(len(one) != 3 for one in self.rounding or ()):
             raise MalformedError("wrong 'rounding': three numbers each are needed")
 
+    @property
+    def last(self) -> int:
+        """Number of the last of these steps."""
+        return self.first + len(self.losses) - 1
 
-@dataclass(frozen=True)
-class Scored(Event):
-    """The scores of a split."""
+
+@dataclass(frozen=True, kw_only=True)
+class ScoredDev(Event, kind="eval"):
+    """The scores of the dev split after a step.
+
+    Args:
+        metric: the task's first.
+        metrics: all of them, by name.
+    """
 
     step: int = item()
-    loss: float | None = item()
-    metric: float | None = item()
-    metrics: Mapping[str, float] = item(dict, entries=METRICS)
     split: str = item("dev", most=NAME)
+    loss: float = item()
+    metric: float = item()
+    metrics: Mapping[str, float] = item(dict, entries=NUMBERS)
     seconds: float = item(0.0, most=FINITE)
-    examples: int = item(0)
-    right: str = item("", most=LONG)
-    rows: str = item("", most=NAME)
-    weights: str = item("", most=NAME)
 
 
-@dataclass(frozen=True)
-class Mask(Event):
-    """The sparse mask that was computed."""
+@dataclass(frozen=True, kw_only=True)
+class ScoredTest(Event, kind="test"):
+    """The scores of the test split after the selected step.
+
+    Args:
+        metric, metrics: as of dev.
+        examples: how many.
+        right: a bit per example, whether its prediction is right (see `core.bits`); "" where numbers are predicted.
+        rows: digest of the rows.
+        weights: digest of the trained values; "" if nothing was trained.
+    """
+
+    step: int = item()
+    loss: float = item()
+    metric: float = item()
+    metrics: Mapping[str, float] = item(dict, entries=NUMBERS)
+    examples: int | None = item(None)
+    right: str | None = item(None, most=LONG)
+    rows: str | None = item(None, most=NAME)
+    weights: str | None = item(None, most=NAME)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Computed(Event):
+    """The digest of what was computed before training."""
 
     fingerprint: str = item(most=NAME)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputedMask(Computed, kind="mask"):
+    """That of the sparse mask, and the number of its entries."""
+
     entries: int = item()
 
 
-@dataclass(frozen=True)
-class Quantized(Event):
-    """The codes that were computed."""
-
-    fingerprint: str = item(most=NAME)
+@dataclass(frozen=True, kw_only=True)
+class ComputedCodes(Computed, kind="quantized"):
+    """That of the codes."""
 
 
-@dataclass(frozen=True)
-class Initial(Event):
-    """The initial values that were computed."""
-
-    fingerprint: str = item(most=NAME)
+@dataclass(frozen=True, kw_only=True)
+class ComputedInitial(Computed, kind="initial"):
+    """That of the initial values, in spaces that begin at sums over the weights."""
 
 
-@dataclass(frozen=True)
-class SquaredGradients(Event):
-    """The cumulative normalized squared gradient."""
+@dataclass(frozen=True, kw_only=True)
+class SquaredGradients(Event, kind="gradients"):
+    """The cumulative normalized squared gradient; see `engine.sensitivity`.
+
+    Args:
+        covered: "task_dynamic/0.001" -> its share in this mask at this density.
+    """
 
     step: int = item()
     shares: tuple[float, ...] = item(entries=LIST)
     mean: tuple[float, ...] = item(entries=LIST)
     std: tuple[float, ...] = item(entries=LIST)
     layers: int = item()
-    covered: Mapping[str, float] = item(entries=METRICS)
+    covered: Mapping[str, float] = item(entries=NUMBERS)
 
     def __post_init__(self) -> None:
         if not len(self.shares) == len(self.mean) == len(self.std):
             raise MalformedError("'shares', 'mean' and 'std' of different lengths")
 
 
-@dataclass(frozen=True)
-class Updates(Event):
-    """The share of an update that rounding lost."""
+@dataclass(frozen=True, kw_only=True)
+class Updates(Event, kind="updates"):
+    """The share of a step's update that rounding to half precision lost."""
 
     step: int = item()
     lost: float = item()
 
 
-@dataclass(frozen=True)
-class Sensors(Event):
-    """A reading of a phone's sensors."""
+@dataclass(frozen=True, kw_only=True)
+class Sensors(Event, kind="sensors"):
+    """A reading of a phone's sensors, at `time`.
+
+    Args:
+        step: the last one that had ended.
+        values: battery_percent, battery_celsius, and zones/NAME as the phone's kernel gives them.
+    """
 
     step: int = item()
-    values: Mapping[str, float] = item(entries=METRICS)
+    values: Mapping[str, float] = item(entries=NUMBERS)
 
 
-@dataclass(frozen=True)
-class Warned(Event):
-    """A remark on the run."""
+@dataclass(frozen=True, kw_only=True)
+class Warned(Event, kind="warning"):
+    """A remark on the run so far; see `core.remarks`."""
 
     metric: str = item(most=NAME)
     text: str = item(most=LONG)
 
 
-@dataclass(frozen=True)
-class Generated(Event):
-    """Rounds of generation."""
+@dataclass(frozen=True, kw_only=True)
+class Generated(Event, kind="generate"):
+    """Rounds of generation: tokens of each, and seconds per round."""
 
     tokens: int = item()
     seconds: tuple[float, ...] = item(entries=LIST)
 
 
-@dataclass(frozen=True)
-class Made(Event):
-    """A file that the trial made."""
+@dataclass(frozen=True, kw_only=True)
+class MadeFile(Event, kind="file"):
+    """A report or source that the trial made: an artifact of its run."""
 
     name: str = item(most=NAME)
     text: str = item(most=2**28)
 
 
-@dataclass(frozen=True)
-class Peers(Event):
-    """The followers that share its steps."""
+@dataclass(frozen=True, kw_only=True)
+class PeersReady(Event, kind="peers"):
+    """Where the followers run that share the steps, those that are ready."""
 
     names: tuple[str, ...] = item(entries=LIST, most=NAME)
 
 
-@dataclass(frozen=True)
-class PeerLost(Event):
+@dataclass(frozen=True, kw_only=True)
+class PeerLost(Event, kind="peer_lost"):
     """The loss of a follower."""
 
     reason: str = item(most=LONG)
 
 
-@dataclass(frozen=True)
-class Rung(Event):
-    """The decision at a rung."""
+@dataclass(frozen=True, kw_only=True)
+class Rung(Event, kind="rung"):
+    """The decision at a rung: `kept` are the trials of the group that go on; see `schedule.halving`."""
 
     step: int = item()
     kept: tuple[str, ...] = item(entries=LIST, most=NAME)
 
 
-@dataclass(frozen=True)
-class End(Event):
+@dataclass(frozen=True, kw_only=True)
+class ClientLine(Event, kind="log"):
+    """A line of the light client's log; see `core.light_client`."""
+
+    line: dict[str, Any] = item()  # noqa: RUF009 (it declares the field)
+
+
+@dataclass(frozen=True, kw_only=True)
+class End(Event, kind="end"):
     """The end of an attempt."""
 
-    outcome: Ended = item()  # noqa: RUF009 (it declares the field)
+    outcome: Outcome = item()  # noqa: RUF009 (it declares the field)
 
 
-EVENTS: Mapping[str, type[Event]] = {
-    "start": Start,
-    "steps": Steps,
-    "eval": Scored,
-    "test": Scored,
-    "mask": Mask,
-    "quantized": Quantized,
-    "initial": Initial,
-    "gradients": SquaredGradients,
-    "updates": Updates,
-    "sensors": Sensors,
-    "warning": Warned,
-    "generate": Generated,
-    "file": Made,
-    "peers": Peers,
-    "peer_lost": PeerLost,
-    "rung": Rung,
-    "end": End,
-}
+@dataclass(frozen=True, kw_only=True)
+class OpenedSweep(Event, kind="sweep"):
+    """A run of a sweep's command; this and the next two are in its book (see `record.sweep_book`)."""
+
+    experiment: str = item(most=LONG)
+    sweep: Mapping[str, Any] = item()
 
 
-def read(event: Mapping[str, Any]) -> Event | None:
-    """Return an event as its definition; None for a type that this version does not know.
+@dataclass(frozen=True, kw_only=True)
+class AddedTrial(Event, kind="trial"):
+    """A trial of the sweep, as JSON."""
 
-    Raises MalformedError, in one line, for one that is not of its shape.
-    """
-    kind = event.get("type")
-    shape = EVENTS.get(kind) if isinstance(kind, str) else None
-    return None if shape is None else of_kind(str(kind), shape, event)
+    trial: Mapping[str, Any] = item()
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinishedSweep(Event, kind="finish"):
+    """The end of the run: its tables as texts by the names of their files, metrics, and status in MLflow."""
+
+    files: Mapping[str, str] = item(entries=LIST, most=2**28)
+    metrics: Mapping[str, float] = item(entries=LIST)
+    status: str = item()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Uploaded(Event, kind="sent"):
+    """A whole journal that an MLflow server has; `born` is its first time."""
+
+    server: str = item(most=NAME)
+    trial_id: str = item(most=NAME)
+    born: float = item()
+    bytes: int = item()
 
 
 # What a journal of an earlier version may lack, and readers do without.
 _EARLIER = {"time": 0.0, "tokens": 0, "attempt": 1, "device": {}, "versions": {}, "resumed_from": 0}
 
 
-def read_back(event: Mapping[str, Any]) -> Event | None:
-    """Return an event of a journal as its definition; see `read`."""
-    return read({**_EARLIER, **event})
+def read_event(value: Mapping[str, Any]) -> Event:
+    """Return the event that a JSON object is. Raises MalformedError, in one line, unless it has its type's shape."""
+    kind = value.get("type")
+    shape = EVENTS.get(kind, Unknown) if isinstance(kind, str) else Unknown
+    known = names(shape)
+    more = {name: one for name, one in value.items() if name not in known and name != "type"}
+    earlier = {name: one for name, one in _EARLIER.items() if name in known}
+    return of_kind(str(kind), shape, {**earlier, **value, "more": more})
+
+
+def write_event(event: Event) -> dict[str, Any]:
+    """Return an event as the JSON object that `read_event` takes."""
+    known: dict[str, Any] = {"type": event.kind}
+    for name, declared in event.__dataclass_fields__.items():
+        value = getattr(event, name)
+        if name != "more" and (value is not None or declared.default is not None):
+            known[name] = value.to_json() if isinstance(value, Shape) else value
+    return {**known, **event.more}
+
+
+def only(shape: type[E], events: Iterable[Event]) -> list[E]:
+    """Return the events of a class, in order."""
+    return [event for event in events if isinstance(event, shape)]
 
 
 def of_kind(kind: str, shape: type[S], value: Any) -> S:
@@ -287,6 +362,36 @@ def of_kind(kind: str, shape: type[S], value: Any) -> S:
 
 
 def names(shape: type[Shape]) -> Collection[str]:
-    """Return the names of a shape's fields."""
+    """Return the names of a shape's fields in JSON."""
     known: Mapping[str, Any] = vars(shape)["__dataclass_fields__"]
-    return known.keys()
+    return known.keys() - {"more"}
+
+
+class Sink(Protocol):
+    """The receiver of a running trial's events."""
+
+    def emit(self, event: Event) -> None: ...
+
+
+class RunTrial(Protocol):
+    """The signature of `run.run_trial.run_trial`, the one function that every executor calls.
+
+    Args:
+        trial: the trial to run.
+        sink: receives the events, `Start` first, `End` last.
+        journal: the events of earlier attempts; the run resumes at their end.
+        attempt: 1 for the first.
+        should_stop: called between steps; if it returns true, the trial ends as CANCELLED and can be resumed.
+        sharing: the processes sharing its steps; omitted when there are none.
+    """
+
+    def __call__(
+        self,
+        trial: Trial,
+        sink: Sink,
+        journal: list[Event],
+        attempt: int,
+        should_stop: Any,
+        *,
+        sharing: Sharing | None = None,
+    ) -> Outcome: ...

@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
+from enum import Enum
 from functools import cache
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -68,8 +69,9 @@ def item(
 class Shape:
     """The base of the dataclasses that are read from JSON.
 
-    Fields are of type str, int, float, bool, Any (taken as it is), another shape, one of these or None, a tuple of one
-    of these, or a mapping from texts to one of these. Control characters in texts are replaced by "?".
+    Fields are of type str, int, float, bool, Any (taken as it is), an enumeration of texts, another shape, one of these
+    or None, a tuple of one of these, or a mapping from texts to one of these. Control characters in texts are replaced
+    by "?".
     """
 
     @classmethod
@@ -123,6 +125,8 @@ def _reader(kind: Any, bounds: Bounds) -> Read:
         return _object(bounds.entries, bounds.depth)
     if origin is not None:  # a mapping
         return _mapping(_reader(arguments[1], bounds), bounds.entries)
+    if issubclass(kind, Enum):
+        return _member(kind, _text(bounds))
     if issubclass(kind, Shape):
         return kind.read  # type: ignore[no-any-return]  # `kind` is Any to mypy
     readers: Mapping[type, Callable[[Bounds], Read]] = {str: _text, bool: _truth, int: _whole, float: _number}
@@ -138,6 +142,17 @@ def _text(bounds: Bounds) -> Read:
         if bounds.pattern and not bounds.pattern.fullmatch(value):
             raise MalformedError(f"a text like {bounds.pattern.pattern} is needed")
         return value if value.isprintable() else CONTROL.sub("?", value)
+
+    return read
+
+
+def _member(kind: type[Enum], text: Read) -> Read:
+    members = {one.value: one for one in kind}
+
+    def read(value: Any) -> Enum:
+        if text(value) not in members:
+            raise MalformedError(f"{value[:40]!r}")
+        return members[value]
 
     return read
 
@@ -170,7 +185,7 @@ def _number(bounds: Bounds) -> Read:
             raise MalformedError("a number is needed")
         if (most is not None and not abs(value) <= most) or (isinstance(value, int) and abs(value) > WHOLE):
             raise MalformedError(f"a number of at most {WHOLE if most is None else most:g} is needed")
-        return float(value)
+        return value  # a whole number stays one, so that JSON is written as it was read
 
     return read
 
@@ -217,7 +232,9 @@ def _mapping(one: Read, entries: int) -> Read:
 def _plain(value: Any) -> Any:
     if isinstance(value, Shape):
         return value.to_json()
-    if isinstance(value, tuple):
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, (tuple, list)):
         return [_plain(one) for one in value]
     if isinstance(value, dict):
         return {name: _plain(one) for name, one in value.items()}

@@ -1,37 +1,4 @@
-"""The vocabulary of a sweep: Trial, TrialState, Outcome and the events between them. Standard library only.
-
-Events are JSON objects; a trial's journal is the list of them, in order. Every event has `type` and `time` (Unix
-seconds). The types:
-
-    start   attempt, device (mapping), versions (mapping), resumed_from (step), code (digest: see methods.code);
-            fused (of 2026: the attempt shared forwards with others: among how many trials, itself included)
-    steps   first (1-based number of the event's first step), losses ([steps], mean of the points' losses),
-            coefs ([steps][q], the projected gradients, NaN where a direction was dropped: together with the seed they
-            *are* the run), seconds (of these steps), tokens; where they can be read: joules (of these steps), celsius
-            and mhz (at their end), throttled ("heat", "power": since the last event; on a GPU, at their end), own_share
-            (the trial's part of the CPU time that the machine spent since the last event)
-    eval    step, split ("dev"), loss, metric (the task's first), metrics (mapping name -> value), seconds
-    test    step (the selected one), loss, metric, metrics; examples (how many), right (a bit per example: whether its
-            prediction is right; see core.bits; "" where numbers are predicted), rows (digest of the rows that were
-            scored), weights (digest of the trained values that were tested; "" if nothing was trained)
-    mask    fingerprint, entries (of the sparse mask computed before training)
-    quantized  fingerprint (of the codes computed before training)
-    initial    fingerprint (of initial values that were computed, in spaces that begin at sums over the weights)
-    gradients  step, shares, mean, std, layers (the cumulative normalized squared gradient: see engine.sensitivity),
-            covered (mapping "task_dynamic/0.001" -> the share of it in this mask at this density)
-    updates  step, lost (share of the step's update that rounding to half precision lost)
-    sensors  step (the last done), values (mapping name -> number: battery_percent, battery_celsius, and zones/NAME as
-            the phone's kernel gives them); `time` is that of the reading
-    warning  metric, text (a remark on the run so far; see core.remarks)
-    generate  tokens (per round), seconds (of each round)
-    file    name, text (a report or source that the trial made: an artifact of its run)
-    peers   names (where the followers that share its steps run; only the ready ones)
-    peer_lost   reason
-    rung    step, kept (the trial_ids of the group that go on after it; see schedule.halving)
-    end     outcome (Outcome.to_json())
-
-A resumed attempt continues after the last step in the journal, so that a journal holds each step once.
-"""
+"""The vocabulary of a sweep: Trial, TrialState and Outcome; `core.events` has what is between them."""
 
 from __future__ import annotations
 
@@ -41,8 +8,12 @@ from enum import Enum
 from typing import Any, Protocol
 
 from zo_sweeps.core.memory import MEANINGS, SCORING, TOTAL
+from zo_sweeps.core.shape import Shape, item
 
-Event = Mapping[str, Any]
+LONG = 2**22  # characters of a text that is somebody's own: an error, a file
+NAME = 1000
+NUMBERS = 10_000  # entries of a mapping to numbers
+DEPTH, FACTS = 6, 5000  # of what is said of a device: how deep it is nested, and entries in all
 
 
 class TrialState(str, Enum):
@@ -265,7 +236,28 @@ METRICS: Mapping[str, str] = {  # of an outcome -> its meaning
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Measured(Shape):
+    """What an `Outcome.device` says that is read; it may say more."""
+
+    kind: str = item("", most=NAME)
+    name: str = item("", most=NAME)
+    profile: str = item("", most=NAME)
+    runtime: str = item("", most=NAME)
+    form: str | None = item(None, most=NAME)
+    delegate: str | None = item(None, most=NAME)
+    cores: int | None = item(None)
+    threads: int = item(0)
+    processes: int | None = item(None)
+    divided: int | None = item(None)
+    memory_bytes: int | None = item(None)
+    gpus: tuple[Mapping[str, Any], ...] = item(())
+    versions: Mapping[str, Any] = item(dict, entries=FACTS)
+    load: Mapping[str, float] = item(dict)
+    earlier: tuple[Measured, ...] = item((), entries=FACTS)
+
+
+@dataclass(frozen=True)
+class Outcome(Shape):
     """The end of an attempt at a trial, and its measurements.
 
     Args:
@@ -279,30 +271,19 @@ class Outcome:
         unmeasured: how the names of metrics begin that could not be measured -> the reason.
     """
 
-    trial_id: str
-    state: TrialState
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    selected_step: int = 0
-    steps_done: int = 0
-    device: Mapping[str, Any] = field(default_factory=dict)
-    error: str = ""
-    traceback: str = ""
-    code: str = ""
-    unmeasured: Mapping[str, str] = field(default_factory=dict)
+    trial_id: str = item(most=NAME)
+    state: TrialState = item(most=NAME)  # noqa: RUF009 (it declares the field)
+    metrics: Mapping[str, float] = item(dict, entries=NUMBERS)
+    selected_step: int = item(0)
+    steps_done: int = item(0)
+    device: Mapping[str, Any] = item(dict, entries=FACTS, depth=DEPTH)
+    error: str = item("", most=LONG)
+    traceback: str = item("", most=LONG)
+    code: str = item("", most=LONG)
+    unmeasured: Mapping[str, str] = item(dict, entries=NUMBERS, most=LONG)
 
-    def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "state": self.state.value}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Outcome:
-        known = {name: value for name, value in data.items() if name in cls.__dataclass_fields__}
-        return cls(**{**known, "state": TrialState(data["state"])})
-
-
-class Sink(Protocol):
-    """The receiver of a running trial's events."""
-
-    def emit(self, event: Event) -> None: ...
+    def __post_init__(self) -> None:
+        Measured.read(self.device)
 
 
 @dataclass(frozen=True)
@@ -320,27 +301,3 @@ class Sharing:
     names: Sequence[str]
     drop: bool
     patience: float
-
-
-class RunTrial(Protocol):
-    """The signature of `run.run_trial.run_trial`, the one function that every executor calls.
-
-    Args:
-        trial: the trial to run.
-        sink: receives the events, `start` first, `end` last.
-        journal: the events of earlier attempts; the run resumes at their end.
-        attempt: 1 for the first.
-        should_stop: called between steps; if it returns true, the trial ends as CANCELLED and can be resumed.
-        sharing: the processes sharing its steps; omitted when there are none.
-    """
-
-    def __call__(
-        self,
-        trial: Trial,
-        sink: Sink,
-        journal: list[Event],
-        attempt: int,
-        should_stop: Any,
-        *,
-        sharing: Sharing | None = None,
-    ) -> Outcome: ...

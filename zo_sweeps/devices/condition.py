@@ -71,7 +71,7 @@ class HostCondition:
         if self._heat or self._cooling or self._power:
             last, self._last = self._last, self._counts()
             hot = self._last[0] > last[0] or any(numbers(self._cooling))
-            report["throttled"] = [*(["heat"] if hot else []), *(["power"] if self._last[1] > last[1] else [])]
+            report["throttled"] = (*(["heat"] if hot else []), *(["power"] if self._last[1] > last[1] else []))
         return report
 
     def _counts(self) -> tuple[int, int]:

@@ -53,11 +53,11 @@ class Gpu:
         """Return the clock of the streaming multiprocessors."""
         return float(self._read("nvmlDeviceGetClockInfo", ctypes.c_uint(), CLOCK_SM))
 
-    def throttled(self) -> list[str]:
+    def throttled(self) -> tuple[str, ...]:
         """Return the causes, "heat" and "power", that keep the clocks down now."""
         bits = self._read("nvmlDeviceGetCurrentClocksThrottleReasons", ctypes.c_ulonglong())
         power = POWER & ~HARDWARE if bits & HEAT else POWER
-        return [cause for cause, mask in (("heat", HEAT), ("power", power)) if bits & mask]
+        return tuple(cause for cause, mask in (("heat", HEAT), ("power", power)) if bits & mask)
 
     def _read(self, name: str, value: Any, *arguments: int) -> int:
         self._call(name, self._handle, *arguments, ctypes.byref(value))

@@ -17,13 +17,13 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from zo_sweeps.core import events as shapes
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.events import End, Event, Rung, ScoredDev, ScoredTest, Start, Steps, only, read_event, write_event
 from zo_sweeps.core.jsonl import line_number, parse_object, read_lines
 from zo_sweeps.core.shape import MalformedError
-from zo_sweeps.core.trial import Event, Outcome
+from zo_sweeps.core.trial import Outcome
 
-DURABLE = frozenset({"start", "eval", "rung", "test", "end"})  # fsynced: on the disk, not only in the kernel's cache
+DURABLE = (Start, ScoredDev, Rung, ScoredTest, End)  # fsynced: on the disk, not only in the kernel's cache
 _OPEN_FILES = 64
 _TAIL = 1 << 16
 _CHECKSUM = re.compile(rb',"crc":"([0-9a-f]{8})"\}')  # the end of a line
@@ -34,7 +34,7 @@ _RERUN = "restore it from a copy, or run the sweep's command with --rerun "
 class Journal:
     """Append-only JSON lines: the events of one trial, in order.
 
-    One `append` is one write; events of a type in `DURABLE` are also fsynced, with everything before them. A torn last
+    One `append` is one write; events of a class in `DURABLE` are also fsynced, with everything before them. A torn last
     line, without its newline (the writer was killed, or the disk was full), is never read, and is truncated at the next
     append. One process writes a journal at a time; any number may read it.
     """
@@ -54,14 +54,14 @@ class Journal:
         if not batch:
             return
         # Floats are written in their shortest round-trip form, NaN and infinity by name: each is read back exactly.
-        texts = [json.dumps(event, separators=(",", ":"), ensure_ascii=False) for event in batch]
+        texts = [json.dumps(write_event(event), separators=(",", ":"), ensure_ascii=False) for event in batch]
         try:
             if self._fd < 0:
                 self._open()
             data, checksum = _checked([text.encode("utf-8", "surrogatepass") for text in texts], self._checksum)
             self._write(data)
             self._checksum = checksum
-            if any(event["type"] in DURABLE for event in batch):
+            if any(isinstance(event, DURABLE) for event in batch):
                 os.fsync(self._fd)
         except OSError as error:
             raise UserError(
@@ -123,21 +123,20 @@ def read_events(path: str | os.PathLike[str], offset: int = 0) -> tuple[list[Eve
         with open(path, "rb") as file:
             before = _checksum_before(file.fileno(), offset)
     for line, end in lines:
-        event = parse_object(line)
-        if event is None or "type" not in event:
+        value = parse_object(line)
+        if value is None or "type" not in value:
             raise _damaged("unreadable line", path, end)
         found = _CHECKSUM.fullmatch(line[-_CHECKSUM_BYTES:])
         if found is None and before is not None:
             raise _damaged("line without a checksum", path, end)
         if found is not None:
             before = zlib.crc32(line[:-_CHECKSUM_BYTES], before or 0)
-            if before != int(event.pop("crc"), 16):
+            if before != int(value.pop("crc"), 16):
                 raise _damaged("changed line, or missing lines above it,", path, end)
         try:
-            shapes.read_back(event)
+            events.append(read_event(value))
         except MalformedError as error:
             raise _damaged(str(error), path, end) from None
-        events.append(event)
         offset = end
     return events, offset
 
@@ -171,14 +170,14 @@ def first_event(path: str | os.PathLike[str]) -> Event | None:
         return None
     if not line.endswith(b"\n"):
         return None
-    event = parse_object(line)
-    return read_events(path)[0][0] if event is None or "time" not in event else event  # the former raises
+    value = parse_object(line)
+    return read_events(path)[0][0] if value is None or "time" not in value else read_event(value)  # the former raises
 
 
 def born(path: str | os.PathLike[str]) -> float | None:
     """Return the time of a journal's first event, which tells a trial's journals apart; None without a journal."""
     event = first_event(path)
-    return None if event is None else float(event["time"])
+    return None if event is None else event.time
 
 
 def last_step(events: Sequence[Event]) -> int:
@@ -192,34 +191,34 @@ def scalars(events: Sequence[Event]) -> tuple[list[list[float]], list[float]]:
     A step that the journal holds twice counts once, as first written. First-order runs have no coefs: [] per step.
     """
     by_step: dict[int, tuple[list[float], float]] = {}
-    for event in events:
-        if event["type"] == "steps":
-            coefs = event.get("coefs") or []
-            for i, loss in enumerate(event["losses"]):
-                by_step.setdefault(event["first"] + i, (coefs[i] if i < len(coefs) else [], loss))
+    for event in only(Steps, events):
+        coefs = event.coefs or ()
+        for i, loss in enumerate(event.losses):
+            by_step.setdefault(event.first + i, (list(coefs[i]) if i < len(coefs) else [], loss))
     log: list[tuple[list[float], float]] = []
     while (step := by_step.get(len(log) + 1)) is not None:
         log.append(step)
     return [coef for coef, _ in log], [loss for _, loss in log]
 
 
-def evals(events: Sequence[Event]) -> dict[tuple[str, int], Event]:
-    """Return the evaluations by (split, step): "dev" from `eval` events, "test" from the `test` event."""
-    by_step: dict[tuple[str, int], Event] = {}
-    for event in events:
-        if event["type"] == "eval":
-            by_step[event.get("split", "dev"), event["step"]] = event
-        elif event["type"] == "test":
-            by_step["test", event["step"]] = event
-    return by_step
+def evals(events: Sequence[Event]) -> dict[tuple[str, int], ScoredDev | ScoredTest]:
+    """Return the scores by (split, step)."""
+    scores: dict[tuple[str, int], ScoredDev | ScoredTest] = {("dev", one.step): one for one in only(ScoredDev, events)}
+    return scores | {("test", one.step): one for one in only(ScoredTest, events)}
+
+
+def tested(events: Sequence[Event]) -> ScoredTest | None:
+    """Return the test scores at the step that the outcome selects; None if there are none."""
+    ended = outcome(events)
+    return next((one for one in only(ScoredTest, events) if ended and one.step == ended.selected_step), None)
 
 
 def outcome(events: Sequence[Event]) -> Outcome | None:
     """Return the trial's outcome; None if it has not ended, or if another attempt has started since."""
     for event in reversed(events):
-        if event["type"] == "end":
-            return Outcome.from_json(event["outcome"])
-        if event["type"] == "start":
+        if isinstance(event, End):
+            return event.outcome
+        if isinstance(event, Start):
             return None
     return None
 
@@ -229,13 +228,12 @@ def places(events: Sequence[Event]) -> list[tuple[str, str, int]]:
 
     A runtime other than PyTorch stands after the profile: "cpu, executorch".
     """
-    starts = [event for event in events if event["type"] == "start" and "node" in event]
-    return [(event["node"], _profile(event), event.get("resumed_from", 0)) for event in starts]
+    return [(event.node, _profile(event), event.resumed_from) for event in only(Start, events) if event.node]
 
 
-def _profile(start: Event) -> str:
-    runtime = start.get("device", {}).get("runtime", "torch")
-    return str(start["profile"]) if runtime in ("torch", start["profile"]) else f"{start['profile']}, {runtime}"
+def _profile(start: Start) -> str:
+    runtime = start.device.get("runtime", "torch")
+    return start.profile or "" if runtime in ("torch", start.profile) else f"{start.profile}, {runtime}"
 
 
 class JournalStore:

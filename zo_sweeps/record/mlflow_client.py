@@ -24,9 +24,10 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.events import Event, FinishedSweep, MadeFile, Uploaded, only
 from zo_sweeps.core.files import replace_text
 from zo_sweeps.core.jsonl import read_objects
-from zo_sweeps.core.trial import Event, Trial, TrialState
+from zo_sweeps.core.trial import Trial, TrialState
 from zo_sweeps.record import mlflow_points as rows
 from zo_sweeps.record import mlflow_views as views
 from zo_sweeps.record import provenance
@@ -101,15 +102,15 @@ class SweepRuns:
         self._close_running()
         self._show_metrics()
 
-    def finish(self, final: Event) -> None:
-        """Log a `finish` event of the sweep's book to the parent run (tables and metrics), and end the run."""
-        files, ms = final["files"], int(final["time"] * 1000)
+    def finish(self, final: FinishedSweep) -> None:
+        """Log the end that the sweep's book has to the parent run (tables and metrics), and end the run."""
+        files, ms = final.files, int(final.time * 1000)
         for name, text in files.items():
             self._log_text(self.parent, text, name)
-        points = [rows.MetricPoint(rows.clean_name(key), value, ms, 0) for key, value in final["metrics"].items()]
+        points = [rows.MetricPoint(rows.clean_name(key), value, ms, 0) for key, value in final.metrics.items()]
         note = rows.sweep_note(self._sweep, self._experiment) + files.get("table.md", "")
         self._log(self.parent, points, {}, rows.clean_tags({"mlflow.note.content": note}))
-        self._client.set_terminated(self.parent, final["status"], ms)
+        self._client.set_terminated(self.parent, final.status, ms)
 
     def abandon(self, parent_too: bool) -> None:
         """Close the runs that are still shown as running, because their driver exits."""
@@ -216,8 +217,8 @@ class SweepRuns:
         if ended:
             self._end(sent.run_id, events)
             with Journal(self._folder / "sent.jsonl") as acknowledged:
-                journal = {"server": self._server, "trial_id": trial.trial_id, "born": began, "bytes": size}
-                acknowledged.append({"type": "sent", **journal})
+                whole = Uploaded(server=self._server, trial_id=trial.trial_id, born=began, bytes=size)
+                acknowledged.append(whole)
         elif sent.status != status:
             self._client.update_run(sent.run_id, status=status)
         self._sent[trial.trial_id] = _Sent(sent.run_id, began, status, {}, tags, len(points), size)
@@ -297,12 +298,11 @@ class SweepRuns:
         ended = outcome(events)
         assert ended is not None
         self._log_text(run_id, rows.scalar_log(events), "scalars.jsonl")
-        for event in events:
-            if event["type"] == "file":
-                self._log_text(run_id, event["text"], event["name"])
+        for file in only(MadeFile, events):
+            self._log_text(run_id, file.text, file.name)
         if ended.traceback:
             self._log_text(run_id, ended.traceback, "traceback.txt")
-        self._client.set_terminated(run_id, rows.run_status(ended.state), int(events[-1]["time"] * 1000))
+        self._client.set_terminated(run_id, rows.run_status(ended.state), int(events[-1].time * 1000))
 
 
 def pages(uri: str, folder: Path) -> dict[str, str]:

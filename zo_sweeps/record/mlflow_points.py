@@ -13,7 +13,8 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.core.trial import Config, Event, Outcome, Trial, TrialState
+from zo_sweeps.core.events import End, Event, PeersReady, ScoredDev, ScoredTest, Sensors, SquaredGradients, Start, Steps
+from zo_sweeps.core.trial import Config, Outcome, Trial, TrialState
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.record import mlflow_views as views
 from zo_sweeps.record.journal import places, scalars
@@ -84,17 +85,17 @@ def event_tags(events: Iterable[Event]) -> dict[str, str]:
     """Return a trial's tags that its events add: device, versions, state, error."""
     tags: dict[str, Any] = {}
     for event in events:
-        if event["type"] == "start":
+        if isinstance(event, Start):
             tags |= {
                 "zo.state": TrialState.RUNNING.value,
-                "zo.attempt": event.get("attempt"),
-                **_device_tags(event.get("device", {})),
-                **version_tags(event.get("versions", {})),
+                "zo.attempt": event.attempt,
+                **_device_tags(event.device),
+                **version_tags(event.versions),
             }
-            if event.get("attempt", 1) > 1:
+            if event.attempt > 1:
                 tags |= {"zo.error": "", "zo.unmeasured": ""}  # the earlier attempt's
-        elif event["type"] == "end":
-            outcome = Outcome.from_json(event["outcome"])
+        elif isinstance(event, End):
+            outcome = event.outcome
             tags |= {"zo.state": outcome.state.value, **_device_tags(outcome.device)}
             if outcome.error:
                 tags["zo.error"] = outcome.error
@@ -102,8 +103,8 @@ def event_tags(events: Iterable[Event]) -> dict[str, str]:
                 tags["zo.unmeasured"] = "; ".join(f"{name}: {why}" for name, why in outcome.unmeasured.items())
             if dropped := outcome.metrics.get("directions_dropped"):  # the result differs from one process's
                 tags["zo.dropped"] = f"{dropped:.0f} directions of lost or slow peers"
-        elif event["type"] == "peers":
-            tags["zo.workers"] = ", ".join(event["names"])
+        elif isinstance(event, PeersReady):
+            tags["zo.workers"] = ", ".join(event.names)
     return clean_tags(tags)
 
 
@@ -147,27 +148,23 @@ def points(trial: Trial, events: Iterable[Event], steps_sent: int = 0) -> list[M
     stride = max(1, math.ceil(trial.steps / CURVE_POINTS))
     metrics: list[MetricPoint] = []
     for event in events:
-        time = int(event["time"] * 1000)
-        if event["type"] == "steps":
+        time = int(event.time * 1000)
+        if isinstance(event, Steps):
             metrics += _curve(event, stride, steps_sent)
-            steps_sent = max(steps_sent, event["first"] + len(event["losses"]) - 1)
-        elif event["type"] in ("eval", "test"):
-            split = "test" if event["type"] == "test" else event.get("split", "dev")
-            named = event.get("metrics") or {metric_of(trial): event["metric"]}
-            metrics += [
-                MetricPoint(f"{split}/{clean_name(name)}", value, time, event["step"]) for name, value in named.items()
-            ]
-            metrics.append(MetricPoint(f"{split}/loss", event["loss"], time, event["step"]))
-        elif event["type"] == "gradients":
-            metrics += [
-                MetricPoint(f"gradients/{name}", share, time, event["step"]) for name, share in event["covered"].items()
-            ]
-        elif event["type"] == "sensors":
-            values = event["values"].items()
-            metrics += [MetricPoint(f"phone/{clean_name(name)}", value, time, event["step"]) for name, value in values]
-        elif event["type"] == "end":
-            metrics += _summary(trial, Outcome.from_json(event["outcome"]), time)
-    return [p for p in metrics if p.value is not None and math.isfinite(p.value)]
+            steps_sent = max(steps_sent, event.last)
+        elif isinstance(event, (ScoredDev, ScoredTest)):
+            split = "test" if isinstance(event, ScoredTest) else "dev"
+            named = event.metrics or {metric_of(trial): event.metric}
+            scores = {**{clean_name(name): value for name, value in named.items()}, "loss": event.loss}
+            metrics += [MetricPoint(f"{split}/{name}", value, time, event.step) for name, value in scores.items()]
+        elif isinstance(event, SquaredGradients):
+            metrics += [MetricPoint(f"gradients/{name}", one, time, event.step) for name, one in event.covered.items()]
+        elif isinstance(event, Sensors):
+            values = event.values.items()
+            metrics += [MetricPoint(f"phone/{clean_name(name)}", value, time, event.step) for name, value in values]
+        elif isinstance(event, End):
+            metrics += _summary(trial, event.outcome, time)
+    return [p for p in metrics if math.isfinite(p.value)]
 
 
 def scalar_log(events: Sequence[Event]) -> str:
@@ -188,19 +185,19 @@ def sweep_note(sweep: SweepInfo, experiment_id: str) -> str:
 
 def last_step_of(events: Iterable[Event]) -> int:
     """Return the highest step in these events; 0 if there is none."""
-    return max((e["first"] + len(e["losses"]) - 1 for e in events if e["type"] == "steps"), default=0)
+    return max((event.last for event in events if isinstance(event, Steps)), default=0)
 
 
-def _curve(event: Event, stride: int, steps_sent: int) -> Iterator[MetricPoint]:
-    losses, coefs = event["losses"], event.get("coefs") or []
+def _curve(event: Steps, stride: int, steps_sent: int) -> Iterator[MetricPoint]:
+    losses, coefs = event.losses, event.coefs or ()
     count = len(losses)
-    step_ms = 1000 * event["seconds"] / count if count else 0.0
+    step_ms = 1000 * event.seconds / count if count else 0.0
     last = 0
     for i, loss in enumerate(losses):
-        step = event["first"] + i
+        step = event.first + i
         if step <= steps_sent or (step != 1 and step % stride):
             continue
-        time = int(event["time"] * 1000 - step_ms * (count - 1 - i))
+        time = int(event.time * 1000 - step_ms * (count - 1 - i))
         yield MetricPoint("train/loss", loss, time, step)
         sizes = [abs(g) for g in coefs[i] if not math.isnan(g)] if i < len(coefs) else []
         if sizes:  # the steepness of f: the mean of |projected_grad| over q directions
@@ -208,11 +205,12 @@ def _curve(event: Event, stride: int, steps_sent: int) -> Iterator[MetricPoint]:
         last = step
     if last:
         for name, value in (
-            ("seconds_per_step", event["seconds"] / count),
-            ("joules_per_step", event.get("joules", math.nan) / count),
-            ("celsius", event.get("celsius", math.nan)),
+            ("seconds_per_step", event.seconds / count),
+            ("joules_per_step", None if event.joules is None else event.joules / count),
+            ("celsius", event.celsius),
         ):
-            yield MetricPoint(f"train/{name}", value, int(event["time"] * 1000), last)
+            if value is not None:
+                yield MetricPoint(f"train/{name}", value, int(event.time * 1000), last)
 
 
 def _summary(trial: Trial, outcome: Outcome, time: int) -> Iterator[MetricPoint]:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from zo_sweeps.core.bits import unpacked
-from zo_sweeps.core.trial import Event
-from zo_sweeps.record.journal import evals, outcome
+from zo_sweeps.core.events import Event
+from zo_sweeps.record.journal import tested
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,7 @@ def predictions(events: Sequence[Event]) -> Predictions | None:
 
     None if it has none: it did not succeed, predicts numbers, or was run before predictions were kept.
     """
-    ended = outcome(events)
-    test = evals(events).get(("test", ended.selected_step)) if ended is not None else None
-    if test is None or not test.get("examples"):
+    test = tested(events)
+    if test is None or not test.examples:
         return None
-    return Predictions(test["rows"], unpacked(test["right"], test["examples"]))
+    return Predictions(test.rows or "", unpacked(test.right or "", test.examples))

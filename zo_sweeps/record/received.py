@@ -14,12 +14,17 @@ from typing import Any
 from zo_sweeps.core import events
 from zo_sweeps.core.light_client import LOG_EVENT
 from zo_sweeps.core.shape import CONTROL, Shape, item
-from zo_sweeps.core.trial import TrialState
+from zo_sweeps.core.trial import Outcome, TrialState
 
 METRIC = re.compile(r"[A-Za-z0-9_./ -]{1,200}")
-ENDS = {state.value for state in TrialState} - {"PENDING", "RUNNING", "PAUSED", "STOPPED"}  # no agent pauses a trial
-# No agent shares steps, is compared at rungs, has a phone or makes circuits.
-KINDS = frozenset(events.EVENTS.keys() - {"peers", "peer_lost", "rung", "sensors", "file"} | {LOG_EVENT})
+ENDS = {*TrialState} - {
+    TrialState.PENDING,
+    TrialState.RUNNING,
+    TrialState.PAUSED,
+    TrialState.STOPPED,
+}  # no agent pauses a trial
+# No agent shares steps, is compared at rungs, has a phone, makes circuits or writes books.
+KINDS = events.EVENTS.keys() - {"peers", "peer_lost", "rung", "sensors", "file", "sweep", "trial", "finish", "sent"}
 # Control characters except tab, newline and carriage return, as JSON writes them.
 _CONTROL_IN_JSON = re.compile(r"\\u00[01]|\\[bf]|[\x7f-\x9f]")
 
@@ -71,27 +76,28 @@ def checked(event: Mapping[str, Any], trial_id: str) -> Mapping[str, Any]:
     kind = event.get("type")
     if not isinstance(kind, str) or kind not in KINDS:
         raise ValueError("an event of no known type")
+    if "time" not in event:
+        raise ValueError(f"event {kind}: 'time' is missing")
     if kind == LOG_EVENT:
-        events.of_kind(kind, events.Event, event)
+        events.of_kind(kind, events.Event, {"time": event["time"]})
         return {"type": LOG_EVENT, "time": event["time"], "line": _line(event.get("line"))}
-    events.read(event)
+    shape = events.EVENTS[kind]
+    known = {name: value for name, value in event.items() if name in {"type", *events.names(shape)}}
+    events.of_kind(kind, shape, known)
     for name in ("metrics", "covered"):
-        _named(event.get(name, {}), kind)
-    known = {
-        name: value for name, value in event.items() if name == "type" or name in events.names(events.EVENTS[kind])
-    }
+        _named(known.get(name, {}), kind)
     return {**known, "outcome": checked_outcome(event["outcome"], trial_id)} if kind == "end" else known
 
 
 def checked_outcome(outcome: Any, trial_id: str) -> Mapping[str, Any]:
     """Return an outcome of a trial. Raises ValueError unless it has an outcome's fields, and is of this trial."""
-    ended = events.of_kind("end", events.Ended, outcome)
-    if strange := outcome.keys() - {*events.names(events.Ended)}:
+    ended = events.of_kind("end", Outcome, outcome)
+    if strange := outcome.keys() - events.names(Outcome):
         raise ValueError(f"an outcome with an unknown field {min(strange)[:40]!r}")
     if ended.trial_id != trial_id:
         raise ValueError("an outcome of another trial")
     if ended.state not in ENDS:
-        raise ValueError(f"an outcome with a wrong 'state': {ended.state[:40]!r} is no end of an attempt")
+        raise ValueError(f"an outcome with a wrong 'state': {ended.state.value!r} is no end of an attempt")
     _named(ended.metrics, "end")
     return dict(outcome)
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from zo_sweeps.core.trial import JOULES_TO_TARGET, SECONDS_TO_TARGET, Event
-from zo_sweeps.record.journal import evals
+from zo_sweeps.core.events import Event, ScoredDev, Steps, only
+from zo_sweeps.core.trial import JOULES_TO_TARGET, SECONDS_TO_TARGET
 
 WINDOW = (
     1.0  # seconds of steps at least, over which a peak of power is a mean: counters are updated every 0.1 s at worst
 )
 
 
-def spent(reports: Sequence[Event], steps: int) -> dict[str, float]:
+def spent(reports: Sequence[Steps], steps: int) -> dict[str, float]:
     """Return the metrics `energy/…` and `device/…` of `steps` events; those that not all events allow are left out.
 
     A trial's joules are thus the sum over its attempts, and it has none if a part of one was not measured.
@@ -22,8 +22,8 @@ def spent(reports: Sequence[Event], steps: int) -> dict[str, float]:
         reports: the events; their losses and coefficients are not read.
         steps: number of steps in them.
     """
-    seconds, metrics = sum(report["seconds"] for report in reports), {}
-    joules = sum(report.get("joules", math.nan) for report in reports)
+    seconds, metrics = sum(report.seconds for report in reports), {}
+    joules = sum(_joules(report) for report in reports)
     if seconds and not math.isnan(joules):
         metrics["energy/joules"] = joules
         metrics["energy/joules_per_step"] = joules / steps
@@ -31,21 +31,21 @@ def spent(reports: Sequence[Event], steps: int) -> dict[str, float]:
         metrics["energy/peak_watts"] = max(_windows(reports))
         if (share := _mean(reports, "own_share")) is not None:
             metrics["energy/own_share"] = share
-    if celsius := [report["celsius"] for report in reports if "celsius" in report]:
+    if celsius := [report.celsius for report in reports if report.celsius is not None]:
         metrics["device/celsius"] = max(celsius)
     if (mhz := _mean(reports, "mhz")) is not None:
         metrics["device/mhz"] = mhz
-    if known := [report for report in reports if "throttled" in report]:
+    if known := [report for report in reports if report.throttled is not None]:
         for cause in ("heat", "power"):
             metrics[f"device/throttled_by_{cause}"] = _share(known, cause)
     return metrics
 
 
-def _windows(reports: Sequence[Event]) -> list[float]:
+def _windows(reports: Sequence[Steps]) -> list[float]:
     """Return the mean power over consecutive events of WINDOW seconds or more; a rest is a part of the last window."""
     windows, seconds, joules = [(0.0, 0.0)], 0.0, 0.0
     for report in reports:
-        seconds, joules = seconds + report["seconds"], joules + report["joules"]
+        seconds, joules = seconds + report.seconds, joules + _joules(report)
         if seconds >= WINDOW:
             windows.append((seconds, joules))
             seconds = joules = 0.0
@@ -54,17 +54,22 @@ def _windows(reports: Sequence[Event]) -> list[float]:
     return [joules / seconds for seconds, joules in windows if seconds]
 
 
-def _mean(reports: Sequence[Event], name: str) -> float | None:
+def _mean(reports: Sequence[Steps], name: str) -> float | None:
     """Return the mean of a reading over the time of the steps; None if there is none."""
-    known = [(report["seconds"], report[name]) for report in reports if name in report]
+    known = [(report.seconds, value) for report in reports if (value := getattr(report, name)) is not None]
     seconds = sum(seconds for seconds, _ in known)
     return sum(seconds * value for seconds, value in known) / seconds if seconds else None
 
 
-def _share(reports: Sequence[Event], cause: str) -> float:
+def _share(reports: Sequence[Steps], cause: str) -> float:
     """Return the share of the steps' time in reports with this cause of throttling."""
-    seconds = sum(report["seconds"] for report in reports)
-    return sum(report["seconds"] for report in reports if cause in report["throttled"]) / seconds if seconds else 0.0
+    seconds = sum(report.seconds for report in reports)
+    slow = sum(report.seconds for report in reports if cause in (report.throttled or ()))
+    return slow / seconds if seconds else 0.0
+
+
+def _joules(report: Steps) -> float:
+    return math.nan if report.joules is None else report.joules
 
 
 def until(events: Sequence[Event], reached: Callable[[float], bool]) -> dict[str, float]:
@@ -73,18 +78,18 @@ def until(events: Sequence[Event], reached: Callable[[float], bool]) -> dict[str
     Both are infinite if there is no such evaluation. Joules are left out if a part of these steps was not measured. A
     step's part of its event is an equal share. Cost: one pass.
     """
-    dev = sorted((step, event["metric"]) for (split, step), event in evals(events).items() if split == "dev")
+    dev = sorted((event.step, event.metric) for event in only(ScoredDev, events))
     target = next((step for step, metric in dev if reached(metric)), None)
     if target is None:
         return {SECONDS_TO_TARGET: math.inf, JOULES_TO_TARGET: math.inf}
     seconds = joules = 0.0
     counted = 0
-    for event in events:
-        if event["type"] == "steps" and event["first"] > counted:
-            steps = len(event["losses"])
-            part = max(0, min(target - event["first"] + 1, steps)) / steps if steps else 0.0
+    for report in only(Steps, events):
+        if report.first > counted:
+            steps = len(report.losses)
+            part = max(0, min(target - report.first + 1, steps)) / steps if steps else 0.0
             if part:
-                seconds += part * event["seconds"]
-                joules += part * event.get("joules", math.nan)
-            counted = event["first"] + steps - 1
+                seconds += part * report.seconds
+                joules += part * _joules(report)
+            counted = report.last
     return {SECONDS_TO_TARGET: seconds, **({} if math.isnan(joules) else {JOULES_TO_TARGET: joules})}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import difflib
 import os
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from zo_sweeps.core.errors import UserError, nothing_run, unknown
-from zo_sweeps.core.trial import Event, Trial
+from zo_sweeps.core.events import AddedTrial, Event, FinishedSweep, OpenedSweep, only
+from zo_sweeps.core.trial import Trial
 from zo_sweeps.record.journal import Journal
 
 
@@ -37,15 +37,15 @@ class SweepInfo:
 class Contents:
     """The contents of a book.
 
-    `began`: when the sweep was first run (Unix seconds). `final`: the `finish` event of its last run; None if that run
-    did not finish.
+    `began`: when the sweep was first run (Unix seconds). `final`: the end of its last run; None if that run did not
+    finish.
     """
 
     experiment: str
     sweep: SweepInfo
     began: float
     trials: list[Trial]
-    final: Event | None
+    final: FinishedSweep | None
 
 
 class SweepBook:
@@ -61,27 +61,25 @@ class SweepBook:
             earlier_place.replace(path)
         self._journal = Journal(path)
         earlier = _events(self._journal)
-        self._known = {event["trial"]["trial_id"] for event in earlier if event["type"] == "trial"}
-        opened = self._append({"type": "sweep", "experiment": experiment, "sweep": asdict(sweep)})
-        self.began: float = [*earlier, opened][0]["time"]
+        self._known = {event.trial["trial_id"] for event in only(AddedTrial, earlier)}
+        opened = OpenedSweep(experiment=experiment, sweep=asdict(sweep))
+        self._journal.append(opened)
+        self.began = [*earlier, opened][0].time
 
     def add(self, trial: Trial) -> None:
         """Record a trial; idempotent."""
         if trial.trial_id not in self._known:
             self._known.add(trial.trial_id)
-            self._append({"type": "trial", "trial": trial.to_json()})
+            self._journal.append(AddedTrial(trial=trial.to_json()))
 
-    def finish(self, files: Mapping[str, str], metrics: Mapping[str, float], status: str) -> Event:
+    def finish(self, files: Mapping[str, str], metrics: Mapping[str, float], status: str) -> FinishedSweep:
         """Record the end of the sweep; return the event."""
-        return self._append({"type": "finish", "files": dict(files), "metrics": dict(metrics), "status": status})
+        end = FinishedSweep(files=files, metrics=metrics, status=status)
+        self._journal.append(end)
+        return end
 
     def close(self) -> None:
         self._journal.close()
-
-    def _append(self, event: Event) -> Event:
-        event = {"time": time.time(), **event}
-        self._journal.append(event)
-        return event
 
 
 def books(state_dir: str | os.PathLike[str]) -> Iterator[Contents]:
@@ -95,13 +93,13 @@ def book(state_dir: str | os.PathLike[str], sweep_id: str) -> Contents | None:
     """Return the book of a sweep; None if there is none. Raises UserError if it is damaged."""
     path = _paths(state_dir).get(sweep_id)
     events = _events(Journal(path)) if path else []
-    headers = [event for event in events if event["type"] == "sweep"]
+    headers = only(OpenedSweep, events)
     if not headers:
         return None
-    trials = [Trial.from_json(event["trial"]) for event in events if event["type"] == "trial"]
-    final = events[-1] if events[-1]["type"] == "finish" else None
+    trials = [Trial.from_json(event.trial) for event in only(AddedTrial, events)]
+    final = events[-1] if isinstance(events[-1], FinishedSweep) else None
     last = headers[-1]
-    return Contents(last["experiment"], SweepInfo(**last["sweep"]), headers[0]["time"], trials, final)
+    return Contents(last.experiment, SweepInfo(**last.sweep), headers[0].time, trials, final)
 
 
 def find_trial(state_dir: str | os.PathLike[str], name: str) -> Trial:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.document import key
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.core.trial import Event, Trial
+from zo_sweeps.core.events import Start
+from zo_sweeps.core.trial import Trial
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan import stored
 from zo_sweeps.plan.build import Cell, Plan
@@ -244,10 +245,10 @@ def _used(trial: Trial) -> dict[str, Any]:
 def _made_by(folder: Path, trial_id: str) -> str:
     from zo_sweeps.record.journal import JournalStore, first_event
 
-    start: Event = {}
+    start = None
     with contextlib.suppress(UserError):  # damaged: its reader says so
-        start = first_event(JournalStore(folder).path(trial_id)) or {}
-    versions = start.get("versions", {})
+        start = first_event(JournalStore(folder).path(trial_id))
+    versions = start.versions if isinstance(start, Start) else {}
     if commit := versions.get("git_commit"):
         return f"{commit[:7]}{' with local changes' if versions.get('git_dirty') else ''}"
     number = versions.get("packages", {}).get("zo_sweeps", "")

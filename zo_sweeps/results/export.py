@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.events import Event
 from zo_sweeps.core.files import folder_at
-from zo_sweeps.core.trial import Event, Trial, TrialState
+from zo_sweeps.core.trial import Trial, TrialState
 from zo_sweeps.methods.parts import Model, ModelSource
 from zo_sweeps.methods.points import Theta
 from zo_sweeps.methods.trial_config import TrialConfig

@@ -16,16 +16,15 @@ from pathlib import Path
 
 from zo_sweeps.core.cached import Cached, cache_at
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.events import ComputedCodes, ComputedMask, Event, Start
 from zo_sweeps.core.files import cache_folder
-from zo_sweeps.core.trial import Event, Trial
+from zo_sweeps.core.trial import Trial
 from zo_sweeps.methods.registry import members
 from zo_sweeps.methods.runtime import Runtime
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.record.journal import JournalStore
 from zo_sweeps.record.sweep_book import books
 from zo_sweeps.schedule.ledger import Ledger, must_have_run, read_standing
-
-NAMES_IT = {"mask": "mask", "quantized": "codes"}  # type of an event -> the kind of entry whose fingerprint it holds
 
 
 @dataclass(frozen=True)
@@ -83,13 +82,15 @@ def reclaimable(state_dir: Path) -> list[Reclaimable]:
 def _names(trial: Trial, events: Sequence[Event]) -> Iterator[tuple[str, str]]:
     """Yield (kind, mark) of each entry that a trial has used."""
     for event in events:
-        if kind := NAMES_IT.get(event["type"]):
-            yield kind, str(event["fingerprint"])
-        elif event["type"] == "start" and "code" in event:
+        if isinstance(event, ComputedMask):
+            yield "mask", event.fingerprint
+        elif isinstance(event, ComputedCodes):
+            yield "codes", event.fingerprint
+        elif isinstance(event, Start) and event.code:
             with contextlib.suppress(UserError):  # members that are not on this machine
                 config = TrialConfig.of(trial.config)
                 if runtime := config.device.installed_runtime:
-                    yield from runtime.prepared_for(config, str(event["code"]))
+                    yield from runtime.prepared_for(config, event.code)
 
 
 def reclaim(state_dir: Path) -> Iterator[Dropped]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.core.trial import Event
+from zo_sweeps.core.events import End, Event, Start, read_event, write_event
 from zo_sweeps.methods.parts import ModelSource
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan import stored
@@ -65,7 +65,7 @@ def share(plan: Plan, composer: Composer, path: Path, *, by: str = "", key: Path
         raise UserError(f"no trial of {plan.name} has a result in {folder}", fix="run the grid first")
     files = {PLAN: _json({**_without_paths(stored.dump(beside_written(plan, composer)), plan), "drawn": DRAWN})}
     for trial_id in finished:
-        log = [_plain(event) for event in store.read(trial_id, ended=True) if event["type"] in KEPT]
+        log = [_plain(event) for event in store.read(trial_id, ended=True) if event.kind in KEPT]
         files[f"journal/{trial_id}.jsonl"] = b"".join(_json(event) + b"\n" for event in log)
     with TemporaryDirectory(prefix="zo_sweeps-") as name:
         draft = Archive("", plan.name, plan.title, "", "", {**files, TABLES: b"[]"})
@@ -135,16 +135,17 @@ def plain(table: Table) -> dict[str, Any]:
 
 def _event(line: str, trial_id: str) -> Event:
     """Return an event of an archive. Raises ValueError unless it has the shape of its type."""
-    return received.checked(received.printable(line, json.loads(line)), trial_id)
+    return read_event(received.checked(received.printable(line, json.loads(line)), trial_id))
 
 
-def _plain(event: Event) -> Event:
-    """Return an event without what it says about the machine that nobody else needs."""
-    kept = {name: value for name, value in event.items() if name != "node"}
-    if event["type"] == "start":
-        kept["versions"] = {name: value for name, value in event.get("versions", {}).items() if name != "hostname"}
-    if event["type"] == "end":
-        kept["outcome"] = {name: value for name, value in event["outcome"].items() if name != "traceback"}
+def _plain(event: Event) -> dict[str, Any]:
+    """Return an event as JSON, without what it says about the machine that nobody else needs."""
+    kept = write_event(event)
+    kept.pop("node", None)
+    if isinstance(event, Start):
+        kept["versions"] = {name: value for name, value in event.versions.items() if name != "hostname"}
+    if isinstance(event, End):
+        del kept["outcome"]["traceback"]
     return kept
 
 

@@ -19,14 +19,15 @@ from typing import TYPE_CHECKING, Any
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.bits import packed, unpacked
 from zo_sweeps.core.errors import UserError, unknown
-from zo_sweeps.core.trial import Event, Outcome, Trial, TrialState
+from zo_sweeps.core.events import Event, ScoredDev, ScoredTest, Start, only
+from zo_sweeps.core.trial import Outcome, Trial, TrialState
 from zo_sweeps.methods.parts import Model, ModelSource
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.build import Plan, warm_key
 from zo_sweeps.plan.expand import flatten
 from zo_sweeps.plan.texts import fingerprint_texts, texts_of
 from zo_sweeps.record.archive import Archive
-from zo_sweeps.record.journal import evals, outcome
+from zo_sweeps.record.journal import outcome, tested
 from zo_sweeps.results.export import replayed
 from zo_sweeps.results.share import Shared, tables_of, unpack
 
@@ -192,29 +193,29 @@ def _computed(shared: Shared, trial: Trial, copies: Copies) -> tuple[Verdict, st
         return Verdict.ATTESTED, f"ended as {ended.state.value.lower().replace('_', ' ')}"
     if kind.backpropagates:
         return Verdict.ATTESTED, "trained by backpropagation, which keeps no weights and no log to replay"
-    test = evals(events).get(("test", ended.selected_step))
+    test = tested(events)
     if kind.generates or not kind.of_model:
         return Verdict.ATTESTED, "a measurement of time or of circuits, without a test score"
-    if test is None or not {"weights", "rows", "right", "examples"} <= {*test}:
+    if not test or test.weights is None or test.rows is None or test.right is None or test.examples is None:
         raise _WrongError("its log has no digest of the weights: it was taken out, or an earlier version ran the trial")
     here = replace(trial, config=_here(config, copies))
     here = replace(here, warm_key=warm_key(here.config))  # type: ignore[arg-type]  # a TrialConfig
     with replayed(here, events, ended.selected_step) if kind.estimates else _untrained(here, events) as (bench, space):
         weights = digest(space.params) if space is not None else ""
-        if weights != test["weights"]:
-            what = f"the replayed weights are {weights[:12] or 'none'}, and those of the run {test['weights'][:12]}"
+        if weights != test.weights:
+            what = f"the replayed weights are {weights[:12] or 'none'}, and those of the run {test.weights[:12]}"
             if bench.began_elsewhere:
                 raise _WrongError(f"{what}: {OTHER_START.format(space=config.space.name)}{_elsewhere(events)}")
             raise _WrongError(f"{what}: a coefficient was changed{_elsewhere(events)}")
-        if bench.splits.test_rows != test["rows"]:
-            raise _WrongError(f"its test rows are {test['rows'][:12]}, and those here {bench.splits.test_rows[:12]}")
+        if bench.splits.test_rows != test.rows:
+            raise _WrongError(f"its test rows are {test.rows[:12]}, and those here {bench.splits.test_rows[:12]}")
         bench.recorder.selection = bench.selection()
         if bench.recorder.best() != ended.selected_step:
             raise _WrongError(f"step {ended.selected_step} was tested, and dev selects step {bench.recorder.best()}")
-        _scored("dev", bench.score_dev(), evals(events)["dev", ended.selected_step], events)
+        _scored("dev", bench.score_dev(), bench.recorder.evaluations[ended.selected_step], events)
         scores = bench.score(bench.splits.test)
         _scored("test", scores, test, events)
-        different = sum(a != b for a, b in zip(scores.right, _right(test), strict=True))
+        different = sum(a != b for a, b in zip(scores.right, unpacked(test.right, test.examples), strict=True))
         if different:
             raise _WrongError(
                 f"{different} of {len(scores.right)} test predictions are others here{_elsewhere(events)}"
@@ -238,26 +239,21 @@ def _follows(trial: Trial, events: list[Event], ended: Outcome) -> None:
                 raise _WrongError(f"{name} is {there} in its result, and {here} in its log")
     if ended.steps_done != len(recorder.losses):
         raise _WrongError(f"{ended.steps_done} steps in its result, and {len(recorder.losses)} in its log")
-    if test := evals(events).get(("test", ended.selected_step)):
-        right = test.get("right", "")
-        if right and packed(unpacked(right, test["examples"])) != right:
-            raise _WrongError("its predictions are not a bit per example")
+    test = tested(events)
+    if test and test.right and packed(unpacked(test.right, test.examples or 0)) != test.right:
+        raise _WrongError("its predictions are not a bit per example")
 
 
-def _right(test: Mapping[str, Any]) -> tuple[bool, ...]:
-    return unpacked(test["right"], test["examples"])
-
-
-def _scored(split: str, scores: Any, event: Mapping[str, Any], events: list[Event]) -> None:
+def _scored(split: str, scores: Any, event: ScoredDev | ScoredTest, events: list[Event]) -> None:
     """Raise _WrongError unless a split is scored here as in the run."""
-    if not math.isclose(scores.loss, event["loss"], rel_tol=SCORED):
+    if not math.isclose(scores.loss, event.loss, rel_tol=SCORED):
         raise _WrongError(
-            f"{split}/loss is {event['loss']:.6g} in its log, and {scores.loss:.6g} here{_elsewhere(events)}"
+            f"{split}/loss is {event.loss:.6g} in its log, and {scores.loss:.6g} here{_elsewhere(events)}"
         )
-    if {*scores.metrics} != {*event["metrics"]} or event["metric"] != next(iter(event["metrics"].values())):
+    if {*scores.metrics} != {*event.metrics} or event.metric != next(iter(event.metrics.values())):
         raise _WrongError(f"the metrics of {split} in its log are not those of its task")
     for name, value in scores.metrics.items():
-        there = event["metrics"][name]
+        there = event.metrics[name]
         if not math.isclose(value, there, rel_tol=SCORED, abs_tol=SCORED):
             raise _WrongError(f"{split}/{name} is {there:.6g} in its log, and {value:.6g} here{_elsewhere(events)}")
 
@@ -277,9 +273,7 @@ def _elsewhere(events: list[Event]) -> str:
     """Return how the run's versions and processor differ from those here, which may round in another way; or ""."""
     from zo_sweeps.record.provenance import collect
 
-    then: Mapping[str, Any] = next(
-        (event.get("versions", {}) for event in reversed(events) if event["type"] == "start"), {}
-    )
+    then = only(Start, events)[-1].versions
     here = collect()
     packages = then.get("packages", {})
     pairs = [(name, packages.get(name), here["packages"].get(name)) for name in ("zo_sweeps", "torch", "transformers")]

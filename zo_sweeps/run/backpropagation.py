@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from zo_sweeps.core.events import SquaredGradients
 from zo_sweeps.core.memory import Part
 from zo_sweeps.devices.tensors import Tensors
 from zo_sweeps.engine.baselines import first_order
@@ -119,7 +120,7 @@ class Backpropagation(Runner):
             raise DivergedError(f"{error} after step {step}, seed {self.config.seed}") from None
         if step not in recorder.seen:
             recorder.flush()
-            recorder.emit("gradients", step=step, **measured)
+            recorder.emit(SquaredGradients(step=step, **measured))
             recorder.seen.add(step)
         recorder.measured |= {f"gradients/{name}": share for name, share in measured["covered"].items()}
 

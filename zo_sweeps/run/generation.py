@@ -10,6 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from zo_sweeps.core.events import Generated
 from zo_sweeps.core.memory import Part, counted_as
 from zo_sweeps.engine import noise
 from zo_sweeps.engine.layers.sparse import Sparse
@@ -40,7 +41,7 @@ class Generation(Runner):
             self.record_parts(at_peak(self.bench, space, lambda _: self._generate(prompt)))
         finally:
             space.uninstall()
-        self.recorder.emit("generate", tokens=kind.generated, seconds=seconds)
+        self.recorder.emit(Generated(tokens=kind.generated, seconds=tuple(seconds)))
         measured = self.recorder.measured
         measured["seconds_per_token"] = statistics.median(seconds) / kind.generated
         measured["trainable_parameters"] = float(sum(p.numel() for p in space.params.values()))

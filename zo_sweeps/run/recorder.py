@@ -6,16 +6,19 @@ import math
 import statistics
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from zo_sweeps.core import events
 from zo_sweeps.core.bits import packed
+from zo_sweeps.core.events import E, End, Event, ScoredDev, ScoredTest, Sink, Start, Steps, only
 from zo_sweeps.core.remarks import remark
-from zo_sweeps.core.trial import COSTS, ENERGY, Event, Outcome, Sink, Trial, TrialState
+from zo_sweeps.core.trial import COSTS, ENERGY, Outcome, Trial, TrialState
 from zo_sweeps.devices.energy import EnergyMeter
 from zo_sweeps.devices.load import Load
 from zo_sweeps.engine.loss_noise import noise_to_signal
 from zo_sweeps.engine.train import Evaluated, Scores, StepDone
-from zo_sweeps.record.journal import evals, scalars
+from zo_sweeps.record.journal import scalars
 from zo_sweeps.record.spent import spent
 
 FLUSH_SECONDS = 0.5  # steps are reported in groups; a killed process loses its last group, which is recomputed
@@ -48,8 +51,8 @@ class Recorder:
 
     Attributes:
         coefs, losses: the log of scalars, steps already in the journal first.
-        evaluations: step -> its `eval` event on dev.
-        test: the `test` event, once there is one.
+        evaluations: step -> its scores on dev.
+        test: the scores on test, once there are any.
         measured: metrics of the outcome, by name.
         unmeasured: how the names of metrics begin that cannot be measured here -> the reason.
         mask, quantized, initial: fingerprints of the sparse mask, of the computed codes, and of computed initial values
@@ -72,39 +75,34 @@ class Recorder:
     def __init__(self, trial: Trial, sink: Sink, journal: Sequence[Event]) -> None:
         self.trial, self._sink = trial, sink
         self.coefs, self.losses = scalars(journal)
-        self.evaluations = {step: event for (split, step), event in evals(journal).items() if split == "dev"}
-        self.test = next((event for event in journal if event["type"] == "test"), None)
-        self.seen = {event["step"] for event in journal if event["type"] == "gradients"}
-        prints = {
-            event["type"]: str(event["fingerprint"])
-            for event in journal
-            if event["type"] in ("mask", "quantized", "initial")
-        }
-        self.mask, self.quantized = prints.get("mask", ""), prints.get("quantized", "")
-        self.initial = prints.get("initial", "")
-        self.lost = {event["step"]: float(event["lost"]) for event in journal if event["type"] == "updates"}
-        reports = [event for event in journal if event["type"] == "steps"]
-        self.noise = {step: (noise, signal) for one in reports for step, noise, signal in one.get("rounding", ())}
-        self._readings = [event for event in journal if event["type"] == "sensors"]
-        self._warned = {event["metric"] for event in journal if event["type"] == "warning"}
+        self.evaluations = {event.step: event for event in only(ScoredDev, journal)}
+        self.test = next(iter(only(ScoredTest, journal)), None)
+        self.seen = {event.step for event in only(events.SquaredGradients, journal)}
+        self.mask, self.quantized, self.initial = (
+            "".join(event.fingerprint for event in only(computed, journal)[-1:])
+            for computed in (events.ComputedMask, events.ComputedCodes, events.ComputedInitial)
+        )
+        self.lost = {event.step: event.lost for event in only(events.Updates, journal)}
+        starts, reports = only(Start, journal), only(Steps, journal)
+        self.noise = {int(step): (noise, signal) for one in reports for step, noise, signal in one.rounding or ()}
+        self._readings = only(events.Sensors, journal)
+        self._warned = {event.metric for event in only(events.Warned, journal)}
         self.reported = len(self.losses)  # steps already in the journal
-        self.rungs = {event["step"] for event in journal if event["type"] == "rung"}  # where rivals were compared
+        self.rungs = {event.step for event in only(events.Rung, journal)}  # where rivals were compared
         self.largest = (1, 0)
         self.measured: dict[str, float] = {}
         self.unmeasured: dict[str, str] = {}
-        self.fused = max((int(event.get("fused", 0)) for event in journal if event["type"] == "start"), default=0)
+        self.fused = max((start.fused or 0 for start in starts), default=0)
         self.device: Mapping[str, Any] = {}
         self.energy = EnergyMeter(None, reason="the steps did not run")
         self.load: Load | None = None
         self._earlier = _earlier(journal)
-        self.untrained = next((float(one["untrained"]) for one in reports if "untrained" in one), math.nan)
+        self.untrained = next((one.untrained for one in reports if one.untrained is not None), math.nan)
         self.selected = 0
         self.selection = ("loss", 1)
-        self.codes = [str(event["code"]) for event in journal if event["type"] == "start" and "code" in event]
+        self.codes = [start.code for start in starts if start.code]
         self._reports = [_without_log(event) for event in reports]
-        self._defined = [
-            event.get("device", {}).get("energy_definition") for event in journal if event["type"] == "start"
-        ]
+        self._defined = [start.device.get("energy_definition") for start in starts]
         self._step_seconds: list[float] = []
         self._pending: list[StepDone] = []
         self._flushed_at = time.perf_counter()
@@ -114,9 +112,8 @@ class Recorder:
         """Number of steps run in this attempt."""
         return len(self._step_seconds)
 
-    def emit(self, kind: str, **fields: Any) -> Event:
-        """Send an event."""
-        event = {"type": kind, "time": time.time(), **fields}
+    def emit(self, event: E) -> E:
+        """Send an event; return it."""
         self._sink.emit(event)
         return event
 
@@ -136,21 +133,14 @@ class Recorder:
                     self.flush()
         elif event.step not in self.evaluations:
             self.flush()
-            self.evaluations[event.step] = self.emit(
-                "eval",
-                step=event.step,
-                split="dev",
-                loss=event.loss,
-                metric=event.metric,
-                metrics=dict(event.metrics),
-                seconds=event.seconds,
-            )
+            scores = ScoredDev(**vars(event))
+            self.evaluations[event.step] = self.emit(scores)
 
     def _take_lost(self, event: StepDone) -> None:
         """Keep and report the share of an update that rounding lost, where it was measured."""
         if event.step not in self.lost and not math.isnan(event.lost):
             self.lost[event.step] = event.lost
-            self.emit("updates", step=event.step, lost=event.lost)
+            self.emit(events.Updates(step=event.step, lost=event.lost))
             self.warn("updates_lost", event.lost)
 
     def _take_noise(self, event: StepDone) -> None:
@@ -178,7 +168,7 @@ class Recorder:
         """Report a remark, unless it is "" or was reported before."""
         if text and metric not in self._warned:
             self._warned.add(metric)
-            self.emit("warning", metric=metric, text=text)
+            self.emit(events.Warned(metric=metric, text=text))
 
     def take_test(self, step: int, scores: Scores, rows: str, weights: str) -> None:
         """Keep and report the test scores.
@@ -186,8 +176,7 @@ class Recorder:
         Args:
             rows, weights: digests of the rows that were scored, and of the trained values.
         """
-        self.test = self.emit(
-            "test",
+        event = ScoredTest(
             step=step,
             loss=scores.loss,
             metric=scores.metric,
@@ -197,6 +186,7 @@ class Recorder:
             rows=rows,
             weights=weights,
         )
+        self.test = self.emit(event)
 
     def take_reading(self, time: float, step: int, values: Mapping[str, float]) -> None:
         """Keep and report a reading of a phone's sensors, unless an earlier attempt did.
@@ -205,28 +195,25 @@ class Recorder:
             time: of the reading.
             step: the last one that had ended.
         """
-        if all(time > event["time"] for event in self._readings[-1:]):
-            self._readings.append(self.emit("sensors", time=time, step=step, values=dict(values)))
+        if all(time > event.time for event in self._readings[-1:]):
+            self._readings.append(self.emit(events.Sensors(time=time, step=step, values=dict(values))))
 
     def flush(self) -> None:
         """Report the steps done since the last report, as one event."""
         if self._pending:
             joules = sum(step.joules for step in self._pending)
-            measured: dict[str, Any] = {} if math.isnan(joules) else {"joules": joules}
-            if rounding := [[step.step, *step.noise] for step in self._pending if step.noise is not None]:
-                measured["rounding"] = rounding
-            if self.reported == 0 and math.isfinite(self.untrained):
-                measured["untrained"] = self.untrained
-            report = self.emit(
-                "steps",
+            report = Steps(
                 first=self._pending[0].step,
-                losses=[step.loss for step in self._pending],
-                coefs=[list(step.coefs) for step in self._pending],
+                losses=tuple(step.loss for step in self._pending),
+                coefs=tuple(tuple(step.coefs) for step in self._pending),
                 seconds=sum(step.seconds for step in self._pending),
                 tokens=sum(step.tokens for step in self._pending),
-                **measured,
+                joules=None if math.isnan(joules) else joules,
+                rounding=tuple((step.step, *step.noise) for step in self._pending if step.noise is not None) or None,
+                untrained=self.untrained if self.reported == 0 and math.isfinite(self.untrained) else None,
                 **self.energy.report(),
             )
+            self.emit(report)
             self._reports.append(_without_log(report))
             self.reported = self._pending[-1].step
             self._pending = []
@@ -235,7 +222,7 @@ class Recorder:
     def best(self) -> int:
         """Return the selected step: lowest dev loss, or best dev metric (`train.select`); ties go to the first."""
         by, sign = self.selection
-        return min(self.evaluations, key=lambda step: (sign * self.evaluations[step][by], step))
+        return min(self.evaluations, key=lambda step: (sign * getattr(self.evaluations[step], by), step))
 
     def outcome(self, state: TrialState, *, error: str = "", trace: str = "") -> Outcome:
         """Report the steps that are not reported yet, and return the outcome of the attempt, with its metrics."""
@@ -243,7 +230,7 @@ class Recorder:
         metrics = dict(self.measured)
         done = len(self.losses)
         if done:
-            seconds = sum(report["seconds"] for report in self._reports)
+            seconds = sum(report.seconds for report in self._reports)
             metrics["train_seconds"] = seconds
             if all(map(math.isfinite, self.losses[-FINAL_STEPS:])):
                 metrics["final_train_loss"] = statistics.fmean(self.losses[-FINAL_STEPS:])
@@ -251,11 +238,11 @@ class Recorder:
                 statistics.median(self._step_seconds) if self._step_seconds else seconds / done
             )
             metrics["mean_seconds_per_step"] = seconds / done
-            tokens = sum(report["tokens"] for report in self._reports)
+            tokens = sum(report.tokens for report in self._reports)
             metrics["tokens_per_second"] = tokens / seconds if seconds else 0.0
             metrics |= spent(self._reports, done)
         for name, worst in (("battery_percent", min), ("battery_celsius", max)):
-            if values := [event["values"][name] for event in self._readings if name in event["values"]]:
+            if values := [event.values[name] for event in self._readings if name in event.values]:
                 metrics[name] = worst(values)
         if dropped := sum(math.isnan(g) for line in self.coefs for g in line):
             metrics["directions_dropped"] = float(dropped)
@@ -265,11 +252,12 @@ class Recorder:
             metrics["noise_to_signal"] = ratio
         chosen = self.evaluations.get(self.selected)
         if state is TrialState.SUCCEEDED and chosen is not None and self.test is not None:
-            for split, event in (("dev", chosen), ("test", self.test)):
-                metrics[f"{split}/loss"], metrics[f"{split}/metric"] = event["loss"], event["metric"]
-                metrics |= {f"{split}/{name}": value for name, value in event.get("metrics", {}).items()}
+            splits: Mapping[str, ScoredDev | ScoredTest] = {"dev": chosen, "test": self.test}
+            for split, scores in splits.items():
+                metrics[f"{split}/loss"], metrics[f"{split}/metric"] = scores.loss, scores.metric
+                metrics |= {f"{split}/{name}": value for name, value in scores.metrics.items()}
             if math.isfinite(self.untrained):
-                metrics["dev_loss_change"] = chosen["loss"] - self.untrained
+                metrics["dev_loss_change"] = chosen.loss - self.untrained
         unmeasured = dict(self.unmeasured)
         if self.fused:
             metrics["fused_trials"] = float(self.fused)
@@ -309,12 +297,12 @@ def _earlier(journal: Sequence[Event]) -> list[dict[str, Any]]:
     places: list[dict[str, Any]] = []
     place: dict[str, Any] | None = None
     for event in journal:
-        if event["type"] == "start":
-            place = _place(event.get("device", {}))
-        elif event["type"] == "steps" and place is not None and not any(place is one for one in places):
+        if isinstance(event, Start):
+            place = _place(event.device)
+        elif isinstance(event, Steps) and place is not None and not any(place is one for one in places):
             places.append(place)
-        elif event["type"] == "end" and place is not None:
-            place |= _place(event["outcome"].get("device", {}))  # with its load
+        elif isinstance(event, End) and place is not None:
+            place |= _place(event.outcome.device)  # with its load
     return places
 
 
@@ -322,6 +310,6 @@ def _place(device: Mapping[str, Any]) -> dict[str, Any]:
     return {name: device[name] for name in PLACE if name in device}
 
 
-def _without_log(event: Event) -> Event:
-    """Return a `steps` event without what the log already holds."""
-    return {key: value for key, value in event.items() if key not in ("losses", "coefs")}
+def _without_log(report: Steps) -> Steps:
+    """Return a report without what the log already holds."""
+    return replace(report, losses=(), coefs=None)

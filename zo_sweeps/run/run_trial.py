@@ -9,8 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.events import End, Event, Sink, Start
 from zo_sweeps.core.light_client import Away
-from zo_sweeps.core.trial import Event, Outcome, Sharing, Sink, Trial, TrialState
+from zo_sweeps.core.trial import Outcome, Sharing, Trial, TrialState
 from zo_sweeps.devices.memory import MemoryMeter, is_out_of_memory, set_aside
 from zo_sweeps.engine.follower import Follower
 from zo_sweeps.engine.types import DivergedError
@@ -59,7 +60,7 @@ def run_trial(
         outcome = recorder.outcome(state, error=what, trace=traceback.format_exc())
     if not recorder.fused:
         outcome = replace(outcome, metrics={**outcome.metrics, "wall_seconds": time.perf_counter() - began})
-    sink.emit({"type": "end", "time": time.time(), "outcome": outcome.to_json()})
+    sink.emit(End(outcome=outcome))
     return outcome
 
 
@@ -80,14 +81,14 @@ def _execute(
     recorder.device = {**runner.device(), **recorder.energy.definitions}
     code = code_of(config)
     recorder.codes = [*(recorder.codes if config.method.kind.resumes else ()), code]
-    recorder.emit(
-        "start",
+    start = Start(
         attempt=attempt,
         device={**recorder.device, **({} if recorder.load is None else {"load": recorder.load.read()})},
         versions=provenance.collect(),
         resumed_from=recorder.reported if config.method.kind.resumes else 0,
         code=code,
     )
+    recorder.emit(start)
     if config.method.kind.of_model:
         loading = time.perf_counter()
         bench.load()

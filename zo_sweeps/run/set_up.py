@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zo_sweeps.core.trial import Event, Trial
+from zo_sweeps.core.events import Event
+from zo_sweeps.core.trial import Trial
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.run import cache
 from zo_sweeps.run.recorder import Nowhere, Recorder

@@ -8,6 +8,7 @@ from functools import partial
 import torch
 
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.events import ComputedCodes, ComputedInitial, ComputedMask
 from zo_sweeps.core.fingerprint import fingerprint
 from zo_sweeps.engine.batch import Batch, collate
 from zo_sweeps.engine.data import indices
@@ -126,7 +127,7 @@ class Workbench:
         recorder = self.recorder
         if not recorder.initial:
             recorder.initial = mark
-            recorder.emit("initial", fingerprint=mark)
+            recorder.emit(ComputedInitial(fingerprint=mark))
         self.began_elsewhere = recorder.initial != mark
         if self.began_elsewhere:
             recorder.say("initial", OTHER_START.format(space=self.config.space.name))
@@ -239,7 +240,8 @@ class Workbench:
             )
         if not recorder.mask:
             recorder.mask = mark
-            recorder.emit("mask", fingerprint=mark, entries=sum(map(len, mask.masks.values())))
+            entries = sum(map(len, mask.masks.values()))
+            recorder.emit(ComputedMask(fingerprint=mark, entries=entries))
         return mask
 
     def _same_codes(self) -> None:
@@ -254,7 +256,7 @@ class Workbench:
             )
         if not recorder.quantized:
             recorder.quantized = package.codes
-            recorder.emit("quantized", fingerprint=package.codes)
+            recorder.emit(ComputedCodes(fingerprint=package.codes))
 
     def _plain(self) -> LanguageModel:
         """Return the model with the weights themselves, in place of the one that stores codes, which is freed."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from zo_sweeps.core.events import PeerLost, PeersReady
 from zo_sweeps.core.memory import Part
 from zo_sweeps.devices.tensors import Tensors
 from zo_sweeps.engine.peers import Team
@@ -104,7 +105,7 @@ class ZerothOrderRunner(Runner):
             return None
 
         def on_loss(why: str) -> None:
-            self.recorder.emit("peer_lost", reason=why)
+            self.recorder.emit(PeerLost(reason=why))
 
         self._team = Team(
             self.sharing.peers,
@@ -115,7 +116,7 @@ class ZerothOrderRunner(Runner):
             on_loss=on_loss,
         )
         self.recorder.measured["workers"] = 1.0 + self._team.ready()
-        self.recorder.emit("peers", names=list(self.sharing.names))
+        self.recorder.emit(PeersReady(names=tuple(self.sharing.names)))
         return self._team
 
     def _release(self) -> None:

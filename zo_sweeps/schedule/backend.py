@@ -6,14 +6,14 @@ A backend runs the attempts of a sweep; an executor (`zo_sweeps.methods.executor
 from __future__ import annotations
 
 import importlib
-import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.core.trial import Event, Outcome, RunTrial, Sink, Trial, TrialState
+from zo_sweeps.core.events import End, Event, RunTrial, Sink
+from zo_sweeps.core.trial import Outcome, Trial, TrialState
 
 RUN_TRIAL = "zo_sweeps.run.run_trial:run_trial"
 FLUSH_SECONDS = (
@@ -135,5 +135,5 @@ def run_guarded(
             error=f"{type(error).__name__}: {line}".rstrip(": "),
             traceback=traceback.format_exc(),
         )
-        sink.emit({"type": "end", "time": time.time(), "outcome": outcome.to_json()})
+        sink.emit(End(outcome=outcome))
         return outcome

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.core.trial import Event, Outcome, Trial
+from zo_sweeps.core.events import Event, Steps, only
+from zo_sweeps.core.trial import Outcome, Trial
 from zo_sweeps.core.units import duration, joules_text
 from zo_sweeps.methods.budget import Budget
 from zo_sweeps.schedule.ledger import Span, Standing
@@ -73,7 +74,7 @@ def covered(intervals: Iterable[tuple[float, float]]) -> float:
 
 def joules_of(events: Iterable[Event]) -> float:
     """Return the energy of the steps among a trial's events."""
-    return float(sum(event.get("joules") or 0.0 for event in events if event["type"] == "steps"))
+    return sum((report.joules or 0.0 for report in only(Steps, events)), 0.0)
 
 
 def _end(span: Span, read: Callable[[str], list[Event]]) -> float:
@@ -81,7 +82,7 @@ def _end(span: Span, read: Callable[[str], list[Event]]) -> float:
     if span.end is not None:
         return span.end
     try:
-        times = [event["time"] for event in read(span.trial_id)]
+        times = [event.time for event in read(span.trial_id)]
     except UserError:  # a damaged journal fails its trial when that is launched
         return span.begin
     return max((at for at in times if span.begin <= at <= span.before), default=span.begin)
@@ -157,8 +158,7 @@ class Meter:
     def see(self, events: Sequence[Event]) -> bool:
         """Count the energy of new events of a trial; return whether the budget misses that of one of its steps."""
         self._joules += joules_of(events)
-        steps = [event for event in events if event["type"] == "steps"]
-        return self._budget.joules is not None and any(event.get("joules") is None for event in steps)
+        return self._budget.joules is not None and any(report.joules is None for report in only(Steps, events))
 
     def reached(self) -> str:
         """Return the cap that stops the running trials, and what was spent; "" if none is reached."""

@@ -7,15 +7,15 @@ written to the journals as `rung` events, each with all trials that go on; it is
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.events import Event, Rung, ScoredDev
 from zo_sweeps.core.fingerprint import canonical_json
-from zo_sweeps.core.trial import Event, Outcome, Trial, TrialState
+from zo_sweeps.core.trial import Outcome, Trial, TrialState
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.plan.halving import has_rungs
@@ -52,7 +52,7 @@ class Verdict:
     trial_id: str
     step: int
     goes_on: bool
-    event: Event
+    event: Rung
 
 
 def groups(plan: Plan) -> list[Group]:
@@ -122,12 +122,12 @@ class Halving:
         if group is None:
             return
         for event in events:
-            if event["type"] == "eval" and event["step"] in group.rungs:
-                self._scores[trial_id, event["step"]] = _score(event, group.metric)
-            elif event["type"] == "rung":
-                if trial_id in event["kept"]:  # if not, it has ended, or its driver was killed before it wrote so
-                    self._told[trial_id].add(event["step"])
-                self._kept[group, event["step"]] = frozenset(event["kept"])
+            if isinstance(event, ScoredDev) and event.step in group.rungs:
+                self._scores[trial_id, event.step] = _score(event, group.metric)
+            elif isinstance(event, Rung):
+                if trial_id in event.kept:  # if not, it has ended, or its driver was killed before it wrote so
+                    self._told[trial_id].add(event.step)
+                self._kept[group, event.step] = frozenset(event.kept)
 
     def ended(self, trial_id: str) -> None:
         """Note that a trial has ended: it will reach no further rung."""
@@ -160,7 +160,7 @@ class Halving:
             for trial_id in (trial_id for ids in settings for trial_id in ids):
                 if self._rung(trial_id) == step and trial_id not in self._ended and trial_id not in running:
                     self._told[trial_id].add(step)
-                    event = {"type": "rung", "time": time.time(), "step": step, "kept": sorted(kept)}
+                    event = Rung(step=step, kept=tuple(sorted(kept)))
                     verdicts.append(Verdict(trial_id, step, trial_id in kept, event))
                     if trial_id not in kept:
                         self._ended.add(trial_id)
@@ -242,6 +242,6 @@ class Rungs(Observer):
             self._sweep.say(f"{trials} at a rung: other settings of their cell have neither reached it nor ended")
 
 
-def _score(event: Mapping[str, Any], metric: str) -> float:
+def _score(event: ScoredDev, metric: str) -> float:
     name = metric.partition("/")[2]
-    return float(event[name] if name in ("loss", "metric") else event["metrics"].get(name, math.nan))
+    return float(getattr(event, name) if name in ("loss", "metric") else event.metrics.get(name, math.nan))

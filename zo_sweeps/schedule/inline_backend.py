@@ -7,7 +7,8 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from zo_sweeps.core.trial import Event, Sharing, Trial
+from zo_sweeps.core.events import Event, Start
+from zo_sweeps.core.trial import Sharing, Trial
 from zo_sweeps.devices.probe import probe
 from zo_sweeps.schedule.backend import (
     COLD,
@@ -138,9 +139,7 @@ class _Stream:
         return self._error is not None
 
     def emit(self, event: Event) -> None:
-        if event["type"] == "start":
-            event = {**event, "node": NODE, "profile": probe()["profile"]}
-        self._events.append(event)
+        self._events.append(event.at(NODE, probe()["profile"]) if isinstance(event, Start) else event)
         if time.monotonic() - self._last >= FLUSH_SECONDS and not self.broken:
             try:
                 self._flush()

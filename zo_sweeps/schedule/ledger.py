@@ -106,7 +106,7 @@ class Standing:
         if state is TrialState.LOST and not entry.get("blameless"):
             self.losses[trial_id] = self.losses.get(trial_id, 0) + 1
         if "outcome" in entry:
-            self.outcomes[trial_id] = Outcome.from_json(
+            self.outcomes[trial_id] = Outcome.read(
                 {**entry["outcome"], "trial_id": trial_id, "error": entry.get("error", "")}
             )
 

@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from zo_sweeps.core.trial import Event, Outcome, Trial
+from zo_sweeps.core.events import Event, Warned, only
+from zo_sweeps.core.trial import Outcome, Trial
 
 if TYPE_CHECKING:
     from zo_sweeps.schedule.backend import Lost
@@ -71,9 +72,8 @@ class Remarks(Observer):
 
     def saw(self, run: Running, events: Sequence[Event]) -> None:
         self.looks()
-        for event in events:
-            if event["type"] == "warning":
-                self._say(event["metric"], f"{run.trial.label or run.trial.trial_id}: {event['text']}")
+        for warned in only(Warned, events):
+            self._say(warned.metric, f"{run.trial.label or run.trial.trial_id}: {warned.text}")
 
     def lost(self, report: Lost) -> None:
         if report.sick:

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-from zo_sweeps.core.trial import Event, Trial
+from zo_sweeps.core.events import Event
+from zo_sweeps.core.trial import Trial
 
 END_SECONDS = 5.0
 

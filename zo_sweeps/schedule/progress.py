@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -117,9 +118,8 @@ def dev(run: Running) -> str:
     """Return the scores of an attempt's last evaluation: "  dev 62.5, loss 0.6931"; "" before the first."""
     if run.dev is None:
         return ""
-    metric, loss = run.dev.get("metric"), run.dev.get("loss")  # null: not finite
-    score = "–" if metric is None else _metric(run.trial).printed(metric)
-    return f"  dev {score}, loss {'–' if loss is None else format(loss, '.4g')}"
+    score = _metric(run.trial).printed(run.dev.metric) if math.isfinite(run.dev.metric) else "–"
+    return f"  dev {score}, loss {format(run.dev.loss, '.4g') if math.isfinite(run.dev.loss) else '–'}"
 
 
 def _terminal(snapshot: Snapshot) -> int:

@@ -13,7 +13,8 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from zo_sweeps.core.trial import Event, Outcome, Sharing, Trial
+from zo_sweeps.core.events import Event, Start
+from zo_sweeps.core.trial import Outcome, Sharing, Trial
 from zo_sweeps.schedule.backend import run_guarded
 
 
@@ -82,8 +83,8 @@ class TrialActor:
             self._following = None
 
     def emit(self, event: Event) -> None:
-        if event["type"] == "start":
-            event = {**event, **self._place}
+        if isinstance(event, Start):
+            event = event.at(**self._place)
         with self._changed:
             self._events.append(event)
 

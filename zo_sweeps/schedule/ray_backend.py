@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from zo_sweeps.core.trial import Event, Outcome, Sharing, Trial, TrialState
+from zo_sweeps.core.events import End, Event
+from zo_sweeps.core.trial import Outcome, Sharing, Trial, TrialState
 from zo_sweeps.schedule.backend import (
     COLD,
     FLUSH_SECONDS,
@@ -280,13 +281,12 @@ class RayBackend:
         if slot.outgrown:
             self._deliver(Lost(trial_id, slot.attempt, slot.outgrown, slot.node.name, blameless=True))
         else:
-            self._finish(trial_id, slot.attempt, slot.node.name, Outcome.from_json(outcome), leaving)
+            self._finish(trial_id, slot.attempt, slot.node.name, Outcome.read(outcome), leaving)
 
     def _outgrown(self, slot: Slot, trial: Trial, events: Sequence[Event]) -> str:
         """Return why the last event is the end of a trial that only a larger GPU can run; "" if it is not."""
-        if not events or events[-1]["type"] != "end":
-            return ""
-        ran_out = events[-1]["outcome"]["state"] == TrialState.OUT_OF_MEMORY.value
+        end = events[-1] if events else None
+        ran_out = isinstance(end, End) and end.outcome.state is TrialState.OUT_OF_MEMORY
         return self._slots.outgrew(slot, trial) if ran_out else ""
 
     def _finish(self, trial_id: str, attempt: int, node: str, ended: Outcome, leaving: bool) -> None:

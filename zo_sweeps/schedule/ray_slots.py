@@ -8,8 +8,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from zo_sweeps.core.events import Event, Start, only
 from zo_sweeps.core.host import GIB
-from zo_sweeps.core.trial import Event, Trial
+from zo_sweeps.core.trial import Trial
 from zo_sweeps.core.units import bytes_text
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.schedule.cluster import DEVICE_LABEL
@@ -255,7 +256,7 @@ class Slots:
         slot.heard = True
         for follower in slot.followers if events else ():
             follower.heard = True  # the leader runs when all followers are ready
-        if slot.began and any(event["type"] != "start" for event in events):
+        if slot.began and len(only(Start, events)) < len(events):
             self._start, slot.began = time.monotonic() - slot.began, 0.0
 
     def free(self, slot: Slot) -> None:

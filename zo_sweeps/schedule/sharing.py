@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.core.trial import Event, SharedSteps, Trial
+from zo_sweeps.core.events import ComputedCodes, ComputedMask, Event
+from zo_sweeps.core.trial import SharedSteps, Trial
 from zo_sweeps.methods.executor import Executor
 from zo_sweeps.schedule.placement import Node, gpus_needed, refusal
 
@@ -81,4 +82,4 @@ def room_for(trial: Trial, nodes: Sequence[Node], cpus: int) -> int:
 
 def of_weights(journal: Sequence[Event]) -> list[Event]:
     """Return the events of a journal that a follower needs: the rest reaches it with the leader's first question."""
-    return [event for event in journal if event["type"] in ("mask", "quantized")]
+    return [event for event in journal if isinstance(event, (ComputedMask, ComputedCodes))]

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from zo_sweeps.core.trial import Event, Outcome, Trial, TrialState
+from zo_sweeps.core.events import Event, ScoredDev, Steps
+from zo_sweeps.core.trial import Outcome, Trial, TrialState
 from zo_sweeps.schedule.observer import Observer
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ SETTLED_SECONDS = 600.0
 
 @dataclass
 class Running:
-    """An attempt in flight. `resumed_from` and `step` count optimisation steps; `dev` is its last `eval` event."""
+    """An attempt in flight. `resumed_from` and `step` count optimisation steps; `dev` has its last scores."""
 
     trial: Trial
     attempt: int = 0
@@ -27,15 +28,15 @@ class Running:
     resumed_from: int = 0
     step: int = 0
     since: float = field(default_factory=time.monotonic)
-    dev: Event | None = None
+    dev: ScoredDev | None = None
     heard: bool = False  # its process has reported; before, it may still wait for its turn on a node
 
     def saw(self, events: Sequence[Event]) -> None:
         """Take new events."""
         for event in events:
-            if event["type"] == "steps":
-                self.step = event["first"] + len(event["losses"]) - 1
-            elif event["type"] == "eval":
+            if isinstance(event, Steps):
+                self.step = event.last
+            elif isinstance(event, ScoredDev):
                 self.dev = event
 
     def share(self, step: int) -> float:

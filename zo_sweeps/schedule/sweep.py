@@ -9,13 +9,13 @@ The loop knows queue, retries and transitions; policies are observers (`schedule
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 from zo_sweeps.core.errors import UserError, unknown
-from zo_sweeps.core.trial import Event, Outcome, Trial, TrialState
+from zo_sweeps.core.events import End, Event
+from zo_sweeps.core.trial import Outcome, Trial, TrialState
 from zo_sweeps.record.journal import last_step
 from zo_sweeps.record.journal import outcome as recorded_outcome
 from zo_sweeps.schedule.backend import Backend, Finished, Progress, Report
@@ -105,7 +105,7 @@ class Sweep:
     def conclude(self, trial: Trial, outcome: Outcome) -> None:
         """Record the result of a trial that does not run."""
         before = self.ledger.state(trial.trial_id)
-        self._append(trial.trial_id, [_end_event(outcome)])
+        self._append(trial.trial_id, [End(outcome=outcome)])
         self.ledger.write(trial.trial_id, outcome.state, error=outcome.error, outcome=outcome)
         self.pending.held.pop(trial.trial_id, None)
         self._move(before, outcome.state)
@@ -206,7 +206,7 @@ class Sweep:
         elif state is not TrialState.CANCELLED:
             self._ran += 1
             if state is TrialState.LOST:  # no process was left to write this to the journal
-                self._append(trial.trial_id, [_end_event(outcome)])
+                self._append(trial.trial_id, [End(outcome=outcome)])
         for observer in self._observers:
             observer.ended(run, outcome, again)
 
@@ -217,10 +217,6 @@ class Sweep:
     def _move(self, before: TrialState, after: TrialState) -> None:
         self.counts[before if before is TrialState.RUNNING else TrialState.PENDING] -= 1
         self.counts[after] += 1
-
-
-def _end_event(outcome: Outcome) -> Event:
-    return {"type": "end", "time": time.time(), "outcome": outcome.to_json()}
 
 
 def check_rerun(rerun: Collection[str], trials: Collection[str]) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from zo_sweeps.core.errors import unknown
+from zo_sweeps.core.events import SquaredGradients
 from zo_sweeps.methods.definition import Definition
 from zo_sweeps.methods.registry import members
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from zo_sweeps.tables.figures import Figure, FigureSpec, Lookup, Panel
     from zo_sweeps.tables.records import Record
 
-Cumulative = Mapping[int, Mapping[str, Sequence[float]]]  # of one run: step -> shares, mean, std over the layers
+Cumulative = Mapping[int, SquaredGradients]  # of one run, by step
 Trail = Mapping[str, Sequence[tuple[int, float, float]]]  # of one run: name in CURVES -> (step, seconds, value)
 
 

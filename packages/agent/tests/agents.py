@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.conftest import REPO
-from zo_sweeps.core.trial import Event, Trial
+from zo_sweeps.core.events import Event, Steps, read_event
+from zo_sweeps.core.trial import Trial
 
 DRIVER, PROGRAMS = "driver", "programs.json"
 PATIENCE = 60.0
@@ -180,10 +181,10 @@ class Head:
         return str(wait(made))
 
     def events(self, lease: str) -> list[Event]:
-        return list(self.store.events(lease, 0))
+        return [*map(read_event, self.store.events(lease, 0))]
 
     def steps(self, lease: str) -> int:
-        return sum(event["type"] == "steps" for event in self.events(lease))
+        return sum(isinstance(event, Steps) for event in self.events(lease))
 
     def outcome(self, lease: str) -> dict[str, Any]:
         """Of a lease, waited for."""

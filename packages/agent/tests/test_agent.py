@@ -23,7 +23,9 @@ import pytest
 
 from tests.schedule import fakes
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.core.trial import Event, Outcome, TrialState
+from zo_sweeps.core.events import ClientLine, End, Event, Start, Steps, read_event
+from zo_sweeps.core.events import write_event as to_json
+from zo_sweeps.core.trial import Outcome, TrialState
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.models import hub
 from zo_sweeps.models.identity import DEMO, fingerprint_model
@@ -62,28 +64,22 @@ def test_a_mistyped_code_is_named(text: str) -> None:
 
 # --- spools
 
-START: Event = {"type": "start", "time": 1.0, "attempt": 1, "device": {}, "versions": {}, "resumed_from": 0}
+START = Start(time=1.0, attempt=1, device={}, versions={}, resumed_from=0)
 
 
 def steps(first: int, coef: float = 0.5) -> Event:
-    return {
-        "type": "steps",
-        "time": 1.0,
-        "first": first,
-        "losses": [1.0],
-        "coefs": [[coef]],
-        "seconds": 0.1,
-        "tokens": 1,
-    }
+    return Steps(time=1.0, first=first, losses=(1.0,), coefs=((coef,),), seconds=0.1, tokens=1)
 
 
 def end(state: TrialState) -> Event:
-    return {"type": "end", "time": 2.0, "outcome": Outcome("t", state, steps_done=2).to_json()}
+    return End(time=2.0, outcome=Outcome("t", state, steps_done=2))
 
 
 def lease(root: Path, name: str, journal: list[Event] | None = None, attempt: int = 1) -> Spool:
     trial = fakes.trial(root / "unused", "t").to_json()
-    return Spool.create(root, LeaseContents(name, "t", attempt, 0, trial, tuple(journal or ()), threads=3))
+    return Spool.create(
+        root, LeaseContents(name, "t", attempt, 0, trial, tuple(map(to_json, journal or ())), threads=3)
+    )
 
 
 def write(spool: Spool, *events: Event) -> None:
@@ -96,7 +92,7 @@ def test_a_spool_survives_its_process(tmp_path: Path) -> None:
     write(first, steps(1), steps(2, math.nan))
     (again,) = spools.spools(tmp_path)
     assert (again.lease, again.attempt, again.threads, again.trial_id) == ("one", 1, 3, "t")
-    assert [event["type"] for event in again.journal] == ["start", "steps", "steps"]
+    assert [event.kind for event in again.journal] == ["start", "steps", "steps"]
     message = again.post()
     assert message is not None
     assert (message.first, len(message.events), message.outcome) == (0, 2, None)
@@ -128,7 +124,7 @@ def test_a_long_journal_is_sent_in_parts_and_the_outcome_with_the_last(
     messages = 0
     while (message := spool.post()) is not None:
         assert message.first == len(sent)
-        sent += message.events
+        sent += map(read_event, message.events)
         spool.acknowledged, messages = len(sent), messages + 1
         if message.outcome:
             break
@@ -141,11 +137,11 @@ def test_a_spool_goes_on_from_an_older_one_that_begins_with_its_journal(tmp_path
     write(older, steps(1), steps(2, math.nan), end(TrialState.SUCCEEDED))
     older.retire()
     newer = lease(tmp_path, "two", [START, steps(1)], attempt=2)
-    assert [event["type"] for event in newer.events()] == ["steps", "end"]
+    assert [event.kind for event in newer.events()] == ["steps", "end"]
     assert newer.outcome is not None
 
 
-@pytest.mark.parametrize("journal", [[START, steps(1, 0.7)], [{**START, "time": 1.5}]])
+@pytest.mark.parametrize("journal", [[START, steps(1, 0.7)], [replace(START, time=1.5)]])
 def test_it_does_not_where_another_machine_went_on(tmp_path: Path, journal: list[Event]) -> None:
     older = lease(tmp_path, "one", [START])
     write(older, steps(1), steps(2))
@@ -159,12 +155,12 @@ def test_the_end_of_an_attempt_that_was_stopped_is_not_taken_over(tmp_path: Path
     assert older.outcome is not None
     older.retire()
     newer = lease(tmp_path, "two")
-    assert [event["type"] for event in newer.events()] == ["start", "steps"]
+    assert [event.kind for event in newer.events()] == ["start", "steps"]
     assert newer.outcome is None
 
 
 def line(kind: str, step: int = 0, **fields: Any) -> Event:
-    return {"type": "log", "time": 1.0, "line": {"type": kind, "step": step, **fields}}
+    return ClientLine(time=1.0, line={"type": kind, "step": step, **fields})
 
 
 def test_a_log_of_the_light_client_goes_on_from_what_decides_it(tmp_path: Path) -> None:
@@ -174,10 +170,12 @@ def test_a_log_of_the_light_client_goes_on_from_what_decides_it(tmp_path: Path) 
     write(older, line("start"), *own, line("step", 3, coefs=[0.75]))
     older.retire()
     journal = [line("step", 1, coefs=[0.5]), line("step", 2, coefs=[0.25])]
-    assert [event["line"]["step"] for event in lease(tmp_path, "two", journal).events()] == [3]
+    assert [event.line["step"] for event in lease(tmp_path, "two", journal).events()] == [3]
     assert lease(tmp_path, "three", [line("step", 1, coefs=[0.7])]).events() == []
     scoring = {**fakes.trial(tmp_path / "unused", "t").to_json(), "client": ["--score", "test", "--at", "2"]}
-    assert Spool.create(tmp_path, LeaseContents("four", "t", 1, 0, scoring, tuple(journal))).events() == []
+    assert (
+        Spool.create(tmp_path, LeaseContents("four", "t", 1, 0, scoring, tuple(map(to_json, journal)))).events() == []
+    )
 
 
 def test_a_client_that_never_reaches_a_step_is_given_back(tmp_path: Path) -> None:

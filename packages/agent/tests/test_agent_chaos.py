@@ -19,7 +19,8 @@ import pytest
 from agents import DRIVER, Cable, Head, head, wait
 from tests.schedule import fakes
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.core.trial import Event, Trial
+from zo_sweeps.core.events import End, Event, Steps
+from zo_sweeps.core.trial import Trial
 from zo_sweeps.record.journal import scalars
 from zo_sweeps_agent.agent import commands, light
 from zo_sweeps_agent.agent_facts import Note
@@ -63,8 +64,8 @@ def must_be_exact(one: Head, lease: str, trial: Trial, before: list[Event] | Non
     outcome = one.outcome(lease)
     events = [*(before or []), *one.events(lease)]
     assert (scalars(events), outcome["metrics"]) == undisturbed(trial)
-    assert [event["first"] for event in events if event["type"] == "steps"] == list(range(1, STEPS + 1))
-    assert sum(event["type"] == "end" for event in events) == 1
+    assert [event.first for event in events if isinstance(event, Steps)] == list(range(1, STEPS + 1))
+    assert sum(isinstance(event, End) for event in events) == 1
 
 
 def test_a_killed_agent_goes_on_from_its_disk(gateway: Head, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from facts import FACTS
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.events import read_event
 from zo_sweeps.core.trial import Needs, Outcome, SharedSteps, Stored, Trial, TrialState
 from zo_sweeps.schedule.placement import Node, preference, reason, refusal
 from zo_sweeps.schedule.ray_slots import Slot, Slots
@@ -64,13 +65,13 @@ async def begin(proxies: Proxies, trial: Trial = TRIAL, journal: Any = ()) -> No
 def test_an_attempt_from_its_lease_to_its_outcome(store: Store, tmp_path: Path) -> None:
     async def script(proxies: Proxies) -> None:
         assert await proxies.drain("t", 1, 0, 0.05) == ([], None, False), "the call of `run` may come later"
-        await begin(proxies, journal=[STEPS])
+        await begin(proxies, journal=[read_event(STEPS)])
         await begin(proxies)  # Ray repeats a call after its actor was restarted
         lease = send(store, 0, START)
         contents = store.contents(lease)
         assert (contents.journal, contents.threads) == ((STEPS,), 2)
         events, outcome, _ = await proxies.drain("t", 1, 0, 5)
-        assert (events[0]["node"], events[0]["profile"], outcome) == ("board", "jetson-tx2", None)
+        assert (events[0].node, events[0].profile, outcome) == ("board", "jetson-tx2", None)
         began = time.monotonic()
         assert await proxies.drain("t", 1, 1, 0.2) == ([], None, False)
         assert time.monotonic() - began > 0.15, "it waits for news"
@@ -78,8 +79,8 @@ def test_an_attempt_from_its_lease_to_its_outcome(store: Store, tmp_path: Path) 
         events, outcome, leaving = await proxies.drain("t", 1, 1, 20)
         bytes_ = {"agent_bytes_down": 0.0, "agent_bytes_up": 200.0}
         assert outcome == {**DONE, "metrics": {"a": 1.0, **bytes_}}
-        assert [event["type"] for event in events] == ["steps", "end"]
-        assert events[1]["outcome"] == outcome, "the journal says the same"
+        assert [event.kind for event in events] == ["steps", "end"]
+        assert events[1].outcome.to_json() == outcome, "the journal says the same"
         assert not leaving
 
     proxied(tmp_path, script)

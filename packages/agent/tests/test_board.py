@@ -24,7 +24,8 @@ from test_client_trial import TRIAL, by_the_bindings
 from tests.conftest import REPO
 from tests.worker.common import make, measured
 from toy import script
-from zo_sweeps.core.trial import Event, Outcome, Trial
+from zo_sweeps.core.events import ClientLine, Event, ScoredDev
+from zo_sweeps.core.trial import Outcome, Trial
 from zo_sweeps.schedule import ray_actor
 from zo_sweeps.schedule.backend import RUN_TRIAL
 from zo_sweeps_agent import known_answers, known_programs
@@ -139,11 +140,11 @@ def test_a_trial_on_a_board_is_the_trial(
     events, outcome, leaving = actor.drain(trial.trial_id, 1, 0, 1.0)
     assert outcome is not None
     assert not leaving
-    ended = Outcome.from_json(outcome)
+    ended = Outcome.read(outcome)
     assert measured(ended, events) == measured(*by_the_bindings), ended.error
-    assert (events[0]["node"], events[0]["device"]["runtime"]) == ("pi", "light client")
-    assert [event["step"] for event in events if event["type"] == "eval"] == [4, 8]
-    log = [event["line"] for event in gateway.events(lease.id) if event["type"] == "log"]
+    assert (events[0].node, events[0].device["runtime"]) == ("pi", "light client")
+    assert [event.step for event in events if isinstance(event, ScoredDev)] == [4, 8]
+    log = [event.line for event in gateway.events(lease.id) if isinstance(event, ClientLine)]
     assert [line["step"] for line in log if line["type"] == "step"] == list(range(1, 9)), "each step once"
     assert [line["replayed"] for line in log if line["type"] == "start"] == [0, 3]
     program = ended.metrics["program_bytes"]

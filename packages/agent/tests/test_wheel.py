@@ -119,6 +119,6 @@ def test_it_runs_a_trial_to_the_bits_of_the_whole_package(board: Path, tmp_path:
         (tmp_path / file.path).write_bytes(Path(file.here).read_bytes())
     asked = {"trial": trial.to_json(), "folders": {"model": str(tmp_path)}}
     outcome, events, code, loaded = json.loads(zo(board, "-c", RUN, given=json.dumps(asked)))
-    assert measured(Outcome.from_json(outcome), events) == measured(*run(trial)), outcome["error"]
+    assert measured(Outcome.read(outcome), events) == measured(*run(trial)), outcome["error"]
     assert code == code_of(TrialConfig.of(trial.config)), "the results of boards and heads count as of one code"
     assert not NOT_ON_BOARDS & {*loaded}

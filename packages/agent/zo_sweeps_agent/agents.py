@@ -12,13 +12,13 @@ import contextlib
 import sqlite3
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.core.light_client import LOG_EVENT
-from zo_sweeps.core.trial import Event, Outcome, Sharing, Trial, TrialState
+from zo_sweeps.core.events import ClientLine, End, Event, Start, read_event
+from zo_sweeps.core.trial import Outcome, Sharing, Trial, TrialState
 from zo_sweeps.methods.definition import own_source
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.schedule.outside import LeaseLostError
@@ -170,19 +170,19 @@ class Proxies:
             return [], _cancelled(trial_id), True
         if (lease := self._standing.get(held.lease)) is None:
             return [], None, False
-        events = [_placed(event, lease) for event in self._store.events(lease.id, cursor)]
+        events = [_placed(read_event(event), lease) for event in self._store.events(lease.id, cursor)]
         if lease.state == OPEN:
             stopped = lease.stop and not lease.online
             return events, _cancelled(trial_id) if stopped else None, False
         if cursor + len(events) < lease.received:
             return events, None, False  # it ended between the two looks
         if lease.state == ENDED:
-            outcome = self._store.outcome(lease.id) or {}
-            if outcome["state"] == TrialState.LOST.value and not events:
-                raise LeaseLostError(outcome["error"] or "its process ended unexpectedly")
-            if outcome["state"] == TrialState.LOST.value:
+            outcome = Outcome.read(self._store.outcome(lease.id))
+            if outcome.state is TrialState.LOST and not events:
+                raise LeaseLostError(outcome.error or "its process ended unexpectedly")
+            if outcome.state is TrialState.LOST:
                 return events, None, False
-            return events, _with_bytes(outcome, lease), False
+            return events, _with_bytes(outcome, lease).to_json(), False
         if events:
             return events, None, False
         if lease.blameless:
@@ -256,23 +256,21 @@ def _files(trial: Mapping[str, Any]) -> list[StoredFile]:
     return lease_files(TrialConfig.of(config))
 
 
-def _placed(event: dict[str, Any], lease: Lease) -> Event:
+def _placed(event: Event, lease: Lease) -> Event:
     """Return an event with what the head knows better than the board: where it runs, and the bytes of its lease.
 
     Raises LeaseLostError for a line of a log: this board is not one that runs the light client.
     """
-    if event["type"] == LOG_EVENT:
+    if isinstance(event, ClientLine):
         raise LeaseLostError(f"{lease.agent} sent a log of the light client, which it does not run")
-    if event["type"] == "start":
-        return {**event, "node": lease.agent, "profile": lease.profile}
-    if event["type"] == "end":
-        return {**event, "outcome": _with_bytes(event["outcome"], lease)}
-    return event
+    if isinstance(event, Start):
+        return event.at(lease.agent, lease.profile)
+    return replace(event, outcome=_with_bytes(event.outcome, lease)) if isinstance(event, End) else event
 
 
-def _with_bytes(outcome: Mapping[str, Any], lease: Lease) -> dict[str, Any]:
+def _with_bytes(outcome: Outcome, lease: Lease) -> Outcome:
     metrics = {"agent_bytes_down": float(lease.down), "agent_bytes_up": float(lease.up)}
-    return {**outcome, "metrics": {**outcome.get("metrics", {}), **metrics}}
+    return replace(outcome, metrics={**outcome.metrics, **metrics})
 
 
 def _cancelled(trial_id: str) -> dict[str, Any]:
@@ -280,8 +278,8 @@ def _cancelled(trial_id: str) -> dict[str, Any]:
 
 
 def _failed(trial_id: str, error: str) -> Drained:
-    outcome = Outcome(trial_id, TrialState.FAILED, error=error).to_json()
-    return [{"type": "end", "time": time.time(), "outcome": outcome}], outcome, False
+    outcome = Outcome(trial_id, TrialState.FAILED, error=error)
+    return [End(outcome=outcome)], outcome.to_json(), False
 
 
 class AgentSlot:

@@ -29,6 +29,7 @@ from cryptography.x509.oid import NameOID
 
 from zo_sweeps import __version__
 from zo_sweeps.bench.measure import Row
+from zo_sweeps.core.events import End, Steps, write_event
 from zo_sweeps.core.trial import Outcome, Stored, Trial, TrialState
 from zo_sweeps.devices.live import Host
 from zo_sweeps.fleet.node import listens
@@ -188,9 +189,8 @@ class _Agent:
         for number in range(MESSAGES + 1):
             body: dict[str, Any] = {"first": number, "events": [_steps(number)], "outcome": None}
             if number == MESSAGES:
-                outcome = Outcome(self._trial["trial_id"], TrialState.SUCCEEDED).to_json()
-                end = {"type": "end", "time": time.time(), "outcome": outcome}
-                body |= {"events": [end], "outcome": outcome}
+                outcome = Outcome(self._trial["trial_id"], TrialState.SUCCEEDED)
+                body |= {"events": [write_event(End(outcome=outcome))], "outcome": outcome.to_json()}
             began = time.perf_counter()
             await self._ask("POST", f"/v1/leases/{self._lease}/events", body)
             seconds.append(time.perf_counter() - began)
@@ -198,9 +198,9 @@ class _Agent:
 
 
 def _steps(number: int) -> dict[str, Any]:
-    losses = [1 / (step + 3) for step in range(STEPS)]
-    event = {"type": "steps", "first": 1 + number * STEPS, "losses": losses, "coefs": [[loss] for loss in losses]}
-    return {**event, "time": time.time(), "seconds": 1.0, "tokens": 1000}
+    losses = tuple(1 / (step + 3) for step in range(STEPS))
+    coefs = tuple((loss,) for loss in losses)
+    return write_event(Steps(first=1 + number * STEPS, losses=losses, coefs=coefs, seconds=1.0, tokens=1000))
 
 
 def _lease(folder: Path) -> dict[str, float]:

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.core.light_client import LOG_EVENT, Away, Bundle, Line, scoring
-from zo_sweeps.core.trial import Event, Outcome, Sharing, Trial, TrialState
+from zo_sweeps.core.events import ClientLine, End, Event, read_event
+from zo_sweeps.core.light_client import Away, Bundle, Line, scoring
+from zo_sweeps.core.trial import Outcome, Sharing, Trial, TrialState
 from zo_sweeps.schedule.backend import run_guarded
 from zo_sweeps.schedule.outside import LeaseLostError
 from zo_sweeps.schedule.ray_actor import TrialActor
@@ -71,11 +72,11 @@ class Board(Away):
                 self._wait_or_stop()
                 standing = self._store.standing([lease])[lease]  # before the events: none follows its end
                 events = self._store.events(lease, number)
-                for event in events:
+                for event in map(read_event, events):
                     number += 1
-                    if event["type"] == LOG_EVENT:
-                        yield dict(event["line"])
-                    elif event["type"] != "end":
+                    if isinstance(event, ClientLine):
+                        yield dict(event.line)
+                    elif not isinstance(event, End):
                         self._lose(f"{self._agent} sent something else than the light client's log")
                 if standing.state != OPEN:
                     self._end(standing)
@@ -92,7 +93,7 @@ class Board(Away):
         trial_id = manifest.settings.trial_id
         label = manifest.config["trial"].get("label") or trial_id
         trial = {"trial_id": trial_id, "label": label, "client": list(arguments)}
-        journal = [{"type": LOG_EVENT, "line": line} for line in known]
+        journal = [ClientLine(line=line) for line in known]
         files = []
         for name, file in bundle.needed.items():
             path = folder / name
@@ -123,7 +124,7 @@ class Board(Away):
         """Return if the client came to its end. Raises UserError if it failed."""
         if lease.state == OVER:
             self._lose(lease.why, blameless=lease.blameless)
-        ended = Outcome.from_json(self._store.outcome(lease.id) or {})
+        ended = Outcome.read(self._store.outcome(lease.id) or {})
         if ended.state is TrialState.FAILED:
             raise UserError(f"the light client failed on {self._agent}: {ended.error}")
         if ended.state is not TrialState.SUCCEEDED:

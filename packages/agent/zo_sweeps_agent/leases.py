@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.events import Event, write_event
 from zo_sweeps.core.shape import MalformedError, S
-from zo_sweeps.core.trial import Event
 from zo_sweeps.devices.live import Reading
 from zo_sweeps_agent import agent_records
 from zo_sweeps_agent.agent_facts import (
@@ -329,7 +329,7 @@ class Store:
         Raises RefusedError when the agent is not online, and when it has no free slot.
         """
         identity = secrets.token_hex(8)
-        body = json.dumps(Contents(trial, tuple(journal), tuple(files), threads).to_json())
+        body = json.dumps(Contents(trial, tuple(map(write_event, journal)), tuple(files), threads).to_json())
         label = trial.get("label") or trial["trial_id"]
         row = (identity, agent, driver, trial["trial_id"], attempt, label, time.time(), OPEN, profile)
         columns = "id, agent, driver, trial_id, attempt, label, made, state, profile"

@@ -15,7 +15,8 @@ import torch
 
 from reference import log_of
 from tests.worker.common import make, measured, run
-from zo_sweeps.core.trial import Event, Outcome, TrialState
+from zo_sweeps.core.events import ComputedInitial, Event
+from zo_sweeps.core.trial import Outcome, TrialState
 from zo_sweeps.engine.noise import combine
 from zo_sweeps.engine.replay import digest as replayed
 from zo_sweeps.engine.spaces.prefix import PrefixTuning
@@ -108,5 +109,5 @@ def test_a_log_is_read_where_initial_values_are_computed_with_other_last_bits(
     assert ended.metrics["theta_difference"] == 0
     began = bundle.read(folder).initial
     assert began is not None
-    (event,) = (event for event in journal if event["type"] == "initial")
-    assert event["fingerprint"] == replayed({name: torch.from_numpy(value) for name, value in began.items()})
+    (event,) = (event for event in journal if isinstance(event, ComputedInitial))
+    assert event.fingerprint == replayed({name: torch.from_numpy(value) for name, value in began.items()})

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from tests.worker.common import make, measured, run
-from zo_sweeps.core.trial import METRICS, Event, Outcome, TrialState
+from zo_sweeps.core.events import End, Event, Sensors
+from zo_sweeps.core.trial import METRICS, Outcome, TrialState
 from zo_sweeps.engine.replay import digest, rebuild
 from zo_sweeps.engine.spaces.prefix import PrefixTuning
 from zo_sweeps.engine.step import losses_at
@@ -104,9 +105,9 @@ def test_a_log_gives_the_results_of_the_run_and_what_its_phone_said(
         assert found[name] == reference[name]
     assert found["scores"] == pytest.approx(reference["scores"])
 
-    sensed = [event for event in journal if event["type"] == "sensors"]
-    assert [(event["time"], event["step"]) for event in sensed] == [(100.0, 0), (110.0, 2)]
-    assert sensed[0]["values"] == {"battery_percent": 81.0, "battery_celsius": 31.4, "zones/cpu-0": 45200.0}
+    sensed = [event for event in journal if isinstance(event, Sensors)]
+    assert [(event.time, event.step) for event in sensed] == [(100.0, 0), (110.0, 2)]
+    assert sensed[0].values == {"battery_percent": 81.0, "battery_celsius": 31.4, "zones/cpu-0": 45200.0}
     metrics = ended.metrics
     assert (metrics["battery_percent"], metrics["battery_celsius"]) == (79.0, 33.0)
     assert (metrics["program_bytes"], metrics["planned_bytes"]) == (len(b"program"), PLANNED)
@@ -114,8 +115,8 @@ def test_a_log_gives_the_results_of_the_run_and_what_its_phone_said(
     assert metrics["trainable_parameters"] == torchs.metrics["trainable_parameters"]
     assert {name for name in metrics if not name.startswith(("dev/", "test/"))} <= {*METRICS}
 
-    again, journal = run(trial, [event for event in journal if event["type"] != "end"], attempt=2)
-    assert sum(event["type"] == "sensors" for event in journal) == 2, "a reading is recorded once"
+    again, journal = run(trial, [event for event in journal if not isinstance(event, End)], attempt=2)
+    assert sum(isinstance(event, Sensors) for event in journal) == 2, "a reading is recorded once"
     assert again.metrics["battery_percent"] == 79.0
 
 

@@ -10,6 +10,7 @@ import pytest
 from tests.report.test_reclaim import write
 from tests.worker.common import make
 from zo_sweeps.cli.main import main
+from zo_sweeps.core.events import read_event
 from zo_sweeps.methods.code import code_of
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.run.set_up import set_up
@@ -36,7 +37,7 @@ def test_a_program_is_found_by_what_its_trials_journal_says(
     (program,) = tmp_path.glob("cache/programs/*/program.pte")
     code = code_of(TrialConfig.of(trial.config))
     for name, attempt in (("same", code), ("of_other_code", "0" * 16)):
-        write(tmp_path / name, trial, [{"type": "start", "time": 0.0, "attempt": 1, "code": attempt}])
+        write(tmp_path / name, trial, [read_event({"type": "start", "time": 0.0, "attempt": 1, "code": attempt})])
     assert main(["gc", "--yes", f"state_dir={tmp_path / 'of_other_code'}"]) == 0
     assert "there is nothing to drop" in capsys.readouterr().out
     assert main(["gc", "--yes", f"state_dir={tmp_path / 'same'}"]) == 0

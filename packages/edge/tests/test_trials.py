@@ -15,8 +15,9 @@ import torch
 from executorch.extension.pybindings import portable_lib
 
 from tests.worker.common import make, measured, run
+from zo_sweeps.core.events import Event, Start
 from zo_sweeps.core.place import apart, places
-from zo_sweeps.core.trial import Event, Outcome, TrialState
+from zo_sweeps.core.trial import Outcome, TrialState
 from zo_sweeps.record.journal import evals, scalars
 from zo_sweeps_edge import in_program
 from zo_sweeps_edge.program import Apply, Dual, Forward, Program, Theta
@@ -64,8 +65,8 @@ def test_two_hundred_steps_have_the_losses_of_the_engine(q: int, model: Sequence
     assert ended.metrics[THETA] == 0
     assert 0 < ended.metrics["noise_to_signal"] < 0.1
     for key, event in evals(torchs).items():
-        assert evals(programs)[key]["loss"] == pytest.approx(event["loss"], abs=1e-5)
-        assert evals(programs)[key]["metric"] == event["metric"]
+        assert evals(programs)[key].loss == pytest.approx(event.loss, abs=1e-5)
+        assert evals(programs)[key].metric == event.metric
 
 
 @pytest.fixture
@@ -147,7 +148,7 @@ def test_a_trial_moves_between_the_runtimes() -> None:
         assert ended.state is TrialState.SUCCEEDED, ended.traceback
         assert ended.steps_done == 8
         assert scalars(journal)[1] == pytest.approx(scalars(expected)[1], abs=64 * UNIT)
-        runtimes = [event["device"]["runtime"] for event in journal if event["type"] == "start"]
+        runtimes = [event.device["runtime"] for event in journal if isinstance(event, Start)]
         assert runtimes == [first.config.device.runtime, second.config.device.runtime]
         (before,) = ended.device["earlier"]
         assert (before["runtime"], ended.device["runtime"]) == tuple(runtimes)

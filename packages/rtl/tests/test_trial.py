@@ -15,7 +15,8 @@ pytest.importorskip("pyosys", reason="needs the extra [rtl]")
 from zo_sweeps.cli.main import main
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.core.trial import Event, Trial, TrialState
+from zo_sweeps.core.events import Event, MadeFile
+from zo_sweeps.core.trial import Trial, TrialState
 from zo_sweeps.devices import doctor
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.build import Plan, build
@@ -107,7 +108,7 @@ def test_a_trial_has_figures_and_the_files_behind_them() -> None:
     assert (figures["numbers_per_clock"], figures["luts_per_number"]) == (3, 4 / 3)
     assert figures["ecp5_ffs"] == 32
     assert 100 < figures["ecp5_mhz"] < 2000
-    files = {event["name"]: event["text"] for event in events if event["type"] == "file"}
+    files = {event.name: event.text for event in events if isinstance(event, MadeFile)}
     assert {"pezo_ring.v", "xcup_netlist.v", "xcup_cells.json", "ecp5_report.json"} <= set(files)
     assert files["xcup_netlist.v"].count("FDRE ") == 32
     assert json.loads(files["ecp5_report.json"])["mhz_by_seed"] == {"1": figures["ecp5_mhz"]}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.events import MadeFile
 from zo_sweeps.run.runner import Runner, StoppedError
 from zo_sweeps_rtl import tools
 from zo_sweeps_rtl.of_perturbation import circuit
@@ -31,7 +32,7 @@ class SynthesisRunner(Runner):
             raise UserError(what, fix="install the same versions on every node")
         made = circuit(self.config.perturbation, self.config.seed, kind)
         for name, text in {f"{made.name}.v": made.verilog, **made.files}.items():
-            recorder.emit("file", name=name, text=text)
+            recorder.emit(MadeFile(name=name, text=text))
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             tools.simulated(made, folder, kind.clocks)
@@ -46,6 +47,6 @@ class SynthesisRunner(Runner):
                     raise StoppedError
                 result = step()
                 for name, text in result.files.items():
-                    recorder.emit("file", name=name, text=text)
+                    recorder.emit(MadeFile(name=name, text=text))
                 recorder.measured |= result.figures
             recorder.measured["luts_per_number"] = recorder.measured["luts"] / numbers

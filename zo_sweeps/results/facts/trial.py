@@ -88,8 +88,8 @@ def trial_facts(plan: Plan, name: str) -> TrialFacts:
         differs=_differs(plan, trial),
         attempts=[Attempt(*place) for place in places(events)],
         evaluations=[
-            Evaluation(split, step, event["loss"], event["metric"])
-            for (split, step), event in sorted(evals(events).items())
+            Evaluation(split, step, scores.loss, scores.metric)
+            for (split, step), scores in sorted(evals(events).items())
         ],
         metrics=ended.metrics if ended else {},
         unmeasured=ended.unmeasured if ended else {},

@@ -39,9 +39,10 @@ class CumulativeGradient(FigureKind):
                 wanted = (next(s for s in steps if s >= part * steps[-1]) for part in spec.at if steps)
                 for step in dict.fromkeys(wanted):
                     parts = [run[step] for run in found]
-                    mean, std = (tuple(map(fmean, zip(*(p[k] for p in parts), strict=True))) for k in ("mean", "std"))
+                    both = [part.mean for part in parts], [part.std for part in parts]
+                    mean, std = (tuple(map(fmean, zip(*values, strict=True))) for values in both)
                     label = both_labels(spec, name, f"step {step}")
-                    drawn.append(Series(label, len(drawn), tuple(parts[0]["shares"]), mean, std, len(found)))
+                    drawn.append(Series(label, len(drawn), parts[0].shares, mean, std, len(found)))
                 if not steps and any(record.block == block for record in here):
                     empty.append(f"{name} ({title})" if title else name)
             panels.append(Panel(title, tuple(drawn)))

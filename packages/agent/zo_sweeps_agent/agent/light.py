@@ -24,9 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.events import ClientLine, End, only
 from zo_sweeps.core.files import locked, replace_text
 from zo_sweeps.core.jsonl import read_objects
-from zo_sweeps.core.light_client import BUSY, DIVERGED, DONE, LOG, LOG_EVENT, NAME, Line, scoring, text_of
+from zo_sweeps.core.light_client import BUSY, DIVERGED, DONE, LOG, NAME, Line, scoring, text_of
 from zo_sweeps.core.process import die_with_parent
 from zo_sweeps.core.trial import Outcome, TrialState
 from zo_sweeps.devices.live import Host, l4t
@@ -114,7 +115,7 @@ def run(client: Path, words: Mapping[str, Any], should_stop: Callable[[], bool])
         with Journal(folder / "events.jsonl") as journal:
             ended = _Run(client, bundle, spool, journal, should_stop).to_its_end()
             if ended is not None:
-                journal.append({"type": "end", "time": time.time(), "outcome": ended.to_json()})
+                journal.append(End(outcome=ended))
 
 
 class _Run:
@@ -149,7 +150,7 @@ class _Run:
 
     def _once(self) -> tuple[int | None, list[Line]]:
         """Run the client; return its exit status (None: it was stopped) and the new lines of its log."""
-        text = text_of(event["line"] for event in self._spool.journal if event["type"] == LOG_EVENT)
+        text = text_of(event.line for event in only(ClientLine, self._spool.journal))
         replace_text(self._log, text)
         offset, new = len(text.encode()), []
         with self._messages.open("wb") as messages:
@@ -171,8 +172,7 @@ class _Run:
                     break
                 lines.append(line)
                 offset = end
-            now = time.time()
-            self._journal.extend([{"type": LOG_EVENT, "time": now, "line": line} for line in lines])
+            self._journal.extend([ClientLine(line=line) for line in lines])
             new += lines
             if status is not None:
                 return (None if stopped else status), new

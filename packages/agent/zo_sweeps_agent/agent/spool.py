@@ -14,15 +14,16 @@ import contextlib
 import json
 import os
 import shutil
-import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.events import ClientLine, End, Event, read_event, write_event
 from zo_sweeps.core.files import replacing
-from zo_sweeps.core.light_client import LOG_EVENT, decisive
+from zo_sweeps.core.light_client import decisive
 from zo_sweeps.core.shape import CONTROL
-from zo_sweeps.core.trial import Event, Outcome, TrialState
+from zo_sweeps.core.trial import Outcome, TrialState
 from zo_sweeps.record.journal import Journal, outcome, read_events
 from zo_sweeps_agent.lease_contents import LeaseContents
 from zo_sweeps_agent.protocol import Message
@@ -54,7 +55,7 @@ class Spool:
             self.trial, self.trial_id = contents.trial, contents.trial_id
             self.label = CONTROL.sub("?", str(self.trial.get("label", "")))  # it is printed
             self.attempt, self.threads, self.files = contents.attempt, contents.threads, contents.files
-            self._base = contents.journal
+            self._base = [*map(read_event, contents.journal)]
         except (OSError, ValueError) as error:
             raise UserError(f"damaged lease ({type(error).__name__})", where=str(folder)) from None
         self._events, self._offset = read_events(folder / "events.jsonl")
@@ -113,13 +114,14 @@ class Spool:
         """End the attempt as CANCELLED, without a process."""
         ended = Outcome(self.trial_id, TrialState.CANCELLED, error="stopped on request")
         with Journal(self.folder / "events.jsonl") as journal:
-            journal.append({"type": "end", "time": time.time(), "outcome": ended.to_json()})
+            journal.append(End(outcome=ended))
 
     @property
     def fruitless(self) -> bool:
         """Whether the last `FRUITLESS` attempts of this lease ended before they emitted anything but their start."""
-        last = [event["line"] if event["type"] == LOG_EVENT else event for event in self.events()[-FRUITLESS:]]
-        return [event["type"] for event in last] == ["start"] * FRUITLESS
+        last = self.events()[-FRUITLESS:]
+        kinds = [event.line["type"] if isinstance(event, ClientLine) else event.kind for event in last]
+        return kinds == ["start"] * FRUITLESS
 
     def post(self) -> Message | None:
         """Return the next message to the head: events that it lacks, and the outcome with the last of them.
@@ -131,9 +133,9 @@ class Spool:
         if rest:  # what the head has must be here after a power cut, too: later events continue it
             with (self.folder / "events.jsonl").open("rb") as file:
                 os.fsync(file.fileno())
-        part: list[Event] = []
+        part: list[dict[str, Any]] = []
         size = 0
-        for event in rest:
+        for event in map(write_event, rest):
             size += len(json.dumps(event))
             if part and size > POST_BYTES:
                 break
@@ -177,7 +179,7 @@ def _beyond(root: Path, contents: LeaseContents) -> list[Event]:
     """
     if contents.trial.get("client"):
         return []
-    journal = [text for text, _ in _marks(contents.journal)]
+    journal = [text for text, _ in _marks([*map(read_event, contents.journal)])]
     best: list[Event] = []
     for folder in [*(root / "retired").glob("*/"), *(root / "leases").glob("*/")]:
         try:
@@ -199,7 +201,7 @@ def _marks(events: Sequence[Event]) -> list[tuple[str, int]]:
     """
     marks = []
     for number, event in enumerate(events, 1):
-        kept = decisive(event["line"]) if event["type"] == LOG_EVENT else event
+        kept = decisive(event.line) if isinstance(event, ClientLine) else write_event(event)
         if kept is not None:
             marks.append((json.dumps(kept, sort_keys=True), number))  # equal for NaN, which differs from itself
     return marks

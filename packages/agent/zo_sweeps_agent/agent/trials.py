@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.events import Event, Start
 from zo_sweeps.core.files import locked
-from zo_sweeps.core.trial import Event, Outcome, Trial
+from zo_sweeps.core.trial import Outcome, Trial
 from zo_sweeps.methods.parts import ModelSource
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.record.journal import Journal
@@ -132,7 +133,7 @@ class _Sink:
     place: Mapping[str, str]
 
     def emit(self, event: Event) -> None:
-        self.journal.append({**event, **self.place} if event["type"] == "start" else event)
+        self.journal.append(event.at(**self.place) if isinstance(event, Start) else event)
 
 
 def here(trial: Mapping[str, Any], folders: Mapping[str, str]) -> Trial:
