@@ -113,8 +113,8 @@ def test_a_trial_of_an_earlier_version_that_shared_forwards_goes_on_and_keeps_it
     data = trial.to_json()
     old = Trial.from_json({**data, "shares_forwards": True, "needs": {**data["needs"], "beside": 2}})
     assert old.needs == trial.needs
-    cut = next(i for i, event in enumerate(journal) if event["type"] == "steps") + 1
-    marked = [{**event, "fused": 3} if event["type"] == "start" else event for event in journal[:cut]]
+    cut = next(i for i, event in enumerate(journal) if isinstance(event, Steps)) + 1
+    marked = [replace(event, fused=3) if isinstance(event, Start) else event for event in journal[:cut]]
     resumed, whole = run(old, marked, attempt=2)
     assert measured(resumed, whole) == measured(outcome, journal)
     assert resumed.metrics["fused_trials"] == 3

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.worker.common import make, measured, run
-from zo_sweeps.core.events import End, Event, Sensors
+from zo_sweeps.core.events import ComputedInitial, End, Event, Sensors
 from zo_sweeps.core.trial import METRICS, Outcome, TrialState
 from zo_sweeps.engine.replay import digest, rebuild
 from zo_sweeps.engine.spaces.prefix import PrefixTuning
@@ -189,5 +189,5 @@ def test_a_log_is_read_where_initial_values_are_computed_with_other_last_bits(
     assert ended.metrics["test/metric"] == torchs.metrics["test/metric"]
     began = bundle.read(folder).initial
     assert began is not None
-    (event,) = (event for event in journal if event["type"] == "initial")
-    assert event["fingerprint"] == digest({name: torch.from_numpy(value) for name, value in began.items()})
+    (event,) = (event for event in journal if isinstance(event, ComputedInitial))
+    assert event.fingerprint == digest({name: torch.from_numpy(value) for name, value in began.items()})
