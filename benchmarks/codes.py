@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from zo_sweeps.bench.measure import Row, awaited
 from zo_sweeps.bench.workload import LLAMA_58M, Steps, examples, with_lora_fa
-from zo_sweeps.core.timing import interleaved
+from zo_sweeps.core.host import interleaved
 from zo_sweeps.engine.codes import four_bit
 from zo_sweeps.engine.layers.weight_only import WeightOnly
 from zo_sweeps.engine.precisions.int8 import INT8

@@ -11,7 +11,7 @@ from benchmarks import codes, sparse
 from zo_sweeps.bench.measure import Row, awaited
 from zo_sweeps.bench.workload import LLAMA_2_7B, Example, Steps, examples
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.core.timing import interleaved
+from zo_sweeps.core.host import interleaved
 from zo_sweeps.engine import noise
 from zo_sweeps.engine.layers.full import FullModel
 from zo_sweeps.methods.parts import Model, ModelSource

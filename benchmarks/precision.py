@@ -12,8 +12,8 @@ from torch import Tensor
 
 from zo_sweeps.bench.measure import Row
 from zo_sweeps.bench.workload import LLAMA_58M, Steps, examples
-from zo_sweeps.core.remarks import NOISE_TO_SIGNAL
-from zo_sweeps.core.timing import interleaved
+from zo_sweeps.core.caveats import NOISE_TO_SIGNAL
+from zo_sweeps.core.host import interleaved
 from zo_sweeps.engine.estimators.es import ES
 from zo_sweeps.engine.estimators.rge import RGE
 from zo_sweeps.engine.estimators.rge_one_sided import RGEOneSided

@@ -12,7 +12,7 @@ from torch import nn
 
 from benchmarks.codes import LARGE, SMALL, Compute, projection, schemes
 from zo_sweeps.bench.measure import Row, awaited
-from zo_sweeps.core.timing import interleaved
+from zo_sweeps.core.host import interleaved
 from zo_sweeps.engine.layers.sparse import Sparse
 from zo_sweeps.engine.masks import Masks, random
 from zo_sweeps.methods.points import NoiseKey

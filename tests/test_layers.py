@@ -25,6 +25,7 @@ FLOORS = (
     {"schedule"},
     {"fleet"},
     {"results", "bench"},
+    {"session"},
     {"cli"},
 )
 # MeZO draws its seeds from numpy, and who wants its bits must too; 4-bit codes and 8-bit Adam are bitsandbytes'.

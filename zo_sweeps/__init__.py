@@ -39,7 +39,7 @@ def plan(
 
     Raises UserError as the command line does.
     """
-    from zo_sweeps.results import session
+    from zo_sweeps.session import session
 
     composer, _ = session.compose(grid, overrides, state_dir, config_dirs)
     return session.plan_here(composer)
@@ -62,9 +62,10 @@ def run(
     Raises UserError for bad input, or if nothing can run here; HeadLostError, a UserError, if the cluster's head goes
     away (the same call in a new process resumes the sweep); KeyboardInterrupt after a clean stop.
     """
-    from zo_sweeps.results import dataframe, session
+    from zo_sweeps.results import dataframe
     from zo_sweeps.schedule.ledger import read_standing
     from zo_sweeps.schedule.this_host import must_have_work
+    from zo_sweeps.session import session
 
     composer, command = session.compose(grid, overrides, state_dir, config_dirs)
     planned = session.plan_here(composer)
@@ -93,14 +94,14 @@ def results(
 
 
 def weights(trial_id: str, state_dir: str | Path = "zo_runs") -> dict[str, Tensor]:
-    """Return the trained values of a zeroth-order trial; see `zo_sweeps.results.export.weights`."""
-    from zo_sweeps.results import export
+    """Return the trained values of a zeroth-order trial; see `zo_sweeps.session.export.weights`."""
+    from zo_sweeps.session import export
 
     return export.weights(trial_id, state_dir)
 
 
 def save_adapter(trial_id: str, folder: str | Path, state_dir: str | Path = "zo_runs", *, merge: bool = False) -> Path:
-    """Write a zeroth-order trial's weights in PEFT format, or merged; see `zo_sweeps.results.export.save_adapter`."""
-    from zo_sweeps.results import export
+    """Write a zeroth-order trial's weights in PEFT format, or merged; see `zo_sweeps.session.export.save_adapter`."""
+    from zo_sweeps.session import export
 
     return export.save_adapter(trial_id, folder, state_dir, merge=merge)

@@ -12,7 +12,7 @@ import pytest
 import zo_sweeps
 from tests.cli.common import NOWHERE
 from tests.plan.common import write_grid
-from zo_sweeps.results import session
+from zo_sweeps.session import session
 
 
 def trained(method: str, lr: float, steps: int = 4, **space: Any) -> dict[str, Any]:

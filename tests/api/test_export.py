@@ -19,7 +19,7 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.models.identity import DEMO
 from zo_sweeps.models.package import read
 from zo_sweeps.record.journal import JournalStore, evals, scalars
-from zo_sweeps.results.export import rebuilt
+from zo_sweeps.session.export import rebuilt
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.filterwarnings("ignore")]
 ADAPTERS = ("lora_fa", "dora", "vera", "prefix")

@@ -18,10 +18,10 @@ from tests.cli.common import NOWHERE
 from zo_sweeps.cli.main import main
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.record.journal import JournalStore, places
-from zo_sweeps.results import session
-from zo_sweeps.run.untrained import Untrained
+from zo_sweeps.run.runner import Untrained
 from zo_sweeps.schedule.backend import HeadLostError
 from zo_sweeps.schedule.inline_backend import InlineBackend
+from zo_sweeps.session import session
 
 pytestmark = pytest.mark.multiprocess
 INLINE = ["executor=inline", NOWHERE]

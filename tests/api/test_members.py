@@ -91,7 +91,7 @@ def ran(place: Path) -> list[Any]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-@pytest.mark.long  # tests/worker/test_own_members.py runs such members from a trial's JSON
+@pytest.mark.long  # tests/run/test_own_members.py runs such members from a trial's JSON
 @pytest.mark.multiprocess
 @pytest.mark.slow
 def test_members_of_a_folder_and_of_a_package_run_here_and_in_workers_with_the_same_result(place: Path) -> None:

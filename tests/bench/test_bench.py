@@ -18,9 +18,9 @@ from zo_sweeps.bench import engine_parts, measure, workload
 from zo_sweeps.bench.measure import Row
 from zo_sweeps.bench.workload import Steps
 from zo_sweeps.cli.main import main
-from zo_sweeps.core import timing
+from zo_sweeps.core import host
+from zo_sweeps.core.caveats import NOISE_TO_SIGNAL
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.core.remarks import NOISE_TO_SIGNAL
 from zo_sweeps.engine.layers.full import FullModel
 from zo_sweeps.methods.parts import Model
 from zo_sweeps.models.causal import LanguageModel
@@ -61,7 +61,7 @@ def test_a_measured_step_moves_the_weights(model: LanguageModel) -> None:
 
 def test_rounds_alternate_and_the_first_is_not_counted() -> None:
     calls: list[str] = []
-    seconds = timing.interleaved({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, rounds=2)
+    seconds = host.interleaved({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, rounds=2)
     assert calls == ["a", "b"] * 3
     assert all(0 < value < 1 for value in seconds.values())
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.conftest import REPO
 from zo_sweeps.cli.main import main
-from zo_sweeps.results import session
+from zo_sweeps.session import session
 
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",

@@ -14,12 +14,12 @@ from zo_sweeps.cli.show.plan import show_plan
 from zo_sweeps.cli.show.status import show_status
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import TrialState
-from zo_sweeps.results import session
 from zo_sweeps.results.facts.plan import plan_facts
 from zo_sweeps.results.facts.status import status_facts
 from zo_sweeps.schedule.ledger import Ledger
-from zo_sweeps.schedule.live import LiveFile, read_live
 from zo_sweeps.schedule.snapshot import Running, Snapshot
+from zo_sweeps.schedule.status_file import LiveFile, read_live
+from zo_sweeps.session import session
 
 pytestmark = pytest.mark.unit
 WHY = "needs device jetson-tx2: 0 of 1 nodes offer it (desk is a cpu)"

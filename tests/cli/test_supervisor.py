@@ -15,8 +15,8 @@ import pytest
 
 from tests.cli.common import ENVIRONMENT
 from tests.schedule.nodes import wait_for
+from zo_sweeps.cli import run
 from zo_sweeps.cli import run as commands
-from zo_sweeps.cli import supervisor
 
 pytestmark = pytest.mark.multiprocess
 
@@ -28,9 +28,9 @@ from zo_sweeps.cli import supervisor
 from zo_sweeps.schedule.backend import CannotJoinError, HeadLostError
 
 ends, waits = sys.argv[1].split(), []
-supervisor._answers = lambda address: sys.argv[2] == "there"
-supervisor.LONGEST_PAUSE = 0.1
-supervisor.await_answer = lambda address: (waits.append(address), ends.pop(0))
+run._answers = lambda address: sys.argv[2] == "there"
+run.LONGEST_PAUSE = 0.1
+run.await_answer = lambda address: (waits.append(address), ends.pop(0))
 stopped = []
 
 def sweep(first):
@@ -52,7 +52,7 @@ def sweep(first):
         return 100 + len(stopped)
     return int(ends[0])
 
-status = supervisor.supervise("10.0.0.5:6379", sweep)
+status = run.supervise("10.0.0.5:6379", sweep)
 print("ended", waits, flush=True)
 sys.exit(status)
 """
@@ -122,7 +122,7 @@ def test_a_command_with_a_cluster_is_supervised_and_reruns_once(monkeypatch: pyt
     swept = lambda composer, command, order, rerun: calls.append((str(command), order, rerun)) or 0
     monkeypatch.setattr(commands, "_sweep", swept)
     twice = lambda address, sweep: calls.append(address) or sweep(True) + sweep(False)
-    monkeypatch.setattr(supervisor, "supervise", twice)
+    monkeypatch.setattr(run, "supervise", twice)
     words = ["+grid=quickstart", "cluster.address=10.0.0.5:6379"]
     assert commands.run([*words, "--order", "information", "--rerun", "failed"]) == 0
     said = f"python -m zo_sweeps {' '.join(words)}"

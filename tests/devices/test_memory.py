@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from tests.models.common import model_yaml
-from zo_sweeps.devices import memory
+from zo_sweeps.devices import peak_memory
 from zo_sweeps.devices.estimate import Batches, Rows, logits_bytes, memory_by_part
-from zo_sweeps.devices.memory import MemoryMeter
+from zo_sweeps.devices.peak_memory import MemoryMeter
 from zo_sweeps.engine.precisions.fp16 import FP16
 from zo_sweeps.engine.precisions.fp32 import FP32
 from zo_sweeps.engine.spaces.full import Full
@@ -35,8 +35,8 @@ MIB = 2**20
 @pytest.fixture(params=["kernel", "sampled"])
 def meter(request, monkeypatch):
     if request.param == "sampled":
-        monkeypatch.setattr(memory, "_reset_high_water", lambda: False)  # as where /proc may not be written to
-    elif not memory._reset_high_water():
+        monkeypatch.setattr(peak_memory, "_reset_high_water", lambda: False)  # as where /proc may not be written to
+    elif not peak_memory._reset_high_water():
         pytest.skip("this kernel does not let a process reset its VmHWM")
     return MemoryMeter("cpu")
 
@@ -67,7 +67,7 @@ def test_an_earlier_trials_peak_is_not_counted(meter):
 
 @pytest.mark.parametrize("exempted", [False, True], ids=["now", "with the next trial"])
 def test_what_an_earlier_trial_left_in_a_cycle_is_not_counted(meter, exempted):
-    memory.set_aside()
+    peak_memory.set_aside()
     meter.start()
     before, left = meter.baseline, [np.ones(200 * MIB, dtype=np.uint8)]
     left.append(left)
@@ -75,7 +75,7 @@ def test_what_an_earlier_trial_left_in_a_cycle_is_not_counted(meter, exempted):
     try:
         del left
         if exempted:
-            memory.set_aside()  # must collect first: what it exempts is never collected
+            peak_memory.set_aside()  # must collect first: what it exempts is never collected
         meter.start()
         assert abs(meter.baseline - before) < 40 * MIB
     finally:

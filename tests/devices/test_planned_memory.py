@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from tests.worker.common import TINY, make, run
-from zo_sweeps.core.memory import SCORING, TOTAL
+from tests.run.common import TINY, make, run
+from zo_sweeps.core.memory_parts import SCORING, TOTAL
 from zo_sweeps.core.trial import Outcome, Trial
 from zo_sweeps.methods.trial_config import TrialConfig
 

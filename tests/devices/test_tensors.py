@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from zo_sweeps.core.memory import Part, continue_as, counted_as, current
+from zo_sweeps.core.memory_parts import Part, continue_as, counted_as, current
 from zo_sweeps.devices.tensors import WITHIN, Tensors
 
 pytestmark = pytest.mark.unit

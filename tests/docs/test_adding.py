@@ -11,15 +11,15 @@ import pytest
 from tests.conftest import REPO
 from tests.engine import oracles
 from tests.engine.test_oracles import check_space
+from tests.run.common import run
 from tests.tables.test_figures import check_kind as check_figure_kind
 from tests.tasks.test_examples import check_kind, check_layout, check_metric, check_objective
-from tests.worker.common import run
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.trial import Outcome, TrialState
 from zo_sweeps.methods import registry
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.build import build
-from zo_sweeps.results.figures import check, figures
+from zo_sweeps.results.sweep_figures import check, figures
 from zo_sweeps.schedule.ledger import Standing
 from zo_sweeps.tables import Measure
 from zo_sweeps.tables.draw import render

@@ -14,8 +14,8 @@ from tests.cli.common import zo
 from tests.e2e.conftest import FIXED, SMALL
 from tests.e2e.drivers import Driver, starts, words
 from tests.plan.common import write_grid
+from tests.run.common import measured, run
 from tests.schedule.nodes import cluster, wait_for
-from tests.worker.common import measured, run
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.plan.build import build
 from zo_sweeps.record import server

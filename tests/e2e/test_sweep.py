@@ -117,7 +117,7 @@ def test_ray_gives_the_same_cells(inline: Sweep, new_sweep: Any) -> None:
     assert on_ray.cells() == inline.cells()
 
 
-@pytest.mark.chaos  # the interrupted sweep, and tests/worker/test_run_trial.py at every event, stay in the suite
+@pytest.mark.chaos  # the interrupted sweep, and tests/run/test_run_trial.py at every event, stay in the suite
 def test_five_kills_at_random_moments_change_nothing(inline: Sweep, new_sweep: Any) -> None:
     """SIGKILL to the driver; the last of the five is of a driver with a Ray cluster."""
     rng = random.Random(20240915)

@@ -10,9 +10,9 @@ import torch
 from tests.engine.conftest import make_examples, targets, tiny_model
 from tests.tasks.common import spec_of
 from zo_sweeps.config.composer import Composer
+from zo_sweeps.core.caveats import remarks
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import ScoredDev, ScoredTest, Steps
-from zo_sweeps.core.remarks import remarks
 from zo_sweeps.core.trial import Outcome, Trial, TrialState
 from zo_sweeps.engine import losses
 from zo_sweeps.engine.baselines import first_order
@@ -32,7 +32,7 @@ from zo_sweeps.models.load import load
 from zo_sweeps.plan.build import build
 from zo_sweeps.run.run_trial import run_trial
 from zo_sweeps.tasks import TaskSpec, encode
-from zo_sweeps.tasks.demonstrations import Demonstrator, demonstration
+from zo_sweeps.tasks.encode import Demonstrator, demonstration
 
 pytestmark = pytest.mark.unit
 STEPS, LR = 6, 0.05

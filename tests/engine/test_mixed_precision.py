@@ -12,9 +12,9 @@ from torch import Tensor
 
 from tests.engine.conftest import make_examples, tiny_model
 from tests.engine.test_baselines import outcome_of, trials
+from zo_sweeps.core.caveats import remarks
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.core.memory import TOTAL
-from zo_sweeps.core.remarks import remarks
+from zo_sweeps.core.memory_parts import TOTAL
 from zo_sweeps.core.trial import TrialState
 from zo_sweeps.engine import losses
 from zo_sweeps.engine.baselines import first_order

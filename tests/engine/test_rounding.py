@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.precision import expected_correlation
 from tests.engine.conftest import TinyModel, make_examples, targets, tiny_model
-from zo_sweeps.core.remarks import remark
+from zo_sweeps.core.caveats import remark
 from zo_sweeps.engine import losses, rounding
 from zo_sweeps.engine.batch import collate
 from zo_sweeps.engine.estimators.es import ES

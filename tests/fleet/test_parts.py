@@ -21,12 +21,12 @@ from rich.console import Console
 
 from tests.conftest import REPO
 from zo_sweeps import __version__
+from zo_sweeps.cli.fleet import show_devices
 from zo_sweeps.cli.main import main
-from zo_sweeps.cli.show.devices import show_devices
 from zo_sweeps.core.document import to_text
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.host import GIB
-from zo_sweeps.devices.live import l4t, power_mode
+from zo_sweeps.devices.readings import l4t, power_mode
 from zo_sweeps.fleet import head, inventory, preflight, secrets, service, systemd, worker
 from zo_sweeps.fleet.inventory import Device, capabilities, listed, row
 from zo_sweeps.fleet.node import FIXED_PORTS, labels, node_arguments, port_range, running, sanitised, terminate

@@ -14,10 +14,10 @@ from zo_sweeps.config.composer import Composer, conf_dir
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.methods.definition import write
 from zo_sweeps.methods.trial_config import TrialConfig
-from zo_sweeps.plan.altered import beside_written
+from zo_sweeps.plan.as_written import beside_written
 from zo_sweeps.plan.availability import Places
 from zo_sweeps.plan.build import Plan, build
-from zo_sweeps.results import figures, tables
+from zo_sweeps.results import sweep_figures, tables
 from zo_sweeps.schedule.ledger import Standing
 
 GRIDS = sorted(file.stem for file in (conf_dir() / "grid").glob("*.yaml"))
@@ -112,7 +112,7 @@ def read(grid: str, given: Sequence[str]) -> Printed:
             if cell.published is not None:
                 numbers[table.spec.name, block, keys.get(column, column)] = cell.published
     for name, spec in plan.grid.figures.items():
-        (figure,) = figures.figures(plan, composer, Standing(), Path("nowhere"), [name])
+        (figure,) = sweep_figures.figures(plan, composer, Standing(), Path("nowhere"), [name])
         blocks = list(spec.series or dict.fromkeys(plan.grid.blocks, ""))
         faults += wrong(figure.title, _of(made, blocks, plan.labels), title=True, further=further)
         for panel in figure.panels:

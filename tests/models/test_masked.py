@@ -29,7 +29,7 @@ from zo_sweeps.models.load import load
 from zo_sweeps.models.masked import MaskedLanguageModel
 from zo_sweeps.tasks import TaskSpec
 from zo_sweeps.tasks.encode import Example
-from zo_sweeps.tasks.masked import encode_masked
+from zo_sweeps.tasks.masked_rows import encode_masked
 
 pytestmark = pytest.mark.unit
 ARCH = {

@@ -12,7 +12,7 @@ import zo_sweeps.models
 
 IMPORT = """
 import logging, sys
-import zo_sweeps.models.coded
+import zo_sweeps.models.load_codes
 assert "torchao" in sys.modules, "transformers imports it"
 import executorch.runtime
 """

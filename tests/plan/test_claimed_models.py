@@ -13,7 +13,7 @@ from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.methods.parts import ModelSource
 from zo_sweeps.models.identity import DEMO
-from zo_sweeps.plan.altered import altered
+from zo_sweeps.plan.as_written import altered
 from zo_sweeps.plan.build import Plan, build
 
 ARCH = {

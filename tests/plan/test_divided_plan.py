@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.worker.common import SMALL, TINY, make
+from tests.run.common import SMALL, TINY, make
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.devices import probe
 from zo_sweeps.plan.build import Plan, build

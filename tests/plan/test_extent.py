@@ -6,7 +6,7 @@ import pytest
 
 from tests.plan.common import named
 from zo_sweeps.config.composer import Composer
-from zo_sweeps.plan.extent import extents, of_grid
+from zo_sweeps.plan.as_written import extents, of_grid
 
 pytestmark = pytest.mark.unit
 

@@ -7,7 +7,7 @@ import pytest
 from tests.plan.common import configs, named
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.methods.parts import Train
-from zo_sweeps.plan.altered import altered
+from zo_sweeps.plan.as_written import altered
 
 HALVING = "train.halving=[0.5]"
 

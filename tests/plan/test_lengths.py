@@ -14,7 +14,7 @@ import yaml
 
 from tests.conftest import REPO
 from tests.plan.common import TINY, changed, configs, planned, problem
-from tests.worker.common import run
+from tests.run.common import run
 from zo_sweeps.engine import score
 from zo_sweeps.engine.batch import Batch
 from zo_sweeps.methods.task import Lengths

@@ -10,9 +10,9 @@ import pytest
 from tests.plan.common import changed, configs, named, planned, problem
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.plan.altered import altered
+from zo_sweeps.plan.as_written import altered
 from zo_sweeps.plan.build import Plan, build
-from zo_sweeps.results import figures, tables
+from zo_sweeps.results import sweep_figures, tables
 from zo_sweeps.schedule.ledger import Standing
 from zo_sweeps.tables.build import LARGEST, RANK
 
@@ -233,7 +233,7 @@ def test_published_points_of_a_figure_follow_the_same_rule() -> None:
     def points(*overrides: str) -> list[Any]:
         composer = Composer(["+grid=prge_fig4", *overrides])
         plan = build(composer)
-        made = figures.figures(plan, composer, Standing(), Path("nowhere"))
+        made = sweep_figures.figures(plan, composer, Standing(), Path("nowhere"))
         drawn = [series for figure in made for panel in figure.panels for series in panel.series]
         return [x for series in drawn if series.is_published for x in series.x]
 

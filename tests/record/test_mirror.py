@@ -26,9 +26,8 @@ from zo_sweeps.record import mlflow_points as rows
 from zo_sweeps.record import server
 from zo_sweeps.record.journal import JournalStore
 from zo_sweeps.record.mlflow_client import _own_client
-from zo_sweeps.record.mlflow_store import MlflowMirror
+from zo_sweeps.record.mlflow_store import MlflowMirror, sync
 from zo_sweeps.record.sweep_book import SweepBook, SweepInfo
-from zo_sweeps.record.sync import sync
 
 pytestmark = pytest.mark.multiprocess
 SWEEP = SweepInfo(

@@ -13,9 +13,8 @@ from zo_sweeps.schedule.budget import Caps, Meter
 from zo_sweeps.schedule.halving import Rungs
 from zo_sweeps.schedule.inline_backend import InlineBackend
 from zo_sweeps.schedule.ledger import Ledger, Retries
-from zo_sweeps.schedule.observer import Remarks, Waits
+from zo_sweeps.schedule.observer import OneCause, Remarks, Waits
 from zo_sweeps.schedule.ray_backend import RayBackend
-from zo_sweeps.schedule.same_errors import OneCause
 from zo_sweeps.schedule.snapshot import Summary, Watch
 from zo_sweeps.schedule.sweep import Sweep
 

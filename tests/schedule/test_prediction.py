@@ -19,12 +19,12 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import Outcome, Trial, TrialState
 from zo_sweeps.devices.probe import probe
 from zo_sweeps.devices.speed import Speed, keep, known
-from zo_sweeps.results import session
 from zo_sweeps.results.facts.plan import plan_facts
 from zo_sweeps.run import measure_speed
 from zo_sweeps.schedule.ledger import Ledger, read_standing
 from zo_sweeps.schedule.prediction import TRIAL, Device, Predictions, median, speed_here, this_device
 from zo_sweeps.schedule.snapshot import Running, Snapshot
+from zo_sweeps.session import session
 
 pytestmark = pytest.mark.unit
 HERE, THERE = Device("here", 1), Device("there", 2)

@@ -15,16 +15,15 @@ from typing import Any
 import pytest
 
 from tests.conftest import REPO
+from tests.run.common import make, measured, run
 from tests.schedule.driver import sweep
-from tests.worker.common import make, measured, run
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import End, Event, PeerLost, PeersReady, ScoredDev, Start
 from zo_sweeps.core.trial import Needs, Outcome, Sharing, Trial, TrialState
 from zo_sweeps.record.journal import JournalStore, outcome, scalars
 from zo_sweeps.run.run_trial import run_trial
-from zo_sweeps.schedule.inline_backend import InlineBackend
+from zo_sweeps.schedule.inline_backend import InlineBackend, ProcessPeer
 from zo_sweeps.schedule.placement import Node
-from zo_sweeps.schedule.process_peers import ProcessPeer
 from zo_sweeps.schedule.ray_backend import RayBackend
 from zo_sweeps.schedule.sharing import Workers, no_room
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from tests.run.common import make, measured, run
 from tests.schedule.driver import sweep
 from tests.schedule.nodes import Cluster, cluster
-from tests.worker.common import make, measured, run
 from zo_sweeps.core.events import ScoredDev, Start
 from zo_sweeps.core.trial import TrialState
 from zo_sweeps.record.journal import JournalStore, outcome, scalars

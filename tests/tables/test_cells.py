@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from zo_sweeps.core.caveats import Remark
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.core.remarks import Remark
 from zo_sweeps.tables import CellState, Flag, Measure, Record, Rule, build, to_csv, to_markdown
 from zo_sweeps.tables.text_cells import below_texts, signed, value_text
 

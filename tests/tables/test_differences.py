@@ -11,8 +11,8 @@ import pytest
 
 from zo_sweeps.tables import Table, build, to_csv, to_latex, to_markdown, to_text
 from zo_sweeps.tables.html import to_html
+from zo_sweeps.tables.page import together
 from zo_sweeps.tables.records import Flag
-from zo_sweeps.tables.together import together
 
 from .examples import PUBLISHED, small
 

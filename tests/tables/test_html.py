@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from tests.report.pages import Page
+from tests.results.pages import Page
 from zo_sweeps.tables import Table, build, to_html
 from zo_sweeps.tables.html import differences_html, page
 from zo_sweeps.tables.stats import Examples

@@ -18,8 +18,8 @@ import pytest
 from zo_sweeps.tables import Table, build, to_csv, to_latex, to_markdown, to_text
 from zo_sweeps.tables.html import to_html
 from zo_sweeps.tables.latex import escape
+from zo_sweeps.tables.plain_text import published_to_text
 from zo_sweeps.tables.published import load
-from zo_sweeps.tables.text import published_to_text
 
 from .examples import LR, PUBLISHED, Q, measure, record, shuffled, small, spec
 

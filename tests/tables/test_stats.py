@@ -12,8 +12,7 @@ import pytest
 from zo_sweeps.tables import build
 from zo_sweeps.tables.csv import to_csv
 from zo_sweeps.tables.published import load
-from zo_sweeps.tables.ranks import dense_ranks, mean_ranks
-from zo_sweeps.tables.stats import by_example, differences, interval, mcnemar
+from zo_sweeps.tables.stats import by_example, dense_ranks, differences, interval, mcnemar, mean_ranks
 from zo_sweeps.tables.text_cells import notes, value_text
 
 from .examples import LR, record, spec

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.run.common import SMALL, TINY, run
 from tests.tasks.common import load_task, spec_of
-from tests.worker.common import SMALL, TINY, run
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.plan.build import Plan, build, by_line
 from zo_sweeps.results.tables import tables

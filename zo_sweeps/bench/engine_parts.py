@@ -11,8 +11,8 @@ import torch
 
 from zo_sweeps.bench.measure import Row
 from zo_sweeps.bench.workload import Steps, demo, examples, llama_58m, mezo_step, with_lora_fa
-from zo_sweeps.core.timing import interleaved
-from zo_sweeps.devices.memory import MemoryMeter
+from zo_sweeps.core.host import interleaved
+from zo_sweeps.devices.peak_memory import MemoryMeter
 from zo_sweeps.engine import noise
 from zo_sweeps.engine.layers.full import FullModel
 from zo_sweeps.engine.perturbations.low_rank import LowRank

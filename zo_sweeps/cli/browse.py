@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import sys
+import time
 from argparse import Namespace
 from collections.abc import Sequence
 from os.path import expanduser
 from pathlib import Path
 
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
 from zo_sweeps.cli.parser import grid_parser, parse, read, trial_ids
+from zo_sweeps.cli.show.status import show_failures, show_progress, show_status
 from zo_sweeps.core.document import to_text
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.plan.build import Plan
+from zo_sweeps.results.facts.status import SweepStatus, status_facts
+from zo_sweeps.schedule.ledger import driver_of
 
 
 def status(given: Sequence[str]) -> int:
@@ -28,10 +38,8 @@ def status(given: Sequence[str]) -> int:
     ids = trial_ids(options)
     if options.watch and (ids or options.json):
         raise UserError("--watch follows a whole sweep, as text", fix="leave out the id and --json")
-    from zo_sweeps.cli.show.status import show_status
+    from zo_sweeps.cli.show.status import show_status, show_trial
     from zo_sweeps.cli.show.text import console
-    from zo_sweeps.cli.show.trial import show_trial
-    from zo_sweeps.cli.watch import watch
 
     planned, to = read(options).plan, console()
     if options.watch:
@@ -54,14 +62,14 @@ def table(given: Sequence[str]) -> int:
     )
     parser.add_argument("--output", type=expanduser, metavar="FILE", help="write to FILE instead of standard output")
     options = parse(parser, given)
-    from zo_sweeps.cli.show import files
+    from zo_sweeps.cli.show import result_files
     from zo_sweeps.cli.show.text import console
 
     reading = read(options)
-    width = files.PIPE if options.output else files.table_width(console())
-    text = files.tables(reading.plan, reading.composer, options.format, options.table, width)
+    width = result_files.PIPE if options.output else result_files.table_width(console())
+    text = result_files.tables(reading.plan, reading.composer, options.format, options.table, width)
     if options.output:
-        files.write(Path(options.output), text.encode())
+        result_files.write(Path(options.output), text.encode())
     else:
         print(text, end="")
     return 0
@@ -81,11 +89,11 @@ def figure(given: Sequence[str]) -> int:
         help="the name of the figure is added if there are several; default: both kinds, in the state folder",
     )
     options = parse(parser, given)
-    from zo_sweeps.cli.show import files
+    from zo_sweeps.cli.show import result_files
     from zo_sweeps.cli.show.text import console
 
     reading = read(options)
-    files.figures(reading.plan, reading.composer, options.figure, options.output, console())
+    result_files.figures(reading.plan, reading.composer, options.figure, options.output, console())
     return 0
 
 
@@ -102,11 +110,11 @@ def report(given: Sequence[str]) -> int:
         raise UserError("a site is written by --all --out DIR, a page by --output FILE.html", where="report")
     if options.all:
         return _site(options)
-    from zo_sweeps.cli.show import files
+    from zo_sweeps.cli.show import result_files
     from zo_sweeps.cli.show.text import console
 
     reading = read(options)
-    files.report(reading.plan, reading.composer, str(reading.command), options.output, console())
+    result_files.report(reading.plan, reading.composer, str(reading.command), options.output, console())
     return 0
 
 
@@ -176,10 +184,10 @@ def ui(given: Sequence[str]) -> int:
     parser = grid_parser("ui", ui.__doc__)
     parser.add_argument("--port", type=int, default=None, help="default: a free port")
     options = parse(parser, given)
-    from zo_sweeps.cli.show import host
+    from zo_sweeps.cli.show import host_checks
     from zo_sweeps.config.composer import Composer
 
-    host.ui(Composer(options.overrides, options.config_dir).run.folder, options.port)
+    host_checks.ui(Composer(options.overrides, options.config_dir).run.folder, options.port)
     return 0
 
 
@@ -187,8 +195,40 @@ def sync(given: Sequence[str]) -> int:
     """Send the results of a state folder that a tracking server lacks; tracking.uri=URI names another server."""
     options = parse(grid_parser("sync", sync.__doc__), given)
     from zo_sweeps.config.composer import Composer
-    from zo_sweeps.record.sync import sync as send
+    from zo_sweeps.record.mlflow_store import sync as send
 
     config = Composer(options.overrides, options.config_dir).run
     send(config.folder, config.tracking.uri)
     return 0
+
+
+WATCH_SECONDS = 2.0
+
+
+def watch(planned: Plan, console: Console, *, failed: bool, trials: bool) -> None:
+    """Show the progress of a sweep on a page of its own until the sweep or Ctrl-C ends it; then print the status.
+
+    The terminal is as before afterwards. Without one, the status is printed at the beginning and at the end.
+
+    Args:
+        failed, trials: as for `show_status`, at the end.
+    """
+    folder = planned.config.folder
+    if not console.is_terminal and driver_of(folder):
+        show_progress(status_facts(planned), console)
+    with Live(console=console, auto_refresh=False, screen=console.is_terminal) as live:
+        while driver_of(folder):
+            if console.is_terminal:
+                live.update(_page(status_facts(planned), console), refresh=True)
+            time.sleep(WATCH_SECONDS)
+    show_status(status_facts(planned), console, failed=failed, trials=trials)
+
+
+def _page(sweep: SweepStatus, console: Console) -> Text:
+    """Return the page: at most as high as the terminal."""
+    page = io.StringIO()
+    shown = Console(file=page, width=console.width, force_terminal=True, color_system="standard", highlight=False)
+    show_progress(sweep, shown)
+    show_failures(sweep, shown)
+    lines = [*page.getvalue().splitlines()[: console.height - 1], "Ctrl-C leaves this page; the sweep goes on"]
+    return Text.from_ansi("\n".join(lines))

@@ -6,8 +6,12 @@ from collections.abc import Sequence
 from os.path import expanduser
 from pathlib import Path
 
+from rich.console import Console
+
 from zo_sweeps.cli.parser import Parser
+from zo_sweeps.cli.show.text import listing
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.fleet.inventory import HEADERS, Device, row_of
 
 
 def _parser(command: str, description: str | None) -> Parser:
@@ -146,7 +150,6 @@ def devices(given: Sequence[str]) -> int:
     options = parser.parse_intermixed_args(list(given))
     import time
 
-    from zo_sweeps.cli.show.devices import show_devices
     from zo_sweeps.cli.show.text import console
     from zo_sweeps.config.composer import Composer
     from zo_sweeps.core.document import to_text
@@ -170,3 +173,12 @@ def devices(given: Sequence[str]) -> int:
     else:
         show_devices(nodes, console(), time.time())
     return 0
+
+
+def show_devices(devices: Sequence[Device], to: Console, now: float) -> None:
+    """Print a row per machine; on a narrow terminal a block of lines, without what is unknown.
+
+    Args:
+        now: Unix seconds.
+    """
+    listing(to, HEADERS, [row_of(one, now) for one in devices])

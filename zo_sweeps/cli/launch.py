@@ -7,13 +7,13 @@ import shlex
 
 from rich.console import Console
 
-from zo_sweeps.cli.show.files import table_width
+from zo_sweeps.cli.show.result_files import table_width
 from zo_sweeps.cli.show.text import counted, say
 from zo_sweeps.core.trial import TrialState
 from zo_sweeps.core.units import duration
 from zo_sweeps.plan.build import Plan
-from zo_sweeps.results.session import Progress, Result, View
 from zo_sweeps.schedule.progress import ProgressView
+from zo_sweeps.session.session import Progress, Result, View
 from zo_sweeps.tables import to_text
 
 EXIT = {"FINISHED": 0, "FAILED": 1, "KILLED": 130}  # MLflow status of the sweep -> exit status

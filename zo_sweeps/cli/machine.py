@@ -13,11 +13,11 @@ from zo_sweeps.core.errors import UserError
 def doctor(given: Sequence[str]) -> int:
     """Check this machine: versions, devices, memory, disk, ports, hub."""
     options = parse(grid_parser("doctor", doctor.__doc__), given)
-    from zo_sweeps.cli.show import host
+    from zo_sweeps.cli.show import host_checks
     from zo_sweeps.cli.show.text import console
     from zo_sweeps.config.composer import Composer
 
-    return host.doctor(Composer(options.overrides, options.config_dir).run.state_dir, console())
+    return host_checks.doctor(Composer(options.overrides, options.config_dir).run.state_dir, console())
 
 
 def gc(given: Sequence[str]) -> int:

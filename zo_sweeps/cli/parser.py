@@ -16,7 +16,7 @@ from zo_sweeps.core.errors import UserError
 if TYPE_CHECKING:
     from zo_sweeps.config.composer import Composer
     from zo_sweeps.record.commands import Command
-    from zo_sweeps.results.recalled import Reading
+    from zo_sweeps.results.past_sweeps import Reading
 
 DEFAULT_GRID = "quickstart"
 EXAMPLES = """\
@@ -142,11 +142,11 @@ def read(options: argparse.Namespace) -> Reading:
     Raises UserError for bad input, or if nothing has been run in the state folder.
     """
     from zo_sweeps.record.commands import recall
-    from zo_sweeps.results import recalled
+    from zo_sweeps.results import past_sweeps
 
     asked = with_grid(options.overrides)
     is_recalled = recall(options.overrides, options.config_dir) is not None
-    reading = recalled.read(options.overrides if is_recalled else asked, options.config_dir, has_run=True)
+    reading = past_sweeps.read(options.overrides if is_recalled else asked, options.config_dir, has_run=True)
     if is_recalled and {*reading.command.overrides[:-1]} != {text for text in asked if "state_dir=" not in text}:
         print(f"# the last sweep: {reading.command}", file=sys.stderr)
     for note in reading.notes:

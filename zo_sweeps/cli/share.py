@@ -36,7 +36,7 @@ def export(given: Sequence[str]) -> int:
     if options.by or options.key:
         raise UserError("weights are not signed", where="--by, --key", fix="leave the id out to export results")
     from zo_sweeps.config.composer import Composer
-    from zo_sweeps.results.export import save_adapter
+    from zo_sweeps.session.export import save_adapter
 
     state_dir = Composer(options.overrides, options.config_dir).run.state_dir
     print(save_adapter(ids[0], options.out, state_dir, merge=options.merge))
@@ -48,7 +48,7 @@ def _export_results(options: Namespace) -> int:
         raise UserError("no trial to merge the weights of", where="--merge", fix="give a trial's id")
     from zo_sweeps.cli.show import share as show
     from zo_sweeps.cli.show.text import console
-    from zo_sweeps.results.share import share
+    from zo_sweeps.results.exchange import share
 
     reading, path = read(options), Path(options.out)
     key = Path(options.key) if options.key else None
@@ -72,8 +72,8 @@ def verify(given: Sequence[str]) -> int:
     from zo_sweeps.cli.show import share as show
     from zo_sweeps.cli.show.text import console
     from zo_sweeps.record.archive import read
-    from zo_sweeps.results.verify import Copies
-    from zo_sweeps.results.verify import verify as compute
+    from zo_sweeps.session.verify import Copies
+    from zo_sweeps.session.verify import verify as compute
 
     key, model, data = (Path(name) if name else None for name in (options.key, options.model, options.data))
     source = read(Path(options.file), key)
@@ -95,7 +95,7 @@ def import_(given: Sequence[str]) -> int:
     from zo_sweeps.config.composer import Composer
     from zo_sweeps.record.archive import read
     from zo_sweeps.record.commands import Command
-    from zo_sweeps.results.imports import take_in
+    from zo_sweeps.results.imported import take_in
 
     composer = Composer(options.overrides, options.config_dir)
     source = read(Path(expanduser(files[0])), Path(options.key) if options.key else None)

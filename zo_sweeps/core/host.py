@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import platform
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 GIB = 2**30
 
@@ -16,3 +19,18 @@ def processor() -> str:
         lines = []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Model")))
     return next(names, "") or platform.processor() or platform.machine()
+
+
+def interleaved(functions: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
+    """Return the seconds per call of each function: the minimum over `rounds` rounds that run every function once.
+
+    One warm-up round is discarded. Interleaving spreads transient load evenly.
+    """
+    best = dict.fromkeys(functions, float("inf"))
+    for number in range(rounds + 1):
+        for name, function in functions.items():
+            began = time.perf_counter()
+            function()
+            if number:
+                best[name] = min(best[name], time.perf_counter() - began)
+    return best

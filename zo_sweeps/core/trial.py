@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any, Protocol
 
-from zo_sweeps.core.memory import MEANINGS, SCORING, TOTAL
+from zo_sweeps.core.memory_parts import MEANINGS, SCORING, TOTAL
 from zo_sweeps.core.shape import Shape, item
 
 LONG = 2**22  # characters of a text that is somebody's own: an error, a file

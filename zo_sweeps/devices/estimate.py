@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from zo_sweeps.core.memory import Part
+from zo_sweeps.core.memory_parts import Part
 from zo_sweeps.methods.arch import Arch
 from zo_sweeps.methods.kind import Kind
 from zo_sweeps.methods.points import Theta

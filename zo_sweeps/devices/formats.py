@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import cache_folder, replace_text
 from zo_sweeps.core.fingerprint import fingerprint
-from zo_sweeps.core.host import processor
-from zo_sweeps.core.timing import interleaved
+from zo_sweeps.core.host import interleaved, processor
 from zo_sweeps.methods import registry
 from zo_sweeps.methods.precision import Precision
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from zo_sweeps.core.memory import Part, continue_as, current
+from zo_sweeps.core.memory_parts import Part, continue_as, current
 
 FOREVER = 1 << 62
 aten = torch.ops.aten

@@ -23,7 +23,7 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from zo_sweeps.core.memory import Part, counted_as
+from zo_sweeps.core.memory_parts import Part, counted_as
 from zo_sweeps.engine.direction import combine
 from zo_sweeps.engine.factored import factored
 from zo_sweeps.engine.out_of_place import out_of_place

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zo_sweeps.core.memory import Part, counted_as
+from zo_sweeps.core.memory_parts import Part, counted_as
 from zo_sweeps.engine import linear
 from zo_sweeps.methods.perturbation import FactoredPerturbation
 from zo_sweeps.methods.points import Point

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from zo_sweeps.core.memory import Part, continue_as, counted_as
+from zo_sweeps.core.memory_parts import Part, continue_as, counted_as
 from zo_sweeps.engine.batch import Batch
 from zo_sweeps.engine.types import LanguageModel
 

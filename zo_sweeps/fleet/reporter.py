@@ -17,7 +17,7 @@ from typing import Any
 from zo_sweeps import __version__
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.devices.energy import EnergyMeter
-from zo_sweeps.devices.live import changing, unchanging
+from zo_sweeps.devices.readings import changing, unchanging
 from zo_sweeps.fleet import gateway
 from zo_sweeps.schedule import cluster
 from zo_sweeps.schedule.gcs import NODE, REACH, REACHED, Head

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.core.memory import Part
+from zo_sweeps.core.memory_parts import Part
 from zo_sweeps.methods.arch import Arch
 from zo_sweeps.methods.definition import Definition, option
 from zo_sweeps.methods.points import Theta

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging as standard
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.methods.arch import ALL, Arch
@@ -99,7 +102,7 @@ def _from_hub(model: Model) -> Path:
 def _packaged(
     package: Package, arch: Arch, dtype: torch.dtype, device: torch.device | str, codes: WeightOnlyPrecision | None
 ) -> tuple[Any, Any]:
-    from zo_sweeps.models.coded import restore
+    from zo_sweeps.models.load_codes import restore
 
     name = package.contents.precision.get("name")
     if codes is None:
@@ -128,7 +131,7 @@ def _pretrained(
     where: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     as_codes: dict[str, Any] = {}
     if codes is not None:
-        from zo_sweeps.models.coded import Quantization
+        from zo_sweeps.models.load_codes import Quantization
 
         quantization = Quantization(codes, arch.names([ALL]), packaged)
         as_codes = {"quantization_config": quantization, "device_map": {"": str(device)}}
@@ -147,7 +150,7 @@ def _pretrained(
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise UserError(f"cannot load {folder}: {reason}", where="model.path") from error
     if codes is not None:
-        from zo_sweeps.models.coded import misshapen
+        from zo_sweeps.models.load_codes import misshapen
 
         report["mismatched_keys"] = [*report["mismatched_keys"], *misshapen(module)]
     _check(report, str(folder))
@@ -181,8 +184,6 @@ def _random(
 ) -> tuple[Any, Any]:
     from transformers import AutoConfig, AutoTokenizer
 
-    from zo_sweeps.models.random import draw
-
     tokenizer = AutoTokenizer.from_pretrained(str(DEMO), local_files_only=True)
     ids: dict[str, Any] = {}
     if arch.masked:
@@ -200,7 +201,7 @@ def _random(
         torch.manual_seed(seed)
         if codes is None:
             return draw(make), tokenizer
-        from zo_sweeps.models.coded import encode
+        from zo_sweeps.models.load_codes import encode
 
         return draw(make, partial(encode, codes, {*arch.names([ALL])})), tokenizer
 
@@ -220,3 +221,88 @@ def quiet() -> Iterator[None]:
         logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()
+
+
+Drawn = Callable[[Any, str], None]  # the model, and the qualified name of a module whose weights were just drawn
+
+
+def draw(make: Callable[[], Any], drawn: Drawn = lambda model, name: None) -> Any:
+    """Return a model with random weights, initialized by transformers from the state of torch's CPU generator.
+
+    Args:
+        make: builds the model; called with `meta` as the default device, where it draws nothing.
+        drawn: called for each module; may put others in place of its children.
+
+    Raises UserError for a model with tensors that transformers gives no values to, which a constructor alone does.
+    """
+    with torch.device("meta"):
+        model = make()
+    names = {id(module): name for name, module in model.named_modules()}
+
+    def then(initialize: Callable[..., None]) -> Callable[..., None]:
+        def fill(module: nn.Module, *args: Any) -> None:
+            for name, parameter in module._parameters.items():
+                if parameter is not None and parameter.is_meta:
+                    module._parameters[name] = nn.Parameter(_unset(parameter))
+            for name, buffer in module._buffers.items():
+                if buffer is not None and buffer.is_meta:
+                    module._buffers[name] = _unset(buffer)
+            initialize(module, *args)
+            drawn(model, names[id(module)])
+
+        return fill
+
+    for module in model.modules():
+        module._is_hf_initialized = False
+    # No other module may be held here: one that is replaced must free its weights.
+    models: list[Any] = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
+    for one in models:
+        one._initialize_weights = then(one._initialize_weights)
+    model.initialize_weights()
+    for one in models:
+        vars(one).pop("_initialize_weights", None)
+    model.tie_weights()
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.isnan().any():
+            what = f"{type(model).__name__} draws no values for {name}, so its weights cannot be random"
+            raise UserError(what, where="model.source", fix="use a checkpoint")
+    return model
+
+
+def _unset(like: Tensor) -> Tensor:
+    """Return a tensor on the CPU, of NaN where the dtype has it: values that are not drawn are found."""
+    return torch.full_like(like, torch.nan if like.is_floating_point() else 0, device="cpu")
+
+
+def device_map(model: LanguageModel, devices: Sequence[torch.device]) -> dict[str, torch.device]:
+    """Return the device of each layer, and of each submodule outside the layers, by qualified name.
+
+    All but the layers (embedding, last norm, head) is on the first device, where batches and losses are. The layers
+    follow in order: layer i goes to device floor(n m_i / P), where m_i is the number of parameters up to its middle,
+    those outside the layers first, P is that of all, and n = len(devices). So a device has at most P / n and a layer.
+    """
+    module, first, path = model.module, devices[0], model.arch.blocks.split(".")
+    placed: dict[str, torch.device] = {}
+    for depth, part in enumerate(path):
+        above = path[:depth]
+        children = dict(module.get_submodule(".".join(above)).named_children())
+        placed |= {".".join([*above, name]): first for name in children if name != part}
+    sizes = [sum(param.numel() for param in block.parameters()) for block in model.blocks]
+    total = sum(param.numel() for param in module.parameters())
+    for i, (size, end) in enumerate(zip(sizes, accumulate(sizes, initial=total - sum(sizes)), strict=False)):
+        share = (end + size / 2) / total
+        placed[f"{model.arch.blocks}.{i}"] = devices[int(share * len(devices))]
+    return placed
+
+
+def divide(model: LanguageModel, devices: Sequence[torch.device]) -> None:
+    """Move the model's parts to `devices`, and what each reads to where it is; results are as on one device.
+
+    Cost: the hidden states, [N, T, D], and their gradients move once from each device to the next. One device computes
+    at a time.
+    """
+    from accelerate import dispatch_model
+
+    module = model.module
+    skipped = getattr(module, "_skip_keys_device_placement", None)  # a cache moves its own layers
+    dispatch_model(module, device_map(model, devices), main_device=devices[0], skip_keys=skipped)

@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zo_sweeps.core.caveats import remarks
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.core.memory import Part
-from zo_sweeps.core.remarks import remarks
+from zo_sweeps.core.memory_parts import Part
 from zo_sweeps.devices.kernels import troubles
 from zo_sweeps.methods.definition import write
 from zo_sweeps.methods.trial_config import TrialConfig
-from zo_sweeps.plan.memory import gold_only, memory_of
+from zo_sweeps.plan.compatible import check_model, is_corrected, trainable_of
+from zo_sweeps.plan.planned_memory import gold_only, memory_of
 from zo_sweeps.plan.texts import fingerprint_texts
-from zo_sweeps.plan.with_model import check_model, is_corrected, trainable_of
 
 if TYPE_CHECKING:
     from zo_sweeps.methods.arch import Arch

@@ -28,10 +28,10 @@ from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.availability import Availability, Places
 from zo_sweeps.plan.compatible import incompatible
 from zo_sweeps.plan.expand import Setting, expand, flatten
-from zo_sweeps.plan.halving import among, moved
 from zo_sweeps.plan.labels import labels
 from zo_sweeps.plan.overrides import Overrides
 from zo_sweeps.plan.resolve import Options, Parts, difference, fastest_on, resolve
+from zo_sweeps.plan.rivals import among, moved
 from zo_sweeps.plan.visible_rows import shown
 from zo_sweeps.plan.written import Ran, add, as_written
 

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 from zo_sweeps.devices.estimate import Rows
 from zo_sweeps.engine.packing import MULTIPLE, grouped, pack, padded_to
 from zo_sweeps.methods.evaluation import SCORED_TOKENS
-from zo_sweeps.tasks import files
+from zo_sweeps.tasks import local_rows
 from zo_sweeps.tasks.encode import MASKED_EDGES, encode, encode_prompt, room_of, texts_of, token_ids
-from zo_sweeps.tasks.masked import sides, word_of
+from zo_sweeps.tasks.masked_rows import sides, word_of
 from zo_sweeps.tasks.prompts import Prompt, render
 from zo_sweeps.tasks.spec import TaskSpec
 from zo_sweeps.tasks.templates import uses
@@ -41,7 +41,7 @@ def too_long(spec: TaskSpec, folder: Path, tokenizer: Any, max_length: int, fron
     """
     room, most_bytes = room_of(spec, max_length, len(front)), _most_bytes(spec)
     long = tokenised = 0
-    for split in files.FILES:
+    for split in local_rows.FILES:
         for number, line in enumerate(_lines(folder, split)):
             if not line.strip() or (number and most_bytes(len(line)) <= room):
                 continue
@@ -145,7 +145,7 @@ def tokens_forwarded(spec: TaskSpec, folder: Path, tokenizer: Any, max_length: i
         texts = {candidate.ids[:-1] for candidate in example.candidates}
         return len(example.candidates[example.gold].ids), [len(text) + 1 for text in texts]
 
-    lines = {split: [line for line in _lines(folder, split) if line.strip()] for split in files.FILES}
+    lines = {split: [line for line in _lines(folder, split) if line.strip()] for split in local_rows.FILES}
     train = lines["train"]
     taken = [lengths(line) for line in train[:: -(-len(train) // SAMPLE)]]
     longest = [texts for some in lines.values() for _, texts in map(lengths, heapq.nlargest(LONGEST, some, key=len))]
@@ -155,7 +155,7 @@ def tokens_forwarded(spec: TaskSpec, folder: Path, tokenizer: Any, max_length: i
 
 
 def _lines(folder: Path, split: str) -> list[bytes]:
-    return files.path_of(folder, split).read_bytes().split(b"\n")
+    return local_rows.path_of(folder, split).read_bytes().split(b"\n")
 
 
 def _exceeds(room: int, spec: TaskSpec, prompt: Prompt, tokenizer: Any) -> bool:

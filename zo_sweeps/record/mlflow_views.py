@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import NAMESPACE_OID, uuid5
 
-from zo_sweeps.core.memory import TOTAL
+from zo_sweeps.core.memory_parts import TOTAL
 
 TRAINING = "workflowType=machine_learning"  # in an address: MLflow's page for runs, not the one for prompts and traces
 TABLE, CURVES = "trials", "curves"  # the views of a sweep

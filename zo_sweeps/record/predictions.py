@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from zo_sweeps.core.bits import unpacked
 from zo_sweeps.core.events import Event
+from zo_sweeps.core.jsonl import unpacked
 from zo_sweeps.record.journal import tested
 
 

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zo_sweeps.core.document import key
 from zo_sweeps.core.place import apart, distinct, under_load, unknown
 from zo_sweeps.core.trial import COSTS, Outcome, Trial, TrialState
+from zo_sweeps.record.journal import JournalStore
+from zo_sweeps.record.predictions import predictions
 from zo_sweeps.results.tables import places_of
 from zo_sweeps.schedule.ledger import read_standing
-from zo_sweeps.tables.stats import by_example
+from zo_sweeps.tables import Table
+from zo_sweeps.tables.stats import Examples, by_example
 
 if TYPE_CHECKING:
     from zo_sweeps.record.predictions import Predictions
+
 
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 40  # characters of a drawn curve
@@ -198,3 +202,34 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             leaves[f"{prefix}{name}"] = value
     return leaves
+
+
+Runs = dict[tuple[str, str], list[tuple[bool, ...]]]  # (column, digest of the test rows) -> right, run by run
+
+
+def compared(table: Table, state_dir: Path) -> dict[tuple[str, str], Examples]:
+    """Return (row, other row) -> their examples, over the columns in which both have predictions on the same rows.
+
+    Only of tables of test scores. Cost: reads the journals of the runs that the table shows.
+    """
+    if not table.spec.measure.metric.startswith("test/"):
+        return {}
+    journals = JournalStore(state_dir)
+    runs = {block: _runs(table, block, journals) for block, _ in table.rows}
+    found = {}
+    for (row, _), (other, _) in combinations(table.rows, 2):
+        both = [by_example(runs[row][key], runs[other][key]) for key in runs[row] if key in runs[other]]
+        if both:
+            found[row, other] = sum(both, Examples(0, 0, 0))
+    return found
+
+
+def _runs(table: Table, block: str, journals: JournalStore) -> Mapping[tuple[str, str], list[tuple[bool, ...]]]:
+    runs: Runs = {}
+    for column, _ in table.columns:
+        cell = table.cells[block, column]
+        for trial_id in cell.trial_ids if cell.values else ():
+            made = predictions(journals.read(trial_id))
+            if made is not None:
+                runs.setdefault((column, made.rows), []).append(made.right)
+    return runs

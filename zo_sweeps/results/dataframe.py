@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zo_sweeps.plan.build import Plan
-from zo_sweeps.results import recalled
+from zo_sweeps.results import past_sweeps
 from zo_sweeps.results import tables as readout
 from zo_sweeps.schedule.ledger import Standing, read_standing
 
@@ -37,7 +37,7 @@ def results(
     command line does.
     """
     words = [f"+grid={grid}", *overrides, *([f"state_dir={state_dir}"] if state_dir is not None else [])]
-    reading = recalled.read(words, list(map(str, config_dirs)))
+    reading = past_sweeps.read(words, list(map(str, config_dirs)))
     for note in reading.notes:
         warnings.warn(note, stacklevel=3)  # the caller of zo_sweeps.results
     plan = reading.plan

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.core.memory import TOTAL
+from zo_sweeps.core.memory_parts import TOTAL
 from zo_sweeps.core.place import CODE, Place, apart, distinct, under_load
 from zo_sweeps.core.trial import ENERGY
 from zo_sweeps.core.units import bytes_text, joules_text, seconds_text
@@ -18,7 +18,7 @@ from zo_sweeps.plan.build import Plan
 from zo_sweeps.results.tables import places_of
 from zo_sweeps.schedule.ledger import Standing
 from zo_sweeps.tables import CellState, Measure, Table, TableCell
-from zo_sweeps.tables.placed import together
+from zo_sweeps.tables.cost_notes import together
 from zo_sweeps.tables.stats import CONFIDENCE, interval
 from zo_sweeps.tables.text_cells import signed, value_text
 

@@ -16,13 +16,12 @@ from zo_sweeps.config.schema import GridTable
 from zo_sweeps.core.document import key
 from zo_sweeps.core.fingerprint import fingerprint
 from zo_sweeps.plan import stored
-from zo_sweeps.plan.altered import altered
+from zo_sweeps.plan.as_written import Extents, altered, extents, of_grid
 from zo_sweeps.plan.build import Cell, Plan
-from zo_sweeps.plan.extent import Extents, extents, of_grid
 from zo_sweeps.record.commands import in_folder, launched
-from zo_sweeps.results import recalled
+from zo_sweeps.results import past_sweeps
 from zo_sweeps.results import tables as readout
-from zo_sweeps.results.earlier import of_grids
+from zo_sweeps.results.past_trials import of_grids
 from zo_sweeps.schedule.ledger import Standing, read_standing
 from zo_sweeps.tables.cells import CellState, Extent, Table
 
@@ -105,7 +104,7 @@ def standings(of: Sequence[Item], state_dir: Path) -> dict[str, ItemProgress]:
     for grid in dict.fromkeys(grid for item in of for grid in item.grids):
         commands = [in_folder(sweep.command, str(state_dir)) for sweep in sweeps if sweep.grid == grid]
         if commands:
-            last = recalled.as_launched(commands[-1])
+            last = past_sweeps.as_launched(commands[-1])
             records = [stored.record(state_dir, command.sweep_id) for command in commands[:-1]]
             plans = [*(stored.load(data, last.composer.run) for data in records if data is not None), last.plan]
             ran[grid] = run_of(plans, last.composer, standing)

@@ -16,23 +16,22 @@ from zo_sweeps.core.trial import Outcome, TrialState
 from zo_sweeps.core.units import bytes_text
 from zo_sweeps.core.visible import visible
 from zo_sweeps.plan.build import Plan
-from zo_sweeps.results import figures as charts
+from zo_sweeps.results import sweep_figures as charts
 from zo_sweeps.results import tables as readout
-from zo_sweeps.results.curve_data import curve_data
-from zo_sweeps.results.earlier import with_earlier
-from zo_sweeps.results.examples import compared
+from zo_sweeps.results.chart_data import chart_library, curve_data
+from zo_sweeps.results.compare import compared
 from zo_sweeps.results.findings import BestRow, findings
-from zo_sweeps.results.imports import with_imported
-from zo_sweeps.results.library import chart_library
+from zo_sweeps.results.imported import with_imported
+from zo_sweeps.results.past_trials import with_earlier
 from zo_sweeps.schedule.ledger import Standing
 from zo_sweeps.tables import Table
 from zo_sweeps.tables.figures import Figure
 from zo_sweeps.tables.html import cells_html, differences_html, document, selected_html
 from zo_sweeps.tables.inline_svg import inline_svg
-from zo_sweeps.tables.readable import readable
+from zo_sweeps.tables.page import together
 from zo_sweeps.tables.records import described
 from zo_sweeps.tables.stats import differences
-from zo_sweeps.tables.together import together
+from zo_sweeps.tables.table_units import readable
 
 WEB = Path(__file__).parent / "web"
 SHOWN = ("dev/loss", "test/metric", "wall_seconds")

@@ -15,14 +15,13 @@ from zo_sweeps.core.files import new_folder, replace_text
 from zo_sweeps.record.commands import Launched, in_folder, launched
 from zo_sweeps.results import report
 from zo_sweeps.results import tables as readout
-from zo_sweeps.results.earlier import of_grids
+from zo_sweeps.results.chart_data import chart_library, quantiles, rows_data
 from zo_sweeps.results.findings import findings
-from zo_sweeps.results.library import chart_library
-from zo_sweeps.results.recalled import Reading, of_sweep
-from zo_sweeps.results.rows_data import quantiles, rows_data
+from zo_sweeps.results.past_sweeps import Reading, of_sweep
+from zo_sweeps.results.past_trials import of_grids
 from zo_sweeps.schedule.ledger import Standing, must_have_run, read_standing
 from zo_sweeps.tables.html import STYLE, document
-from zo_sweeps.tables.readable import readable
+from zo_sweeps.tables.table_units import readable
 
 MARK = ".zo-sweeps-site.json"  # lists the site's files: a folder with it may be written again
 INDEX, COMPARE, ASSETS, REPORTS = "index.html", "compare.html", "assets", "reports"

@@ -9,15 +9,14 @@ from itertools import product
 
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.config.schema import GridTable
+from zo_sweeps.core.caveats import OTHER_CODE
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.core.place import Place, places
-from zo_sweeps.core.remarks import OTHER_CODE
 from zo_sweeps.core.trial import ENERGY, SECONDS_TO_TARGET, TO_TARGET, Outcome, Trial, TrialState
 from zo_sweeps.methods.code import code_of
 from zo_sweeps.methods.trial_config import TrialConfig
-from zo_sweeps.plan.altered import altered, beside_written
+from zo_sweeps.plan.as_written import altered, beside_written, extents
 from zo_sweeps.plan.build import Plan
-from zo_sweeps.plan.extent import extents
 from zo_sweeps.results.measures import check_rule, column_measures, of_shares
 from zo_sweeps.schedule.ledger import Standing
 from zo_sweeps.tables import Record, Table, TableSpec, build

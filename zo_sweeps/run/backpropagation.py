@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from zo_sweeps.core.events import SquaredGradients
-from zo_sweeps.core.memory import Part
+from zo_sweeps.core.memory_parts import Part
 from zo_sweeps.devices.tensors import Tensors
 from zo_sweeps.engine.baselines import first_order
 from zo_sweeps.engine.batch import Batch
@@ -19,8 +19,8 @@ from zo_sweeps.engine.replay import digest
 from zo_sweeps.engine.train import Evaluated, StepDone
 from zo_sweeps.engine.types import DivergedError
 from zo_sweeps.methods.space import InstalledSpace
-from zo_sweeps.run.by_part import Work
 from zo_sweeps.run.gradients import Gradients
+from zo_sweeps.run.memory_by_part import Work
 from zo_sweeps.run.runner import Runner
 
 

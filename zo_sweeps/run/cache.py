@@ -18,15 +18,13 @@ from zo_sweeps.methods.precision import WeightOnlyPrecision
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.models import package
 from zo_sweeps.models.causal import LanguageModel
-from zo_sweeps.models.divided import divide
-from zo_sweeps.models.load import load
+from zo_sweeps.models.load import divide, load
 from zo_sweeps.models.masked import MaskedLanguageModel
 from zo_sweeps.run.packages import prepared
 from zo_sweeps.tasks.data import Row, digest_rows, load_splits
-from zo_sweeps.tasks.demonstrations import Demonstrator, demonstration
 from zo_sweeps.tasks.duplicates import facts, mark
-from zo_sweeps.tasks.encode import Example, encode
-from zo_sweeps.tasks.masked import encode_masked
+from zo_sweeps.tasks.encode import Demonstrator, Example, demonstration, encode
+from zo_sweeps.tasks.masked_rows import encode_masked
 from zo_sweeps.tasks.spec import TaskSpec
 
 

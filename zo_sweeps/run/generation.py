@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from zo_sweeps.core.events import Generated
-from zo_sweeps.core.memory import Part, counted_as
+from zo_sweeps.core.memory_parts import Part, counted_as
 from zo_sweeps.engine import noise
 from zo_sweeps.engine.layers.sparse import Sparse
 from zo_sweeps.methods.points import NoiseKey
-from zo_sweeps.run.by_part import at_peak
+from zo_sweeps.run.memory_by_part import at_peak
 from zo_sweeps.run.runner import Runner, StoppedError
 
 GENERATION_ROUNDS = 3  # timed, after one warm-up

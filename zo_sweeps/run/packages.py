@@ -24,7 +24,7 @@ from zo_sweeps.methods.definition import identity, write
 from zo_sweeps.methods.parts import Model, ModelSource
 from zo_sweeps.methods.precision import WeightOnlyPrecision
 from zo_sweeps.methods.trial_config import TrialConfig
-from zo_sweeps.models import coded, package
+from zo_sweeps.models import load_codes, package
 from zo_sweeps.models.causal import LanguageModel
 from zo_sweeps.models.load import load
 from zo_sweeps.models.mask_store import Stored
@@ -131,7 +131,7 @@ def write_trained(config: TrialConfig, model: LanguageModel, folder: Path) -> No
         model: with the space installed; transformers takes it for a plain one afterwards.
         folder: absent or empty; it appears whole or not at all.
     """
-    coded.forget(model.module)
+    load_codes.forget(model.module)
     codes = ((name, layer.stored()) for name, layer in _coded(model.module))
     text = config.data.text_fingerprint if config.precision.of_text else ""
     with new_folder(folder) as part:
@@ -144,10 +144,10 @@ def decode(module: nn.Module) -> None:
 
     Memory: the plain weights, in the dtype of decoded values.
     """
-    coded.forget(module)
+    load_codes.forget(module)
     for name, layer in _coded(module):
         weight = nn.Parameter(linear.as_stored(layer), requires_grad=False)
-        coded.replace(module, name, coded.plain(weight, layer.bias, layer.transposed))
+        load_codes.replace(module, name, load_codes.plain(weight, layer.bias, layer.transposed))
 
 
 def _coded(module: nn.Module) -> list[tuple[str, WeightOnly]]:

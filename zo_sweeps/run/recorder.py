@@ -10,12 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 from zo_sweeps.core import events
-from zo_sweeps.core.bits import packed
+from zo_sweeps.core.caveats import remark
 from zo_sweeps.core.events import E, End, Event, ScoredDev, ScoredTest, Sink, Start, Steps, only
-from zo_sweeps.core.remarks import remark
+from zo_sweeps.core.jsonl import packed
 from zo_sweeps.core.trial import COSTS, ENERGY, Outcome, Trial, TrialState
-from zo_sweeps.devices.energy import EnergyMeter
-from zo_sweeps.devices.load import Load
+from zo_sweeps.devices.energy import EnergyMeter, Load
 from zo_sweeps.engine.loss_noise import noise_to_signal
 from zo_sweeps.engine.train import Evaluated, Scores, StepDone
 from zo_sweeps.record.journal import scalars

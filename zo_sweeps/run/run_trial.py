@@ -12,8 +12,8 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import End, Event, Sink, Start
 from zo_sweeps.core.light_client import Away
 from zo_sweeps.core.trial import Outcome, Sharing, Trial, TrialState
-from zo_sweeps.devices.memory import MemoryMeter, is_out_of_memory, set_aside
-from zo_sweeps.engine.follower import Follower
+from zo_sweeps.devices.peak_memory import MemoryMeter, is_out_of_memory, set_aside
+from zo_sweeps.engine.peers import Follower
 from zo_sweeps.engine.types import DivergedError
 from zo_sweeps.methods.code import code_of
 from zo_sweeps.methods.trial_config import TrialConfig

@@ -10,17 +10,16 @@ from typing import Any
 import torch
 
 from zo_sweeps.core.host import processor
-from zo_sweeps.core.memory import SCORING, TOTAL, Part
+from zo_sweeps.core.memory_parts import SCORING, TOTAL, Part
 from zo_sweeps.core.trial import Sharing
-from zo_sweeps.devices.energy import EnergyMeter
-from zo_sweeps.devices.load import Load
-from zo_sweeps.devices.memory import MemoryMeter, is_out_of_memory
+from zo_sweeps.devices.energy import EnergyMeter, Load
+from zo_sweeps.devices.peak_memory import MemoryMeter, is_out_of_memory
 from zo_sweeps.devices.probe import probe
-from zo_sweeps.engine.train import Evaluated, StepDone
+from zo_sweeps.engine.train import Evaluated, StepDone, evaluated_at
 from zo_sweeps.engine.types import DivergedError
 from zo_sweeps.methods.space import InstalledSpace
 from zo_sweeps.methods.trial_config import TrialConfig
-from zo_sweeps.run.by_part import Work, at_peak
+from zo_sweeps.run.memory_by_part import Work, at_peak
 from zo_sweeps.run.workbench import Workbench
 
 
@@ -169,3 +168,14 @@ def runner_of(config: TrialConfig, away: bool = False) -> type[Runner]:
     runner: type[Runner] = getattr(import_module(module), name)
     assert issubclass(runner, Runner), f"{path} is not a Runner"
     return runner
+
+
+class Untrained(Runner):
+    """A trial without steps: dev and test are scored with the base weights."""
+
+    def run(self) -> None:
+        if 0 not in self.recorder.evaluations:
+            self.recorder.take(evaluated_at(0, self.bench.score_dev, self.config.seed))
+        self.report_test(0)
+        self.stop_memory()
+        self.measure_parts(None, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from zo_sweeps.core.events import PeerLost, PeersReady
-from zo_sweeps.core.memory import Part
+from zo_sweeps.core.memory_parts import Part
 from zo_sweeps.devices.tensors import Tensors
 from zo_sweeps.engine.peers import Team
 from zo_sweeps.engine.replay import digest, rebuild
@@ -13,7 +13,7 @@ from zo_sweeps.engine.step import Method, step
 from zo_sweeps.engine.train import Evaluated, StepDone, train
 from zo_sweeps.engine.types import Peers
 from zo_sweeps.methods.space import InstalledSpace
-from zo_sweeps.run.by_part import Work
+from zo_sweeps.run.memory_by_part import Work
 from zo_sweeps.run.runner import Runner
 
 

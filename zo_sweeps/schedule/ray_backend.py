@@ -31,9 +31,42 @@ from zo_sweeps.schedule.backend import (
 from zo_sweeps.schedule.fairness import Claim
 from zo_sweeps.schedule.placement import reason
 from zo_sweeps.schedule.ray_cluster import NODE_LOST, Connection, why_lost
-from zo_sweeps.schedule.ray_peers import RayPeer
 from zo_sweeps.schedule.ray_slots import Slot, Slots
 from zo_sweeps.schedule.sharing import ALONE, Workers, no_room, of_weights
+
+
+class RayPeer:
+    """A `zo_sweeps.engine.peers.Peer` in a Ray actor.
+
+    Args:
+        actor: a TrialActor on which `follow` was called.
+        joined: the reference of that call: its result is the first answer.
+        name: the name of its node.
+    """
+
+    def __init__(self, actor: Any, joined: Any, name: str) -> None:
+        self._actor, self._pending, self._name = actor, joined, name
+
+    def ask(self, message: bytes) -> None:
+        self._pending = self._actor.answer.remote(message)
+
+    def answer(self, timeout: float) -> bytes | None:
+        import ray
+
+        from zo_sweeps.engine.peers import PeerLostError
+
+        ready, _ = ray.wait([self._pending], timeout=timeout)
+        if not ready:
+            return None
+        try:
+            message: bytes = ray.get(self._pending)
+        except ray.exceptions.RayTaskError as error:
+            line = str(error).strip().splitlines()[-1]
+            raise PeerLostError(f"the peer on {self._name} failed: {line}") from error
+        except ray.exceptions.RayError as error:
+            raise PeerLostError(f"the peer on {self._name} is lost: {why_lost(error)}") from error
+        return message
+
 
 REFRESH_SECONDS = 1.0  # how long a node that joined may go unnoticed
 TURN_SECONDS = 0.25  # the same for what another sweep has or wants, once there is one

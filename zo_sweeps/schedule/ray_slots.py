@@ -15,7 +15,7 @@ from zo_sweeps.core.units import bytes_text
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.schedule.cluster import DEVICE_LABEL
 from zo_sweeps.schedule.fairness import Asks, Claim, Held, base, count, first_served
-from zo_sweeps.schedule.losses import Losses
+from zo_sweeps.schedule.lost_nodes import Losses
 from zo_sweeps.schedule.outside import Agents
 from zo_sweeps.schedule.placement import HOSTS, Node, gpus_needed, main_memory, preference, refusal
 from zo_sweeps.schedule.ray_actor import TrialActor

@@ -6,8 +6,8 @@ from zo_sweeps.tables.csv import to_csv
 from zo_sweeps.tables.html import to_html
 from zo_sweeps.tables.latex import to_latex
 from zo_sweeps.tables.markdown import to_markdown
+from zo_sweeps.tables.plain_text import to_text
 from zo_sweeps.tables.records import Flag, Measure, Record, Rule, TableSpec
-from zo_sweeps.tables.text import to_text
 
 __all__ = [
     "CellState",

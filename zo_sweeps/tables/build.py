@@ -9,14 +9,13 @@ from dataclasses import replace
 from itertools import chain
 from statistics import fmean, stdev
 
+from zo_sweeps.core.caveats import remarks
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.core.place import apart
-from zo_sweeps.core.remarks import remarks
 from zo_sweeps.core.trial import TrialState
 from zo_sweeps.tables.cells import CellState, Extent, Table, TableCell
-from zo_sweeps.tables.placed import place_flags, places_of, together
+from zo_sweeps.tables.cost_notes import place_flags, places_of, together
 from zo_sweeps.tables.published import Published
-from zo_sweeps.tables.ranks import mean_ranks
 from zo_sweeps.tables.records import (
     AVERAGE,
     IN_CELL,
@@ -30,6 +29,7 @@ from zo_sweeps.tables.records import (
     TableSpec,
 )
 from zo_sweeps.tables.select import HyperparameterSetting, edges, select, settings, so_far
+from zo_sweeps.tables.stats import mean_ranks
 
 RANK_DIGITS = 2
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from zo_sweeps.core.caveats import remarks
 from zo_sweeps.core.errors import UserError, unknown
-from zo_sweeps.core.remarks import remarks
-from zo_sweeps.tables.placed import place_notes, places_of
+from zo_sweeps.tables.cost_notes import place_notes, places_of
 from zo_sweeps.tables.records import Measure, Record, Rule, check_over, described
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from zo_sweeps.core.visible import visible
 from zo_sweeps.tables.cells import CellState, Table
-from zo_sweeps.tables.readable import readable
 from zo_sweeps.tables.stats import CONFIDENCE, Examples, differences
+from zo_sweeps.tables.table_units import readable
 from zo_sweeps.tables.text_cells import (
     SELECTED,
     Grid,

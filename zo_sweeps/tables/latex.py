@@ -6,7 +6,7 @@ from itertools import zip_longest
 
 from zo_sweeps.core.visible import visible
 from zo_sweeps.tables.cells import Table
-from zo_sweeps.tables.readable import readable
+from zo_sweeps.tables.table_units import readable
 from zo_sweeps.tables.text_cells import (
     SELECTED,
     Grid,

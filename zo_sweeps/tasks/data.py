@@ -18,7 +18,7 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import folder_at, reading
 from zo_sweeps.methods.parts import Split
 from zo_sweeps.methods.task import Task
-from zo_sweeps.tasks import files, hub
+from zo_sweeps.tasks import hub_rows, local_rows
 from zo_sweeps.tasks.duplicates import Mark
 from zo_sweeps.tasks.spec import TaskSpec
 
@@ -81,22 +81,22 @@ def check(spec: TaskSpec, task: Task, data_dir: str | None) -> DataStatus:
     if folder is None:
         if task.hub is None:
             return DataStatus(False, f"task {spec.name!r} is read from a local folder; set data.dir")
-        why_not = hub.unreachable(task.hub)
+        why_not = hub_rows.unreachable(task.hub)
         if why_not:
             return DataStatus(False, f"{why_not}; set data.dir to a folder with {task.folder}/train.jsonl, ...")
-        place = f"{hub.label(task.hub)} (Hugging Face hub)"
-        return DataStatus(True, place, hub.label(task.hub), row_bytes=hub.row_bytes(task.hub))
+        place = f"{hub_rows.label(task.hub)} (Hugging Face hub)"
+        return DataStatus(True, place, hub_rows.label(task.hub), row_bytes=hub_rows.row_bytes(task.hub))
     digest, total = hashlib.sha256(), 0
     marks: dict[str, Sequence[Mark]] = {}
     with reading():
         if not folder.is_dir():
             expected = "(expected train.jsonl, validation.jsonl and test.jsonl in it)"
             return DataStatus(False, f"no folder {folder} {expected}")
-        for split in files.FILES:
-            path = files.path_of(folder, split)
+        for split in local_rows.FILES:
+            path = local_rows.path_of(folder, split)
             if not path.is_file():
                 return DataStatus(False, f"no file {path}")
-            file_digest, marks[split] = files.scan(path, spec)
+            file_digest, marks[split] = local_rows.scan(path, spec)
             digest.update(f"{split} {file_digest}\n".encode())
             total += path.stat().st_size
     mean = total / max(sum(map(len, marks.values())), 1)
@@ -109,7 +109,7 @@ def files_of(task: Task, data_dir: str | None) -> Mapping[str, str]:
     Raises UserError for a file that cannot be read.
     """
     folder = _folder(task, data_dir)
-    paths = [files.path_of(folder, split) for split in files.FILES] if folder is not None else []
+    paths = [local_rows.path_of(folder, split) for split in local_rows.FILES] if folder is not None else []
     with reading():
         return {str(path): hashlib.sha256(path.read_bytes()).hexdigest()[:16] for path in paths if path.is_file()}
 
@@ -230,20 +230,20 @@ def _open(spec: TaskSpec, task: Task, data_dir: str | None, split: str) -> tuple
     """Return the size of a split and a function index -> checked row; rows of the hub are read on demand."""
     folder = _folder(task, data_dir)
     if folder is not None:
-        rows = files.read(files.path_of(folder, split), spec)
+        rows = local_rows.read(local_rows.path_of(folder, split), spec)
         return len(rows), rows.__getitem__
     if task.hub is None:
         raise UserError(f"task {spec.name!r} is read from a local folder; set data.dir")
     source = task.hub
     name = source.train if split == "train" else source.test
-    dataset = hub.load(source, name, spec.label_field)
+    dataset = hub_rows.load(source, name, spec.label_field)
 
     def get(index: int) -> Row:
-        row = hub.row(source, dataset, index)
+        row = hub_rows.row(source, dataset, index)
         problem = spec.problem(row)
         if problem:
             fix = f"the row has: {', '.join(sorted(row))}"
-            raise UserError(problem, where=f"{hub.label(source)}, {name} row {index}", fix=fix)
+            raise UserError(problem, where=f"{hub_rows.label(source)}, {name} row {index}", fix=fix)
         return row
 
     return len(dataset), get

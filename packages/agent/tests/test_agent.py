@@ -351,7 +351,7 @@ def test_a_full_disk_drops_what_no_trial_uses(tmp_path: Path, monkeypatch: pytes
 
 
 def test_the_paths_of_a_trial_are_the_boards_and_its_id_stays(tmp_path: Path) -> None:
-    from tests.worker.common import make
+    from tests.run.common import make
 
     trial = make("model=demo", "update.lr=1e-3")
     there = trials.here(trial.to_json(), {"model": str(DEMO), "data": str(tmp_path)})
@@ -421,7 +421,7 @@ def test_rows_of_the_hub_reach_a_board_without_its_library_as_files(
     """A folder stands for the hub's data set; its column `answer` is renamed."""
     import datasets
 
-    from tests.worker.common import make
+    from tests.run.common import make
 
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "prepared")
     monkeypatch.setenv("ZO_SWEEPS_CACHE", str(tmp_path / "cache"))

@@ -13,8 +13,8 @@ import pytest
 
 from agents import free_port, wait
 from tests.fleet.machines import environment, machines, zo
-from tests.worker.common import measured
-from tests.worker.common import run as run_here
+from tests.run.common import measured
+from tests.run.common import run as run_here
 from zo_sweeps.core.trial import Outcome, Trial
 from zo_sweeps.record.journal import JournalStore, outcome, places
 

@@ -22,7 +22,7 @@ from boards import CODE
 from built import client, one_store
 from test_client_trial import TRIAL, by_the_bindings
 from tests.conftest import REPO
-from tests.worker.common import make, measured
+from tests.run.common import make, measured
 from toy import script
 from zo_sweeps.core.events import ClientLine, Event, ScoredDev
 from zo_sweeps.core.trial import Outcome, Trial

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.worker.common import make
+from tests.run.common import make
 from zo_sweeps.core.shape import MalformedError
 from zo_sweeps.methods import registry
 from zo_sweeps.record.journal import outcome

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import REPO
-from tests.worker.common import make, measured, run
+from tests.run.common import make, measured, run
 from zo_sweeps import __version__
 from zo_sweeps.core.trial import Outcome
 from zo_sweeps.methods.code import code_of

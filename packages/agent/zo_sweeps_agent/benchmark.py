@@ -31,7 +31,7 @@ from zo_sweeps import __version__
 from zo_sweeps.bench.measure import Row
 from zo_sweeps.core.events import End, Steps, write_event
 from zo_sweeps.core.trial import Outcome, Stored, Trial, TrialState
-from zo_sweeps.devices.live import Host
+from zo_sweeps.devices.readings import Host
 from zo_sweeps.fleet.node import listens
 from zo_sweeps_agent import codes, leases
 from zo_sweeps_agent.agent_facts import Facts

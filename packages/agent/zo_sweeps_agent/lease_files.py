@@ -16,7 +16,7 @@ from zo_sweeps.models import hub
 from zo_sweeps.models.identity import TOKENIZER_PARTS, files_of, folder_of, repo_of, revision_of
 from zo_sweeps.plan.texts import texts_of
 from zo_sweeps.tasks import data
-from zo_sweeps.tasks import hub as rows
+from zo_sweeps.tasks import hub_rows as rows
 from zo_sweeps_agent.lease_contents import SHA256, StoredFile
 
 MODEL, DATA, HUB, ROWS = "model", "data", "hub", "rows"

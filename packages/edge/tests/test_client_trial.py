@@ -14,7 +14,7 @@ pytest.importorskip("executorch", reason="needs the extra [edge]")
 import torch
 
 from reference import log_of
-from tests.worker.common import make, measured, run
+from tests.run.common import make, measured, run
 from zo_sweeps.core.events import ComputedInitial, Event
 from zo_sweeps.core.trial import Outcome, TrialState
 from zo_sweeps.engine.noise import combine

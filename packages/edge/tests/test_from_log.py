@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.worker.common import make, measured, run
+from tests.run.common import make, measured, run
 from zo_sweeps.core.events import ComputedInitial, End, Event, Sensors
 from zo_sweeps.core.trial import METRICS, Outcome, TrialState
 from zo_sweeps.engine.replay import digest, rebuild

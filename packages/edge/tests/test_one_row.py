@@ -13,7 +13,7 @@ from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import Trial
 from zo_sweeps.methods.trial_config import TrialConfig
-from zo_sweeps.results.session import plan_here
+from zo_sweeps.session.session import plan_here
 from zo_sweeps_edge import bundle, bundles
 from zo_sweeps_edge.command import write_bundle
 

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("executorch", reason="needs the extra [edge]")
 
-from zo_sweeps.core.memory import Part
+from zo_sweeps.core.memory_parts import Part
 from zo_sweeps.devices.estimate import Batches, Rows, memory_by_part
 from zo_sweeps.engine.precisions.fp32 import FP32
 from zo_sweeps.engine.spaces.lora_fa import LoRAFA

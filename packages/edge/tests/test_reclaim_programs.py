@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.report.test_reclaim import write
-from tests.worker.common import make
+from tests.results.test_reclaim import write
+from tests.run.common import make
 from zo_sweeps.cli.main import main
 from zo_sweeps.core.events import read_event
 from zo_sweeps.methods.code import code_of

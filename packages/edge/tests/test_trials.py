@@ -14,7 +14,7 @@ pytest.importorskip("executorch", reason="needs the extra [edge]")
 import torch
 from executorch.extension.pybindings import portable_lib
 
-from tests.worker.common import make, measured, run
+from tests.run.common import make, measured, run
 from zo_sweeps.core.events import Event, Start
 from zo_sweeps.core.place import apart, places
 from zo_sweeps.core.trial import Outcome, TrialState

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from zo_sweeps.bench.measure import Row
-from zo_sweeps.core.timing import interleaved
+from zo_sweeps.core.host import interleaved
 from zo_sweeps.engine.spaces.lora_fa import LoRAFA
 from zo_sweeps.methods.evaluation import Mode
 from zo_sweeps.methods.parts import Model, ModelSource

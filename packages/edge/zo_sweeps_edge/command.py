@@ -15,8 +15,8 @@ from zo_sweeps.core.trial import Trial
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.build import Cell, Plan
 from zo_sweeps.record.commands import Command
-from zo_sweeps.results.export import new_or_empty
-from zo_sweeps.results.session import plan_here
+from zo_sweeps.session.export import new_or_empty
+from zo_sweeps.session.session import plan_here
 
 if TYPE_CHECKING:
     from zo_sweeps_edge.bundle import Manifest

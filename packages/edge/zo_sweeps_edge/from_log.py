@@ -16,15 +16,15 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import cache_folder
 from zo_sweeps.core.jsonl import parse_object, read_lines, read_objects
 from zo_sweeps.core.light_client import Away, Line, log_of, scoring
-from zo_sweeps.core.memory import MEMORY
+from zo_sweeps.core.memory_parts import MEMORY
 from zo_sweeps.core.trial import Sharing
 from zo_sweeps.devices.energy import EnergyMeter
-from zo_sweeps.devices.memory import MemoryMeter
+from zo_sweeps.devices.peak_memory import MemoryMeter
 from zo_sweeps.engine.replay import digest, rebuild
 from zo_sweeps.engine.train import Evaluated, StepDone, evaluated_at
 from zo_sweeps.engine.types import DivergedError
 from zo_sweeps.methods.space import InstalledSpace
-from zo_sweeps.run.by_part import OF_AN_ENGINE
+from zo_sweeps.run.memory_by_part import OF_AN_ENGINE
 from zo_sweeps.run.runner import Runner
 from zo_sweeps.run.workbench import Workbench
 from zo_sweeps.tasks.encode import Example

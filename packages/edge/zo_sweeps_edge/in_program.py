@@ -13,7 +13,7 @@ from torch import Tensor
 
 from zo_sweeps.core.cached import Cached
 from zo_sweeps.core.fingerprint import fingerprint
-from zo_sweeps.core.memory import MEMORY
+from zo_sweeps.core.memory_parts import MEMORY
 from zo_sweeps.engine.step import Method
 from zo_sweeps.engine.train import Evaluated, StepDone
 from zo_sweeps.engine.types import Peers
@@ -21,7 +21,7 @@ from zo_sweeps.methods.code import code_of
 from zo_sweeps.methods.definition import identity, write
 from zo_sweeps.methods.space import InstalledSpace
 from zo_sweeps.methods.trial_config import TrialConfig
-from zo_sweeps.run.by_part import OF_AN_ENGINE, Work
+from zo_sweeps.run.memory_by_part import OF_AN_ENGINE, Work
 from zo_sweeps.run.workbench import Workbench
 from zo_sweeps.run.zeroth_order import ZerothOrderRunner
 from zo_sweeps_edge import agreement, store

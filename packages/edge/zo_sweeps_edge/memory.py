@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from zo_sweeps.core.memory import Part
+from zo_sweeps.core.memory_parts import Part
 from zo_sweeps.devices.estimate import FP32
 from zo_sweeps.methods.arch import Arch
 

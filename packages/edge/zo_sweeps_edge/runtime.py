@@ -9,7 +9,7 @@ from typing import Any
 
 from zo_sweeps.core.cached import Cached
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.core.memory import Part
+from zo_sweeps.core.memory_parts import Part
 from zo_sweeps.engine.updates.sgd import SGD
 from zo_sweeps.methods.arch import Arch
 from zo_sweeps.methods.definition import Definition, own_source

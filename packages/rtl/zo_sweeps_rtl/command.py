@@ -12,8 +12,8 @@ from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.plan.availability import Places
 from zo_sweeps.plan.compatible import incompatible
-from zo_sweeps.results.export import new_or_empty
-from zo_sweeps.results.single import single
+from zo_sweeps.session.export import new_or_empty
+from zo_sweeps.session.packaging import single
 from zo_sweeps_rtl.synthesis import Synthesis
 
 

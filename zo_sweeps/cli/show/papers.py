@@ -7,15 +7,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from zo_sweeps.cli.show.alike import each, grouped
-from zo_sweeps.cli.show.files import table_width
-from zo_sweeps.cli.show.text import counted, listing, say, some
+from zo_sweeps.cli.show.result_files import table_width
+from zo_sweeps.cli.show.text import counted, each, grouped, listing, say, some
 from zo_sweeps.core.errors import nothing_run
 from zo_sweeps.results.item_progress import Deviation
 from zo_sweeps.results.papers import ItemFacts
 from zo_sweeps.schedule.ledger import has_run
+from zo_sweeps.tables.plain_text import published_to_text
 from zo_sweeps.tables.published import load
-from zo_sweeps.tables.text import published_to_text
 
 HEADERS = ("item", "grid", "can run here", "state here", "largest deviation")
 

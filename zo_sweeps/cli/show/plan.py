@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import Console
 
-from zo_sweeps.cli.show.alike import Group, each, grouped
-from zo_sweeps.cli.show.text import SOME, counted, listing, say, some
+from zo_sweeps.cli.show.text import SOME, Group, counted, each, grouped, listing, say, some
 from zo_sweeps.core.units import bytes_text, count_text, duration, joules_text
 from zo_sweeps.results.facts.plan import PlanFacts, PlannedTrial
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from zo_sweeps.cli.show.text import counted, listing, say
 from zo_sweeps.core.files import cache_folder
 from zo_sweeps.core.units import bytes_text
-from zo_sweeps.results.reclaim import Reclaimable, reclaim, reclaimable
+from zo_sweeps.session.reclaim import Reclaimable, reclaim, reclaimable
 
 
 def show_reclaimable(state_dir: Path, to: Console) -> None:

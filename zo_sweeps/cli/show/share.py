@@ -15,9 +15,9 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.record import signature
 from zo_sweeps.record.archive import Archive
-from zo_sweeps.results.imports import Imported
-from zo_sweeps.results.verify import Finding, Verdict
+from zo_sweeps.results.imported import Imported
 from zo_sweeps.schedule.ledger import read_standing
+from zo_sweeps.session.verify import Finding, Verdict
 
 
 def archive(written: Archive, path: Path, trials: int, console: Console) -> None:
@@ -55,7 +55,7 @@ def imported(source: Archive, made: Imported, table: str, console: Console) -> N
 
 def unbacked(planned: Plan, composer: Composer, n: int, console: Console) -> int:
     """Print the cells that fewer than `n` finished seeds are behind; return 1 if there are any, otherwise 0."""
-    from zo_sweeps.results.backing import unbacked as lacking
+    from zo_sweeps.results.exchange import unbacked as lacking
 
     if not planned.grid.tables:
         raise UserError(f"grid {planned.name} has no tables to check")

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 
 import torch
 
-from zo_sweeps.core.memory import Part, counted_as
+from zo_sweeps.core.memory_parts import Part, counted_as
 from zo_sweeps.engine.batch import Batch
 from zo_sweeps.engine.losses import Loss, token_logprobs
 from zo_sweeps.engine.rounding import LostUpdates

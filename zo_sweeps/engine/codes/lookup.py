@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zo_sweeps.core.memory import Part
+from zo_sweeps.core.memory_parts import Part
 from zo_sweeps.engine.chunk import rows_at_once
 from zo_sweeps.engine.codes import kmeans
 from zo_sweeps.engine.layers.weight_only import Codes

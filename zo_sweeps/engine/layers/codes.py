@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor, nn
 
-from zo_sweeps.core.memory import Part
+from zo_sweeps.core.memory_parts import Part
 from zo_sweeps.engine.layers.weight_only import IntegerCodes, WeightOnly
 from zo_sweeps.methods.space import InstalledSpace
 

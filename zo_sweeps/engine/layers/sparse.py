@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.core.memory import Part, counted_as
+from zo_sweeps.core.memory_parts import Part, counted_as
 from zo_sweeps.engine import linear
 from zo_sweeps.engine.layers.weight_only import Entries, WeightOnly
 from zo_sweeps.engine.masks import Lazily, Masks

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zo_sweeps.core.memory import Part, counted_as
+from zo_sweeps.core.memory_parts import Part, counted_as
 from zo_sweeps.engine.chunk import rows_at_once
 from zo_sweeps.engine.integers import Integers
 

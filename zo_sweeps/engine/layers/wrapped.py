@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from zo_sweeps.core.memory import Part
+from zo_sweeps.core.memory_parts import Part
 from zo_sweeps.engine import linear
 from zo_sweeps.methods.points import NoiseKey
 from zo_sweeps.methods.space import InstalledSpace

@@ -13,7 +13,7 @@ from zo_sweeps.methods.kind import Kind
 class ICL(Kind):
     """Scoring of the untrained model, each test example after a random set of solved examples of its own."""
 
-    runner: ClassVar[str] = "zo_sweeps.run.untrained:Untrained"
+    runner: ClassVar[str] = "zo_sweeps.run.runner:Untrained"
     causal_only: ClassVar[str] = "in-context learning"
     parts: ClassVar[tuple[str, ...]] = ("seed",)
 

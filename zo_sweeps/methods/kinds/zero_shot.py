@@ -12,4 +12,4 @@ from zo_sweeps.methods.kind import Kind
 class ZeroShot(Kind):
     """Scoring of the untrained model. No seed, step or optimizer affects the result."""
 
-    runner: ClassVar[str] = "zo_sweeps.run.untrained:Untrained"
+    runner: ClassVar[str] = "zo_sweeps.run.runner:Untrained"

@@ -10,8 +10,9 @@ from zo_sweeps.core.document import key
 from zo_sweeps.core.trial import Trial, TrialState
 from zo_sweeps.plan.build import Plan, by_line
 from zo_sweeps.plan.order import ORDERS, described
-from zo_sweeps.results import caps
-from zo_sweeps.results.earlier import lines
+from zo_sweeps.record.journal import JournalStore
+from zo_sweeps.results.past_trials import lines
+from zo_sweeps.schedule import budget
 from zo_sweeps.schedule.budget import Predicted
 from zo_sweeps.schedule.ledger import Standing, read_standing
 from zo_sweeps.schedule.prediction import Predictions, predictions, slots_here, speed_here
@@ -134,7 +135,7 @@ def plan_facts(plan: Plan, order: str = "grid") -> PlanFacts:
         obstacles=[Line(why, ids) for why, ids in plan.obstacles.items()],
         notes=[Line(remark, ids) for remark, ids in by_line(plan.remarks).items()],
         caveats=plan.caveats,
-        over_budget=caps.over(plan, standing, Predicted(to_go, joules_left)),
+        over_budget=over(plan, standing, Predicted(to_go, joules_left)),
         order=described(plan, rounds),
         trials=sorted(_trials(plan, standing, guess), key=lambda trial: rounds.get(trial.trial_id, 0)),
         earlier=lines(plan, standing),
@@ -206,3 +207,16 @@ def _sum(values: Iterable[float | None]) -> float | None:
     listed = list(values)
     known = [one for one in listed if one is not None]
     return sum(known) if len(known) == len(listed) else None
+
+
+def spent(plan: Plan, standing: Standing) -> budget.Spent:
+    """Return what the plan's trials have cost so far, as far as its budget asks."""
+    return budget.spent(plan.config.budget, standing, plan.every.keys(), JournalStore(plan.config.folder).read)
+
+
+def over(plan: Plan, standing: Standing, left: budget.Predicted) -> Sequence[str]:
+    """Return one line for each cap that the plan cannot hold, as predicted. Cost: without a cap, none."""
+    caps = plan.config.budget
+    if not caps.has_cap:
+        return []
+    return budget.over(caps, len(plan.trials), spent(plan, standing), left)

@@ -11,9 +11,9 @@ from zo_sweeps.core.document import key
 from zo_sweeps.core.trial import TrialState
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.results import tables as readout
-from zo_sweeps.results.earlier import EarlierTrial, listed
+from zo_sweeps.results.past_trials import EarlierTrial, listed
 from zo_sweeps.schedule.ledger import Standing, driver_of, read_standing
-from zo_sweeps.schedule.live import LiveRun, read_live
+from zo_sweeps.schedule.status_file import LiveRun, read_live
 
 MISSING = "missing"
 

@@ -12,7 +12,7 @@ from zo_sweeps.core.trial import Trial, TrialState
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.results import tables as readout
 from zo_sweeps.results.compare import flat
-from zo_sweeps.results.earlier import earlier
+from zo_sweeps.results.past_trials import earlier
 from zo_sweeps.schedule.ledger import read_standing
 
 

@@ -9,6 +9,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from zo_sweeps.core.place import apart
+from zo_sweeps.tables.cost_notes import places_of
 from zo_sweeps.tables.figures import (
     COLUMN,
     Behind,
@@ -27,7 +28,6 @@ from zo_sweeps.tables.figures import (
     value_of,
     values_of,
 )
-from zo_sweeps.tables.placed import places_of
 from zo_sweeps.tables.records import Record
 from zo_sweeps.tables.select import select, settings
 

@@ -1,0 +1,323 @@
+"""The page on a sweep, its figures and its comparisons, from ledgers and journals on disk."""
+
+from __future__ import annotations
+
+import html
+import io
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tests.cli.common import in_process
+from tests.results.pages import Page
+from tests.tables.test_html import Reader
+from zo_sweeps.cli.main import main
+from zo_sweeps.cli.show.compare import show_comparison
+from zo_sweeps.cli.show.status import show_status
+from zo_sweeps.config.composer import Composer
+from zo_sweeps.config.schema import GridTable
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.events import read_event
+from zo_sweeps.core.trial import TrialState
+from zo_sweeps.methods.code import code_of
+from zo_sweeps.methods.trial_config import TrialConfig
+from zo_sweeps.plan.build import Plan
+from zo_sweeps.record.curves import trail
+from zo_sweeps.record.sweep_book import SweepBook, SweepInfo, books
+from zo_sweeps.results import report
+from zo_sweeps.results import sweep_figures as charts
+from zo_sweeps.results import tables as readout
+from zo_sweeps.results.chart_data import curve_data
+from zo_sweeps.results.compare import compare, differences, spark
+from zo_sweeps.results.facts.status import status_facts
+from zo_sweeps.schedule.ledger import Ledger, read_standing
+from zo_sweeps.tables import to_text
+from zo_sweeps.tables.text_cells import notes, value_text
+
+from .common import GRID, composed, fill, outcome
+
+COMMAND = "python -m zo_sweeps +grid=tiny state_dir=state"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("report")
+
+
+@pytest.fixture(scope="module")
+def swept(folder: Path) -> tuple[Composer, Plan]:
+    composer, plan = composed(folder)
+    fill(plan, folder)
+    return composer, plan
+
+
+@pytest.fixture(scope="module")
+def page(folder: Path, swept: tuple[Composer, Plan]) -> str:
+    return report.html(*(swept[1], swept[0]), read_standing(folder / "state"), folder / "state", COMMAND)
+
+
+def test_the_report_holds_every_table_and_figure(page: str, folder: Path, swept: tuple[Composer, Plan]) -> None:
+    read = Reader(page)
+    for table in readout.tables(swept[1], swept[0], read_standing(folder / "state")):
+        assert any(
+            found[1:] and [row[0] for row in found[1:]] == [label for _, label in table.rows] for found in read.tables
+        )
+        title = table.spec.title.removeprefix(f"{swept[1].title}: ")
+        assert title[:1].upper() + title[1:] in read.text
+    assert [tag for tag, _ in read.attributes].count("svg") == len(GRID["figures"])
+
+
+def test_the_report_needs_nothing_but_itself_and_can_be_read_by_everyone(page: str) -> None:
+    checked = Page(page)
+    assert "://" not in page
+    assert checked.loaded() == set()
+    assert checked.policy_faults() == []
+    assert checked.faults() == []
+
+
+def test_footnotes_notes_and_hyper_parameters_are_printed_once(page: str, swept: tuple[Composer, Plan]) -> None:
+    text = Reader(page).text
+    tables = readout.tables(swept[1], swept[0], read_standing(swept[1].config.folder))
+    for note in {note for table in tables for note in (*table.footnotes, *notes(table))}:
+        assert text.count(note) == 1
+    assert text.count("Selected hyper-parameters") == 1
+
+
+def test_data_in_the_page_stays_data(tmp_path: Path) -> None:
+    """A label that would end the script, begin a tag or close an attribute, in tables, figures and the chart's data."""
+    hostile = "</script><script>alert(1)</script>\"'><img src=x onerror=alert(1)> <!--"
+    grid = {**GRID, "title": hostile, "blocks": {"zo": {**GRID["blocks"]["zo"], "label": hostile}}, "figures": {}}
+    grid["tables"] = {"accuracy": {"layout": "accuracy", "rows": {"zo": ""}}}
+    composer, plan = composed(tmp_path, grid)
+    fill(plan, tmp_path)
+    text = report.html(plan, composer, read_standing(tmp_path / "state"), tmp_path / "state", hostile)
+    checked = Page(text)
+    assert (checked.loaded(), checked.faults(), checked.policy_faults()) == (set(), [], [])
+    assert len(checked.all("img")) == 0
+    (data,) = [content for given, content in checked.all("script") if given.get("id") == "curve-data"]
+    assert json.loads(data)["rows"][0]["label"] == hostile
+
+
+def test_the_chart_has_every_run_of_the_selected_settings_with_seed_id_and_forwards(
+    folder: Path, swept: tuple[Composer, Plan]
+) -> None:
+    _, plan = swept
+    data = curve_data(plan, read_standing(folder / "state"), folder / "state")
+    (row,) = data["rows"]  # zero-shot has no curve
+    (part,) = row["parts"]
+    assert part["setting"] == "q 4, lr 0.01"
+    assert [run["seed"] for run in part["runs"]] == [0, 1, 2]
+    for run in part["runs"]:
+        config = TrialConfig.of(plan.every[run["id"]].config)
+        assert run["forwards"] == 2 * config.estimator.budget * config.train.batch
+        assert run["curves"]["dev/loss"] == [[10, 20], [5.0, 10.0], [0.5, 0.5]]
+        assert run["curves"]["dev/metric"][2] == [80.0, 80.0]
+    assert [one["key"] for one in data["y"]] == ["dev/loss", "dev/metric", "train/loss"]
+
+
+def test_the_report_says_what_failed_where_it_ran_and_how_to_run_it_again(page: str) -> None:
+    text = Reader(page).text
+    for part in (
+        "went wrong with <seed> 1",
+        "went wrong with <seed> 2",
+        "host-a",
+        "A processor (cpu)",
+        "torch 2.13.0",
+        "Memory: resident size.",
+        COMMAND,
+        "A & B <compared>",
+        "Selected hyper-parameters",
+        "q · lr",
+    ):
+        assert part in text, part
+    assert html.escape(COMMAND) in page
+    assert "on host-a" in text
+
+
+def test_rows_are_paired_over_the_seeds_that_zero_shot_serves_too(page: str) -> None:
+    found = [table for table in Reader(page).tables if table[0][0] == "row − column"]
+    assert [table[1][1].split()[-1] for table in found] == ["n=3"]
+
+
+def test_a_report_of_nothing_is_a_page_too(tmp_path: Path) -> None:
+    composer, plan = composed(tmp_path)
+    text = Reader(report.html(plan, composer, read_standing(tmp_path / "state"), tmp_path / "state", COMMAND)).text
+    assert "Nothing has been run." in text
+    assert "No trial failed" in text
+
+
+def test_the_figure_of_a_grid_selects_at_each_x_and_knows_the_published_point(
+    folder: Path, swept: tuple[Composer, Plan]
+) -> None:
+    composer, plan = swept
+    by_q, curve = charts.figures(plan, composer, read_standing(folder / "state"), folder / "state")
+    ours, published = by_q.panels[0].series
+    assert ours.x == (1.0, 2.0, 4.0)
+    assert ours.y == pytest.approx([71.1, 72.1, 74.1])  # at q=4 the better rate has a seed that diverged
+    assert (published.x, published.y) == ((2.0,), (90.0,))
+    assert [series.x for series in curve.panels[0].series] == [(10.0, 20.0)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"y": "accuracies"}, "unknown y 'accuracies'"),
+        ({"kind": "pie"}, "unknown kind of figure 'pie'"),
+    ],
+)
+def test_a_figure_that_the_grid_spells_wrong_is_one_clear_line(
+    tmp_path: Path, changes: dict[str, object], part: str
+) -> None:
+    figures = {"by_q": {**GRID["figures"]["by_q"], "published": [], **changes}}
+    composer, plan = composed(tmp_path, {**GRID, "figures": figures})
+    with pytest.raises(UserError) as caught:
+        charts.figures(plan, composer, read_standing(tmp_path), tmp_path)
+    assert part in str(caught.value)
+    with pytest.raises(UserError, match="unknown figure 'loss'"):
+        charts.figures(plan, composer, read_standing(tmp_path), tmp_path, ["loss"])
+
+
+def test_a_trail_counts_seconds_of_steps_once_across_a_resumption() -> None:
+    events = [
+        read_event({"type": "steps", "first": 1, "losses": [4.0, 3.0], "seconds": 2.0}),
+        read_event({"type": "eval", "step": 2, "split": "dev", "loss": 0.5, "metric": 0.6, "seconds": 100.0}),
+        read_event({"type": "start", "attempt": 2}),
+        read_event({"type": "steps", "first": 2, "losses": [9.0, 2.0], "seconds": 6.0}),
+        read_event({"type": "eval", "step": 3, "split": "dev", "loss": 0.4, "metric": 0.7, "seconds": 100.0}),
+    ]
+    found = trail(events)
+    assert found["train/loss"] == [(1, 1.0, 4.0), (2, 2.0, 3.0), (3, 5.0, 2.0)]
+    assert found["dev/metric"] == [(2, 2.0, 0.6), (3, 5.0, 0.7)]
+    assert trail([]) == {"train/loss": [], "dev/loss": [], "dev/metric": []}
+
+
+@pytest.mark.multiprocess
+def test_the_commands_write_figures_reports_and_html_tables(
+    folder: Path,
+    swept: tuple[Composer, Plan],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(folder)
+    state = f"state_dir={folder / 'state'}"
+    given = ["+grid=tiny", state, "--config-dir", str(folder / "conf")]
+    in_process(capsys, "figure", *given)
+    files = sorted(path.name for path in (folder / "state" / "figures").iterdir())
+    assert files == ["tiny_by_q.png", "tiny_by_q.svg", "tiny_curve.png", "tiny_curve.svg"]
+    in_process(capsys, "report", *given, "--output", "r.html")
+    assert Reader((folder / "r.html").read_text()).tables
+    tables = in_process(capsys, "table", *given, "--format", "html")
+    assert tables.startswith("<!DOCTYPE html>")
+    assert len(Reader(tables).tables) == 4  # two, each with its selected hyper-parameters
+    named = in_process(capsys, "figure", *given, "--output", "a.png")
+    assert ("a_by_q.png" in named, "a_curve.png" in named) == (True, True)
+    assert sorted(path.name for path in folder.glob("a*.png")) == ["a_by_q.png", "a_curve.png"]
+    in_process(capsys, "figure", *given, "--figure", "curve", "--output", "b.svg")
+    assert (folder / "b.svg").is_file()
+    assert main(["figure", *given, "--figure", "curve", "--output", "a.gif"]) == 2
+    assert "unknown kind of file 'gif'" in capsys.readouterr().err
+
+
+def test_two_trials_are_compared_by_what_differs(folder: Path, swept: tuple[Composer, Plan]) -> None:
+    _, plan = swept
+    state = folder / "state"
+    book = SweepBook(state, "tiny", SweepInfo(sweep_id="s", grid="tiny", title="t"))
+    for trial in plan.every.values():
+        book.add(trial)
+    book.close()
+    assert {asdict(trial)["trial_id"] for found in books(state) for trial in found.trials} == set(plan.every)
+    one, two = (
+        next(i for i, t in plan.every.items() if t.label == f"ZO · Movie remarks · q {q} · lr 0.01 · seed 0")
+        for q in (1, 4)
+    )
+    out = io.StringIO()
+    show_comparison(compare(state, [one, two[:8]]), Console(file=out, width=120), config=False)
+    lines = [" ".join(line.split()) for line in out.getvalue().splitlines()]
+    assert "estimator.q 1 4" in lines
+    assert not any(line.startswith(("update.lr", "seed", "model")) for line in lines)
+    assert "test/metric 0.71 0.74 +0.03" in lines
+    assert "step 20 0.5000 0.5000 +0.0000" in lines
+    assert any(line.startswith("B █") and line.endswith("20 steps") for line in lines)
+    assert "seconds_per_step 100 ms 400 ms +300 ms" in lines
+    moved, there = folder / "moved", outcome(plan, two)
+    shutil.copytree(state, moved)
+    with Ledger(moved) as ledger:
+        there = replace(there, device={**there.device, "threads": 2})
+        ledger.write(two, TrialState.SUCCEEDED, attempt=1, outcome=there)
+    both = compare(moved, [one, two])
+    assert both.places == ["measured in different places: cpu, PyTorch, 1 thread against cpu, PyTorch, 2 threads"]
+    changes = {each.metric: each.difference for each in both.measured}
+    assert (changes["seconds_per_step"], changes["test/metric"]) == (None, pytest.approx(0.03))
+    with pytest.raises(UserError, match="unknown trial 'zzz'"):
+        compare(state, [one, "zzz"])
+    with pytest.raises(UserError, match="trials begin with ''"):
+        compare(state, [one, ""])
+
+
+def test_configurations_differ_in_leaves_and_in_what_only_one_has() -> None:
+    found = differences({"a": {"b": 1, "c": 2}, "d": [1]}, {"a": {"b": 1, "c": 3}, "d": [1], "e": None})
+    assert found == [("a.c", 2, 3), ("e", "–", None)]
+
+
+def test_a_drawn_curve_spans_its_scale_and_marks_what_is_not_a_number() -> None:
+    assert spark([0.0, 0.5, 1.0], 0.0, 1.0) == "▁▅█"
+    assert len(spark([1.0] * 1000, 0.0, 2.0)) == 40
+    assert spark([float("nan"), 1.0], 0.0, 1.0) == "!█"
+    assert spark([], 0.0, 1.0) == ""
+
+
+def test_a_result_that_was_measured_with_other_code_says_so_in_its_cell_and_in_the_status(tmp_path: Path) -> None:
+    composer, plan = composed(tmp_path)
+    fill(plan, tmp_path)
+    state = tmp_path / "state"
+    text = lambda: "".join(map(to_text, readout.tables(plan, composer, read_standing(state), ["accuracy"])))
+    today = text()
+    assert "measured with other code" not in today, "nothing is known of results without a code"
+
+    def measured_by(code: Callable[[TrialConfig], str]) -> None:
+        with Ledger(state) as ledger:
+            for trial_id, trial in plan.every.items():
+                ended = replace(outcome(plan, trial_id), code=code(TrialConfig.of(trial.config)))
+                ledger.write(trial_id, ended.state, outcome=ended)
+
+    measured_by(code_of)
+    assert text() == today
+    measured_by(lambda config: code_of(config) if config.method.kind.trains else "yesterday")
+    (line,) = [line for line in text().splitlines() if "measured with other code" in line]
+    (row,) = [row for row in text().splitlines() if row.startswith("Zero-shot ")]
+    assert line[:3] in row
+    said = io.StringIO()
+    show_status(status_facts(plan), Console(file=said, width=200), failed=False, trials=False)
+    assert "1 measured with other code than today's: --rerun succeeded" in said.getvalue()
+
+
+def cell_to(target: float | None, swept: tuple[Composer, Plan], layout: str = "energy_to_target") -> tuple[str, str]:
+    """The text of a cell in a table of costs to a target, and the text of the table."""
+    composer, plan = swept
+    chosen = GridTable(layout=layout, rows={"zo": ""}, target=target)
+    grid = replace(plan.grid, tables={"cost": chosen})
+    altered = replace(plan, config=replace(plan.config, grid=grid))
+    (table,) = readout.tables(altered, composer, read_standing(plan.config.folder))
+    ((key, cell),) = table.cells.items()
+    return value_text(cell, table, key[1]), to_text(table)
+
+
+def test_what_a_target_took_is_read_from_the_journals(swept: tuple[Composer, Plan]) -> None:
+    text, table = cell_to(0.8, swept)
+    assert text.startswith("30.0 ± 0.0")
+    assert "Target: 0.8 on dev, of the task's first metric." in table
+    assert "5.00 s" in table, "of minutes, the unit of the layout"
+    assert cell_to(0.81, swept)[0] == "not reached"
+
+
+def test_a_layout_of_costs_to_a_target_needs_one_and_no_other_takes_one(swept: tuple[Composer, Plan]) -> None:
+    with pytest.raises(UserError, match="needs a target") as error:
+        cell_to(None, swept)
+    assert "grid.tables.cost.target=0.8" in str(error.value)
+    with pytest.raises(UserError, match="'step_time' has no target"):
+        cell_to(0.8, swept, "step_time")

@@ -1,0 +1,289 @@
+"""A sweep's results as an archive, and an archive as a state folder of its own.
+
+An archive has no paths of the machine that wrote it, no host names, and nothing of trials that did not end in a result.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from zo_sweeps.config.composer import Composer
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.events import End, Event, Start, read_event, write_event
+from zo_sweeps.methods.parts import ModelSource
+from zo_sweeps.methods.trial_config import TrialConfig
+from zo_sweeps.plan import stored
+from zo_sweeps.plan.as_written import beside_written
+from zo_sweeps.plan.build import Plan
+from zo_sweeps.plan.texts import texts_of
+from zo_sweeps.record import archive, received
+from zo_sweeps.record.archive import PLAN, TABLES, Archive
+from zo_sweeps.record.journal import JournalStore, outcome
+from zo_sweeps.results import tables as readout
+from zo_sweeps.schedule.ledger import Ledger, Standing, read_standing
+from zo_sweeps.tables import Record, Table
+from zo_sweeps.tables.cells import CellState, TableCell
+from zo_sweeps.tables.records import AVERAGE, LARGEST, RANK
+from zo_sweeps.tasks.data import DRAWN
+
+SAME = 1e-9  # relative: of numbers that follow from others of the archive
+
+KEPT = received.KINDS  # the types of events in an archive; the others name machines, or are files
+
+ENTRIES = 2**16  # names and values of a grid, which OmegaConf reads at 10,000 per second; the largest has 1,300 lines
+
+
+@dataclass(frozen=True)
+class Shared:
+    """The contents of an archive in a folder, with the plan and the ledger of a state folder.
+
+    Args:
+        tables: as the archive has them; see `plain`.
+    """
+
+    plan: Plan
+    standing: Standing
+    journals: JournalStore
+    tables: Any
+
+
+def share(plan: Plan, composer: Composer, path: Path, *, by: str = "", key: Path | None = None) -> Archive:
+    """Write the finished trials of a plan, with its tables, into an archive.
+
+    Args:
+        plan: as launched; see `recalled.read`.
+        by: whose results they are.
+        key: file of the private key that signs the archive.
+
+    Raises UserError if no trial has a result, a journal is damaged, or as `archive.write`. Runs no model.
+    """
+    folder = plan.config.folder
+    standing, store = read_standing(folder), JournalStore(folder)
+    finished = [trial_id for trial_id in plan.every if standing.has_result(trial_id)]
+    if not finished:
+        raise UserError(f"no trial of {plan.name} has a result in {folder}", fix="run the grid first")
+    files = {PLAN: _json({**_without_paths(stored.dump(beside_written(plan, composer)), plan), "drawn": DRAWN})}
+    for trial_id in finished:
+        log = [_plain(event) for event in store.read(trial_id, ended=True) if event.kind in KEPT]
+        files[f"journal/{trial_id}.jsonl"] = b"".join(_json(event) + b"\n" for event in log)
+    with TemporaryDirectory(prefix="zo_sweeps-") as name:
+        draft = Archive("", plan.name, plan.title, "", "", {**files, TABLES: b"[]"})
+        files[TABLES] = _json(tables_of(unpack(draft, Path(name), composer), composer))
+    return archive.write(path, files, by=by, grid=plan.name, title=plan.title, key=key)
+
+
+def unpack(source: Archive, folder: Path, composer: Composer, members: Sequence[str] = ()) -> Shared:
+    """Write an archive's journals and a ledger of them into a new or empty folder; return its contents.
+
+    Args:
+        composer: of the reader.
+        members: the reader's folders with own members. Those that an archive names are never looked at.
+
+    Raises UserError if its contents are not what an archive holds.
+    """
+    try:
+        if not any(name.startswith("journal/") for name in source.files):
+            raise ValueError("no trial with a result")
+        journals = JournalStore(folder)
+        with Ledger(folder) as ledger:
+            for name in sorted(source.files):
+                if name.startswith("journal/"):
+                    trial_id = Path(name).stem
+                    log = [_event(line, trial_id) for line in source.files[name].decode().split("\n")[:-1]]
+                    ended = outcome(log)
+                    if ended is None or not ended.state.is_result:
+                        raise ValueError(f"{name} has no result of its trial")
+                    journals.append(trial_id, log)
+                    ledger.write(trial_id, ended.state, error=ended.error, outcome=ended)
+        journals.close()
+        return read(source.json(PLAN), source.json(TABLES), folder, composer, members)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError, AssertionError) as error:
+        what = f"the archive cannot be read ({type(error).__name__}: {str(error)[:100]})"
+        raise UserError(what, fix="it is damaged, or of another version of zo_sweeps") from None
+
+
+def read(data: Any, tables: Any, folder: Path, composer: Composer, members: Sequence[str] = ()) -> Shared:
+    """Return the contents of an unpacked archive, from its `plan.json` and `tables.json`."""
+    data, tables = received.clean(data), received.clean(tables)
+    _check_grid([data["grid"], data["labels"]])
+    data["parts"]["members"] = [[*members] for _ in data["parts"]["members"]]
+    plan = stored.load(data, replace(composer.run, state_dir=str(folder)))
+    plan = replace(plan, extents=plan.extents or {})  # of an earlier version's archive, the reader's grid tells nothing
+    return Shared(plan, read_standing(folder), JournalStore(folder), tables)
+
+
+def tables_of(shared: Shared, composer: Composer) -> list[dict[str, Any]]:
+    """Return the tables of an archive, computed from its logs, as plain JSON."""
+    return [plain(table) for table in readout.tables(shared.plan, composer, shared.standing)]
+
+
+CELL = ("state", "mean", "std", "n", "beside", "selected", "finished", "planned", "values", "trial_ids")
+
+
+def plain(table: Table) -> dict[str, Any]:
+    """Return a table's labels and cells as JSON."""
+    cells: dict[str, dict[str, Any]] = {block: {} for block, _ in table.rows}
+    for (block, column), cell in table.cells.items():
+        whole = asdict(cell)
+        cells[block][column] = {name: whole[name] for name in CELL}
+    spec = table.spec
+    labels = {"name": spec.name, "title": spec.title, "unit": spec.measure.unit, "metric": spec.measure.metric}
+    made = {**labels, "rows": table.rows, "columns": table.columns, "cells": cells}
+    return dict(json.loads(json.dumps(made)))
+
+
+def _event(line: str, trial_id: str) -> Event:
+    """Return an event of an archive. Raises ValueError unless it has the shape of its type."""
+    return read_event(received.checked(received.printable(line, json.loads(line)), trial_id))
+
+
+def _plain(event: Event) -> dict[str, Any]:
+    """Return an event as JSON, without what it says about the machine that nobody else needs."""
+    kept = write_event(event)
+    kept.pop("node", None)
+    if isinstance(event, Start):
+        kept["versions"] = {name: value for name, value in event.versions.items() if name != "hostname"}
+    if isinstance(event, End):
+        del kept["outcome"]["traceback"]
+    return kept
+
+
+def _without_paths(data: dict[str, Any], plan: Plan) -> Any:
+    """Return a stored plan in which every path of this machine is its last part, or null where a file is looked for."""
+    private = {str(plan.config.folder)}
+    for trial in plan.every.values():
+        config = trial.config
+        whole = config.to_json()
+        private |= {whole["data"].get("dir"), whole["device"].get("log"), whole["device"].get("client")}
+        private |= {*whole.get("members", ())}
+        private |= {whole["model"].get("path")} if whole["model"].get("source") == ModelSource.LOCAL.value else set()
+        private |= {name for name, _ in texts_of(config)} if isinstance(config, TrialConfig) else set()
+    parts = data["parts"]
+    parts["members"] = [[] for _ in parts["members"]]
+    parts["data"] = [{**part, "dir": None} for part in parts["data"]]
+    parts["device"] = [{**part, "log": None, "client": None} for part in parts["device"]]
+    local = ModelSource.LOCAL.value
+    parts["model"] = [{**part, "path": None} if part["source"] == local else part for part in parts["model"]]
+    data["sources"] = {name: {"": files[""]} for name, files in data["sources"].items()}  # files may be others by now
+    paths = sorted((path for path in private if path and path[0] in "/~"), key=len, reverse=True)
+    return _replaced(data, paths)
+
+
+def _replaced(value: Any, paths: Sequence[str]) -> Any:
+    if isinstance(value, str):
+        for path in paths:
+            value = value.replace(path, Path(path).name)
+        return value
+    if isinstance(value, Mapping):
+        return {_replaced(key, paths): _replaced(item, paths) for key, item in value.items()}
+    return [_replaced(item, paths) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _check_grid(grid: Any) -> None:
+    """Raise ValueError for a text that OmegaConf would replace by something of this machine, or more than ENTRIES."""
+    left = [grid]
+    for _ in range(ENTRIES):
+        if not left:
+            return
+        value = left.pop()
+        if isinstance(value, str) and "${" in value:
+            raise ValueError(f"an interpolation: {value}")
+        left += [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else []
+    raise ValueError(f"a grid of more than {ENTRIES:,} names and values")
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+
+
+OF_OTHERS = (AVERAGE, LARGEST, RANK)  # columns computed from the others
+
+
+def unbacked(plan: Plan, composer: Composer, standing: Standing, n: int) -> Iterator[str]:
+    """Yield a line for each cell of the grid's tables that fewer than `n` finished seeds are behind.
+
+    A cell shows the runs of its selected setting; until its search is finished, another may be selected. A setting that
+    diverged or ran out of memory in each of its seeds is finished. Cells that the grid does not plan are left out.
+    """
+    records: dict[str, list[Record]] = {}
+    for record in readout.records(plan, standing):
+        records.setdefault(record.trial_id, []).append(record)
+    for table in readout.tables(plan, composer, standing):
+        for block, label in table.rows:
+            for column, name in table.columns:
+                cell = table.cells[block, column]
+                if column not in OF_OTHERS and (why := _lack(table, block, column, cell, records, n)):
+                    yield f"{table.spec.name}, {label}, {name}: {why}"
+
+
+def _lack(
+    table: Table, block: str, column: str, cell: TableCell, records: Mapping[str, Sequence[Record]], n: int
+) -> str:
+    """Return what a cell lacks; "" if it is backed, or the grid does not plan it."""
+    if cell.state is CellState.NOT_PLANNED and not cell.planned:
+        return ""
+    if cell.finished < cell.planned:
+        return f"{cell.finished} of {cell.planned} trials have a result"
+    if cell.state is CellState.FAILED or not cell.finished:
+        return "no trial has a result"
+    blocks = {block, table.spec.over.get(block, block), *filter(None, [table.spec.beyond])}
+    seeds: dict[str, set[int]] = {}
+    for trial_id in cell.trial_ids:
+        for record in records.get(trial_id, ()):
+            if record.is_result and record.block in blocks:
+                seeds.setdefault(record.block, set()).update((record.seed, *record.also))
+    fewest = min(map(len, seeds.values()), default=0)
+    return "" if fewest >= n else f"{fewest} of {n} seeds"
+
+
+def differences(shared: Shared, composer: Composer) -> Iterator[str]:
+    """Yield what differs between the archive's tables and those that its logs give."""
+    computed = tables_of(shared, composer)
+    if not same_json(computed, shared.tables):
+        for table, other in zip(computed, _list(shared.tables), strict=False):
+            yield from _cells(table, other if isinstance(other, Mapping) else {})
+        if len(computed) != len(_list(shared.tables)):
+            yield f"{len(_list(shared.tables))} tables in the archive, {len(computed)} from its logs"
+
+
+def _cells(table: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in table.items():
+        if name != "cells" and not same_json(value, other.get(name)):
+            there = _brief(other.get(name))
+            yield f"table {table['name']}: {name} is {there} in the archive, {_brief(value)} from its plan"
+    rows, columns = dict(table["rows"]), dict(table["columns"])
+    cells = other.get("cells", {})
+    for block, row in table["cells"].items():
+        for column, cell in row.items():
+            there = cells.get(block, {}).get(column, {}) if isinstance(cells, Mapping) else {}
+            for name, value in cell.items():
+                if not same_json(value, there.get(name)):
+                    where = f"table {table['name']}, {rows[block]}, {columns[column]}"
+                    yield f"{where}: {name} is {_brief(there.get(name))} in the archive, {_brief(value)} from its logs"
+                    break
+
+
+def _brief(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 500 else f"{text[:500]}…"
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def same_json(one: Any, other: Any) -> bool:
+    """Tell whether two JSON values are equal, numbers but for the last bits, which versions of Python round apart."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(same_json(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(same_json, one, other))
+    if isinstance(one, float) and isinstance(other, (int, float)) and not isinstance(other, bool):
+        return math.isclose(one, other, rel_tol=SAME) or (one != one and other != other)
+    return type(one) is type(other) and bool(one == other)

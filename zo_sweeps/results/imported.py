@@ -1,0 +1,135 @@
+"""Archives of others in a state folder, and their rows below one's own in the tables of the same grid.
+
+    STATE/imported/DIGEST/   archive.json (whose it is), plan.json, tables.json, journal/, ledger.jsonl
+
+An imported trial is no trial of one's own: none is counted as run, averaged, ranked or selected from with one's own. To
+undo an import, remove its folder.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from zo_sweeps.config.composer import Composer
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.files import new_folder, replace_text
+from zo_sweeps.plan.build import Plan
+from zo_sweeps.record.archive import PLAN, TABLES, Archive
+from zo_sweeps.results import exchange
+from zo_sweeps.results import tables as readout
+from zo_sweeps.results.exchange import differences
+from zo_sweeps.tables import Table
+from zo_sweeps.tables.cells import CellState, TableCell
+from zo_sweeps.tables.cost_notes import place_flags
+
+FOLDER, ABOUT = "imported", "archive.json"
+NOT_OURS = "imported: the results of {}, as the archive has them; `verify` computes them again"
+OTHERWISE = "; other conditions than above: {}"
+AS_WRITTEN = "none of the notes below but those of the grid as written"
+NOT_ALIKE = "the imported results of {} are not shown: their table has another measure or rule of selection"
+
+
+@dataclass(frozen=True)
+class Imported:
+    """An archive that was imported into a state folder.
+
+    Args:
+        trials: how many it holds.
+        new: whether it was not there before.
+    """
+
+    folder: Path
+    trials: int
+    new: bool
+
+
+def take_in(source: Archive, state_dir: Path, composer: Composer) -> Imported:
+    """Import an archive into a state folder, created if absent; idempotent.
+
+    Raises UserError if its tables are not those of its logs, or the folder cannot be written.
+    """
+    folder = state_dir / FOLDER / source.digest
+    if (folder / ABOUT).is_file():
+        return Imported(folder, sum(1 for _ in folder.glob("journal/*/*.jsonl")), new=False)
+    try:
+        with new_folder(folder) as part:
+            shared = exchange.unpack(source, part, composer)
+            for line in differences(shared, composer):
+                raise UserError(f"its tables are not those of its logs: {line}", fix="it was changed: ask for it again")
+            for name in (PLAN, TABLES):
+                (part / name).write_bytes(source.files[name])
+            about = {"whose": source.whose, "grid": source.grid}
+            replace_text(part / ABOUT, json.dumps(about, ensure_ascii=False))
+    except OSError as error:
+        raise UserError(f"cannot write {folder}: {error.strerror or error}", fix="use state_dir=FOLDER") from None
+    return Imported(folder, len(shared.standing.outcomes), new=True)
+
+
+def with_imported(tables: Sequence[Table], plan: Plan, composer: Composer) -> list[Table]:
+    """Return a grid's tables with the rows of every imported archive of the same grid below one's own, labelled."""
+    found = list(tables)
+    for whose, theirs in _imported(plan, composer):
+        found = [below(table, theirs.get(table.spec.name), whose) for table in found]
+    return found
+
+
+def _imported(plan: Plan, composer: Composer) -> Iterator[tuple[str, dict[str, Table]]]:
+    for about in sorted((plan.config.folder / FOLDER).glob(f"*/{ABOUT}")):
+        folder = about.parent
+        try:
+            facts = json.loads(about.read_text(encoding="utf-8"))
+            if facts["grid"] != plan.name:
+                continue
+            data, tables = (json.loads((folder / name).read_text(encoding="utf-8")) for name in (PLAN, TABLES))
+            shared = exchange.read(data, tables, folder, composer)
+            made = readout.tables(shared.plan, composer, shared.standing)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            what = f"an imported archive that cannot be read ({type(error).__name__}: {error})"
+            raise UserError(what, where=str(folder), fix="remove that folder, and import the archive again") from None
+        yield str(facts["whose"]), {table.spec.name: table for table in made}
+
+
+def below(table: Table, theirs: Table | None, whose: str) -> Table:
+    """Return a table with the rows of another of the same layout below its own, each labelled with whose it is."""
+    if theirs is None:
+        return table
+    if theirs.spec.measure != table.spec.measure or theirs.spec.rule != table.spec.rule:
+        lines = (*table.spec.footnotes, NOT_ALIKE.format(whose))
+        return replace(table, spec=replace(table.spec, footnotes=lines))
+    note = NOT_OURS.format(whose)
+    if {*theirs.spec.caveats} != {*table.spec.caveats}:
+        note += OTHERWISE.format("; ".join(theirs.spec.caveats) or AS_WRITTEN)
+    return appended(table, theirs, whose, whose.rpartition(" (")[0], note)
+
+
+def appended(table: Table, theirs: Table, key: str, name: str, note: str) -> Table:
+    """Return a table with the rows of another of the same layout below its own.
+
+    Args:
+        key: tells the rows apart from others; name: stands after each row's label; note: a footnote on each.
+    """
+    footnotes = list(table.footnotes)
+
+    def numbers(notes: Sequence[str]) -> tuple[int, ...]:
+        footnotes.extend(note for note in dict.fromkeys(notes) if note not in footnotes)
+        return tuple(map(footnotes.index, notes))
+
+    rows, cells, row_marks = list(table.rows), dict(table.cells), dict(table.row_marks)
+    for block, label in theirs.rows:
+        row = f"{key}/{block}"
+        rows.append((row, f"{label}, {name}"))
+        row_marks[row] = numbers([*(theirs.footnotes[mark] for mark in theirs.row_marks[block]), note])
+        for column, _ in table.columns:
+            cell = theirs.cells.get((block, column), TableCell(CellState.NOT_PLANNED))
+            cells[row, column] = replace(cell, marks=numbers([theirs.footnotes[mark] for mark in cell.marks]))
+    for flag in place_flags([row for row, _ in rows], cells, table.spec.may_differ):
+        for row in flag.rows:
+            if not flag.columns:
+                row_marks[row] = tuple(sorted({*row_marks[row], *numbers([flag.note])}))
+            for column in flag.columns:
+                cell = cells[row, column]
+                cells[row, column] = replace(cell, marks=tuple(sorted({*cell.marks, *numbers([flag.note])})))
+    return replace(table, rows=tuple(rows), cells=cells, row_marks=row_marks, footnotes=tuple(footnotes))

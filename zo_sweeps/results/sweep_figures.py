@@ -1,0 +1,179 @@
+"""The figures of a grid, from its plan, the ledger and the journals."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from zo_sweeps.config.composer import Composer
+from zo_sweeps.config.schema import GridFigure
+from zo_sweeps.core.errors import UserError, unknown
+from zo_sweeps.core.trial import METRICS
+from zo_sweeps.plan.as_written import altered
+from zo_sweeps.plan.build import Plan
+from zo_sweeps.results import tables as readout
+from zo_sweeps.results.measures import column_measures, first_metric, metric_names
+from zo_sweeps.schedule.ledger import Standing
+from zo_sweeps.tables import Measure, Record, Rule
+from zo_sweeps.tables.figure_kind import Cumulative, Runs, Trail, kind_of_grid
+from zo_sweeps.tables.figure_kinds.rows import row_figure
+from zo_sweeps.tables.figures import COLUMN, Figure, FigureSpec
+from zo_sweeps.tables.paper_files import names
+from zo_sweeps.tables.table_units import readable
+
+MAIN = "result"  # name of the figure of the first table's rows
+# The further figures of a grid that defines none: convergence by step and by time.
+DEFAULTS = {
+    "dev_loss": GridFigure(kind="curve", title="Dev loss by step", x="step", y="dev/loss"),
+    "dev_metric": GridFigure(kind="curve", title="Dev metric by time", x="seconds", y="dev/metric"),
+    "train_loss": GridFigure(kind="curve", title="Training loss by step", x="step", y="train/loss"),
+}
+PERCENT = Measure(metric="dev/metric", unit="%", unit_size=0.01)  # of a dev/metric curve
+
+
+def figures(
+    plan: Plan, composer: Composer, standing: Standing, state_dir: Path, only: Sequence[str] = ()
+) -> list[Figure]:
+    """Return the grid's figures, in its order; for a grid that defines none its first table's rows, then curves.
+
+    Args:
+        only: names of figures; default: all.
+
+    Raises UserError for a name that is no figure of the grid, a layout that cannot be drawn, and a damaged journal.
+    """
+    from zo_sweeps.record.curves import gradients, trail
+    from zo_sweeps.record.journal import JournalStore
+
+    named = plan.grid.figures or DEFAULTS
+    main = next(iter(plan.grid.tables), "") if not plan.grid.figures else ""  # of whose rows the first figure is
+    every = [*([MAIN] if main else []), *named]
+    for name in only:
+        if name not in every:
+            raise unknown("figure", name, every, where=f"grid {plan.name}")
+    records = readout.records(plan, standing)
+    journals = JournalStore(state_dir)
+
+    @cache
+    def read_curves(trial_id: str) -> Trail:
+        return trail(journals.read(trial_id, ended=standing.has_result(trial_id)))
+
+    @cache
+    def read_gradients(trial_id: str) -> Cumulative:
+        return gradients(journals.read(trial_id, ended=standing.has_result(trial_id)))
+
+    made = []
+    compared = plan.grid.differs or any(layout.published or layout.differs for layout in named.values())
+    changed = altered(plan, composer) if compared else frozenset()
+    for name in only or every:
+        if name == MAIN:
+            (table,) = readout.tables(plan, composer, standing, [main])
+            made.append(row_figure(readable(table), f"{plan.name}_{MAIN}"))
+            continue
+        spec = _spec(plan, composer, name, named[name])
+        spec = replace(
+            spec,
+            published=tuple(point for point in spec.published if _stands(point, plan, changed)),
+            footnotes=(*spec.footnotes, *_differences(plan, named[name], spec, changed)),
+        )
+        made.append(spec.kind.build(spec, records, _lookup(plan), Runs(read_curves, read_gradients)))
+    return made
+
+
+def _differences(
+    plan: Plan, layout: GridFigure, spec: FigureSpec, changed: Collection[tuple[str, str]]
+) -> Iterator[str]:
+    """Yield what differs from the paper in the series of a figure that the grid defines, and where."""
+    labels = dict(spec.series) if plan.grid.figures else {}
+    for one in (*plan.grid.differs, *layout.differs):
+        rows = [block for block in labels if not one.rows or block in one.rows]
+        if not {*product(rows, one.columns or plan.labels)} <= {*changed}:
+            columns = [plan.labels[column] for column in one.columns if column in plan.labels]
+            yield one.line([*(labels[block] for block in rows if one.rows), *columns])
+
+
+def _stands(point: Mapping[str, Any], plan: Plan, changed: Collection[tuple[str, str]]) -> bool:
+    """Return whether a published point is of columns that the plan shows, with the settings of the grid as written."""
+    of_grid = {*plan.grid.columns, *plan.labels}
+    named = {key for name in ("x", "panel") if (key := str(point.get(name))) in of_grid}
+    return named <= {*plan.labels} and not any(
+        block == point["series"] and column in (named or plan.labels) for block, column in changed
+    )
+
+
+def check(plan: Plan, composer: Composer) -> None:
+    """Raise the UserErrors of `figures` before anything has run: also for a key that no trial has."""
+    records = readout.records(plan, Standing())
+    look = _lookup(plan)
+    for name, layout in plan.grid.figures.items():
+        spec = _spec(plan, composer, name, layout)
+        shown = [record for record in records if record.block in dict(spec.series)]
+        for key in {spec.panels} if spec.kind.over_training else {spec.panels, spec.x}:
+            if key not in ("", COLUMN) and all(look(record, key) is None for record in shown):
+                raise UserError(f"no trial has {key!r}", where=f"figure {name} of grid {plan.name}")
+
+
+def _spec(plan: Plan, composer: Composer, name: str, layout: GridFigure) -> FigureSpec:
+    where = f"figure {name} of grid {plan.name}"
+    blocks = plan.grid.blocks
+    series = layout.series or {block: "" for block, spec in blocks.items() if not spec.setting_of}
+    for block in (*series, *layout.over.values()):
+        if block not in blocks:
+            raise unknown("block", block, blocks, where=where)
+    kind, x, y, selected = kind_of_grid(layout.kind, where), layout.x, layout.y, layout.select or plan.grid.select
+    measure: Measure | None = None
+    measures: dict[str, Measure] = {}
+    if not kind.over_training:
+        measure, measures = column_measures(plan, y, _measure(plan, composer, y, where))
+    elif y == PERCENT.metric and not layout.curves:
+        curve, measures = column_measures(plan, "accuracy", PERCENT)
+        measure = replace(curve, name=curve.name or first_metric(plan))
+    return FigureSpec(
+        name=f"{plan.name}_{name}",
+        title=layout.title or f"{plan.title}: {name}",
+        kind=kind,
+        x=x,
+        y=y,
+        panels="" if layout.panels == x else layout.panels,
+        series=tuple((block, label or plan.grid.label(block)) for block, label in series.items()),
+        columns=tuple(plan.labels.items()),
+        measure=measure,
+        measures=measures,
+        curves=tuple(layout.curves.items()),
+        over=layout.over,
+        x_label=layout.x_label,
+        y_label=layout.y_label,
+        at=tuple(layout.at) or (1.0,),
+        rule=Rule(selected.metric, selected.mode),
+        published=tuple(layout.published),
+        footnotes=(*layout.footnotes, *plan.caveats),
+    )
+
+
+def _measure(plan: Plan, composer: Composer, y: str, where: str) -> Measure:
+    layouts = names("table", composer.folders)
+    if y in layouts:
+        return Measure.from_mapping(composer.option("table", y), f"conf/table/{y}.yaml")
+    metrics = [*METRICS, *(f"{split}/{name}" for split in ("dev", "test") for name in metric_names(plan))]
+    if y not in metrics:
+        raise unknown("y", y, [*layouts, *metrics], where=where)
+    return Measure(metric=y, unit="")
+
+
+def _lookup(plan: Plan) -> Any:
+    """Return a function (record, key) -> the trial's value of a key such as "estimator.q", None if it has none."""
+
+    def look(record: Record, key: str) -> Any:
+        if key in record.hyperparameters:
+            return record.hyperparameters[key]
+        value: Any = plan.every[record.trial_id].config.to_json()
+        for part in key.split("."):
+            if not isinstance(value, Mapping) or part not in value:
+                return None
+            value = value[part]
+        return value["name"] if isinstance(value, Mapping) else value
+
+    return look

@@ -1,0 +1,75 @@
+"""The command line -> a package of a quantized model, for a board that neither quantizes nor finds a mask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from zo_sweeps.config.composer import Composer
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.methods import registry
+from zo_sweeps.methods.trial_config import TrialConfig
+from zo_sweeps.plan.availability import Places
+from zo_sweeps.plan.expand import Setting
+from zo_sweeps.plan.overrides import Overrides
+from zo_sweeps.plan.resolve import Options, Parts, resolve
+from zo_sweeps.session.export import new_or_empty
+
+if TYPE_CHECKING:
+    from zo_sweeps.models.package import Package
+
+
+def single(composer: Composer, made: str, of: str) -> TrialConfig:
+    """Return the one configuration that a command line without a grid describes.
+
+    Args:
+        made, of: what is made of it, for messages: "a package" of one "model".
+
+    Raises UserError for a grid, several values of an option, and keys that no member has.
+    """
+    if composer.command_line.grid:
+        raise UserError(f"{made} is of one {of}, not of a grid", fix="leave +grid out")
+    choices, values = composer.forced.choices, composer.forced.values
+    if several := next((key for key, given in {**choices, **values}.items() if len(given) > 1), ""):
+        raise UserError(f"{several} has several values", fix=f"{made} takes one of each")
+    single = Setting({key: given[0] for key, given in choices.items()}, {k: v[0] for k, v in values.items()}, {})
+    options = Options()
+    config = resolve(composer, single, options, Parts())
+    if wrong := options.unknown(composer, Overrides(composer)):
+        raise UserError(wrong[0])
+    return config
+
+
+def package(
+    overrides: Sequence[str], config_dirs: Sequence[str], folder: str | Path, progress: Callable[[str, int, int], None]
+) -> Package:
+    """Write the package that a command line describes.
+
+    Args:
+        overrides: model, precision, and for a mask the space (or a method that chooses it); the text's data.dir.
+        folder: absent or empty.
+        progress: called with what is done, how many of them are, and of how many.
+
+    Raises UserError for bad input, or a model or text that is not here; and as `zo_sweeps.run.packages.make` does.
+    """
+    composer = Composer(overrides, config_dirs)
+    config = Places().to_package(_checked(single(composer, "a package", "model")))
+    target = new_or_empty(Path(folder).expanduser())
+    import torch
+
+    from zo_sweeps.run import cache, packages
+
+    return packages.make(config, torch.device(cache.torch_device(config.device)), target, progress)
+
+
+def _checked(config: TrialConfig) -> TrialConfig:
+    """Return the configuration. Raises UserError unless it can be packaged."""
+    precision, space = config.precision, config.space
+    if not precision.coded:
+        coded = [name for name, one in registry.members("precision").items() if getattr(one, "coded", False)]
+        raise UserError(f"precision={precision.name} stores no codes", choices=coded, fix="set precision=NAME")
+    if space.needs_gradients and not space.of_text:
+        what = f"a package holds the mask of a text, and space.source is {space.found_from.get('source')}"
+        raise UserError(what, fix="set space.source=text")
+    return config

@@ -1,0 +1,322 @@
+"""A sweep from its plan to its tables: state folder, tracking server, executor. Prints nothing: a `View` shows it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from zo_sweeps.config.composer import Composer
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.fingerprint import fingerprint
+from zo_sweeps.core.trial import TrialState
+from zo_sweeps.plan.as_written import beside_written
+from zo_sweeps.plan.build import Plan, build
+from zo_sweeps.plan.order import ORDERS
+from zo_sweeps.record.commands import Command, remember
+from zo_sweeps.results import past_sweeps, report, sweep_figures
+from zo_sweeps.results import tables as readout
+from zo_sweeps.results.facts.plan import plan_facts, spent
+from zo_sweeps.schedule import hooks
+from zo_sweeps.schedule.budget import Caps, Meter, must_hold
+from zo_sweeps.schedule.halving import Rungs, groups
+from zo_sweeps.schedule.ledger import Ledger, Retries, Standing, read_standing
+from zo_sweeps.schedule.observer import OneCause, Remarks, Waits
+from zo_sweeps.schedule.prediction import OPERATIONS, Predictions, predictions, slots_here, this_device
+from zo_sweeps.schedule.snapshot import Snapshot, Summary, Watch
+from zo_sweeps.schedule.status_file import LiveFile
+from zo_sweeps.schedule.sweep import Sweep
+from zo_sweeps.schedule.this_host import crowded, for_this_host
+from zo_sweeps.tables import Table, to_csv, to_latex, to_markdown
+
+if TYPE_CHECKING:
+    from zo_sweeps.record.mlflow_store import MlflowMirror
+
+STORE_SECONDS = 60.0  # time allowed for an unreachable MLflow store to come back, and for the final upload
+PROBED_SECONDS = 60.0  # of a sweep on the core of reference, from which ten for a probe are little
+IDLE_SECONDS = 5.0  # the same, for a named server and a sweep with nothing left to run
+
+
+@dataclass(frozen=True)
+class Result:
+    """A sweep that has ended.
+
+    Args:
+        tables: the grid's tables, with the results of this run and earlier ones.
+        seconds: wall-clock of the sweep.
+        tracking: address of the MLflow server; for the state folder's own store, its folder.
+    """
+
+    tables: Sequence[Table]
+    summary: Summary
+    seconds: float
+    state_dir: Path
+    tracking: str
+
+    @property
+    def status(self) -> str:
+        """The sweep's end as an MLflow run status: FINISHED, FAILED or KILLED."""
+        summary = self.summary
+        if summary.interrupted or summary.over:
+            return "KILLED"
+        bad = sum(summary.counts.get(state, 0) for state in (TrialState.FAILED, TrialState.LOST))
+        return (
+            "FAILED"
+            if bad or summary.stopped or summary.stopped_rows or summary.waiting or self.no_success
+            else "FINISHED"
+        )
+
+    @property
+    def no_success(self) -> bool:
+        """Whether every trial of the sweep diverged or ran out of memory."""
+        ended = {state for state, n in self.summary.counts.items() if n}
+        return bool(ended) and ended <= {TrialState.DIVERGED, TrialState.OUT_OF_MEMORY}
+
+
+class Progress(Protocol):
+    """The display while trials run."""
+
+    def update(self, snapshot: Snapshot) -> None:
+        """Show the progress of the sweep."""
+
+    def say(self, text: str) -> None:
+        """Show a line."""
+
+
+class View:
+    """The display of a sweep. This base class shows nothing; the command line's prints."""
+
+    def say(self, text: str) -> None:
+        """Show a line."""
+
+    def progress(self) -> contextlib.AbstractContextManager[Progress]:
+        """Return the display from the first trial to the last."""
+        return contextlib.nullcontext(self)
+
+    def update(self, snapshot: Snapshot) -> None:
+        """Show the progress of the sweep."""
+
+    def result(self, plan: Plan, result: Result) -> None:
+        """Show the result, before the final upload to MLflow."""
+
+
+def compose(
+    grid: str, overrides: Sequence[str], state_dir: str | Path | None, config_dirs: Sequence[str | Path]
+) -> tuple[Composer, Command]:
+    """Compose a grid as the command line does; return the composer and the equivalent command.
+
+    Raises UserError for anything unknown, misplaced or of the wrong type.
+    """
+    words = [f"+grid={grid}", *overrides, *([f"state_dir={state_dir}"] if state_dir is not None else [])]
+    command = Command.of(words, tuple(map(str, config_dirs)))
+    return Composer(words, command.config_dirs), command
+
+
+def plan_here(composer: Composer) -> Plan:
+    """Return the plan of the composed grid for this host.
+
+    Raises UserError as `build` does, for tables and figures that could not be made when the trials have run, and for
+    hooks that could not be called.
+    """
+    plan = build(composer)
+    hooks.check(composer.run.on)
+    readout.check(plan, composer)
+    sweep_figures.check(plan, composer)
+    return for_this_host(plan)
+
+
+def run(
+    plan: Plan, composer: Composer, command: Command, view: View, *, order: str = "grid", rerun: Sequence[str] = ()
+) -> Result:
+    """Run the trials that have no result yet, send the tables to MLflow, and call the user's hooks (`on`).
+
+    Args:
+        plan: of the trials that can run here; see `schedule.this_host.for_this_host`.
+        command: stored in the state folder, for `recall`.
+        order: one of `plan.order.ORDERS`.
+        rerun: states and trial_ids to rerun; see `Sweep`.
+
+    Raises UserError if the plan cannot hold a cap of its budget, as predicted, and `budget.partial` does not allow a
+    part of it; if the state folder is not writable, or the executor not available. Raises HeadLostError if the
+    cluster's head goes away: another process can then resume the sweep.
+    """
+    if plan.config.budget.has_cap and not plan.config.budget.partial:
+        if plan.config.budget.hours is not None:  # with a prediction, if there can be one
+            predictions_of(plan, read_standing(plan.config.folder), view)
+        must_hold(plan_facts(plan).over_budget)
+    state_dir, plan = _state_folder(plan), beside_written(plan, composer)
+    with hooks.Hooks(plan.config.on, plan.name, state_dir, view.say) as called:
+        result = _run(plan, composer, command, view, order, rerun, state_dir, called)
+        called.ended(result.status, result.summary.counts)
+    return result
+
+
+def _run(
+    plan: Plan,
+    composer: Composer,
+    command: Command,
+    view: View,
+    order: str,
+    rerun: Sequence[str],
+    state_dir: Path,
+    called: hooks.Hooks,
+) -> Result:
+    from zo_sweeps.record.journal import JournalStore
+
+    with contextlib.closing(JournalStore(state_dir)) as store, Ledger(state_dir, _sweep_id(plan)) as ledger:
+        for change in past_sweeps.since(plan, command):
+            view.say(f"note: {change}")
+        for line in crowded(plan):
+            view.say(f"note: {line}")
+        past_sweeps.save(plan, composer, state_dir, _sweep_id(plan))
+        remember(state_dir, _sweep_id(plan), plan.name, command)
+        with _mirror(plan, composer, state_dir, command, view) as (mirror, where):
+            executor = plan.config.executor
+            began = time.monotonic()
+            live = LiveFile(state_dir)
+            with view.progress() as progress:
+
+                def update(snapshot: Snapshot) -> None:
+                    progress.update(snapshot)
+                    live.update(snapshot)
+                    called.update(snapshot)
+
+                summary = Sweep(
+                    plan.trials,
+                    executor.build(state_dir, plan.config.cluster.address),
+                    store,
+                    ledger,
+                    (
+                        Caps(Meter(plan.config.budget, spent(plan, ledger))),
+                        OneCause({block: plan.grid.label(block) for block in plan.grid.blocks}),
+                        Remarks(),
+                        Waits(),
+                        Watch(update, predictions_of(plan, ledger, view)),
+                        Rungs(groups(plan)),
+                    ),
+                    rerun=rerun,
+                    rounds=ORDERS[order](plan, ledger.outcomes),
+                    retries=Retries(executor.retries_failed, executor.retries_lost),
+                    on_events=mirror.notify,
+                    say=progress.say,
+                ).run()
+            seconds = time.monotonic() - began
+            result = Result(readout.tables(plan, composer, ledger), summary, seconds, state_dir, where)
+            view.result(plan, result)
+            page = _page(plan, composer, ledger, state_dir, command, view)
+            _hand_over(plan, mirror, result, page, view)
+    return result
+
+
+def predictions_of(plan: Plan, ledger: Standing, view: View) -> Predictions:
+    """Return the predictions of a sweep's trials; this host is probed first if they will take long, and it was not."""
+    made, here = predictions(plan, ledger), this_device(plan)
+    left = sum(trial.operations for trial in plan.trials if not ledger.has_result(trial.trial_id))
+    if here is None or made.speed or made.finished:
+        return made
+    if left / OPERATIONS < PROBED_SECONDS * slots_here(plan):
+        return made
+    view.say("measuring this machine, once: about ten seconds")
+    try:
+        probe_this_host(plan)
+    except UserError as error:  # a sweep without predictions is worth having
+        view.say(f"note: {error}")
+    return predictions(plan, ledger)
+
+
+def probe_this_host(plan: Plan) -> None:
+    """Measure this host's speed with the threads of the plan's trials, and keep it. Cost: about ten seconds.
+
+    Raises UserError if the probe fails, or if the nodes of a cluster run the trials.
+    """
+    from zo_sweeps.run.measure_speed import measure
+
+    if plan.config.cluster.address:
+        raise UserError("a probe is of this machine, and the nodes of a cluster run the trials", fix="omit --probe")
+    measure(plan.config.executor.cpus_per_trial)
+
+
+def _sweep_id(plan: Plan) -> str:
+    """Return an id that depends on the grid and its trials only, so that a resumed sweep continues its MLflow run."""
+    return fingerprint([plan.name, sorted(plan.every)])
+
+
+def _state_folder(plan: Plan) -> Path:
+    """Return the state folder, created if absent. Raises UserError if it is not writable."""
+    folder = plan.config.folder
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".write-{os.getpid()}"
+        probe.write_bytes(b"")
+        probe.unlink()
+    except OSError as error:
+        raise UserError(
+            f"cannot write to the state folder {folder} ({error.strerror})", fix="use state_dir=FOLDER"
+        ) from None
+    return folder.resolve()
+
+
+@contextlib.contextmanager
+def _mirror(
+    plan: Plan, composer: Composer, state_dir: Path, command: Command, view: View
+) -> Iterator[tuple[MlflowMirror, str]]:
+    """Yield the MLflow mirror of a sweep and its location: the state folder's own store unless a server is named."""
+    import yaml
+
+    from zo_sweeps.record.mlflow_store import MlflowMirror
+    from zo_sweeps.record.sweep_book import SweepInfo
+
+    uri = plan.config.tracking.uri
+    info = SweepInfo(
+        sweep_id=_sweep_id(plan),
+        grid=plan.name,
+        title=plan.title,
+        command=str(command),
+        config_yaml=yaml.safe_dump({**composer.trial, **plan.config.to_json()}, sort_keys=False, allow_unicode=True),
+    )
+    with contextlib.closing(
+        MlflowMirror(uri, plan.name, info, state_dir, say=view.say, patience=STORE_SECONDS)
+    ) as mirror:
+        for trial in plan.trials:
+            mirror.register(trial)
+        yield mirror, uri or str(state_dir / "mlflow")
+
+
+def _page(
+    plan: Plan, composer: Composer, ledger: Ledger, state_dir: Path, command: Command, view: View
+) -> Mapping[str, str]:
+    """Return the report as a file for MLflow; if it cannot be made, say why and return no file."""
+    try:
+        return {"report.html": report.html(plan, composer, ledger, state_dir, str(command))}
+    except UserError as error:
+        view.say(f"no report: {error}")
+        return {}
+
+
+def _hand_over(plan: Plan, mirror: MlflowMirror, result: Result, page: Mapping[str, str], view: View) -> None:
+    """Send the tables to MLflow and wait for it to catch up; whatever it misses stays in the journals."""
+    files = {
+        "table.tex": to_latex(*result.tables),
+        "table.csv": to_csv(*result.tables),
+        **page,
+    }
+    mirror.finish(to_markdown(*result.tables), files, _aggregates(result.tables), result.status)
+    idle = plan.config.tracking.uri and not result.summary.ran  # a named server that does not answer is not waited for
+    left = mirror.drain(min(STORE_SECONDS, IDLE_SECONDS) if idle else STORE_SECONDS)
+    if left:
+        view.say(f"MLflow has not taken {left} trials yet; the next run of this command sends them")
+
+
+def _aggregates(tables: Sequence[Table]) -> Mapping[str, float]:
+    """Return `table/row/column/mean` and `/std` of every cell that has a value, as metrics of the parent run."""
+    values = {}
+    for table in tables:
+        for (block, column), cell in table.cells.items():
+            for name, value in (("mean", cell.mean), ("std", cell.std)):
+                if value is not None:
+                    values[f"{table.spec.name}/{block}/{column}/{name}"] = value
+    return values

@@ -1,0 +1,299 @@
+"""Verification of an archive: what it says is computed again from its scalar logs, on the reader's copies.
+
+Of every zeroth-order trial, the weights are replayed and their digest compared, without a forward. Then they score dev
+and test. An untrained model scores them as it is. Weights of backpropagation are kept nowhere: of these trials, and of
+those that diverged, only the log is compared with what is said of it. No time, memory or energy is computed again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from enum import Enum
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from zo_sweeps.config.composer import Composer
+from zo_sweeps.core.errors import UserError, unknown
+from zo_sweeps.core.events import Event, ScoredDev, ScoredTest, Start, only
+from zo_sweeps.core.jsonl import packed, unpacked
+from zo_sweeps.core.trial import Outcome, Trial, TrialState
+from zo_sweeps.methods.parts import Model, ModelSource
+from zo_sweeps.methods.trial_config import TrialConfig
+from zo_sweeps.plan.build import Plan, warm_key
+from zo_sweeps.plan.expand import flatten
+from zo_sweeps.plan.texts import fingerprint_texts, texts_of
+from zo_sweeps.record.archive import Archive
+from zo_sweeps.record.journal import outcome, tested
+from zo_sweeps.results.exchange import Shared, differences, same_json, unpack
+from zo_sweeps.session.export import replayed
+
+if TYPE_CHECKING:
+    from zo_sweeps.run.workbench import Workbench
+
+OF_A_HUB = "hf:"  # how fingerprints begin that name a source, and not its content
+SCORED = 1e-4  # relative: of losses, which another machine rounds in another way
+
+
+class Verdict(str, Enum):
+    """What was found of a trial: computed again and equal; equal to its log, which cannot be replayed; or wrong."""
+
+    PROVED = "proved"
+    ATTESTED = "attested"
+    WRONG = "wrong"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A line of a verification.
+
+    Args:
+        trial_id: of what it is about; "" for the archive.
+    """
+
+    verdict: Verdict
+    text: str
+    trial_id: str = ""
+
+
+class _WrongError(Exception):
+    """Something in an archive is not what it was computed from."""
+
+
+@dataclass(frozen=True)
+class Copies:
+    """The reader's own copies of what an archive's trials used.
+
+    Args:
+        model: folder of a model in Hugging Face format; None: only models that need no file.
+        data: as `data.dir`; None: only tasks whose rows ship with zo_sweeps.
+        members: folders with the reader's own members, as --config-dir.
+    """
+
+    model: Path | None = None
+    data: Path | None = None
+    members: Sequence[str] = ()
+
+
+def verify(source: Archive, copies: Copies, only: Sequence[str] = ()) -> Iterator[Finding]:
+    """Yield what comes of computing an archive again, as it is found: first of the whole, then trial by trial.
+
+    Args:
+        only: ids of trials, or the start of each; (): all.
+
+    Raises UserError for contents that are not an archive's, and for an id that it does not have. Cost: loads the models
+    and rows; q noise passes per step; the forwards that score dev and test once per trial.
+    """
+    composer = Composer([], copies.members)
+    with TemporaryDirectory(prefix="zo_sweeps-") as folder:
+        shared = unpack(source, Path(folder), composer, copies.members)
+        held = [trial_id for trial_id in shared.plan.every if trial_id in shared.standing.outcomes]
+        chosen = [*dict.fromkeys(trial_id for name in only for trial_id in _named(name, held))] or held
+        wrong = set()
+        for trial_id in held:
+            try:
+                _configured(shared.plan, shared.plan.every[trial_id])
+            except (_WrongError, UserError) as error:
+                wrong.add(trial_id)
+                yield Finding(Verdict.WRONG, str(error), trial_id)
+        if strays := {*shared.standing.outcomes} - {*shared.plan.every}:
+            yield Finding(Verdict.WRONG, f"journals of trials that the plan does not have: {', '.join(sorted(strays))}")
+        yield from (Finding(Verdict.WRONG, text) for text in differences(shared, composer))
+        for trial_id in chosen:
+            if trial_id not in wrong:
+                yield _trial(shared, shared.plan.every[trial_id], copies)
+
+
+def _named(name: str, held: Sequence[str]) -> list[str]:
+    matches = [trial_id for trial_id in held if trial_id.startswith(name)]
+    if not matches:
+        raise unknown("trial", name, held[:5], where="the archive")
+    return matches
+
+
+def _configured(plan: Plan, trial: Trial) -> None:
+    """Raise _WrongError unless a trial's configuration has its id, and is that of the cells that it stands in."""
+    config = TrialConfig.of(trial.config)
+    if config.trial_id() != trial.trial_id:
+        what = f"its configuration is not that of its id, but of {config.trial_id()}: a value was changed"
+        raise _WrongError(f"{what}, or the archive is of another version of zo_sweeps")
+    values = flatten(config.to_json())
+    for cell in plan.cells:
+        if cell.trial_id == trial.trial_id:
+            for key, value in cell.hyperparameters.items():
+                if key in values and values[key] != value:
+                    raise _WrongError(f"{key}={value} in the plan, and {values[key]} in its configuration")
+            if config.seed != cell.seed and "seed" in config.parts_used:
+                raise _WrongError(f"seed {cell.seed} in the plan, and {config.seed} in its configuration")
+
+
+def _trial(shared: Shared, trial: Trial, copies: Copies) -> Finding:
+    """Return what comes of computing a trial again."""
+    try:
+        verdict, text = _computed(shared, trial, copies)
+    except (_WrongError, UserError) as error:
+        verdict, text = Verdict.WRONG, str(error)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        text = f"its log does not fit its configuration ({type(error).__name__}: {str(error)[:100]})"
+        verdict = Verdict.WRONG
+    return Finding(verdict, f"{trial.label}: {text}", trial.trial_id)
+
+
+def _computed(shared: Shared, trial: Trial, copies: Copies) -> tuple[Verdict, str]:
+    from zo_sweeps.engine.replay import digest
+    from zo_sweeps.run.workbench import OTHER_START
+
+    events = shared.journals.read(trial.trial_id)
+    ended = outcome(events)
+    assert ended is not None
+    _follows(trial, events, ended)
+    config = TrialConfig.of(trial.config)
+    kind = config.method.kind
+    if ended.state is not TrialState.SUCCEEDED:
+        return Verdict.ATTESTED, f"ended as {ended.state.value.lower().replace('_', ' ')}"
+    if kind.backpropagates:
+        return Verdict.ATTESTED, "trained by backpropagation, which keeps no weights and no log to replay"
+    test = tested(events)
+    if kind.generates or not kind.of_model:
+        return Verdict.ATTESTED, "a measurement of time or of circuits, without a test score"
+    if not test or test.weights is None or test.rows is None or test.right is None or test.examples is None:
+        raise _WrongError("its log has no digest of the weights: it was taken out, or an earlier version ran the trial")
+    here = replace(trial, config=_here(config, copies))
+    here = replace(here, warm_key=warm_key(here.config))  # type: ignore[arg-type]  # a TrialConfig
+    with replayed(here, events, ended.selected_step) if kind.estimates else _untrained(here, events) as (bench, space):
+        weights = digest(space.params) if space is not None else ""
+        if weights != test.weights:
+            what = f"the replayed weights are {weights[:12] or 'none'}, and those of the run {test.weights[:12]}"
+            if bench.began_elsewhere:
+                raise _WrongError(f"{what}: {OTHER_START.format(space=config.space.name)}{_elsewhere(events)}")
+            raise _WrongError(f"{what}: a coefficient was changed{_elsewhere(events)}")
+        if bench.splits.test_rows != test.rows:
+            raise _WrongError(f"its test rows are {test.rows[:12]}, and those here {bench.splits.test_rows[:12]}")
+        bench.recorder.selection = bench.selection()
+        if bench.recorder.best() != ended.selected_step:
+            raise _WrongError(f"step {ended.selected_step} was tested, and dev selects step {bench.recorder.best()}")
+        _scored("dev", bench.score_dev(), bench.recorder.evaluations[ended.selected_step], events)
+        scores = bench.score(bench.splits.test)
+        _scored("test", scores, test, events)
+        different = sum(a != b for a, b in zip(scores.right, unpacked(test.right, test.examples), strict=True))
+        if different:
+            raise _WrongError(
+                f"{different} of {len(scores.right)} test predictions are others here{_elsewhere(events)}"
+            )
+    metric = config.task.metric[0]
+    shown = f"test {metric.display or metric.name} {metric.printed(scores.metric)}{metric.unit and ' ' + metric.unit}"
+    return Verdict.PROVED, f"weights {weights[:12]}, {shown}" if weights else f"untrained, {shown}"
+
+
+def _follows(trial: Trial, events: list[Event], ended: Outcome) -> None:
+    """Raise _WrongError unless what is said of a trial follows from its log."""
+    from zo_sweeps.run.recorder import Nowhere, Recorder
+
+    recorder = Recorder(trial, Nowhere(), events)
+    recorder.selected = ended.selected_step
+    derived = recorder.outcome(ended.state).metrics
+    for name in {*derived, *ended.metrics}:
+        if name.startswith(("dev/", "test/")) or name == "final_train_loss":
+            there, here = ended.metrics.get(name), derived.get(name)
+            if not same_json(there, here):
+                raise _WrongError(f"{name} is {there} in its result, and {here} in its log")
+    if ended.steps_done != len(recorder.losses):
+        raise _WrongError(f"{ended.steps_done} steps in its result, and {len(recorder.losses)} in its log")
+    test = tested(events)
+    if test and test.right and packed(unpacked(test.right, test.examples or 0)) != test.right:
+        raise _WrongError("its predictions are not a bit per example")
+
+
+def _scored(split: str, scores: Any, event: ScoredDev | ScoredTest, events: list[Event]) -> None:
+    """Raise _WrongError unless a split is scored here as in the run."""
+    if not math.isclose(scores.loss, event.loss, rel_tol=SCORED):
+        raise _WrongError(
+            f"{split}/loss is {event.loss:.6g} in its log, and {scores.loss:.6g} here{_elsewhere(events)}"
+        )
+    if {*scores.metrics} != {*event.metrics} or event.metric != next(iter(event.metrics.values())):
+        raise _WrongError(f"the metrics of {split} in its log are not those of its task")
+    for name, value in scores.metrics.items():
+        there = event.metrics[name]
+        if not math.isclose(value, there, rel_tol=SCORED, abs_tol=SCORED):
+            raise _WrongError(f"{split}/{name} is {there:.6g} in its log, and {value:.6g} here{_elsewhere(events)}")
+
+
+@contextmanager
+def _untrained(trial: Trial, events: list[Event]) -> Iterator[tuple[Workbench, None]]:
+    from zo_sweeps.run.recorder import Nowhere, Recorder
+    from zo_sweeps.run.workbench import Workbench
+
+    config = TrialConfig.of(trial.config)
+    bench = Workbench(config, trial.warm_key, Recorder(trial, Nowhere(), events))
+    bench.load()
+    yield bench, None
+
+
+def _elsewhere(events: list[Event]) -> str:
+    """Return how the run's versions and processor differ from those here, which may round in another way; or ""."""
+    from zo_sweeps.record.provenance import collect
+
+    then = only(Start, events)[-1].versions
+    here = collect()
+    packages = then.get("packages", {})
+    pairs = [(name, packages.get(name), here["packages"].get(name)) for name in ("zo_sweeps", "torch", "transformers")]
+    pairs.append(("processor", then.get("cpu"), here["cpu"]))
+    other = [f"{name} {old} then, {new} here" for name, old, new in pairs if old != new]
+    return f", or this machine rounds in another way ({'; '.join(other)})" if other else ""
+
+
+def _here(config: TrialConfig, copies: Copies) -> TrialConfig:
+    """Return a configuration with the reader's copies in place of what it names, their identities checked.
+
+    Raises UserError for one that is not given, and _WrongError for one that is another.
+    """
+    packaged = config.model.fingerprint.startswith("package:")  # with its mask, so that no text is read
+    texts = [] if packaged else [name for name, _ in texts_of(config)]
+    for name in (config.task.folder, *texts):
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts or name.startswith("~"):
+            raise _WrongError(f"it names a file outside of the data: {name!r}")
+    folder = None if copies.data is None else str(copies.data)
+    if folder is None and (texts or config.task.source != "packaged"):
+        fix = "name your copy of the data with --data DIR, which has a folder per task"
+        raise UserError(f"its {'text' if texts else 'rows'} ({config.task.name}) do not ship with zo_sweeps", fix=fix)
+    here = replace(config, model=_model(config.model, copies.model), data=replace(config.data, dir=folder))
+    here = replace(here, task=replace(config.task, fingerprint=_rows(here)))
+    text, missing = fingerprint_texts(here) if texts else (config.data.text_fingerprint, "")
+    if missing or text != config.data.text_fingerprint:
+        raise _WrongError(missing or f"its text is {config.data.text_fingerprint}, and the one here {text}")
+    return here
+
+
+def _model(model: Model, folder: Path | None) -> Model:
+    """Return a trial's model as it is here, with its fingerprint here: a hub's names a model, and not its content."""
+    from zo_sweeps.models.identity import fingerprint_model
+
+    if model.source not in (ModelSource.DEMO, ModelSource.RANDOM):
+        if folder is None:
+            fix = "name your copy of it with --model DIR"
+            raise UserError(f"its model ({model.name}, {model.fingerprint}) does not ship with zo_sweeps", fix=fix)
+        model = replace(model, source=ModelSource.LOCAL, path=str(folder))
+    found = fingerprint_model(model)
+    if found != model.fingerprint and not model.fingerprint.startswith(OF_A_HUB):
+        what = f"its model is {model.fingerprint}, and the one here {found}"
+        raise _WrongError(f"{what}: a weight, the configuration or the tokenizer is another")
+    return replace(model, fingerprint=found)
+
+
+def _rows(config: TrialConfig) -> str:
+    """Return the fingerprint of a task's rows here."""
+    from zo_sweeps.tasks import data
+    from zo_sweeps.tasks.spec import TaskSpec
+
+    there = config.task.fingerprint
+    status = data.check(TaskSpec.of(config.task, config.prompt.name), config.task, config.data.dir)
+    if not status.available:
+        raise UserError(f"its rows are not here: {status.why}")
+    if status.fingerprint != there and not there.startswith(OF_A_HUB):
+        what = f"its rows ({config.task.name}) are {there}, and those here {status.fingerprint}"
+        raise _WrongError(f"{what}: an example is another")
+    return status.fingerprint

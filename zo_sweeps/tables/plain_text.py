@@ -1,0 +1,135 @@
+"""A table as plain text for a terminal of a given width."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+
+from zo_sweeps.core.visible import visible
+from zo_sweeps.tables.cells import Table
+from zo_sweeps.tables.page import together
+from zo_sweeps.tables.published import Published
+from zo_sweeps.tables.table_units import readable
+from zo_sweeps.tables.text_cells import SELECTED, Grid, Text, footnotes, heading, main_grid, notes, selected_grid
+
+GAP = "  "
+IN_CORNER = 36  # the longest heading that is printed in the empty cell above the rows
+Cells = list[list[str]]  # a line of the table: each of its cells is a list of printed lines
+
+
+def to_text(*tables: Table, width: int = 100) -> str:
+    """Render tables aligned, without boxes, at most `width` wide if a single column fits in it.
+
+    The first layout that fits: published numbers in brackets; below ours; the same, transposed. If none fits, the
+    columns are split into groups, one below the other. What several tables share is printed once, below the last.
+    """
+    if len(tables) == 1:
+        table = readable(tables[0])
+        parts = [_wrap(heading(table), width), _fit(main_grid(table), width)]
+        parts += _below(footnotes(table), notes(table), width)
+        selected = selected_grid(table)
+        return "\n\n".join([*parts, *([_selected(SELECTED, selected, width)] if selected else [])]) + "\n"
+    page = together(tables)
+    parts = [_wrap(page.title, width)] if page.title else []
+    for title, table in page.tables:
+        grid = main_grid(table)
+        if len(title) <= IN_CORNER:
+            parts.append(_fit(Grid((Text(title), *grid.header[1:]), grid.rows), width))
+        else:
+            parts.append(f"{_wrap(title, width)}\n{_fit(grid, width)}")
+    parts += _below(page.footnotes, page.notes, width)
+    return "\n\n".join([*parts, *(_selected(title, grid, width) for title, grid in page.selected)]) + "\n"
+
+
+def _below(marked: Sequence[Text], lines: Sequence[str], width: int) -> list[str]:
+    """Return the lines below a table as one part; no part without lines."""
+    every = [*(f"[{note.marks[0]}] {note.text}" for note in marked), *lines]
+    return ["\n".join(_wrap(line, width) for line in every)] if every else []
+
+
+def _selected(title: str, grid: Grid, width: int) -> str:
+    """Return the selected hyper-parameters: of a single column as a sentence, "Title: row: lr 0.3, q 4; …"."""
+    if len(grid.header) > 2:
+        return f"{title}\n{_fit(grid, width)}"
+    rows = "; ".join(f"{row.text} = {value.text}" for row, value in grid.rows)
+    return _wrap(f"{title}: {rows}", width)
+
+
+def published_to_text(table: Published, width: int = 100) -> str:
+    """Render a paper's own table, at most `width` wide if a single column fits in it, with its conditions and notes."""
+    header = (Text(""), *map(Text, table.columns))
+    rows = []
+    for name, values in table.rows.items():
+        stds = {column: std for column, std in table.std.get(name, {}).items() if std is not None}
+        texts = {column: "–" if value is None else str(value) for column, value in values.items()}
+        rows.append((Text(name), *(Text(text + (f" ± {stds[c]}" if c in stds else "")) for c, text in texts.items())))
+    spread = f"±: {table.std_kind} ({table.std_note})" if table.std else ""
+    conditions = "; ".join(f"{_words(name)}: {_words(value)}" for name, value in (table.conditions or {}).items())
+    notes = [
+        _wrap(text, width) for text in (spread, conditions, *(f.note for f in table.flags), *table.footnotes) if text
+    ]
+    title = _wrap(f"{table.label}. {table.caption} ({table.unit}).", width)
+    return (
+        "\n\n".join(part for part in (title, _fit(Grid(header, tuple(rows)), width), "\n".join(notes)) if part) + "\n"
+    )
+
+
+def _words(value: object) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{_words(name)} {_words(part)}" for name, part in value.items())
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return ", ".join(map(_words, value))
+    return str(value).replace("_", " ")
+
+
+def _fit(grid: Grid, width: int) -> str:
+    lines = (grid.header, *grid.rows)
+    stacked = [[[_own(text), *text.below] for text in line] for line in lines]
+    bracketed = [
+        [[_own(text) + (f" ({'; '.join(text.below)})" if text.below else "")] for text in line] for line in lines
+    ]
+    transposed = [list(line) for line in zip(*stacked, strict=True)]
+    for cells in (bracketed, stacked, transposed):
+        if _width(cells) <= width:
+            return _aligned(cells)
+    groups: list[list[int]] = []
+    for column in range(1, len(stacked[0])):
+        if groups and _width(_columns(stacked, [*groups[-1], column])) <= width:
+            groups[-1].append(column)
+        else:
+            groups.append([column])
+    return "\n\n".join(_aligned(_columns(stacked, group)) for group in groups)
+
+
+def _own(text: Text) -> str:
+    return " ".join(visible(text.text).split()) + (f" [{','.join(text.marks)}]" if text.marks else "")
+
+
+def _columns(cells: list[Cells], columns: list[int]) -> list[Cells]:
+    return [[line[0], *(line[column] for column in columns)] for line in cells]
+
+
+def _widths(cells: list[Cells]) -> list[int]:
+    return [max(len(text) for line in cells for text in line[column]) for column in range(len(cells[0]))]
+
+
+def _width(cells: list[Cells]) -> int:
+    widths = _widths(cells)
+    return sum(widths) + len(GAP) * (len(widths) - 1)
+
+
+def _aligned(cells: list[Cells]) -> str:
+    widths = _widths(cells)
+    rows = []
+    for i, line in enumerate(cells):
+        for texts in zip_longest(*line, fillvalue=""):
+            rows.append([texts[0].ljust(widths[0]), *map(str.rjust, texts[1:], widths[1:])])
+        if i == 0:
+            rows.append(["-" * width for width in widths])
+    return "\n".join(GAP.join(row).rstrip() for row in rows)
+
+
+def _wrap(text: str, width: int) -> str:
+    text = visible(text)
+    return textwrap.fill(text, max(20, width), subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
