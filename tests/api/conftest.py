@@ -70,6 +70,6 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Swept:
     folder = tmp_path_factory.mktemp("api")
     conf = write_grid(folder / "conf", GRID, "forms")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(session, "SERVER_SECONDS", 0.1)
+        patch.setattr(session, "STORE_SECONDS", 0.1)
         frame = zo_sweeps.run("forms", ["executor=inline", NOWHERE], folder / "state", [conf])
     return Swept(folder / "state", conf, frame)

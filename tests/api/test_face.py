@@ -29,7 +29,7 @@ INLINE = ["executor=inline", NOWHERE]
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "SERVER_SECONDS", 0.1)
+    monkeypatch.setattr(session, "STORE_SECONDS", 0.1)
 
 
 def test_a_sweep_runs_once_and_says_nothing(
@@ -122,7 +122,7 @@ def test_ctrl_c_stops_a_sweep_cleanly_and_is_raised(
     (row,) = zo_sweeps.results("forms", state_dir=state).to_dict("records")
     assert (row["state"], row["steps_done"]) == ("CANCELLED", 1)
     monkeypatch.undo()
-    monkeypatch.setattr(session, "SERVER_SECONDS", 0.1)
+    monkeypatch.setattr(session, "STORE_SECONDS", 0.1)
     given = [*only("lora_fa", swept), *hooks[:2]]
     (row,) = zo_sweeps.run("forms", given, state, [swept.conf]).to_dict("records")
     assert row["dev/loss"] == swept.line("lora_fa")["dev/loss"], "the same call goes on"

@@ -44,10 +44,10 @@ class Half(Perturbation):
 SCRIPT = """
 import json, sys
 import zo_sweeps
-from zo_sweeps.results import session
+from zo_sweeps.session import session
 
 if __name__ == "__main__":
-    session.SERVER_SECONDS = 0.1
+    session.STORE_SECONDS = 0.1
     overrides, conf = json.loads(sys.argv[1])
     columns = ["trial_id", "state", "error", "dev/loss", "test/loss"]
     for executor in ("inline", "ray"):

@@ -39,7 +39,7 @@ GRID: dict[str, Any] = {
 def test_threads_that_differ_are_named_in_the_table_and_no_speed_up_is_stated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "SERVER_SECONDS", 0.1)
+    monkeypatch.setattr(session, "STORE_SECONDS", 0.1)
     conf, state = write_grid(tmp_path / "conf", GRID), tmp_path / "state"
     common = ["executor=inline", NOWHERE]
     zo_sweeps.run("tiny", [*common, "~grid.blocks.inner", "~grid.tables.speedup"], state, [conf])

@@ -39,7 +39,7 @@ def zo(*arguments: object, cwd: Path, timeout: float = 240, **environment: str) 
 def in_process(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """Run a command here and return its output; a sweep with NOWHERE does not wait for its server."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(session, "SERVER_SECONDS", 0.1)
+        patch.setattr(session, "STORE_SECONDS", 0.1)
         patch.setenv("COLUMNS", "1000")
         status = main(arguments)
     out, err = capsys.readouterr()

@@ -107,7 +107,7 @@ class Swept:
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swept]:
     made = Swept(tmp_path_factory.mktemp("shared"))
     with pytest.MonkeyPatch.context() as patch, registry.using_folders(()):
-        patch.setattr(session, "SERVER_SECONDS", 0.1)
+        patch.setattr(session, "STORE_SECONDS", 0.1)
         made.frame = zo_sweeps.run("tiny", made.words, made.state, [made.conf])
         given = ["+grid=tiny", f"state_dir={made.state}", "--config-dir", str(made.conf), "--out", str(made.file)]
         assert main(["export", *given, "--by", "Jane Doe", "--key", str(made.key)]) == 0
