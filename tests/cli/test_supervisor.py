@@ -24,7 +24,7 @@ pytestmark = pytest.mark.multiprocess
 SCRIPT = """
 import os, signal, sys, time
 from pathlib import Path
-from zo_sweeps.cli import supervisor
+from zo_sweeps.cli import run
 from zo_sweeps.schedule.backend import CannotJoinError, HeadLostError
 
 ends, waits = sys.argv[1].split(), []

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
 SWEEP = """
 import json, sys
 from zo_sweeps.cli.main import main
-from zo_sweeps.results import session
+from zo_sweeps.session import session
 
 session.STORE_SECONDS = 0.1  # no tracking server is waited for
 sys.exit(main(json.loads(sys.argv[1])))

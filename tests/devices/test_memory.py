@@ -168,7 +168,7 @@ def test_logits_at_all_positions_are_the_doubling_of_prge_figure_4():
 MEASURE = """
 import json, sys
 import torch
-from zo_sweeps.devices.memory import MemoryMeter
+from zo_sweeps.devices.peak_memory import MemoryMeter
 from zo_sweeps.methods.parts import Model
 from zo_sweeps.models.load import load
 

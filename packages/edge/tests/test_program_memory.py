@@ -46,7 +46,7 @@ import executorch.backends.xnnpack.partition.xnnpack_partitioner
 import executorch.exir
 import executorch.runtime
 
-from zo_sweeps.devices.memory import MemoryMeter
+from zo_sweeps.devices.peak_memory import MemoryMeter
 from zo_sweeps_edge.export import export, forward_inputs
 from zo_sweeps_edge.program import Calls
 from zo_sweeps_edge.rows import Frame
