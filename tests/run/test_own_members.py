@@ -289,7 +289,7 @@ def test_the_code_of_a_trial_is_that_of_the_engine_and_of_the_members_that_it_us
 
     common = ["engine/step.py", "engine/noise.py", "engine/losses.py", "tasks/scoring.py", "run/workbench.py"]
     common += [f"methods/{name}.py" for name in ("cycle", "points", "evaluation", "space")]
-    for name in (*common, "devices/memory.py"):
+    for name in (*common, "devices/peak_memory.py"):
         assert (code.ROOT / name).is_file()
         assert changes(name) == {"zo", "sign"}, name
     assert changes("engine/updates/sgd.py") == {"zo"}

@@ -150,7 +150,7 @@ class ScoredTest(Event, kind="test"):
     Args:
         metric, metrics: as of dev.
         examples: how many.
-        right: a bit per example, whether its prediction is right (see `core.bits`); "" where numbers are predicted.
+        right: a bit per example, whether its prediction is right (see `core.jsonl`); "" where numbers are predicted.
         rows: digest of the rows.
         weights: digest of the trained values; "" if nothing was trained.
     """
@@ -232,7 +232,7 @@ class Sensors(Event, kind="sensors"):
 
 @dataclass(frozen=True, kw_only=True)
 class Warned(Event, kind="warning"):
-    """A remark on the run so far; see `core.remarks`."""
+    """A remark on the run so far; see `core.caveats`."""
 
     metric: str = item(most=NAME)
     text: str = item(most=LONG)

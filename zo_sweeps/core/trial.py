@@ -49,7 +49,7 @@ class Needs:
     memory_bytes: int = 0  # estimated peak
     programs: bool = False  # whether it runs as exported programs, on a CPU
     precision: str = field(default="", compare=False)  # how it stores and multiplies weights
-    # These bytes by `core.memory.Part`, as first estimated, without those of the process.
+    # These bytes by `core.memory_parts.Part`, as first estimated, without those of the process.
     parts: Mapping[str, int] = field(default_factory=dict, compare=False)
     tools: tuple[str, ...] = ()  # distributions that it runs, with their versions: "pyosys 0.70"
     client_bytes: int = field(default=0, compare=False)  # of a program: peak of the light client, where that runs it

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 # Step, noise, losses, forwards, batches, scores; in `methods`, the addresses of points and which share a forward.
 MEASURING = ("engine", "methods", "models", "run", "tasks")
 METERS = tuple(
-    ROOT / "devices" / f"{name}.py" for name in ("condition", "counters", "energy", "memory", "nvml", "sysfs")
+    ROOT / "devices" / f"{name}.py" for name in ("counters", "energy", "nvml", "peak_memory", "sysfs")
 )
 
 

@@ -145,7 +145,7 @@ class TrialConfig:
 
     @property
     def departures(self) -> dict[str, float]:
-        """How training differs from that of the papers' rows: metric -> value; `core.remarks` has a line on each.
+        """How training differs from that of the papers' rows: metric -> value; `core.caveats` has a line on each.
 
         Of backpropagation, what is not fp32 weights and states with all activations kept.
         """

@@ -176,7 +176,7 @@ class Gradients:
     Reported are the shares of three masks, each the largest entries of one squared gradient: `task_dynamic`, of the
     task's at this call; `task_static` and `text_static`, of the task's and the text's at the first call. Source: Guo et
     al., 2024, Figures 2, 3, 7 and 8. Memory: the masks, and 4 bytes per entry of the linear layers, twice at the first
-    call, off the device (`run.accumulators`).
+    call, off the device (`run.gradients`).
     """
 
     def __init__(

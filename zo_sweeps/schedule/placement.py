@@ -66,7 +66,7 @@ def gpus_needed(needs: Needs, node: Node) -> int:
 def gpus_holding(needs: Needs, memory_bytes: int) -> int:
     """Return the fewest GPUs of so much memory that hold a trial divided over them; 1 where that is not possible.
 
-    With M bytes and L layers, a GPU of n has at most M / n + M / L: a layer is not divided; see `models.divided`.
+    With M bytes and L layers, a GPU of n has at most M / n + M / L: a layer is not divided; see `models.load`.
     """
     counts = range(2, needs.layers + 1) if needs.memory_bytes > memory_bytes else ()
     return next((n for n in counts if _per_gpu(needs, n) <= memory_bytes), 1)
