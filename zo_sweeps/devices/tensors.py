@@ -37,9 +37,9 @@ class _Storage:
 class Tensors(TorchDispatchMode):
     """Follows the storages of all tensors that operators read or make within the block, and their ends.
 
-    Views share a storage, which counts once. A new storage belongs to the part that is marked (`core.memory_parts`); one
-    that is older than the block, and not claimed, is workspace. Temporaries within an operator are not seen, except those in
-    WITHIN. Values are not changed: every operator runs as it would.
+    Views share a storage, which counts once. A new storage belongs to the part that is marked (see
+    `core.memory_parts`); one that is older than the block, and not claimed, is workspace. Temporaries within an
+    operator are not seen, except those in WITHIN. Values are not changed: every operator runs as it would.
 
     Args:
         device: only storages on it count.
