@@ -335,7 +335,7 @@ def test_a_host_without_the_library_says_so(monkeypatch: pytest.MonkeyPatch) -> 
 )
 def test_the_reasons_for_lower_clocks_are_heat_and_power(bits: int, causes: list[str]) -> None:
     gpu = Gpu("aa-bb", FakeNvml(**{**VOLTA, "CurrentClocksThrottleReasons": bits}))
-    assert GpuCondition(gpu).read() == {"celsius": 71, "mhz": 1410, "throttled": causes}
+    assert GpuCondition(gpu).read() == {"celsius": 71, "mhz": 1410, "throttled": tuple(causes)}
 
 
 def test_a_gpu_that_tells_nothing_has_no_condition() -> None:
@@ -353,23 +353,23 @@ def test_temperature_is_the_hottest_zone_that_is_on(tmp_path: Path) -> None:
 
 def test_a_jetson_is_throttled_by_enabled_over_current_events_and_by_cooling_that_is_no_fan(tmp_path: Path) -> None:
     condition = HostCondition(gpu=True, sys=write(tmp_path, ORIN_NANO))
-    assert condition.read() == {"celsius": 61.25, "mhz": 624.75, "throttled": []}
+    assert condition.read() == {"celsius": 61.25, "mhz": 624.75, "throttled": ()}
     write(tmp_path, {"class/hwmon/hwmon2/oc2_event_cnt": "8"})  # it only counts: oc2_throt_en is 0
-    assert condition.read()["throttled"] == []
+    assert condition.read()["throttled"] == ()
     write(tmp_path, {"class/hwmon/hwmon2/oc3_event_cnt": "14"})
-    assert condition.read()["throttled"] == ["power"]
-    assert condition.read()["throttled"] == [], "only what is new since the last reading"
+    assert condition.read()["throttled"] == ("power",)
+    assert condition.read()["throttled"] == (), "only what is new since the last reading"
     write(tmp_path, {"class/thermal/cooling_device1/cur_state": "2"})
-    assert condition.read()["throttled"] == condition.read()["throttled"] == ["heat"]
+    assert condition.read()["throttled"] == condition.read()["throttled"] == ("heat",)
 
 
 def test_an_intel_processor_is_throttled_when_a_count_has_grown(tmp_path: Path) -> None:
     folder = "devices/system/cpu/cpu1/thermal_throttle"
     counts = {f"{folder}/core_throttle_count": "4", f"{folder}/package_throttle_count": "0"}
     condition = HostCondition(gpu=False, sys=write(tmp_path, counts))
-    assert condition.read() == {"throttled": []}
+    assert condition.read() == {"throttled": ()}
     write(tmp_path, {f"{folder}/package_throttle_count": "1"})
-    assert condition.read() == {"throttled": ["heat"]}
+    assert condition.read() == {"throttled": ("heat",)}
     assert "heat: throttle counts" in condition.definition
     assert "power: not readable" in condition.definition
 

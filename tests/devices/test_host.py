@@ -51,7 +51,7 @@ def test_a_sweep_that_has_just_ended_does_not_count_as_other_work(tmp_path, monk
 @pytest.mark.skipif(any(os.path.exists(node) for node in probe.GPU_NODES), reason="this host has a GPU to ask torch of")
 def test_a_host_without_a_gpu_is_probed_without_torch():
     code = (
-        "import sys; from zo_sweeps.devices import doctor, estimate, memory, probe;"
+        "import sys; from zo_sweeps.devices import doctor, estimate, peak_memory, probe;"
         "assert not probe.has_cuda(); print(probe.probe()['kind'], 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -13,6 +13,7 @@ from tests.models.test_every_type import tiny
 from tests.models.test_families import FAMILIES
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.events import write_event
 from zo_sweeps.core.trial import TrialState
 from zo_sweeps.methods.parts import Model, ModelSource
 from zo_sweeps.models.load import load
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.unit
 
 class Events(list[Any]):
     def emit(self, event: Any) -> None:
-        self.append(json.loads(json.dumps(event)))
+        self.append(json.loads(json.dumps(write_event(event))))
 
 
 def plan(folder: Path, family: str, *overrides: str, prompt: str = "mezo") -> Plan:

@@ -64,8 +64,8 @@ def test_scores_are_those_of_plain_backpropagation_to_the_bit(
         weight.requires_grad_(True)
     for loss in text_losses(model, 24):
         with sdpa_kernel(SDPBackend.MATH):
-            gradients = torch.autograd.grad(loss(), list(weights.values()))
-        for name, gradient in zip(weights, gradients, strict=True):
+            found = torch.autograd.grad(loss(), list(weights.values()))
+        for name, gradient in zip(weights, found, strict=True):
             total[name] += gradient.float().square() if score == "fisher" else gradient.float()
     for weight in weights.values():
         weight.requires_grad_(False)

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -136,7 +137,7 @@ def test_a_trial_that_another_machine_went_on_with_is_not_taken_from_the_disk(ga
     gateway.store.give_up(lease, "another machine has it")
     wait(lambda: "another machine has it" in agent.said)
     open_gate(tmp_path)
-    other = [{**event, "time": 0.0} for event in gateway.events(lease)][:5]  # its events: other times
+    other = [replace(event, time=0.0) for event in gateway.events(lease)][:5]  # its events: other times
     must_be_exact(gateway, gateway.lease(trial, "a", other, 2), trial, other)
 
 

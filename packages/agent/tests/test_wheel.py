@@ -17,6 +17,7 @@ import pytest
 from tests.conftest import REPO
 from tests.run.common import make, measured, run
 from zo_sweeps import __version__
+from zo_sweeps.core.events import read_event
 from zo_sweeps.core.trial import Outcome
 from zo_sweeps.methods.code import code_of
 from zo_sweeps.methods.trial_config import TrialConfig
@@ -33,6 +34,7 @@ LEAD_ON = {
 }
 RUN = """
 import json, sys
+from zo_sweeps.core.events import write_event
 from zo_sweeps.methods.code import code_of
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps_agent.agent import commands, trials
@@ -44,7 +46,7 @@ asked, events = json.load(sys.stdin), Sink()
 trial = trials.here(asked["trial"], asked["folders"])
 outcome = trials.run_checked(trial, events, [], 1, lambda: False)
 loaded = sorted({name.partition(".")[0] for name in sys.modules})
-print(json.dumps([outcome.to_json(), events, code_of(TrialConfig.of(trial.config)), loaded]))
+print(json.dumps([outcome.to_json(), [*map(write_event, events)], code_of(TrialConfig.of(trial.config)), loaded]))
 """
 
 
@@ -107,7 +109,7 @@ def test_it_asks_for_no_library_of_the_head(board: Path) -> None:
 def test_the_command_of_a_board_is_the_agent(board: Path) -> None:
     assert "zo-sweeps = zo_sweeps.__main__:main" in next(board.glob("*.dist-info/entry_points.txt")).read_text()
     assert "--client FILE" in zo(board, "-m", "zo_sweeps", "agent", "--help")
-    refused = "zo_sweeps: a board has the command `agent` alone; install zo-sweeps where sweeps start\n"
+    refused = "zo_sweeps: a board has the command `agent` alone; run others where zo-sweeps itself is installed\n"
     assert zo(board, "-m", "zo_sweeps", "status", status=2) == refused
 
 
@@ -119,6 +121,6 @@ def test_it_runs_a_trial_to_the_bits_of_the_whole_package(board: Path, tmp_path:
         (tmp_path / file.path).write_bytes(Path(file.here).read_bytes())
     asked = {"trial": trial.to_json(), "folders": {"model": str(tmp_path)}}
     outcome, events, code, loaded = json.loads(zo(board, "-c", RUN, given=json.dumps(asked)))
-    assert measured(Outcome.read(outcome), events) == measured(*run(trial)), outcome["error"]
+    assert measured(Outcome.read(outcome), [*map(read_event, events)]) == measured(*run(trial)), outcome["error"]
     assert code == code_of(TrialConfig.of(trial.config)), "the results of boards and heads count as of one code"
     assert not NOT_ON_BOARDS & {*loaded}
