@@ -247,6 +247,7 @@ def test_workers_join_again_when_the_head_was_killed_and_came_back(cluster: Mach
 def test_a_driver_elsewhere_is_told_that_it_must_be_on_a_node(cluster: Machines, monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: {})  # as on a machine with none of the nodes' addresses
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(cluster.token))
+    monkeypatch.setenv("RAY_USE_TLS", "0")  # as the head of this test: from elsewhere it would have to speak TLS
     backend = RayBackend(tmp_path, address=cluster.address, target=TARGET)
     with pytest.raises(UserError, match=r"this machine is not a node of the Ray cluster.*join here first") as caught:
         sweep(tmp_path / "s", fakes.trials(tmp_path / "w", 1, needs=Needs("cpu")), backend)
