@@ -8,9 +8,21 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 
+import pytest
+
 from benchmarks.raylets import Cluster, Raylet, cluster, wait_for
 
-__all__ = ["Cluster", "Raylet", "cluster", "meanwhile", "wait_for"]
+__all__ = ["Cluster", "Raylet", "cluster", "joined", "meanwhile", "wait_for"]
+
+
+@contextlib.contextmanager
+def joined(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """A cluster without a node as yet, whose token this process has."""
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    with cluster() as made:
+        for name, value in made.token.items():
+            monkeypatch.setenv(name, value)
+        yield made
 
 
 @contextlib.contextmanager

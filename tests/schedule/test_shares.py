@@ -8,17 +8,14 @@ from pathlib import Path
 import pytest
 
 from benchmarks import shares
-from tests.schedule.nodes import Cluster, cluster
+from tests.schedule.nodes import Cluster, joined
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.chaos]
 
 
 @pytest.fixture
 def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
-    with cluster() as made:
-        for name, value in made.token.items():
-            monkeypatch.setenv(name, value)
+    with joined(monkeypatch) as made:
         yield made
 
 

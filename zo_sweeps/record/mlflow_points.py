@@ -139,19 +139,20 @@ def clean_tags(tags: Mapping[str, Any]) -> dict[str, str]:
     return {key: str(value)[:MAX_TAG] for key, value in tags.items() if value is not None}
 
 
-def points(trial: Trial, events: Iterable[Event], steps_sent: int = 0) -> list[MetricPoint]:
-    """Return the metric points of these events; skip steps up to `steps_sent`.
+def points(trial: Trial, events: Iterable[Event]) -> list[MetricPoint]:
+    """Return the metric points of a journal's events, those of the first events first.
 
     Curves over steps are thinned to step 1 and every k-th, k = ceil(steps / CURVE_POINTS). The rule depends on the
     trial only, so a resend gives the same points. Points that are not finite are left out.
     """
     stride = max(1, math.ceil(trial.steps / CURVE_POINTS))
     metrics: list[MetricPoint] = []
+    last = 0  # a worker that was lost may report steps once more
     for event in events:
         time = int(event.time * 1000)
         if isinstance(event, Steps):
-            metrics += _curve(event, stride, steps_sent)
-            steps_sent = max(steps_sent, event.last)
+            metrics += _curve(event, stride, last)
+            last = max(last, event.last)
         elif isinstance(event, (ScoredDev, ScoredTest)):
             split = "test" if isinstance(event, ScoredTest) else "dev"
             named = event.metrics or {metric_of(trial): event.metric}
@@ -183,19 +184,14 @@ def sweep_note(sweep: SweepInfo, experiment_id: str) -> str:
     return f"{command}[All trials]({table}) · [their curves]({curves})\n\n"
 
 
-def last_step_of(events: Iterable[Event]) -> int:
-    """Return the highest step in these events; 0 if there is none."""
-    return max((event.last for event in events if isinstance(event, Steps)), default=0)
-
-
-def _curve(event: Steps, stride: int, steps_sent: int) -> Iterator[MetricPoint]:
+def _curve(event: Steps, stride: int, known: int) -> Iterator[MetricPoint]:
     losses, coefs = event.losses, event.coefs or ()
     count = len(losses)
     step_ms = 1000 * event.seconds / count if count else 0.0
     last = 0
     for i, loss in enumerate(losses):
         step = event.first + i
-        if step <= steps_sent or (step != 1 and step % stride):
+        if step <= known or (step != 1 and step % stride):
             continue
         time = int(event.time * 1000 - step_ms * (count - 1 - i))
         yield MetricPoint("train/loss", loss, time, step)

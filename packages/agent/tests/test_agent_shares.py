@@ -12,7 +12,7 @@ import pytest
 from agents import head
 from benchmarks import shares
 from tests.schedule import fakes
-from tests.schedule.nodes import Cluster, cluster
+from tests.schedule.nodes import Cluster, joined
 from tests.schedule.test_sweep import start_driver
 from zo_sweeps.fleet.reporter import PERIOD
 from zo_sweeps.schedule.gcs import Head
@@ -23,10 +23,7 @@ pytestmark = [pytest.mark.multiprocess, pytest.mark.chaos]
 
 @pytest.fixture
 def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
-    with cluster() as made:
-        for name, value in made.token.items():
-            monkeypatch.setenv(name, value)
+    with joined(monkeypatch) as made:
         yield made
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.conftest import of_all_workers
+from zo_sweeps.engine.spaces.prefix import PrefixTuning
+from zo_sweeps.methods.space import InstalledSpace
 
 
 @pytest.fixture(scope="module")
@@ -26,3 +29,16 @@ def client() -> Path:
     from zo_sweeps_edge.build_client import build
 
     return build()
+
+
+def with_other_last_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make prefixes begin where another kind of CPU computes them: at values with other last bits."""
+    here = PrefixTuning.install
+
+    def elsewhere(*args: Any, **options: Any) -> InstalledSpace:
+        installed = here(*args, **options)
+        for param in installed.params.values():
+            param.data *= 1 + 2**-22
+        return installed
+
+    monkeypatch.setattr(PrefixTuning, "install", elsewhere)

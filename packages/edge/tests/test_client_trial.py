@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,15 +12,14 @@ pytest.importorskip("executorch", reason="needs the extra [edge]")
 
 import torch
 
+from built import with_other_last_bits
 from reference import log_of
 from tests.run.common import make, measured, run
 from zo_sweeps.core.events import ComputedInitial, Event
 from zo_sweeps.core.trial import Outcome, TrialState
 from zo_sweeps.engine.noise import combine
 from zo_sweeps.engine.replay import digest as replayed
-from zo_sweeps.engine.spaces.prefix import PrefixTuning
 from zo_sweeps.methods.points import NoiseKey
-from zo_sweeps.methods.space import InstalledSpace
 from zo_sweeps.record.journal import scalars
 from zo_sweeps_edge import bundle, bundles
 
@@ -95,15 +93,7 @@ def test_a_log_is_read_where_initial_values_are_computed_with_other_last_bits(
     bundles.write(make(*trial), "", folder)
     for more in ([], ["--score", "test", "--at", "0"], ["--score", "test", "--at", "2"]):
         subprocess.run([client, folder, *more], check=True)
-    here = PrefixTuning.install
-
-    def elsewhere(*args: Any, **options: Any) -> InstalledSpace:
-        installed = here(*args, **options)
-        for param in installed.params.values():
-            param.data *= 1 + 2**-22
-        return installed
-
-    monkeypatch.setattr(PrefixTuning, "install", elsewhere)
+    with_other_last_bits(monkeypatch)
     ended, journal = run(make(*trial, f"device.log={folder}"))
     assert ended.state is TrialState.SUCCEEDED, ended.error
     assert ended.metrics["theta_difference"] == 0

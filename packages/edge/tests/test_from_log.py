@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 import torch
 
+from built import with_other_last_bits
 from tests.run.common import make, measured, run
 from zo_sweeps.core.events import ComputedInitial, End, Event, Sensors
 from zo_sweeps.core.trial import METRICS, Outcome, TrialState
 from zo_sweeps.engine.replay import digest, rebuild
-from zo_sweeps.engine.spaces.prefix import PrefixTuning
 from zo_sweeps.engine.step import losses_at
-from zo_sweeps.methods.space import InstalledSpace
 from zo_sweeps.record.journal import scalars
 from zo_sweeps.run.recorder import Nowhere, Recorder
 from zo_sweeps.run.workbench import Workbench
@@ -173,15 +172,7 @@ def test_a_log_is_read_where_initial_values_are_computed_with_other_last_bits(
 ) -> None:
     """As in test_client_trial.py, where the light client computes the log."""
     folder, torchs, expected = written
-    here = PrefixTuning.install
-
-    def elsewhere(*args: Any, **options: Any) -> InstalledSpace:
-        installed = here(*args, **options)
-        for param in installed.params.values():
-            param.data *= 1 + 2**-22
-        return installed
-
-    monkeypatch.setattr(PrefixTuning, "install", elsewhere)
+    with_other_last_bits(monkeypatch)
     ended, journal = run(make(*TRIAL, "space=prefix", PROGRAM, f"device.log={folder}"))
     assert ended.state is TrialState.SUCCEEDED, ended.error
     assert ended.metrics["theta_difference"] == 0
