@@ -28,9 +28,8 @@ from zo_sweeps.engine.integers import Integers, ghat_parts, moved
 from zo_sweeps.engine.layers.codes import TrainedCodes
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.perturbations.quantized import Quantized
-from zo_sweeps.engine.replay import rebuild, revert
+from zo_sweeps.engine.replay import rebuild
 from zo_sweeps.engine.rounding import ROUNDING, whole
-from zo_sweeps.engine.schedules.constant import Constant
 from zo_sweeps.engine.schedules.linear import Linear
 from zo_sweeps.engine.spaces.codes import Codes
 from zo_sweeps.engine.step import Method, step
@@ -276,12 +275,6 @@ def test_integer_codes_are_bound_to_members_that_keep_them_integers(
 ) -> None:
     with pytest.raises(ValueError, match=f"do not stay integers under .* '{named}'"):
         Method(RGE(), perturbation, update).bind({"w": zeros(3)})
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_a_rounded_step_cannot_be_walked_back(name: str) -> None:
-    with pytest.raises(ValueError, match="cannot walk back"):
-        revert(method_of(name), {"w": zeros(3)}, [[1.0, 1.0]], Constant().over(1.0, 1), seed=0, last=1)
 
 
 # The algorithms, against plain references

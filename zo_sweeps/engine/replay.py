@@ -54,34 +54,6 @@ def digest(params: Mapping[str, Tensor]) -> str:
     return found.hexdigest()
 
 
-def revert(
-    method: Method, params: Params, coefs: Sequence[Sequence[float]], rates: Rates, *, seed: int, last: int
-) -> None:
-    """Walk back from theta_last to theta_{last - n}, in place; `coefs` is the log of the last n steps.
-
-        theta_{s-1} = theta_s + lr_s * u(ghat_s)
-
-    Works for updates without state, weight decay and random rounding (sgd, sign, conservative), evaluated out of place:
-    for all others the log does not determine the previous weights. Adding back does not undo rounding: in fp32 a step
-    forth and back leaves at most 2^-23 * max|theta| in an element, n steps at most n times that (measured over 12
-    steps: 1.8e-7 for weights up to 1). A replay from the base weights has no such error. Cost: q noise passes per step.
-
-    Raises ValueError for a method that cannot be walked back, and for a log longer than the run.
-    """
-    update = method.update
-    stateful, decaying = bool(update.init(params)), bool(getattr(update, "weight_decay", 0.0))
-    random = update.rounds_randomly
-    if stateful or decaying or random or update.keeps_nonnegative or method.in_place is not None:
-        what = "with state, weight decay, random rounding, a projection or in-place evaluation"
-        raise ValueError(f"cannot walk back {type(update).__name__} {what}")
-    if len(coefs) > last:
-        raise ValueError(f"the log has {len(coefs)} steps, but only {last} were run")
-    method = method.bind(params)
-    for number, logged in zip(range(last, last - len(coefs), -1), reversed(coefs), strict=True):
-        estimate = method.estimator.from_log(seed, number, logged)
-        update.apply(params, estimate, method.perturbation, {}, -rates(number))
-
-
 def rebuild(
     method: Method, space: InstalledSpace, coefs: Sequence[Sequence[float]], rates: Rates, *, seed: int
 ) -> State:
