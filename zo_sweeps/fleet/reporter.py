@@ -11,6 +11,7 @@ from __future__ import annotations
 import socket
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +36,9 @@ def main(address: str, token: str, identity: str, agents: str = "", leave_within
     """
     try:
         head = Head(address, cluster.token_environment(Path(token)))
-        facts = {**unchanging().to_json(), "zo_sweeps": __version__}
-        meter = EnergyMeter.of("cuda" if facts["gpus"] else "cpu")
-        facts.update(meter.definitions, energy_reason=meter.reason)
+        facts: dict[str, Any] = {"zo_sweeps": __version__}
+        hardware = ThreadPoolExecutor(1).submit(unchanging)  # trying kernels takes long
+        meter = None
         known, count = time.monotonic(), 0
         while True:
             node = head.own_node(identity)
@@ -48,7 +49,12 @@ def main(address: str, token: str, identity: str, agents: str = "", leave_within
             if node and leave_within:
                 head.drain(node["NodeID"], float(leave_within))
                 leave_within = ""
-            if count % SLOW == 0:
+            if meter is None and hardware.done():
+                facts.update(hardware.result().to_json())
+                meter = EnergyMeter.of("cuda" if facts["gpus"] else "cpu")
+                facts.update(meter.definitions, energy_reason=meter.reason)
+                count = 0
+            if meter and count % SLOW == 0:
                 facts.update(changing(meter).to_json())
             head.put(NODE + identity, {**facts, "time": time.time()})
             if node and "node:__internal_head__" in node["Resources"]:
