@@ -21,7 +21,8 @@ from zo_sweeps.config.files import loaded
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.methods.parts import Model, ModelSource
 from zo_sweeps.models.identity import DEMO, status
-from zo_sweeps.tasks import check, render
+from zo_sweeps.tasks.data import check
+from zo_sweeps.tasks.encode import render
 
 ROWS = {"sst2": bad_files.SST2}
 ROWS["squad"] = bad_files.SQUAD % b'{"text": ["a"]}'

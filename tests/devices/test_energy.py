@@ -12,10 +12,8 @@ from typing import Any
 import pytest
 
 from zo_sweeps.devices import energy
-from zo_sweeps.devices.counters import MOST_WATTS, Counter, Integral, Rapl, ina3221, of_gpu
+from zo_sweeps.devices.counters import MOST_WATTS, Counter, Gpu, Integral, Rapl, UnreadableError, ina3221, of_gpu
 from zo_sweeps.devices.energy import EnergyMeter, GpuCondition, HostCondition, temperature
-from zo_sweeps.devices.nvml import Gpu
-from zo_sweeps.devices.sysfs import UnreadableError
 
 pytestmark = pytest.mark.unit
 

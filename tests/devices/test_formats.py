@@ -6,8 +6,8 @@ import pytest
 
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.devices import formats
-from zo_sweeps.devices.formats import FormatTimes, format_times
+from zo_sweeps.devices import speed
+from zo_sweeps.devices.speed import FormatTimes, format_times
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.build import build
 
@@ -33,23 +33,23 @@ def test_the_fastest_wins_and_of_equals_the_one_that_rounds_the_finest(bf16: flo
 def test_a_machine_is_measured_once_and_again_if_the_file_is_damaged(tmp_path, monkeypatch) -> None:
     runs = []
     monkeypatch.setenv("ZO_SWEEPS_CACHE", str(tmp_path))
-    monkeypatch.setattr(formats, "measure", lambda device: runs.append(device) or dict(times(0.5, 5.0).seconds))
+    monkeypatch.setattr(speed, "measure", lambda device: runs.append(device) or dict(times(0.5, 5.0).seconds))
     for damaged, count in ((False, 1), (False, 1), (True, 2), (False, 2)):
         if damaged:
             (file,) = (tmp_path / "formats").iterdir()
             file.write_text("{}")
-        formats._format_times.cache_clear()  # as in another process
+        speed._format_times.cache_clear()  # as in another process
         found = format_times("cpu")
         assert found.fastest() == "bf16"
         assert found.rounding["bf16"] == 2**-7
         assert runs == ["cpu"] * count
-    formats._format_times.cache_clear()
+    speed._format_times.cache_clear()
 
 
 @pytest.mark.parametrize("name", ["fp32", "bf16"])
 def test_the_fastest_precision_is_a_trial_of_that_precision(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = times(0.5 if name == "bf16" else 2.0, 5.0)
-    monkeypatch.setattr(formats, "_format_times", lambda *_: measured)
+    monkeypatch.setattr(speed, "_format_times", lambda *_: measured)
     grid = ["+grid=quickstart", "grid.seeds=[0]", "device=cpu", "estimator.eps=0.01"]
     fastest = build(Composer([*grid, "precision=fastest"]))
     assert {TrialConfig.of(trial.config).precision.name for trial in fastest.trials} == {name}
@@ -60,7 +60,7 @@ def test_the_fastest_precision_is_a_trial_of_that_precision(name: str, monkeypat
 
 
 def test_a_precision_that_rounds_coarser_than_eps_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(formats, "_format_times", lambda *_: times(0.5, 5.0))
+    monkeypatch.setattr(speed, "_format_times", lambda *_: times(0.5, 5.0))
     plan = build(
         Composer(["+grid=quickstart", "grid.seeds=[0]", "device=cpu", "precision=fastest", "estimator.eps=1e-3"])
     )

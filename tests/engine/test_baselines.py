@@ -31,8 +31,8 @@ from zo_sweeps.methods.update import Update
 from zo_sweeps.models.load import load
 from zo_sweeps.plan.build import build
 from zo_sweeps.run.run_trial import run_trial
-from zo_sweeps.tasks import TaskSpec, encode
-from zo_sweeps.tasks.encode import Demonstrator, demonstration
+from zo_sweeps.tasks.encode import Demonstrator, demonstration, encode
+from zo_sweeps.tasks.spec import TaskSpec
 
 pytestmark = pytest.mark.unit
 STEPS, LR = 6, 0.05

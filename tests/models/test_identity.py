@@ -19,7 +19,7 @@ from tests.models.common import TINY, local, make
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.engine.precisions.fp16 import FP16
 from zo_sweeps.engine.precisions.fp32 import FP32
-from zo_sweeps.models import hub, identity
+from zo_sweeps.models import identity
 from zo_sweeps.models.families import describe
 from zo_sweeps.models.identity import DEMO, fingerprint_model, status
 from zo_sweeps.models.load import load
@@ -148,13 +148,13 @@ def fake_hub(monkeypatch, tmp_path):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("HF_TOKEN", "hf_test")
-    hub._head.cache_clear()
-    hub._answers.cache_clear()
+    identity._head.cache_clear()
+    identity._answers.cache_clear()
     yield answers, asked
     server.shutdown()
     server.server_close()
-    hub._head.cache_clear()
-    hub._answers.cache_clear()
+    identity._head.cache_clear()
+    identity._answers.cache_clear()
 
 
 OPT = "/facebook/opt-1.3b/resolve/main"
@@ -216,7 +216,7 @@ def test_a_hub_that_does_not_answer_costs_one_time_out_for_all_models(fake_hub, 
 
     with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, never answers
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
-        monkeypatch.setattr(hub, "TIMEOUT", 0.3)
+        monkeypatch.setattr(identity, "TIMEOUT", 0.3)
         for name in ("opt_1b3", "llama2_7b", "tinyllama_1b"):
             assert "cannot be reached" in status(make(name)).why
         silent.setblocking(False)

@@ -24,12 +24,11 @@ from zo_sweeps.engine.score import score
 from zo_sweeps.engine.spaces.full import Full
 from zo_sweeps.engine.spaces.lora import LoRA
 from zo_sweeps.methods.evaluation import Mode
+from zo_sweeps.models.causal import MaskedLanguageModel
 from zo_sweeps.models.identity import DEMO, status
 from zo_sweeps.models.load import load
-from zo_sweeps.models.masked import MaskedLanguageModel
-from zo_sweeps.tasks import TaskSpec
-from zo_sweeps.tasks.encode import Example
-from zo_sweeps.tasks.masked_rows import encode_masked
+from zo_sweeps.tasks.encode import Example, encode_masked
+from zo_sweeps.tasks.spec import TaskSpec
 
 pytestmark = pytest.mark.unit
 ARCH = {

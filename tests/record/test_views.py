@@ -11,7 +11,7 @@ from urllib.parse import parse_qs
 import pytest
 
 from tests.record import made_up
-from zo_sweeps.record import mlflow_views as views
+from zo_sweeps.record import mlflow_points as views
 from zo_sweeps.record.journal import JournalStore
 from zo_sweeps.record.mlflow_client import pages
 from zo_sweeps.record.mlflow_points import trial_tags
@@ -28,12 +28,12 @@ QUIET += ["--disable-background-networking", "--disable-component-update", "--wi
 @pytest.mark.parametrize("view", [views.TABLE, views.CURVES])
 def test_a_link_names_its_tag(view: str) -> None:
     query = parse_qs(views.link("7", "5weeb", view).partition("?")[2])
-    assert f"mlflow.sharedViewState.{query['viewStateShareKey'][0]}" in views.tags("5weeb", ["accuracy"])
+    assert f"mlflow.sharedViewState.{query['viewStateShareKey'][0]}" in views.view_tags("5weeb", ["accuracy"])
 
 
 @pytest.mark.unit
 def test_the_views_show_the_metrics_of_all_tasks() -> None:
-    table, curves = (json.loads(state) for state in views.tags("5weeb", ["accuracy", "f1"]).values())
+    table, curves = (json.loads(state) for state in views.view_tags("5weeb", ["accuracy", "f1"]).values())
     for state in (table, curves):
         assert {"metrics.`test/accuracy`", "metrics.`test/f1`", "tags.`zo.task`"} <= {*state["selectedColumns"]}
         assert "'5weeb'" in state["searchFilter"]
@@ -47,7 +47,7 @@ def test_the_views_show_the_metrics_of_all_tasks() -> None:
 @pytest.mark.unit
 def test_a_line_is_the_mean_of_a_settings_seeds() -> None:
     trials = [made_up.trial(seed, q=q) for q in (1, 2) for seed in (0, 1)]
-    curves = json.loads(views.tags("5weeb", ["accuracy"])[f"mlflow.sharedViewState.5weeb-{views.CURVES}"])
+    curves = json.loads(views.view_tags("5weeb", ["accuracy"])[f"mlflow.sharedViewState.5weeb-{views.CURVES}"])
     (key,) = curves["groupBy"]["groupByKeys"]
     groups = [trial_tags(trial)[key["groupByData"]] for trial in trials]
     assert groups == ["LoRA-FA (q=1) · SST-2 · lr 0.0001"] * 2 + ["LoRA-FA (q=2) · SST-2 · lr 0.0001"] * 2

@@ -27,7 +27,7 @@ from zo_sweeps.core.trial import TrialState
 from zo_sweeps.methods.code import code_of
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.build import Plan
-from zo_sweeps.record.curves import trail
+from zo_sweeps.record.journal import trail
 from zo_sweeps.record.sweep_book import SweepBook, SweepInfo, books
 from zo_sweeps.results import report
 from zo_sweeps.results import sweep_figures as charts

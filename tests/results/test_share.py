@@ -32,8 +32,7 @@ from zo_sweeps.core.jsonl import packed, unpacked
 from zo_sweeps.methods import registry
 from zo_sweeps.models.identity import DEMO
 from zo_sweeps.record import archive
-from zo_sweeps.record.journal import JournalStore, evals
-from zo_sweeps.record.predictions import predictions
+from zo_sweeps.record.journal import JournalStore, evals, predictions
 from zo_sweeps.results import imported
 from zo_sweeps.run.workbench import Workbench
 from zo_sweeps.schedule.ledger import read_standing

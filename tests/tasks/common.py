@@ -9,7 +9,7 @@ import yaml
 
 from zo_sweeps.methods.definition import read
 from zo_sweeps.methods.task import Task
-from zo_sweeps.tasks import TaskSpec
+from zo_sweeps.tasks.spec import TaskSpec
 
 REPO = Path(__file__).resolve().parents[2]
 GOLDEN = Path(__file__).parent / "golden"

@@ -21,7 +21,9 @@ import yaml
 from tests.tasks.common import REPO, load_task, spec_of, typed
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.methods.parts import Split
-from zo_sweeps.tasks import TaskSpec, check, load_splits, read_split, render
+from zo_sweeps.tasks.data import check, load_splits, read_split
+from zo_sweeps.tasks.encode import render
+from zo_sweeps.tasks.spec import TaskSpec
 
 
 @pytest.fixture
@@ -299,7 +301,8 @@ class TestCheck:
             "import json, sys, yaml\n"
             "from zo_sweeps.methods.definition import read\n"
             "from zo_sweeps.methods.task import Task\n"
-            "from zo_sweeps.tasks import TaskSpec, check\n"
+            "from zo_sweeps.tasks.data import check\n"
+            "from zo_sweeps.tasks.spec import TaskSpec\n"
             "out, calls = [], []\n"
             "sys.addaudithook(lambda event, args: calls.append(args) if event == 'socket.connect' else None)\n"
             "for name in ('rte', 'wic', 'multirc'):\n"
@@ -404,7 +407,7 @@ def test_rows_that_nobody_labelled_are_left_out(write_jsonl: Any, tmp_path: Path
 
 
 def test_any_of_several_right_candidates_is_known_to_the_example(tokenizer: Any) -> None:
-    from zo_sweeps.tasks import encode
+    from zo_sweeps.tasks.encode import encode
 
     spec = spec_of(load_task("record"), "mezo")
     row = {"passage": "p", "query": "@placeholder won", "entities": ["A", "B", "C"], "answers": ["C", "A"]}

@@ -10,11 +10,10 @@ import pytest
 
 from tests.tasks.common import load_task, spec_of
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.models.tokenizer import front_of
+from zo_sweeps.models.checkpoint import front_of
 from zo_sweeps.plan import lengths
 from zo_sweeps.plan.lengths import too_long
-from zo_sweeps.tasks import Example, encode
-from zo_sweeps.tasks.prompts import render
+from zo_sweeps.tasks.encode import Example, encode, render
 from zo_sweeps.tasks.templates import uses
 
 pytestmark = pytest.mark.unit

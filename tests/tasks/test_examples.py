@@ -24,12 +24,13 @@ from zo_sweeps.methods.task_kind import KindExample, TaskKind
 from zo_sweeps.tables import build, paper_files
 from zo_sweeps.tables.csv import to_csv
 from zo_sweeps.tables.records import Measure
-from zo_sweeps.tasks import TaskSpec, encode
+from zo_sweeps.tasks.encode import encode
 from zo_sweeps.tasks.kinds.classification import Classification
 from zo_sweeps.tasks.kinds.generation import Generation
 from zo_sweeps.tasks.kinds.regression import Regression
 from zo_sweeps.tasks.metrics.accuracy import Accuracy
 from zo_sweeps.tasks.metrics.perplexity import Perplexity
+from zo_sweeps.tasks.spec import TaskSpec
 
 pytestmark = pytest.mark.unit
 

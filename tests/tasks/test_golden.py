@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.tasks.common import DIALECTS, GOLDEN, TASK_FILES, cases, load_task, spec_of
-from zo_sweeps.tasks import render
+from zo_sweeps.tasks.encode import render
 
 pytestmark = pytest.mark.unit
 

@@ -9,7 +9,9 @@ import pytest
 
 from tests.tasks.common import TASK_FILES, cases, load_task, spec_of, typed
 from zo_sweeps.methods.parts import Split
-from zo_sweeps.tasks import MASK, check, encode, load_splits, read_split, render
+from zo_sweeps.tasks.data import check, load_splits, read_split
+from zo_sweeps.tasks.encode import encode, render
+from zo_sweeps.tasks.spec import MASK
 
 pytestmark = [pytest.mark.unit, pytest.mark.realdata]
 

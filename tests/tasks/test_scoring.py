@@ -14,9 +14,10 @@ from zo_sweeps.methods.definition import read
 from zo_sweeps.methods.metric import Metric, Of
 from zo_sweeps.methods.registry import members
 from zo_sweeps.methods.task import Task
-from zo_sweeps.tasks import Answers, Candidate, Example, TaskSpec, cut, evaluate, render
+from zo_sweeps.tasks.encode import Candidate, Example, render
 from zo_sweeps.tasks.kinds.regression import Regression
-from zo_sweeps.tasks.scoring import right
+from zo_sweeps.tasks.scoring import Answers, cut, evaluate, right
+from zo_sweeps.tasks.spec import TaskSpec
 
 pytestmark = pytest.mark.unit
 

@@ -15,7 +15,7 @@ from tests.tasks.common import REPO, TASK_FILES, cases, load_task, spec_of, type
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.methods.definition import read, write
 from zo_sweeps.methods.task import Task
-from zo_sweeps.tasks import render
+from zo_sweeps.tasks.encode import render
 
 
 def changed(**changes: Any) -> dict[str, Any]:

@@ -73,7 +73,7 @@ def bench(given: Sequence[str]) -> int:
 def _compare(files: Sequence[str]) -> int:
     if len(files) != 2:
         raise UserError(f"{len(files)} files to compare", fix="bench compare A.json B.json")
-    from zo_sweeps.bench.compare import read
+    from zo_sweeps.bench.measure import read
     from zo_sweeps.cli.show import bench as show
     from zo_sweeps.cli.show.text import console
 

@@ -10,10 +10,8 @@ from typing import Any
 
 import psutil
 
-from zo_sweeps.devices.counters import Counter, Rapl, ina3221, of_gpu
-from zo_sweeps.devices.nvml import Gpu
+from zo_sweeps.devices.counters import SYS, Counter, Gpu, Rapl, UnreadableError, ina3221, numbers, of_gpu, text
 from zo_sweeps.devices.probe import board, busy_cores, cores, jetson_profile
-from zo_sweeps.devices.sysfs import SYS, UnreadableError, numbers, text
 
 
 class EnergyMeter:

@@ -16,7 +16,7 @@ from zo_sweeps.methods.trial_config import TrialConfig
 ROOT = Path(__file__).parents[1]
 # Step, noise, losses, forwards, batches, scores; in `methods`, the addresses of points and which share a forward.
 MEASURING = ("engine", "methods", "models", "run", "tasks")
-METERS = tuple(ROOT / "devices" / f"{name}.py" for name in ("counters", "energy", "nvml", "peak_memory", "sysfs"))
+METERS = tuple(ROOT / "devices" / f"{name}.py" for name in ("counters", "energy", "peak_memory"))
 
 
 def code_of(config: TrialConfig) -> str:

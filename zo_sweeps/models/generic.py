@@ -385,7 +385,7 @@ def _run(module: Any, blocks: str, projections: Mapping[str, str]) -> _Seen:
     """
     import torch
 
-    from zo_sweeps.models.logits import logits_of
+    from zo_sweeps.models.projection import logits_of
 
     calls: dict[str, list[list[Any]]] = {name: [] for name, child in module.named_modules() if child._parameters}
 

@@ -19,11 +19,10 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.methods.arch import ALL, Arch
 from zo_sweeps.methods.parts import Model, ModelSource
 from zo_sweeps.methods.precision import WeightOnlyPrecision
-from zo_sweeps.models import families, hub
-from zo_sweeps.models.causal import LanguageModel
+from zo_sweeps.models import families, identity
+from zo_sweeps.models.causal import LanguageModel, MaskedLanguageModel
 from zo_sweeps.models.checkpoint import read_checkpoint_info
 from zo_sweeps.models.identity import DEMO, folder_of, repo_of, revision_of
-from zo_sweeps.models.masked import MaskedLanguageModel
 from zo_sweeps.models.package import Package
 from zo_sweeps.models.package import of as package_of
 
@@ -90,12 +89,12 @@ def _from_hub(model: Model) -> Path:
     from huggingface_hub import snapshot_download
 
     repo, revision = repo_of(model), revision_of(model)
-    folder = hub.cached_folder(repo, revision)
+    folder = identity.cached_folder(repo, revision)
     if folder is None:
-        trouble = hub.unreachable(repo, revision)
+        trouble = identity.unreachable(repo, revision)
         if trouble:
             raise UserError(f"cannot load {repo}: {trouble}", where="model.path")
-        folder = Path(snapshot_download(repo, revision=revision, allow_patterns=hub.WANTED))
+        folder = Path(snapshot_download(repo, revision=revision, allow_patterns=identity.WANTED))
     return folder
 
 

@@ -211,7 +211,7 @@ class Places:
         if config.method.kind.generates or not data.marks:
             return ()
         from zo_sweeps.tasks.data import drawn_marks
-        from zo_sweeps.tasks.duplicates import facts
+        from zo_sweeps.tasks.local_rows import facts
         from zo_sweeps.tasks.spec import TaskSpec
 
         key = (id(data), config.split)

@@ -18,7 +18,7 @@ from zo_sweeps.config.schema import AXES, BlockConfig, GridConfig, RunConfig
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.fingerprint import fingerprint
 from zo_sweeps.core.trial import Needs, SharedSteps, Trial
-from zo_sweeps.devices.formats import format_times
+from zo_sweeps.devices.speed import format_times
 from zo_sweeps.methods.arch import ALL, Arch
 from zo_sweeps.methods.definition import identity
 from zo_sweeps.methods.evaluation import Restore

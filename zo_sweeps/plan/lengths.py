@@ -16,9 +16,18 @@ from zo_sweeps.devices.estimate import Rows
 from zo_sweeps.engine.packing import MULTIPLE, grouped, pack, padded_to
 from zo_sweeps.methods.evaluation import SCORED_TOKENS
 from zo_sweeps.tasks import local_rows
-from zo_sweeps.tasks.encode import MASKED_EDGES, encode, encode_prompt, room_of, texts_of, token_ids
-from zo_sweeps.tasks.masked_rows import sides, word_of
-from zo_sweeps.tasks.prompts import Prompt, render
+from zo_sweeps.tasks.encode import (
+    MASKED_EDGES,
+    Prompt,
+    encode,
+    encode_prompt,
+    render,
+    room_of,
+    sides,
+    texts_of,
+    token_ids,
+    word_of,
+)
 from zo_sweeps.tasks.spec import TaskSpec
 from zo_sweeps.tasks.templates import uses
 

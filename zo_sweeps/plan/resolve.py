@@ -11,7 +11,7 @@ from zo_sweeps.config.composer import Composer
 from zo_sweeps.config.schema import AXES, ScaleConfig, ScaleSteps
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.devices import probe
-from zo_sweeps.devices.formats import format_times
+from zo_sweeps.devices.speed import format_times
 from zo_sweeps.methods import registry
 from zo_sweeps.methods.definition import Locate, options, read
 from zo_sweeps.methods.kind import Kind

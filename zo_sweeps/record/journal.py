@@ -15,11 +15,25 @@ import threading
 import zlib
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.core.events import End, Event, Rung, ScoredDev, ScoredTest, Start, Steps, only, read_event, write_event
-from zo_sweeps.core.jsonl import line_number, parse_object, read_lines
+from zo_sweeps.core.events import (
+    End,
+    Event,
+    Rung,
+    ScoredDev,
+    ScoredTest,
+    SquaredGradients,
+    Start,
+    Steps,
+    only,
+    read_event,
+    write_event,
+)
+from zo_sweeps.core.jsonl import line_number, parse_object, read_lines, unpacked
 from zo_sweeps.core.shape import MalformedError
 from zo_sweeps.core.trial import Outcome
 
@@ -307,3 +321,59 @@ def _complete_size(fd: int) -> int:
             return start + newline + 1
         end = start
     return 0
+
+
+def trail(events: Sequence[Event]) -> dict[str, list[tuple[int, float, float]]]:
+    """Return the curves: "train/loss", "dev/loss", "dev/metric" -> (step, seconds, value), by ascending step.
+
+    A curve without points is []. A journal with gradient measurements adds "gradients/<mask>/<density>", from step 0.
+
+    seconds: time of the steps so far, without evaluations and loading. A step's time is an equal share of its event's;
+    a step that the journal holds twice counts once, as first written. Cost: one pass.
+    """
+    losses: dict[int, tuple[float, float]] = {}
+    for report in only(Steps, events):
+        each = report.seconds / max(1, len(report.losses))
+        for i, loss in enumerate(report.losses):
+            losses.setdefault(report.first + i, (each, loss))
+    steps = range(1, last_step(events) + 1)
+    clock = [0.0, *accumulate(losses[step][0] for step in steps)]
+    dev = sorted({event.step: event for event in only(ScoredDev, events) if event.step < len(clock)}.items())
+    curves = {
+        "train/loss": [(step, clock[step], losses[step][1]) for step in steps],
+        "dev/loss": [(step, clock[step], event.loss) for step, event in dev],
+        "dev/metric": [(step, clock[step], event.metric) for step, event in dev],
+    }
+    for step, measured in sorted(gradients(events).items()):
+        for name, share in measured.covered.items() if step < len(clock) else ():
+            curves.setdefault(f"gradients/{name}", []).append((step, clock[step], share))
+    return curves
+
+
+def gradients(events: Sequence[Event]) -> dict[int, SquaredGradients]:
+    """Return the measurements of gradients by step."""
+    return {event.step: event for event in only(SquaredGradients, events)}
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """The predictions of one trial.
+
+    Args:
+        rows: digest of the test rows; predictions on the same rows can be compared example by example.
+        right: whether each prediction is right, in the order of the rows.
+    """
+
+    rows: str
+    right: tuple[bool, ...]
+
+
+def predictions(events: Sequence[Event]) -> Predictions | None:
+    """Return a trial's predictions at its selected step.
+
+    None if it has none: it did not succeed, predicts numbers, or was run before predictions were kept.
+    """
+    test = tested(events)
+    if test is None or not test.examples:
+        return None
+    return Predictions(test.rows or "", unpacked(test.right or "", test.examples))

@@ -29,7 +29,6 @@ from zo_sweeps.core.files import replace_text
 from zo_sweeps.core.jsonl import read_objects
 from zo_sweeps.core.trial import Trial, TrialState
 from zo_sweeps.record import mlflow_points as rows
-from zo_sweeps.record import mlflow_views as views
 from zo_sweeps.record import provenance
 from zo_sweeps.record.journal import Journal, JournalStore, born, outcome, read_events
 from zo_sweeps.record.server import ARTIFACTS, DATABASE
@@ -121,7 +120,7 @@ class SweepRuns:
     def _show_metrics(self, *names: str) -> None:
         """Set the views of the sweep to show these metrics too."""
         self._metrics = [*self._metrics, *names]
-        for key, value in views.tags(self._sweep.sweep_id, self._metrics).items():
+        for key, value in rows.view_tags(self._sweep.sweep_id, self._metrics).items():
             self._client.set_experiment_tag(self._experiment, key, value)
 
     def _find_experiment(self) -> Any:
@@ -314,7 +313,7 @@ def pages(uri: str, folder: Path) -> dict[str, str]:
     found = {}
     for book in sorted(books(folder), key=lambda book: -book.began):
         if experiment := client.get_experiment_by_name(book.experiment):
-            found[book.sweep.title] = f"{uri}/{views.link(experiment.experiment_id, book.sweep.sweep_id, views.TABLE)}"
+            found[book.sweep.title] = f"{uri}/{rows.link(experiment.experiment_id, book.sweep.sweep_id, rows.TABLE)}"
     return found
 
 

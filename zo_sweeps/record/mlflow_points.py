@@ -1,6 +1,8 @@
-"""A trial's events as MLflow rows: parameters, tags, metric points. Pure functions, without importing MLflow.
+"""A trial's events as MLflow rows (parameters, tags, metric points), and the views of a sweep's page. Pure functions.
 
 The same events always give the same rows, and MLflow ignores a row that it already has, so a resend adds nothing.
+MLflow keeps the state of a shared view (columns, order, charts) as JSON in a tag of the experiment, and a link names
+the tag. Nothing here imports MLflow.
 """
 
 from __future__ import annotations
@@ -11,12 +13,13 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
+from uuid import NAMESPACE_OID, uuid5
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import End, Event, PeersReady, ScoredDev, ScoredTest, Sensors, SquaredGradients, Start, Steps
+from zo_sweeps.core.memory_parts import TOTAL
 from zo_sweeps.core.trial import Config, Outcome, Trial, TrialState
 from zo_sweeps.methods.trial_config import TrialConfig
-from zo_sweeps.record import mlflow_views as views
 from zo_sweeps.record.journal import places, scalars
 from zo_sweeps.record.sweep_book import SweepInfo
 
@@ -73,7 +76,7 @@ def trial_tags(trial: Trial) -> dict[str, str]:
         "zo.grid": trial.grid,
         "zo.block": trial.block,
         "zo.task": trial.task,
-        views.SETTING: trial.label.removesuffix(f" · seed {config.get('seed')}"),
+        SETTING: trial.label.removesuffix(f" · seed {config.get('seed')}"),
         "zo.seed": config.get("seed"),
         "zo.model_fingerprint": config.get("model", {}).get("fingerprint"),
         "zo.data_fingerprint": config.get("task", {}).get("fingerprint"),
@@ -179,7 +182,7 @@ def scalar_log(events: Sequence[Event]) -> str:
 
 def sweep_note(sweep: SweepInfo, experiment_id: str) -> str:
     """Return the Markdown of the sweep's page in MLflow: the command, and links to the trials' table and curves."""
-    table, curves = (views.link(experiment_id, sweep.sweep_id, view) for view in (views.TABLE, views.CURVES))
+    table, curves = (link(experiment_id, sweep.sweep_id, view) for view in (TABLE, CURVES))
     command = f"`{sweep.command}`\n\n" if sweep.command else ""
     return f"{command}[All trials]({table}) · [their curves]({curves})\n\n"
 
@@ -255,3 +258,87 @@ def _flat(value: object, prefix: str) -> Iterator[tuple[str, str]]:
         yield prefix, value
     else:
         yield prefix, json.dumps(value, ensure_ascii=False, sort_keys=True)
+
+
+TRAINING = "workflowType=machine_learning"  # in an address: MLflow's page for runs, not the one for prompts and traces
+TABLE, CURVES = "trials", "curves"  # the views of a sweep
+_TAG = "mlflow.sharedViewState."
+SETTING = "zo.setting"  # tag: what trials that differ in their seeds alone have in common
+BY_SETTING = {  # a line is the mean of a setting's seeds
+    "groupBy": {"aggregateFunction": "average", "groupByKeys": [{"mode": "tag", "groupByData": SETTING}]},
+    "useGroupedValuesInCharts": True,
+}
+_MODE = {TABLE: "TABLE", CURVES: "CHART"}
+
+
+def link(experiment_id: str, sweep_id: str, view: str) -> str:
+    """Return the address of a view, from the server's root."""
+    where = f"#/experiments/{experiment_id}/runs?{TRAINING}"
+    return f"{where}&viewStateShareKey={sweep_id}-{view}&compareRunsMode={_MODE[view]}"
+
+
+def view_tags(sweep_id: str, metrics: Sequence[str]) -> dict[str, str]:
+    """Return the experiment's tags that hold the views of a sweep.
+
+    Args:
+        metrics: names of the tasks' metrics, such as accuracy.
+    """
+    query = f"tags.`zo.sweep_id` = '{sweep_id}' and tags.`zo.kind` = 'trial'"
+    # Sorted by name, trials are listed; by date, MLflow's default, they are hidden inside their sweep.
+    common = {"searchFilter": query, "orderByKey": "tags.`mlflow.runName`", "orderByAsc": True}
+    measured = [f"{split}{name}" for name in metrics for split in ("test/", "selected/dev_")]
+    columns = [
+        *(f"tags.`zo.{name}`" for name in ("state", "task", "seed")),
+        *(f"metrics.`{name}`" for name in (*measured, "seconds_per_step", TOTAL, "peak_memory_bytes")),
+    ]
+    states = {
+        TABLE: {**common, "selectedColumns": columns, "columnOrder": []},
+        CURVES: {
+            **common,
+            **BY_SETTING,
+            "selectedColumns": columns,
+            "runsHiddenMode": "FIRST_20_RUNS",
+            **_charts(metrics),
+        },
+    }
+    return {f"{_TAG}{sweep_id}-{view}": json.dumps(state, separators=(",", ":")) for view, state in states.items()}
+
+
+def _charts(metrics: Sequence[str]) -> dict[str, Any]:
+    """Return line charts of the losses and the tasks' metrics, over steps and over seconds, and no others."""
+    curves = ["train/loss", "dev/loss", *(f"dev/{name}" for name in metrics)]
+    sections, charts = [], []
+    for name, axis in (("over steps", "step"), ("over seconds", "time-relative")):
+        section = _id(name)
+        sections.append({"uuid": section, "name": name, "display": True, "isReordered": True, "deleted": False})
+        charts += [_chart(metric, axis, section) for metric in curves]
+    return {"compareRunCharts": charts, "compareRunSections": sections, "isAccordionReordered": True}
+
+
+def _chart(metric: str, axis: str, section: str) -> dict[str, Any]:
+    return {
+        "type": "LINE",
+        "uuid": _id(f"{metric} {axis}"),
+        "metricSectionId": section,
+        "metricKey": metric,
+        "selectedMetricKeys": [metric],
+        "displayName": metric,
+        "xAxisKey": axis,
+        "useGlobalXaxisKey": False,
+        "useGlobalLineSmoothing": True,
+        "yAxisKey": "metric",
+        "yAxisExpressions": [],
+        "xAxisScaleType": "linear",
+        "scaleType": "linear",
+        "range": {},
+        "lineSmoothness": 0,
+        "selectedXAxisMetricKey": "",
+        "ignoreOutliers": False,
+        "deleted": False,
+        "isGenerated": False,
+    }
+
+
+def _id(text: str) -> str:
+    """Return the same id for the same text."""
+    return uuid5(NAMESPACE_OID, text).hex

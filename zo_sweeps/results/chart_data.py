@@ -12,9 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from zo_sweeps.plan.build import Plan
-from zo_sweeps.record.curves import trail
-from zo_sweeps.record.journal import JournalStore
-from zo_sweeps.record.predictions import predictions
+from zo_sweeps.record.journal import JournalStore, predictions, trail
 from zo_sweeps.results import tables as readout
 from zo_sweeps.results.findings import forwarded_per_step
 from zo_sweeps.results.measures import column_measures, first_metric

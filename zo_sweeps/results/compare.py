@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING, Any
 from zo_sweeps.core.document import key
 from zo_sweeps.core.place import apart, distinct, under_load, unknown
 from zo_sweeps.core.trial import COSTS, Outcome, Trial, TrialState
-from zo_sweeps.record.journal import JournalStore
-from zo_sweeps.record.predictions import predictions
+from zo_sweeps.record.journal import JournalStore, predictions
 from zo_sweeps.results.tables import places_of
 from zo_sweeps.schedule.ledger import read_standing
 from zo_sweeps.tables import Table
 from zo_sweeps.tables.stats import Examples, by_example
 
 if TYPE_CHECKING:
-    from zo_sweeps.record.predictions import Predictions
+    from zo_sweeps.record.journal import Predictions
 
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -104,9 +103,7 @@ def compare(state_dir: Path, names: Sequence[str]) -> Comparison:
 
     Raises UserError if a name does not belong to exactly one trial, or a journal is damaged.
     """
-    from zo_sweeps.record.curves import trail
-    from zo_sweeps.record.journal import JournalStore
-    from zo_sweeps.record.predictions import predictions
+    from zo_sweeps.record.journal import JournalStore, predictions, trail
     from zo_sweeps.record.sweep_book import find_trial
 
     one, two = (find_trial(state_dir, name) for name in names)

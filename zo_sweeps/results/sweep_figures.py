@@ -45,8 +45,7 @@ def figures(
 
     Raises UserError for a name that is no figure of the grid, a layout that cannot be drawn, and a damaged journal.
     """
-    from zo_sweeps.record.curves import gradients, trail
-    from zo_sweeps.record.journal import JournalStore
+    from zo_sweeps.record.journal import JournalStore, gradients, trail
 
     named = plan.grid.figures or DEFAULTS
     main = next(iter(plan.grid.tables), "") if not plan.grid.figures else ""  # of whose rows the first figure is

@@ -17,14 +17,12 @@ from zo_sweeps.methods.parts import Device
 from zo_sweeps.methods.precision import WeightOnlyPrecision
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.models import package
-from zo_sweeps.models.causal import LanguageModel
+from zo_sweeps.models.causal import LanguageModel, MaskedLanguageModel
 from zo_sweeps.models.load import divide, load
-from zo_sweeps.models.masked import MaskedLanguageModel
 from zo_sweeps.run.packages import prepared
 from zo_sweeps.tasks.data import Row, digest_rows, load_splits
-from zo_sweeps.tasks.duplicates import facts, mark
-from zo_sweeps.tasks.encode import Demonstrator, Example, demonstration, encode
-from zo_sweeps.tasks.masked_rows import encode_masked
+from zo_sweeps.tasks.encode import Demonstrator, Example, demonstration, encode, encode_masked
+from zo_sweeps.tasks.local_rows import facts, mark
 from zo_sweeps.tasks.spec import TaskSpec
 
 

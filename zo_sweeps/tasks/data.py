@@ -19,7 +19,7 @@ from zo_sweeps.core.files import folder_at, reading
 from zo_sweeps.methods.parts import Split
 from zo_sweeps.methods.task import Task
 from zo_sweeps.tasks import hub_rows, local_rows
-from zo_sweeps.tasks.duplicates import Mark
+from zo_sweeps.tasks.local_rows import Mark
 from zo_sweeps.tasks.spec import TaskSpec
 
 Row = dict[str, Any]

@@ -1,4 +1,4 @@
-"""A row of data as token ids, by MeZO's rules (its released code, large-model part)."""
+"""A row of data as text and as token ids, by MeZO's rules; for masked models by LM-BFF's."""
 
 from __future__ import annotations
 
@@ -7,9 +7,53 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jinja2 import TemplateError
+
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.tasks.prompts import Prompt, render
-from zo_sweeps.tasks.spec import TaskSpec
+from zo_sweeps.tasks import templates
+from zo_sweeps.tasks.spec import MASK, TaskSpec
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """The text of one example: candidate i reads `text + options[i]`, and `options[gold]` is right.
+
+    `golds` are the indices of all right options (ReCoRD has several; `gold` is the one trained on). `references` holds
+    every accepted answer of a generation task and is empty otherwise; `value` is the right number of a regression. For
+    a masked objective the text contains MASK once, and candidate i reads `text` with `options[i]` in its place.
+    """
+
+    text: str
+    options: tuple[str, ...]
+    gold: int
+    references: tuple[str, ...]
+    golds: tuple[int, ...] = ()
+    value: float | None = None
+
+
+def render(spec: TaskSpec, row: Mapping[str, Any]) -> Prompt:
+    """Render the prompt of `row` in the wording of `spec`. Raises UserError if the row does not fit the task."""
+    problem = spec.problem(row)
+    if problem:
+        raise UserError(problem, where=f"a row of task {spec.name!r}")
+    try:
+        masked = spec.objective.masked
+        text = templates.fill(spec.template, {**row, "mask": MASK} if masked else row)
+        options = tuple(templates.fill(option, item) for item in _items(spec, row) for option in spec.options)
+    except (TemplateError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
+        where = f"task {spec.name!r}, dialect {spec.dialect!r}"
+        raise UserError(f"the template does not fit a row ({error})", where=where) from error
+    if masked and text.count(MASK) != 1:
+        raise UserError(
+            f"the text contains {MASK} {text.count(MASK)} times, not once", where=f"a row of task {spec.name!r}"
+        )
+    return Prompt(text, options, spec.gold(row), spec.references(row), spec.golds(row), spec.value(row))
+
+
+def _items(spec: TaskSpec, row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the rows that fill the option templates: one, or with `each` one per item."""
+    return [{**row, "item": item} for item in row[spec.each]] if spec.each else [row]
+
 
 MASKED_EDGES = 3  # tokens of a masked model's row besides the text: its two ends and the mask
 
@@ -216,3 +260,44 @@ class Demonstrator:
                 piece = chosen.pop(0) + SEPARATOR
                 over -= int(1.1 * len(self.tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"])) + 1
         return encode(self.spec, row, self.tokenizer, self.max_length, front=self.front)
+
+
+def encode_masked(spec: TaskSpec, row: Mapping[str, Any], tokenizer: Any, max_length: int) -> Example:
+    """Encode a row as <bos> left <mask> right <eos>; its candidates, one per label word, differ in the word only.
+
+    The text on either side of the mask is tokenised by itself, without the spaces before the mask. A label word is
+    tokenised with a space before it, and must be one token. A text that is too long keeps the part nearest to the mask:
+    each side gets half of the room, and what the other does not need. (LM-BFF cuts the end, and the first sentence to a
+    limit set by the task.)
+
+    Raises UserError if the row does not fit the task, a label word is not one token, or `max_length` leaves no room.
+    """
+    prompt = render(spec, row)
+    left, right = sides(prompt.text, tokenizer)
+    room = room_of(spec, max_length)
+    truncated = len(left) + len(right) > room
+    kept_right = min(len(right), max(room // 2, room - len(left)))
+    left, right = left[max(0, len(left) - (room - kept_right)) :], right[:kept_right]
+    ids = (tokenizer.bos_token_id, *left, tokenizer.mask_token_id, *right, tokenizer.eos_token_id)
+    candidates = tuple(
+        Candidate((*ids, word_of(spec, tokenizer, option)), 1, mask_at=len(left) + 1) for option in prompt.options
+    )
+    check_different(spec, candidates)
+    return Example(candidates, prompt.gold, (), ids, prompt.text, prompt.golds, prompt.value, truncated)
+
+
+def sides(text: str, tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the ids of the texts on either side of the mask."""
+    left, right = text.split(MASK)
+    return token_ids(tokenizer, left.strip(" ")), token_ids(tokenizer, right.rstrip(" "))
+
+
+def word_of(spec: TaskSpec, tokenizer: Any, word: str) -> int:
+    """Return the id of a label word with a space before it. Raises UserError unless it is one token."""
+    ids = token_ids(tokenizer, f" {word.strip()}")
+    if len(ids) != 1:
+        raise UserError(
+            f"the label word {word!r} is {len(ids)} tokens for this model, not one",
+            where=f"task {spec.name!r} ({spec.dialect})",
+        )
+    return ids[0]

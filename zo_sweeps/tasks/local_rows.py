@@ -1,19 +1,20 @@
-"""JSON Lines files of a local task folder, checked row by row."""
+"""Rows of a local task folder, checked one by one, and what those drawn for a trial say about its scores."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import reading
-from zo_sweeps.tasks.duplicates import Mark, mark
-from zo_sweeps.tasks.prompts import render
+from zo_sweeps.methods.metric import Of
+from zo_sweeps.tasks.encode import render
 from zo_sweeps.tasks.spec import TaskSpec
 from zo_sweeps.tasks.templates import LONGEST
 
@@ -78,3 +79,56 @@ def _rows(data: bytes, path: Path, spec: TaskSpec) -> Iterator[dict[str, Any]]:
         yield row
     if not rows:
         raise UserError("no rows", where=str(path))
+
+
+PAIRS = (("test", "train"), ("test", "dev"), ("dev", "train"))
+
+
+class Mark(NamedTuple):
+    """A row in short: digests of its inputs and of its label, and the index of its right option."""
+
+    inputs: bytes
+    label: bytes
+    gold: int
+
+
+def mark(spec: TaskSpec, row: Mapping[str, Any]) -> Mark:
+    """Return the mark of a row without a `problem`. Rows are equal if the columns that the task reads are."""
+    label = spec.label_field.partition(".")[0]
+    inputs = _digest([row[column] for column in spec.columns if column != label])
+    return Mark(inputs, _digest(row[label]), spec.gold(row))
+
+
+def facts(spec: TaskSpec, splits: Mapping[str, Sequence[Mark]]) -> dict[str, float]:
+    """Return the facts of the rows drawn for a trial, under the names of `Outcome.metrics`.
+
+    Args:
+        splits: the marks of "train", "dev" and "test".
+
+    `X_in_Y` counts the rows of X with the inputs of a row of Y, `X_in_Y_labelled` those with its label too; both are
+    absent if there are none. `X_labels` and `X_distinct` are there if they are 1: one label, one row over and over.
+    `test_rows` and `dev_rows` are their sizes.
+    `chance` and `majority` are accuracies on test, of a uniform guess and of always answering with the most frequent
+    label; only where every row has the same options.
+    """
+    found: dict[str, float] = {}
+    for one, other in PAIRS:
+        inputs = {row.inputs for row in splits[other]}
+        if shared := [row for row in splits[one] if row.inputs in inputs]:
+            labelled = {(row.inputs, row.label) for row in splits[other]}
+            found[f"{one}_in_{other}"] = len(shared)
+            found[f"{one}_in_{other}_labelled"] = sum((row.inputs, row.label) in labelled for row in shared)
+    found |= {f"{name}_rows": len(splits[name]) for name in ("dev", "test")}
+    for name, rows in splits.items():
+        if len(rows) > 1:
+            labels, distinct = len({row.label for row in rows}), len({row[:2] for row in rows})
+            found |= {fact: 1 for fact, n in {f"{name}_labels": labels, f"{name}_distinct": distinct}.items() if n == 1}
+    if spec.kind.predicts is Of.LABELS and not spec.kind.own_options:
+        most = max(Counter(row.gold for row in splits["test"]).values())
+        found |= {"chance": 1 / len(spec.options), "majority": most / len(splits["test"])}
+    return {name: float(value) for name, value in found.items()}
+
+
+def _digest(value: Any) -> bytes:
+    text = json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=12).digest()

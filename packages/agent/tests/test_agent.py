@@ -27,10 +27,11 @@ from zo_sweeps.core.events import ClientLine, End, Event, Start, Steps, read_eve
 from zo_sweeps.core.events import write_event as to_json
 from zo_sweeps.core.trial import Outcome, TrialState
 from zo_sweeps.methods.trial_config import TrialConfig
-from zo_sweeps.models import hub
+from zo_sweeps.models import identity
 from zo_sweeps.models.identity import DEMO, fingerprint_model
 from zo_sweeps.record.journal import Journal
-from zo_sweeps.tasks import TaskSpec, data
+from zo_sweeps.tasks import data
+from zo_sweeps.tasks.spec import TaskSpec
 from zo_sweeps_agent import codes
 from zo_sweeps_agent.agent import agent, commands, facts, keys, link, service, trials
 from zo_sweeps_agent.agent import files as fetched
@@ -460,8 +461,8 @@ def test_a_hub_model_comes_from_the_hub_or_the_head_or_is_told_missing(
 ) -> None:
     """The reason is asked for at each trial: a board's network comes and goes."""
     network = ["the hub cannot be reached"]
-    monkeypatch.setattr(hub, "cached_folder", lambda repo, revision: None)
-    monkeypatch.setattr(hub, "unreachable", lambda repo, revision: network[0])
+    monkeypatch.setattr(identity, "cached_folder", lambda repo, revision: None)
+    monkeypatch.setattr(identity, "unreachable", lambda repo, revision: network[0])
     board = agent.Agent.__new__(agent.Agent)
     board._folders, board._cache, board._link = {}, fetched.Cache(tmp_path), Source(b"weights")
     board._fetching = threading.Lock()

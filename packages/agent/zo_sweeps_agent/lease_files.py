@@ -12,7 +12,7 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import folder_at
 from zo_sweeps.methods.parts import ModelSource
 from zo_sweeps.methods.trial_config import TrialConfig
-from zo_sweeps.models import hub
+from zo_sweeps.models import identity
 from zo_sweeps.models.identity import TOKENIZER_PARTS, files_of, folder_of, repo_of, revision_of
 from zo_sweeps.plan.texts import texts_of
 from zo_sweeps.tasks import data
@@ -20,7 +20,7 @@ from zo_sweeps.tasks import hub_rows as rows
 from zo_sweeps_agent.lease_contents import SHA256, StoredFile
 
 MODEL, DATA, HUB, ROWS = "model", "data", "hub", "rows"
-LOADED = (*hub.WANTED, *TOKENIZER_PARTS)
+LOADED = (*identity.WANTED, *TOKENIZER_PARTS)
 
 
 def lease_files(config: TrialConfig) -> list[StoredFile]:
@@ -60,7 +60,7 @@ def _in_folders(config: TrialConfig) -> Iterator[tuple[str, Path, Path]]:
         named = {folder / Path(path).name for path in files_of(model)}
         named |= {path for path in folder.iterdir() if any(fnmatch(path.name, one) for one in LOADED)}
         yield from ((MODEL, folder, path) for path in sorted(named) if path.is_file())
-    elif model.source == ModelSource.HUB and (snapshot := hub.cached_folder(repo_of(model), revision_of(model))):
+    elif model.source == ModelSource.HUB and (snapshot := identity.cached_folder(repo_of(model), revision_of(model))):
         files = (path for path in sorted(snapshot.iterdir()) if any(fnmatch(path.name, one) for one in LOADED))
         yield from ((HUB, snapshot, path) for path in files)
     if config.data.dir is None:

@@ -6,8 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
-from zo_sweeps.bench.compare import Measured, Pair, host_differences, pairs
-from zo_sweeps.bench.measure import Row, unit_text
+from zo_sweeps.bench.measure import Measured, Pair, Row, host_differences, pairs, unit_text
 from zo_sweeps.cli.show.text import counted, listing, say
 
 

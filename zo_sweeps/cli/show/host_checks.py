@@ -17,7 +17,7 @@ def ui(folder: Path, port: int | None) -> None:
     if not folder.is_dir():
         raise nothing_run(folder)
     from zo_sweeps.record.mlflow_client import pages
-    from zo_sweeps.record.mlflow_views import TRAINING
+    from zo_sweeps.record.mlflow_points import TRAINING
     from zo_sweeps.record.server import running
     from zo_sweeps.record.sweep_book import books
 

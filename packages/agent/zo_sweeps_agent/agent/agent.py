@@ -29,7 +29,7 @@ from zo_sweeps.core.units import bytes_text
 from zo_sweeps.devices.energy import EnergyMeter
 from zo_sweeps.devices.readings import Host, changing
 from zo_sweeps.methods.parts import Device, ModelSource
-from zo_sweeps.models import hub
+from zo_sweeps.models import identity
 from zo_sweeps_agent.agent import facts as here
 from zo_sweeps_agent.agent import light, trials
 from zo_sweeps_agent.agent.examiner import Examiner
@@ -328,8 +328,8 @@ class Agent:
         model = spool.trial.get("config", {}).get("model", {})  # a run of the light client has no configuration
         if model.get("source") == ModelSource.HUB.value:
             repo, revision = str(model["path"]), str(model.get("revision") or "main")
-            hub.forget()  # the network of an hour ago
-            if hub.cached_folder(repo, revision) is None and (why := hub.unreachable(repo, revision)):
+            identity.ask_hub_again()  # the network of an hour ago
+            if identity.cached_folder(repo, revision) is None and (why := identity.unreachable(repo, revision)):
                 if not copy:
                     what = f"{repo} is in the Hugging Face cache neither of this board nor of the head, and {why} here"
                     raise UserError(what, fix=f"run `hf download {repo}` on the head")
