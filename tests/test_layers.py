@@ -39,10 +39,8 @@ ONLY_IN = {
     "ray": {
         "schedule/ray_backend.py",
         "schedule/ray_cluster.py",
-        "schedule/ray_peers.py",
         "schedule/ray_slots.py",
         "schedule/cluster.py",
-        "schedule/gcs.py",
         "schedule/ray_private.py",
     },
     "aiohttp": set(),

@@ -17,8 +17,7 @@ from zo_sweeps.core.trial import TrialState
 from zo_sweeps.results.facts.plan import plan_facts
 from zo_sweeps.results.facts.status import status_facts
 from zo_sweeps.schedule.ledger import Ledger
-from zo_sweeps.schedule.snapshot import Running, Snapshot
-from zo_sweeps.schedule.status_file import LiveFile, read_live
+from zo_sweeps.schedule.snapshot import LiveFile, Running, Snapshot, read_live
 from zo_sweeps.session import session
 
 pytestmark = pytest.mark.unit

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.common import ENVIRONMENT, NOWHERE, in_process
-from zo_sweeps.schedule.status_file import read_live
+from zo_sweeps.schedule.snapshot import read_live
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
 

@@ -20,7 +20,7 @@ import psutil
 from tests.conftest import REPO
 from tests.schedule.nodes import wait_for
 from zo_sweeps.schedule.cluster import private_folder, remove_short_folder, token_environment
-from zo_sweeps.schedule.gcs import Head
+from zo_sweeps.schedule.ray_private import Head
 
 # No test is about how long Ray takes: 5 s alone, more than a minute only to be read where others have the cores.
 PATIENCE = 300.0

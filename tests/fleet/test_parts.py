@@ -27,12 +27,12 @@ from zo_sweeps.core.document import to_text
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.host import GIB
 from zo_sweeps.devices.readings import l4t, power_mode
-from zo_sweeps.fleet import head, inventory, preflight, secrets, service, systemd, worker
+from zo_sweeps.fleet import head, inventory, preflight, systemd, worker
 from zo_sweeps.fleet.inventory import Device, capabilities, listed, row
 from zo_sweeps.fleet.node import FIXED_PORTS, labels, node_arguments, port_range, running, sanitised, terminate
 from zo_sweeps.fleet.worker import WorkerOptions, gpus_lent, memory_lent, profile
 from zo_sweeps.methods import registry
-from zo_sweeps.schedule import cluster, gcs, outside
+from zo_sweeps.schedule import cluster, placement, ray_private
 from zo_sweeps.schedule.cluster import living
 
 
@@ -107,25 +107,25 @@ def test_a_token_is_only_taken_from_a_file_that_others_cannot_read(tmp_path: Pat
     for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert secrets.find_token(None, tmp_path) is None
+    assert cluster.find_token(None, tmp_path) is None
     monkeypatch.setenv("RAY_AUTH_TOKEN", "t" * 64)
-    found = secrets.find_token(None, tmp_path / "state")
+    found = cluster.find_token(None, tmp_path / "state")
     assert found
     assert found.read_text() == "t" * 64
     assert found.stat().st_mode & 0o777 == 0o600
     found.chmod(0o640)
     with pytest.raises(UserError, match=r"others can read the token \(mode 640\).*chmod 600"):
-        secrets.checked(found)
+        cluster.checked(found)
     found.chmod(0o600)
     found.write_text(" \n")
     with pytest.raises(UserError, match="the token file is empty"):
-        secrets.checked(found)
+        cluster.checked(found)
     with pytest.raises(UserError, match="cannot read the token: No such file"):
-        secrets.checked(tmp_path / "none")
+        cluster.checked(tmp_path / "none")
     monkeypatch.delenv("RAY_AUTH_TOKEN")
-    made = secrets.token_for_head(None, tmp_path / "head")
+    made = cluster.token_for_head(None, tmp_path / "head")
     assert made.stat().st_mode & 0o777 == 0o600
-    assert secrets.token_for_head(None, tmp_path / "head").read_text() == made.read_text()
+    assert cluster.token_for_head(None, tmp_path / "head").read_text() == made.read_text()
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_a_refused_token_is_named_by_where_it_is_from(
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(cluster, "must_answer", lambda address: None)
     monkeypatch.setattr(cluster.ray_tls, "joining", lambda token, address: {})
-    monkeypatch.setattr(gcs.ray_private, "ControlStore", refuse)
+    monkeypatch.setattr(ray_private, "control_store", refuse)
     (tmp_path / ".ray").mkdir()
     (tmp_path / "runs" / "head").mkdir(parents=True)
     known = {"address": "10.0.0.5:6379" if there == "head" else "10.0.0.6:6379"}
@@ -164,7 +164,7 @@ def test_a_refused_token_is_named_by_where_it_is_from(
         monkeypatch.setenv(there, str(tmp_path / "other"))
     auth = cluster.joining_environment(tmp_path / "runs", "10.0.0.5:6379")
     with cluster.environment(auth), pytest.raises(UserError) as refused:
-        gcs.Head("10.0.0.5:6379", auth)
+        ray_private.Head("10.0.0.5:6379", auth)
     assert where.format(tmp=tmp_path) in str(refused.value)
     assert "the head at 10.0.0.5:6379 refuses the token" in str(refused.value)
 
@@ -264,7 +264,7 @@ def test_a_service_of_the_system_has_an_account_and_a_token_of_its_own_and_goes_
     """With folders in place of /etc, a `useradd` and a `systemctl` that note how they are called."""
     monkeypatch.setattr(systemd, "SYSTEM", tmp_path / "UNITS")
     for name in ("SETTINGS", "STATE"):
-        monkeypatch.setattr(service, name, tmp_path / name)
+        monkeypatch.setattr(systemd, name, tmp_path / name)
     for tool in ("useradd", "systemctl"):
         (tmp_path / tool).write_text(f'#!/bin/sh\necho "{tool} $*" >> {tmp_path}/called\n')
         (tmp_path / tool).chmod(0o755)
@@ -275,14 +275,14 @@ def test_a_service_of_the_system_has_an_account_and_a_token_of_its_own_and_goes_
     token.write_text("s3cret" * 10)
     token.chmod(0o600)
     words = ["worker", "install-service", "10.0.0.5:6379", "--device=cpu", f"--token-file={token}"]
-    monkeypatch.setattr(service, "_used", lambda arguments: iter([Path("/usr")]))
+    monkeypatch.setattr(systemd, "_used", lambda arguments: iter([Path("/usr")]))
     assert main(words) == 0
     said = capsys.readouterr().out
-    unit, copy = tmp_path / "UNITS" / service.NAME, tmp_path / "SETTINGS" / "ray_token"
+    unit, copy = tmp_path / "UNITS" / systemd.NAME, tmp_path / "SETTINGS" / "ray_token"
     assert said.splitlines() == [
         f"runs as zo, with its copy of the token in {copy}",
         str(unit),
-        f"next: systemctl daemon-reload && systemctl enable --now {service.NAME}",
+        f"next: systemctl daemon-reload && systemctl enable --now {systemd.NAME}",
     ]
     assert copy.read_text() == token.read_text()
     assert (copy.stat().st_mode & 0o777, copy.stat().st_uid) == (0o600, mine.pw_uid)
@@ -293,7 +293,7 @@ def test_a_service_of_the_system_has_an_account_and_a_token_of_its_own_and_goes_
     called = (tmp_path / "called").read_text().splitlines()
     assert called[0].startswith("useradd --system ")
     assert called[0].endswith(" --shell /usr/sbin/nologin zo")
-    assert called[1:] == [f"systemctl disable --now {service.NAME}"]
+    assert called[1:] == [f"systemctl disable --now {systemd.NAME}"]
     assert main(["worker", "uninstall-service"]) == 1
     (tmp_path / "systemctl").write_text("#!/bin/sh\necho 'Access denied' >&2\nexit 1\n")
     unit.write_text("[Unit]\n")
@@ -308,10 +308,10 @@ def test_a_service_whose_account_cannot_read_the_code_is_not_installed(tmp_path:
     (closed / "venv").mkdir(parents=True)
     closed.chmod(0o700)
     monkeypatch.setattr(systemd, "SYSTEM", tmp_path / "units")
-    monkeypatch.setattr(service, "_used", lambda arguments: iter([closed / "venv"]))
-    unit = service.unit([], "10.0.0.5:6379", 120.0, system=True)
+    monkeypatch.setattr(systemd, "_used", lambda arguments: iter([closed / "venv"]))
+    unit = systemd.unit([], "10.0.0.5:6379", 120.0, system=True)
     with pytest.raises(UserError, match=r"the account zo cannot read \S+/venv \(mode of \S+: 700\).*or use --user"):
-        service.install(unit, [], tmp_path / "token", say=print)
+        systemd.install(unit, [], tmp_path / "token", say=print)
     assert not (tmp_path / "units").exists()
 
 
@@ -373,13 +373,13 @@ def test_the_node_and_the_processes_of_another_user_are_refused_in_one_line(tmp_
     socket.parent.mkdir(parents=True)
     socket.touch()
     nodes = [{"RayletSocketName": str(socket)}]
-    gcs._must_be_ours(nodes)
+    ray_private._must_be_ours(nodes)
     monkeypatch.setattr(os, "access", lambda *_: False)
     me = pwd.getpwuid(os.getuid()).pw_name
     with pytest.raises(
         UserError, match=f"the Ray node on this machine runs as {me}, and only {me} can .*run this command as"
     ):
-        gcs._must_be_ours(nodes)
+        ray_private._must_be_ours(nodes)
 
     class Theirs(psutil.Process):
         def terminate(self) -> None:
@@ -402,7 +402,7 @@ def test_the_unit_joins_with_a_token_by_its_path_and_systemd_accepts_it(tmp_path
     assert start
     own = "--token-file /etc/zo-sweeps/ray_token --state-dir /var/lib/zo-sweeps"
     assert start[1].endswith(f"worker join 10.0.0.5:6379 --device jetson-orin-nano {own}")
-    written, shipped = service_section(text), service_section((JOBS / "systemd" / service.NAME).read_text())
+    written, shipped = service_section(text), service_section((JOBS / "systemd" / systemd.NAME).read_text())
     assert {name: written.get(name) for name in HARDENING} == {name: shipped[name] for name in HARDENING}
     assert written["ProtectHome"] in ("true", "read-only"), "as this Python is in a home or not"
     assert main([*words, "--print", "--user"]) == 0
@@ -414,17 +414,17 @@ def test_the_unit_joins_with_a_token_by_its_path_and_systemd_accepts_it(tmp_path
     assert "Restart=on-failure" in text
     if not shutil.which("systemd-analyze"):
         pytest.skip("no systemd-analyze to ask")
-    path = tmp_path / service.NAME
+    path = tmp_path / systemd.NAME
     path.write_text(text)
     said = subprocess.run(["systemd-analyze", "verify", str(path)], capture_output=True, text=True, timeout=60)
-    assert service.NAME not in said.stderr, said.stderr
+    assert systemd.NAME not in said.stderr, said.stderr
 
 
 def test_the_units_files_are_found_from_wherever_systemd_starts(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     words = ["--token-file=tok", "--state-dir", "~/s", "--name", "tok"]
-    assert service.absolute(words) == [
+    assert systemd.absolute(words) == [
         f"--token-file={tmp_path / 'tok'}",
         "--state-dir",
         str(Path.home() / "s"),
@@ -432,9 +432,9 @@ def test_the_units_files_are_found_from_wherever_systemd_starts(tmp_path: Path, 
         "tok",
     ]
     said: list[str] = []
-    unit = service.unit(words, "10.0.0.5:6379", 120.0, system=False)
-    service.install(unit, words, None, say=said.append)
-    assert (tmp_path / "config" / "systemd" / "user" / service.NAME).read_text() == unit.text
+    unit = systemd.unit(words, "10.0.0.5:6379", 120.0, system=False)
+    systemd.install(unit, words, None, say=said.append)
+    assert (tmp_path / "config" / "systemd" / "user" / systemd.NAME).read_text() == unit.text
     assert "systemctl --user daemon-reload" in said[1]
 
 
@@ -472,9 +472,9 @@ def test_without_the_package_of_agents_there_is_no_gateway_and_no_agent(
     """A head and a sweep do without; whoever asks for one is told what to install."""
     monkeypatch.setattr(registry, "offered", lambda group: {})
     assert head.HeadOptions().gateway_port == 0
-    assert outside.agents().nodes() == ()
-    note = {cluster.AGENTS: {"time": 0.0, "store": "", "agents": []}}
-    listing = SimpleNamespace(nodes=lambda: [], notes=lambda kind: note if kind == gcs.AGENTS else {})
+    assert placement.agents().nodes() == ()
+    note = {ray_private.AGENTS: {"time": 0.0, "store": "", "agents": []}}
+    listing = SimpleNamespace(nodes=lambda: [], notes=lambda kind: note if kind == ray_private.AGENTS else {})
     for asked in (
         lambda: head.start(tmp_path, head.HeadOptions(gateway_port=7443), print),
         lambda: head.code(tmp_path, 15.0, print),

@@ -20,7 +20,7 @@ from zo_sweeps.core.memory_parts import SCORING, TOTAL, Part, current
 from zo_sweeps.core.trial import Outcome, Trial, TrialState
 from zo_sweeps.devices.tensors import Tensors
 from zo_sweeps.engine.types import DivergedError
-from zo_sweeps.run import cache, memory_by_part, runner
+from zo_sweeps.run import cache, runner
 from zo_sweeps.run.zeroth_order import ZerothOrderRunner
 from zo_sweeps.schedule.placement import Node, refusal
 
@@ -82,8 +82,8 @@ def totals(monkeypatch: pytest.MonkeyPatch) -> Totals:
         seen.append((sum(parts.values()), older + most))
         return parts
 
-    original = memory_by_part.at_peak
-    monkeypatch.setattr(memory_by_part, "Tensors", Kept)
+    original = runner.at_peak
+    monkeypatch.setattr(runner, "Tensors", Kept)
     monkeypatch.setattr(runner, "at_peak", at_peak)
     return seen
 

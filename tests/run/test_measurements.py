@@ -22,7 +22,7 @@ from zo_sweeps.methods.parts import Model
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.build import build
 from zo_sweeps.record.journal import evals, gradients, trail
-from zo_sweeps.run.generation import drawn_alone, nucleus_token
+from zo_sweeps.run.runner import drawn_alone, nucleus_token
 
 pytestmark = pytest.mark.unit
 

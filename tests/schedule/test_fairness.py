@@ -19,10 +19,9 @@ from zo_sweeps.core.host import GIB
 from zo_sweeps.core.trial import Trial
 from zo_sweeps.schedule import ray_slots
 from zo_sweeps.schedule.fairness import LONGEST, OF_START, SHORTEST, SLACK, Claim, base, first_served
-from zo_sweeps.schedule.placement import Node
+from zo_sweeps.schedule.placement import ALONE, Node
 from zo_sweeps.schedule.ray_backend import FIRST_SECONDS, REFUSED_SECONDS, TURN_SECONDS
 from zo_sweeps.schedule.ray_slots import Slot, Slots
-from zo_sweeps.schedule.sharing import ALONE
 
 pytestmark = pytest.mark.unit
 CPU = "cpu"

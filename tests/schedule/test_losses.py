@@ -20,8 +20,7 @@ from zo_sweeps.core.trial import Needs, Outcome, Trial, TrialState
 from zo_sweeps.record.journal import JournalStore
 from zo_sweeps.schedule import ray_backend, ray_slots
 from zo_sweeps.schedule.ledger import read_standing
-from zo_sweeps.schedule.lost_nodes import Losses
-from zo_sweeps.schedule.placement import Node
+from zo_sweeps.schedule.placement import Losses, Node
 from zo_sweeps.schedule.ray_backend import RayBackend
 from zo_sweeps.schedule.ray_slots import Slots
 

@@ -18,7 +18,7 @@ from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.build import build, memory_key
 from zo_sweeps.schedule.backend import COLD, NO_SLOT
 from zo_sweeps.schedule.inline_backend import InlineBackend
-from zo_sweeps.schedule.measured_memory import QUANTUM, Measured
+from zo_sweeps.schedule.prediction import QUANTUM, Measured
 
 pytestmark = pytest.mark.unit
 GIB = 2**30

@@ -23,9 +23,8 @@ from zo_sweeps.core.trial import Needs, Outcome, Sharing, Trial, TrialState
 from zo_sweeps.record.journal import JournalStore, outcome, scalars
 from zo_sweeps.run.run_trial import run_trial
 from zo_sweeps.schedule.inline_backend import InlineBackend, ProcessPeer
-from zo_sweeps.schedule.placement import Node
+from zo_sweeps.schedule.placement import Node, Workers, no_room
 from zo_sweeps.schedule.ray_backend import RayBackend
-from zo_sweeps.schedule.sharing import Workers, no_room
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.usefixtures("one_thread")]
 

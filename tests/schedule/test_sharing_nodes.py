@@ -16,8 +16,8 @@ from tests.schedule.nodes import Cluster, cluster
 from zo_sweeps.core.events import ScoredDev, Start
 from zo_sweeps.core.trial import TrialState
 from zo_sweeps.record.journal import JournalStore, outcome, scalars
+from zo_sweeps.schedule.placement import Workers
 from zo_sweeps.schedule.ray_backend import RayBackend
-from zo_sweeps.schedule.sharing import Workers
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.chaos]
 

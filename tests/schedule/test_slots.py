@@ -19,11 +19,9 @@ from zo_sweeps.core.trial import Needs, Trial
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.schedule import ray_slots
 from zo_sweeps.schedule.fairness import Claim
-from zo_sweeps.schedule.outside import NoAgents
-from zo_sweeps.schedule.placement import Node
+from zo_sweeps.schedule.placement import ALONE, NoAgents, Node
 from zo_sweeps.schedule.ray_cluster import Connection
 from zo_sweeps.schedule.ray_slots import Slot, Slots
-from zo_sweeps.schedule.sharing import ALONE
 
 pytestmark = pytest.mark.unit
 DESK = Node("1", "desk", "cpu", 2, 0, 4 * GIB)

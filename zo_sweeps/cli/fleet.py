@@ -80,9 +80,9 @@ def _lending(parser: Parser) -> None:
 
 def worker(given: Sequence[str]) -> int:
     """Join this machine to a cluster as a node and stay joined, or leave: worker join|leave|(un)install-service."""
-    from zo_sweeps.fleet import service
+    from zo_sweeps.fleet import systemd
     from zo_sweeps.fleet import worker as workers
-    from zo_sweeps.fleet.secrets import token_for_joining
+    from zo_sweeps.schedule.cluster import token_for_joining
 
     parser = _parser("worker", worker.__doc__)
     parser.add_argument("action", choices=("join", "leave", "install-service", "uninstall-service"))
@@ -110,7 +110,7 @@ def worker(given: Sequence[str]) -> int:
     if options.action == "leave":
         return workers.leave(options.state_dir, _say)
     if options.action == "uninstall-service":
-        return service.uninstall(system=not options.user, say=_say)
+        return systemd.uninstall(system=not options.user, say=_say)
     if not options.address:
         raise UserError("no head named", fix=f"zo-sweeps worker {options.action} HOST:PORT")
     device = workers.profile(options.device, options.config_dir)
@@ -118,15 +118,15 @@ def worker(given: Sequence[str]) -> int:
         names = workers.WorkerOptions.__dataclass_fields__
         wanted = workers.WorkerOptions(**{name: getattr(options, name) for name in names})
         return workers.join(options.state_dir, wanted, device, _say)
-    arguments = service.absolute([word for word in given if word not in ("install-service", "--print", "--user")])
+    arguments = systemd.absolute([word for word in given if word not in ("install-service", "--print", "--user")])
     if not options.user:
-        arguments = service.of_system(arguments)
-    unit = service.unit(arguments, options.address, options.grace, system=not options.user)
+        arguments = systemd.of_system(arguments)
+    unit = systemd.unit(arguments, options.address, options.grace, system=not options.user)
     if options.only_print:
         print(unit.text, end="")
         return 0
     token = None if options.user else token_for_joining(options.token_file, options.state_dir.expanduser() / "worker")
-    service.install(unit, arguments, token, say=_say)
+    systemd.install(unit, arguments, token, say=_say)
     return 0
 
 

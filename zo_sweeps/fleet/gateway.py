@@ -13,7 +13,7 @@ from zo_sweeps.methods import registry
 
 if TYPE_CHECKING:
     from zo_sweeps.fleet.inventory import Device
-    from zo_sweeps.schedule.gcs import Head
+    from zo_sweeps.schedule.ray_private import Head
 
 PORT = 7443
 LEASE_MINUTES = 60.0

@@ -27,10 +27,16 @@ from zo_sweeps.fleet import gateway
 from zo_sweeps.fleet.gateway import CODE_MINUTES, LEASE_MINUTES, PORT
 from zo_sweeps.fleet.keeper import Keeper, NodeSpec, last_line
 from zo_sweeps.fleet.node import labels, listens, new_identity, node_arguments, running, terminate, wait_until_gone
-from zo_sweeps.fleet.secrets import checked, token_for_head
 from zo_sweeps.methods import registry
 from zo_sweeps.record import server
-from zo_sweeps.schedule.cluster import private_folder, remove_short_folder, short_folder, token_environment
+from zo_sweeps.schedule.cluster import (
+    checked,
+    private_folder,
+    remove_short_folder,
+    short_folder,
+    token_environment,
+    token_for_head,
+)
 
 START_SECONDS = 300.0  # see BOOT_SECONDS of the keeper
 CHECK_SECONDS = 10.0  # between checks of the MLflow server
@@ -219,7 +225,7 @@ def status(state_dir: Path, say: Callable[[str], None]) -> int:
     if not state:
         say(f"no head runs from {state_dir}")
         return 1
-    from zo_sweeps.schedule.gcs import Head
+    from zo_sweeps.schedule.ray_private import Head
 
     head = Head(state["address"], token_environment(checked(Path(state["token_file"]))))
     alive = [node for node in head.nodes() if node["Alive"]]
@@ -303,7 +309,7 @@ def _processes(folder: Path) -> list[psutil.Process]:
 
 def _wait(state_dir: Path, process: subprocess.Popen[bytes], say: Callable[[str], None]) -> None:
     """Wait until the head lists its own node and MLflow answers; after a while, report what it waits for."""
-    from zo_sweeps.schedule.gcs import Head
+    from zo_sweeps.schedule.ray_private import Head
 
     folder = _folder(state_dir)
     report = time.monotonic() + QUIET_SECONDS

@@ -13,10 +13,9 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.units import bytes_text
 from zo_sweeps.fleet import gateway
 from zo_sweeps.fleet.node import running
-from zo_sweeps.fleet.secrets import checked, token_for_joining
-from zo_sweeps.schedule.cluster import ID_LABEL, token_environment
-from zo_sweeps.schedule.gcs import AGENTS, NODE, RUNS, Head
+from zo_sweeps.schedule.cluster import ID_LABEL, checked, token_environment, token_for_joining
 from zo_sweeps.schedule.placement import other_version
+from zo_sweeps.schedule.ray_private import AGENTS, NODE, RUNS, Head
 
 HEADERS = ("name", "device", "memory", "lends", "can", "versions", "power", "temp.", "seen", "runs now")
 STALE = 30.0  # seconds after which a driver's note on its trials is ignored

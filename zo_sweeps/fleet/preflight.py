@@ -24,7 +24,7 @@ from zo_sweeps.devices.probe import has_cuda, probe
 from zo_sweeps.fleet.node import OBJECT_STORE_BYTES, port_range
 from zo_sweeps.methods.parts import Device
 from zo_sweeps.schedule import cluster
-from zo_sweeps.schedule.gcs import NODE, REACH, REACHED, Head
+from zo_sweeps.schedule.ray_private import NODE, REACH, REACHED, Head
 
 ANSWER_SECONDS = 10.0  # time allowed for the head's reporter, which looks every two seconds, to try to reach us
 SKEW = 10.0  # seconds that two clocks may differ: logs and MLflow's time axes mix them

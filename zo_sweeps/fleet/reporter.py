@@ -21,7 +21,7 @@ from zo_sweeps.devices.energy import EnergyMeter
 from zo_sweeps.devices.readings import changing, unchanging
 from zo_sweeps.fleet import gateway
 from zo_sweeps.schedule import cluster
-from zo_sweeps.schedule.gcs import NODE, REACH, REACHED, Head
+from zo_sweeps.schedule.ray_private import NODE, REACH, REACHED, Head
 
 PERIOD = 2.0  # seconds between reports
 UNKNOWN_SECONDS = 20.0  # if the head has not listed this node for this long, it is a new head: rejoin

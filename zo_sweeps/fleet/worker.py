@@ -20,10 +20,9 @@ from zo_sweeps.devices.probe import probe
 from zo_sweeps.fleet import preflight
 from zo_sweeps.fleet.keeper import Keeper, NodeSpec
 from zo_sweeps.fleet.node import labels, new_identity, node_arguments, port_range, running, terminate, wait_until_gone
-from zo_sweeps.fleet.secrets import token_for_joining
 from zo_sweeps.methods.definition import read
 from zo_sweeps.methods.parts import Device
-from zo_sweeps.schedule.cluster import remove_short_folder, short_folder
+from zo_sweeps.schedule.cluster import remove_short_folder, short_folder, token_for_joining
 
 HOME = Path("~/.zo_sweeps")
 GRACE = 120.0

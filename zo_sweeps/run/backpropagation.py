@@ -20,8 +20,7 @@ from zo_sweeps.engine.train import Evaluated, StepDone
 from zo_sweeps.engine.types import DivergedError
 from zo_sweeps.methods.space import InstalledSpace
 from zo_sweeps.run.gradients import Gradients
-from zo_sweeps.run.memory_by_part import Work
-from zo_sweeps.run.runner import Runner
+from zo_sweeps.run.runner import Runner, Work
 
 
 class Backpropagation(Runner):

@@ -13,8 +13,7 @@ from zo_sweeps.engine.step import Method, step
 from zo_sweeps.engine.train import Evaluated, StepDone, train
 from zo_sweeps.engine.types import Peers
 from zo_sweeps.methods.space import InstalledSpace
-from zo_sweeps.run.memory_by_part import Work
-from zo_sweeps.run.runner import Runner
+from zo_sweeps.run.runner import Runner, Work
 
 
 class ZerothOrderRunner(Runner):

@@ -27,7 +27,7 @@ from zo_sweeps.schedule.backend import (
     Progress,
     run_guarded,
 )
-from zo_sweeps.schedule.sharing import ALONE, Workers, of_weights
+from zo_sweeps.schedule.placement import ALONE, Workers, of_weights
 
 END_SECONDS = 5.0
 

@@ -1,14 +1,26 @@
-"""The choice of nodes that can run a trial, and the reason in words when none can."""
+"""The choice of nodes that can run a trial, and the reason in words when none can.
+
+Nodes are Ray's, or agents, which the package `[agents]` brings as the entry point `agents` of the group
+`zo_sweeps.part`. A node that loses one trial after another, and finishes none between, is sick: it gets one trial at a
+time, and its losses are not the trials', as long as another node could run them. A trial that was lost on a node goes
+to another. The steps of one trial may be shared by several processes (`executor.workers`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
 
 from zo_sweeps import __version__
-from zo_sweeps.core.trial import Needs
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.events import ComputedCodes, ComputedMask, Event
+from zo_sweeps.core.trial import Needs, SharedSteps, Trial
 from zo_sweeps.core.units import bytes_text
 from zo_sweeps.devices.probe import EDGE
+from zo_sweeps.methods import registry
+from zo_sweeps.methods.executor import Executor
 
 # General-purpose nodes, and what may run on them; a trial requests any other device profile by name.
 HOSTS = ("cpu", "cuda", "executorch", "rtl")
@@ -158,3 +170,176 @@ def preference(needs: Needs, node: Node) -> tuple[int, int]:
     """
     rank = 0 if needs.device != "auto" else 2 if node.device not in HOSTS else 0 if node.gpus else 1
     return rank, node.gpu_bytes
+
+
+# A node is left alone after a loss: at first for the one, then for twice as long each time, up to the other.
+SHORTEST_SECONDS, LONGEST_SECONDS = 1.0, 600.0
+SICK = 3  # losses in a row, of more than one trial
+
+
+@dataclass
+class _Row:
+    """The losses of a node since a trial finished there; those of processes that died together are one."""
+
+    losses: int = 0
+    until: float = 0.0  # the end of the pause after the last one (monotonic)
+    trials: set[str] = field(default_factory=set)
+    why: str = ""
+
+
+class Losses:
+    """The losses of one sweep, by node id. Times are monotonic seconds."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, _Row] = {}
+        self._nodes_of: defaultdict[str, set[str]] = defaultdict(set)
+
+    def lost(self, node_id: str, trial_id: str, why: str, now: float) -> float:
+        """Count a loss; return for how many seconds the node is left alone."""
+        row = self._rows.setdefault(node_id, _Row())
+        row.trials.add(trial_id)
+        row.why = why
+        self._nodes_of[trial_id].add(node_id)
+        if now >= row.until:
+            row.losses += 1
+            row.until = now + min(SHORTEST_SECONDS * 2 ** (row.losses - 1), LONGEST_SECONDS)
+        return row.until - now
+
+    def finished(self, node_id: str) -> None:
+        """Note that a trial came to an end of its own on the node."""
+        self._rows.pop(node_id, None)
+
+    def is_sick(self, node_id: str) -> bool:
+        """Return whether the node loses everything."""
+        row = self._rows.get(node_id)
+        return row is not None and row.losses >= SICK and len(row.trials) > 1
+
+    def text(self, node_id: str) -> str:
+        """Return the last cause of a node's losses, and how many there are in a row; "" if there are none."""
+        row = self._rows.get(node_id)
+        return f"lost {row.losses} trials in a row ({row.why})" if row else ""
+
+    def nodes_of(self, trial_id: str) -> set[str]:
+        """Return the ids of the nodes on which a trial was lost."""
+        return self._nodes_of.get(trial_id, set())
+
+
+class LeaseLostError(Exception):
+    """The lease of a trial is over: its agent is silent, or its key was revoked. The message says which."""
+
+
+class Agents(Protocol):
+    """The agents of the cluster that this driver has joined."""
+
+    def nodes(self) -> Sequence[Node]:
+        """Return the agents that can take this driver's trials. Cost: about 1 ms."""
+
+    def takes(self, trial: Trial) -> bool:
+        """Return whether there may be agents that take a trial; some take none, whatever they are."""
+
+    def slot(self, node: Node, threads: int, target: str) -> Any:
+        """Return what has the methods of a Ray actor of `TrialActor`, for one trial at a time, in so many threads.
+
+        Unless the node is `light`, it is no actor, and `give_up(trial_id, attempt)` ends its trial.
+
+        Args:
+            target: the RunTrial, as "module:function".
+        """
+
+    def close(self) -> None:
+        """End this driver's leases."""
+
+
+class NoAgents(Agents):
+    """No agent at all."""
+
+    def nodes(self) -> Sequence[Node]:
+        return ()
+
+    def takes(self, trial: Trial) -> bool:
+        return False
+
+    def slot(self, node: Node, threads: int, target: str) -> Any:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        pass
+
+
+def agents() -> Agents:
+    """Return the agents of the cluster that this process joins. Raises UserError if their package is broken."""
+    offered = registry.offered("part")
+    made: Agents = registry.load(offered["agents"])() if "agents" in offered else NoAgents()
+    return made
+
+
+@dataclass(frozen=True)
+class Workers:
+    """The options `executor.workers`, `on_lost_worker` and `worker_patience`."""
+
+    count: int = 1
+    on_lost: Literal["redo", "drop"] = "redo"
+    patience: float = 60.0
+
+    @classmethod
+    def of(cls, executor: Executor) -> Workers:
+        return cls(executor.workers, executor.on_lost_worker, executor.worker_patience)
+
+    def of_trial(self, trial: Trial) -> int:
+        """Return the number of a trial's processes: only zeroth-order steps are shared."""
+        return self.count if trial.shared_steps else 1
+
+    def check(self, trials: Iterable[Trial]) -> None:
+        """Raise UserError when a trial's steps cannot be shared among that many processes, or with these options."""
+        for trial in trials if self.count > 1 else ():
+            if trial.shared_steps:
+                self._check(trial, trial.shared_steps)
+
+    def _check(self, trial: Trial, shared: SharedSteps) -> None:
+        where = f"executor.workers={self.count}"
+        if shared.one_process:
+            raise UserError(
+                f"{shared.one_process}: {trial.label or trial.trial_id} has to be at all of them in one process",
+                where=where,
+                fix="executor.workers=1",
+            )
+        if shared.forwards:
+            most = shared.forwards
+            what = f"{most} forward{'s' * (most > 1)} that a step has with evaluation.mode={shared.mode}"
+            fix = f"evaluation.mode=inner, or executor.workers={most}"
+        else:
+            most = shared.directions or self.count  # coordinate-wise: as many as there are parameters
+            what = f"{most} direction{'s' * (most > 1)} of a step"
+            fix = f"executor.workers={most} or less, or estimator.q={self.count} or more"
+        if self.count > most:
+            raise UserError(f"more processes than the {what}: {trial.label or trial.trial_id}", where=where, fix=fix)
+        if shared.forwards and self.on_lost == "drop":
+            raise UserError(
+                f"with evaluation.mode={shared.mode} a process holds one sign of every direction, so that none can be "
+                "dropped",
+                where="executor.on_lost_worker",
+                fix="evaluation.mode=inner, or executor.on_lost_worker=redo",
+            )
+
+
+ALONE = Workers()
+
+
+def no_room(trial: Trial, count: int, nodes: Sequence[Node], cpus: int, limit: int | None) -> str:
+    """Return why `count` processes of a trial never fit on nodes of one device profile; "" when they do."""
+    kinds = {node.device for node in nodes}
+    room = [room_for(trial, [node for node in nodes if node.device == kind], cpus) for kind in kinds]
+    most = min(max(room, default=0), limit or count)
+    return "" if most >= count else f"executor.workers={count} of one kind of node: there is room for {most}"
+
+
+def room_for(trial: Trial, nodes: Sequence[Node], cpus: int) -> int:
+    """Return how many processes of trials like this one the CPUs and GPUs of nodes allow."""
+    able = [node for node in nodes if not refusal(trial.needs, node, cpus)]
+    places = [(int(node.cpus // cpus), int(node.gpus) if gpus_needed(trial.needs, node) else None) for node in able]
+    return sum(cores if gpus is None else min(cores, gpus) for cores, gpus in places)
+
+
+def of_weights(journal: Sequence[Event]) -> list[Event]:
+    """Return the events of a journal that a follower needs: the rest reaches it with the leader's first question."""
+    return [event for event in journal if isinstance(event, (ComputedMask, ComputedCodes))]

@@ -29,10 +29,9 @@ from zo_sweeps.schedule.backend import (
     Progress,
 )
 from zo_sweeps.schedule.fairness import Claim
-from zo_sweeps.schedule.placement import reason
+from zo_sweeps.schedule.placement import ALONE, Workers, no_room, of_weights, reason
 from zo_sweeps.schedule.ray_cluster import NODE_LOST, Connection, why_lost
 from zo_sweeps.schedule.ray_slots import Slot, Slots
-from zo_sweeps.schedule.sharing import ALONE, Workers, no_room, of_weights
 
 
 class RayPeer:

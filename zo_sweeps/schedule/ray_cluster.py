@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.schedule import cluster, outside, ray_private
+from zo_sweeps.schedule import cluster, placement, ray_private
 from zo_sweeps.schedule.backend import CannotJoinError, HeadLostError
-from zo_sweeps.schedule.claims import Claims
-from zo_sweeps.schedule.fairness import Asks, Claim
-from zo_sweeps.schedule.gcs import Head
+from zo_sweeps.schedule.fairness import Asks, Claim, Claims
 from zo_sweeps.schedule.placement import Node
+from zo_sweeps.schedule.ray_private import Head
 
 NAME_LABEL, PROGRAMS_LABEL = "zo.name", "zo.programs"
 OBJECT_STORE_BYTES = 100 * 2**20  # only journals of kilobytes go through it; the default takes 30 % of the memory
@@ -37,7 +36,7 @@ class Connection:
         self._unreachable_since: float | None = None
         self.claims = Claims()
         self._asked: list[Asks] = []  # of the autoscaler, by this driver
-        self.agents = outside.agents() if address else outside.NoAgents()
+        self.agents = placement.agents() if address else placement.NoAgents()
 
     def start_local(self, cpus: int) -> None:
         """Start a cluster on this machine. Raises UserError when Ray does not start."""
@@ -57,7 +56,7 @@ class Connection:
                 )
         except Exception as error:  # Ray raises any kind of error, mostly for a starved process or a full disk
             raise UserError(
-                f"Ray did not start on this machine ({_line(error)})",
+                f"Ray did not start on this machine ({ray_private.first_line(error)})",
                 fix="free space in /tmp and /dev/shm; on a busy machine, run the same command again; or use "
                 "executor=inline, which needs no Ray",
             ) from error
@@ -76,7 +75,7 @@ class Connection:
             raise CannotJoinError(str(error)) from None
         except Exception as error:  # Ray raises no common type; see `_line`
             raise CannotJoinError(
-                f"cannot join the Ray cluster at {self.address} ({_line(error)})",
+                f"cannot join the Ray cluster at {self.address} ({ray_private.first_line(error)})",
                 where="cluster.address",
                 fix="run `zo-sweeps worker join` here first, and set RAY_AUTH_TOKEN_PATH to the head's token file",
             ) from error
@@ -161,7 +160,7 @@ class Connection:
 
 def why_lost(error: Exception) -> str:
     """Return one line on the death of an actor, without its ids."""
-    if isinstance(cause := getattr(error, "cause", None), outside.LeaseLostError):
+    if isinstance(cause := getattr(error, "cause", None), placement.LeaseLostError):
         return str(cause)
     kind = type(error).__name__
     if kind == "OutOfMemoryError" or "low on memory" in str(error):
@@ -169,10 +168,6 @@ def why_lost(error: Exception) -> str:
     if kind in ("ActorUnavailableError", "NodeDiedError", "ActorUnschedulableError") or "node has died" in str(error):
         return NODE_LOST
     return "its process ended unexpectedly (killed, or crashed)"
-
-
-def _line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
 
 
 def _node(description: dict[str, Any]) -> Node:

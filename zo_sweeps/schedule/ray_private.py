@@ -8,14 +8,27 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import json
+import os
+import pwd
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.schedule import cluster
 
 CLI = "ray.scripts.scripts"  # `python -m` runs the `ray` command of this interpreter, wherever its scripts folder is
 RAYLET = "raylet"  # name of a node's main process; `ray start --block` does not say which of its children that is
 ACTOR_TITLE = "ray::"  # begins the title of an actor's process, before its class; Ray gives no process ids of actors
+NOTES = b"zo"  # the namespace of the head's key-value store in which nodes and drivers leave notes for each other
+NODE = "node/"  # + a machine: its facts
+REACH, REACHED = "reach/", "reached/"  # + a nonce: a request to connect to a machine, and the answer
+RUNS = "runs/"  # + a driver: the trials that it runs on each node
+AGENTS = "agents"  # the agents of the head's gateway, and where their store is
+STARTING_SECONDS = 60.0  # time allowed for a head that answers to list its own node
 _CURRENT = "ray_current_cluster"  # in Ray's folder: the head that a node joined last
 _PREEMPTION = 2  # DrainNodeReason.PREEMPTION: with the other reason, IDLE_TERMINATION, a busy node refuses to leave
 
@@ -41,37 +54,32 @@ def leaving_nodes() -> set[str]:
     return set(state.state.get_draining_nodes())
 
 
-def put_note(key: str, note: bytes, namespace: bytes) -> None:
+def put_note(key: str, note: bytes) -> None:
     """Store a note at the head of this connected driver. The public interface has no key-value store."""
-    store: Any = importlib.import_module("ray.experimental.internal_kv")
-    store._internal_kv_put(key.encode(), note, overwrite=True, namespace=namespace)
+    _notes()._internal_kv_put(key.encode(), note, overwrite=True, namespace=NOTES)
 
 
-def remove_note(key: str, namespace: bytes) -> None:
+def remove_note(key: str) -> None:
     """Delete a note of this connected driver."""
-    store: Any = importlib.import_module("ray.experimental.internal_kv")
-    store._internal_kv_del(key.encode(), namespace=namespace)
+    _notes()._internal_kv_del(key.encode(), namespace=NOTES)
 
 
-def notes(prefix: str, namespace: bytes) -> dict[str, bytes]:
+def notes(prefix: str) -> dict[str, bytes]:
     """Return the notes at this connected driver's head whose keys begin with `prefix`."""
-    store: Any = importlib.import_module("ray.experimental.internal_kv")
-    keys = store._internal_kv_list(prefix.encode(), namespace=namespace)
-    texts = {key.decode(): store._internal_kv_get(key, namespace=namespace) for key in keys}
+    store = _notes()
+    keys = store._internal_kv_list(prefix.encode(), namespace=NOTES)
+    texts = {key.decode(): store._internal_kv_get(key, namespace=NOTES) for key in keys}
     return {key: text for key, text in texts.items() if text}
+
+
+def _notes() -> Any:
+    return importlib.import_module("ray.experimental.internal_kv")
 
 
 def free_resources() -> dict[str, dict[str, float]]:
     """Return node id -> resources that nobody holds, up to a second old. The public call adds all nodes up."""
     state: Any = importlib.import_module("ray._private.state")
     return dict(state.available_resources_per_node())
-
-
-def get_note(key: str, namespace: bytes) -> bytes | None:
-    """Return a note stored at the head of this connected driver; None if there is none."""
-    store: Any = importlib.import_module("ray.experimental.internal_kv")
-    note: bytes | None = store._internal_kv_get(key.encode(), namespace=namespace)
-    return note
 
 
 @contextlib.contextmanager
@@ -86,53 +94,142 @@ def muted() -> Iterator[None]:
         worker.print_to_stdstream = printer
 
 
-class ControlStore:
-    """A client of a head's control store (GCS): nodes, notes and draining, without joining the cluster.
+class Head:
+    """A client of a head's control store (GCS): versions, nodes, draining and notes, without joining the cluster.
 
     `ray.init` would start a driver, needs a node on this machine, and is possible once per process; the public state
     interface needs the dashboard, which a head may run without.
 
     Args:
         address: "host:port".
+        auth: the environment variables that hold its token, as `cluster.token_environment` gives them.
 
-    Raises `ray.exceptions.AuthenticationError` and `RpcError`.
+    Raises UserError when nothing answers there and when the token is refused. Cost: half a second, 70 MB.
     """
 
-    def __init__(self, address: str) -> None:
-        raylet: Any = importlib.import_module("ray._raylet")
-        states: Any = importlib.import_module("ray._private.state")
-        options = raylet.GcsClientOptions.create(
-            address, None, allow_cluster_id_nil=True, fetch_cluster_id_if_nil=False
-        )
-        self._client = raylet.GcsClient(address=address)
-        self._state = states.GlobalState()
-        self._state._initialize_global_state(options)
+    def __init__(self, address: str, auth: Mapping[str, str | None]) -> None:
+        self._address = address
+        cluster.must_answer(address)
+        tls = cluster.tls_environment(auth, address)
+        cluster.set_environment({**cluster.QUIET, **auth, **tls})  # permanently: Ray may read them at any time
+        forget_token()
+        from ray.exceptions import AuthenticationError, RpcError
 
-    def metadata(self) -> bytes:
-        """Return the cluster's versions, as JSON."""
-        return self.get(b"CLUSTER_METADATA", b"cluster") or b"{}"
+        try:
+            with _quiet():
+                self._client, self._state = control_store(address)
+        except AuthenticationError:
+            what, where = f"the head at {address} refuses the token", cluster.token_source(auth)
+            if not where:
+                what += ": none is in RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or ~/.ray, and the state folder is another's"
+            raise UserError(what, where=where, fix=cluster.TOKEN_FIX) from None
+        except RpcError as error:
+            raise UserError(
+                f"the server at {address} does not answer like a Ray head ({first_line(error)})",
+                where="cluster.address",
+                fix="check the address; retry later if the head is very busy",
+            ) from None
+
+    def versions(self) -> dict[str, str]:
+        """Return the head's Ray and Python versions."""
+        metadata = json.loads(self._client.internal_kv_get(b"CLUSTER_METADATA", namespace=b"cluster") or b"{}")
+        return {name: metadata.get(f"{name}_version", "") for name in ("ray", "python")}
 
     def nodes(self) -> list[dict[str, Any]]:
-        """Return the nodes as `ray.nodes()` does."""
-        return list(self._state.node_table())
+        """Return `ray.nodes()`, dead nodes included, with a `Leaving` flag; at most one node per machine is `Alive`."""
+        leaving, nodes = set(self._state.get_draining_nodes()), self._state.node_table()
+        alive = {node["NodeID"] for node in cluster.living(nodes)}
+        return [{**n, "Alive": n["NodeID"] in alive, "Leaving": n["NodeID"] in leaving} for n in nodes]
 
-    def leaving_nodes(self) -> set[str]:
-        """Return ids of the nodes that were asked to leave."""
-        return set(self._state.get_draining_nodes())
+    def must_have_this_machine(self) -> None:
+        """Raise UserError unless one of its nodes is on this machine, and this user's: a driver needs its sockets."""
+        import psutil
 
-    def drain(self, node_id: str, reason: str, seconds: float) -> None:
-        """Give a node no new work, and end it once it is idle, or after `seconds`. Only a hidden command offers it."""
-        self._client.drain_node(node_id, _PREEMPTION, reason, int((time.time() + seconds) * 1000))
+        here = {one.address for addresses in psutil.net_if_addrs().values() for one in addresses}
+        deadline = time.monotonic() + STARTING_SECONDS
+        while not (nodes := {node["NodeManagerAddress"] for node in self.nodes() if node["Alive"]}):
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.2)  # a head that has just started answers before it lists its own node
+        if nodes & here:
+            _must_be_ours([node for node in self.nodes() if node["Alive"] and node["NodeManagerAddress"] in here])
+        else:
+            raise UserError(
+                f"this machine is not a node of the Ray cluster at {self._address} (nodes: {', '.join(sorted(nodes))})",
+                where="cluster.address",
+                fix=f"run the sweep on one of them, or join here first: zo-sweeps worker join {self._address} --cpus 0",
+            )
 
-    def put(self, key: bytes, value: bytes, namespace: bytes) -> None:
-        self._client.internal_kv_put(key, value, True, namespace=namespace)
+    def own_node(self, identity: str) -> dict[str, Any] | None:
+        """Return the live node with this `zo.id`; None if there is none."""
+        nodes = (node for node in self.nodes() if node["Alive"] and node["Labels"].get(cluster.ID_LABEL) == identity)
+        return next(nodes, None)
 
-    def get(self, key: bytes, namespace: bytes) -> bytes | None:
-        value: bytes | None = self._client.internal_kv_get(key, namespace=namespace)
-        return value
+    def drain(self, node_id: str, seconds: float) -> None:
+        """Give the node no new work, and end its raylet once it is idle, after `seconds` at the latest."""
+        until = int((time.time() + seconds) * 1000)
+        self._client.drain_node(node_id, _PREEMPTION, "asked to leave", until)  # only a hidden command offers it
 
-    def keys(self, prefix: bytes, namespace: bytes) -> list[bytes]:
-        return list(self._client.internal_kv_keys(prefix, namespace=namespace))
+    def put(self, key: str, note: Mapping[str, Any]) -> None:
+        """Store a note (JSON) at the head, for as long as the head lives."""
+        self._client.internal_kv_put(key.encode(), json.dumps(note).encode(), True, namespace=NOTES)
 
-    def remove(self, key: bytes, namespace: bytes) -> None:
-        self._client.internal_kv_del(key, False, namespace=namespace)
+    def notes(self, prefix: str) -> dict[str, dict[str, Any]]:
+        """Return the notes whose keys begin with `prefix`, by the rest of the key."""
+        keys = self._client.internal_kv_keys(prefix.encode(), namespace=NOTES)
+        texts = {key.decode()[len(prefix) :]: self._client.internal_kv_get(key, namespace=NOTES) for key in keys}
+        return {key: json.loads(text) for key, text in texts.items() if text}
+
+    def remove(self, key: str) -> None:
+        """Delete a note."""
+        self._client.internal_kv_del(key.encode(), False, namespace=NOTES)
+
+
+def control_store(address: str) -> tuple[Any, Any]:
+    """Return the clients of a head's control store, and of its table of nodes. Raises errors of `ray.exceptions`."""
+    raylet: Any = importlib.import_module("ray._raylet")
+    states: Any = importlib.import_module("ray._private.state")
+    options = raylet.GcsClientOptions.create(address, None, allow_cluster_id_nil=True, fetch_cluster_id_if_nil=False)
+    client, state = raylet.GcsClient(address=address), states.GlobalState()
+    state._initialize_global_state(options)
+    return client, state
+
+
+def _must_be_ours(nodes: list[dict[str, Any]]) -> None:
+    """Raise UserError when another user of this machine runs its nodes: Ray's sockets admit their owner only."""
+    sockets = [Path(node["RayletSocketName"]) for node in nodes]
+    if any(os.access(socket, os.R_OK | os.W_OK) for socket in sockets):
+        return
+    folders = [folder for folder in sockets[0].parents if os.path.lexists(folder) and folder != Path("/tmp")]
+    owner = _name(folders[0].stat().st_uid) if folders else "another user"
+    raise UserError(
+        f"the Ray node on this machine runs as {owner}, and only {owner} can run sweeps on it",
+        where="cluster.address",
+        fix=f"run this command as {owner}, or on a machine whose node is yours (zo-sweeps worker join)",
+    )
+
+
+def _name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence Ray's C++ code, which prints about a refused token; our error reports it in one line."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's message, or its type."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

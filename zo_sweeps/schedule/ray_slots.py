@@ -15,11 +15,18 @@ from zo_sweeps.core.units import bytes_text
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.schedule.cluster import DEVICE_LABEL
 from zo_sweeps.schedule.fairness import Asks, Claim, Held, base, count, first_served
-from zo_sweeps.schedule.lost_nodes import Losses
-from zo_sweeps.schedule.outside import Agents
-from zo_sweeps.schedule.placement import HOSTS, Node, gpus_needed, main_memory, preference, refusal
+from zo_sweeps.schedule.placement import (
+    HOSTS,
+    Agents,
+    Losses,
+    Node,
+    Workers,
+    gpus_needed,
+    main_memory,
+    preference,
+    refusal,
+)
 from zo_sweeps.schedule.ray_actor import TrialActor
-from zo_sweeps.schedule.sharing import Workers
 
 LOOSE = 1.5  # an actor runs no trial that needs less than its memory divided by this: others may need the rest
 SPARE = 1.25  # an actor holds up to this times what its first trial needs, so that trials like it need no new process

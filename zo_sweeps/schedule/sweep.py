@@ -24,8 +24,8 @@ from zo_sweeps.record.journal import last_step
 from zo_sweeps.record.journal import outcome as recorded_outcome
 from zo_sweeps.schedule.backend import Backend, Finished, Progress, Report
 from zo_sweeps.schedule.ledger import Ledger, Retries
-from zo_sweeps.schedule.measured_memory import Measured
 from zo_sweeps.schedule.observer import Observer
+from zo_sweeps.schedule.prediction import Measured
 from zo_sweeps.schedule.queue import Pending, ReadyQueue
 from zo_sweeps.schedule.snapshot import Running, Summary
 

@@ -13,9 +13,8 @@ from zo_sweeps.core.units import bytes_text
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.schedule.ledger import read_standing
-from zo_sweeps.schedule.measured_memory import Measured
-from zo_sweeps.schedule.placement import Node, gpus_holding, other_device, refusal, takes_main_memory
-from zo_sweeps.schedule.sharing import Workers
+from zo_sweeps.schedule.placement import Node, Workers, gpus_holding, other_device, refusal, takes_main_memory
+from zo_sweeps.schedule.prediction import Measured
 
 
 def for_this_host(plan: Plan) -> Plan:

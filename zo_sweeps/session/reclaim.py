@@ -111,7 +111,7 @@ def reclaim(state_dir: Path) -> Iterator[Dropped]:
 
 def _dropped(entry: Reclaimable, state_dir: Path) -> str:
     """Drop an entry if one of its trials computes it again to the bit; return why it was kept, or ""."""
-    from zo_sweeps.run.set_up import set_up
+    from zo_sweeps.run.run_trial import set_up
 
     with tempfile.TemporaryDirectory(prefix="gc-", dir=cache_folder()) as name:
         folder = Path(name)

@@ -27,8 +27,7 @@ from zo_sweeps.schedule.halving import Rungs, groups
 from zo_sweeps.schedule.ledger import Ledger, Retries, Standing, read_standing
 from zo_sweeps.schedule.observer import OneCause, Remarks, Waits
 from zo_sweeps.schedule.prediction import OPERATIONS, Predictions, predictions, slots_here, this_device
-from zo_sweeps.schedule.snapshot import Snapshot, Summary, Watch
-from zo_sweeps.schedule.status_file import LiveFile
+from zo_sweeps.schedule.snapshot import LiveFile, Snapshot, Summary, Watch
 from zo_sweeps.schedule.sweep import Sweep
 from zo_sweeps.schedule.this_host import crowded, for_this_host
 from zo_sweeps.tables import Table, to_csv, to_latex, to_markdown

@@ -15,7 +15,7 @@ from tests.schedule import fakes
 from tests.schedule.nodes import Cluster, joined
 from tests.schedule.test_sweep import start_driver
 from zo_sweeps.fleet.reporter import PERIOD
-from zo_sweeps.schedule.gcs import Head
+from zo_sweeps.schedule.ray_private import Head
 from zo_sweeps_agent.on_the_head import Gateway
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.chaos]

@@ -17,9 +17,8 @@ from facts import FACTS
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import read_event
 from zo_sweeps.core.trial import Needs, Outcome, SharedSteps, Stored, Trial, TrialState
-from zo_sweeps.schedule.placement import Node, preference, reason, refusal
+from zo_sweeps.schedule.placement import ALONE, Node, Workers, preference, reason, refusal
 from zo_sweeps.schedule.ray_slots import Slot, Slots
-from zo_sweeps.schedule.sharing import ALONE, Workers
 from zo_sweeps_agent import agents, leases
 from zo_sweeps_agent.agent_facts import Note
 from zo_sweeps_agent.agents import LeaseLostError, Proxies

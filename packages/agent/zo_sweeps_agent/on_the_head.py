@@ -16,7 +16,7 @@ from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.fleet import gateway
 from zo_sweeps.fleet.gateway import Own, Say
 from zo_sweeps.fleet.inventory import Device
-from zo_sweeps.schedule.gcs import AGENTS, Head
+from zo_sweeps.schedule.ray_private import AGENTS, Head
 from zo_sweeps_agent import agent_records
 from zo_sweeps_agent.agent_facts import JOINED, REMARKS, Agent, Note
 from zo_sweeps_agent.agents import PREFIX

@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 from zo_sweeps.core.trial import Trial
-from zo_sweeps.schedule import cluster, outside, ray_private
+from zo_sweeps.schedule import cluster, placement, ray_private
 from zo_sweeps.schedule.placement import Node
 from zo_sweeps_agent.agent_facts import Note
 from zo_sweeps_agent.agents import OF_DRIVER, AgentSlot, Proxies, bound_to_hosts, nodes
@@ -21,7 +21,7 @@ CALLS = 10_000  # at a time: one of `drain` per trial
 CLOSE_SECONDS = 5.0
 
 
-class Agents(outside.Agents):
+class Agents(placement.Agents):
     """The agents of the cluster that this driver has joined."""
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Agents(outside.Agents):
         """Return the agents that can take this driver's trials. Cost: about 1 ms."""
         note = None
         with contextlib.suppress(Exception):  # Ray raises any kind of error while the head shuts down
-            note = ray_private.get_note(cluster.AGENTS, cluster.NOTES)
+            note = ray_private.notes(ray_private.AGENTS).get(ray_private.AGENTS)
         if note is None:
             return []
         parsed = Note.of(json.loads(note))

@@ -13,7 +13,7 @@ from zo_sweeps.cli.main import main
 from zo_sweeps.core.events import read_event
 from zo_sweeps.methods.code import code_of
 from zo_sweeps.methods.trial_config import TrialConfig
-from zo_sweeps.run.set_up import set_up
+from zo_sweeps.run.run_trial import set_up
 from zo_sweeps_edge import in_program
 from zo_sweeps_edge.program import Program
 

@@ -24,8 +24,7 @@ from zo_sweeps.engine.replay import digest, rebuild
 from zo_sweeps.engine.train import Evaluated, StepDone, evaluated_at
 from zo_sweeps.engine.types import DivergedError
 from zo_sweeps.methods.space import InstalledSpace
-from zo_sweeps.run.memory_by_part import OF_AN_ENGINE
-from zo_sweeps.run.runner import Runner
+from zo_sweeps.run.runner import OF_AN_ENGINE, Runner
 from zo_sweeps.run.workbench import Workbench
 from zo_sweeps.tasks.encode import Example
 from zo_sweeps_edge import agreement, bundle, bundles

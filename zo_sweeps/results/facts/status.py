@@ -13,7 +13,7 @@ from zo_sweeps.plan.build import Plan
 from zo_sweeps.results import tables as readout
 from zo_sweeps.results.past_trials import EarlierTrial, listed
 from zo_sweeps.schedule.ledger import Standing, driver_of, read_standing
-from zo_sweeps.schedule.status_file import LiveRun, read_live
+from zo_sweeps.schedule.snapshot import LiveRun, read_live
 
 MISSING = "missing"
 

@@ -24,6 +24,6 @@ class Inline(Executor):
 
     def build(self, state_dir: Path, address: str | None) -> InlineBackend:
         from zo_sweeps.schedule.inline_backend import InlineBackend
-        from zo_sweeps.schedule.sharing import Workers
+        from zo_sweeps.schedule.placement import Workers
 
         return InlineBackend(threads=self.cpus_per_trial, workers=Workers.of(self))

@@ -22,8 +22,8 @@ class Ray(Executor):
     )
 
     def build(self, state_dir: Path, address: str | None) -> RayBackend:
+        from zo_sweeps.schedule.placement import Workers
         from zo_sweeps.schedule.ray_backend import RayBackend
-        from zo_sweeps.schedule.sharing import Workers
 
         return RayBackend(
             state_dir,
