@@ -23,6 +23,7 @@ from zo_sweeps.bench.measure import Row
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.events import End, Event, Start, Steps, only
 from zo_sweeps.core.trial import Outcome, Trial, TrialState
+from zo_sweeps.methods.executor import Executor
 from zo_sweeps.plan.build import build
 from zo_sweeps.record import mlflow_points
 from zo_sweeps.record.journal import JournalStore
@@ -59,7 +60,7 @@ def rows(rounds: int) -> Iterator[Row]:
 def overhead(folder: Path, count: int = 300) -> Row:
     """Measure milliseconds per trial of trials that compute nothing."""
     ends: list[float] = []
-    _sweep(folder, list(trials(count)), RayBackend(folder, slots=2, target=TARGET), _on_end(ends))
+    _sweep(folder, list(trials(count)), RayBackend(folder, options=Executor(slots=2), target=TARGET), _on_end(ends))
     milliseconds = (ends[-1] - ends[WARM_UP]) / (count - WARM_UP - 1) * 1000
     return Row("scheduling a trial, 2 warm actors", milliseconds, "ms", 20, 10, "two fsyncs", {"trials": count})
 

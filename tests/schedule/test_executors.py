@@ -12,7 +12,6 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.methods.registry import member, names
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.schedule.inline_backend import InlineBackend
-from zo_sweeps.schedule.placement import Workers
 from zo_sweeps.schedule.ray_backend import RayBackend
 from zo_sweeps.schedule.this_host import crowded
 
@@ -74,11 +73,11 @@ def test_a_wrong_option_in_a_file_is_refused_with_the_file(folder: Path) -> None
 def test_each_executor_builds_its_backend_with_its_options(tmp_path: Path) -> None:
     inline = member("executor", "inline")(cpus_per_trial=1, workers=3).build(tmp_path, None)
     assert isinstance(inline, InlineBackend)
-    assert (inline._threads, inline._workers, inline.grows) == (1, Workers(3), False)
+    assert (inline._threads, inline._options.workers, inline.grows) == (1, 3, False)
     ray = member("executor", "ray")(cpus_per_trial=2, slots=4, workers=3, on_lost_worker="drop", worker_patience=9.0)
     built = ray.build(tmp_path, "10.0.0.5:6379")
     assert isinstance(built, RayBackend)
-    assert (built._cpus, built._limit, built._workers, built.grows) == (2, 4, Workers(3, "drop", 9.0), True)
+    assert (built._cpus, built._limit, built._options, built.grows) == (2, 4, ray, True)
     assert not ray.build(tmp_path, None).grows
 
 

@@ -17,9 +17,10 @@ from tests.schedule import fakes
 from zo_sweeps.core.events import Steps
 from zo_sweeps.core.host import GIB
 from zo_sweeps.core.trial import Trial
+from zo_sweeps.methods.executor import Executor
 from zo_sweeps.schedule import ray_slots
 from zo_sweeps.schedule.fairness import LONGEST, OF_START, SHORTEST, SLACK, Claim, base, first_served
-from zo_sweeps.schedule.placement import ALONE, Node
+from zo_sweeps.schedule.placement import Node
 from zo_sweeps.schedule.ray_backend import FIRST_SECONDS, REFUSED_SECONDS, TURN_SECONDS
 from zo_sweeps.schedule.ray_slots import Slot, Slots
 
@@ -101,7 +102,7 @@ class Sweeping:
         priority: int = 0,
     ) -> None:
         self.name, self.world, self.planned, self.lengths = name, world, lengths, list(lengths)
-        self.slots = Slots("module:function", 1, None, ALONE, self, Claim(name, user=user, priority=priority))  # type: ignore[arg-type]
+        self.slots = Slots("module:function", Executor(), self, Claim(name, user=user, priority=priority))  # type: ignore[arg-type]
         self.slots._start_actor = world.start  # type: ignore[method-assign]
         self.work: list[tuple[float, float]] = []
         self.last_start = math.inf

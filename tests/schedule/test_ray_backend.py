@@ -23,6 +23,7 @@ from tests.schedule.driver import TARGET, sweep
 from tests.schedule.test_sweep import results, start_driver, wait_for
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import Needs, TrialState
+from zo_sweeps.methods.executor import Executor
 from zo_sweeps.record.journal import JournalStore, scalars
 from zo_sweeps.schedule.cluster import private_folder, private_token, remove_short_folder, short_folder
 from zo_sweeps.schedule.ledger import read_standing
@@ -75,7 +76,7 @@ def test_a_sweep_survives_the_death_of_an_actor_and_leaves_nothing_behind(tmp_pa
             children = [child for one in processes for child in one.children(recursive=True)]
             ports.update({port: refuses(port) for port in listeners({*processes, *children})})
 
-    backend = RayBackend(tmp_path, slots=2, target=TARGET)
+    backend = RayBackend(tmp_path, options=Executor(slots=2), target=TARGET)
     summary = sweep(tmp_path, plan, backend, say=said.append, on_update=update)
 
     assert modes == {(0o700, os.getuid(), 1)}, "nobody else reaches Ray's sockets, which it lets anyone replace"
@@ -115,7 +116,7 @@ def test_base_models_stay_with_their_actor(tmp_path, capsys):
     plan = [fakes.trial(work, f"o{i:03d}", warm=f"model{i % 2}") for i in range(200)]
     ends: list[float] = []
     update = lambda snapshot: ends.append(time.perf_counter()) if snapshot.ended else None
-    sweep(tmp_path, plan, RayBackend(tmp_path, slots=2, target=TARGET), on_update=update)
+    sweep(tmp_path, plan, RayBackend(tmp_path, options=Executor(slots=2), target=TARGET), on_update=update)
     hosts = [{starts(work, t.trial_id)[0]["pid"] for t in plan[m::2]} for m in (0, 1)]
     assert [len(h) for h in hosts].count(1) >= 1, "both models moved between the actors"
     swaps = sum(len(h) - 1 for h in hosts)
@@ -211,13 +212,14 @@ from pathlib import Path
 from tests.schedule import fakes
 from tests.schedule.driver import TARGET, sweep
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.methods.executor import Executor
 from zo_sweeps.schedule.ray_backend import RayBackend, _cause
 from zo_sweeps.schedule.ray_cluster import why_lost
 from zo_sweeps.schedule.ray_slots import Slot
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 state = Path(sys.argv[1])
 try:
-    sweep(state, fakes.trials(state / "w", 1), RayBackend(state, slots=1, target=TARGET))
+    sweep(state, fakes.trials(state / "w", 1), RayBackend(state, options=Executor(slots=1), target=TARGET))
 except UserError as error:
     sys.exit(str(error))
 """

@@ -20,10 +20,11 @@ from tests.schedule.driver import sweep
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import End, Event, PeerLost, PeersReady, ScoredDev, Start
 from zo_sweeps.core.trial import Needs, Outcome, Sharing, Trial, TrialState
+from zo_sweeps.methods.executor import Executor
 from zo_sweeps.record.journal import JournalStore, outcome, scalars
 from zo_sweeps.run.run_trial import run_trial
 from zo_sweeps.schedule.inline_backend import InlineBackend, ProcessPeer
-from zo_sweeps.schedule.placement import Node, Workers, no_room
+from zo_sweeps.schedule.placement import Node, must_share, no_room, processes
 from zo_sweeps.schedule.ray_backend import RayBackend
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.usefixtures("one_thread")]
@@ -61,7 +62,7 @@ def alone() -> Callable[[str], tuple[Trial, dict[str, Any]]]:
 @pytest.mark.parametrize(("name", "count"), [("full", 3), ("lora_fa", 2), ("sensitive", 2)])
 def test_processes_that_share_a_trial_give_the_result_of_one(name: str, count: int, alone: Any, tmp_path: Path) -> None:
     trial, expected = alone(name)
-    backend = InlineBackend(workers=Workers(count, patience=PATIENCE))
+    backend = InlineBackend(options=Executor(workers=count, worker_patience=PATIENCE))
     assert sweep(tmp_path, [trial], backend).counts == {TrialState.SUCCEEDED: 1}
     got, metrics, journal = result(tmp_path, trial)
     assert got == expected
@@ -81,7 +82,7 @@ class Killing(ProcessPeer):
     def ask(self, message: bytes) -> None:
         self.asked += 1
         if self.asked == self.kills_at:
-            os.kill(self.pid, signal.SIGKILL)
+            os.kill(self._process.pid, signal.SIGKILL)
         super().ask(message)
 
 
@@ -149,7 +150,7 @@ def test_ray_actors_share_a_trial_and_one_of_them_is_killed(tmp_path: Path) -> N
     trials = [make(*LORA, "train.steps=60", "train.eval_every=20", f"grid.seeds=[{seed}]") for seed in (3, 4)]
     expected = [measured(*run(trial)) for trial in trials]
     one = make("method=zero_shot")
-    backend = RayBackend(tmp_path, slots=3, workers=Workers(3, patience=PATIENCE))
+    backend = RayBackend(tmp_path, options=Executor(slots=3, workers=3, worker_patience=PATIENCE))
     summary = sweep(tmp_path, [*trials, one], backend, on_update=kill_followers(backend, 5))
     ends = [event for trial in [*trials, one] for event in JournalStore(tmp_path).read(trial.trial_id)]
     assert [event.outcome.traceback for event in ends if isinstance(event, End)] == ["", "", ""]
@@ -168,31 +169,39 @@ def test_ray_actors_share_a_trial_and_one_of_them_is_killed(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("overrides", "workers", "line"),
+    ("overrides", "options", "line"),
     [
         (
             ["method=prge", "estimator.q=2", "evaluation.mode=inner"],
-            Workers(3),
+            Executor(workers=3),
             "more processes than the 2 directions of a step",
         ),
-        (["method=prge", "estimator.q=4", "evaluation.mode=outer"], Workers(3), "2 forwards that a step has"),
-        (["method=prge", "estimator.q=4", "evaluation.mode=both"], Workers(2), "1 forward that a step has"),
-        (["method=prge", "estimator.q=4", "evaluation.mode=outer"], Workers(2, "drop"), "none can be dropped"),
-        (["method=mezo", "estimator.q=2", "train.batch=4", "evaluation.restore=in_place"], Workers(2), "in_place"),
+        (["method=prge", "estimator.q=4", "evaluation.mode=outer"], Executor(workers=3), "2 forwards that a step has"),
+        (["method=prge", "estimator.q=4", "evaluation.mode=both"], Executor(workers=2), "1 forward that a step has"),
+        (
+            ["method=prge", "estimator.q=4", "evaluation.mode=outer"],
+            Executor(workers=2, on_lost_worker="drop"),
+            "none can be dropped",
+        ),
+        (
+            ["method=mezo", "estimator.q=2", "train.batch=4", "evaluation.restore=in_place"],
+            Executor(workers=2),
+            "in_place",
+        ),
     ],
 )
-def test_what_cannot_be_shared_is_refused_in_one_line(overrides: list[str], workers: Workers, line: str) -> None:
+def test_what_cannot_be_shared_is_refused_in_one_line(overrides: list[str], options: Executor, line: str) -> None:
     with pytest.raises(UserError) as raised:
-        workers.check([make(*overrides, "update.lr=1e-3")])
+        must_share(options, [make(*overrides, "update.lr=1e-3")])
     assert line in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
 def test_trials_without_directions_run_in_one_process() -> None:
-    workers = Workers(8)
+    options = Executor(workers=8)
     trials = [make("method=zero_shot"), make("method=fo_lora_fa", "update.lr=1e-3")]
-    workers.check(trials)
-    assert [workers.of_trial(trial) for trial in trials] == [1, 1]
+    must_share(options, trials)
+    assert [processes(options, trial) for trial in trials] == [1, 1]
 
 
 def test_the_number_of_workers_is_no_part_of_a_trials_identity() -> None:

@@ -15,8 +15,8 @@ from tests.schedule.driver import sweep
 from tests.schedule.nodes import Cluster, cluster
 from zo_sweeps.core.events import ScoredDev, Start
 from zo_sweeps.core.trial import TrialState
+from zo_sweeps.methods.executor import Executor
 from zo_sweeps.record.journal import JournalStore, outcome, scalars
-from zo_sweeps.schedule.placement import Workers
 from zo_sweeps.schedule.ray_backend import RayBackend
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.chaos]
@@ -69,7 +69,9 @@ def test_a_follower_whose_node_falls_silent_is_waited_for_once_and_then_done_wit
     nodes: Cluster, tmp_path: Path, option: str, thaws: bool
 ) -> None:
     trial = make(*LORA, f"train.steps={STEPS}", "train.eval_every=20")
-    backend = RayBackend(tmp_path, address=nodes.address, workers=Workers(3, option, PATIENCE))
+    backend = RayBackend(
+        tmp_path, address=nodes.address, options=Executor(workers=3, on_lost_worker=option, worker_patience=PATIENCE)
+    )
     blow = Blow(backend, nodes, thaws)
     try:
         summary = sweep(tmp_path, [trial], backend, on_update=blow)

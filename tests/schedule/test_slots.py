@@ -16,10 +16,11 @@ from tests.schedule import fakes
 from zo_sweeps.core.events import Start, Steps
 from zo_sweeps.core.host import GIB
 from zo_sweeps.core.trial import Needs, Trial
+from zo_sweeps.methods.executor import Executor
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.schedule import ray_slots
 from zo_sweeps.schedule.fairness import Claim
-from zo_sweeps.schedule.placement import ALONE, NoAgents, Node
+from zo_sweeps.schedule.placement import Agents, Node
 from zo_sweeps.schedule.ray_cluster import Connection
 from zo_sweeps.schedule.ray_slots import Slot, Slots
 
@@ -29,7 +30,7 @@ DESK = Node("1", "desk", "cpu", 2, 0, 4 * GIB)
 
 def slots(limit: int | None = None, **free: float) -> Slots:
     """The slots of a driver that sees one node, with so much of it free."""
-    made = Slots("module:function", 1, limit, ALONE, NoAgents(), Claim("me, pid 1 on desk"))
+    made = Slots("module:function", Executor(slots=limit), Agents(), Claim("me, pid 1 on desk"))
     made.see([DESK], {"1": free})
     return made
 
@@ -196,7 +197,7 @@ def test_an_autoscaler_is_asked_for_the_slots_that_waiting_trials_could_use() ->
 
 def test_a_divided_trial_takes_its_gpus_in_one_bundle() -> None:
     rack = Node("1", "rack", "cuda", 4, 4, 64 * GIB)
-    mine = Slots("module:function", 1, None, ALONE, NoAgents(), Claim("me, pid 1 on desk"))
+    mine = Slots("module:function", Executor(), Agents(), Claim("me, pid 1 on desk"))
     trial = fakes.trial(Path("unused"), "t", needs=Needs("cuda", 134 * GIB, layers=32, gpus=3))
     mine.see([rack], {"1": {"CPU": 4.0, "GPU": 2.0, "memory": 64.0 * GIB}})
     assert mine.choose(trial) == (None, None)

@@ -227,7 +227,7 @@ def test_snapshots_add_up_and_the_eta_counts_only_what_this_run_did(tmp_path):
     assert (snapshots[0].cost_done, snapshots[0].cost_this_run, snapshots[0].eta_seconds) == (15, 0, None)
     assert (snapshots[-1].cost_done, snapshots[-1].cost_this_run, snapshots[-1].eta_seconds) == (20, 5, 0)
     assert [s.cost_done for s in snapshots] == sorted(s.cost_done for s in snapshots)
-    assert snapshots[-1].results == 4
+    assert sum(n for state, n in snapshots[-1].counts.items() if state.is_result) == 4
 
 
 def test_a_full_disk_ends_the_sweep_as_such_and_not_as_a_failed_trial(tmp_path):

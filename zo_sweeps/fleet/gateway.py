@@ -22,16 +22,6 @@ Say = Callable[[str], None]
 Own = tuple[str, str] | None  # files of a certificate chain of the user's own, and of its key
 
 
-class Running(Protocol):
-    """The gateway's process."""
-
-    def keep_up(self) -> None:
-        """Start it if it does not run; returns at once."""
-
-    def stop(self) -> None:
-        """End it."""
-
-
 class Gateway(Protocol):
     """The gateway of a head's folder."""
 
@@ -40,8 +30,8 @@ class Gateway(Protocol):
     def prepare(self, folder: Path, host: str, own: Own, say: Say) -> None:
         """Check the certificate, and set a damaged store of agents aside. Raises UserError."""
 
-    def process(self, folder: Path, host: str, port: int, minutes: float, own: Own, say: Say) -> Running:
-        """Return its process, not started yet; an agent may be silent for so many minutes."""
+    def process(self, folder: Path, host: str, port: int, minutes: float, own: Own, say: Say) -> Any:
+        """Return its process, to `keep_up` (start unless it runs) and `stop`; agents may be silent for `minutes`."""
 
     def joining(self, folder: Path, host: str, port: int, minutes: float, own: Own) -> Sequence[str]:
         """Return the lines that tell how a board joins, with a new one-time code for so many minutes."""

@@ -51,11 +51,9 @@ class HeadOptions:
 
     Args:
         host: the address that nodes and browsers use. On loopback MLflow asks for no password.
-        port, mlflow_port, dashboard_port: of the Ray head, the MLflow server and Ray's dashboard (0: no dashboard).
-        cpus, gpus: CPUs and GPUs that the head lends to trials; None: all.
+        port, mlflow_port, dashboard_port, gateway_port: 0: no dashboard, no gateway (also without its package).
+        cpus, gpus: that the head lends to trials; None: all.
         ports: "first-last" for everything else Ray listens on; "": any.
-        token_file: the token to use, instead of one made in the state folder.
-        gateway_port: of the HTTPS server that agents dial (0: none, also the default without its package).
         lease: minutes without a sign of life of an agent, before its trial runs elsewhere.
         tls: whether Ray's connections are encrypted, where `host` is not on loopback.
         certificate, key: files of the gateway's own certificate chain and its key, instead of one that we make.

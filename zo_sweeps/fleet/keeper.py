@@ -1,16 +1,9 @@
 """The keeper of a Ray node: start it, watch it, restart it when it ends, and let it leave without losing its work.
 
-Why this restarts a node although systemd, Docker and Kubernetes restart processes: they see one process, the keeper,
-and a node can be lost while every process lives.
-- A restarted head does not list the node: the raylet runs on, the reporter exits with status GONE, and the node has to
-  rejoin.
-- `ray start --block` outlives a raylet that left in order, and waits forever; a frozen raylet ends itself when it
-  resumes, and Ray does not start another.
-- The reporter, the node's second process, ends when the head is unreachable; the node need not.
-So the node's end has to be detected here in any case. Restarting it here as well costs one loop with a back-off,
-rejoins within about a second instead of after the supervisor's delay and all checks of `worker join`, and works without
-a supervisor: `worker join` in a terminal, `head start`, a Slurm job. The rest is left to the supervisor: boot, and the
-death of the keeper itself, which ends Ray's processes too (see `die_with_parent`).
+It restarts a node although systemd, Docker and Kubernetes restart processes: a node can be lost while every process
+lives. A restarted head does not list it (the reporter exits with status GONE); `ray start --block` outlives a raylet
+that left in order; a frozen raylet ends itself when it resumes. Boot, and the death of the keeper itself, which ends
+Ray's processes too (see `die_with_parent`), are left to the supervisor.
 """
 
 from __future__ import annotations
@@ -50,14 +43,11 @@ class NodeSpec:
     """A Ray node to keep up.
 
     Args:
-        address: "host:port" of the head.
-        token: the file with the cluster's token.
         identity: its `zo.id`, the same after a restart.
-        arguments: of `ray start`, without `--block` and `--labels`.
-        labels: of `ray start`, as `node.labels` makes them.
+        arguments: of `ray start`, without `--block` and `--labels`, which `node.labels` makes.
         temp_dir: Ray's folder, a short path; old sessions in it are removed.
         log: the file for Ray's own output.
-        grace: grace period in seconds for running trials to stop when the node is asked to leave.
+        grace: seconds for running trials to stop when the node is asked to leave.
         is_head: whether the node is itself the head, with no other to wait for.
         tls: of a head, whether Ray's connections are encrypted; other nodes find out.
         agents: the folder with the head's store of agents, which the reporter tells the cluster of.
@@ -80,8 +70,6 @@ class Keeper:
     """The loop that keeps one node up; see `run`.
 
     Args:
-        spec: the node.
-        say: prints a line for the user.
         tick: called every half a second while the node is up.
     """
 

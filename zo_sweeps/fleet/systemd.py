@@ -53,8 +53,6 @@ class Unit:
     """A service that runs from boot on.
 
     Args:
-        name: of its file.
-        description: for `systemctl status`.
         words: its command line, after "zo-sweeps".
         stop_seconds: from the request to stop until systemd kills it.
         settings: further lines of its section [Service].

@@ -34,13 +34,11 @@ class WorkerOptions:
     """The options of `worker join`.
 
     Args:
-        address: "host:port" of the head.
-        token_file: the cluster's token; None: from the environment (see `secrets.find_token`).
-        cpus, gpus: CPUs and GPUs that the node lends; None: all CPUs, and one GPU on a device that has one.
-        memory_gb: memory that it lends to trials; None: the profile's, capped at the machine's.
+        token_file: None: from the environment (see `cluster.find_token`).
+        cpus, gpus: that the node lends; None: all CPUs, and one GPU on a device that has one.
+        memory_gb: that it lends to trials; None: the profile's, capped at the machine's.
         name: the name to display; "": the host's.
-        ports: "first-last"; "": any.
-        grace: grace period in seconds for trials to stop when the node leaves.
+        grace: seconds for trials to stop when the node leaves.
     """
 
     address: str

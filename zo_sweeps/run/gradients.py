@@ -155,11 +155,8 @@ def text_sensitivities(
     """Return layer -> the mean squared gradient of every entry of its weight, fp32, as the weight is stored.
 
     Args:
-        model: with plain weights.
         samples: texts, from `text_samples`; the loss of each is that of the language model.
-        taken: called before each sample's gradients are taken, with the number of those already taken.
-
-    Cost: as `sensitive_mask`.
+        taken: as of `sensitive_mask`, whose cost this has.
     """
     each = _losses(model, samples, Tokens(), taken)
     with checkpointed(model.blocks):

@@ -165,12 +165,10 @@ def _is_whole(folder: Path) -> bool:
 
 
 def _build(config: TrialConfig, device: torch.device, folder: Path, progress: Progress) -> Mapping[str, Tensor]:
-    """Compute the codes of a trial's model and write them as a package into an empty folder.
+    """Write the computed codes of a trial's model into an empty folder; return the sensitivities used, by layer.
 
-    Returns the sensitivities that they were computed with, by layer; {} for none.
-
-    Cost: for a precision `of_text`, a forward and a backward per sample; the precision's encoding. Memory: the plain
-    weights, and for a precision `of_text` `masks.squared_gradients`.
+    Cost: the encoding; if `of_text`, a forward and a backward per sample. Memory: the plain weights, and if `of_text`
+    `masks.squared_gradients`.
     """
     precision = config.precision
     assert isinstance(precision, WeightOnlyPrecision)

@@ -22,18 +22,8 @@ from zo_sweeps.record.spent import spent
 
 FLUSH_SECONDS = 0.5  # steps are reported in groups; a killed process loses its last group, which is recomputed
 NOT_ITS_OWN = "it shared forwards with other trials in one process"
-PLACE = (  # the facts of a device that `core.place` reads
-    "kind",
-    "name",
-    "cores",
-    "runtime",
-    "form",
-    "delegate",
-    "threads",
-    "processes",
-    "versions",
-    "load",
-)
+# The facts of a device that `core.place` reads.
+PLACE = ("kind", "name", "cores", "runtime", "form", "delegate", "threads", "processes", "versions", "load")
 NOISE_STEPS = 8  # measured steps from which rounding noise is judged: the ratio of fewer is mostly chance
 FINAL_STEPS = 100  # whose mean loss is `final_train_loss`: the loss of one batch is noisy
 
@@ -51,23 +41,18 @@ class Recorder:
     Attributes:
         coefs, losses: the log of scalars, steps already in the journal first.
         evaluations: step -> its scores on dev.
-        test: the scores on test, once there are any.
         measured: metrics of the outcome, by name.
         unmeasured: how the names of metrics begin that cannot be measured here -> the reason.
-        mask, quantized, initial: fingerprints of the sparse mask, of the computed codes, and of computed initial values
-            that the trial began with; "" before
-            there are any.
-        lost: step -> share of its update that rounding lost, at the steps where it is measured.
-        noise: step -> rounding noise of its losses and their spread, at the steps where it is measured.
+        mask, quantized, initial: fingerprints of the sparse mask, the computed codes and the computed initial values
+            that the trial began with; "" before there are any.
+        lost: step -> share of its update that rounding lost, where it is measured.
+        noise: step -> rounding noise of its losses and their spread, where it is measured.
         seen: steps whose gradients are already recorded.
         largest: the step of this attempt with the most tokens, the first of equals, and their number.
         fused: the most trials with which an earlier version's attempt shared forwards, itself included; 0: with none.
         untrained: the dev loss before the first step; NaN: not scored yet.
-        selected: the step whose weights are tested.
         selection: the dev value that selects the step, and -1 if higher is better, otherwise 1.
-        device: description of this machine, for the outcome.
-        energy: the meter of the device that runs the steps.
-        load: the meter of other work on it; None: it is not this machine, or the trial has other processes.
+        load: the meter of other work on this machine; None: the steps run elsewhere too.
         codes: digests of the code that has run the attempts whose steps count, in order.
     """
 

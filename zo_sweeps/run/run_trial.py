@@ -104,12 +104,7 @@ def _execute(
 class Following:
     """A follower of a trial that another process leads; holds the model and the space until `leave`.
 
-    Args:
-        journal: as for `run_trial`; its mask must equal the one computed here.
-
-    Attributes:
-        ready: the first message to the leader, a fingerprint that both must share.
-
+    Its mask must equal the journal's. `ready` is the first message to the leader, a fingerprint that both must share.
     Raises the errors that `run_trial` turns into outcomes.
     """
 

@@ -45,8 +45,7 @@ class Workbench:
 
     Attributes:
         device: of the batches and losses; devices: of the model, that one first.
-        model: the base model, after `load`.
-        splits: the encoded rows, after `load`; absent for kinds without rows.
+        model, splits: the base model and the encoded rows, after `load`; kinds without rows have no splits.
         objective: f of the training steps.
         evaluated: the dialect's own objective, which dev and test losses use.
         scorer: scores candidates in place of the model here; None: the model does.

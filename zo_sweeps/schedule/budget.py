@@ -97,23 +97,15 @@ def over(budget: Budget, trials: int, so_far: Spent, left: Predicted) -> list[st
     lines = []
     if budget.trials is not None and trials > budget.trials:
         lines.append(_over(budget, "trials", f"the plan has {trials} trials", str(trials)))
-    if budget.hours is not None and left.seconds is not None:
-        needed = so_far.seconds + left.seconds
-        if left.seconds and needed > budget.hours * HOUR:
-            text = f"the plan needs about {duration(left.seconds)}{_besides(duration(so_far.seconds), so_far.seconds)}"
-            lines.append(_over(budget, "hours", text, cap_above(needed / HOUR)))
-    if budget.joules is not None and left.joules is not None:
-        needed = so_far.joules + left.joules
-        if left.joules and needed > budget.joules:
-            text = (
-                f"the plan needs about {joules_text(left.joules)}{_besides(joules_text(so_far.joules), so_far.joules)}"
+    times = (budget.hours, so_far.seconds, left.seconds, HOUR, duration)
+    energies = (budget.joules, so_far.joules, left.joules, 1.0, joules_text)
+    for cap, (most, had, needs, unit, text) in (("hours", times), ("joules", energies)):
+        if most is not None and needs and had + needs > most * unit:
+            besides = f" more than the {text(had)} it has had" if had else ""
+            lines.append(
+                _over(budget, cap, f"the plan needs about {text(needs)}{besides}", cap_above((had + needs) / unit))
             )
-            lines.append(_over(budget, "joules", text, cap_above(needed)))
     return lines
-
-
-def _besides(text: str, number: float) -> str:
-    return f" more than the {text} it has had" if number else ""
 
 
 def _over(budget: Budget, cap: str, text: str, needed: str) -> str:
@@ -183,7 +175,7 @@ class Caps(Observer):
     """A sweep's budget: at a cap, running trials stop after their step, or no further trial begins."""
 
     def __init__(self, meter: Meter) -> None:
-        self._meter, self._full, self._unmetered = meter, "", False
+        self._meter, self._full = meter, ""
 
     def begins(self, sweep: Sweep) -> None:
         self._sweep, self._begun = sweep, sweep.trials.keys() & sweep.ledger.attempts.keys()
@@ -197,10 +189,9 @@ class Caps(Observer):
         self._note(run.trial.trial_id)
 
     def saw(self, run: Running, events: Sequence[Event]) -> None:
-        if self._meter.see(events) and not self._unmetered:
-            self._unmetered = True
-            node = f"budget.joules: {run.node} reports no energy"
-            self._sweep.say(f"{node}, so its trials do not count (said once per sweep)")
+        if self._meter.see(events):
+            text = f"budget.joules: {run.node} reports no energy, so its trials do not count (said once per sweep)"
+            self._sweep.say_once("budget.joules", text)
         self._spend()
 
     def ended(self, run: Running, outcome: Outcome, again: bool) -> None:

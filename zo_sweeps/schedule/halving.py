@@ -32,7 +32,6 @@ class Group:
 
     Args:
         settings: the trial_ids of each setting, one per seed; settings in plan order.
-        rungs: steps, ascending.
         keep: share of the settings that go on after a rung.
         metric: of dev: "dev/loss", "dev/metric" or "dev/NAME".
         sign: 1 if lower is better, -1 if higher is.

@@ -117,8 +117,7 @@ class Hooks:
 
 def _hooks(on: OnConfig) -> dict[str, str]:
     """Return event -> its hook, of those that are set."""
-    each = {"done": on.done, "failed": on.failed, "first_result": on.first_result}
-    return {event: hook for event, hook in each.items() if hook is not None}
+    return {event: hook for event, hook in vars(on).items() if hook is not None}
 
 
 def _is_url(hook: str) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 from zo_sweeps.core.events import Event, Start
 from zo_sweeps.core.trial import Sharing, Trial
 from zo_sweeps.devices.probe import probe
+from zo_sweeps.methods.executor import Executor
 from zo_sweeps.schedule.backend import (
     COLD,
     FLUSH_SECONDS,
@@ -27,18 +28,13 @@ from zo_sweeps.schedule.backend import (
     Progress,
     run_guarded,
 )
-from zo_sweeps.schedule.placement import ALONE, Workers, of_weights
+from zo_sweeps.schedule.placement import of_weights, processes
 
 END_SECONDS = 5.0
 
 
 class ProcessPeer:
-    """A `zo_sweeps.engine.peers.Peer` in a process that ends with `close`, or with this process.
-
-    Args:
-        target: the RunTrial, as "module:function"; its module also has `Following`.
-        threads: torch's threads in that process.
-    """
+    """A `zo_sweeps.engine.peers.Peer` in a process with so many torch threads; it ends with `close`, or with this one."""
 
     def __init__(self, target: str, trial: Trial, journal: Sequence[Event], threads: int) -> None:
         context = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
@@ -48,11 +44,6 @@ class ProcessPeer:
         self._process = context.Process(target=_serve, args=arguments, daemon=True)
         self._process.start()
         theirs.close()
-
-    @property
-    def pid(self) -> int:
-        assert self._process.pid is not None  # 0 would be this whole process group to os.kill
-        return self._process.pid
 
     def ask(self, message: bytes) -> None:
         with contextlib.suppress(OSError):  # `answer` reports it
@@ -97,13 +88,13 @@ class InlineBackend:
         target: the RunTrial, as "module:function".
         threads: torch's threads while a trial runs, here and in the followers: the same bits as in a Ray actor.
             0, without followers: as many as there are, and torch is not imported.
-        workers: processes that share a trial's steps.
+        options: the processes that share a trial's steps.
     """
 
     grows = False
 
-    def __init__(self, target: str = RUN_TRIAL, *, threads: int = 1, workers: Workers = ALONE) -> None:
-        self._target, self._threads, self._workers = target, threads, workers
+    def __init__(self, target: str = RUN_TRIAL, *, threads: int = 1, options: Executor | None = None) -> None:
+        self._target, self._threads, self._options = target, threads, options or Executor()
         self._waiting: tuple[Trial, list[Event], int] | None = None
         self._warm_key: str | None = None
         self._stopping = False
@@ -145,7 +136,7 @@ class InlineBackend:
     @contextmanager
     def _sharing(self, trial: Trial, journal: list[Event]) -> Iterator[Sharing | None]:
         """Start the trial's followers, and end them with it."""
-        count = self._workers.of_trial(trial) - 1
+        count = processes(self._options, trial) - 1
         if not count:
             yield None
             return
@@ -155,7 +146,8 @@ class InlineBackend:
             for _ in range(count):
                 peers.append(ProcessPeer(self._target, trial, of_weights(journal), self._threads))
                 stack.callback(peers[-1].close)
-            yield Sharing(peers, [NODE] * count, self._workers.on_lost == "drop", self._workers.patience)
+            options = self._options
+            yield Sharing(peers, [NODE] * count, options.on_lost_worker == "drop", options.worker_patience)
 
     def cancel_all(self) -> None:
         self._stopping = True

@@ -56,17 +56,13 @@ class Observer:
 class Remarks(Observer):
     """What is said once per sweep: warnings of trials, nodes that lose every trial, and that it is interrupted."""
 
-    def __init__(self) -> None:
-        self._said: set[str] = set()
-        self._announced = False
-
     def looks(self, last: bool = False) -> None:
-        if self._sweep.stop.interrupted and not self._announced:
-            self._announced = True
+        if self._sweep.stop.interrupted:
             running = sum(run.heard for run in self._sweep.running.values())
-            self._sweep.say(
+            self._sweep.say_once(
+                "interrupted",
                 f"stopping after the current step of {running} running trial{'s' * (running != 1)}; "
-                "the same command resumes from there (Ctrl-C again: stop at once)"
+                "the same command resumes from there (Ctrl-C again: stop at once)",
             )
 
     def ended(self, run: Running, outcome: Outcome, again: bool) -> None:
@@ -75,24 +71,19 @@ class Remarks(Observer):
     def saw(self, run: Running, events: Sequence[Event]) -> None:
         self.looks()
         for warned in only(Warned, events):
-            self._say(warned.metric, f"{run.trial.label or run.trial.trial_id}: {warned.text}")
+            text = f"{run.trial.label or run.trial.trial_id}: {warned.text} (said once per sweep)"
+            self._sweep.say_once(warned.metric, text)
 
     def lost(self, report: Lost) -> None:
         if report.sick:
-            self._say(report.node, f"{report.sick}: it gets fewer trials until one finishes there")
-
-    def _say(self, about: str, text: str) -> None:
-        if about not in self._said:
-            self._said.add(about)
-            self._sweep.say(f"{text} (said once per sweep)")
+            text = f"{report.sick}: it gets fewer trials until one finishes there (said once per sweep)"
+            self._sweep.say_once(report.node, text)
 
 
 class Waits(Observer):
     """Why ready trials wait: reason -> number of those that no node can take."""
 
-    def __init__(self) -> None:
-        self._looked = 0.0
-        self._said: set[str] = set()
+    _looked = 0.0
 
     def looks(self, last: bool = False) -> None:
         sweep, backend, now = self._sweep, self._sweep.backend, time.monotonic()
@@ -107,16 +98,11 @@ class Waits(Observer):
             return  # reported at the end
         for reason, n in reasons.items():
             trials = f"{n} trial{'s wait' if n > 1 else ' waits'}"
-            self._say(reason.partition(":")[0], f"{trials} for a node to join: {reason}")
+            sweep.say_once(reason.partition(":")[0], f"{trials} for a node to join: {reason}")
         idle = sweep.queue and not any(run.heard for run in sweep.running.values())
         if idle and not reasons and (why := backend.held_up()):
             sweep.waiting = {why: len(sweep.queue)}
-            self._say(why, f"waits: {why}")
-
-    def _say(self, about: str, text: str) -> None:
-        if about not in self._said:
-            self._said.add(about)
-            self._sweep.say(text)
+            sweep.say_once(why, f"waits: {why}")
 
 
 SAME_ERRORS = 5  # if so many different trials fail with the same error, and none has a result, the sweep is at fault
@@ -138,9 +124,6 @@ class SameErrors:
         """Take the end of an attempt into account; return whether enough trials have failed in the same way.
 
         Every FAILED attempt counts, but of LOST ones only a trial's last: one dying node takes several trials with it.
-
-        Args:
-            again: whether the trial is tried again.
         """
         if outcome.state.is_result:
             self._lines = None

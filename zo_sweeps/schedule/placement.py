@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any
 
 from zo_sweeps import __version__
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import ComputedCodes, ComputedMask, Event
-from zo_sweeps.core.trial import Needs, SharedSteps, Trial
+from zo_sweeps.core.trial import Needs, Trial
 from zo_sweeps.core.units import bytes_text
 from zo_sweeps.devices.probe import EDGE
 from zo_sweeps.methods import registry
@@ -228,14 +228,16 @@ class LeaseLostError(Exception):
     """The lease of a trial is over: its agent is silent, or its key was revoked. The message says which."""
 
 
-class Agents(Protocol):
-    """The agents of the cluster that this driver has joined."""
+class Agents:
+    """The agents of the cluster that this driver has joined: none, without the package that has them."""
 
     def nodes(self) -> Sequence[Node]:
         """Return the agents that can take this driver's trials. Cost: about 1 ms."""
+        return ()
 
     def takes(self, trial: Trial) -> bool:
         """Return whether there may be agents that take a trial; some take none, whatever they are."""
+        return False
 
     def slot(self, node: Node, threads: int, target: str) -> Any:
         """Return what has the methods of a Ray actor of `TrialActor`, for one trial at a time, in so many threads.
@@ -245,58 +247,31 @@ class Agents(Protocol):
         Args:
             target: the RunTrial, as "module:function".
         """
+        raise NotImplementedError
 
     def close(self) -> None:
         """End this driver's leases."""
 
 
-class NoAgents(Agents):
-    """No agent at all."""
-
-    def nodes(self) -> Sequence[Node]:
-        return ()
-
-    def takes(self, trial: Trial) -> bool:
-        return False
-
-    def slot(self, node: Node, threads: int, target: str) -> Any:
-        raise NotImplementedError
-
-    def close(self) -> None:
-        pass
-
-
 def agents() -> Agents:
     """Return the agents of the cluster that this process joins. Raises UserError if their package is broken."""
     offered = registry.offered("part")
-    made: Agents = registry.load(offered["agents"])() if "agents" in offered else NoAgents()
+    made: Agents = registry.load(offered["agents"])() if "agents" in offered else Agents()
     return made
 
 
-@dataclass(frozen=True)
-class Workers:
-    """The options `executor.workers`, `on_lost_worker` and `worker_patience`."""
+def processes(options: Executor, trial: Trial) -> int:
+    """Return the number of a trial's processes: only zeroth-order steps are shared."""
+    return options.workers if trial.shared_steps else 1
 
-    count: int = 1
-    on_lost: Literal["redo", "drop"] = "redo"
-    patience: float = 60.0
 
-    @classmethod
-    def of(cls, executor: Executor) -> Workers:
-        return cls(executor.workers, executor.on_lost_worker, executor.worker_patience)
-
-    def of_trial(self, trial: Trial) -> int:
-        """Return the number of a trial's processes: only zeroth-order steps are shared."""
-        return self.count if trial.shared_steps else 1
-
-    def check(self, trials: Iterable[Trial]) -> None:
-        """Raise UserError when a trial's steps cannot be shared among that many processes, or with these options."""
-        for trial in trials if self.count > 1 else ():
-            if trial.shared_steps:
-                self._check(trial, trial.shared_steps)
-
-    def _check(self, trial: Trial, shared: SharedSteps) -> None:
-        where = f"executor.workers={self.count}"
+def must_share(options: Executor, trials: Iterable[Trial]) -> None:
+    """Raise UserError when a trial's steps cannot be shared among `executor.workers`, or with the other options."""
+    where = f"executor.workers={options.workers}"
+    for trial in trials if options.workers > 1 else ():
+        shared = trial.shared_steps
+        if shared is None:
+            continue
         if shared.one_process:
             raise UserError(
                 f"{shared.one_process}: {trial.label or trial.trial_id} has to be at all of them in one process",
@@ -308,21 +283,18 @@ class Workers:
             what = f"{most} forward{'s' * (most > 1)} that a step has with evaluation.mode={shared.mode}"
             fix = f"evaluation.mode=inner, or executor.workers={most}"
         else:
-            most = shared.directions or self.count  # coordinate-wise: as many as there are parameters
+            most = shared.directions or options.workers  # coordinate-wise: as many as there are parameters
             what = f"{most} direction{'s' * (most > 1)} of a step"
-            fix = f"executor.workers={most} or less, or estimator.q={self.count} or more"
-        if self.count > most:
+            fix = f"executor.workers={most} or less, or estimator.q={options.workers} or more"
+        if options.workers > most:
             raise UserError(f"more processes than the {what}: {trial.label or trial.trial_id}", where=where, fix=fix)
-        if shared.forwards and self.on_lost == "drop":
+        if shared.forwards and options.on_lost_worker == "drop":
             raise UserError(
                 f"with evaluation.mode={shared.mode} a process holds one sign of every direction, so that none can be "
                 "dropped",
                 where="executor.on_lost_worker",
                 fix="evaluation.mode=inner, or executor.on_lost_worker=redo",
             )
-
-
-ALONE = Workers()
 
 
 def no_room(trial: Trial, count: int, nodes: Sequence[Node], cpus: int, limit: int | None) -> str:

@@ -8,7 +8,6 @@ in flight, which its actor answers twice per second: that is its heartbeat.
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -17,6 +16,8 @@ from typing import Any
 
 from zo_sweeps.core.events import End, Event
 from zo_sweeps.core.trial import Outcome, Sharing, Trial, TrialState
+from zo_sweeps.devices.probe import cores
+from zo_sweeps.methods.executor import Executor
 from zo_sweeps.schedule.backend import (
     COLD,
     FLUSH_SECONDS,
@@ -29,7 +30,7 @@ from zo_sweeps.schedule.backend import (
     Progress,
 )
 from zo_sweeps.schedule.fairness import Claim
-from zo_sweeps.schedule.placement import ALONE, Workers, no_room, of_weights, reason
+from zo_sweeps.schedule.placement import no_room, of_weights, processes, reason
 from zo_sweeps.schedule.ray_cluster import NODE_LOST, Connection, why_lost
 from zo_sweeps.schedule.ray_slots import Slot, Slots
 
@@ -38,9 +39,7 @@ class RayPeer:
     """A `zo_sweeps.engine.peers.Peer` in a Ray actor.
 
     Args:
-        actor: a TrialActor on which `follow` was called.
-        joined: the reference of that call: its result is the first answer.
-        name: the name of its node.
+        joined: the reference of the actor's call of `follow`: its result is the first answer.
     """
 
     def __init__(self, actor: Any, joined: Any, name: str) -> None:
@@ -83,32 +82,22 @@ class RayBackend:
     Args:
         state_dir: keeps the token of local clusters.
         address: "host:port" of a running cluster; None: a new one on this machine.
-        cpus_per_trial: CPUs per slot, and torch's threads in it.
-        slots: trials at a time; None: as many as CPUs (and GPUs) allow.
+        options: CPUs per trial, which are also torch's threads; slots; workers.
         target: the RunTrial, as "module:function", importable on every node.
-        workers: slots that share a trial's steps.
         priority: among the sweeps of the cluster; the highest is served first.
     """
 
     def __init__(
-        self,
-        state_dir: Path,
-        *,
-        address: str | None = None,
-        cpus_per_trial: int = 1,
-        slots: int | None = None,
-        target: str = RUN_TRIAL,
-        workers: Workers = ALONE,
+        self, state_dir: Path, *, address: str | None = None, options: Executor | None = None, target: str = RUN_TRIAL,
         priority: int = 0,
-    ) -> None:
-        self._connection, self._workers = Connection(state_dir, address), workers
-        self._cpus, self._limit = cpus_per_trial, slots
+    ) -> None:  # fmt: skip
+        self._connection, self._options = Connection(state_dir, address), options or Executor()
+        self._cpus, self._limit = self._options.cpus_per_trial, self._options.slots
         self.grows = address is not None
         claims = self._connection.claims
         me = Claim(claims.driver, user=claims.user, priority=priority)
-        self._slots = Slots(target, cpus_per_trial, slots, workers, self._connection.agents, me)
-        self._joined = self._refreshed = 0.0  # monotonic
-        self._polled = 0.0
+        self._slots = Slots(target, self._options, self._connection.agents, me)
+        self._joined = self._refreshed = self._polled = 0.0  # monotonic
         self._left = 0  # trials without a result
         self._stopping = self._stop_sent = False
 
@@ -121,7 +110,7 @@ class RayBackend:
                 self._connection.join()
                 self._joined = time.monotonic()
             else:
-                slots = min(self._limit or max(1, _cpu_count() // self._cpus), trials * self._workers.count)
+                slots = min(self._limit or max(1, cores() // self._cpus), trials * self._options.workers)
                 self._connection.start_local(slots * self._cpus)
             self._refresh()
         except BaseException:
@@ -129,7 +118,7 @@ class RayBackend:
             raise
 
     def refusal(self, trial: Trial) -> str:
-        count = self._workers.of_trial(trial)
+        count = processes(self._options, trial)
         nodes = self._slots.nodes_for(trial)
         few = no_room(trial, count, nodes, self._cpus, self._limit) if count > 1 else ""
         return reason(trial.needs, nodes, self._cpus) or few
@@ -148,7 +137,7 @@ class RayBackend:
     def submit(self, trial: Trial, journal: list[Event], attempt: int) -> str:
         kind = self._slots.kind(trial)
         slot = self._slots.take(trial, attempt, kind)
-        slot.followers = [self._slots.take(trial, attempt, kind) for _ in range(self._workers.of_trial(trial) - 1)]
+        slot.followers = [self._slots.take(trial, attempt, kind) for _ in range(processes(self._options, trial) - 1)]
         if self._slots.others:
             self._refreshed = 0.0  # they are to know
         slot.actor.run.remote(trial.to_json(), journal, attempt, self._sharing(slot, journal))
@@ -232,7 +221,7 @@ class RayBackend:
         entry, mask = slot.trial.to_json(), of_weights(journal)
         peers = [RayPeer(f.actor, f.actor.follow.remote(entry, mask), f.node.name) for f in slot.followers]
         names = [follower.node.name for follower in slot.followers]
-        return Sharing(peers, names, self._workers.on_lost == "drop", self._workers.patience)
+        return Sharing(peers, names, self._options.on_lost_worker == "drop", self._options.worker_patience)
 
     def _call_off(self, slot: Slot) -> None:
         """End an attempt whose actor has not answered yet: it may wait in Ray for as long as another sweep likes."""
@@ -365,8 +354,3 @@ def _cause(slot: Slot, error: Exception) -> Exception:
             error = later
             time.sleep(0.1)
     return error
-
-
-def _cpu_count() -> int:
-    """Return the number of CPUs that this process may use, which in a container is fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

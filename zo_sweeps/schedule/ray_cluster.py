@@ -36,7 +36,7 @@ class Connection:
         self._unreachable_since: float | None = None
         self.claims = Claims()
         self._asked: list[Asks] = []  # of the autoscaler, by this driver
-        self.agents = placement.agents() if address else placement.NoAgents()
+        self.agents = placement.agents() if address else placement.Agents()
 
     def start_local(self, cpus: int) -> None:
         """Start a cluster on this machine. Raises UserError when Ray does not start."""

@@ -12,6 +12,7 @@ from zo_sweeps.core.events import Event, Start, only
 from zo_sweeps.core.host import GIB
 from zo_sweeps.core.trial import Trial
 from zo_sweeps.core.units import bytes_text
+from zo_sweeps.methods.executor import Executor
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.schedule.cluster import DEVICE_LABEL
 from zo_sweeps.schedule.fairness import Asks, Claim, Held, base, count, first_served
@@ -20,10 +21,10 @@ from zo_sweeps.schedule.placement import (
     Agents,
     Losses,
     Node,
-    Workers,
     gpus_needed,
     main_memory,
     preference,
+    processes,
     refusal,
 )
 from zo_sweeps.schedule.ray_actor import TrialActor
@@ -65,28 +66,16 @@ class Slots:
 
     Args:
         target: the RunTrial, as "module:function", importable on every node.
-        cpus: CPUs per slot.
-        limit: slots at a time; None: as many as CPUs (and GPUs) allow.
-        workers: slots that share a trial's steps.
-        agents: of the cluster.
+        options: CPUs per slot, slots at a time, and slots that share a trial's steps.
         me: this sweep's name, user and priority among the sweeps of a cluster.
     """
 
-    def __init__(
-        self,
-        target: str,
-        cpus: int,
-        limit: int | None,
-        workers: Workers,
-        agents: Agents,
-        me: Claim = Claim(""),  # noqa: B008  # frozen
-    ) -> None:
-        self._target, self._cpus, self._limit, self._workers, self._agents = target, cpus, limit, workers, agents
-        self._me = me
+    def __init__(self, target: str, options: Executor, agents: Agents, me: Claim) -> None:
+        self._target, self._options, self._agents, self._me = target, options, agents, me
+        self._cpus, self._limit = options.cpus_per_trial, options.slots
         self.nodes: list[Node] = []
-        self.silent: list[
-            Slot
-        ] = []  # given up; their nodes take no trial until the actor answers or Ray reports it dead
+        # Given up; their nodes take no trial until the actor answers or Ray reports it dead.
+        self.silent: list[Slot] = []
         self._slots: list[Slot] = []
         self.others: Sequence[Claim] = ()  # of other drivers on the cluster
         self._taken: dict[str, Held] = {}  # node_id -> what others hold there, by Ray and by the agents' store
@@ -140,8 +129,8 @@ class Slots:
                 place = places.get(slot.node.node_id, NOTHING)
                 places[slot.node.node_id] = _sum(place, (1, self._cpus, slot.gpus, slot.memory_bytes))
         wants = tuple(sorted(self._wanted))
-        asks = self.asks(trials)
-        return replace(self._me, used=dict(self._used), held=dict(held), wants=wants, places=places, asks=asks)
+        used, asks = dict(self._used), self.asks(trials)
+        return replace(self._me, used=used, held=dict(held), wants=wants, places=places, asks=asks)
 
     def hear(self, others: Sequence[Claim]) -> None:
         """Take the claims of the other drivers into account, and end the idle actors that they wait for.
@@ -181,14 +170,10 @@ class Slots:
             if not refusal(trial.needs, node, self._cpus):
                 self._wanted.add(node.device)
 
-    def bundles(self, trials: int) -> list[dict[str, float]]:
-        """Return the resources of the slots that so many trials could use; [] if no trial has waited."""
-        count = min(trials, self._limit or trials, MOST_BUNDLES)
-        return [self._bundle] * count if self._bundle else []
-
     def asks(self, trials: int) -> Asks:
-        """Return what `bundles` does, for the claim."""
-        return len(self.bundles(trials)), self._bundle, self._labels
+        """Return how many slots so many trials could use, 0 if none has waited, and what each takes; for the claim."""
+        most = min(trials, self._limit or trials, MOST_BUNDLES)
+        return most if self._bundle else 0, self._bundle, self._labels
 
     def in_vain(self) -> list[Slot]:
         """Return the slots whose actors may wait in Ray, where the drivers that share a node have asked for too much.
@@ -300,7 +285,7 @@ class Slots:
 
     def nodes_for(self, trial: Trial) -> list[Node]:
         """Return the nodes without agents, where agents cannot take a trial whatever they are."""
-        if self._workers.of_trial(trial) > 1 or not self._agents.takes(trial):
+        if processes(self._options, trial) > 1 or not self._agents.takes(trial):
             return [node for node in self.nodes if not node.is_agent]
         return self.nodes
 
@@ -309,7 +294,7 @@ class Slots:
 
         All workers of a trial share one profile, because losses round differently on another.
         """
-        count = self._workers.of_trial(trial)
+        count = processes(self._options, trial)
         if count == 1:
             return None
         for kind in dict.fromkeys(
@@ -330,7 +315,7 @@ class Slots:
             nodes = [node for node in nodes if node.gpu_bytes > least] or nodes
         busy = [slot for slot in self._slots if slot.trial]  # idle actors make way for a new one
         away = {slot.node.node_id for slot in self.silent} | self._avoided.keys()
-        if self._workers.of_trial(trial) == 1:
+        if processes(self._options, trial) == 1:
             away |= {slot.node.node_id for slot in busy if self._losses.is_sick(slot.node.node_id)}
             lost = self._losses.nodes_of(trial.trial_id)
             away |= lost if lost and self._others_for(trial, lost) else set()

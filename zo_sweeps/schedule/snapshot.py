@@ -55,13 +55,12 @@ class Snapshot:
     """The progress of a sweep, for displays. Costs are predicted seconds, or `Trial.cost` if a trial has no prediction.
 
     Attributes:
-        total: trials in the sweep.
         counts: trials by state, including results of earlier runs of the command.
         cost_total, cost_done: over all trials; done counts the steps of unfinished trials too.
         cost_this_run, seconds: cost done by this run, and its time: the rate for the ETA.
+        running: the attempts whose processes have reported.
         predicted: whether costs are predicted seconds.
         tokens_this_run: forwarded tokens of this run.
-        running: the attempts whose processes have reported.
         waiting: reason -> number of trials that no node can take now.
         ended: the trial whose end caused this snapshot, if any.
     """
@@ -77,10 +76,6 @@ class Snapshot:
     tokens_this_run: float = 0.0
     waiting: Mapping[str, int] = field(default_factory=dict)
     ended: tuple[Trial, Outcome] | None = None
-
-    @property
-    def results(self) -> int:
-        return sum(n for state, n in self.counts.items() if state.is_result)
 
     @property
     def eta_seconds(self) -> float | None:
@@ -168,10 +163,8 @@ class Summary:
     """The result of a call of `Sweep.run`.
 
     Attributes:
-        counts: the trials of the sweep by state, now.
         already_done: trials with a result before it began.
         ran: trials it brought to a terminal state (including results that only a journal held).
-        interrupted: whether Ctrl-C or SIGTERM ended it.
         stopped: why it gave up before the end; "" if it did not.
         waiting: reason -> number of trials that no node can take.
         stopped_rows: row -> why its other trials were not started.

@@ -15,12 +15,12 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.core.events import End, Event
 from zo_sweeps.core.trial import Outcome, Trial, TrialState
-from zo_sweeps.record.journal import last_step
+from zo_sweeps.record.journal import JournalStore, last_step
 from zo_sweeps.record.journal import outcome as recorded_outcome
 from zo_sweeps.schedule.backend import Backend, Finished, Progress, Report
 from zo_sweeps.schedule.ledger import Ledger, Retries
@@ -32,21 +32,13 @@ from zo_sweeps.schedule.snapshot import Running, Summary
 POLL_SECONDS = 0.5
 
 
-class Store(Protocol):
-    """A store of journals; `zo_sweeps.record.journal.JournalStore` is one."""
-
-    def read(self, trial_id: str) -> list[Event]: ...
-    def append(self, trial_id: str, events: list[Event]) -> None: ...
-    def set_aside(self, trial_id: str) -> None: ...
-
-
 class Sweep:
     """A run of every trial that has no result yet, each once.
 
     Args:
         trials: in plan order; a repeated trial_id is ignored.
         backend: started here if there is anything to run, and always shut down.
-        store, ledger: see Store and Ledger; both outlive the sweep.
+        store, ledger: both outlive the sweep.
         observers: its policies, called in this order at every moment.
         rerun: lower-case names of states ("failed", "lost", "diverged", "out_of_memory", "succeeded") and trial_ids to
             run again. A trial without a result resumes from its journal; one with a result, or named by its trial_id,
@@ -60,7 +52,7 @@ class Sweep:
     """
 
     def __init__(
-        self, trials: Sequence[Trial], backend: Backend, store: Store, ledger: Ledger,
+        self, trials: Sequence[Trial], backend: Backend, store: JournalStore, ledger: Ledger,
         observers: Sequence[Observer] = (), *,
         rerun: Collection[str] = (), rounds: Mapping[str, int] | None = None,
         retries: Retries = Retries(),  # noqa: B008  # frozen
@@ -80,6 +72,7 @@ class Sweep:
         self.waiting: dict[str, int] = {}  # reason -> number of trials that no node can take
         self.stopped_rows: dict[str, str] = {}  # row -> why its other trials wait
         self.stop, self._ran = Stop(backend.cancel_all), 0
+        self._said: set[str] = set()
 
     def run(self) -> Summary:
         """Run until every trial is terminal, or no trial left can get a node, or the user stops it.
@@ -115,6 +108,12 @@ class Sweep:
         self._ran += 1
         for observer in self._observers:
             observer.ended(Running(trial), outcome, again=False)
+
+    def say_once(self, about: str, text: str) -> None:
+        """Print a line for the user, unless one on the same subject was."""
+        if about not in self._said:
+            self._said.add(about)
+            self.say(text)
 
     def _fill_queue(self) -> None:
         for trial in sorted(self.trials.values(), key=lambda trial: self._rounds.get(trial.trial_id, 0)):
@@ -246,9 +245,6 @@ def on_stop(function: Callable[[], None]) -> None:
 
 class Stop:
     """Why a sweep starts no further trial. Ctrl-C and SIGTERM: the second ends the sweep at once.
-
-    Args:
-        cancel_all: asks the running trials to stop after their step.
 
     Attributes:
         interrupted: whether there was a signal.

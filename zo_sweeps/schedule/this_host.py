@@ -13,7 +13,7 @@ from zo_sweeps.core.units import bytes_text
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.schedule.ledger import read_standing
-from zo_sweeps.schedule.placement import Node, Workers, gpus_holding, other_device, refusal, takes_main_memory
+from zo_sweeps.schedule.placement import Node, gpus_holding, must_share, other_device, refusal, takes_main_memory
 from zo_sweeps.schedule.prediction import Measured
 
 
@@ -25,7 +25,7 @@ def for_this_host(plan: Plan) -> Plan:
     UserError where the executor's workers cannot share the steps of a trial.
     """
     options = plan.config.executor
-    Workers.of(options).check(plan.trials)
+    must_share(options, plan.trials)
     plan = _of_logs(_corrected(plan))
     if plan.config.cluster.address:
         return plan

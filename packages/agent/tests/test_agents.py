@@ -17,7 +17,9 @@ from facts import FACTS
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import read_event
 from zo_sweeps.core.trial import Needs, Outcome, SharedSteps, Stored, Trial, TrialState
-from zo_sweeps.schedule.placement import ALONE, Node, Workers, preference, reason, refusal
+from zo_sweeps.methods.executor import Executor
+from zo_sweeps.schedule.fairness import Claim
+from zo_sweeps.schedule.placement import Node, preference, reason, refusal
 from zo_sweeps.schedule.ray_slots import Slot, Slots
 from zo_sweeps_agent import agents, leases
 from zo_sweeps_agent.agent_facts import Note
@@ -237,7 +239,7 @@ def test_a_board_with_the_light_client_takes_programs_alone() -> None:
 
 def test_slots_of_agents() -> None:
     """One trial at a time where one slot is lent, an idle slot only while it is lent, no trial of several processes."""
-    slots = Slots("", 1, None, ALONE, Agents())
+    slots = Slots("", Executor(), Agents(), Claim(""))
     slots.see([BOARD], {})
     assert slots.choose(TRIAL) == (None, BOARD)
     busy = Slot(None, BOARD, 0, trial=TRIAL)
@@ -248,7 +250,7 @@ def test_slots_of_agents() -> None:
     slots.see([replace(BOARD, leased=1)], {})
     assert slots.choose(TRIAL) == (None, None), "another driver took it"
     shared = replace(TRIAL, shared_steps=SharedSteps(4))
-    team = Slots("", 1, None, Workers(2), Agents())
+    team = Slots("", Executor(workers=2), Agents(), Claim(""))
     team.see([replace(BOARD, slots=4), replace(HOST, cpus=4)], {})
     assert [node.name for node in team.nodes_for(shared)] == ["h"]
     assert len(team.nodes_for(TRIAL)) == 2

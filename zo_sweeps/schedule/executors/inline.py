@@ -24,6 +24,5 @@ class Inline(Executor):
 
     def build(self, state_dir: Path, address: str | None) -> InlineBackend:
         from zo_sweeps.schedule.inline_backend import InlineBackend
-        from zo_sweeps.schedule.placement import Workers
 
-        return InlineBackend(threads=self.cpus_per_trial, workers=Workers.of(self))
+        return InlineBackend(threads=self.cpus_per_trial, options=self)

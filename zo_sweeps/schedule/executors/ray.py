@@ -22,14 +22,5 @@ class Ray(Executor):
     )
 
     def build(self, state_dir: Path, address: str | None) -> RayBackend:
-        from zo_sweeps.schedule.placement import Workers
-        from zo_sweeps.schedule.ray_backend import RayBackend
 
-        return RayBackend(
-            state_dir,
-            address=address,
-            cpus_per_trial=self.cpus_per_trial,
-            slots=self.slots,
-            workers=Workers.of(self),
-            priority=self.priority,
-        )
+        return RayBackend(state_dir, address=address, options=self, priority=self.priority)
