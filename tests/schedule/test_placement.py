@@ -11,7 +11,7 @@ from zo_sweeps.core.trial import Needs, Trial
 from zo_sweeps.schedule.backend import COLD, NO_SLOT, WARM
 from zo_sweeps.schedule.placement import Node, gpus_holding, gpus_needed, preference, reason, refusal
 from zo_sweeps.schedule.queue import ReadyQueue
-from zo_sweeps.schedule.ray_cluster import _node
+from zo_sweeps.schedule.ray_cluster import node_of
 from zo_sweeps.schedule.this_host import _divided, _gpus, _reasons
 
 pytestmark = pytest.mark.unit
@@ -97,8 +97,8 @@ def test_a_gpus_own_memory_counts_where_it_is_known() -> None:
     order = sorted((large, small), key=lambda node: preference(Needs("cuda"), node))
     assert order == [small, large], "the large ones are for trials that fit nowhere else"
     described = {"NodeID": "1", "NodeManagerHostname": "rack", "Resources": {"GPU": 1.0, "CPU": 4.0}}
-    assert _node({**described, "Labels": {"zo.gpu_bytes": "1000"}}).gpu_bytes == 1000
-    assert _node(described).gpu_bytes == 0
+    assert node_of({**described, "Labels": {"zo.gpu_bytes": "1000"}}).gpu_bytes == 1000
+    assert node_of(described).gpu_bytes == 0
 
 
 def test_a_node_of_another_version_runs_nothing_and_is_told_how_to_update() -> None:
@@ -108,7 +108,7 @@ def test_a_node_of_another_version_runs_nothing_and_is_told_how_to_update() -> N
     assert text in reason(Needs(), [old])
     assert refusal(Needs(), replace(GPU, version=__version__)) == refusal(Needs(), GPU) == ""
     described = {"NodeID": "1", "NodeManagerHostname": "rack", "Resources": {}, "Labels": {"zo.version": "0.0.1"}}
-    assert _node(described).version == "0.0.1"
+    assert node_of(described).version == "0.0.1"
 
 
 def test_a_program_runs_on_the_cpu_of_a_node_with_executorch():
@@ -148,9 +148,9 @@ def test_the_tools_of_a_trial_and_of_a_node_survive_their_way_through_json_and_r
     assert Trial.from_json(json.loads(json.dumps(trial.to_json()))).needs == trial.needs
     description = {"NodeID": "1", "NodeManagerHostname": "desk", "Resources": {"CPU": 2.0}}
     labels = {"zo.programs": "true", "zo.tool.yosys": "0.70"}
-    assert _node({**description, "Labels": labels}).tools == {"yosys 0.70"}
-    assert _node({**description, "Labels": {"zo.programs": "true"}}).tools == frozenset()
-    assert _node(description).tools is None, "of a node that Ray alone started"
+    assert node_of({**description, "Labels": labels}).tools == {"yosys 0.70"}
+    assert node_of({**description, "Labels": {"zo.programs": "true"}}).tools == frozenset()
+    assert node_of(description).tools is None, "of a node that Ray alone started"
 
 
 def test_the_reason_names_what_is_needed_and_what_each_node_has():

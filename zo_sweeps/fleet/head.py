@@ -26,7 +26,16 @@ from zo_sweeps.core.files import replace_text
 from zo_sweeps.fleet import gateway
 from zo_sweeps.fleet.gateway import CODE_MINUTES, LEASE_MINUTES, PORT
 from zo_sweeps.fleet.keeper import Keeper, NodeSpec, last_line
-from zo_sweeps.fleet.node import labels, listens, new_identity, node_arguments, running, terminate, wait_until_gone
+from zo_sweeps.fleet.node import (
+    labels,
+    listens,
+    new_identity,
+    node_arguments,
+    own_folder,
+    running,
+    terminate,
+    wait_until_gone,
+)
 from zo_sweeps.methods import registry
 from zo_sweeps.record import server
 from zo_sweeps.schedule.cluster import (
@@ -341,12 +350,7 @@ def _options(state: Mapping[str, Any]) -> HeadOptions:
 
 
 def _folder(state_dir: Path) -> Path:
-    folder = state_dir / "head"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot write: {error.strerror}", where=str(folder), fix="use --state-dir FOLDER") from None
-    return folder.resolve()
+    return own_folder(state_dir / "head")
 
 
 def _address(options: HeadOptions) -> str:

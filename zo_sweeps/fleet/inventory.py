@@ -13,8 +13,9 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.units import bytes_text
 from zo_sweeps.fleet import gateway
 from zo_sweeps.fleet.node import running
-from zo_sweeps.schedule.cluster import ID_LABEL, checked, token_environment, token_for_joining
+from zo_sweeps.schedule.cluster import HEAD, ID_LABEL, checked, token_environment, token_for_joining
 from zo_sweeps.schedule.placement import other_version
+from zo_sweeps.schedule.ray_cluster import node_of
 from zo_sweeps.schedule.ray_private import AGENTS, NODE, RUNS, Head
 
 HEADERS = ("name", "device", "memory", "lends", "can", "versions", "power", "temp.", "seen", "runs now")
@@ -60,19 +61,18 @@ def read(head: Head) -> list[Device]:
             for node_id, trials in note["runs"].items():
                 runs.setdefault(node_id, []).extend(trials)
     for node in sorted(head.nodes(), key=lambda node: bool(node["Alive"])):
-        labels, resources = node["Labels"], node["Resources"]
-        identity = labels.get(ID_LABEL, node["NodeID"])
+        lent, identity = node_of(node), node["Labels"].get(ID_LABEL, node["NodeID"])
         facts = notes.pop(identity, None) or (devices[identity].facts if identity in devices else {})
         devices[identity] = Device(
-            name=labels.get("zo.name") or node["NodeManagerHostname"],
-            device=labels.get("zo.device") or ("cuda" if resources.get("GPU") else "cpu"),
+            name=lent.name,
+            device=lent.device,
             state="leaving" if node["Leaving"] and node["Alive"] else "up" if node["Alive"] else "gone",
             node_id=node["NodeID"],
             address=node["NodeManagerAddress"],
-            cpus=resources.get("CPU", 0.0),
-            gpus=resources.get("GPU", 0.0),
-            memory_bytes=int(resources.get("memory", 0)),
-            is_head="node:__internal_head__" in resources,
+            cpus=lent.cpus,
+            gpus=lent.gpus,
+            memory_bytes=lent.memory_bytes,
+            is_head=HEAD in node["Resources"],
             facts=facts,
             runs=tuple(runs.get(node["NodeID"], ())),
         )

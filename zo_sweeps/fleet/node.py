@@ -60,6 +60,15 @@ def labels(device: str | None, identity: str, name: str = "") -> str:
     return ",".join(f"{key}={sanitised(value)}" for key, value in values.items() if sanitised(value))
 
 
+def own_folder(folder: Path) -> Path:
+    """Return the folder of a head or a worker, made if there is none. Raises UserError if it cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write: {error.strerror}", where=str(folder), fix="use --state-dir FOLDER") from None
+    return folder.resolve()
+
+
 def new_identity(folder: Path) -> str:
     """Return this node's identity, made at its first start and the same after a restart."""
     path = folder / "id"

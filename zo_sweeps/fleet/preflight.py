@@ -55,8 +55,8 @@ def checks(address: str, token: Path, device: Device, gpus: int, ports: str, fol
         yield from versions(head.versions(), {"ray": metadata.version("ray"), "python": platform.python_version()})
         notes = head.notes(NODE)
         nodes = [node for node in head.nodes() if node["Alive"]]
-        of_head = next((node for node in nodes if "node:__internal_head__" in node["Resources"]), None)
-        note = notes.get(of_head["Labels"].get("zo.id", ""), {}) if of_head else {}
+        of_head = next((node for node in nodes if cluster.HEAD in node["Resources"]), None)
+        note = notes.get(of_head["Labels"].get(cluster.ID_LABEL, ""), {}) if of_head else {}
         yield same_code(note.get("zo_sweeps", ""))
         yield clock(time.time(), note.get("time"))
         if of_head:

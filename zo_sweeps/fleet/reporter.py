@@ -57,7 +57,7 @@ def main(address: str, token: str, identity: str, agents: str = "", leave_within
             if meter and count % SLOW == 0:
                 facts.update(changing(meter).to_json())
             head.put(NODE + identity, {**facts, "time": time.time()})
-            if node and "node:__internal_head__" in node["Resources"]:
+            if node and cluster.HEAD in node["Resources"]:
                 answer(head)
             if agents:
                 gateway.gateway().publish(head, Path(agents))

@@ -170,7 +170,8 @@ def unit(arguments: Sequence[str], address: str, grace: float, *, system: bool) 
 
 def _settings(arguments: Sequence[str]) -> list[str]:
     """Return the settings of a worker that runs as an account of its own, confined."""
-    groups = [name for name in GROUPS if _exists(name)]
+    known = {group.gr_name for group in grp.getgrall()}
+    groups = [name for name in GROUPS if name in known]
     return [
         f"User={ACCOUNT}",
         *([f"SupplementaryGroups={' '.join(groups)}"] if groups else []),
@@ -221,12 +222,6 @@ def uninstall(*, system: bool, say: Callable[[str], None]) -> int:
     if system:
         say(f"kept: the account {ACCOUNT} and {STATE}")
     return 0
-
-
-def _exists(group: str) -> bool:
-    with contextlib.suppress(KeyError):
-        return bool(grp.getgrnam(group))
-    return False
 
 
 def _used(arguments: Sequence[str]) -> Iterator[Path]:

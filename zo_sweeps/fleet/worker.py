@@ -19,7 +19,16 @@ from zo_sweeps.core.files import replace_text
 from zo_sweeps.devices.probe import probe
 from zo_sweeps.fleet import preflight
 from zo_sweeps.fleet.keeper import Keeper, NodeSpec
-from zo_sweeps.fleet.node import labels, new_identity, node_arguments, port_range, running, terminate, wait_until_gone
+from zo_sweeps.fleet.node import (
+    labels,
+    new_identity,
+    node_arguments,
+    own_folder,
+    port_range,
+    running,
+    terminate,
+    wait_until_gone,
+)
 from zo_sweeps.methods.definition import read
 from zo_sweeps.methods.parts import Device
 from zo_sweeps.schedule.cluster import remove_short_folder, short_folder, token_for_joining
@@ -151,9 +160,4 @@ def memory_lent(options: WorkerOptions, device: Device) -> int | None:
 
 
 def _folder(state_dir: Path) -> Path:
-    folder = state_dir.expanduser() / "worker"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot write: {error.strerror}", where=str(folder), fix="use --state-dir FOLDER") from None
-    return folder.resolve()
+    return own_folder(state_dir.expanduser() / "worker")

@@ -70,7 +70,8 @@ class Workbench:
             return
         self.splits = cache.examples(self.config, self.model)
         self.evaluated = self.splits.spec.objective
-        self.objective = _objective(self.config.train.objective, self.evaluated)
+        name = self.config.train.objective
+        self.objective: Objective = self.evaluated if name == OWN else member("objective", name)()
         every = (*self.splits.train, *self.splits.dev, *self.splits.test)
         self.recorder.measured["rows_truncated"] = float(sum(example.truncated for example in every))
         self.recorder.measured |= self.splits.facts
@@ -261,12 +262,3 @@ class Workbench:
         """Return the model with the weights themselves, in place of the one that stores codes, which is freed."""
         del self.model
         return cache.plain_model(self.config, self.device)
-
-
-def _objective(name: str, own: Objective) -> Objective:
-    """Return the objective that `train.objective` names; "loss" stands for the dialect's own."""
-    if name == OWN:
-        return own
-    made = member("objective", name)()
-    assert isinstance(made, Objective)
-    return made

@@ -16,7 +16,7 @@ import os
 import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from zo_sweeps.schedule import ray_private
 
@@ -125,9 +125,7 @@ class Claims:
 
         Returns [] while the head shuts down. Cost: about 1 ms per driver.
         """
-        note = {"time": time.time(), "driver": mine.driver, "runs": dict(runs)}
-        note |= {"used": dict(mine.used), "held": dict(mine.held), "wants": list(mine.wants)}
-        note |= {"places": dict(mine.places), "user": mine.user, "priority": mine.priority, "asks": mine.asks}
+        note = {**asdict(mine), "time": time.time(), "runs": dict(runs)}
         with contextlib.suppress(Exception):  # Ray raises any kind of error then; the sweep goes on
             ray_private.put_note(self._key, json.dumps(note).encode())
             return self._others()
@@ -142,16 +140,15 @@ class Claims:
         now, live = time.monotonic(), []
         for key, text in ray_private.notes(ray_private.RUNS).items():
             note = json.loads(text)
-            if key == self._key or "places" not in note:
+            if key == self._key:
                 continue
             if self._seen.get(key, (0.0, 0.0))[0] != note["time"]:  # the clocks of two hosts may differ
                 self._seen[key] = (note["time"], now)
             age = now - self._seen[key][1]
             if age < LIVE_SECONDS:
                 places = {at: tuple(held) for at, held in note["places"].items()} if age < FRESH_SECONDS else {}
-                # Absent: of a driver of an earlier version.
-                whose = note.get("user", ""), note.get("priority", 0), tuple(note.get("asks", NO_ASKS))
-                live.append(Claim(note["driver"], note["used"], note["held"], tuple(note["wants"]), places, *whose))
+                said = {name: note[name] for name in ("driver", "used", "held", "user", "priority")}
+                live.append(Claim(**said, wants=tuple(note["wants"]), places=places, asks=tuple(note["asks"])))
         return live
 
 

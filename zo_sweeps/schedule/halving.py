@@ -44,16 +44,6 @@ class Group:
     sign: float
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """The decision on a trial that waits at a rung, and the event that records it."""
-
-    trial_id: str
-    step: int
-    goes_on: bool
-    event: Rung
-
-
 def groups(plan: Plan) -> list[Group]:
     """Return the groups of a plan's trials that have rungs.
 
@@ -141,16 +131,16 @@ class Halving:
         """The trials that wait at a rung for rivals."""
         return [trial_id for trial_id in self._group if trial_id not in self._ended and self.waits(trial_id)]
 
-    def verdicts(self, running: Container[str]) -> list[Verdict]:
-        """Return the decisions on trials that wait and whose rivals are there; each is returned once.
+    def verdicts(self, running: Container[str]) -> list[tuple[str, Rung]]:
+        """Return the decisions on trials that wait and whose rivals are there, by trial_id; each is returned once.
 
         Args:
             running: trials whose attempts have not ended: the evaluation of a rung arrives before the pause.
         """
         return [verdict for group in self._groups for verdict in self._verdicts(group, running)]
 
-    def _verdicts(self, group: Group, running: Container[str]) -> list[Verdict]:
-        verdicts: list[Verdict] = []
+    def _verdicts(self, group: Group, running: Container[str]) -> list[tuple[str, Rung]]:
+        verdicts: list[tuple[str, Rung]] = []
         settings = group.settings
         for step in group.rungs:
             kept = self._decision(group, settings, step, running)
@@ -159,8 +149,7 @@ class Halving:
             for trial_id in (trial_id for ids in settings for trial_id in ids):
                 if self._rung(trial_id) == step and trial_id not in self._ended and trial_id not in running:
                     self._told[trial_id].add(step)
-                    event = Rung(step=step, kept=tuple(sorted(kept)))
-                    verdicts.append(Verdict(trial_id, step, trial_id in kept, event))
+                    verdicts.append((trial_id, Rung(step=step, kept=tuple(sorted(kept)))))
                     if trial_id not in kept:
                         self._ended.add(trial_id)
             settings = tuple(ids for ids in settings if kept.issuperset(ids))
@@ -224,14 +213,14 @@ class Rungs(Observer):
     def _judge(self) -> bool:
         """Stop the trials that do not go on, and return whether any does. The decision is written first."""
         sweep, verdicts = self._sweep, self._halving.verdicts(self._sweep.running)
-        for verdict in verdicts:
-            trial, trial_id = sweep.trials[verdict.trial_id], verdict.trial_id
-            sweep.store.append(trial_id, [verdict.event])
-            if not verdict.goes_on:
+        for trial_id, rung in verdicts:
+            trial = sweep.trials[trial_id]
+            sweep.store.append(trial_id, [rung])
+            if trial_id not in rung.kept:
                 paused = sweep.ledger.outcomes.get(trial_id, Outcome(trial_id, TrialState.PAUSED))
-                why = f"stopped at {verdict.step} of {trial.steps} steps"
-                sweep.conclude(trial, replace(paused, state=TrialState.STOPPED, steps_done=verdict.step, error=why))
-        return any(verdict.goes_on for verdict in verdicts)
+                why = f"stopped at {rung.step} of {trial.steps} steps"
+                sweep.conclude(trial, replace(paused, state=TrialState.STOPPED, steps_done=rung.step, error=why))
+        return any(trial_id in rung.kept for trial_id, rung in verdicts)
 
     def looks(self, last: bool = False) -> None:
         """Say which trials cannot go on because rivals of theirs have not come to their rung."""

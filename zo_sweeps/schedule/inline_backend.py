@@ -34,7 +34,7 @@ END_SECONDS = 5.0
 
 
 class ProcessPeer:
-    """A `zo_sweeps.engine.peers.Peer` in a process with so many torch threads; it ends with `close`, or with this one."""
+    """A `zo_sweeps.engine.peers.Peer` in a process with so many torch threads, which ends with `close` or this one."""
 
     def __init__(self, target: str, trial: Trial, journal: Sequence[Event], threads: int) -> None:
         context = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang

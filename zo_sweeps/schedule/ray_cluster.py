@@ -43,17 +43,11 @@ class Connection:
         token = cluster.private_token(self._state_dir)
         folder = cluster.short_folder(self._state_dir)
         self._opened.callback(cluster.remove_short_folder, self._state_dir)
-        auth = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token.resolve()), "RAY_AUTH_TOKEN": None}
-        self._opened.enter_context(cluster.environment({**cluster.QUIET, **auth}))
+        self._opened.enter_context(cluster.environment({**cluster.QUIET, **cluster.token_environment(token.resolve())}))
         try:
             with cluster.environment(cluster.NOT_FOR_TRIALS):  # which Ray's processes inherit
-                self._init(
-                    address="local",
-                    num_cpus=cpus,
-                    include_dashboard=False,
-                    object_store_memory=OBJECT_STORE_BYTES,
-                    _temp_dir=str(folder),
-                )
+                ray_options = {"object_store_memory": OBJECT_STORE_BYTES, "_temp_dir": str(folder)}
+                self._init(address="local", num_cpus=cpus, include_dashboard=False, **ray_options)
         except Exception as error:  # Ray raises any kind of error, mostly for a starved process or a full disk
             raise UserError(
                 f"Ray did not start on this machine ({ray_private.first_line(error)})",
@@ -91,7 +85,7 @@ class Connection:
             return []
         alive = cluster.living(ray.nodes())
         leaving = ray_private.leaving_nodes() if self.address else set()
-        nodes = [_node(description) for description in alive if description["NodeID"] not in leaving]
+        nodes = [node_of(description) for description in alive if description["NodeID"] not in leaving]
         return [*nodes, *self.agents.nodes()]
 
     def free(self) -> dict[str, dict[str, float]]:
@@ -170,13 +164,13 @@ def why_lost(error: Exception) -> str:
     return "its process ended unexpectedly (killed, or crashed)"
 
 
-def _node(description: dict[str, Any]) -> Node:
+def node_of(description: Mapping[str, Any]) -> Node:
     """Convert one entry of `ray.nodes()` to a Node."""
     resources, labels = description["Resources"], description.get("Labels", {})
     gpus = resources.get("GPU", 0.0)
     return Node(
         node_id=description["NodeID"],
-        name=labels.get(NAME_LABEL, description["NodeManagerHostname"]),
+        name=labels.get(NAME_LABEL) or description["NodeManagerHostname"],
         device=labels.get(cluster.DEVICE_LABEL, "cuda" if gpus else "cpu"),
         cpus=resources.get("CPU", 0.0),
         gpus=gpus,

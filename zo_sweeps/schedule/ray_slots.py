@@ -127,7 +127,7 @@ class Slots:
                 held[slot.node.device] += self._cpus
             if slot.trial or not slot.node.is_agent:
                 place = places.get(slot.node.node_id, NOTHING)
-                places[slot.node.node_id] = _sum(place, (1, self._cpus, slot.gpus, slot.memory_bytes))
+                places[slot.node.node_id] = _sum(place, self._held(slot))
         wants = tuple(sorted(self._wanted))
         used, asks = dict(self._used), self.asks(trials)
         return replace(self._me, used=used, held=dict(held), wants=wants, places=places, asks=asks)
@@ -423,14 +423,11 @@ class Slots:
 
     def _fits(self, node: Node, gpus: int, memory: int, slots: Sequence[Slot]) -> bool:
         """Return whether one more actor fits on `node` in addition to `slots` and to what others hold there."""
-        here = [slot for slot in slots if slot.node.node_id == node.node_id]
-        slots_taken, cpus_taken, gpus_taken, memory_taken = self._held_by_others(node)
-        return (
-            (len(here) + 1) * self._cpus + cpus_taken <= node.cpus
-            and sum(slot.gpus for slot in here) + gpus + gpus_taken <= node.gpus
-            and sum(slot.memory_bytes for slot in here) + memory + memory_taken <= node.memory_bytes
-            and (node.slots is None or len(here) + slots_taken < node.slots)
-        )
+        here = [self._held(slot) for slot in slots if slot.node.node_id == node.node_id]
+        return not _exceeds(node, (1, self._cpus, gpus, memory), self._held_by_others(node), *here)
+
+    def _held(self, slot: Slot) -> Held:
+        return (1, self._cpus, slot.gpus, slot.memory_bytes)
 
     def _held_by_others(self, node: Node) -> Held:
         """Return what others hold on `node`, by Ray or by what they say, whichever is more."""
@@ -476,14 +473,16 @@ class Slots:
         )
 
 
-def _sum(one: Held, other: Held) -> Held:
-    return (one[0] + other[0], one[1] + other[1], one[2] + other[2], one[3] + other[3])
+def _sum(*each: Held) -> Held:
+    slots, cpus, gpus, memory = zip(*each, strict=True)
+    return sum(slots), sum(cpus), sum(gpus), sum(memory)
 
 
-def _exceeds(node: Node, one: Held, other: Held) -> bool:
-    """Return whether two sweeps together hold more than a node has."""
-    _, cpus, gpus, memory = _sum(one, other)
-    return cpus > node.cpus or gpus > node.gpus or memory > node.memory_bytes
+def _exceeds(node: Node, *each: Held) -> bool:
+    """Return whether these together hold more than a node has."""
+    slots, cpus, gpus, memory = _sum(*each)
+    lent = node.cpus >= cpus and node.gpus >= gpus and node.memory_bytes >= memory
+    return not lent or (node.slots is not None and slots > node.slots)
 
 
 def _suits(slot: Slot, gpus: int, memory: int) -> bool:
