@@ -7,12 +7,13 @@ import sys
 from pathlib import Path
 
 from zo_sweeps.core.trial import Trial
+from zo_sweeps.methods.executor import Executor
 from zo_sweeps.record.journal import JournalStore
 from zo_sweeps.schedule.backend import Backend
 from zo_sweeps.schedule.budget import Caps, Meter
 from zo_sweeps.schedule.halving import Rungs
 from zo_sweeps.schedule.inline_backend import InlineBackend
-from zo_sweeps.schedule.ledger import Ledger, Retries
+from zo_sweeps.schedule.ledger import Ledger
 from zo_sweeps.schedule.observer import OneCause, Remarks, Waits
 from zo_sweeps.schedule.ray_backend import RayBackend
 from zo_sweeps.schedule.snapshot import Summary, Watch
@@ -23,7 +24,8 @@ TARGET = "tests.schedule.fakes:run_trial"
 
 def sweep(state: Path, trials: list[Trial], backend: Backend | None = None, **options) -> Summary:
     store = JournalStore(state)
-    options["retries"] = Retries(options.pop("retries_failed", 1), options.pop("retries_lost", 3))
+    retries = {name: options.pop(name) for name in ("retries_failed", "retries_lost") if name in options}
+    options["options"] = Executor(**retries)
     take = lambda name, default=None: options.pop(name, default)  # the rest is the loop's
     observers = (
         Caps(take("meter", Meter())), OneCause(take("rows")), Remarks(), Waits(),

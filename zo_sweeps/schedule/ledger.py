@@ -119,18 +119,6 @@ class Standing:
             self.open[trial_id] = at
 
 
-@dataclass(frozen=True)
-class Retries:
-    """How often a trial is tried again after an error, and after a lost process or node."""
-
-    failed: int = 1
-    lost: int = 3
-
-    def spent(self, standing: Standing, trial_id: str) -> bool:
-        """Return whether none is left to a trial."""
-        return standing.failures.get(trial_id, 0) > self.failed or standing.losses.get(trial_id, 0) > self.lost
-
-
 def read_standing(state_dir: Path) -> Standing:
     """Read the ledger of `state_dir` without taking the lock, for `status` and `table`. Empty if there is none."""
     standing = Standing()

@@ -20,10 +20,11 @@ from typing import Any
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.core.events import End, Event
 from zo_sweeps.core.trial import Outcome, Trial, TrialState
+from zo_sweeps.methods.executor import Executor
 from zo_sweeps.record.journal import JournalStore, last_step
 from zo_sweeps.record.journal import outcome as recorded_outcome
 from zo_sweeps.schedule.backend import Backend, Finished, Progress, Report
-from zo_sweeps.schedule.ledger import Ledger, Retries
+from zo_sweeps.schedule.ledger import Ledger
 from zo_sweeps.schedule.observer import Observer
 from zo_sweeps.schedule.prediction import Measured
 from zo_sweeps.schedule.queue import Pending, ReadyQueue
@@ -44,7 +45,7 @@ class Sweep:
             run again. A trial without a result resumes from its journal; one with a result, or named by its trial_id,
             starts from scratch, with its old journal set aside.
         rounds: trial_id -> the round in which it is due, ascending; {}: all in plan order. See `plan.order`.
-        retries: further attempts at a trial.
+        options: how often a trial is tried again after an error, and after a lost process or node.
         on_events: gets the trial_id after events were appended to its journal.
         say: prints a line for the user.
 
@@ -55,7 +56,7 @@ class Sweep:
         self, trials: Sequence[Trial], backend: Backend, store: JournalStore, ledger: Ledger,
         observers: Sequence[Observer] = (), *,
         rerun: Collection[str] = (), rounds: Mapping[str, int] | None = None,
-        retries: Retries = Retries(),  # noqa: B008  # frozen
+        options: Executor = Executor(),  # noqa: B008  # frozen
         on_events: Callable[[str], None] = lambda trial_id: None, say: Callable[[str], None] = print,
     ) -> None:  # fmt: skip
         self.trials: dict[str, Trial] = {}  # in plan order, the first occurrence of each
@@ -64,7 +65,7 @@ class Sweep:
         check_rerun(rerun, self.trials)
         self.backend, self.store, self.ledger, self.say, self._on_events = backend, store, ledger, say, on_events
         self._observers, self._rerun, self._rounds = observers, rerun, rounds or {}
-        self._retries, self.memory = retries, Measured(self.trials.values(), ledger.outcomes)
+        self._options, self.memory = options, Measured(self.trials.values(), ledger.outcomes)
         self.pending = Pending(ReadyQueue(rounds=self._rounds), observers, ledger)
         self.queue = self.pending.queue
         self.running: dict[str, Running] = {}
@@ -123,7 +124,7 @@ class Sweep:
                 self.ledger.write(trial_id, TrialState.PENDING, reset=True)
                 if trial_id in self._rerun or state.is_result:
                     self.store.set_aside(trial_id)
-            elif state.is_result or self._retries.spent(self.ledger, trial_id):
+            elif state.is_result or self._is_spent(trial_id):
                 self.counts[state] += 1
                 continue
             self.counts[TrialState.PENDING] += 1
@@ -199,7 +200,7 @@ class Sweep:
         self.memory.learn(trial, outcome)
         del self.running[trial.trial_id]
         self.queue.left(trial)
-        again = state.is_retryable and not final and not self._retries.spent(self.ledger, trial.trial_id)
+        again = state.is_retryable and not final and not self._is_spent(trial.trial_id)
         self._move(before, TrialState.PENDING if again or state is TrialState.PAUSED else state)
         if again:
             self.pending.offer(trial, first=state is TrialState.LOST)  # a failed one goes behind those that may succeed
@@ -211,6 +212,10 @@ class Sweep:
                 self._append(trial.trial_id, [End(outcome=outcome)])
         for observer in self._observers:
             observer.ended(run, outcome, again)
+
+    def _is_spent(self, trial_id: str) -> bool:
+        failures, losses = self.ledger.failures.get(trial_id, 0), self.ledger.losses.get(trial_id, 0)
+        return failures > self._options.retries_failed or losses > self._options.retries_lost
 
     def _append(self, trial_id: str, events: list[Event]) -> None:
         self.store.append(trial_id, events)

@@ -24,7 +24,7 @@ from zo_sweeps.results.facts.plan import plan_facts, spent
 from zo_sweeps.schedule import hooks
 from zo_sweeps.schedule.budget import Caps, Meter, must_hold
 from zo_sweeps.schedule.halving import Rungs, groups
-from zo_sweeps.schedule.ledger import Ledger, Retries, Standing, read_standing
+from zo_sweeps.schedule.ledger import Ledger, Standing, read_standing
 from zo_sweeps.schedule.observer import OneCause, Remarks, Waits
 from zo_sweeps.schedule.prediction import OPERATIONS, Predictions, predictions, slots_here, this_device
 from zo_sweeps.schedule.snapshot import LiveFile, Snapshot, Summary, Watch
@@ -199,7 +199,7 @@ def _run(
                     ),
                     rerun=rerun,
                     rounds=ORDERS[order](plan, ledger.outcomes),
-                    retries=Retries(executor.retries_failed, executor.retries_lost),
+                    options=executor,
                     on_events=mirror.notify,
                     say=progress.say,
                 ).run()
