@@ -293,10 +293,7 @@ def _alone(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
 
 
 def _await_the_end_of_the_last(folder: Path, say: Callable[[str], None]) -> None:
-    """Wait for the processes of a head of this folder that was killed: they hold its ports.
-
-    Raises UserError when they do not end.
-    """
+    """Wait for the processes of a head of this folder that was killed, which hold its ports. Raises UserError."""
     end, reported = time.monotonic() + END_SECONDS, False
     while _processes(folder):
         if not reported:

@@ -97,11 +97,7 @@ def connect(address: str | None, token_file: str | None, state_dir: Path, worker
 
 
 def row_of(device: Device, now: float) -> list[str]:
-    """Return the cells of a machine below HEADERS, several lines each; a dash for what is unknown.
-
-    Args:
-        now: Unix seconds.
-    """
+    """Return the cells of a machine below HEADERS, `now` in Unix seconds, also if its facts cannot be read."""
     try:
         return row(device, now)
     except (TypeError, ValueError, KeyError, AttributeError):  # a node of another version may say something else

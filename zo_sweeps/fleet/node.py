@@ -80,12 +80,9 @@ def new_identity(folder: Path) -> str:
 def node_arguments(
     temp_dir: Path, cpus: int | None, gpus: int | None, memory_bytes: int | None, ports: str
 ) -> list[str]:
-    """Return the arguments of `ray start` that every node has.
+    """Return the arguments of `ray start` that every node has. Raises UserError for a bad range of ports.
 
-    Args:
-        cpus, gpus, memory_bytes: None: as Ray detects them (on a Jetson it detects no GPU).
-
-    Raises UserError for a bad range of ports.
+    With None, Ray detects cpus, gpus and memory (on a Jetson it detects no GPU).
     """
     arguments = [f"--temp-dir={temp_dir}", f"--object-store-memory={OBJECT_STORE_BYTES}", "--disable-usage-stats"]
     arguments.append("--include-log-monitor=false")  # it takes 80 MB to forward logs that our drivers do not show

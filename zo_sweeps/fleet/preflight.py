@@ -37,11 +37,8 @@ def checks(address: str, token: Path, device: Device, gpus: int, ports: str, fol
     """Yield each check as it is made. `fail`: joining would not work, or results would not be comparable.
 
     Args:
-        address, token: of the head.
-        device: this machine's profile.
         gpus: that the node will lend.
         ports: the range that Ray will use here; "": any.
-        folder: the node's state folder.
 
     Cost: seconds; imports torch, and executorch where it is installed.
     """

@@ -104,8 +104,7 @@ class Unit:
 def confined(reads: Iterable[str | Path]) -> list[str]:
     """Return the settings of a service that writes in its own folders alone.
 
-    Args:
-        reads: paths that it reads; homes are hidden from it unless one of the paths is in a home.
+    Homes are hidden from it unless one of the paths that it reads is in a home.
     """
     in_home = any(Path(path).is_relative_to(home) for path in reads for home in HOMES)
     return ["PrivateTmp=true", "ProtectSystem=strict", f"ProtectHome={'read-only' if in_home else 'true'}"]

@@ -69,9 +69,6 @@ def profile(name: str, config_dirs: Sequence[str]) -> Device:
 def join(state_dir: Path, options: WorkerOptions, device: Device, say: Callable[[str], None]) -> int:
     """Run the checks, join, and stay joined until SIGTERM or Ctrl-C; return 1 when a check fails.
 
-    Args:
-        device: this machine's profile.
-
     Raises UserError when a worker already runs from this folder and when there is no token.
     """
     folder = _folder(state_dir)

@@ -155,11 +155,7 @@ class Recorder:
             self.emit(events.Warned(metric=metric, text=text))
 
     def take_test(self, step: int, scores: Scores, rows: str, weights: str) -> None:
-        """Keep and report the test scores.
-
-        Args:
-            rows, weights: digests of the rows that were scored, and of the trained values.
-        """
+        """Keep and report the test scores, with digests of the rows that were scored and of the trained values."""
         event = ScoredTest(
             step=step,
             loss=scores.loss,
@@ -173,12 +169,7 @@ class Recorder:
         self.test = self.emit(event)
 
     def take_reading(self, time: float, step: int, values: Mapping[str, float]) -> None:
-        """Keep and report a reading of a phone's sensors, unless an earlier attempt did.
-
-        Args:
-            time: of the reading.
-            step: the last one that had ended.
-        """
+        """Keep and report a reading of a phone's sensors after a step, unless an earlier attempt did."""
         if all(time > event.time for event in self._readings[-1:]):
             self._readings.append(self.emit(events.Sensors(time=time, step=step, values=dict(values))))
 

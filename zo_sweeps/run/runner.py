@@ -37,11 +37,9 @@ OF_AN_ENGINE = "run in an inference engine, which does not tell a program's tens
 
 
 def at_peak(bench: Workbench, space: InstalledSpace | None, work: Work) -> Mapping[Part, int]:
-    """Do the work, and return the bytes by part of the tensors alive at its peak.
+    """Return the bytes by part of the tensors alive at the peak of `work`, which can tell the meter of its own.
 
-    Args:
-        space: as installed in the model; None if none is.
-        work: called with the meter, to which it can say what its own tensors are.
+    `space` is as installed in the model; None if none is.
     """
     tensors = Tensors(bench.device)
     if space is not None:
@@ -67,13 +65,7 @@ class PausedError(Exception):
 
 
 class Runner:
-    """A trial of one kind on its workbench; subclasses define `run`.
-
-    Args:
-        meter: already started.
-        should_stop: called between steps.
-        sharing: the peers that share the steps; None if there are none.
-    """
+    """A trial of one kind on its workbench; subclasses define `run`. `should_stop` is called between steps."""
 
     def __init__(
         self, bench: Workbench, meter: MemoryMeter, should_stop: Callable[[], bool], sharing: Sharing | None
@@ -118,11 +110,7 @@ class Runner:
             self.recorder.untrained = self.bench.scored(self.bench.splits.dev)[0]
 
     def report_test(self, step: int, weights: str = "") -> None:
-        """Score the test split once, with the selected weights.
-
-        Args:
-            weights: their digest, `engine.replay.digest`; "" if nothing was trained.
-        """
+        """Score the test split once, with the weights of the selected step; their digest is "" if none was trained."""
         recorder, bench = self.recorder, self.bench
         recorder.selected = step
         if recorder.test is None:
@@ -141,9 +129,7 @@ class Runner:
         Of a trial without steps, the parts are those of the forward. What diverges or runs out of memory is not
         recorded: the results stand. Changes theta: for when the trial has its results.
 
-        Args:
-            space: as installed in the model; None if none is.
-            step: takes the step of `recorder.largest`.
+        `step` takes the step of `recorder.largest`.
         """
         measured, forward = self.recorder.measured, self.bench.largest_forward()
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -40,9 +41,6 @@ OTHER_START = (
 class Workbench:
     """The parts of one trial, built from its configuration.
 
-    Args:
-        recorder: keeps the fingerprint of the mask that the trial began with.
-
     Attributes:
         device: of the batches and losses; devices: of the model, that one first.
         model, splits: the base model and the encoded rows, after `load`; kinds without rows have no splits.
@@ -71,7 +69,8 @@ class Workbench:
         self.splits = cache.examples(self.config, self.model)
         self.evaluated = self.splits.spec.objective
         name = self.config.train.objective
-        self.objective: Objective = self.evaluated if name == OWN else member("objective", name)()
+        objective: Any = self.evaluated if name == OWN else member("objective", name)()
+        self.objective: Objective = objective
         every = (*self.splits.train, *self.splits.dev, *self.splits.test)
         self.recorder.measured["rows_truncated"] = float(sum(example.truncated for example in every))
         self.recorder.measured |= self.splits.facts

@@ -119,8 +119,7 @@ def run_guarded(
 ) -> Outcome:
     """Call `target` ("module:function", a RunTrial); turn any exception into a FAILED outcome and its `end` event.
 
-    Args:
-        options: of `target`, besides those of every RunTrial; None stands for none.
+    Of its further `options`, None stands for none.
     """
     try:
         module, _, name = target.partition(":")

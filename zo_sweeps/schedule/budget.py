@@ -37,11 +37,7 @@ class Spent:
 
 @dataclass(frozen=True)
 class Predicted:
-    """What the trials without a result will cost; None where nothing is known.
-
-    Args:
-        seconds: wall-clock.
-    """
+    """What the trials without a result will cost, in wall-clock seconds and joules; None where nothing is known."""
 
     seconds: float | None = None
     joules: float | None = None
@@ -91,8 +87,7 @@ def _end(span: Span, read: Callable[[str], list[Event]]) -> float:
 def over(budget: Budget, trials: int, so_far: Spent, left: Predicted) -> list[str]:
     """Return one line for each cap that a sweep cannot hold, as predicted: what it needs, the cap, and what to do.
 
-    Args:
-        trials: the trials of the sweep that can run, with or without a result.
+    `trials` counts those that can run, with or without a result.
     """
     lines = []
     if budget.trials is not None and trials > budget.trials:

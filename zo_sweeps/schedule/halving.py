@@ -134,8 +134,7 @@ class Halving:
     def verdicts(self, running: Container[str]) -> list[tuple[str, Rung]]:
         """Return the decisions on trials that wait and whose rivals are there, by trial_id; each is returned once.
 
-        Args:
-            running: trials whose attempts have not ended: the evaluation of a rung arrives before the pause.
+        Trials whose attempts are `running` have not ended: the evaluation of a rung arrives before the pause.
         """
         return [verdict for group in self._groups for verdict in self._verdicts(group, running)]
 

@@ -152,13 +152,9 @@ def driver_of(state_dir: Path) -> str:
 
 
 class Ledger(Standing):
-    """The ledger, open for writing by one driver at a time.
+    """The ledger, open for writing by one driver at a time, with a sweep's id in every line that it writes.
 
-    Args:
-        state_dir: created if missing.
-        sweep_id: written to every line.
-
-    Raises UserError when another driver holds the folder, or when it cannot be written.
+    Raises UserError when another driver holds the folder, or when it cannot be written; it is made if missing.
     """
 
     def __init__(self, state_dir: Path, sweep_id: str = "") -> None:

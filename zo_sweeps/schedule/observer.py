@@ -110,11 +110,7 @@ ROW_ERRORS = 3  # the same of a row: its other trials wait until the command is 
 
 
 class SameErrors:
-    """The ends of the first attempts of a sweep, or of one of its rows.
-
-    Args:
-        enough: so many different trials must fail with the same error, and none have a result.
-    """
+    """The ends of a sweep's or a row's first attempts: whether `enough` trials failed alike, and none has a result."""
 
     def __init__(self, enough: int) -> None:
         self._enough = enough
@@ -141,8 +137,7 @@ class SameErrors:
 class OneCause(Observer):
     """Trials that fail in the same way: the first SAME_ERRORS end the sweep, the first ROW_ERRORS of a row that row.
 
-    Args:
-        rows: block -> its printed name.
+    `rows` has the printed name of each block.
     """
 
     def __init__(self, rows: Mapping[str, str] | None = None) -> None:

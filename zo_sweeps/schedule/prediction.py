@@ -31,12 +31,7 @@ TRIAL = 0.3  # seconds that a trial takes beside its forwards, there
 
 @dataclass(frozen=True, order=True)
 class Device:
-    """A class of devices: trials take the same time on each.
-
-    Args:
-        name: of the processor or the GPU.
-        threads: of torch.
-    """
+    """A class of devices, on each of which a trial takes the same time: a processor or GPU, and torch's threads."""
 
     name: str
     threads: int

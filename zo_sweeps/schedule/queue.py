@@ -19,16 +19,10 @@ class ReadyQueue:
     The trials of a group are interchangeable to a backend, so a choice costs O(groups), not O(trials), and a group
     that fits on no node now is skipped.
 
-    Args:
-        trials: put in this order.
-        rounds: trial_id -> the round in which it is due, ascending; {}: one round.
+    `rounds` has the round in which each trial_id is due, ascending; {}: one round.
     """
 
-    def __init__(
-        self,
-        trials: Iterable[Trial] = (),
-        rounds: Mapping[str, int] | None = None,
-    ) -> None:
+    def __init__(self, trials: Iterable[Trial] = (), rounds: Mapping[str, int] | None = None) -> None:
         self._rounds = rounds or {}
         self._avoided: dict[str, frozenset[str]] = {}  # trial_id -> the nodes where it was lost
         self._groups: dict[Group, deque[Trial]] = {}

@@ -335,10 +335,9 @@ class RayBackend:
 
 
 def _cause(slot: Slot, error: Exception) -> Exception:
-    """Return why a slot's actor is dead.
+    """Return why a slot's actor is dead: a call that broke off may say no more than that it is unavailable.
 
-    A call that breaks off while its process ends may say no more than that the actor is unavailable; how the process
-    ended reaches this driver a moment later, with the next call.
+    How the process ended reaches this driver a moment later, with the next call.
     """
     import ray
 

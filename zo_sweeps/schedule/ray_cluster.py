@@ -26,8 +26,7 @@ UNREACHABLE_SECONDS = 15.0  # Ray ends this process after 60 s without a head
 class Connection:
     """This process's connection to a Ray cluster: a new local one, or the one at `address` ("host:port").
 
-    Args:
-        state_dir: keeps the token of local clusters.
+    `state_dir` keeps the token of local clusters.
     """
 
     def __init__(self, state_dir: Path, address: str | None) -> None:

@@ -115,11 +115,7 @@ class Slots:
             self._slots = [slot for slot in self._slots if slot.trial or slot.node.node_id in alive]
 
     def claim(self, trials: int = 0) -> Claim:
-        """Return what this sweep holds and wants, for the other drivers.
-
-        Args:
-            trials: without a result.
-        """
+        """Return what this sweep, with so many trials without a result, holds and wants; for the other drivers."""
         held: defaultdict[str, float] = defaultdict(float)
         places: dict[str, Held] = {}
         for slot in (*self._slots, *self.silent):
@@ -348,12 +344,7 @@ class Slots:
         busy: Sequence[Slot],
         start: float | None = None,
     ) -> list[Claim]:
-        """Return the sweeps that the free slots of a device profile are for; [] if one is left over for this sweep.
-
-        Args:
-            nodes, homes: that can run the trial, and what it takes there.
-            start: as in `fairness.first_served`.
-        """
+        """Return the sweeps that a device profile's free slots are for; `homes`: what the trial takes on `nodes`."""
         others = [other for other in self.others if other.driver not in self._passed]
         first = first_served(self.claim(), others, device, start=start) if others else []
         if not first or any(other.priority > self._me.priority for other in first):  # it takes as many as it can
@@ -404,12 +395,9 @@ class Slots:
             self._slots = before
 
     def _of_others(self, node: Node, free: Mapping[str, float]) -> Held:
-        """Return what is neither free on a node of Ray's nor held by this sweep.
-
-        A new actor counts once it has answered: before, what it holds may not be known to Ray yet.
-        """
+        """Return what is neither free on a node of Ray's nor held by this sweep."""
         here = [slot for slot in (*self._slots, *self.silent) if slot.node.node_id == node.node_id]
-        here = [slot for slot in here if slot.heard]
+        here = [slot for slot in here if slot.heard]  # before, what it holds may not be known to Ray yet
         return (
             0,
             max(0.0, node.cpus - free.get("CPU", 0.0) - len(here) * self._cpus),

@@ -15,7 +15,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.core.events import End, Event
@@ -239,13 +238,9 @@ STOPS = (signal.SIGINT, signal.SIGTERM)
 
 def on_stop(function: Callable[[], None]) -> None:
     """Call `function` on SIGINT and SIGTERM; in a thread, which gets no signals, do nothing."""
-
-    def handle(number: int, frame: Any) -> None:
-        function()
-
     if threading.current_thread() is threading.main_thread():
         for number in STOPS:
-            signal.signal(number, handle)
+            signal.signal(number, lambda *_: function())
 
 
 class Stop:
@@ -259,7 +254,7 @@ class Stop:
     """
 
     def __init__(self, cancel_all: Callable[[], None]) -> None:
-        self._cancel_all = cancel_all
+        self._cancel_all, self._runs = cancel_all, False
         self.interrupted = self.cancelled = False
         self.failing = self.over = ""
 
@@ -280,25 +275,24 @@ class Stop:
 
     def starting(self) -> None:
         """Keep a signal until `started`: Ray does not survive an exception in the middle of its start."""
-        on_stop(self._keep)
+        self._runs = False
+        on_stop(self._interrupt)
 
     def started(self) -> None:
         """Handle signals from now on, as Ray has set handlers of its own, and the one that was kept."""
+        self._runs = True
         on_stop(self._interrupt)
         if self.interrupted:
             self._cancel_all()
-
-    def _keep(self) -> None:
-        if self.interrupted:
-            raise KeyboardInterrupt
-        self.interrupted = True
-        os.write(2, b"stopping as soon as it has started (Ctrl-C again: stop at once)\n")  # safe in a signal handler
 
     def _interrupt(self) -> None:
         if self.interrupted:
             raise KeyboardInterrupt
         self.interrupted = True  # an observer reports it: printing is not safe in a signal handler
-        self._cancel_all()
+        if self._runs:
+            self._cancel_all()
+        else:
+            os.write(2, b"stopping as soon as it has started (Ctrl-C again: stop at once)\n")  # which is safe
 
 
 @contextmanager
