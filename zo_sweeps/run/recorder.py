@@ -111,28 +111,20 @@ class Recorder:
                 self.losses.append(event.loss)
                 self._step_seconds.append(event.seconds)
                 self._pending.append(event)
-                self._take_lost(event)
-                self._take_noise(event)
+                if event.step not in self.lost and not math.isnan(event.lost):
+                    self.lost[event.step] = event.lost
+                    self.emit(events.Updates(step=event.step, lost=event.lost))
+                    self.warn("updates_lost", event.lost)
+                if event.noise is not None:  # `flush` reports it
+                    self.noise[event.step] = event.noise
+                    if not math.isnan(ratio := self._noise_to_signal()):
+                        self.warn("noise_to_signal", ratio)
                 if time.perf_counter() - self._flushed_at > FLUSH_SECONDS:
                     self.flush()
         elif event.step not in self.evaluations:
             self.flush()
             scores = ScoredDev(**vars(event))
             self.evaluations[event.step] = self.emit(scores)
-
-    def _take_lost(self, event: StepDone) -> None:
-        """Keep and report the share of an update that rounding lost, where it was measured."""
-        if event.step not in self.lost and not math.isnan(event.lost):
-            self.lost[event.step] = event.lost
-            self.emit(events.Updates(step=event.step, lost=event.lost))
-            self.warn("updates_lost", event.lost)
-
-    def _take_noise(self, event: StepDone) -> None:
-        """Keep the rounding noise of a step's losses, where it was measured; `flush` reports it."""
-        if event.noise is not None:
-            self.noise[event.step] = event.noise
-            if not math.isnan(ratio := self._noise_to_signal()):
-                self.warn("noise_to_signal", ratio)
 
     def _noise_to_signal(self) -> float:
         """Return the ratio so far; NaN of too few steps, whose ratio is mostly chance, or without any signal."""
@@ -238,7 +230,8 @@ class Recorder:
             metrics["fused_trials"] = float(self.fused)
             unmeasured |= dict.fromkeys(COSTS, NOT_ITS_OWN)
             metrics = {name: value for name, value in metrics.items() if not name.startswith(COSTS)}
-        no_energy = {ENERGY: self._no_energy()} if done and f"{ENERGY}joules" not in metrics else {}
+        if done and f"{ENERGY}joules" not in metrics:
+            unmeasured = {ENERGY: self.energy.reason or "an earlier attempt did not measure it", **unmeasured}
         return Outcome(
             trial_id=self.trial.trial_id,
             state=state,
@@ -249,7 +242,7 @@ class Recorder:
             error=error,
             traceback=trace,
             code="+".join(dict.fromkeys(self.codes)),
-            unmeasured={**no_energy, **unmeasured},
+            unmeasured=unmeasured,
         )
 
     def described(self) -> Mapping[str, Any]:
@@ -261,10 +254,6 @@ class Recorder:
         both = "; then ".join(filter(None, defined))
         further = {"energy_definition": both, "load": self.load and self.load.read(), "earlier": self._earlier}
         return {**self.device, **{name: value for name, value in further.items() if value}}
-
-    def _no_energy(self) -> str:
-        """Return the reason why the steps' energy is not known."""
-        return self.energy.reason or "an earlier attempt did not measure it"
 
 
 def _earlier(journal: Sequence[Event]) -> list[dict[str, Any]]:

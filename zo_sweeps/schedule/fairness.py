@@ -61,11 +61,8 @@ def count(mine: Claim, others: Iterable[Claim], device: str) -> int:
 
     `mine` counts wherever it is: it asks because it is about to use the device.
     """
-    return 1 + sum(_peers(mine, other) and other.user == mine.user and other.is_on(device) for other in others)
-
-
-def _peers(one: Claim, other: Claim) -> bool:
-    return one.driver != other.driver and one.priority == other.priority
+    mates = (other for other in others if (other.user, other.priority) == (mine.user, mine.priority))
+    return 1 + sum(other.driver != mine.driver and other.is_on(device) for other in mates)
 
 
 def first_served(mine: Claim, others: Iterable[Claim], device: str, *, start: float | None = None) -> list[Claim]:

@@ -8,7 +8,7 @@ to another. The steps of one trial may be shared by several processes (`executor
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -299,17 +299,13 @@ def must_share(options: Executor, trials: Iterable[Trial]) -> None:
 
 def no_room(trial: Trial, count: int, nodes: Sequence[Node], cpus: int, limit: int | None) -> str:
     """Return why `count` processes of a trial never fit on nodes of one device profile; "" when they do."""
-    kinds = {node.device for node in nodes}
-    room = [room_for(trial, [node for node in nodes if node.device == kind], cpus) for kind in kinds]
-    most = min(max(room, default=0), limit or count)
+    room: Counter[str] = Counter()
+    for node in nodes:
+        if not refusal(trial.needs, node, cpus):
+            cores = int(node.cpus // cpus)
+            room[node.device] += min(cores, int(node.gpus)) if gpus_needed(trial.needs, node) else cores
+    most = min(max(room.values(), default=0), limit or count)
     return "" if most >= count else f"executor.workers={count} of one kind of node: there is room for {most}"
-
-
-def room_for(trial: Trial, nodes: Sequence[Node], cpus: int) -> int:
-    """Return how many processes of trials like this one the CPUs and GPUs of nodes allow."""
-    able = [node for node in nodes if not refusal(trial.needs, node, cpus)]
-    places = [(int(node.cpus // cpus), int(node.gpus) if gpus_needed(trial.needs, node) else None) for node in able]
-    return sum(cores if gpus is None else min(cores, gpus) for cores, gpus in places)
 
 
 def of_weights(journal: Sequence[Event]) -> list[Event]:
