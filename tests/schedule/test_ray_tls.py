@@ -16,7 +16,7 @@ import pytest
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.fleet import keeper
-from zo_sweeps.fleet.keeper import Keeper, NodeSpec
+from zo_sweeps.fleet.keeper import Keeper
 from zo_sweeps.schedule import cluster, ray_cluster, ray_tls
 from zo_sweeps.schedule.ray_cluster import Connection
 
@@ -102,8 +102,8 @@ def test_no_process_of_rays_inherits_the_tracking_servers_password(
     (tmp_path / "token").write_text(TOKEN)
     seen: list[Any] = []
     monkeypatch.setattr(keeper, "subprocess", SimpleNamespace(Popen=lambda *_, env, **__: seen.append(env), DEVNULL=-3))
-    spec = NodeSpec("127.0.0.1:1", tmp_path / "token", "id", (), "", tmp_path, tmp_path / "log", 0, True, tls=True)
-    Keeper(spec, print)._start("module")
+    node = "127.0.0.1:1", tmp_path / "token", "id", (), "", tmp_path, tmp_path / "log", 0, True
+    Keeper(print, *node, tls=True)._start("module")
     monkeypatch.setattr(ray_cluster.Connection, "_init", lambda self, **_: seen.append(dict(os.environ)))
     connection = Connection(tmp_path, None)
     connection.start_local(1)

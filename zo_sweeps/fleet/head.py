@@ -25,7 +25,7 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import replace_text
 from zo_sweeps.fleet import gateway
 from zo_sweeps.fleet.gateway import CODE_MINUTES, LEASE_MINUTES, PORT
-from zo_sweeps.fleet.keeper import Keeper, NodeSpec, last_line
+from zo_sweeps.fleet.keeper import Keeper, last_line
 from zo_sweeps.fleet.node import (
     labels,
     listens,
@@ -143,19 +143,6 @@ def keep(state_dir: Path, say: Callable[[str], None]) -> int:
     replace_text(folder / "head.json", json.dumps(state))
     options = _options(state)
     short = short_folder(folder)
-    spec = NodeSpec(
-        address=state["address"],
-        token=Path(state["token_file"]),
-        identity=state["identity"],
-        arguments=ray_arguments(options, short),
-        labels=labels(None, state["identity"]),
-        temp_dir=short,
-        log=folder / "ray.log",
-        grace=0,
-        is_head=True,
-        tls=options.tls and not server.is_loopback(options.host),
-        agents=folder if options.gateway_port else None,
-    )
     served = None
     if options.gateway_port:
         where = folder, options.host, options.gateway_port, options.lease, options.own
@@ -173,7 +160,21 @@ def keep(state_dir: Path, say: Callable[[str], None]) -> int:
                 mlflow = server.start(state_dir, options.mlflow_port, options.host)
 
     try:
-        return Keeper(spec, say, tick).run()
+        return Keeper(
+            say,
+            address=state["address"],
+            token=Path(state["token_file"]),
+            identity=state["identity"],
+            arguments=ray_arguments(options, short),
+            labels=labels(None, state["identity"]),
+            temp_dir=short,
+            log=folder / "ray.log",
+            grace=0,
+            is_head=True,
+            tls=options.tls and not server.is_loopback(options.host),
+            agents=folder if options.gateway_port else None,
+            tick=tick,
+        ).run()
     finally:
         if served:
             served.stop()

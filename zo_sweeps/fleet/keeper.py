@@ -38,11 +38,12 @@ BOOT_SECONDS = 300.0  # time allowed for a raylet to appear: a starved machine t
 ACTOR = f"{ray_private.ACTOR_TITLE}{TrialActor.__name__}"
 
 
-@dataclass(frozen=True)
-class NodeSpec:
-    """A Ray node to keep up.
+@dataclass
+class Keeper:
+    """The loop that keeps one Ray node up; see `run`.
 
     Args:
+        say: prints a line for the user.
         identity: its `zo.id`, the same after a restart.
         arguments: of `ray start`, without `--block` and `--labels`, which `node.labels` makes.
         temp_dir: Ray's folder, a short path; old sessions in it are removed.
@@ -51,8 +52,10 @@ class NodeSpec:
         is_head: whether the node is itself the head, with no other to wait for.
         tls: of a head, whether Ray's connections are encrypted; other nodes find out.
         agents: the folder with the head's store of agents, which the reporter tells the cluster of.
+        tick: called every half a second while the node is up.
     """
 
+    say: Callable[[str], None]
     address: str
     token: Path
     identity: str
@@ -64,17 +67,9 @@ class NodeSpec:
     is_head: bool = False
     tls: bool = False
     agents: Path | None = None
+    tick: Callable[[], None] = lambda: None
 
-
-class Keeper:
-    """The loop that keeps one node up; see `run`.
-
-    Args:
-        tick: called every half a second while the node is up.
-    """
-
-    def __init__(self, spec: NodeSpec, say: Callable[[str], None], tick: Callable[[], None] = lambda: None) -> None:
-        self._spec, self._say, self._tick = spec, say, tick
+    def __post_init__(self) -> None:
         self._leave = self._now = False
         self._ray: subprocess.Popen[bytes] | None = None
         self._reporter: subprocess.Popen[bytes] | None = None
@@ -93,7 +88,7 @@ class Keeper:
                     break
                 if time.monotonic() - began > STEADY:
                     wait = FIRST_WAIT
-                self._say(f"{why}; starting again in {wait:.0f} s")
+                self.say(f"{why}; starting again in {wait:.0f} s")
                 self._pause(wait)
                 wait = min(2 * wait, LONGEST_WAIT)
         finally:
@@ -110,31 +105,31 @@ class Keeper:
 
     def _live(self) -> str:
         """Start the node and watch it to its end; return why it ended."""
-        if self._spec.is_head:
-            ray_private.forget_head(self._spec.temp_dir)
+        if self.is_head:
+            ray_private.forget_head(self.temp_dir)
         else:
             self._wait_for_the_head()
             if self._leave:
                 return "left"
-        keep_newest(self._spec.temp_dir)
-        began = f"--labels={self._spec.labels},{cluster.BEGAN_LABEL}={time.time():.0f}"
-        self._ray = self._start(ray_private.CLI, "start", "--block", *self._spec.arguments, began)
+        keep_newest(self.temp_dir)
+        began = f"--labels={self.labels},{cluster.BEGAN_LABEL}={time.time():.0f}"
+        self._ray = self._start(ray_private.CLI, "start", "--block", *self.arguments, began)
         end = time.monotonic() + BOOT_SECONDS
         while not (raylet := self._raylet()) and self._ray.poll() is None and time.monotonic() < end:
             time.sleep(0.1)
         if not raylet:
-            return f"Ray did not start: {last_line(self._spec.log)} (see {self._spec.log})"
+            return f"Ray did not start: {last_line(self.log)} (see {self.log})"
         known = False
         while not self._leave:
             if self._ray.poll() is not None or not alive(raylet):
-                return "the node's raylet has ended" + ("" if known else f": {last_line(self._spec.log)}")
+                return "the node's raylet has ended" + ("" if known else f": {last_line(self.log)}")
             status = self._reporter.poll() if self._reporter else 1
             if status == GONE:
                 return "the head no longer knows this node"
             if status is not None:
                 self._reporter = self._report()
             known = True
-            self._tick()
+            self.tick()
             time.sleep(TICK)
         if not self._now:
             self._let_go(raylet)
@@ -145,24 +140,24 @@ class Keeper:
         reported = False
         while not self._leave:
             try:
-                return cluster.must_answer(self._spec.address)
+                return cluster.must_answer(self.address)
             except UserError:
                 if not reported:
                     reported = True
-                    self._say(f"the head at {self._spec.address} does not answer; waiting for it")
+                    self.say(f"the head at {self.address} does not answer; waiting for it")
                 self._pause(HEAD_WAIT)
 
     def _let_go(self, raylet: psutil.Process) -> None:
         """Wait for the trials that run here to stop at their next step; the raylet ends itself after the last."""
-        grace = self._spec.grace
-        if self._spec.is_head or grace <= 0:
+        grace = self.grace
+        if self.is_head or grace <= 0:
             return
         try:
-            cluster.must_answer(self._spec.address)
+            cluster.must_answer(self.address)
         except UserError:
-            self._say("left: the head does not answer, so trials cannot be handed back")
+            self.say("left: the head does not answer, so trials cannot be handed back")
             return
-        self._say(f"leaving: running trials have {grace:.0f} s to stop at their next step")
+        self.say(f"leaving: running trials have {grace:.0f} s to stop at their next step")
         end = time.monotonic() + grace
         if self._reporter:
             self._reporter.kill()
@@ -171,17 +166,17 @@ class Keeper:
         asked: set[psutil.Process] = set()
         while time.monotonic() < end and not self._now:
             if not alive(raylet):
-                self._say("left: all trials have stopped")
+                self.say("left: all trials have stopped")
                 return
             for actor in set(_actors(raylet)) - asked:  # an idle one ends; a busy one hands its trial back
                 asked.add(actor)
                 with contextlib.suppress(psutil.Error):
                     actor.terminate()
             time.sleep(0.2)
-        self._say("left before all trials had stopped: the others resume elsewhere from their last scalars")
+        self.say("left before all trials had stopped: the others resume elsewhere from their last scalars")
 
     def _report(self, *leaving: str) -> subprocess.Popen[bytes]:
-        known = (self._spec.address, str(self._spec.token), self._spec.identity, str(self._spec.agents or ""))
+        known = (self.address, str(self.token), self.identity, str(self.agents or ""))
         return self._start("zo_sweeps.fleet.reporter", *known, *leaving)
 
     def _raylet(self) -> psutil.Process | None:
@@ -193,13 +188,13 @@ class Keeper:
         return None
 
     def _start(self, *module_and_arguments: str) -> subprocess.Popen[bytes]:
-        variables = {**cluster.QUIET, **cluster.NOT_FOR_TRIALS, **cluster.token_environment(self._spec.token)}
-        if not self._spec.is_head:
-            variables |= cluster.tls_environment(variables, self._spec.address)
-        elif self._spec.tls:
-            variables |= ray_tls.variables(self._spec.token.read_text().strip())
+        variables = {**cluster.QUIET, **cluster.NOT_FOR_TRIALS, **cluster.token_environment(self.token)}
+        if not self.is_head:
+            variables |= cluster.tls_environment(variables, self.address)
+        elif self.tls:
+            variables |= ray_tls.variables(self.token.read_text().strip())
         kept = {name: value for name, value in os.environ.items() if name not in variables}
-        with open(self._spec.log, "ab") as log:
+        with open(self.log, "ab") as log:
             return subprocess.Popen(
                 [sys.executable, "-m", *module_and_arguments],
                 env={**kept, **{name: value for name, value in variables.items() if value is not None}},

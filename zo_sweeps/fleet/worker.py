@@ -18,7 +18,7 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import replace_text
 from zo_sweeps.devices.probe import probe
 from zo_sweeps.fleet import preflight
-from zo_sweeps.fleet.keeper import Keeper, NodeSpec
+from zo_sweeps.fleet.keeper import Keeper
 from zo_sweeps.fleet.node import (
     labels,
     new_identity,
@@ -94,33 +94,28 @@ def join(state_dir: Path, options: WorkerOptions, device: Device, say: Callable[
 
 
 def _keep(
-    folder: Path,
-    options: WorkerOptions,
-    device: Device,
-    token: Path,
-    gpus: int,
-    say: Callable[[str], None],
+    folder: Path, options: WorkerOptions, device: Device, token: Path, gpus: int, say: Callable[[str], None]
 ) -> int:
     short, identity = short_folder(folder), new_identity(folder)
     arguments = [f"--address={options.address}", f"--node-ip-address={preflight.own_address(options.address)}"]
     arguments += node_arguments(short, options.cpus, gpus, memory_lent(options, device), options.ports)
     name = options.name or socket.gethostname()
-    spec = NodeSpec(
-        address=options.address,
-        token=token,
-        identity=identity,
-        arguments=tuple(arguments),
-        labels=labels(device.name, identity, name),
-        temp_dir=short,
-        log=folder / "ray.log",
-        grace=options.grace,
-    )
     process = psutil.Process()
     state = {"pid": process.pid, "started": process.create_time(), "address": options.address, "token_file": str(token)}
     replace_text(folder / "worker.json", json.dumps(state))
     say(f"joining {options.address} as {name} ({device.name}); Ctrl-C or `zo-sweeps worker leave` to leave")
     try:
-        return Keeper(spec, say).run()
+        return Keeper(
+            say,
+            address=options.address,
+            token=token,
+            identity=identity,
+            arguments=tuple(arguments),
+            labels=labels(device.name, identity, name),
+            temp_dir=short,
+            log=folder / "ray.log",
+            grace=options.grace,
+        ).run()
     finally:
         (folder / "worker.json").unlink(missing_ok=True)
         remove_short_folder(folder)

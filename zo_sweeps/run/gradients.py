@@ -177,11 +177,7 @@ class Gradients:
     """
 
     def __init__(
-        self,
-        config: TrialConfig,
-        model: LanguageModel,
-        examples: Sequence[Example],
-        objective: Objective,
+        self, config: TrialConfig, model: LanguageModel, examples: Sequence[Example], objective: Objective
     ) -> None:
         self._config, self._model, self._objective = config, model, objective
         self._examples = list(examples[: config.gradients.samples])

@@ -18,17 +18,7 @@ from zo_sweeps.core.events import End, Event
 from zo_sweeps.core.trial import Outcome, Sharing, Trial, TrialState
 from zo_sweeps.devices.probe import cores
 from zo_sweeps.methods.executor import Executor
-from zo_sweeps.schedule.backend import (
-    COLD,
-    FLUSH_SECONDS,
-    NO_SLOT,
-    RUN_TRIAL,
-    WARM,
-    Deliver,
-    Finished,
-    Lost,
-    Progress,
-)
+from zo_sweeps.schedule.backend import COLD, FLUSH_SECONDS, NO_SLOT, RUN_TRIAL, WARM, Deliver, Finished, Lost, Progress
 from zo_sweeps.schedule.fairness import Claim
 from zo_sweeps.schedule.placement import no_room, of_weights, processes, reason
 from zo_sweeps.schedule.ray_cluster import NODE_LOST, Connection, why_lost
