@@ -22,7 +22,6 @@ class Ray(Executor):
     )
 
     def build(self, state_dir: Path, address: str | None) -> RayBackend:
-
         from zo_sweeps.schedule.ray_backend import RayBackend
 
         return RayBackend(state_dir, address=address, options=self, priority=self.priority)
