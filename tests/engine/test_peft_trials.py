@@ -19,8 +19,8 @@ from zo_sweeps.methods import registry
 from zo_sweeps.methods.space import Space
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.build import Plan, build
-from zo_sweeps.run import cache as loaded
 from zo_sweeps.run import run_trial as worker
+from zo_sweeps.run import workbench as loaded
 
 pytestmark = pytest.mark.unit
 METHODS = ("dora", "vera", "mezo_lora", "prefix", "sensitive", "sensitive_task", "random_subset", "outliers")

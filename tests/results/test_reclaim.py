@@ -15,7 +15,7 @@ from zo_sweeps.core.events import Event
 from zo_sweeps.core.trial import Trial, TrialState
 from zo_sweeps.record.journal import JournalStore
 from zo_sweeps.record.sweep_book import SweepBook, SweepInfo
-from zo_sweeps.run import cache
+from zo_sweeps.run import workbench
 from zo_sweeps.schedule.ledger import Ledger
 
 
@@ -26,7 +26,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
     coded = ["precision=squeezellm", "precision.sensitivity=none", "method=sensitive_task", "space.samples=2"]
     trial = make(*coded, "update.lr=1e-3", "train.steps=1", "split.train=8", "split.dev=4", "split.test=4")
     with cache_at(folder / "cache"):
-        cache.warm = None
+        workbench.warm = None
         outcome, events = run(trial)
     assert outcome.state is TrialState.SUCCEEDED, outcome.error
     write(folder / "state", trial, events)

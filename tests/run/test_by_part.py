@@ -20,7 +20,7 @@ from zo_sweeps.core.memory_parts import SCORING, TOTAL, Part, current
 from zo_sweeps.core.trial import Outcome, Trial, TrialState
 from zo_sweeps.devices.tensors import Tensors
 from zo_sweeps.engine.types import DivergedError
-from zo_sweeps.run import cache, runner
+from zo_sweeps.run import runner, workbench
 from zo_sweeps.run.zeroth_order import ZerothOrderRunner
 from zo_sweeps.schedule.placement import Node, refusal
 
@@ -132,14 +132,14 @@ def test_the_measurement_changes_no_result_and_leaves_the_model_as_it_was(
 ) -> None:
     trial = make(*TINY, *RUNS[name])
     first = run(trial)
-    assert cache.warm is not None
+    assert workbench.warm is not None
     model, hooks = (
-        cache.warm.model,
-        [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in cache.warm.model.module.modules()],
+        workbench.warm.model,
+        [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in workbench.warm.model.module.modules()],
     )
     stored = [tensor.clone() for tensor in model.stored()]
     again = run(trial)
-    assert cache.warm.model is model
+    assert workbench.warm.model is model
     assert all(torch.equal(a, b) for a, b in zip(stored, model.stored(), strict=True))
     assert not any(tensor.requires_grad for tensor in model.module.parameters())
     assert hooks == [0] * len(hooks)
@@ -194,7 +194,7 @@ torch.set_num_threads(1)
 
 def ended(small, large, factor):
     outcome, _ = run(make(*small))  # imports are not the trial's
-    cache.warm = None
+    workbench.warm = None
     trial = make(*large)
     held = next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmData"))
     limit = int(held + factor * (trial.needs.memory_bytes - RUNTIME_BYTES))
@@ -204,7 +204,7 @@ def ended(small, large, factor):
 
 
 run(make("method=zero_shot"))
-cache.warm = None
+workbench.warm = None
 for case in json.loads(sys.argv[1]):  # each in a process of its own, which has imported everything
     if (child := os.fork()) == 0:
         print(json.dumps(ended(*case)), flush=True)

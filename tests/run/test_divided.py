@@ -23,7 +23,7 @@ from zo_sweeps.devices.peak_memory import MemoryMeter
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.models.causal import LanguageModel
 from zo_sweeps.models.load import device_map, load
-from zo_sweeps.run import cache
+from zo_sweeps.run import workbench
 from zo_sweeps.run.backpropagation import Backpropagation
 
 CPUS = [torch.device("cpu"), torch.device("cpu", 0)]  # two places for accelerate, one for torch
@@ -40,9 +40,9 @@ def _nothing_is_warm(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(accelerate.big_modeling, "check_cuda_p2p_ib_support", lambda: True)  # it runs nvidia-smi
     if not torch.cuda.is_available():
         monkeypatch.setattr(accelerate.hooks, "set_module_tensor_to_device", placed)
-    cache.warm = None
+    workbench.warm = None
     yield
-    cache.warm = None
+    workbench.warm = None
 
 
 @pytest.mark.unit
@@ -60,7 +60,7 @@ def test_a_divided_model_trains_to_the_same_bits(options: tuple[str, ...], monke
     trial = make(*FULL, *options)
     outcome, whole = run(trial)
     assert outcome.state is TrialState.SUCCEEDED, outcome.traceback
-    base_model = cache.base_model
+    base_model = workbench.base_model
 
     def in_two_places(config: TrialConfig, key: str, _: Any) -> LanguageModel:
         model = base_model(config, key, CPUS)
@@ -69,11 +69,11 @@ def test_a_divided_model_trains_to_the_same_bits(options: tuple[str, ...], monke
                 accelerate.hooks.remove_hook_from_module(part, recurse=True)
         return model
 
-    monkeypatch.setattr(cache, "base_model", in_two_places)
+    monkeypatch.setattr(workbench, "base_model", in_two_places)
     again, divided = run(trial)
     assert again.state is TrialState.SUCCEEDED, again.traceback
-    assert cache.warm is not None
-    assert {*cache.warm.model.module.hf_device_map.values()} == {*CPUS}
+    assert workbench.warm is not None
+    assert {*workbench.warm.model.module.hf_device_map.values()} == {*CPUS}
     assert measured(again, divided) == measured(outcome, whole)
     weights = [event.weights for event in (*whole, *divided) if isinstance(event, ScoredTest)]
     assert len(weights) == 2
@@ -84,10 +84,10 @@ def test_a_divided_model_trains_to_the_same_bits(options: tuple[str, ...], monke
 @pytest.mark.unit
 def test_a_whole_model_is_not_taken_for_a_divided_one() -> None:
     config = TrialConfig.of(make(*FULL).config)
-    whole = cache.base_model(config, "key", CPUS[:1])
-    assert cache.base_model(config, "key", CPUS[:1]) is whole
+    whole = workbench.base_model(config, "key", CPUS[:1])
+    assert workbench.base_model(config, "key", CPUS[:1]) is whole
     assert not hasattr(whole.module, "hf_device_map")
-    assert cache.base_model(config, "key", CPUS) is not whole
+    assert workbench.base_model(config, "key", CPUS) is not whole
 
 
 @pytest.mark.unit

@@ -155,7 +155,7 @@ def test_generation_is_timed_and_trains_nothing() -> None:
 
 @pytest.mark.parametrize("product", ["add", "addmm"])
 def test_generation_over_a_sparse_space_leaves_the_model_as_it_was(product: str) -> None:
-    from zo_sweeps.run import cache as loaded
+    from zo_sweeps.run import workbench as loaded
 
     outcome, _ = run(generating("space=random_subset", "space.density=0.01", f"space.product={product}"))
     assert outcome.state is TrialState.SUCCEEDED, outcome.error

@@ -16,7 +16,7 @@ from zo_sweeps.core.events import ComputedCodes, End
 from zo_sweeps.core.trial import Outcome, Trial, TrialState
 from zo_sweeps.models.package import read
 from zo_sweeps.plan.build import Plan, build
-from zo_sweeps.run import cache
+from zo_sweeps.run import workbench
 from zo_sweeps.session.export import _save_whole, replayed
 from zo_sweeps.session.packaging import package
 
@@ -43,7 +43,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "text").mkdir()
     rows = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS)
     (tmp_path / "text" / "c4_sample.jsonl").write_text(rows)
-    cache.warm = None
+    workbench.warm = None
     return tmp_path
 
 
@@ -57,7 +57,7 @@ def local(package: Path) -> list[str]:
 
 
 def ran(trial: Trial, journal: Any = None) -> tuple[Outcome, list[Any]]:
-    cache.warm = None
+    workbench.warm = None
     outcome, events = run(trial, journal)
     assert outcome.state is TrialState.SUCCEEDED, outcome.traceback or outcome.error
     return outcome, events
@@ -188,7 +188,7 @@ def test_a_file_that_was_changed_is_refused(folder: Path, packed: Path, name: st
     file = packed / name
     content = file.read_bytes()
     file.write_bytes(content[:-3] + bytes([content[-3] ^ 1]) + content[-2:])
-    cache.warm = None
+    workbench.warm = None
     outcome, _ = run(trial)
     assert outcome.state is TrialState.FAILED
     assert f"{name} is not the file that was packaged" in outcome.error
@@ -259,7 +259,7 @@ def test_a_model_whose_codes_were_trained_is_exported_with_the_test_scores_of_th
     packaged, merged, adapter = folder / "packaged", folder / "merged", name.startswith("adapter")
     forms = {merged: False} if adapter else {packaged: True, merged: False}
     for target, as_package in forms.items():
-        cache.warm = None
+        workbench.warm = None
         with replayed(trial, journal, outcome.selected_step) as (bench, space):
             _save_whole(bench, space, target, as_package=as_package)
     expected = outcome.metrics["test/loss"]
@@ -272,7 +272,7 @@ def test_a_model_whose_codes_were_trained_is_exported_with_the_test_scores_of_th
     assert abs(test_loss(*TINY, *plain) - expected) > 1e-4, "nothing was trained"
     if name.startswith("entries"):
         (again,) = plan(folder, "method=random_subset", "update.lr=1", *local(packaged), text=False).trials
-        cache.warm = None
+        workbench.warm = None
         assert "trained entries already" in run(again)[0].error
 
 

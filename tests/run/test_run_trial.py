@@ -34,7 +34,7 @@ from zo_sweeps.core.trial import METRICS, Outcome, Stored, Trial, TrialState
 from zo_sweeps.devices.peak_memory import set_aside
 from zo_sweeps.engine.updates.sgd import SGD
 from zo_sweeps.methods.trial_config import TrialConfig
-from zo_sweeps.run import cache, recorder
+from zo_sweeps.run import recorder, workbench
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -314,15 +314,15 @@ def test_a_generation_task_is_scored_by_f1(tmp_path: Path) -> None:
 def test_a_model_is_freed_before_the_next_is_loaded(in_a_cycle: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     trial = make("method=zero_shot")
     config = TrialConfig.of(trial.config)
-    first = cache.base_model(config, "one", [torch.device("cpu")]).module
+    first = workbench.base_model(config, "one", [torch.device("cpu")]).module
     if in_a_cycle:
         first.own = [first]
     gone = weakref.ref(first)
     del first
     set_aside()  # the next trial begins
-    monkeypatch.setattr(cache, "load", lambda *_: gone())
-    assert cache.base_model(config, "two", [torch.device("cpu")]) is None
-    cache.warm = None
+    monkeypatch.setattr(workbench, "load", lambda *_: gone())
+    assert workbench.base_model(config, "two", [torch.device("cpu")]) is None
+    workbench.warm = None
 
 
 @pytest.mark.parametrize("space", ["prefix", "dora"])

@@ -19,7 +19,7 @@ from zo_sweeps.engine.score import score
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.build import build
 from zo_sweeps.record.mlflow_points import points
-from zo_sweeps.run import cache, workbench
+from zo_sweeps.run import workbench
 
 pytestmark = pytest.mark.unit
 
@@ -153,9 +153,9 @@ def test_a_metric_in_a_folder_of_the_user_s_is_one_python_file(folder: Path) -> 
 def test_f1_of_a_classification_task_is_recorded_as_f1_and_not_accuracy() -> None:
     trial = make("model=demo", "method=zero_shot", "task.metric=[f1,accuracy]", "split.test=40")
     outcome, journal = succeeded(trial)
-    assert cache.warm is not None
-    model = cache.warm.model
-    data = cache.examples(TrialConfig.of(trial.config), model)
+    assert workbench.warm is not None
+    model = workbench.warm.model
+    data = workbench.examples(TrialConfig.of(trial.config), model)
     scored = score(model, data.test, model.pad_id, data.spec.objective, torch.device("cpu"))
     pairs = [(choice, example.gold) for choice, example in zip(scored.choices, data.test, strict=True)]
     tp, wrong = pairs.count((1, 1)), pairs.count((0, 1)) + pairs.count((1, 0))
@@ -184,9 +184,9 @@ def test_generated_answers_end_at_the_task_s_stop(stop: str, folder: Path, monke
     trial = planned(folder, block)
     outcome, _ = succeeded(trial)
     assert {"test/squad_f1", "test/exact_match"} <= set(outcome.metrics)
-    assert cache.warm is not None
-    model = cache.warm.model
-    prompts = [list(example.prompt_ids) for example in cache.examples(TrialConfig.of(trial.config), model).test]
+    assert workbench.warm is not None
+    model = workbench.warm.model
+    prompts = [list(example.prompt_ids) for example in workbench.examples(TrialConfig.of(trial.config), model).test]
     whole = model.generate(prompts, 12, [model.eos_id])
     assert seen[-1] == [text.split(stop)[0].strip() for text in whole]
     if stop == "e":

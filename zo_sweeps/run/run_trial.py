@@ -18,7 +18,7 @@ from zo_sweeps.engine.types import DivergedError
 from zo_sweeps.methods.code import code_of
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.record import provenance
-from zo_sweeps.run import cache
+from zo_sweeps.run import workbench
 from zo_sweeps.run.recorder import Nowhere, Recorder
 from zo_sweeps.run.runner import PausedError, StoppedError, runner_of
 from zo_sweeps.run.workbench import Workbench
@@ -133,7 +133,7 @@ def set_up(trial: Trial, journal: Sequence[Event]) -> None:
     Raises UserError if they are not those that the journal names, and what loading raises. Cost: as of a trial's start.
     """
     config = TrialConfig.of(trial.config)
-    cache.warm = None  # a model that is loaded would not be looked for in the cache folder
+    workbench.warm = None  # a model that is loaded would not be looked for in the cache folder
     try:
         bench = Workbench(config, trial.warm_key, Recorder(trial, Nowhere(), journal))
         bench.load()
@@ -145,4 +145,4 @@ def set_up(trial: Trial, journal: Sequence[Event]) -> None:
             finally:
                 space.uninstall()
     finally:
-        cache.warm = None
+        workbench.warm = None

@@ -140,7 +140,7 @@ def _save_whole(bench: Workbench, space: InstalledSpace, target: Path, *, as_pac
     """Write the whole model with the trained values, as a package of its codes, or merged into its weights."""
     from zo_sweeps.engine.layers.sparse import Sparse
     from zo_sweeps.engine.layers.wrapped import Wrapped
-    from zo_sweeps.run import cache, packages
+    from zo_sweeps.run import packages, workbench
 
     config = bench.config
     wrapped = isinstance(space, Wrapped)
@@ -148,8 +148,8 @@ def _save_whole(bench: Workbench, space: InstalledSpace, target: Path, *, as_pac
         space.write()  # `uninstall` takes them out again
     elif not (wrapped or config.space.moves_base or config.space.theta is Theta.SCALES):
         raise UserError(f"space {config.space.name!r} can be saved neither as an adapter nor merged")
-    assert cache.warm is not None
-    cache.warm.dirty = cache.warm.dirty or wrapped or config.precision.coded
+    assert workbench.warm is not None
+    workbench.warm.dirty = workbench.warm.dirty or wrapped or config.precision.coded
     if as_package:
         packages.write_trained(config, bench.model, target)
         return

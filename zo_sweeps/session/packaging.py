@@ -58,9 +58,9 @@ def package(
     target = new_or_empty(Path(folder).expanduser())
     import torch
 
-    from zo_sweeps.run import cache, packages
+    from zo_sweeps.run import packages, workbench
 
-    return packages.make(config, torch.device(cache.torch_device(config.device)), target, progress)
+    return packages.make(config, torch.device(workbench.torch_device(config.device)), target, progress)
 
 
 def _checked(config: TrialConfig) -> TrialConfig:
