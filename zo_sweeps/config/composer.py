@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields, is_dataclass
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
@@ -50,6 +50,21 @@ def _packaged() -> Compositions:
 
 def _defaults(axis: str) -> dict[str, Mapping[str, Any]]:
     return {name: member.defaults() for name, member in registry.members(axis).items()}
+
+
+@cache
+def _packaged_grid(name: str) -> Composer:
+    """Return the composer of a packaged grid as it is written: shared by all composers of the process."""
+    return Composer([f"+grid={name}"])
+
+
+@cache
+def _scratch() -> DictConfig:
+    """Return the schema's values, for `check_value` to set: new ones per value would be slow."""
+    from omegaconf import OmegaConf
+
+    scratch: DictConfig = OmegaConf.structured(Config)
+    return scratch
 
 
 class Composer:
@@ -123,6 +138,8 @@ class Composer:
 
     def as_written(self) -> Composer:
         """Return a composer of the same grid and folders without any other override: composed once."""
+        if not self._search:
+            return _packaged_grid(self.command_line.grid)
         if self._written is None:
             given = [*self.command_line.search, f"+grid={self.command_line.grid}"]
             self._written = Composer(given, self._config_dirs, self._compositions)
@@ -308,14 +325,6 @@ class Composer:
         assert isinstance(loaded, dict)
         return {str(key): value for key, value in loaded.items()}
 
-    @cached_property
-    def _scratch(self) -> DictConfig:
-        """The schema's values, for `check_value` to set: a new one per value would be slow."""
-        from omegaconf import OmegaConf
-
-        scratch: DictConfig = OmegaConf.structured(Config)
-        return scratch
-
     def check_value(self, path: str, value: Any, where: str) -> None:
         """Raise UserError unless `path` is a key of a trial and `value` has its type."""
         from omegaconf import OmegaConf
@@ -335,7 +344,7 @@ class Composer:
                 raise unknown("key", path, [".".join([*parts[:depth], name]) for name in names], where=where)
             node = get_type_hints(node)[part]
         try:
-            OmegaConf.update(self._scratch, path, value)
+            OmegaConf.update(_scratch(), path, value)
         except OmegaConfBaseException as error:
             reason = str(error).splitlines()[0]
             if found := re.search(r"could not be converted to (\w+)", reason):
@@ -371,10 +380,10 @@ def _of_method(choices: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
 
 
 def _yaml(file: Path) -> dict[str, Any]:
-    """Return the contents of a configuration file, its defaults list included."""
+    """Return the contents of a configuration file, its defaults list included; not to be changed."""
     from zo_sweeps.config import files
 
-    return _tree(files.loaded(file)[0])
+    return files.loaded(file)[2]
 
 
 def _holds(tree: Mapping[str, Any], key: str, group: str) -> bool:

@@ -29,7 +29,7 @@ class Files(FileConfigSource):
         path = Path(self.path, self._normalize_file_name(config_path))
         if not path.is_file():
             return super().load_config(config_path)  # which says so
-        config, header = loaded(path)
+        config, header, _ = loaded(path)
         return ConfigResult(self.provider, f"file://{self.path}", copy.deepcopy(config), dict(header))
 
 
@@ -39,8 +39,11 @@ def use() -> None:
     SourcesRegistry.instance().types[Files.scheme()] = Files
 
 
-def loaded(path: Path) -> tuple[Any, dict[str, str | None]]:
-    """Return (the contents of a file, not to be changed; Hydra's header).
+Loaded = tuple[Any, dict[str, str | None], dict[str, Any]]
+
+
+def loaded(path: Path) -> Loaded:
+    """Return (the contents of a file; Hydra's header; the contents as plain dictionaries), not to be changed.
 
     Raises UserError, with the file, if it cannot be read, is no YAML in UTF-8, no mapping, or larger than MOST.
     """
@@ -49,7 +52,7 @@ def loaded(path: Path) -> tuple[Any, dict[str, str | None]]:
 
 
 @lru_cache(maxsize=512)
-def _loaded(path: Path, _changed: int, _size: int) -> tuple[Any, dict[str, str | None]]:
+def _loaded(path: Path, _changed: int, _size: int) -> Loaded:
     try:
         text = path.read_text(encoding="utf-8")
         tree = yaml.load(text, Loader=_loader())
@@ -71,7 +74,9 @@ def _loaded(path: Path, _changed: int, _size: int) -> tuple[Any, dict[str, str |
             raise UserError(what, where=str(path), fix="write out what you mean")
     if level:
         raise _nested(path)
-    return OmegaConf.create(tree or {}), Files._get_header_dict(text[:512])
+    config = OmegaConf.create(tree or {})
+    plain: Any = OmegaConf.to_container(config)
+    return config, Files._get_header_dict(text[:512]), {str(key): value for key, value in plain.items()}
 
 
 def _inside(one: dict[Any, Any] | list[Any]) -> Iterable[Any]:
