@@ -37,7 +37,6 @@ def run(client: Path, *arguments: object, status: int = 0, warns: bool = False) 
     [
         (Mode.BOTH, 2, 1, 2),
         (Mode.INNER, 1, 2, 1),
-        (Mode.INNER, 2, 2, 1),
         (Mode.OUTER, 2, 1, 3),
         (Mode.SEQUENTIAL, 3, 1, 2),
     ],
@@ -217,7 +216,7 @@ def test_settings_cut_anywhere_are_refused(client: Path, bundle: Path) -> None:
 
 
 def test_a_program_of_other_shapes_is_refused(client: Path, bundle: Path) -> None:
-    other = toy.write(bundle.parent / "other", q=1).folder
+    other = toy.write(bundle.parent / "other", Mode.INNER, 1, 2, 1).folder
     before, after = ((folder / "program.pte") for folder in (bundle, other))
     lines = [line for line in (other / "settings.txt").read_text().splitlines() if line.startswith("file program.pte")]
     settings = (bundle / "settings.txt").read_text().splitlines()

@@ -7,6 +7,7 @@ over theta times a feature of the row, so that losses depend on every argument.
 from __future__ import annotations
 
 import warnings
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,7 @@ class Apply(nn.Module):
         return self.theta.update(before, past, grads, lr).clone()
 
 
+@cache
 def export(calls: Calls, rows_per_example: int, slots: int) -> bytes:
     from executorch.exir import ExecutorchBackendConfig, to_edge
     from executorch.exir.passes import MemoryPlanningPass
