@@ -17,6 +17,8 @@ from zo_sweeps.methods import registry
 # One thread a process, before torch is imported: the models are tiny, and the threads of processes that are tested side
 # by side spend most of their time waiting for each other (a third of the time on two busy cores).
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Composing and exporting make so many objects that a fifth of the time went to looking for cycles among them.
+gc.set_threshold(50_000, 20, 20)
 os.environ.pop("COLUMNS", None)  # set in xdist's workers: what a command prints would be wrapped there alone
 
 TIERS = ("unit", "multiprocess", "e2e")
