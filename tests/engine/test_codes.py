@@ -235,9 +235,11 @@ def trained(name: str, model: TinyModel, **options: Any) -> tuple[Any, list[tupl
     return space, [event.coefs for event in events if isinstance(event, StepDone)]
 
 
-@pytest.mark.parametrize("mode", [Mode.SEQUENTIAL, Mode.INNER, Mode.BOTH])
+@pytest.mark.parametrize(
+    ("coded", "mode"),
+    [*((coded, Mode.BOTH) for coded in WEIGHT_ONLY), ("nf4", Mode.SEQUENTIAL), ("nf4", Mode.INNER)],
+)
 @pytest.mark.parametrize(("name", "options"), PRODUCTS)
-@pytest.mark.parametrize("coded", WEIGHT_ONLY)
 def test_the_losses_of_a_space_are_those_over_the_decoded_weights(
     coded: str, name: str, options: dict[str, str], mode: Mode
 ) -> None:

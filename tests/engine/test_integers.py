@@ -108,17 +108,16 @@ def slope_and_curvature(d: int) -> tuple[Tensor, Tensor]:
     return torch.linspace(-1, 1, d).double() + 0.1, half + half.t()
 
 
-@pytest.mark.parametrize("curved", [False, True])
 @pytest.mark.parametrize("independent", [True, False])
 @pytest.mark.parametrize("eps", [0.3, 2.0])
-def test_the_mean_estimate_is_the_gradient_times_its_factor(eps: float, independent: bool, curved: bool) -> None:
+def test_the_mean_estimate_is_the_gradient_times_its_factor(eps: float, independent: bool) -> None:
     """Two-sided differences of a quadratic are exact: E[ghat] = E[u u'^T] / eps^2 grad f."""
     d, trials = 12, 1000
     slope, curvature = slope_and_curvature(d)
     theta = codes_of((d,), 3)
     theta.largest = 127  # far from the ends
-    f = lambda w: w @ slope + (0.05 * w @ curvature @ w if curved else 0)
-    gradient = slope + (0.1 * curvature @ theta.double() if curved else 0)
+    f = lambda w: w @ slope + 0.05 * w @ curvature @ w
+    gradient = slope + 0.1 * curvature @ theta.double()
     module = Grid(theta, f)
     space, method = OfGrid(module), Method(RGE(1, eps), Quantized(independent), QUZO).bind({"codes": theta})
     estimates = []
@@ -341,12 +340,11 @@ def run(
     return (event for event in events if isinstance(event, StepDone))
 
 
-@pytest.mark.parametrize("q", [1, 3])
 @pytest.mark.parametrize("coded", MOVABLE)
 @pytest.mark.parametrize("name", METHODS)
-def test_each_step_is_that_of_the_plain_algorithm(name: str, coded: str, q: int) -> None:
+def test_each_step_is_that_of_the_plain_algorithm(name: str, coded: str) -> None:
     """Integers are compared exactly, from the coefficients of the run; these, with losses of decoded weights."""
-    eps, lr, precision = 0.8, {"int8": 30.0, "int4": 3.0}[coded], precision_of(coded)
+    q, eps, lr, precision = 3, 0.8, {"int8": 30.0, "int4": 3.0}[coded], precision_of(coded)
     method, model = method_of(name, RGE(q, eps)), coded_model(precision)
     space = of_codes(model)
     largest = next(iter(space.params.values())).largest
@@ -385,9 +383,15 @@ def test_each_step_is_that_of_the_plain_algorithm(name: str, coded: str, q: int)
         assert torch.equal(model.module.get_submodule(key.removesuffix(".codes")).codes.scales, kept)
 
 
-@pytest.mark.parametrize("estimator", [RGE(2, 0.8), RGEOneSided(2, 0.8)])
-@pytest.mark.parametrize("coded", MOVABLE)
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    ("name", "coded", "estimator"),
+    [
+        ("quzo", "int8", RGE(2, 0.8)),
+        ("quzo", "int4", RGEOneSided(2, 0.8)),
+        ("qes", "int8", RGEOneSided(2, 0.8)),
+        ("qes", "int4", RGE(2, 0.8)),
+    ],
+)
 def test_replay_and_resume_have_the_bits_of_the_run(name: str, coded: str, estimator: Any) -> None:
     lr, precision, method = 3.0, precision_of(coded), method_of(name, estimator)
     model = coded_model(precision)
@@ -434,7 +438,7 @@ def test_every_forward_sees_integers_in_their_range(coded: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "coded", "eps", "lr"),
-    [("quzo", "int8", 1.0, 30.0), ("quzo", "int4", 0.3, 0.3), ("qes", "int8", 1.0, 30.0), ("qes", "int4", 0.1, 0.3)],
+    [("quzo", "int8", 1.0, 30.0), ("qes", "int4", 0.1, 0.3)],
 )
 def test_training_lowers_the_loss(name: str, coded: str, eps: float, lr: float) -> None:
     model = coded_model(precision_of(coded, **contract.known("precision", coded, {"block": 32})))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -311,21 +310,14 @@ def test_missing_data_is_not_a_problem_but_is_said() -> None:
     assert all("data.dir" in why for why in plan.missing.values())
 
 
-def test_ten_thousand_trials_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    import time
-
-    grid = changed(seeds=list(range(100)))
+def test_a_thousand_trials_plan(tmp_path: Path) -> None:
+    grid = changed(seeds=list(range(10)))
     grid["blocks"]["zo"]["axes"] = {
         "update": {"lr": [i / 1000 for i in range(1, 26)]},
         "estimator": {"eps": [1e-3, 1e-2, 3e-2, 1e-1]},
     }
-    write = json.dumps(grid)
-    began = time.perf_counter()
-    plan = planned(tmp_path, json.loads(write))
-    seconds = time.perf_counter() - began
-    assert len(plan.every) == len(plan.cells) == len(plan.trials) == 10_000
-    with capsys.disabled():
-        print(f" [10,000 trials planned in {seconds:.1f} s] ", end="")
+    plan = planned(tmp_path, grid)
+    assert len(plan.every) == len(plan.cells) == len(plan.trials) == 1_000
 
 
 def test_a_composer_can_plan_twice() -> None:
