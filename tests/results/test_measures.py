@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.plan.common import changed, write_grid
+from zo_sweeps.cli.launch import ended_line
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import read_event
@@ -17,7 +18,6 @@ from zo_sweeps.plan.build import Plan, build
 from zo_sweeps.results.sweep_figures import figures
 from zo_sweeps.results.tables import tables
 from zo_sweeps.schedule.ledger import Standing, read_standing
-from zo_sweeps.schedule.progress import ended_line
 from zo_sweeps.tables.csv import to_csv
 from zo_sweeps.tables.plain_text import to_text
 from zo_sweeps.tables.text_cells import selected_grid

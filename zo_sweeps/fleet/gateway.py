@@ -49,11 +49,6 @@ class Gateway(Protocol):
         """Revoke an agent's key at once. Raises UserError if there is no such agent."""
 
 
-def is_installed() -> bool:
-    """Return whether the package that has the gateway is installed."""
-    return "gateway" in registry.offered("part")
-
-
 def gateway() -> Gateway:
     """Return the gateway. Raises UserError, with what to install, without its package."""
     if error := registry.absent("part", "gateway"):

@@ -76,7 +76,7 @@ class HeadOptions:
     gpus: int | None = None
     ports: str = ""
     token_file: str | None = None
-    gateway_port: int = field(default_factory=lambda: PORT if gateway.is_installed() else 0)
+    gateway_port: int = field(default_factory=lambda: PORT if "gateway" in registry.offered("part") else 0)
     lease: float = LEASE_MINUTES
     tls: bool = True
     certificate: str | None = None

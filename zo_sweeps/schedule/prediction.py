@@ -104,10 +104,9 @@ class Predictions:
                 prior = [median([*prior, *ratios])]
         return self._uncorrected(trial, device) * prior[0]
 
-    def joules(self, trial: Trial, device: Device | None = None) -> float | None:
+    def joules(self, trial: Trial) -> float | None:
         """Return the joules of a trial's steps at the mean power of finished trials; None if none was measured."""
-        device = device or self.device
-        taken, watts = self.seconds(trial, device), self._watts.get(device) if device else None
+        taken, watts = self.seconds(trial), self._watts.get(self.device) if self.device else None
         if taken is None or not watts:
             return None
         return taken * median(watts) if trial.steps else 0.0

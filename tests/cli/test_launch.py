@@ -10,11 +10,11 @@ from rich.console import Console
 
 from tests.schedule import fakes
 from tests.schedule.driver import sweep
+from zo_sweeps.cli import launch
+from zo_sweeps.cli.launch import ProgressView
 from zo_sweeps.core.events import ScoredDev
 from zo_sweeps.core.trial import Outcome, TrialState
 from zo_sweeps.core.units import duration
-from zo_sweeps.schedule import progress
-from zo_sweeps.schedule.progress import ProgressView
 from zo_sweeps.schedule.snapshot import Running, Snapshot
 
 pytestmark = pytest.mark.unit
@@ -36,8 +36,8 @@ def snapshot(tmp_path, **changes) -> Snapshot:
 
 def test_the_eta_is_the_rest_at_the_rate_of_this_run(tmp_path):
     assert snapshot(tmp_path).eta_seconds == pytest.approx(40 * 30 / 20)
-    assert progress.status_line(snapshot(tmp_path)) == "8/12 trials, 1 running, 1 diverged, 2 failed, ETA 60 s"
-    assert progress.status_line(snapshot(tmp_path, cost_this_run=0.0)).endswith("ETA ?")
+    assert launch.status_line(snapshot(tmp_path)) == "8/12 trials, 1 running, 1 diverged, 2 failed, ETA 60 s"
+    assert launch.status_line(snapshot(tmp_path, cost_this_run=0.0)).endswith("ETA ?")
 
 
 def test_there_is_no_eta_before_the_rate_means_something(tmp_path):
@@ -72,7 +72,7 @@ def test_without_a_terminal_there_is_one_line_a_finished_trial(tmp_path):
 
 def test_without_a_terminal_a_status_line_comes_at_most_every_few_seconds(tmp_path, monkeypatch):
     file = io.StringIO()
-    monkeypatch.setattr(progress, "STATUS_SECONDS", 0.2)
+    monkeypatch.setattr(launch, "STATUS_SECONDS", 0.2)
     with ProgressView(Console(file=file)) as view:
         end = time.monotonic() + 0.5
         while time.monotonic() < end:
