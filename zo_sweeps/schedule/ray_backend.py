@@ -148,7 +148,6 @@ class RayBackend:
         if began - self._polled > SILENT_SECONDS / 4:  # this process was suspended; do not blame the actors
             for slot in self._slots:
                 slot.asked = began
-        busy = {slot.pending: slot for slot in (*self._slots, *self._slots.silent) if slot.pending is not None}
         if self._stopping and not self._stop_sent:
             self._stop_sent = True
             for slot in list(self._slots):
@@ -156,7 +155,7 @@ class RayBackend:
                     self._call_off(slot)
                 elif slot.trial:
                     slot.actor.stop.options(concurrency_group="ctl").remote(slot.trial.trial_id, slot.attempt)
-            busy = {slot.pending: slot for slot in (*self._slots, *self._slots.silent) if slot.pending is not None}
+        busy = {slot.pending: slot for slot in (*self._slots, *self._slots.silent) if slot.pending is not None}
         if busy:
             ready, _ = ray.wait(list(busy), num_returns=1, timeout=timeout)
             if ready:

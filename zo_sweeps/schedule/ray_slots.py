@@ -162,9 +162,7 @@ class Slots:
             self._bundle, self._labels = {"CPU": self._cpus, **gpus}, {DEVICE_LABEL: device} if named else {}
         if self._limit and sum(slot.trial is not None for slot in self._slots) >= self._limit:
             return
-        for node in self.nodes_for(trial):
-            if not refusal(trial.needs, node, self._cpus):
-                self._wanted.add(node.device)
+        self._wanted |= {node.device for node in self._able(trial)}
 
     def asks(self, trials: int) -> Asks:
         """Return how many slots so many trials could use, 0 if none has waited, and what each takes; for the claim."""
@@ -210,7 +208,7 @@ class Slots:
     def outgrew(self, slot: Slot, trial: Trial) -> str:
         """Note that a trial ran out of memory in a slot; return why that is no result, "" if no other GPU is larger."""
         here = slot.node.gpu_bytes if slot.gpus else 0
-        larger = [n for n in self.nodes_for(trial) if n.gpu_bytes > here and not refusal(trial.needs, n, self._cpus)]
+        larger = [node for node in self._able(trial) if node.gpu_bytes > here]
         if not here or not larger:
             return ""
         self._outgrown[trial.memory_key] = max(here, self._outgrown.get(trial.memory_key, 0))
@@ -225,8 +223,11 @@ class Slots:
 
     def _others_for(self, trial: Trial, away: Collection[str]) -> set[str]:
         """Return the ids of the nodes besides these that can run a trial, and are not sick."""
-        able = {node.node_id for node in self.nodes_for(trial) if not refusal(trial.needs, node, self._cpus)}
-        return {node_id for node_id in able - set(away) if not self._losses.is_sick(node_id)}
+        able = {node.node_id for node in self._able(trial)} - set(away)
+        return {node_id for node_id in able if not self._losses.is_sick(node_id)}
+
+    def _able(self, trial: Trial) -> list[Node]:
+        return [node for node in self.nodes_for(trial) if not refusal(trial.needs, node, self._cpus)]
 
     def take(self, trial: Trial, attempt: int, kind: str | None) -> Slot:
         """Take a slot for the trial, an idle one or a new one."""
@@ -293,20 +294,16 @@ class Slots:
         count = processes(self._options, trial)
         if count == 1:
             return None
-        for kind in dict.fromkeys(
-            n.device for n in sorted(self.nodes_for(trial), key=lambda n: preference(trial.needs, n))
-        ):
-            if self._has_room(trial, kind, count):
-                return kind
-        return ""
+        nodes = sorted(self.nodes_for(trial), key=lambda node: preference(trial.needs, node))
+        kinds = dict.fromkeys(node.device for node in nodes)
+        return next((kind for kind in kinds if self._has_room(trial, kind, count)), "")
 
     def choose(self, trial: Trial, kind: str | None = None) -> tuple[Slot | None, Node | None]:
         """Return the idle slot to use, warm if possible; (None, node): make one on the node; (None, None): wait.
 
         `kind`: only nodes of that device profile.
         """
-        nodes = [node for node in self.nodes_for(trial) if not refusal(trial.needs, node, self._cpus)]
-        nodes = [node for node in nodes if kind is None or node.device == kind]
+        nodes = [node for node in self._able(trial) if kind is None or node.device == kind]
         if least := self._outgrown.get(trial.memory_key):
             nodes = [node for node in nodes if node.gpu_bytes > least] or nodes
         busy = [slot for slot in self._slots if slot.trial]  # idle actors make way for a new one
