@@ -18,7 +18,7 @@ from zo_sweeps.core.events import End
 from zo_sweeps.core.host import GIB
 from zo_sweeps.core.trial import Needs, Outcome, Trial, TrialState
 from zo_sweeps.record.journal import JournalStore
-from zo_sweeps.schedule import ray_backend, ray_slots
+from zo_sweeps.schedule import observer, ray_backend, ray_slots
 from zo_sweeps.schedule.ledger import read_standing
 from zo_sweeps.schedule.placement import Losses, Node
 from zo_sweeps.schedule.ray_backend import RayBackend
@@ -78,6 +78,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [1000.0]
     for module in (ray_slots, ray_backend):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(observer, "time", SimpleNamespace(monotonic=lambda: 1000.0))  # it looks once, on any machine
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(kill=lambda actor: None, get=lambda answer: answer))
     monkeypatch.setattr(Slots, "_start_actor", lambda *_: MagicMock())
     return now
