@@ -9,6 +9,7 @@ import pytest
 
 from tests.cli.common import NOWHERE, in_process
 from tests.papers.test_grids import TRIALS
+from tests.run.common import TINY
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.plan.build import build
 
@@ -54,7 +55,7 @@ def test_a_grid_runs_and_prints_its_tables_figures_and_report(
     (tmp_path / "lines.jsonl").write_text(lines)
     task = [f"gradients.text={tmp_path}/lines.jsonl", "task=demo_remarks"] if "gradients" in grid else []
     kept = [text for text in given(grid) if not text.startswith("task=")]
-
+    kept += TINY[1:] if "model=random_llama" in kept else []
     state = f"state_dir={tmp_path / 'state'}"
     printed = in_process(
         capsys, f"+grid={grid}", "grid.relabel=true", "scale=smoke", "executor=inline", NOWHERE, state, *kept, *task
