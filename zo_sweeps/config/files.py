@@ -48,7 +48,8 @@ def loaded(path: Path) -> Loaded:
     Raises UserError, with the file, if it cannot be read, is no YAML in UTF-8, no mapping, or larger than MOST.
     """
     with reading():
-        return _loaded(path, path.stat().st_mtime_ns, path.stat().st_size)
+        found = path.stat()
+        return _loaded(path, found.st_mtime_ns, found.st_size)
 
 
 @lru_cache(maxsize=512)

@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 from zo_sweeps.core.errors import UserError
@@ -94,6 +95,7 @@ def locked(path: Path) -> Iterator[None]:
         yield  # closing the file releases the lock
 
 
+@cache
 def conf_dir() -> Path:
     """Return the folder of the packaged configuration: next to the package in a checkout, inside it in a wheel."""
     package = Path(__file__).parents[1]
