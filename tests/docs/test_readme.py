@@ -240,11 +240,13 @@ def test_a_loop_of_ones_own_is_run_and_replayed(tmp_path: Path) -> None:
 @pytest.mark.e2e
 @pytest.mark.slow
 def test_the_python_interface_gives_weights_that_peft_and_transformers_load(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tracking: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As written: a notebook that runs the quickstart, the command, and a program that loads."""
+    """A notebook that runs the quickstart, the command, and a program that loads: as written but for the server."""
     notebook, loading = code(WEIGHTS, "python")
     script = f"{notebook}\nprint(best['trial_id'], len(weights))\n{cells('grid.ipynb')}"
+    assert script.count("small = [") == 2
+    script = script.replace("small = [", f'small = ["tracking.uri={tracking}", ')
     done = run([sys.executable, "-c", script], tmp_path, REPO, MPLBACKEND="agg")
     assert done.returncode == 0, done.stderr
     first, last, again, *table = done.stdout.splitlines()

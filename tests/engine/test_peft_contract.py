@@ -37,7 +37,7 @@ def objective_of(model, n: int = 3):
     return lambda P: losses.candidates(token_logprobs(model, batch, P), batch)
 
 
-@pytest.mark.parametrize("q", [1, 4, 16])
+@pytest.mark.parametrize("q", [1, 16])
 @pytest.mark.parametrize("name", ADDED)
 def test_batched_points_have_the_losses_of_sequential_ones(name: str, q: int) -> None:
     model = tiny_model()
