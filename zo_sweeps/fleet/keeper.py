@@ -48,7 +48,7 @@ class Keeper:
         arguments: of `ray start`, without `--block` and `--labels`, which `node.labels` makes.
         temp_dir: Ray's folder, a short path; old sessions in it are removed.
         log: the file for Ray's own output.
-        grace: seconds for running trials to stop when the node is asked to leave.
+        grace: seconds for running trials to stop when the node is asked to leave; 0, as of a head: it ends at once.
         is_head: whether the node is itself the head, with no other to wait for.
         tls: of a head, whether Ray's connections are encrypted; other nodes find out.
         agents: the folder with the head's store of agents, which the reporter tells the cluster of.
@@ -150,7 +150,7 @@ class Keeper:
     def _let_go(self, raylet: psutil.Process) -> None:
         """Wait for the trials that run here to stop at their next step; the raylet ends itself after the last."""
         grace = self.grace
-        if self.is_head or grace <= 0:
+        if grace <= 0:
             return
         try:
             cluster.must_answer(self.address)

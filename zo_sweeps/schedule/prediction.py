@@ -120,9 +120,8 @@ def predictions(plan: Plan, standing: Standing) -> Predictions:
 
     Trials that were resumed do not count. A damaged file of a speed counts as none; `speed_here` says why.
     """
-    made = Predictions(None)
-    if (here := this_device(plan)) is not None:
-        made = Predictions(here, speed_here(here)[0])
+    here = this_device(plan)
+    made = Predictions(here, speed_here(here)[0] if here else None)
     for trial_id, trial in plan.every.items():
         if standing.attempts.get(trial_id, 1) == 1 and (outcome := standing.outcomes.get(trial_id)):
             made.learn(trial, outcome)
