@@ -13,7 +13,7 @@ import pytest
 
 from zo_sweeps.devices import energy
 from zo_sweeps.devices.counters import MOST_WATTS, Counter, Gpu, Integral, Rapl, UnreadableError, ina3221, of_gpu
-from zo_sweeps.devices.energy import EnergyMeter, GpuCondition, HostCondition, temperature
+from zo_sweeps.devices.energy import EnergyMeter, HostCondition, temperature
 
 pytestmark = pytest.mark.unit
 
@@ -333,11 +333,11 @@ def test_a_host_without_the_library_says_so(monkeypatch: pytest.MonkeyPatch) -> 
 )
 def test_the_reasons_for_lower_clocks_are_heat_and_power(bits: int, causes: list[str]) -> None:
     gpu = Gpu("aa-bb", FakeNvml(**{**VOLTA, "CurrentClocksThrottleReasons": bits}))
-    assert GpuCondition(gpu).read() == {"celsius": 71, "mhz": 1410, "throttled": tuple(causes)}
+    assert gpu.read() == {"celsius": 71, "mhz": 1410, "throttled": tuple(causes)}
 
 
 def test_a_gpu_that_tells_nothing_has_no_condition() -> None:
-    assert GpuCondition(Gpu("aa-bb", FakeNvml())).read() == {}
+    assert Gpu("aa-bb", FakeNvml()).read() == {}
 
 
 def test_temperature_is_the_hottest_zone_that_is_on(tmp_path: Path) -> None:

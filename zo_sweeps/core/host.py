@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable, Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,14 @@ def processor() -> str:
         lines = []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Model")))
     return next(names, "") or platform.processor() or platform.machine()
+
+
+def version_of(package: str) -> str:
+    """Return the version of an installed package; "" if it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def interleaved(functions: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, float]:

@@ -39,10 +39,8 @@ def numbers(files: Iterable[Path]) -> list[int]:
     """Return the integers in files, without those that cannot be read (a disabled sensor)."""
     values = []
     for path in files:
-        try:
+        with contextlib.suppress(UnreadableError):
             values.append(number(path))
-        except UnreadableError:
-            continue
     return values
 
 
@@ -71,6 +69,8 @@ class Gpu:
         uuid: as torch names the device, without "GPU-".
         library: the loaded library; default: LIBRARY.
     """
+
+    definition = "NVML: the GPU's temperature, the clock of its multiprocessors, the reasons that keep clocks down"
 
     def __init__(self, uuid: str, library: Any = None) -> None:
         try:
@@ -102,6 +102,14 @@ class Gpu:
         bits = self._read("nvmlDeviceGetCurrentClocksThrottleReasons", ctypes.c_ulonglong())
         power = POWER & ~HARDWARE if bits & HEAT else POWER
         return tuple(cause for cause, mask in (("heat", HEAT), ("power", power)) if bits & mask)
+
+    def read(self) -> dict[str, Any]:
+        """Return `celsius`, `mhz` and `throttled` as they are now, those that this GPU has."""
+        report: dict[str, Any] = {}
+        for name, reading in {"celsius": self.celsius, "mhz": self.mhz, "throttled": self.throttled}.items():
+            with contextlib.suppress(UnreadableError):
+                report[name] = reading()
+        return report
 
     def _read(self, name: str, value: Any, *arguments: int) -> int:
         self._call(name, self._handle, *arguments, ctypes.byref(value))
@@ -139,7 +147,7 @@ class Counter:
 
     def __init__(self) -> None:
         self._last: tuple[float, float] | None = None  # (seconds, joules)
-        self._ticker: _Ticker | None = None
+        self._ticker: Ticker | None = None
 
     def joules(self) -> float:
         """Return the counter. Raises UnreadableError."""
@@ -153,8 +161,7 @@ class Counter:
     def start(self) -> None:
         """Begin to read it every `period` seconds."""
         if self.period:
-            self._ticker = _Ticker(self.period, self.joules)
-            self._ticker.start()
+            self._ticker = Ticker("energy-meter", self.period, self.joules)
 
     def stop(self) -> None:
         """End what `start` began."""
@@ -163,12 +170,13 @@ class Counter:
             self._ticker = None
 
 
-class _Ticker(threading.Thread):
-    """Call a function every `period` seconds."""
+class Ticker(threading.Thread):
+    """Call a function every `period` seconds, from the making of this object on."""
 
-    def __init__(self, period: float, call: Callable[[], object]) -> None:
-        super().__init__(name="energy-meter", daemon=True)
+    def __init__(self, name: str, period: float, call: Callable[[], object]) -> None:
+        super().__init__(name=name, daemon=True)
         self._period, self._call, self._done = period, call, threading.Event()
+        self.start()
 
     def run(self) -> None:
         while not self._done.wait(self._period):

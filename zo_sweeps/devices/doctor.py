@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.extras import EXTRAS
-from zo_sweeps.core.host import GIB
+from zo_sweeps.core.host import GIB, version_of
 from zo_sweeps.core.units import bytes_text
 from zo_sweeps.devices import kernels
 from zo_sweeps.devices.energy import EnergyMeter
@@ -43,6 +43,11 @@ class Check:
     fix: str = ""
 
 
+def check(name: str, good: bool, detail: str, fix: str, otherwise: Status = "warn") -> Check:
+    """Return the result of a check that is `good`, and needs no fix, or else `otherwise`."""
+    return Check(name, "ok", detail) if good else Check(name, otherwise, detail, fix)
+
+
 def checks(state_dir: str | Path = "zo_runs") -> list[Check]:
     """Run all checks of this host, in the order in which to fix them. Writes (and removes) one file in `state_dir`.
 
@@ -50,24 +55,13 @@ def checks(state_dir: str | Path = "zo_runs") -> list[Check]:
     """
     folder = Path(state_dir).expanduser().absolute()
     results = [_python(), *_packages(), imports("torch", "fail"), *codes(), executorch(), *tools(), *extras(), *_host()]
-    results += [
-        _energy(),
-        measured(),
-        disk(folder),
-        _writable(folder),
-        _loopback(),
-        _hub_cache(),
-        _hub(),
-        _demo(),
-        _clock(time.time()),
-    ]
-    return results
+    results += [_energy(), measured(), disk(folder), _writable(folder), _loopback(), _hub_cache(), _hub(), _demo()]
+    return [*results, _clock(time.time())]
 
 
 def _python() -> Check:
-    version = ".".join(map(str, sys.version_info[:3]))
     good = (3, 10) <= sys.version_info[:2] <= (3, 13)
-    return Check("python", "ok" if good else "fail", version, "" if good else "use Python 3.10 to 3.13")
+    return check("python", good, ".".join(map(str, sys.version_info[:3])), "use Python 3.10 to 3.13", "fail")
 
 
 def _packages() -> Iterator[Check]:
@@ -82,17 +76,10 @@ def _packages() -> Iterator[Check]:
     for need in declared:
         if need.marker and not need.marker.evaluate({"extra": ""}):
             continue
-        fix = f"pip install '{need}'"
-        try:
-            have = metadata.version(need.name)
-        except metadata.PackageNotFoundError:
-            yield Check(need.name, "fail", "not installed", fix)
-            continue
-        fits = need.specifier.contains(have, prereleases=True)
-        if fits:
-            yield Check(need.name, "ok", have)
-        else:
-            yield Check(need.name, "fail", f"{have}, needs {need.specifier}", fix)
+        have = version_of(need.name)
+        fits = bool(have) and need.specifier.contains(have, prereleases=True)
+        detail = have if fits else f"{have}, needs {need.specifier}" if have else "not installed"
+        yield check(need.name, fits, detail, f"pip install '{need}'", "fail")
 
 
 def executorch() -> Check:
@@ -104,12 +91,9 @@ def tools() -> Iterator[Check]:
     """Check that the tools of each kind of trial that runs some are installed."""
     for kind in kinds_with_tools():
         there = kind.installed_tools()
-        absent = [name for name in kind.tools if name not in there]
-        name = f"tools of {kind.name}"
-        if absent:
-            yield Check(name, "warn", f"no {' and no '.join(absent)}", f"{kind.extra} (only for such trials)")
-        else:
-            yield Check(name, "ok", ", ".join(f"{tool} {version}" for tool, version in there.items()))
+        absent = [f"no {name}" for name in kind.tools if name not in there]
+        detail = " and ".join(absent) or ", ".join(f"{tool} {version}" for tool, version in there.items())
+        yield check(f"tools of {kind.name}", not absent, detail, f"{kind.extra} (only for such trials)")
 
 
 def extras() -> Iterator[Check]:
@@ -139,7 +123,7 @@ def codes() -> Iterator[Check]:
     """Check each precision and update with a library's kernels: whether they computed a few numbers on this device."""
     for name, trouble in kernels.troubles().items():
         fix = "install a bitsandbytes built for this device; precision=fp16 or bf16, and update=adam, need none"
-        yield Check(name, "warn" if trouble else "ok", trouble or "its kernels ran", fix if trouble else "")
+        yield check(name, not trouble, trouble or "its kernels ran", fix)
 
 
 def _host() -> Iterator[Check]:
@@ -149,19 +133,15 @@ def _host() -> Iterator[Check]:
     else:
         yield Check("gpu", "ok", f"{host['name']}, {bytes_text(host['memory_bytes'])} ({host['profile']})")
     yield Check("cores", "ok", f"{host['cores']} ({host['name'] if host['kind'] == 'cpu' else 'CPU'})")
-    enough = host["ram_free_bytes"] >= 2 * GIB
-    fix = "" if enough else "close other programs: a trial of the demo model needs about 1 GiB, Ray about as much"
-    yield Check(
-        "memory", "ok" if enough else "warn", f"{bytes_text(host['ram_free_bytes'], host['ram_bytes'])} free", fix
-    )
+    fix = "close other programs: a trial of the demo model needs about 1 GiB, Ray about as much"
+    free = bytes_text(host["ram_free_bytes"], host["ram_bytes"])
+    yield check("memory", host["ram_free_bytes"] >= 2 * GIB, f"{free} free", fix)
 
 
 def _energy() -> Check:
     meter = EnergyMeter.of("cuda" if has_cuda() else "cpu")
     fix = "only energy is not measured, see docs/ENERGY.md"
-    return Check(
-        "energy", "warn" if meter.reason else "ok", meter.reason or meter.definition, fix if meter.reason else ""
-    )
+    return check("energy", not meter.reason, meter.reason or meter.definition, fix)
 
 
 def measured() -> Check:
@@ -218,9 +198,8 @@ def _hub_cache() -> Check:
 
     cache = Path(constants.HF_HUB_CACHE)
     place = next(parent for parent in (cache, *cache.parents) if parent.exists())
-    if os.access(place, os.W_OK):
-        return Check("hub cache", "ok", str(cache))
-    return Check("hub cache", "warn", f"{cache} is not writable", "set HF_HOME to a folder that is")
+    good = os.access(place, os.W_OK)
+    return check("hub cache", good, f"{cache}{'' if good else ' is not writable'}", "set HF_HOME to a folder that is")
 
 
 def _hub() -> Check:
@@ -248,5 +227,4 @@ def _demo() -> Check:
 
 def _clock(now: float) -> Check:
     text = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now))
-    good = now >= OLDEST_CLOCK
-    return Check("clock", "ok" if good else "fail", text, "" if good else "set the time (timedatectl set-ntp true)")
+    return check("clock", now >= OLDEST_CLOCK, text, "set the time (timedatectl set-ntp true)", "fail")

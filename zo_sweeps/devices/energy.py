@@ -26,9 +26,7 @@ class EnergyMeter:
         reason: why joules are NaN; "" as long as they are not.
     """
 
-    def __init__(
-        self, counter: Counter | None, condition: HostCondition | GpuCondition | None = None, reason: str = ""
-    ) -> None:
+    def __init__(self, counter: Counter | None, condition: HostCondition | Gpu | None = None, reason: str = "") -> None:
         self._counter, self._condition, self.reason = counter, condition, reason
         self._own = _OwnWork()
 
@@ -36,13 +34,13 @@ class EnergyMeter:
     def of(cls, device: Any, sys: Path = SYS) -> EnergyMeter:
         """Return the meter of a torch device, or of its name."""
         jetson, cuda = bool(jetson_profile(board())), str(device).startswith("cuda")
-        condition: HostCondition | GpuCondition = HostCondition(gpu=cuda and jetson, sys=sys)
+        condition: HostCondition | Gpu = HostCondition(gpu=cuda and jetson, sys=sys)
         try:
             if jetson or not cuda:
                 return cls(ina3221(sys) if jetson else Rapl(sys), condition)
             gpu = Gpu(_uuid(device))
-            condition = GpuCondition(gpu)
-            return cls(of_gpu(gpu), condition)
+            condition = gpu
+            return cls(of_gpu(gpu), gpu)
         except UnreadableError as error:
             return cls(None, condition, str(error))
 
@@ -184,25 +182,6 @@ class HostCondition:
 
     def _counts(self) -> tuple[int, int]:
         return sum(numbers(self._heat)), sum(numbers(self._power))
-
-
-class GpuCondition:
-    """The condition of a GPU, by NVML."""
-
-    definition = "NVML: the GPU's temperature, the clock of its multiprocessors, the reasons that keep clocks down"
-
-    def __init__(self, gpu: Gpu) -> None:
-        self._readings = {"celsius": gpu.celsius, "mhz": gpu.mhz, "throttled": gpu.throttled}
-
-    def read(self) -> dict[str, Any]:
-        """Return `celsius`, `mhz` and `throttled`, all as they are now."""
-        report: dict[str, Any] = {}
-        for name, reading in self._readings.items():
-            try:
-                report[name] = reading()
-            except UnreadableError:
-                continue
-        return report
 
 
 SHORTEST = 0.1  # seconds over which a share can be told: the kernel counts CPU time in hundredths

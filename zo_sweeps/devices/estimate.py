@@ -131,13 +131,10 @@ def memory_by_part(
     layer's largest, or of its stacked experts, largest = those of the model's largest matrix. Attention is SDPA without
     a mask: no T x T matrix is formed, but behind a prefix. The cache of generated answers is not included.
 
-    Estimate over the tensors alive at the peak (`devices.tensors`; a Llama of 0.3 M weights on a CPU, fp32 if not
-    said): a step of texts of one length 1.00 to 1.01 in zeroth order, with EGGROLL, q = 16 and all logits among them;
-    MeZO 1.29, as its update's noise is taken to be stored; FO-LoRA-FA 1.36, at all logits 1.04. With texts that share
-    rows 1.00 to 1.34, FO-Adam 1.42 (the largest of 40 batches is planned, and some other is taken). Scoring 200 rows in
-    15 methods and precisions: 1.05 to 1.17. Other families of 2 layers and D = 64, in fp32, with zero-shot, MeZO,
-    P-RGE at q = 4 and 16, EGGROLL, LOZO, FO-Adam and FO-LoRA-FA, texts of both kinds: GPT-2 1.00 to 1.31, OPT 1.01 to
-    1.39, GPT-NeoX 1.01 to 1.40, Phi-3 1.00 to 1.39, Gemma 1.00 to 1.48; RoBERTa and BERT, padded, 1.02 to 1.37.
+    Estimate over the tensors alive at the peak (`devices.tensors`; a Llama of 0.3 M weights on a CPU, fp32): a step of
+    texts of one length 1.00 to 1.01 in zeroth order (MeZO 1.29, whose update's noise is taken to be stored), FO-LoRA-FA
+    1.36; with texts that share rows up to 1.42, as the largest of 40 batches is planned; scoring 1.05 to 1.17. Of eight
+    other families with 2 layers and D = 64, in eight methods: 1.00 to 1.48.
     Not measured: mixtures of experts, a family's own activation (BLOOM's), and a GPU.
 
     Args:
@@ -331,10 +328,8 @@ def finding_memory(arch: Arch, value_bytes: float, tokens: int, answer_tokens: i
     GPU.
     """
     batches = Batches(tokens, Rows(tokens, 1), all_logits=answer_tokens > 1)
-    weights, one_layer = (
-        arch.parameters * value_bytes,
-        sum(_backward(replace(arch, layers=1), value_bytes, batches).values()),
-    )
+    weights = arch.parameters * value_bytes
+    one_layer = sum(_backward(replace(arch, layers=1), value_bytes, batches).values())
     inputs = arch.layers * tokens * arch.width * value_bytes
     attention = 4 * FP32 * arch.heads * tokens**2
     gradient = arch.inner * arch.width * (value_bytes + FP32)

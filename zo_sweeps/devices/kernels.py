@@ -15,11 +15,11 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
-from importlib import metadata
 from pathlib import Path
 
 from zo_sweeps.core.files import cache_folder, replace_text
 from zo_sweeps.core.fingerprint import fingerprint
+from zo_sweeps.core.host import version_of
 from zo_sweeps.methods import registry
 from zo_sweeps.methods.precision import WeightOnlyPrecision
 from zo_sweeps.methods.update import Update
@@ -61,18 +61,11 @@ def _unless_noted(trying: Callable[[], dict[str, str]]) -> Mapping[str, str]:
 
 def _conditions() -> dict[str, str]:
     """Return what decides whether kernels run."""
-    versions = {one.name.lower(): one.version for one in map(_distribution, PACKAGES) if one is not None}
+    versions = {name: version for name in PACKAGES if (version := version_of(name))}
     driver = DRIVER.read_text(errors="replace") if DRIVER.is_file() else ""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     machine = {"python": sys.executable, "kernel": platform.release(), "driver": driver, "visible": visible}
     return {**versions, **machine, "tried": " ".join(_shipped())}
-
-
-def _distribution(name: str) -> metadata.Distribution | None:
-    try:
-        return metadata.distribution(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _tried() -> dict[str, str]:

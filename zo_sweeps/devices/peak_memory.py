@@ -5,12 +5,12 @@ from __future__ import annotations
 import ctypes
 import gc
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from zo_sweeps.devices.counters import Ticker
 from zo_sweeps.devices.probe import board, jetson_profile
 
 CUDA = "peak memory allocated by torch on the GPU during the trial (torch.cuda.max_memory_allocated, weights included)"
@@ -97,47 +97,29 @@ class _HostPeak:
     def __init__(self) -> None:
         self._process = psutil.Process()
         self._kernel = _reset_high_water()
-        self._sampler: _Sampler | None = None
+        self._sampler: Ticker | None = None
+        self._peak = 0
         self.definition = KERNEL if self._kernel else SAMPLED
 
     def start(self) -> int:
         _trim()
+        if self._sampler:
+            self._sampler.stop()
+        self._peak = 0
         if self._kernel:
             _reset_high_water()
-        else:
-            if self._sampler:
-                self._sampler.stop()
-            self._sampler = _Sampler(self._process)
-            self._sampler.start()
-        return int(self._process.memory_info().rss)
+        else:  # a peak of less than PERIOD can be missed
+            self._sampler = Ticker("memory-meter", PERIOD, self._sample)
+        return self._sample()
 
     def read(self) -> int:
-        resident = int(self._process.memory_info().rss)
-        if self._kernel:
-            return max(_high_water(), resident)
-        if self._sampler is None:
-            return resident
-        self._sampler.stop()
-        self._sampler.peak = max(self._sampler.peak, resident)
-        return self._sampler.peak
+        if self._sampler:
+            self._sampler.stop()
+        return max(self._sample(), _high_water() if self._kernel else 0)
 
-
-class _Sampler(threading.Thread):
-    """A thread that reads the resident memory every 20 ms; shorter peaks can be missed."""
-
-    def __init__(self, process: psutil.Process) -> None:
-        super().__init__(name="memory-meter", daemon=True)
-        self.peak = 0
-        self._process = process
-        self._done = threading.Event()
-
-    def run(self) -> None:
-        while not self._done.wait(PERIOD):
-            self.peak = max(self.peak, int(self._process.memory_info().rss))
-
-    def stop(self) -> None:
-        self._done.set()
-        self.join()
+    def _sample(self) -> int:
+        self._peak = max(self._peak, int(self._process.memory_info().rss))
+        return self._peak
 
 
 def _reset_high_water() -> bool:

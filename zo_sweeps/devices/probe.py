@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import platform
-from functools import cache
-from importlib import metadata, util
+from importlib import util
 from pathlib import Path
 from typing import TypedDict
 
 import psutil
 
-from zo_sweeps.core.host import processor
+from zo_sweeps.core.host import processor, version_of
 from zo_sweeps.methods import registry
 from zo_sweeps.methods.kind import Kind
 
@@ -47,32 +46,25 @@ class Probe(TypedDict):
     tools: list[str]  # of trials without a model, as in `Needs`
 
 
-class _Gpus(TypedDict):
-    names: list[str]
-    memory_bytes: int  # of the first
-    memory_free_bytes: int
-
-
 def probe() -> Probe:
     """Describe this host. Cost: milliseconds; with a GPU, importing torch."""
     ram = psutil.virtual_memory()
-    name, gpu = board(), _gpu()
+    name, (gpus, free, total) = board(), _gpus()
     jetson = jetson_profile(name)
-    unified = bool(jetson)
-    kind = "jetson" if jetson else "cuda" if gpu else "cpu"
-    own = None if unified else gpu
+    kind = "jetson" if jetson else "cuda" if gpus else "cpu"
+    own = kind == "cuda"
     return {
         "kind": kind,
         "profile": jetson or kind,
-        "name": name if jetson else gpu["names"][0] if gpu else processor(),
+        "name": name if jetson else gpus[0] if gpus else processor(),
         "cores": cores(),
-        "memory_bytes": own["memory_bytes"] if own else ram.total,
-        "memory_free_bytes": own["memory_free_bytes"] if own else ram.available,
+        "memory_bytes": total if own else ram.total,
+        "memory_free_bytes": free if own else ram.available,
         "ram_bytes": ram.total,
         "ram_free_bytes": ram.available,
-        "unified": unified,
-        "gpus": gpu["names"] if gpu else [],
-        "versions": {"python": platform.python_version(), **{lib: _version(lib) for lib in LIBRARIES}},
+        "unified": bool(jetson),
+        "gpus": gpus,
+        "versions": {"python": platform.python_version(), **{lib: version_of(lib) for lib in LIBRARIES}},
         "executorch": util.find_spec("executorch") is not None and not registry.absent("runtime", "executorch"),
         "tools": [
             f"{name} {version}" for kind in kinds_with_tools() for name, version in kind.installed_tools().items()
@@ -109,7 +101,7 @@ def kinds_with_tools() -> list[type[Kind]]:
 
 def has_cuda() -> bool:
     """Tell whether torch can use a CUDA GPU here. Does not import torch on a host without an NVIDIA device."""
-    return bool(_gpu())
+    return bool(_gpus()[0])
 
 
 def board() -> str:
@@ -125,24 +117,13 @@ def jetson_profile(name: str) -> str:
     return next((profile for part, profile in JETSONS.items() if part in name), "")
 
 
-def _gpu() -> _Gpus | None:
-    """Return the names of the CUDA GPUs that torch sees, and the first one's memory; None if there are none."""
-    if util.find_spec("torch") is None:
-        return None
-    if platform.system() == "Linux" and not any(os.path.exists(node) for node in GPU_NODES):
-        return None
+def _gpus() -> tuple[list[str], int, int]:
+    """Return the names of the CUDA GPUs that torch sees, and the first one's free and total memory in bytes."""
+    absent = platform.system() == "Linux" and not any(os.path.exists(node) for node in GPU_NODES)
+    if absent or util.find_spec("torch") is None:
+        return [], 0, 0
     import torch
 
     if not torch.cuda.is_available():
-        return None
-    free, total = torch.cuda.mem_get_info(0)
-    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    return {"names": names, "memory_bytes": total, "memory_free_bytes": free}
-
-
-@cache
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
+        return [], 0, 0
+    return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())], *torch.cuda.mem_get_info(0)

@@ -9,14 +9,13 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import date
 from functools import cache
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import cache_folder, replace_text
 from zo_sweeps.core.fingerprint import fingerprint
-from zo_sweeps.core.host import interleaved, processor
+from zo_sweeps.core.host import interleaved, processor, version_of
 from zo_sweeps.methods import registry
 from zo_sweeps.methods.precision import Precision
 
@@ -70,11 +69,7 @@ def keep(speed: Speed) -> None:
 
 
 def _path(device: str, threads: int) -> Path:
-    try:
-        version = metadata.version("torch")
-    except metadata.PackageNotFoundError:
-        version = ""
-    return cache_folder() / "speed" / f"{fingerprint([device, threads, version])}.json"
+    return cache_folder() / "speed" / f"{fingerprint([device, threads, version_of('torch')])}.json"
 
 
 ROWS = (1, 8)  # of a forward: waits for memory, and for multiplications
@@ -150,15 +145,15 @@ def format_times(device: str) -> FormatTimes:
 
 @cache
 def _format_times(device: str, folder: Path) -> FormatTimes:
-    name = _device_name(device)
-    file = folder / "formats" / f"{fingerprint([device, name, metadata.version('torch')])}.json"
+    import torch
+
+    name = processor() if device == "cpu" else torch.cuda.get_device_name(device)
+    file = folder / "formats" / f"{fingerprint([device, name, version_of('torch')])}.json"
     try:
         kept = json.loads(file.read_text(encoding="utf-8"))
         return FormatTimes(kept["seconds"], kept["rounding"], kept["measured"])
     except (OSError, ValueError, TypeError, LookupError):
         pass  # absent or damaged
-    import torch
-
     rounding = {name: torch.finfo(one.dtype).eps for name, one in plain_precisions().items()}
     times = FormatTimes(measure(device), rounding, date.today().isoformat())
     try:
@@ -167,14 +162,6 @@ def _format_times(device: str, folder: Path) -> FormatTimes:
     except OSError as error:
         raise UserError(f"cannot write {file} ({error.strerror})", fix="set ZO_SWEEPS_CACHE to a folder") from None
     return times
-
-
-def _device_name(device: str) -> str:
-    if device == "cpu":
-        return processor()
-    import torch
-
-    return torch.cuda.get_device_name(device)
 
 
 def measure(device: str) -> dict[str, list[float]]:

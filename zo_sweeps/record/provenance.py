@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 import platform
 import subprocess
 from pathlib import Path
 from typing import TypedDict
 
 import zo_sweeps
-from zo_sweeps.core.host import processor
+from zo_sweeps.core.host import processor, version_of
 
 PACKAGES = (
-    "torch",
-    "transformers",
-    "datasets",
-    "accelerate",
-    "safetensors",
-    "bitsandbytes",
-    "triton",
-    "numpy",
-    "ray",
-    "mlflow",
-    "hydra-core",
+    *("torch", "transformers", "datasets", "accelerate", "safetensors", "bitsandbytes", "triton", "numpy"),
+    *("ray", "mlflow", "hydra-core"),
 )
 
 
@@ -57,13 +47,8 @@ def collect() -> Provenance:
 
 @functools.cache
 def _versions() -> dict[str, str]:
-    versions = {"python": platform.python_version(), "zo_sweeps": zo_sweeps.__version__}
-    for package in PACKAGES:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
+    own = {"python": platform.python_version(), "zo_sweeps": zo_sweeps.__version__}
+    return own | {package: version for package in PACKAGES if (version := version_of(package))}
 
 
 @functools.cache
