@@ -51,7 +51,7 @@ def test_a_mask_that_is_found_again_is_another_and_uninstalling_still_restores(n
     base = digest(tiny_model().module.parameters())
     space, model, _ = run(name, 8, refresh=3)
     first, _, _ = run(name, 2, refresh=3)
-    assert mask_store.mask_fingerprint(space.masks) != mask_store.mask_fingerprint(first.masks)
+    assert mask_store.Stored(space.masks, {}).fingerprint != mask_store.Stored(first.masks, {}).fingerprint
     assert digest(model.module.parameters()) != base
     space.uninstall()
     assert digest(model.module.parameters()) == base

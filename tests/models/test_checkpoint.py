@@ -31,8 +31,6 @@ def refused(folder, match):
 def test_the_demo_model_is_read_from_its_headers():
     info = read_checkpoint_info(DEMO)
     assert info.parameters == info.arch.parameters
-    assert info.dtype in ("BF16", "F16")
-    assert info.bytes == (DEMO / "model.safetensors").stat().st_size
 
 
 def test_shards_are_counted_together(checkpoint):

@@ -116,7 +116,8 @@ def _unflatten(space: Any, flat: Tensor) -> None:
 def _config(space: Any, definition: Space, module: nn.Module) -> dict[str, Any]:
     form = _format(definition)
     # peft has no task type for masked models; without a type it wraps any model
-    task = None if _is_masked(module) else "CAUSAL_LM"
+    base: Any = module.config
+    task = None if families.describe(base.to_dict()).masked else "CAUSAL_LM"
     config = {"peft_type": form.kind, "task_type": task, "inference_mode": True, **definition.adapter_options()}
     if form.prefix:
         heads, n, width = next(iter(space.params.values())).shape
@@ -131,11 +132,6 @@ def _config(space: Any, definition: Space, module: nn.Module) -> dict[str, Any]:
         }
     transposed = any(is_transposed(layer.base) for layer in space.layers.values())  # weights [in, out]
     return {**config, "target_modules": _targets(space, module), "bias": "none", "fan_in_fan_out": transposed}
-
-
-def _is_masked(module: nn.Module) -> bool:
-    config: Any = module.config
-    return families.describe(config.to_dict()).masked
 
 
 def _targets(space: Any, module: nn.Module) -> list[str]:

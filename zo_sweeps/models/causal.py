@@ -40,7 +40,8 @@ class LanguageModel:
         families.fits(self.arch, max(tokenizer.get_vocab().values()) + 1)
         self.eos_id: int | None = tokenizer.eos_token_id
         # Llama has no padding token; `<unk>` serves, as in MeZO. No result depends on it: nothing attends to padding.
-        self.pad_id: int = _first(tokenizer.pad_token_id, tokenizer.unk_token_id, self.eos_id, 0)
+        padding = (tokenizer.pad_token_id, tokenizer.unk_token_id, self.eos_id, 0)
+        self.pad_id: int = next(i for i in padding if i is not None)
         self.max_positions: int = self.arch.positions
         for name, layer in self.target_modules([ALL]).items():  # planning relied on `arch`
             role = next(role for role, path in self.arch.projections.items() if name.endswith(f".{path}"))
@@ -104,29 +105,13 @@ class LanguageModel:
         ties within rounding). Prompts of similar length share a batch. Raises ValueError if a prompt and its new tokens
         exceed the model's positions.
         """
-        from transformers import GenerationConfig
-
         stops = sorted(set(self.stop_ids if stop_ids is None else stop_ids))
-        config = GenerationConfig(
-            max_new_tokens=max_new_tokens,
-            do_sample=False,
-            num_beams=1,
-            use_cache=True,
-            pad_token_id=self.pad_id,
-            eos_token_id=stops or None,
-        )
         order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]), reverse=True)
-        longest = max(map(len, prompts), default=0)
-        if longest + max_new_tokens > self.max_positions:
-            raise ValueError(f"{longest} prompt and {max_new_tokens} new tokens exceed {self.max_positions} positions")
         texts = [""] * len(prompts)
-        module: Any = self.module
-        for start in range(0, len(order), batch_size):
+        for start in range(0, len(order), batch_size):  # the longest prompts first
             chunk = order[start : start + batch_size]
-            ids, mask = self._left_padded([prompts[i] for i in chunk])
-            with torch.inference_mode():
-                output = module.generate(input_ids=ids, attention_mask=mask, generation_config=config)
-            for i, row in zip(chunk, output[:, ids.shape[1] :].tolist(), strict=True):
+            rows = self._continued([prompts[i] for i in chunk], max_new_tokens, eos_token_id=stops or None)
+            for i, row in zip(chunk, rows, strict=True):
                 length = next((n for n, token in enumerate(row) if token in stops), len(row))
                 texts[i] = self.tokenizer.decode(row[:length], skip_special_tokens=True).strip()
         return texts
@@ -147,28 +132,40 @@ class LanguageModel:
 
         Raises ValueError if they exceed the model's positions.
         """
+        options = {"min_new_tokens": new_tokens, "eos_token_id": self.eos_id}
+        return self._continued([prompt], new_tokens, choose, **options)[0]
+
+    def _continued(
+        self,
+        prompts: Sequence[Sequence[int]],
+        new_tokens: int,
+        choose: Callable[[Tensor, Tensor], Tensor] | None = None,
+        **options: Any,
+    ) -> list[list[int]]:
+        """Return the tokens that greedy generation appends to each prompt, as one batch padded on the left."""
         from transformers import GenerationConfig, LogitsProcessorList
 
+        longest = max(map(len, prompts))
+        if longest + new_tokens > self.max_positions:
+            raise ValueError(f"{longest} prompt and {new_tokens} new tokens exceed {self.max_positions} positions")
         config = GenerationConfig(
-            max_new_tokens=new_tokens,
-            min_new_tokens=new_tokens,
-            do_sample=False,
-            num_beams=1,
-            use_cache=True,
-            pad_token_id=self.pad_id,
-            eos_token_id=self.eos_id,
+            max_new_tokens=new_tokens, do_sample=False, num_beams=1, use_cache=True, pad_token_id=self.pad_id, **options
         )
-        if len(prompt) + new_tokens > self.max_positions:
-            raise ValueError(f"{len(prompt)} prompt and {new_tokens} new tokens exceed {self.max_positions} positions")
-        ids, mask = self._left_padded([prompt])
-        module: Any = self.module
-        chosen = LogitsProcessorList([] if choose is None else [choose])
+        ids = torch.full((len(prompts), longest), self.pad_id, dtype=torch.long)
+        mask = torch.zeros_like(ids)
+        for n, prompt in enumerate(prompts):
+            ids[n, longest - len(prompt) :] = torch.tensor(prompt, dtype=torch.long)
+            mask[n, longest - len(prompt) :] = 1
+        device, module = next(self.module.parameters()).device, self.module
         with torch.inference_mode():
-            output = module.generate(
-                input_ids=ids, attention_mask=mask, generation_config=config, logits_processor=chosen
+            output: Tensor = module.generate(  # type: ignore[operator]  # of transformers' mixin
+                input_ids=ids.to(device),
+                attention_mask=mask.to(device),
+                generation_config=config,
+                logits_processor=LogitsProcessorList([] if choose is None else [choose]),
             )
-        continuation: list[int] = output[0, ids.shape[1] :].tolist()
-        return continuation
+        continuations: list[list[int]] = output[:, longest:].tolist()
+        return continuations
 
     @property
     def weight_bytes(self) -> int:
@@ -235,16 +232,6 @@ class LanguageModel:
         states: Tensor = base(input_ids=apart, use_cache=False).last_hidden_state
         return states[text, positions]
 
-    def _left_padded(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-        width = max(len(row) for row in rows)
-        ids = torch.full((len(rows), width), self.pad_id, dtype=torch.long)
-        mask = torch.zeros_like(ids)
-        for n, row in enumerate(rows):
-            ids[n, width - len(row) :] = torch.tensor(row, dtype=torch.long)
-            mask[n, width - len(row) :] = 1
-        device = next(self.module.parameters()).device
-        return ids.to(device), mask.to(device)
-
 
 def own_text(positions: Tensor) -> Tensor:
     """Return [N, 1, T, T], true where a token (a row of the matrix) may attend: to its own text, up to itself.
@@ -268,10 +255,6 @@ def _branches(positions: Tensor) -> tuple[Tensor, Tensor]:
     columns = torch.arange(positions.shape[1], device=positions.device)
     first = torch.where(steps == 1, 0, columns).cummax(dim=1).values
     return first, positions.gather(1, first)
-
-
-def _first(*ids: int | None) -> int:
-    return next(i for i in ids if i is not None)
 
 
 class MaskedLanguageModel(LanguageModel):
@@ -310,12 +293,6 @@ class MaskedLanguageModel(LanguageModel):
         states: Tensor = base(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
         return states
 
-    def generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        max_new_tokens: int = 50,
-        stop_ids: Iterable[int] | None = None,
-        batch_size: int = 8,
-    ) -> list[str]:
+    def generate(self, *_: Any, **__: Any) -> list[str]:
         """Raise UserError: a masked model cannot generate text."""
         raise UserError("a masked model cannot generate text", where="model", fix="use a causal model for this task")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -24,13 +23,11 @@ HEADS = {False: ("ForCausalLM", "LMHeadModel"), True: ("ForMaskedLM",)}  # class
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """Facts of a checkpoint, from its files. `dtype` is that of most parameters, as safetensors spells it."""
+    """Facts of a checkpoint, from its files."""
 
     config: Mapping[str, Any]  # config.json
     arch: Arch
     parameters: int
-    dtype: str
-    bytes: int  # of the weight files
     files: tuple[Path, ...]  # the weight files
 
 
@@ -50,39 +47,18 @@ def read_checkpoint_info(path: str | Path) -> CheckpointInfo:
     files = _weight_files(folder, where)
     if not any(all((folder / name).is_file() for name in names) for names in TOKENIZER_FILES):
         raise UserError("no tokenizer (tokenizer.json, tokenizer.model, or vocab.json with merges.txt)", where=where)
-    counts: Counter[str] = Counter()
-    names: list[str] = []
-    for file in files:
-        for name, tensor in read_header(file).items():
-            names.append(name)
-            counts[tensor.dtype] += prod(tensor.shape)
-    if not counts:
+    tensors = [item for file in files for item in read_header(file).items()]
+    if not tensors:
         raise UserError("the weight files hold no tensors", where=where)
-    stored = _layers(names, arch.blocks)
+    stored = _layers((name for name, _ in tensors), arch.blocks)
     if stored not in (0, arch.layers):
         fix = "use the config.json that was saved with the weights"
         raise UserError(f"the weights have {stored} layers, and config.json says {arch.layers}", where=where, fix=fix)
-    return CheckpointInfo(
-        config=config,
-        arch=arch,
-        parameters=sum(counts.values()),
-        dtype=counts.most_common(1)[0][0],
-        bytes=sum(file.stat().st_size for file in files),
-        files=files,
-    )
+    return CheckpointInfo(config, arch, parameters=sum(size for _, size in tensors), files=files)
 
 
-@dataclass(frozen=True)
-class StoredTensor:
-    """A tensor as a safetensors header describes it; `end` is the offset behind its last byte, from the header on."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    end: int
-
-
-def read_header(file: Path) -> dict[str, StoredTensor]:
-    """Return the tensors of a safetensors file, by name. Raises UserError for a damaged file."""
+def read_header(file: Path) -> dict[str, int]:
+    """Return tensor -> number of values of a safetensors file. Raises UserError for a damaged file."""
     total = file.stat().st_size
     with file.open("rb") as stream:
         start = stream.read(8)
@@ -98,20 +74,20 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
             raise UserError(
                 f"{file.name} is not a safetensors file", where=str(file), fix="download it again"
             ) from None
-    end = 8 + length + max((tensor.end for tensor in tensors.values()), default=0)
+    end = 8 + length + max((end for _, end in tensors.values()), default=0)
     if end != total:
         raise UserError(
             f"{file.name} has {total} bytes where its header says {end}", where=str(file), fix="download it again"
         )
-    return tensors
+    return {name: size for name, (size, _) in tensors.items()}
 
 
-def _tensor(entry: Any) -> StoredTensor:
-    """Return an entry of a header. Raises ValueError, TypeError or LookupError for a malformed one."""
+def _tensor(entry: Any) -> tuple[int, int]:
+    """Return the number of values of a header's entry, and the offset behind its last byte, from the header on."""
     sizes = (*entry["shape"], *entry["data_offsets"])
-    if not all(type(size) is int and size >= 0 for size in sizes):
+    if not (all(type(size) is int and size >= 0 for size in sizes) and entry["dtype"]):
         raise ValueError(entry)
-    return StoredTensor(str(entry["dtype"]), tuple(entry["shape"]), entry["data_offsets"][1])
+    return prod(entry["shape"]), entry["data_offsets"][1]
 
 
 def _layers(names: Iterable[str], blocks: str) -> int:

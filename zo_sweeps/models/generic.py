@@ -11,7 +11,6 @@ import difflib
 import inspect
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -128,7 +127,7 @@ def _read(module: Any, kind: str, masked: bool) -> Arch:
     embedding, output = module.get_input_embeddings().weight, module.get_output_embeddings()
     window, mixed = _window(config)
     positions, no_packing = _positions(module), MASKED_PACKING if masked else _no_packing(module, mixed)
-    seen = _run(module, blocks, projections)
+    cache, seen = _run(module, blocks, projections)
     return Arch(
         family=kind,
         layers=len(layers),
@@ -149,13 +148,10 @@ def _read(module: Any, kind: str, masked: bool) -> Arch:
         composed=is_composed(config.to_dict()),
         written=max(map(_written, module.modules())),
         filled=any(part._non_persistent_buffers_set for part in _around(layers[0], projections.values())),
-        shared=seen.shared,
         window=window,
         no_packing=no_packing,
-        no_prefix=MASKED_PREFIX if masked else _no_prefix(seen.cache, kv_heads, head),
-        no_points=seen.no_points,
-        no_full=seen.no_full,
-        no_full_points=seen.no_full_points,
+        no_prefix=MASKED_PREFIX if masked else _no_prefix(cache, kv_heads, head),
+        **seen,
     )
 
 
@@ -269,10 +265,7 @@ def _mixed_width(config: Any, layers: Any, attention: Collection[str], width: in
 
 
 def _roles(shapes: Mapping[str, tuple[int, int]], mixture: bool) -> dict[str, str]:
-    """Return role -> name of the projection within a layer, in the order of ORDER; those without a role come last.
-
-    In a mixture of experts, only attention has roles.
-    """
+    """Return role -> name in a layer by ORDER, those without a role last; of a mixture, only attention has roles."""
     named = {path: ATTENTION.get(path.rpartition(".")[2].lower(), "") for path in shapes}
     roles = {role: path for path, role in named.items() if role}
     if len(roles) < sum(map(bool, named.values())):
@@ -329,14 +322,8 @@ def _positions(module: Any) -> int:
     """Return the most tokens of a sequence, by the model's position embeddings or its configuration."""
     from torch import nn
 
-    limit = next(
-        (
-            int(value)
-            for key in ("max_position_embeddings", "max_seq_len", "seq_length")
-            if (value := getattr(module.config, key, None))
-        ),
-        UNLIMITED,
-    )
+    keys = ("max_position_embeddings", "max_seq_len", "seq_length")
+    limit = int(next(filter(None, (getattr(module.config, key, None) for key in keys)), UNLIMITED))
     for name, child in module.named_modules():
         if isinstance(child, nn.Embedding) and "position" in name and child.num_embeddings == limit:
             return limit if child.padding_idx is None else limit - child.padding_idx - 1  # as RoBERTa counts
@@ -366,22 +353,11 @@ def _no_packing(module: Any, mixed: bool) -> str:
     return ""
 
 
-@dataclass(frozen=True)
-class _Seen:
-    """Findings of a forward without weights: the cache (None if it made none), and reasons for `Arch`."""
+def _run(module: Any, blocks: str, projections: Mapping[str, str]) -> tuple[Any, dict[str, Any]]:
+    """Return the cache of a forward on ROWS rows of TOKENS tokens without weights, and `Arch`'s facts of that forward.
 
-    cache: Any
-    no_points: str
-    no_full: str
-    no_full_points: str
-    shared: bool
-
-
-def _run(module: Any, blocks: str, projections: Mapping[str, str]) -> _Seen:
-    """Run the module without weights, on ROWS rows of TOKENS tokens. Modifies the module.
-
-    Raises UserError if it cannot be run, does not call a projection, or computes its logits from more than its hidden
-    states.
+    Modifies the module. Raises UserError if it cannot be run, does not call a projection, or computes its logits from
+    more than its hidden states.
     """
     import torch
 
@@ -414,7 +390,9 @@ def _run(module: Any, blocks: str, projections: Mapping[str, str]) -> _Seen:
     extra = [path for path in seen if seen[path] != {ROWS * TOKENS}]
     no_points = f"{extra[0]} multiplies more than the rows of the batch (relative positions)" if extra else ""
     shared = any(_parameters(module.get_submodule(name), inside=True) for name in calls if calls[name])
-    return _Seen(result.get("past_key_values"), no_points, full, full or _not_by_rows(module, calls), shared)
+    points = full or _not_by_rows(module, calls)
+    facts = {"shared": shared, "no_points": no_points, "no_full": full, "no_full_points": points}
+    return result.get("past_key_values"), facts
 
 
 def _rows(shapes: list[Any]) -> int:
@@ -450,10 +428,7 @@ def _parameters(child: Any, inside: bool | None = None) -> dict[str, Any]:
 
 
 def _not_by_rows(module: Any, calls: Mapping[str, list[list[Any]]]) -> str:
-    """Return the reason why a module cannot compute groups of rows at several points; "".
-
-    See `zo_sweeps.engine.factored`, which treats Linear layers and embeddings, modules of vectors, and others.
-    """
+    """Return why a module cannot compute groups of rows at several points, as `zo_sweeps.engine.factored` does; ""."""
     from torch import nn
 
     from zo_sweeps.models.projection import is_projection

@@ -111,7 +111,7 @@ def _head(url: str) -> int:
     token = get_token()
     request = urllib.request.Request(url, method="HEAD", headers={"Authorization": f"Bearer {token}"} if token else {})
     try:
-        with _opener().open(request, timeout=TIMEOUT) as answer:
+        with urllib.request.build_opener(_NoRedirect).open(request, timeout=TIMEOUT) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         return 200 if error.code in (301, 302, 303, 307, 308) else error.code
@@ -124,10 +124,6 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         return None  # urllib then raises HTTPError with the redirect's own status
 
 
-def _opener() -> urllib.request.OpenerDirector:
-    return urllib.request.build_opener(_NoRedirect)
-
-
 DEMO = Path(__file__).parent / "demo"
 TOKENIZER_PARTS = (
     "tokenizer.json",
@@ -138,10 +134,7 @@ TOKENIZER_PARTS = (
     "vocab.json",
     "merges.txt",
 )
-NOT_IDENTITY = (
-    "_name_or_path",
-    "transformers_version",
-)  # keys of config.json: where it was saved, and by which version
+NOT_IDENTITY = ("_name_or_path", "transformers_version")  # of config.json: where it was saved, and by which version
 WHOLE = 256 * 2**20  # files up to this size are hashed whole
 BLOCK, BLOCKS = 64 * 2**10, 64  # larger files: bytes per block, and evenly spaced blocks that are hashed
 
@@ -300,10 +293,7 @@ def files_of(model: Model) -> Mapping[str, str]:
 
 
 def _identify(folder: Path) -> tuple[CheckpointInfo, str, Mapping[str, str]]:
-    """Return the checkpoint in a folder, its hash, and those of its files.
-
-    Cached in the process until a file's size or time changes.
-    """
+    """Return the checkpoint in a folder, its hash, and its files', cached until a file's size or time changes."""
     stamps = tuple((f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in _files(folder))
     return _identify_once(folder.resolve(), stamps)
 

@@ -149,9 +149,9 @@ def _pretrained(
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise UserError(f"cannot load {folder}: {reason}", where="model.path") from error
     if codes is not None:
-        from zo_sweeps.models.load_codes import misshapen
+        from zo_sweeps.models.load_codes import MISSHAPEN
 
-        report["mismatched_keys"] = [*report["mismatched_keys"], *misshapen(module)]
+        report["mismatched_keys"] = [*report["mismatched_keys"], *getattr(module, MISSHAPEN)]
     _check(report, str(folder))
     return module, tokenizer
 

@@ -115,12 +115,6 @@ def _put_placeholder(layer: Any) -> None:
     layer.weight._is_hf_initialized = True
 
 
-def misshapen(model: Any) -> list[tuple[str, Any, Any]]:
-    """Return (name, shape in the file, shape of the architecture) of the weights of a loaded model that do not fit."""
-    found: list[tuple[str, Any, Any]] = getattr(model, MISSHAPEN)
-    return found
-
-
 def encode(precision: WeightOnlyPrecision, names: Collection[str], model: Any, name: str) -> None:
     """Store the weights of those children of a module whose names are among `names` as codes.
 

@@ -36,20 +36,16 @@ class Stored:
 
     @property
     def fingerprint(self) -> str:
-        return mask_fingerprint(self.masks)
+        """SHA-256 (16 hex digits) over the layers' names and indices."""
+        digest = hashlib.sha256()
+        for name, index in sorted(self.masks.items()):
+            digest.update(f"{name} {len(index)}\n".encode() + index.cpu().to(torch.int32).numpy().tobytes())
+        return digest.hexdigest()[:16]
 
 
 def folder() -> Path:
     """Return this machine's folder of masks."""
     return cache_folder() / "masks"
-
-
-def mask_fingerprint(masks: Mapping[str, Tensor]) -> str:
-    """Return SHA-256 (16 hex digits) over the layers' names and indices."""
-    digest = hashlib.sha256()
-    for name in sorted(masks):
-        digest.update(f"{name} {len(masks[name])}\n".encode() + masks[name].cpu().to(torch.int32).numpy().tobytes())
-    return digest.hexdigest()[:16]
 
 
 def get(key: Mapping[str, Any], find: Callable[[], Stored], where: Path | None = None) -> Stored:

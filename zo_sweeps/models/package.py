@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -205,11 +205,9 @@ def _describe(folder: Path, contents: Contents) -> None:
 
 def _digest(file: Path) -> str:
     digest = hashlib.sha256()
-    read: Callable[[], bytes]
     try:
         with file.open("rb") as stream:
-            read = lambda: stream.read(2**22)
-            for block in iter(read, b""):
+            while block := stream.read(2**22):
                 digest.update(block)
     except OSError:
         return ""

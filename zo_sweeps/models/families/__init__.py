@@ -98,6 +98,22 @@ def size(config: Mapping[str, Any], key: str) -> int:
     return value
 
 
+def arch_of(config: Mapping[str, Any], linears: Mapping[str, tuple[int, int]], **facts: Any) -> Arch:
+    """Return a shape: these projections and facts, and the sizes that the families here name alike."""
+    heads = size(config, "num_attention_heads")
+    return Arch(
+        family=str(config["model_type"]),
+        layers=size(config, "num_hidden_layers"),
+        width=size(config, "hidden_size"),
+        inner=linears["up"][0],
+        heads=heads,
+        head_width=head_width(config),
+        vocabulary=size(config, "vocab_size"),
+        linears=linears,
+        **{"kv_heads": heads, **facts},
+    )
+
+
 def is_composed(config: Mapping[str, Any]) -> bool:
     """Tell whether the activation that a config names is computed in several operations."""
     return any(config.get(key) in COMPOSED for key in ("hidden_act", "hidden_activation", "activation_function"))

@@ -7,7 +7,7 @@ from typing import Any
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.methods.arch import Arch
-from zo_sweeps.models.families import Family, head_width, size
+from zo_sweeps.models.families import Family, arch_of, head_width, size
 
 PROJECTIONS = {
     "q": "self_attn.q_proj",
@@ -43,20 +43,14 @@ def describe(config: Mapping[str, Any]) -> Arch:
         layer += sum(linears[role][0] for role in ("gate", "up", "down"))
     layers, vocabulary = size(config, "num_hidden_layers"), size(config, "vocab_size")
     tied = bool(config.get("tie_word_embeddings", False))
-    return Arch(
-        family=str(config["model_type"]),
-        layers=layers,
-        width=width,
-        inner=inner,
-        heads=heads,
+    return arch_of(
+        config,
+        linears,
         kv_heads=kv_heads,
-        head_width=head,
-        vocabulary=vocabulary,
         positions=config.get("max_position_embeddings") or 2048,
         tied=tied,
         masked=False,
         parameters=(1 if tied else 2) * vocabulary * width + layers * layer + width,
-        linears=linears,
         blocks="model.layers",
         projections=PROJECTIONS,
     )

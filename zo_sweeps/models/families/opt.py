@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from zo_sweeps.methods.arch import Arch
-from zo_sweeps.models.families import Family, head_width, is_composed, size
+from zo_sweeps.models.families import Family, arch_of, is_composed, size
 
 PROJECTIONS = {
     "q": "self_attn.q_proj",
@@ -21,7 +21,6 @@ PROJECTIONS = {
 def describe(config: Mapping[str, Any]) -> Arch:
     """Return the shape of an OPT. Embeddings may be narrower than the layers, as in the 350m."""
     width, inner, vocabulary = (size(config, key) for key in ("hidden_size", "ffn_dim", "vocab_size"))
-    layers, heads, head = size(config, "num_hidden_layers"), size(config, "num_attention_heads"), head_width(config)
     positions = size({"max_position_embeddings": 2048, **config}, "max_position_embeddings")
     linears = {**dict.fromkeys("qkvo", (width, width)), "up": (inner, width), "down": (width, inner)}
     norm = 2 * width if config.get("layer_norm_elementwise_affine", True) else 0
@@ -34,20 +33,13 @@ def describe(config: Mapping[str, Any]) -> Arch:
         total += 2 * width * embedded
     if config.get("do_layer_norm_before", True) and not config.get("_remove_final_layer_norm", False):
         total += norm
-    return Arch(
-        family=str(config["model_type"]),
-        layers=layers,
-        width=width,
-        inner=inner,
-        heads=heads,
-        kv_heads=heads,
-        head_width=head,
-        vocabulary=vocabulary,
+    return arch_of(
+        config,
+        linears,
         positions=positions,
         tied=tied,
         masked=False,
-        parameters=total + layers * layer,
-        linears=linears,
+        parameters=total + size(config, "num_hidden_layers") * layer,
         composed=is_composed(config),
         written=(positions + 2) * width,
         blocks="model.decoder.layers",

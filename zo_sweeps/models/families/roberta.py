@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from zo_sweeps.methods.arch import Arch
-from zo_sweeps.models.families import MASKED_PACKING, MASKED_PREFIX, Family, head_width, is_composed, size
+from zo_sweeps.models.families import MASKED_PACKING, MASKED_PREFIX, Family, arch_of, is_composed, size
 
 PROJECTIONS = {
     "q": "attention.self.query",
@@ -21,7 +21,6 @@ PROJECTIONS = {
 def describe(config: Mapping[str, Any]) -> Arch:
     """Return the shape of a RoBERTa. Positions count from the padding id + 1, so it holds that many tokens fewer."""
     width, inner, vocabulary = (size(config, key) for key in ("hidden_size", "intermediate_size", "vocab_size"))
-    layers, heads, head = size(config, "num_hidden_layers"), size(config, "num_attention_heads"), head_width(config)
     vectors = size({"max_position_embeddings": 512, **config}, "max_position_embeddings")
     padding, tied = config.get("pad_token_id", 1), bool(config.get("tie_word_embeddings", True))
     linears = {**dict.fromkeys("qkvo", (width, width)), "up": (inner, width), "down": (width, inner)}
@@ -31,20 +30,13 @@ def describe(config: Mapping[str, Any]) -> Arch:
     total += width * width + width + 2 * width + vocabulary  # the head: dense, norm, bias
     if not tied:
         total += vocabulary * width
-    return Arch(
-        family=str(config["model_type"]),
-        layers=layers,
-        width=width,
-        inner=inner,
-        heads=heads,
-        kv_heads=heads,
-        head_width=head,
-        vocabulary=vocabulary,
+    return arch_of(
+        config,
+        linears,
         positions=vectors - (padding or 0) - 1,
         tied=tied,
         masked=True,
-        parameters=total + layers * layer,
-        linears=linears,
+        parameters=total + size(config, "num_hidden_layers") * layer,
         composed=is_composed(config),
         blocks="roberta.encoder.layer",
         projections=PROJECTIONS,
