@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zo_sweeps.bench.measure import Row, awaited
+from zo_sweeps.bench.measure import Row
 from zo_sweeps.bench.workload import LLAMA_58M, Steps, examples, with_lora_fa
 from zo_sweeps.core.host import interleaved
 from zo_sweeps.engine.codes import four_bit
@@ -168,3 +168,14 @@ def _decode(layer: nn.Module) -> None:
 def _error(layer: nn.Module, x: Tensor, exact: Tensor) -> float:
     with torch.inference_mode():
         return float((layer(x).float() - exact).norm() / exact.norm())
+
+
+def awaited(function: Callable[[], Any], device: torch.device) -> Callable[[], None]:
+    """Return the function followed by a synchronization of its device."""
+
+    def run() -> None:
+        function()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    return run

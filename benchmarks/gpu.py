@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from benchmarks import codes, sparse
-from zo_sweeps.bench.measure import Row, awaited
-from zo_sweeps.bench.workload import LLAMA_2_7B, Example, Steps, examples
+from benchmarks.codes import awaited
+from zo_sweeps.bench.measure import Row
+from zo_sweeps.bench.workload import LLAMA_58M, Steps, examples
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.host import interleaved
 from zo_sweeps.engine import noise
@@ -18,9 +19,19 @@ from zo_sweeps.methods.parts import Model, ModelSource
 from zo_sweeps.methods.points import NoiseKey
 from zo_sweeps.models.causal import LanguageModel
 from zo_sweeps.models.load import load
+from zo_sweeps.tasks.encode import Example
 
 ELEMENTS = 1 << 28
 TOKENS = 64
+LLAMA_2_7B = {  # 6.74 G parameters
+    **LLAMA_58M,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 4096,
+}
 
 
 def rows(rounds: int) -> Iterator[Row]:

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmarks.codes import LARGE, SMALL, Compute, projection, schemes
-from zo_sweeps.bench.measure import Row, awaited
+from benchmarks.codes import LARGE, SMALL, Compute, awaited, projection, schemes
+from zo_sweeps.bench.measure import Row
 from zo_sweeps.core.host import interleaved
 from zo_sweeps.engine.layers.sparse import Sparse
 from zo_sweeps.engine.masks import Masks, random

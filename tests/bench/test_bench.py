@@ -137,7 +137,7 @@ def test_the_gpu_part_measures_the_same_on_any_device(model: LanguageModel) -> N
 
 
 def test_the_seven_billion_are_counted() -> None:
-    assert describe(workload.LLAMA_2_7B).parameters == 6_738_415_616
+    assert describe(gpu.LLAMA_2_7B).parameters == 6_738_415_616
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

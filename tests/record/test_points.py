@@ -140,8 +140,8 @@ def test_a_task_scored_by_f1_has_curves_named_so() -> None:
 
 
 def test_only_success_is_shown_as_finished() -> None:
-    assert [state for state in TrialState if rows.run_status(state) == "FINISHED"] == [TrialState.SUCCEEDED]
-    assert rows.run_status(TrialState.CANCELLED) == rows.run_status(TrialState.LOST) == "KILLED"
+    assert [state for state in TrialState if rows.RUN_STATUS[state] == "FINISHED"] == [TrialState.SUCCEEDED]
+    assert rows.RUN_STATUS[TrialState.CANCELLED] == rows.RUN_STATUS[TrialState.LOST] == "KILLED"
 
 
 def test_params_are_flat_names_within_the_servers_limits() -> None:

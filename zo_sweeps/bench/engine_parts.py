@@ -109,14 +109,8 @@ def _full(model: LanguageModel, batch: int, options: int, goals: tuple[float, fl
 
 
 def _rank_one(model: LanguageModel, q: int, batch: int, rounds: int) -> Iterator[Row]:
-    ours = Steps(
-        model,
-        FullModel(model.module),
-        examples([TOKENS] * batch, 1),
-        q=q,
-        mode=Mode.BOTH,
-        noise=LowRank(1, 1, sum="product"),
-    )
+    data, z = examples([TOKENS] * batch, 1), LowRank(1, 1, sum="product")
+    ours = Steps(model, FullModel(model.module), data, q=q, mode=Mode.BOTH, noise=z)
     numbers, weights = count(1), list(model.module.parameters())
 
     def one_pass() -> None:
@@ -130,7 +124,7 @@ def _rank_one(model: LanguageModel, q: int, batch: int, rounds: int) -> Iterator
         "pass over the weights": one_pass,
     }
     if q == batch == 1:
-        compared["mezo"] = lambda: mezo_step(model, ours.examples, next(numbers))
+        compared["mezo"] = lambda: mezo_step(model, data, next(numbers))
     seconds = interleaved(compared, rounds)
     bare = seconds["bare forward"]
     least = bare + seconds["pass over the weights"]
@@ -150,7 +144,8 @@ def _rank_one(model: LanguageModel, q: int, batch: int, rounds: int) -> Iterator
         yield Row(f"{name}, against plain MeZO", ratio, "x", 10.0, 25.0, f"{most:.1f}x: {limit}", seconds)
 
 
-def _lora_fa(model: LanguageModel, rounds: int, q: int = 4, batch: int = 2, rank: int = 16) -> Row:
+def _lora_fa(model: LanguageModel, rounds: int) -> Row:
+    q, batch, rank = Q, 2, 16
     bare = Steps(model, FullModel(model.module), examples([TOKENS] * batch, 2))
     adapted = llama_58m()
     ours = Steps(adapted, with_lora_fa(adapted, rank, rank), bare.examples, q=q, mode=Mode.BOTH, lr=1e-4)

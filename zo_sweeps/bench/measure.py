@@ -6,7 +6,7 @@ import json
 import math
 import os
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from pkgutil import resolve_name
@@ -51,18 +51,6 @@ class Row:
     def reached(self) -> bool:
         """Whether the ratio meets `must`."""
         return self.ratio >= self.must if self.more_is_better else self.ratio <= self.must
-
-
-def awaited(function: Callable[[], Any], device: Any) -> Callable[[], None]:
-    """Return the function followed by a synchronization of its torch device."""
-    import torch
-
-    def run() -> None:
-        function()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-
-    return run
 
 
 def host() -> dict[str, Any]:

@@ -26,6 +26,7 @@ from zo_sweeps.methods.perturbation import Perturbation
 from zo_sweeps.methods.space import InstalledSpace
 from zo_sweeps.models.causal import LanguageModel
 from zo_sweeps.models.load import load
+from zo_sweeps.tasks.encode import Candidate, Example
 
 VOCABULARY = 32000
 LLAMA_58M = {  # 58.07 M parameters
@@ -39,33 +40,6 @@ LLAMA_58M = {  # 58.07 M parameters
     "max_position_embeddings": 512,
     "tie_word_embeddings": False,
 }
-
-
-LLAMA_2_7B = {  # 6.74 G parameters
-    **LLAMA_58M,
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 32,
-    "max_position_embeddings": 4096,
-}
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One candidate of an example; see `engine.batch.Candidate`."""
-
-    ids: tuple[int, ...]
-    answer_length: int = 1
-
-
-@dataclass(frozen=True)
-class Example:
-    """One example; see `engine.batch.Example`."""
-
-    candidates: tuple[Candidate, ...]
-    gold: int
 
 
 def llama_58m() -> LanguageModel:
@@ -86,7 +60,8 @@ def examples(lengths: Sequence[int], options: int, vocabulary: int = VOCABULARY)
         return draw.randrange(1, vocabulary)
 
     prompts = [tuple(token() for _ in range(tokens)) for tokens in lengths]
-    return [Example(tuple(Candidate((*prompt, token())) for _ in range(options)), 0) for prompt in prompts]
+    candidates = [tuple(Candidate((*prompt, token()), 1) for _ in range(options)) for prompt in prompts]
+    return [Example(each, gold=0, references=(), prompt_ids=(), text="") for each in candidates]
 
 
 def with_lora_fa(model: LanguageModel, rank: int, alpha: float) -> InstalledSpace:

@@ -3,7 +3,7 @@
 A tar compressed by xz, of JSON alone:
 
     manifest.json     format, whose it is, grid, title, and size and SHA-256 of every other file
-    signature.json    of manifest.json, by an Ed25519 key; absent if it was not signed
+    json    of manifest.json, by an Ed25519 key; absent if it was not signed
     plan.json         the plan as launched: grid, every trial's configuration, digests of models and data
     tables.json       the tables, cell by cell
     journal/ID.jsonl  the events of a finished trial, the scalar log among them
@@ -13,6 +13,7 @@ Reading trusts nothing: names, sizes and digests are checked in memory, and no p
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import io
 import json
@@ -26,7 +27,6 @@ from typing import Any
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import replacing
-from zo_sweeps.record import signature
 
 FORMAT = 1
 MANIFEST, SIGNATURE, PLAN, TABLES = "manifest.json", "signature.json", "plan.json", "tables.json"
@@ -58,7 +58,7 @@ class Archive:
     @property
     def whose(self) -> str:
         """Whose results they are: the name, which anybody can write, and the key, which nobody else has."""
-        signed = signature.fingerprint(self.key) if self.key else f"not signed, archive {self.digest}"
+        signed = key_fingerprint(self.key) if self.key else f"not signed, archive {self.digest}"
         return f"{self.by or 'unnamed'} ({signed})"
 
     def json(self, name: str) -> Any:
@@ -85,7 +85,7 @@ def write(path: Path, files: Mapping[str, bytes], *, by: str, grid: str, title: 
     about = {"format": FORMAT, "by": by, "grid": grid, "title": title, "files": described}
     manifest = json.dumps(about, indent=1, ensure_ascii=False).encode()
     whole = {MANIFEST: manifest, **files}
-    signed = signature.sign(manifest, key) if key else None
+    signed = sign(manifest, key) if key else None
     if signed:
         whole[SIGNATURE] = json.dumps(signed, indent=1).encode()
     packed = io.BytesIO()
@@ -111,7 +111,7 @@ def read(path: Path, key: Path | None = None) -> Archive:
     Raises UserError if it is no archive, larger than LARGEST, damaged, wrongly signed, or not signed by `key`.
     Memory: LARGEST, at most twice, and what VALUES of JSON take.
     """
-    wanted = signature.public_key(key) if key else ""
+    wanted = public_key(key) if key else ""
     files = _unpacked(path)
     manifest, signed = files.pop(MANIFEST, b""), files.pop(SIGNATURE, None)
     try:
@@ -120,7 +120,7 @@ def read(path: Path, key: Path | None = None) -> Archive:
             raise UserError(f"format {about['format']!r}, and this version reads {FORMAT}", where=str(path))
         texts = [_UNPRINTABLE.sub("?", str(about[name])) for name in ("by", "grid", "title")]
         expected = {str(name): (int(one["bytes"]), str(one["sha256"])) for name, one in about["files"].items()}
-        signer = "" if signed is None else signature.check(manifest, json.loads(signed))
+        signer = "" if signed is None else signer_of(manifest, json.loads(signed))
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _not_one(path, f"its {MANIFEST} cannot be read: {error}") from None
     except ValueError as error:
@@ -133,9 +133,9 @@ def read(path: Path, key: Path | None = None) -> Archive:
             what = "is missing" if found is None else "is not the file that was written (SHA-256)"
             raise UserError(f"{name} {what}", where=str(path), fix=_AGAIN)
     if wanted and signer != wanted:
-        what = f"signed by {signature.fingerprint(signer)}" if signer else "not signed"
+        what = f"signed by {key_fingerprint(signer)}" if signer else "not signed"
         fix = "ask its author for another, or verify without --key what it holds"
-        raise UserError(f"{what}, and not by {signature.fingerprint(wanted)} ({key})", where=str(path), fix=fix)
+        raise UserError(f"{what}, and not by {key_fingerprint(wanted)} ({key})", where=str(path), fix=fix)
     return Archive(texts[0][:WHOSE], texts[1], texts[2], signer, _sha256(manifest)[:16], files)
 
 
@@ -182,3 +182,99 @@ def _not_one(path: Path, why: str) -> UserError:
 
 def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
+
+
+PURPOSE = b"zo_sweeps archive\n"  # before what is signed: a key also signs other things
+ALGORITHM = "ed25519"
+LARGEST_KEY = 2**16  # bytes
+MAKE = "make one with `ssh-keygen -t ed25519 -N '' -f KEY` or `openssl genpkey -algorithm ed25519 -out KEY`"
+
+
+def sign(message: bytes, key_file: Path) -> dict[str, str]:
+    """Return the signature of a message, with the public key.
+
+    Args:
+        key_file: an unencrypted private Ed25519 key, in OpenSSH's format or as PKCS8 PEM.
+
+    Raises UserError for a file that is none.
+    """
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    data = _key_bytes(key_file)
+    load = serialization.load_ssh_private_key if b"OPENSSH" in data[:40] else serialization.load_pem_private_key
+    try:
+        key: Any = load(data, None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        why = "it has a passphrase" if "ncrypted" in str(error) or "assword" in str(error) else str(error)
+        raise UserError(f"not a private key that can be used ({why})", where=str(key_file), fix=MAKE) from None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise UserError("not an Ed25519 key", where=str(key_file), fix=MAKE)
+    signature = base64.b64encode(key.sign(PURPOSE + message)).decode()
+    return {"algorithm": ALGORITHM, "key": _line_of(key.public_key()), "signature": signature}
+
+
+def signer_of(message: bytes, signed: Mapping[str, Any]) -> str:
+    """Return the public key that signed a message, as one line of OpenSSH's format, without a comment.
+
+    Raises ValueError if the signature is malformed or wrong.
+    """
+    from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+    from cryptography.hazmat.primitives import serialization
+
+    if signed.get("algorithm") != ALGORITHM:
+        raise ValueError(f"the signature is of {signed.get('algorithm')!r}, not of {ALGORITHM}")
+    try:
+        line = " ".join(str(signed["key"]).split()[:2])
+        key: Any = serialization.load_ssh_public_key(line.encode())
+        key.verify(base64.b64decode(str(signed["signature"]), validate=True), PURPOSE + message)
+    except InvalidSignature:
+        raise ValueError("the signature is not of this content") from None
+    except (KeyError, ValueError, TypeError, AttributeError, UnsupportedAlgorithm) as error:
+        raise ValueError(f"the signature cannot be read ({error})") from None
+    return line
+
+
+def public_key(file: Path) -> str:
+    """Return the public Ed25519 key in a file, as one line of OpenSSH's format, without a comment.
+
+    Args:
+        file: the line itself (id_ed25519.pub), or PEM.
+
+    Raises UserError for a file that is none.
+    """
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    data = _key_bytes(file)
+    load = serialization.load_pem_public_key if data.startswith(b"-----") else serialization.load_ssh_public_key
+    try:
+        key: Any = load(data)
+    except (ValueError, UnsupportedAlgorithm) as error:
+        what = "a private key" if b"PRIVATE KEY" in data[:40] else f"not a public key ({error})"
+        raise UserError(what, where=str(file), fix="name the file with the author's public key, KEY.pub") from None
+    if not isinstance(key, Ed25519PublicKey):
+        raise UserError("not an Ed25519 key", where=str(file), fix="name the key that the archive was signed with")
+    return _line_of(key)
+
+
+def key_fingerprint(line: str) -> str:
+    """Return the fingerprint of a public key, SHA256:... as `ssh-keygen -l` prints it."""
+    digest = hashlib.sha256(base64.b64decode(line.split()[1])).digest()
+    return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
+
+
+def _line_of(key: Any) -> str:
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    return str(key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode())
+
+
+def _key_bytes(file: Path) -> bytes:
+    try:
+        with file.open("rb") as opened:
+            return opened.read(LARGEST_KEY)
+    except OSError as error:
+        raise UserError(f"cannot read {file}: {error.strerror}", where="--key") from None

@@ -204,15 +204,21 @@ def scalars(events: Sequence[Event]) -> tuple[list[list[float]], list[float]]:
 
     A step that the journal holds twice counts once, as first written. First-order runs have no coefs: [] per step.
     """
-    by_step: dict[int, tuple[list[float], float]] = {}
+    log = _steps(events)
+    return [coefs for coefs, _, _ in log], [loss for _, loss, _ in log]
+
+
+def _steps(events: Sequence[Event]) -> list[tuple[list[float], float, float]]:
+    """Return (coefs, loss, seconds) of each step of the scalar log; the seconds are an equal share of its event's."""
+    by_step: dict[int, tuple[list[float], float, float]] = {}
     for event in only(Steps, events):
-        coefs = event.coefs or ()
+        coefs, each = event.coefs or (), event.seconds / max(1, len(event.losses))
         for i, loss in enumerate(event.losses):
-            by_step.setdefault(event.first + i, (list(coefs[i]) if i < len(coefs) else [], loss))
-    log: list[tuple[list[float], float]] = []
+            by_step.setdefault(event.first + i, (list(coefs[i]) if i < len(coefs) else [], loss, each))
+    log: list[tuple[list[float], float, float]] = []
     while (step := by_step.get(len(log) + 1)) is not None:
         log.append(step)
-    return [coef for coef, _ in log], [loss for _, loss in log]
+    return log
 
 
 def evals(events: Sequence[Event]) -> dict[tuple[str, int], ScoredDev | ScoredTest]:
@@ -331,16 +337,11 @@ def trail(events: Sequence[Event]) -> dict[str, list[tuple[int, float, float]]]:
     seconds: time of the steps so far, without evaluations and loading. A step's time is an equal share of its event's;
     a step that the journal holds twice counts once, as first written. Cost: one pass.
     """
-    losses: dict[int, tuple[float, float]] = {}
-    for report in only(Steps, events):
-        each = report.seconds / max(1, len(report.losses))
-        for i, loss in enumerate(report.losses):
-            losses.setdefault(report.first + i, (each, loss))
-    steps = range(1, last_step(events) + 1)
-    clock = [0.0, *accumulate(losses[step][0] for step in steps)]
+    log = _steps(events)
+    clock = [0.0, *accumulate(seconds for _, _, seconds in log)]
     dev = sorted({event.step: event for event in only(ScoredDev, events) if event.step < len(clock)}.items())
     curves = {
-        "train/loss": [(step, clock[step], losses[step][1]) for step in steps],
+        "train/loss": [(step, clock[step], loss) for step, (_, loss, _) in enumerate(log, 1)],
         "dev/loss": [(step, clock[step], event.loss) for step, event in dev],
         "dev/metric": [(step, clock[step], event.metric) for step, event in dev],
     }

@@ -44,23 +44,15 @@ _EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}  # othe
 
 @dataclass
 class _Sent:
-    """The store's copy of one journal.
-
-    Attributes:
-        born: the time of the journal's first event; the journal of a forced rerun of the same trial has another.
-        status: the run's.
-        params: parameters that the run still lacks.
-        tags, points: tags as they are there, and how many of the journal's points are.
-        size: of the journal when all of it was there, in bytes.
-    """
+    """The store's copy of one journal."""
 
     run_id: str
-    born: float
-    status: str
-    params: dict[str, str]
+    born: float  # the time of the journal's first event; the journal of a forced rerun of the same trial has another
+    status: str  # of the run
+    params: dict[str, str]  # that the run still lacks
     tags: dict[str, str] = field(default_factory=dict)
-    points: int = 0
-    size: int = 0
+    points: int = 0  # of the journal's that are there
+    size: int = 0  # of the journal when all of it was there, in bytes
 
 
 class SweepRuns:
@@ -165,7 +157,7 @@ class SweepRuns:
             run_id = run.info.run_id
             if "zo.trial_id" in run.data.tags:
                 self._client.set_tag(run_id, "zo.state", TrialState.LOST.value)
-                self._client.set_terminated(run_id, rows.run_status(TrialState.LOST))
+                self._client.set_terminated(run_id, rows.RUN_STATUS[TrialState.LOST])
             elif run_id != self.parent:
                 self._client.set_terminated(run_id, "KILLED")
 
@@ -212,7 +204,7 @@ class SweepRuns:
         changed = {key: value for key, value in tags.items() if sent.tags.get(key) != value}
         self._log(sent.run_id, points[sent.points :], sent.params, changed)
         ended = outcome(events)
-        status = rows.run_status(ended.state if ended else TrialState.RUNNING)
+        status = rows.RUN_STATUS[ended.state if ended else TrialState.RUNNING]
         if ended:
             self._end(sent.run_id, events)
             with Journal(self._folder / "sent.jsonl") as acknowledged:
@@ -301,7 +293,7 @@ class SweepRuns:
             self._log_text(run_id, file.text, file.name)
         if ended.traceback:
             self._log_text(run_id, ended.traceback, "traceback.txt")
-        self._client.set_terminated(run_id, rows.run_status(ended.state), int(events[-1].time * 1000))
+        self._client.set_terminated(run_id, rows.RUN_STATUS[ended.state], int(events[-1].time * 1000))
 
 
 def pages(uri: str, folder: Path) -> dict[str, str]:

@@ -27,7 +27,7 @@ CURVE_POINTS = 1000  # points per curve, at most about so many, however long the
 WHOLE_TRIAL = ("seed", "members")  # keys that belong to no part
 MAX_PARAM, MAX_TAG = 6000, 8000  # an MLflow 3 server's limits, in characters
 
-_STATUS = {
+RUN_STATUS = {  # of MLflow, which has only five; the tag `zo.state` holds the exact state
     TrialState.PENDING: "SCHEDULED",
     TrialState.RUNNING: "RUNNING",
     TrialState.SUCCEEDED: "FINISHED",
@@ -48,11 +48,6 @@ class MetricPoint(NamedTuple):
     value: float
     time: int
     step: int
-
-
-def run_status(state: TrialState) -> str:
-    """Return the MLflow status of a state. MLflow has only five; the tag `zo.state` holds the exact state."""
-    return _STATUS[state]
 
 
 def params(config: Config) -> dict[str, str]:

@@ -17,12 +17,8 @@ from zo_sweeps.core.shape import CONTROL, Shape, item
 from zo_sweeps.core.trial import Outcome, TrialState
 
 METRIC = re.compile(r"[A-Za-z0-9_./ -]{1,200}")
-ENDS = {*TrialState} - {
-    TrialState.PENDING,
-    TrialState.RUNNING,
-    TrialState.PAUSED,
-    TrialState.STOPPED,
-}  # no agent pauses a trial
+# No agent pauses a trial.
+ENDS = {*TrialState} - {TrialState.PENDING, TrialState.RUNNING, TrialState.PAUSED, TrialState.STOPPED}
 # No agent shares steps, is compared at rungs, has a phone, makes circuits or writes books.
 KINDS = events.EVENTS.keys() - {"peers", "peer_lost", "rung", "sensors", "file", "sweep", "trial", "finish", "sent"}
 # Control characters except tab, newline and carriage return, as JSON writes them.

@@ -8,9 +8,7 @@ from collections.abc import Callable, Sequence
 from zo_sweeps.core.events import Event, ScoredDev, Steps, only
 from zo_sweeps.core.trial import JOULES_TO_TARGET, SECONDS_TO_TARGET
 
-WINDOW = (
-    1.0  # seconds of steps at least, over which a peak of power is a mean: counters are updated every 0.1 s at worst
-)
+WINDOW = 1.0  # seconds of steps, at least, of which a peak of power is the mean: counters take 0.1 s at worst
 
 
 def spent(reports: Sequence[Steps], steps: int) -> dict[str, float]:

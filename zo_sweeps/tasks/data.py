@@ -127,15 +127,9 @@ def read_split(spec: TaskSpec, task: Task, data_dir: str | None, split: str) -> 
 def load_splits(spec: TaskSpec, task: Task, data_dir: str | None, split: Split) -> Splits:
     """Draw the rows of a trial: `split.train`, `split.dev` and `split.test` of them, with `split.seed`.
 
-    Hub (MeZO's released sampling): numpy's legacy generator permutes the train split; of its first train + dev indices
-    the LAST dev are dev, the others train. test = the first `test` of a permutation of the validation split by a fresh
-    generator with the same seed. If train + dev exceeds the split, dev keeps its size and train gets the rest: WSC,
-    with 554 rows and dev 500, trains on 54. Local: train, validation and test are separate files, each permuted by that
-    rule. A task's `dev_size` bounds dev (100 for COPA and CB in MeZO).
-
-    With `split.shots` = k the rows are class-balanced, by LM-BFF's rule: after the permutation, the first k of each
-    label are train and the next k dev (local: the first k of validation), both in the order of the labels; a label with
-    fewer rows contributes all of them. Test is then the same for every seed: permuted with SHOTS_TEST_SEED.
+    By the rule DRAWN: of the hub, MeZO's released sampling; with `split.shots`, LM-BFF's. If train + dev exceeds the
+    hub's split, dev keeps its size and train gets the rest: WSC, with 554 rows and dev 500, trains on 54. With
+    `split.shots`, train and dev are in the order of the labels, and a label with fewer rows contributes all of them.
 
     Raises UserError if the data is missing, a row does not fit the task, or no row is left to train on.
     """

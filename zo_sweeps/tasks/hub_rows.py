@@ -30,9 +30,11 @@ def label(hub: Hub) -> str:
 
 def unreachable(hub: Hub) -> str:
     """Return the reason why the data set cannot be loaded here; "" if it can. Cost: at most 3 s, once per process."""
-    if Path(hub.path).is_dir() or _is_cached(hub):
+    # Without a network, `datasets` falls back to its prepared copy; files in the hub cache are not enough.
+    if Path(hub.path).is_dir() or any(_prepared(hub)):
         return ""
-    if _is_offline():
+    set_to = (os.environ.get("HF_HUB_OFFLINE", ""), os.environ.get("HF_DATASETS_OFFLINE", ""))
+    if any(value.upper() in {"1", "ON", "YES", "TRUE"} for value in set_to):
         offline = "HF_DATASETS_OFFLINE or HF_HUB_OFFLINE is set"
         return f"{label(hub)} is not in the datasets cache ({_cache()}) and {offline}"
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
@@ -112,11 +114,6 @@ def row(hub: Hub, dataset: Any, index: int) -> dict[str, Any]:
     return data
 
 
-def _is_offline() -> bool:
-    values = (os.environ.get("HF_HUB_OFFLINE", ""), os.environ.get("HF_DATASETS_OFFLINE", ""))
-    return any(value.upper() in {"1", "ON", "YES", "TRUE"} for value in values)
-
-
 def _cache() -> Path:
     home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")
     return Path(os.environ.get("HF_DATASETS_CACHE") or os.path.join(home, "datasets")).expanduser()
@@ -129,11 +126,6 @@ def row_bytes(hub: Hub) -> float:
             split = json.loads(file.read_bytes())["splits"][hub.train.partition("[")[0]]
             return float(split["num_bytes"]) / max(int(split["num_examples"]), 1)
     return 0.0
-
-
-def _is_cached(hub: Hub) -> bool:
-    # Without a network, `datasets` falls back to its prepared copy; files in the hub cache are not enough.
-    return any(_prepared(hub))
 
 
 def _prepared(hub: Hub) -> Iterator[Path]:

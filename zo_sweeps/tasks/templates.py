@@ -60,17 +60,8 @@ def _compiled(source: str) -> Template:
 _NEVER_LONGER = {"trim", "lower", "upper", "capitalize", "title", "first", "last", "upper_first", "lower_first_word"}
 _NEVER_LONGER |= {"strip", "lstrip", "rstrip", "removeprefix", "removesuffix", "partition", "rpartition", "split"}
 _WRITES_ONCE: tuple[type[nodes.Node], ...] = (
-    *(
-        nodes.Template,
-        nodes.Output,
-        nodes.TemplateData,
-        nodes.Name,
-        nodes.Const,
-        nodes.Concat,
-        nodes.CondExpr,
-        nodes.If,
-    ),
-    *(nodes.Getattr, nodes.Getitem, nodes.Slice, nodes.Neg, nodes.Dict, nodes.Pair, nodes.List),
+    *(nodes.Template, nodes.Output, nodes.TemplateData, nodes.Name, nodes.Const, nodes.Concat, nodes.CondExpr),
+    *(nodes.If, nodes.Getattr, nodes.Getitem, nodes.Slice, nodes.Neg, nodes.Dict, nodes.Pair, nodes.List),
     *(nodes.Compare, nodes.Operand, nodes.Not),
 )
 

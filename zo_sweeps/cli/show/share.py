@@ -13,8 +13,7 @@ from zo_sweeps.cli.show.text import say
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.plan.build import Plan
-from zo_sweeps.record import signature
-from zo_sweeps.record.archive import Archive
+from zo_sweeps.record.archive import Archive, key_fingerprint
 from zo_sweeps.results.imported import Imported
 from zo_sweeps.schedule.ledger import read_standing
 from zo_sweeps.session.verify import Finding, Verdict
@@ -22,7 +21,7 @@ from zo_sweeps.session.verify import Finding, Verdict
 
 def archive(written: Archive, path: Path, trials: int, console: Console) -> None:
     """Print what an archive that was written holds, and the next command."""
-    by = f"signed: {signature.fingerprint(written.key)}" if written.key else "not signed; --key KEY signs it"
+    by = f"signed: {key_fingerprint(written.key)}" if written.key else "not signed; --key KEY signs it"
     say(console, f"{path}   {trials} trials, {path.stat().st_size / 1000:.0f} kB")
     say(console, by)
     say(console, f"next: python -m zo_sweeps verify {shlex.quote(str(path))}")
