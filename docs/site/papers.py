@@ -9,8 +9,7 @@ from typing import Any
 from markdown import code, escape, table
 
 from zo_sweeps.results.papers import Item, items
-from zo_sweeps.tables.paper_files import read
-from zo_sweeps.tables.published import load
+from zo_sweeps.tables.published import load, read
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from zo_sweeps.core.jsonl import packed, unpacked
+from zo_sweeps.core.files import packed, unpacked
 
 
 def test_a_bit_a_value_the_first_in_the_highest() -> None:

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from zo_sweeps.core.files import replace_text, replacing
-from zo_sweeps.core.jsonl import line_number, read_objects
+from zo_sweeps.core.files import line_number, read_objects, replace_text, replacing
 
 pytestmark = pytest.mark.unit
 

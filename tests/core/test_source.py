@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from zo_sweeps.core import source
-from zo_sweeps.core.source import digest, file_digests
+from zo_sweeps.core import fingerprint
+from zo_sweeps.core.fingerprint import digest, file_digests
 
 pytestmark = pytest.mark.unit
 SOURCE = '''"""What it is."""
@@ -67,7 +67,7 @@ def test_a_source_is_parsed_once_per_machine_and_every_edit_is_seen(tmp_path, mo
     first = file_digests(files)
     assert first == [digest("x = 1"), digest("y = 2")]
     parsed = []
-    monkeypatch.setattr(source, "digest", lambda text: parsed.append(text) or digest(text))
+    monkeypatch.setattr(fingerprint, "digest", lambda text: parsed.append(text) or digest(text))
     assert (file_digests(files), parsed) == (first, [])
     files[1].write_text("y = 3\n")  # of the same size, whatever its time
     assert file_digests(files) == [first[0], digest("y = 3")]

@@ -19,6 +19,7 @@ from zo_sweeps.engine import score
 from zo_sweeps.engine.batch import Batch
 from zo_sweeps.methods.task import Lengths
 from zo_sweeps.methods.trial_config import TrialConfig
+from zo_sweeps.plan import availability
 from zo_sweeps.plan.availability import Availability, Places
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.run.workbench import Workbench
@@ -82,7 +83,7 @@ def test_hub_rows_are_planned_by_their_prepared_length_or_the_tasks_usual_one_an
 
     def looked(row_bytes: float, config: TrialConfig, available: bool = True) -> Availability:
         status = DataStatus(available, "the hub", "hf:here", row_bytes=row_bytes)
-        monkeypatch.setattr("zo_sweeps.tasks.data.check", lambda spec, task, folder: status)
+        monkeypatch.setattr(availability, "check", lambda spec, task, folder: status)
         return Places().look(config)
 
     prepared, unknown, typical, away = (

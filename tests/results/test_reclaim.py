@@ -10,8 +10,8 @@ import pytest
 
 from tests.run.common import make, run
 from zo_sweeps.cli.main import main
-from zo_sweeps.core.cached import cache_at
 from zo_sweeps.core.events import Event
+from zo_sweeps.core.files import cache_at
 from zo_sweeps.core.trial import Trial, TrialState
 from zo_sweeps.record.journal import JournalStore
 from zo_sweeps.record.sweep_book import SweepBook, SweepInfo

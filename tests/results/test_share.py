@@ -28,7 +28,7 @@ from tests.plan.common import changed, write_grid
 from tests.tables.examples import PUBLISHED, small
 from tests.tasks.common import load_task, spec_of
 from zo_sweeps.cli.main import main
-from zo_sweeps.core.jsonl import packed, unpacked
+from zo_sweeps.core.files import packed, unpacked
 from zo_sweeps.methods import registry
 from zo_sweeps.models.identity import DEMO
 from zo_sweeps.record import archive

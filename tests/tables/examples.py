@@ -8,8 +8,7 @@ from typing import Any
 
 from zo_sweeps.core.place import Place
 from zo_sweeps.tables import Flag, Measure, Record, TableSpec
-from zo_sweeps.tables.paper_files import read
-from zo_sweeps.tables.published import Published
+from zo_sweeps.tables.published import Published, read
 
 ACCURACY = Measure(metric="test/metric", unit="%", unit_size=0.01, digits=1)
 VERSIONS = {"torch": "2.13.0"}

@@ -14,14 +14,12 @@ from tests.engine import contract
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import SquaredGradients
 from zo_sweeps.tables import Record, build
-from zo_sweeps.tables.draw import drawing, render
-from zo_sweeps.tables.figure_kind import FigureKind, Runs, kind_of_grid
+from zo_sweeps.tables.draw import TOKENS, drawing, inline_svg, render
 from zo_sweeps.tables.figure_kinds.line import Line
 from zo_sweeps.tables.figure_kinds.rows import MEAN, SEEDS, row_figure
 from zo_sweeps.tables.figure_kinds.rows import PUBLISHED as PUBLISHED_LABEL
-from zo_sweeps.tables.figures import TOLD_APART, Figure, FigureSpec, Panel, axis_label
-from zo_sweeps.tables.inline_svg import TOKENS, inline_svg
-from zo_sweeps.tables.paper_files import names
+from zo_sweeps.tables.figures import TOLD_APART, Figure, FigureKind, FigureSpec, Panel, Runs, axis_label, kind_of_grid
+from zo_sweeps.tables.published import names
 
 from .examples import ACCURACY, LR, PUBLISHED, Q, measure, record, small
 

@@ -13,10 +13,9 @@ from zo_sweeps.core.place import Place, apart, places, under_load, unknown
 from zo_sweeps.tables import Record, Table, build
 from zo_sweeps.tables.cells import CellState
 from zo_sweeps.tables.csv import to_csv
-from zo_sweeps.tables.figure_kinds._points import points
 from zo_sweeps.tables.figure_kinds.line import Line
 from zo_sweeps.tables.figure_kinds.rows import row_figure
-from zo_sweeps.tables.figures import FigureSpec
+from zo_sweeps.tables.figures import FigureSpec, points
 from zo_sweeps.tables.markdown import to_markdown
 
 from .examples import MACHINE, VERSIONS, Q, measure, record, spec

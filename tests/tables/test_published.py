@@ -18,8 +18,7 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import METRICS, TO_TARGET
 from zo_sweeps.methods import registry
 from zo_sweeps.tables import Measure, build
-from zo_sweeps.tables.paper_files import names, read
-from zo_sweeps.tables.published import NUMERIC_KINDS, load
+from zo_sweeps.tables.published import NUMERIC_KINDS, load, names, read
 
 from .examples import measure as load_measure
 from .examples import spec

@@ -11,8 +11,8 @@ import pytest
 from tests.tasks.common import load_task, spec_of
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.models.checkpoint import front_of
-from zo_sweeps.plan import lengths
-from zo_sweeps.plan.lengths import too_long
+from zo_sweeps.plan import planned_memory
+from zo_sweeps.plan.planned_memory import too_long
 from zo_sweeps.tasks.encode import Example, encode, render
 from zo_sweeps.tasks.templates import uses
 
@@ -208,7 +208,7 @@ def test_a_plan_stops_counting_at_a_bound(
     folder = write_jsonl(tmp_path, train=[REMARK] * 101, validation=[REMARK], test=[REMARK])
     spec = spec_of(load_task("sst2"), "mezo")
     assert too_long(spec, folder, tokenizer, 6, (0,)) == (103, True)
-    monkeypatch.setattr(lengths, "MOST", 40 * len(render(spec, REMARK).text) - 1)
+    monkeypatch.setattr(planned_memory, "MOST", 40 * len(render(spec, REMARK).text) - 1)
     assert too_long(spec, folder, tokenizer, 6, (0,)) == (40, False)
 
 

@@ -14,6 +14,7 @@ import torch
 
 from tests.engine import contract
 from tests.tables.examples import measure, record, spec
+from zo_sweeps.core.files import conf_dir
 from zo_sweeps.engine.batch import Batch
 from zo_sweeps.engine.objectives.tokens import Tokens
 from zo_sweeps.methods import registry
@@ -21,7 +22,7 @@ from zo_sweeps.methods.metric import Metric, Metrics, Of, same_length
 from zo_sweeps.methods.objective import Answers, Objective
 from zo_sweeps.methods.task import Dialect, Task
 from zo_sweeps.methods.task_kind import KindExample, TaskKind
-from zo_sweeps.tables import build, paper_files
+from zo_sweeps.tables import build, published
 from zo_sweeps.tables.csv import to_csv
 from zo_sweeps.tables.records import Measure
 from zo_sweeps.tasks.encode import encode
@@ -166,12 +167,12 @@ def test_a_task_kind_encodes_the_rows_of_its_examples(name: str) -> None:
     check_kind(contract.member("task_kind", name))
 
 
-FOLDERS = [*paper_files.OWN, *registry.folders()]
+FOLDERS = [conf_dir(), *registry.folders()]
 
 
-@pytest.mark.parametrize("name", paper_files.names("table", FOLDERS))
+@pytest.mark.parametrize("name", published.names("table", FOLDERS))
 def test_a_layout_shows_the_cells_of_its_example(name: str) -> None:
-    check_layout(Measure.from_mapping(paper_files.read("table", name, FOLDERS), name))
+    check_layout(Measure.from_mapping(published.read("table", name, FOLDERS), name))
 
 
 # Wrong members

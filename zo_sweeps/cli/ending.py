@@ -10,7 +10,7 @@ from shutil import get_terminal_size
 
 from zo_sweeps.cli.lines import wrapped
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.core.visible import visible
+from zo_sweeps.core.units import visible
 
 
 def ended(run: Callable[[], int]) -> int:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from zo_sweeps.cli.parser import compose, grid_parser, parse
 from zo_sweeps.core.document import to_text
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.core.process import die_with_parent
+from zo_sweeps.core.host import die_with_parent
 from zo_sweeps.schedule.backend import CannotJoinError, HeadLostError
 from zo_sweeps.schedule.cluster import await_answer, must_answer
 

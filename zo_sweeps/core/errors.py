@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 
 class UserError(Exception):
@@ -21,7 +22,7 @@ class UserError(Exception):
         self.what, self.where, self.choices, self.fix = what, where, tuple(sorted(choices)), fix
 
     def __reduce__(self) -> tuple[object, ...]:  # keyword-only arguments do not survive the default pickling
-        return (_rebuild, (type(self), self.what, self.where, self.choices, self.fix))
+        return (partial(type(self), where=self.where, choices=self.choices, fix=self.fix), (self.what,))
 
     @property
     def errors(self) -> tuple[UserError, ...]:
@@ -59,10 +60,6 @@ def together(errors: Iterable[UserError]) -> UserError:
     """Return one error that stands for all of `errors`: the error itself if there is only one."""
     every = [one for error in errors for one in error.errors]
     return every[0] if len(every) == 1 else CombinedError(every)
-
-
-def _rebuild(kind: type[UserError], what: str, where: str, choices: tuple[str, ...], fix: str) -> UserError:
-    return kind(what, where=where, choices=choices, fix=fix)
 
 
 def nothing_run(state_dir: object) -> UserError:

@@ -150,7 +150,7 @@ class ScoredTest(Event, kind="test"):
     Args:
         metric, metrics: as of dev.
         examples: how many.
-        right: a bit per example, whether its prediction is right (see `core.jsonl`); "" where numbers are predicted.
+        right: a bit per example, whether its prediction is right (see `core.files`); "" where numbers are predicted.
         rows: digest of the rows.
         weights: digest of the trained values; "" if nothing was trained.
     """

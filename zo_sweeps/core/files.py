@@ -1,14 +1,19 @@
-"""Folders that a user names, and write-then-rename: a reader sees the old file or the new one, never half of one."""
+"""Folders that a user names, whole files, entries of the cache folder, and JSON lines that may be growing."""
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import filecmp
+import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from zo_sweeps.core.errors import UserError
 
@@ -103,3 +108,120 @@ def conf_dir() -> Path:
         if (candidate / "device").is_dir():
             return candidate
     raise UserError("the configuration files are missing", where=str(package), fix="reinstall zo-sweeps")
+
+
+@dataclass(frozen=True)
+class Cached:
+    """An entry of the cache folder.
+
+    Args:
+        kind: what it is, for people.
+        mark: its fingerprint, as the journals of its trials give it.
+        files: all of its files, relative to the cache folder.
+        lock: held by a process that computes it, relative to the cache folder.
+        folder: whether the files have a folder of their own, which appears as a whole.
+    """
+
+    kind: str
+    mark: str
+    files: tuple[Path, ...]
+    lock: Path
+    folder: bool = False
+
+    @property
+    def bytes(self) -> int:
+        """The size of its files. Raises OSError if one is gone."""
+        return sum((cache_folder() / file).stat().st_size for file in self.files)
+
+    def is_same(self, other: Path) -> bool:
+        """Return whether another cache folder holds every file of it with the same bytes. Cost: reads all of them."""
+        here = cache_folder()
+        there = [(here / file, other / file) for file in self.files]
+        return all(a.is_file() and b.is_file() and filecmp.cmp(a, b, shallow=False) for a, b in there)
+
+    def drop(self) -> None:
+        """Remove its files, and a folder of their own if nothing else is in it; call with `held`."""
+        here = cache_folder()
+        where = (here / self.files[0]).parent
+        if self.folder:  # first its name, so that no trial finds a part of it
+            where = where.rename(where.with_name(f"{where.name}.{os.getpid()}.part"))
+        for file in self.files:
+            (where / file.name).unlink()
+        if self.folder:
+            with contextlib.suppress(OSError):
+                where.rmdir()
+
+    def held(self) -> contextlib.AbstractContextManager[None]:
+        """Hold its lock, which trials that look for it wait for."""
+        return locked(cache_folder() / self.lock)
+
+
+@contextlib.contextmanager
+def cache_at(folder: Path) -> Iterator[None]:
+    """Have this process use another cache folder while the block runs."""
+    before = os.environ.get(CACHE)
+    os.environ[CACHE] = str(folder)
+    try:
+        yield
+    finally:
+        del os.environ[CACHE]
+        if before is not None:
+            os.environ[CACHE] = before
+
+
+def read_lines(path: str | os.PathLike[str], offset: int = 0) -> list[tuple[bytes, int]]:
+    """Return (line without its newline, byte offset of its end) for every complete line from byte `offset` on.
+
+    A last line without a newline is torn and left out. Without a file: []. Raises UserError if it cannot be read.
+    """
+    try:
+        with open(path, "rb") as file:
+            file.seek(offset)
+            data = file.read()
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}", fix="it must be a file that you may read") from error
+    lines = []
+    for line in data.split(b"\n")[:-1]:
+        offset += len(line) + 1
+        lines.append((line, offset))
+    return lines
+
+
+def parse_object(line: bytes) -> dict[str, Any] | None:
+    """Return the JSON object that a line holds; None if it holds none."""
+    try:
+        value = json.loads(line.decode("utf-8", "surrogatepass"))
+    except (ValueError, RecursionError):  # bad JSON, bad UTF-8, brackets without end
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def read_objects(path: str | os.PathLike[str], offset: int = 0) -> list[tuple[dict[str, Any] | None, int]]:
+    """Return (object, byte offset of its end) for every complete line from byte `offset` on; see `read_lines`.
+
+    A complete line that is not a JSON object gives None: the caller decides whether that is an error (see
+    `line_number`).
+    """
+    return [(parse_object(line), end) for line, end in read_lines(path, offset)]
+
+
+def line_number(path: str | os.PathLike[str], end: int) -> int:
+    """Return the number, from 1, of the line that ends at byte `end`."""
+    with open(path, "rb") as file:
+        return file.read(end).count(b"\n")
+
+
+def packed(values: Sequence[bool]) -> str:
+    """Return the values as hexadecimal digits, the first in the highest bit; the last byte is filled up with 0."""
+    bits = "".join("1" if value else "0" for value in values)
+    return bytes(int(bits[i : i + 8].ljust(8, "0"), 2) for i in range(0, len(bits), 8)).hex()
+
+
+def unpacked(text: str, count: int) -> tuple[bool, ...]:
+    """Return the first `count` values of a packed text. Raises ValueError if it holds fewer, or is not hexadecimal."""
+    bits = "".join(f"{byte:08b}" for byte in bytes.fromhex(text))
+    if len(bits) < count:
+        raise ValueError(f"{len(bits)} bits for {count} values")
+    return tuple(bit == "1" for bit in bits[:count])

@@ -1,7 +1,9 @@
-"""Names and sizes of this machine."""
+"""Names and sizes of this machine, and child processes that do not outlive their parent."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import platform
 import time
 from collections.abc import Callable, Mapping
@@ -43,3 +45,12 @@ def interleaved(functions: Mapping[str, Callable[[], Any]], rounds: int) -> dict
             if number:
                 best[name] = min(best[name], time.perf_counter() - began)
     return best
+
+
+_SIGNAL_AT_PARENTS_DEATH = 1  # PR_SET_PDEATHSIG
+
+
+def die_with_parent(number: int) -> None:
+    """Have the kernel send this process a signal when its parent dies, in whatever way (Linux)."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_SIGNAL_AT_PARENTS_DEATH, number)

@@ -47,12 +47,7 @@ def decisive(line: Line) -> Line | None:
 
 
 def log_of(coefs: Sequence[Sequence[float]], evaluated: Iterable[int]) -> list[Line]:
-    """Return the decisive lines of a run.
-
-    Args:
-        coefs: the projected gradients of each step.
-        evaluated: steps after which dev has been scored.
-    """
+    """Return the decisive lines of a run: the coefficients of each step, and the steps after which dev was scored."""
     scored = set(evaluated)
     lines: list[Line] = []
     for step in range(len(coefs) + 1):

@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -112,121 +112,89 @@ def _readers(cls: type[Shape]) -> list[tuple[str, Read, bool]]:
 
 def _reader(kind: Any, bounds: Bounds) -> Read:
     """Return the function that checks a value of a type."""
-    origin, arguments = get_origin(kind), get_args(kind)
+    origin, arguments, most = get_origin(kind), get_args(kind), bounds.most
     if kind is Any:
         return lambda value: value
     if origin in (Union, UnionType):
         one = _reader(next(each for each in arguments if each is not NoneType), bounds)
         return lambda value: None if value is None else one(value)
     if origin is tuple:
-        as_they_are = arguments[0] is float and bounds.most is None  # a log is mostly these
-        return _list(_reader(arguments[0], bounds), bounds.entries, float if as_they_are else None)
+        as_they_are = arguments[0] is float and most is None  # a log is mostly these
+        return partial(_list, _reader(arguments[0], bounds), bounds.entries, as_they_are)
     if origin is not None and arguments[1] is Any:
-        return _object(bounds.entries, bounds.depth)
-    if origin is not None:  # a mapping
-        return _mapping(_reader(arguments[1], bounds), bounds.entries)
-    if issubclass(kind, Enum):
-        return _member(kind, _text(bounds))
+        return partial(_object, bounds.entries, bounds.depth)
+    if origin is not None:
+        return partial(_mapping, _reader(arguments[1], bounds), bounds.entries)
     if issubclass(kind, Shape):
         return kind.read  # type: ignore[no-any-return]  # `kind` is Any to mypy
-    readers: Mapping[type, Callable[[Bounds], Read]] = {str: _text, bool: _truth, int: _whole, float: _number}
-    return readers[kind](bounds)
+    text = partial(_text, TEXT if most is None else int(most), bounds.pattern)
+    if issubclass(kind, Enum):
+        return partial(_member, {one.value: one for one in kind}, text)
+    whole = partial(_whole, WHOLE if most is None else int(most))
+    readers: Mapping[type, Read] = {str: text, bool: _truth, int: whole, float: partial(_number, most)}
+    return readers[kind]
 
 
-def _text(bounds: Bounds) -> Read:
-    most = TEXT if bounds.most is None else int(bounds.most)
-
-    def read(value: Any) -> str:
-        if not isinstance(value, str) or len(value) > most:
-            raise MalformedError(f"a text of at most {most} characters is needed")
-        if bounds.pattern and not bounds.pattern.fullmatch(value):
-            raise MalformedError(f"a text like {bounds.pattern.pattern} is needed")
-        return value if value.isprintable() else CONTROL.sub("?", value)
-
-    return read
+def _text(most: int, pattern: re.Pattern[str] | None, value: Any) -> str:
+    if not isinstance(value, str) or len(value) > most:
+        raise MalformedError(f"a text of at most {most} characters is needed")
+    if pattern and not pattern.fullmatch(value):
+        raise MalformedError(f"a text like {pattern.pattern} is needed")
+    return value if value.isprintable() else CONTROL.sub("?", value)
 
 
-def _member(kind: type[Enum], text: Read) -> Read:
-    members = {one.value: one for one in kind}
-
-    def read(value: Any) -> Enum:
-        if text(value) not in members:
-            raise MalformedError(f"{value[:40]!r}")
-        return members[value]
-
-    return read
+def _member(members: Mapping[str, Enum], text: Read, value: Any) -> Enum:
+    if text(value) not in members:
+        raise MalformedError(f"{value[:40]!r}")
+    return members[value]
 
 
-def _truth(bounds: Bounds) -> Read:
-    def read(value: Any) -> bool:
-        if not isinstance(value, bool):
-            raise MalformedError("true or false is needed")
-        return value
-
-    return read
+def _truth(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise MalformedError("true or false is needed")
+    return value
 
 
-def _whole(bounds: Bounds) -> Read:
-    most = WHOLE if bounds.most is None else int(bounds.most)
-
-    def read(value: Any) -> int:
-        if type(value) is not int or not 0 <= value <= most:
-            raise MalformedError(f"a whole number from 0 to {most} is needed")
-        return value
-
-    return read
+def _whole(most: int, value: Any) -> int:
+    if type(value) is not int or not 0 <= value <= most:
+        raise MalformedError(f"a whole number from 0 to {most} is needed")
+    return value
 
 
-def _number(bounds: Bounds) -> Read:
-    most = bounds.most
-
-    def read(value: Any) -> float:
-        if not isinstance(value, (int, float)) or isinstance(value, bool):
-            raise MalformedError("a number is needed")
-        if (most is not None and not abs(value) <= most) or (isinstance(value, int) and abs(value) > WHOLE):
-            raise MalformedError(f"a number of at most {WHOLE if most is None else most:g} is needed")
-        return value  # a whole number stays one, so that JSON is written as it was read
-
-    return read
+def _number(most: float | None, value: Any) -> float:
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        raise MalformedError("a number is needed")
+    if (most is not None and not abs(value) <= most) or (isinstance(value, int) and abs(value) > WHOLE):
+        raise MalformedError(f"a number of at most {WHOLE if most is None else most:g} is needed")
+    return value  # a whole number stays one, so that JSON is written as it was read
 
 
-def _list(one: Read, entries: int, whole: type | None) -> Read:
-    def read(value: Any) -> tuple[Any, ...]:
-        if not isinstance(value, (list, tuple)) or len(value) > entries:
-            raise MalformedError(f"a list of at most {entries} entries is needed")
-        if whole is not None and {*map(type, value)} == {whole}:
-            return tuple(value)
-        return tuple(map(one, value))
-
-    return read
+def _list(one: Read, entries: int, floats: bool, value: Any) -> tuple[Any, ...]:
+    if not isinstance(value, (list, tuple)) or len(value) > entries:
+        raise MalformedError(f"a list of at most {entries} entries is needed")
+    if floats and {*map(type, value)} == {float}:
+        return tuple(value)
+    return tuple(map(one, value))
 
 
-def _object(entries: int, depth: int) -> Read:
-    def read(value: Any) -> dict[str, Any]:
-        if not isinstance(value, dict) or len(value) > entries:
-            raise MalformedError(f"an object of at most {entries} fields is needed")
-        level: list[Any] = [value] if depth else []
-        left = entries
-        for _ in range(depth):
-            left -= sum(map(len, level))
-            within = [each for one in level for each in (one.values() if isinstance(one, dict) else one)]
-            level = [each for each in within if isinstance(each, (dict, list))]
-        if level or left < 0:
-            raise MalformedError(f"an object of at most {entries} entries in {depth} levels is needed")
-        return value
-
-    return read
+def _object(entries: int, depth: int, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict) or len(value) > entries:
+        raise MalformedError(f"an object of at most {entries} fields is needed")
+    level: list[Any] = [value] if depth else []
+    left = entries
+    for _ in range(depth):
+        left -= sum(map(len, level))
+        within = [each for one in level for each in (one.values() if isinstance(one, dict) else one)]
+        level = [each for each in within if isinstance(each, (dict, list))]
+    if level or left < 0:
+        raise MalformedError(f"an object of at most {entries} entries in {depth} levels is needed")
+    return value
 
 
-def _mapping(one: Read, entries: int) -> Read:
-    name = _text(Bounds())
-
-    def read(value: Any) -> dict[str, Any]:
-        if not isinstance(value, dict) or len(value) > entries:
-            raise MalformedError(f"a mapping of at most {entries} entries is needed")
-        return {name(key): one(each) for key, each in value.items()}
-
-    return read
+def _mapping(one: Read, entries: int, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict) or len(value) > entries:
+        raise MalformedError(f"a mapping of at most {entries} entries is needed")
+    return {_text(TEXT, None, name): one(each) for name, each in value.items()}
 
 
 def _plain(value: Any) -> Any:

@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.core.process import die_with_parent
+from zo_sweeps.core.host import die_with_parent
 from zo_sweeps.fleet.node import alive, wait_until_gone
 from zo_sweeps.fleet.reporter import GONE
 from zo_sweeps.schedule import cluster, ray_private, ray_tls

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType, NoneType, UnionType
 from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
-from zo_sweeps.core import source
+from zo_sweeps.core import fingerprint
 from zo_sweeps.core.errors import UserError, together, unknown
 from zo_sweeps.core.extras import is_ours
 
@@ -168,7 +168,7 @@ def own_source(kind: type[Definition]) -> str:
 @cache
 def _source_of(module: ModuleType) -> str:
     """Return the digest of a module's file as it was when first asked for: the code that is loaded."""
-    return source.file_digest(Path(module.__file__)) if module.__file__ else ""
+    return fingerprint.file_digest(Path(module.__file__)) if module.__file__ else ""
 
 
 def _identity_fields(value: Any) -> dict[str, Any]:

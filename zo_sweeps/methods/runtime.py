@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from zo_sweeps.core.cached import Cached
+from zo_sweeps.core.files import Cached
 from zo_sweeps.core.memory_parts import Part
 from zo_sweeps.methods.arch import Arch
 from zo_sweeps.methods.definition import Definition

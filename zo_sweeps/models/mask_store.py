@@ -18,9 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zo_sweeps.core.cached import Cached
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.core.files import cache_folder, locked, replace_text, replacing
+from zo_sweeps.core.files import Cached, cache_folder, locked, replace_text, replacing
 from zo_sweeps.core.fingerprint import fingerprint
 
 Masks = dict[str, Tensor]  # layer -> [k] int64 flat indices into its weight, ascending

@@ -15,8 +15,7 @@ from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.plan.expand import expand
 from zo_sweeps.plan.overrides import Overrides
-from zo_sweeps.plan.resolve import Options, Parts, resolve
-from zo_sweeps.plan.written import as_written
+from zo_sweeps.plan.resolve import Options, Parts, as_written, resolve
 
 Extents = Mapping[tuple[str, str], tuple[int, int]]  # cell (block, column) -> (settings, seeds)
 

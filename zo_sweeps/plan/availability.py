@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from zo_sweeps.core.caveats import remarks
 from zo_sweeps.core.errors import UserError
@@ -14,18 +14,20 @@ from zo_sweeps.core.memory_parts import Part
 from zo_sweeps.devices.kernels import troubles
 from zo_sweeps.methods.definition import write
 from zo_sweeps.methods.trial_config import TrialConfig
+from zo_sweeps.models.identity import ModelStatus, status
 from zo_sweeps.plan.compatible import check_model, is_corrected, trainable_of
-from zo_sweeps.plan.planned_memory import gold_only, memory_of
+from zo_sweeps.plan.planned_memory import Tokens, gold_only, memory_of, tokens_forwarded, too_long
 from zo_sweeps.plan.texts import fingerprint_texts
+from zo_sweeps.tasks.data import DataStatus, check, drawn_marks
+from zo_sweeps.tasks.encode import room_of
+from zo_sweeps.tasks.local_rows import facts
+from zo_sweeps.tasks.spec import TaskSpec
 
 if TYPE_CHECKING:
     from zo_sweeps.methods.arch import Arch
-    from zo_sweeps.methods.parts import Split
-    from zo_sweeps.models.identity import ModelStatus
-    from zo_sweeps.plan.lengths import Tokens
-    from zo_sweeps.tasks.data import DataStatus
 
 BYTES_PER_TOKEN = 4  # of English text as JSON, roughly; for estimates only
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class Availability:
 
 
 class Places:
-    """A cache of the models, data and texts of this machine: each is looked up once.
+    """The models, data and texts of this machine: each is looked up once.
 
     Args:
         here: whether trials run on this machine; on a cluster, nodes may be able to store weights in other ways.
@@ -72,16 +74,13 @@ class Places:
 
     def __init__(self, here: bool = True) -> None:
         self._here = here
-        self._models: dict[str, ModelStatus] = {}
-        self._data: dict[str, DataStatus | UserError] = {}
+        self._known: dict[Hashable, Any] = {}
         self._texts: dict[Path, str] = {}
-        self._lengths: dict[tuple[int, int, int], str | UserError] = {}
-        self._tokens: dict[tuple[int, int, int], Tokens] = {}
-        self._rows: dict[tuple[int, Split], tuple[str, ...]] = {}
 
     def look(self, config: TrialConfig) -> Availability:
         """Return the needs of a trial. Raises UserError for parts incompatible with the model, or malformed data."""
-        if not config.method.kind.of_model:
+        kind = config.method.kind
+        if not kind.of_model:
             return _of_tools(config)
         model, data = self._model(config), self._task(config)
         check_model(config, model)
@@ -92,26 +91,36 @@ class Places:
         if self._here and config.precision.coded and (trouble := troubles().get(config.precision.name)):
             reasons.append(f"weights cannot be stored as {config.precision.name} on this machine: {trouble}")
         update = config.update
-        tried = config.method.kind.trains and update.has_kernels
-        if self._here and tried and (trouble := troubles().get(update.name)):
+        if self._here and kind.trains and update.has_kernels and (trouble := troubles().get(update.name)):
             reasons.append(f"update {update.name!r} does not work on this machine: {trouble}")
-        tokens, longest = _lengths(config, data, most := _most(config, model))
-        trainable = trainable_of(config, model.arch) if model.arch and config.method.kind.trains else 0
-        counted = self._counted(config, model, data)
+        most = config.train.max_length
+        most = most if model.arch is None else min(most, model.arch.positions - config.space.positions)
+        tokens, longest = _lengths(config, data, most)
+        trainable = trainable_of(config, model.arch) if model.arch and kind.trains else 0
+        notes, counted = self._rows(config, model, data, most)
         scored, stepped = (_forwarded(config, counted, most, gold) for gold in (False, gold_only(config)))
         memory, parts, client = memory_of(config, model, counted, longest, trainable)
         device = config.device
+        name = device.display or device.name
         if device.is_phone and not (device.client or device.log):
-            reasons.append(
-                f"a {device.display or device.name} runs the light client: set device.client=FILE (packages/edge)"
-            )
+            reasons.append(f"a {name} runs the light client: set device.client=FILE (packages/edge)")
         needed = client if device.is_phone else memory
         if device.memory_gb and not device.reads_log and needed > device.memory_gb * 10**9:
-            reasons.append(
-                f"needs about {needed / 10**9:.1f} GB, and a {device.display or device.name} has {device.memory_gb:.3g}"
-            )
-        notes = [self._truncated(config, model, data), _few_rows(config, data), _few_directions(config, trainable)]
-        notes += [*remarks([config.departures]), *self._duplicates(config, data), *_not_read(config, model, data)]
+            reasons.append(f"needs about {needed / 10**9:.1f} GB, and a {name} has {device.memory_gb:.3g}")
+        split, sizes = config.split, data.sizes
+        if kind.trains and not split.shots and "train" in sizes:
+            rows = min(split.train, sizes["train"])
+            notes += remarks([{"train_rows": rows, "train_rows_short": split.short_of(rows, 0)}])
+        if trainable and kind.estimates and (directions := config.perturbation.directions(trainable)) is not None:
+            notes += remarks([{"directions": directions}])
+        notes += remarks([config.departures])
+        if not kind.generates and data.marks:
+            notes += self._once((id(data), split), lambda: _duplicates(config, data))
+        if not kind.generates:
+            notes += _not_read(config, model, data)
+        dev = min(split.dev, config.task.dev_size or split.dev)
+        if split.shots:
+            dev = split.shots * len(config.task.wording(config.prompt.name).options)
         return Availability(
             config,
             tuple(reasons),
@@ -120,11 +129,11 @@ class Places:
             scored or tokens,
             stepped or tokens,
             trainable,
-            tuple(filter(None, notes)),
+            tuple(notes),
             client_bytes=client,
             arch=model.arch,
-            dev=_rows(_dev(config), data, "validation"),
-            test=_rows(config.split.test, data, "test"),
+            dev=min(dev, sizes.get("validation", dev)),
+            test=min(split.test, sizes.get("test", split.test)),
         )
 
     def to_package(self, config: TrialConfig) -> TrialConfig:
@@ -142,93 +151,67 @@ class Places:
         return config
 
     def _with_sources(self, config: TrialConfig, model: ModelStatus) -> tuple[TrialConfig, str]:
-        """Return (the configuration with the fingerprints of model and text, why the text is unavailable)."""
-        text, missing = self._text(config, model)
-        corrected = model.arch is not None and is_corrected(config, model.arch)
-        identified = replace(config.model, fingerprint=model.fingerprint, corrected=corrected)
-        with_model = replace(config, model=identified)
-        return replace(with_model, data=replace(config.data, text_fingerprint=text)), missing
-
-    def _model(self, config: TrialConfig) -> ModelStatus:
-        from zo_sweeps.models.identity import status
-
-        key = _key(config.model)
-        if key not in self._models:
-            self._models[key] = status(config.model)
-        return self._models[key]
-
-    def _task(self, config: TrialConfig) -> DataStatus:
-        from zo_sweeps.tasks.data import check
-        from zo_sweeps.tasks.spec import TaskSpec
-
-        key = _key(config.task) + _key(config.prompt) + _key(config.data)
-        if key not in self._data:
-            try:
-                self._data[key] = check(TaskSpec.of(config.task, config.prompt.name), config.task, config.data.dir)
-            except UserError as error:
-                self._data[key] = error
-        found = self._data[key]
-        if isinstance(found, UserError):
-            raise found
-        return found
-
-    def _truncated(self, config: TrialConfig, model: ModelStatus, data: DataStatus) -> str:
-        """Return the remark on rows that are longer than a sequence may be; "" for none.
-
-        Raises UserError if no text fits. Where data and tokenizer are here, rows are tried, and it is also raised if
-        they cannot be encoded.
-        """
-        if config.method.kind.generates:
-            return ""
-        most = _most(config, model)
-        key = (id(model), id(data), most)  # both are cached here, one for each model and each task in its wording
-        if key not in self._lengths:
-            try:
-                self._lengths[key] = _longer(config, model, data, most)
-            except UserError as error:
-                self._lengths[key] = error
-        found = self._lengths[key]
-        if isinstance(found, UserError):
-            raise found
-        return found
-
-    def _counted(self, config: TrialConfig, model: ModelStatus, data: DataStatus) -> Tokens | None:
-        """Return the tokens of rows, counted where data and tokenizer are here; otherwise None."""
-        if config.method.kind.generates or model.tokenizer is None or data.folder is None:
-            return None
-        from zo_sweeps.plan.lengths import tokens_forwarded
-        from zo_sweeps.tasks.spec import TaskSpec
-
-        most = _most(config, model)
-        key = (id(model), id(data), most)
-        if key not in self._tokens:
-            spec = TaskSpec.of(config.task, config.prompt.name)
-            self._tokens[key] = tokens_forwarded(spec, data.folder, model.tokenizer, most, model.front)
-        return self._tokens[key]
-
-    def _duplicates(self, config: TrialConfig, data: DataStatus) -> tuple[str, ...]:
-        """Return the remarks on the rows that a trial draws from local files."""
-        if config.method.kind.generates or not data.marks:
-            return ()
-        from zo_sweeps.tasks.data import drawn_marks
-        from zo_sweeps.tasks.local_rows import facts
-        from zo_sweeps.tasks.spec import TaskSpec
-
-        key = (id(data), config.split)
-        if key not in self._rows:
-            spec = TaskSpec.of(config.task, config.prompt.name)
-            drawn = drawn_marks(spec, config.task, config.split, data.marks)
-            self._rows[key] = tuple(remarks([facts(spec, drawn)], of_data=True))
-        return self._rows[key]
-
-    def _text(self, config: TrialConfig, model: ModelStatus) -> tuple[str, str]:
-        """Return (fingerprint of the text whose gradients are taken, why it is unavailable), one of them or both "".
+        """Return (the configuration with the fingerprints of model and text, why the text is unavailable).
 
         Several texts have one fingerprint. A package was made from its texts.
         """
-        if model.package is not None:
-            return model.package.contents.text, ""
-        return fingerprint_texts(config, self._texts)
+        packaged = model.package and (model.package.contents.text, "")
+        text, missing = packaged or fingerprint_texts(config, self._texts)
+        corrected = model.arch is not None and is_corrected(config, model.arch)
+        identified = replace(config.model, fingerprint=model.fingerprint, corrected=corrected)
+        return replace(config, model=identified, data=replace(config.data, text_fingerprint=text)), missing
+
+    def _model(self, config: TrialConfig) -> ModelStatus:
+        return self._once(_key(config.model), lambda: status(config.model))
+
+    def _task(self, config: TrialConfig) -> DataStatus:
+        key = _key(config.task) + _key(config.prompt) + _key(config.data)
+        return self._once(key, lambda: check(_spec(config), config.task, config.data.dir))
+
+    def _rows(
+        self, config: TrialConfig, model: ModelStatus, data: DataStatus, most: int
+    ) -> tuple[list[str], Tokens | None]:
+        """Return (remarks on rows of more than `most` tokens, the tokens of rows), where data and tokenizer are here.
+
+        Raises UserError if no text fits, or rows cannot be encoded.
+        """
+        if config.method.kind.generates:
+            return [], None
+
+        def count() -> tuple[list[str], Tokens | None]:
+            spec, tokenizer, folder = _spec(config), model.tokenizer, data.folder
+            room_of(spec, most, len(model.front))
+            if tokenizer is None or folder is None:
+                return [], None
+            long, every = too_long(spec, folder, tokenizer, most, model.front)
+            number, rows = str(long) if every else f"at least {long}", sum(data.sizes.values())
+            note = f"{number} of the {rows} rows of {spec.name} exceed {most} tokens and lose part of their text"
+            return [note] if long else [], tokens_forwarded(spec, folder, tokenizer, most, model.front)
+
+        notes, counted = self._once((id(model), id(data), most), count)  # both are kept here, for each wording
+        return [*notes], counted
+
+    def _once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Return what `make` returned, or raise the UserError that it raised, when it was first called for the key."""
+        if key not in self._known:
+            try:
+                self._known[key] = make()
+            except UserError as error:
+                self._known[key] = error
+        found = self._known[key]
+        if isinstance(found, UserError):
+            raise found
+        return found  # type: ignore[no-any-return]
+
+
+def _spec(config: TrialConfig) -> TaskSpec:
+    return TaskSpec.of(config.task, config.prompt.name)
+
+
+def _duplicates(config: TrialConfig, data: DataStatus) -> list[str]:
+    """Return the remarks on the rows that a trial draws from local files."""
+    spec = _spec(config)
+    return remarks([facts(spec, drawn_marks(spec, config.task, config.split, data.marks))], of_data=True)
 
 
 def _of_tools(config: TrialConfig) -> Availability:
@@ -252,25 +235,6 @@ def _refused(config: TrialConfig) -> Iterator[str]:
         yield from runtime.refuses(config)
 
 
-def _dev(config: TrialConfig) -> int:
-    """Return the rows of dev that a trial asks for."""
-    split, task = config.split, config.task
-    if split.shots:
-        return split.shots * len(task.wording(config.prompt.name).options)
-    return min(split.dev, task.dev_size or split.dev)
-
-
-def _rows(asked: int, data: DataStatus, split: str) -> int:
-    """Return how many rows of those asked for there are, as far as it is known."""
-    return min(asked, data.sizes.get(split, asked))
-
-
-def _most(config: TrialConfig, model: ModelStatus) -> int:
-    """Return the most tokens that a sequence may have."""
-    most = config.train.max_length
-    return most if model.arch is None else min(most, model.arch.positions - config.space.positions)
-
-
 def _lengths(config: TrialConfig, data: DataStatus, most: int) -> tuple[float, int]:
     """Return (mean tokens of a sequence, tokens of the longest of a run), from the rows' bytes and the task's lengths.
 
@@ -290,51 +254,13 @@ def _forwarded(config: TrialConfig, counted: Tokens | None, most: int, gold_only
     return min(mean * (1 + config.method.kind.shown), max(most, mean))
 
 
-def _not_read(config: TrialConfig, model: ModelStatus, data: DataStatus) -> list[str]:
-    """Return the remarks on rows whose tokens the plan does not count: those of the hub, or without a tokenizer."""
-    if config.method.kind.generates:
-        return []
-    notes = []
+def _not_read(config: TrialConfig, model: ModelStatus, data: DataStatus) -> Iterator[str]:
+    """Yield the remarks on rows whose tokens the plan does not count: those of the hub, or without a tokenizer."""
     if data.folder is None or model.tokenizer is None:
-        notes.append("rows that exceed train.max_length are counted in the run, not in the plan")
+        yield "rows that exceed train.max_length are counted in the run, not in the plan"
     if not data.row_bytes:
         planned = "as is typical of the task" if config.task.lengths else "at train.max_length"
-        notes.append(f"lengths are not known here: planned {planned}")
-    return notes
-
-
-def _longer(config: TrialConfig, model: ModelStatus, data: DataStatus, most: int) -> str:
-    """Return the remark on rows of more than `most` tokens; "" for none. Raises UserError if no text fits."""
-    from zo_sweeps.plan.lengths import too_long
-    from zo_sweeps.tasks.encode import room_of
-    from zo_sweeps.tasks.spec import TaskSpec
-
-    spec = TaskSpec.of(config.task, config.prompt.name)
-    room_of(spec, most, len(model.front))
-    if model.tokenizer is None or data.folder is None:
-        return ""
-    long, every = too_long(spec, data.folder, model.tokenizer, most, model.front)
-    if not long:
-        return ""
-    number = str(long) if every else f"at least {long}"
-    rows = sum(data.sizes.values())
-    return f"{number} of the {rows} rows of {spec.name} exceed {most} tokens and lose part of their text"
-
-
-def _few_rows(config: TrialConfig, data: DataStatus) -> str:
-    """Return the remark on a split with fewer training rows than asked for, if its size is known."""
-    if not config.method.kind.trains or config.split.shots or "train" not in data.sizes:
-        return ""
-    rows = min(config.split.train, data.sizes["train"])
-    return "; ".join(remarks([{"train_rows": rows, "train_rows_short": config.split.short_of(rows, 0)}]))
-
-
-def _few_directions(config: TrialConfig, d: int) -> str:
-    """Return the remark on a trial whose directions repeat, if its d is known."""
-    if not d or not config.method.kind.estimates:
-        return ""
-    directions = config.perturbation.directions(d)
-    return "" if directions is None else "; ".join(remarks([{"directions": directions}]))
+        yield f"lengths are not known here: planned {planned}"
 
 
 def _key(part: Any) -> str:

@@ -8,13 +8,13 @@ changes its result differs: trials are keyed by their fingerprint.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from zo_sweeps.config.composer import Composer
-from zo_sweeps.config.schema import AXES, BlockConfig, GridConfig, RunConfig
+from zo_sweeps.config.schema import AXES, BlockConfig, GridConfig, RunConfig, SelectConfig
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.fingerprint import fingerprint
 from zo_sweeps.core.trial import Needs, SharedSteps, Trial
@@ -22,18 +22,15 @@ from zo_sweeps.devices.speed import format_times
 from zo_sweeps.methods.arch import ALL, Arch
 from zo_sweeps.methods.definition import identity
 from zo_sweeps.methods.evaluation import Restore
-from zo_sweeps.methods.parts import ModelSource
+from zo_sweeps.methods.parts import ModelSource, Train
 from zo_sweeps.methods.precision import FASTEST
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.availability import Availability, Places
 from zo_sweeps.plan.compatible import incompatible
 from zo_sweeps.plan.expand import Setting, expand, flatten
 from zo_sweeps.plan.labels import labels
-from zo_sweeps.plan.overrides import Overrides
-from zo_sweeps.plan.resolve import Options, Parts, difference, fastest_on, resolve
-from zo_sweeps.plan.rivals import among, moved
-from zo_sweeps.plan.visible_rows import shown
-from zo_sweeps.plan.written import Ran, add, as_written
+from zo_sweeps.plan.overrides import Overrides, short, shown
+from zo_sweeps.plan.resolve import Options, Parts, Ran, add, as_written, difference, fastest_on, resolve
 
 
 @dataclass(frozen=True)
@@ -255,7 +252,7 @@ def _trial(
     kind = config.method.kind
     parts = [label, column]
     if kind.trains or kind.shown or kind.generates:
-        parts += [f"{name.rpartition('.')[2]} {_short(value)}" for name, value in searched.items()]
+        parts += [f"{name.rpartition('.')[2]} {short(value)}" for name, value in searched.items()]
         parts.append(f"seed {config.seed}")
     return Trial(
         trial_id=trial_id,
@@ -363,10 +360,6 @@ def _column(grid: GridConfig, cell: Cell, trial: Trial) -> str:
     return str(own)
 
 
-def _short(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
 def _caveats(
     composer: Composer, grid: GridConfig, cells: Sequence[Cell], trials: Mapping[str, Trial]
 ) -> tuple[str, ...]:
@@ -406,3 +399,36 @@ def _caveats(
     if given:
         found.append(f"set on the command line: {' '.join(given)}")
     return tuple(found)
+
+
+def among(drafts: Sequence[tuple[Availability, Setting]], rule: SelectConfig) -> Iterator[tuple[Availability, Setting]]:
+    """Yield a row's trials in order; those with rungs have the digest of their column's trials and the rule."""
+    columns: dict[str, list[str]] = {}
+    for needs, setting in drafts:
+        if has_rungs(needs.config):
+            columns.setdefault(setting.column or needs.config.task.name, []).append(needs.config.trial_id())
+    digests = {column: fingerprint([rule.metric, rule.mode, ids]) for column, ids in columns.items()}
+    for needs, setting in drafts:
+        config = needs.config
+        if has_rungs(config):
+            train = replace(config.train, halving_among=digests[setting.column or needs.config.task.name])
+            needs = replace(needs, config=replace(config, train=train))
+        elif config.train.halving:  # it runs in full, and so it is the same trial as without the option
+            train = replace(config.train, halving=(), halving_keep=Train.halving_keep)
+            needs = replace(needs, config=replace(config, train=train))
+        yield needs, setting
+
+
+def has_rungs(config: TrialConfig) -> bool:
+    """Return whether the trial is compared with others at rungs: its kind can pause, and resume from the log."""
+    return bool(config.train.rungs) and config.method.kind.resumes
+
+
+def moved(configs: Iterable[TrialConfig]) -> str:
+    """Return the line on trials whose rungs are not at their share of the steps; "" without any."""
+    places: dict[str, None] = {}
+    for config in configs:
+        train = config.train
+        if has_rungs(config) and [share * train.steps for share in train.halving] != [*train.rungs]:
+            places[f"step {' and '.join(map(str, train.rungs))} of {train.steps}"] = None
+    return f"train.halving compares where dev is evaluated next: {'; '.join(places)}" if places else ""

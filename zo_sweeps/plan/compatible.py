@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.methods import registry
 from zo_sweeps.methods.definition import write
-from zo_sweeps.methods.estimator import Estimator
 from zo_sweeps.methods.evaluation import Restore
 from zo_sweeps.methods.kind import Kind
 from zo_sweeps.methods.objective import OWN, Objective
-from zo_sweeps.methods.perturbation import Perturbation
 from zo_sweeps.methods.points import Theta
 from zo_sweeps.methods.precision import WeightOnlyPrecision
-from zo_sweeps.methods.space import Space
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.methods.update import Update
 
@@ -28,26 +26,17 @@ if TYPE_CHECKING:
 
 def incompatible(config: TrialConfig) -> list[str]:
     """Return every reason why a configuration cannot run on any machine."""
-    if wrong := [*_circuit(config)]:
+    if (wrong := [*_circuit(config)]) or not config.method.kind.of_model:
         return wrong
-    if not config.method.kind.of_model:
-        return []
-    return [
-        *_estimation(config),
-        *_objective(config),
-        *_generation(config),
-        *_gradients(config),
-        *_training(config),
-        *_codes(config),
-        *_theta(config),
-        *_log(config),
-        *_halving(config),
-    ]
+    rules = (_estimation, _objective, _measuring, _training, _codes, _theta, _halving)
+    return [*chain.from_iterable(rule(config) for rule in rules)]
 
 
 def _halving(config: TrialConfig) -> Iterator[str]:
-    """Yield the problems of the rungs of successive halving, in a trial that has steps."""
+    """Yield the problems of a log that would not be read, and of the rungs of successive halving."""
     train, kind = config.train, config.method.kind
+    if config.device.log is not None and not config.device.runs_programs:
+        yield "device.log is of a program's run: set device.runtime=executorch"
     if train.halving_among:
         yield "train.halving_among is the planner's; leave it out"
     if not (train.halving and kind.resumes):
@@ -80,20 +69,15 @@ def _estimation(config: TrialConfig) -> Iterator[str]:
         effective = config.train.effective_batch
         yield f"effective batch {effective} is not a multiple of q={estimator.budget}; set train.batch"
     if mode.batched and not (space.batched or (space.moves_base and perturbation.factored)):
-        members = registry.members(perturbation.axis).items()
-        factored = [name for name, one in members if issubclass(one, Perturbation) and one.factored]
+        factored = _having(perturbation.axis, lambda one: one.factored)
         yield (
             f"evaluation.mode={mode.value} cannot hold several points of space {space.name!r}; use space=lora_fa, "
-            f"evaluation.mode=sequential, or with space=full perturbation={' or '.join(factored)}"
+            f"evaluation.mode=sequential, or with space=full perturbation={factored}"
         )
     if estimator.coordinates != perturbation.coordinates:
         needy, other = (estimator, perturbation) if estimator.coordinates else (perturbation, estimator)
-        partners = [
-            name
-            for name, one in registry.members(other.axis).items()
-            if issubclass(one, (Estimator, Perturbation)) and one.coordinates
-        ]
-        yield f"{needy.axis}={needy.name} goes with {other.axis}={' or '.join(partners)} only, not {other.name}"
+        partners = _having(other.axis, lambda one: one.coordinates)
+        yield f"{needy.axis}={needy.name} goes with {other.axis}={partners} only, not {other.name}"
     elif estimator.coordinates and mode.batched:
         yield (
             f"estimator={estimator.name} has two points per parameter: evaluation.mode must be sequential, not "
@@ -128,26 +112,19 @@ def _objective(config: TrialConfig) -> Iterator[str]:
         yield f"train.objective={trained.name} generates at one point: evaluation.mode must be sequential, not {mode}"
 
 
-def _generation(config: TrialConfig) -> Iterator[str]:
-    """Yield the problems of timing a generation."""
-    if not config.method.kind.generates:
-        return
-    space = config.space
-    timed = [name for name, one in registry.members("space").items() if issubclass(one, Space) and _is_timed(one)]
-    if space.name not in timed:
-        yield f"generation is timed over space {' or '.join(timed)}, not {space.name}"
-    if config.evaluation.mode.batched:
-        yield f"generation is of one point: evaluation.mode must be sequential, not {config.evaluation.mode.value}"
-
-
-def _is_timed(space: type[Space]) -> bool:
-    """Return whether generation can be timed over a space: one that needs no gradients and adds no layers."""
-    return space.theta is Theta.FLOATS and not space.needs_gradients and (space.sparse or space.moves_base)
-
-
-def _gradients(config: TrialConfig) -> Iterator[str]:
-    """Yield the problems of measuring gradients."""
-    if config.gradients.samples and not (config.method.kind.backpropagates and config.space.moves_base):
+def _measuring(config: TrialConfig) -> Iterator[str]:
+    """Yield the problems of timing a generation and of measuring gradients."""
+    kind, space, mode = config.method.kind, config.space, config.evaluation.mode
+    if kind.generates:  # over a space that needs no gradients and adds no layers
+        timed = _having(
+            "space",
+            lambda one: one.theta is Theta.FLOATS and not one.needs_gradients and (one.sparse or one.moves_base),
+        )
+        if space.name not in timed.split(" or "):
+            yield f"generation is timed over space {timed}, not {space.name}"
+        if mode.batched:
+            yield f"generation is of one point: evaluation.mode must be sequential, not {mode.value}"
+    if config.gradients.samples and not (kind.backpropagates and space.moves_base):
         yield "gradients.samples requires method.kind=fo and space=full"
 
 
@@ -157,10 +134,8 @@ def _training(config: TrialConfig) -> Iterator[str]:
     if not kind.trains:
         return
     if not _fits(update, kind):
-        updates = [
-            name for name, one in registry.members("update").items() if issubclass(one, Update) and _fits(one, kind)
-        ]
-        yield f"update {update.name!r} does not go with method kind {kind.name!r}; use {' or '.join(updates)}"
+        updates = _having("update", lambda one: _fits(one, kind))
+        yield f"update {update.name!r} does not go with method kind {kind.name!r}; use {updates}"
     if update.rounds_randomly and not (
         space.moves_base
         and (space.theta is Theta.CODES or config.precision.format.bytes == 2)
@@ -200,14 +175,9 @@ def _backpropagation(config: TrialConfig) -> Iterator[str]:
                 "over weights in `precision`"
             )
         elif not update.trains_halves:
-            fitting = [
-                name
-                for name, one in registry.members("update").items()
-                if issubclass(one, Update) and one.trains_halves
-            ]
             yield (
                 f"update {update.name!r} would keep its state in {own.name}, where small changes are lost; use "
-                f"{' or '.join(fitting)}"
+                f"{_having('update', lambda one: one.trains_halves)}"
             )
     stored = (space.moves_base and own) or config.precision
     if kind.multiplied_in is not None and (config.precision.coded or stored.format.bytes < 4):
@@ -227,7 +197,7 @@ def _codes(config: TrialConfig) -> Iterator[str]:
         return
     own = space.theta is Theta.FLOATS  # the model's weights, or parameters beside them
     if not own and space.theta not in precision.stores:
-        fitting = _with("precision", "stores", space.theta)
+        fitting = _having("precision", lambda one: space.theta in one().stores)
         yield f"space {space.name!r} trains {space.theta.value}: use precision={fitting}, not {precision.name}"
     if not precision.coded:
         return
@@ -259,11 +229,11 @@ def _theta(config: TrialConfig) -> Iterator[str]:
         if space.theta in part.moves:
             continue
         if space.theta is Theta.CODES:
-            fitting = _with(part.axis, "moves", Theta.CODES)
+            fitting = _having(part.axis, lambda one: Theta.CODES in one().moves)
             yield f"space {space.name!r} moves by integers: use {part.axis}={fitting}{or_else}, not {part.name}"
         else:
-            spaces = registry.members("space").items()
-            fitting = " or ".join(name for name, one in spaces if issubclass(one, Space) and one.theta in part.moves)
+            moved = part.moves
+            fitting = _having("space", lambda one: one.theta in moved)  # noqa: B023 (called at once)
             yield f"{part.axis} {part.name!r} {verb} integers: use space={fitting}, not {space.name}"
     if space.theta is not Theta.CODES:
         return
@@ -273,15 +243,9 @@ def _theta(config: TrialConfig) -> Iterator[str]:
         yield f"space {space.name!r} is evaluated beside its codes: use evaluation.restore=exact"
 
 
-def _log(config: TrialConfig) -> Iterator[str]:
-    """Yield the problem of a log that would not be read."""
-    if config.device.log is not None and not config.device.runs_programs:
-        yield "device.log is of a program's run: set device.runtime=executorch"
-
-
-def _with(axis: str, fact: str, theta: Theta) -> str:
-    """Return the names of an axis's members whose fact has such values, with the default options."""
-    return " or ".join(name for name, one in registry.members(axis).items() if theta in getattr(one(), fact))
+def _having(axis: str, fits: Callable[[Any], bool]) -> str:
+    """Return the names of an axis's members that fit, as a choice: "sgd or adamw"."""
+    return " or ".join(name for name, one in registry.members(axis).items() if fits(one))
 
 
 def _fits(update: Update | type[Update], kind: Kind) -> bool:

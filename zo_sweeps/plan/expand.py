@@ -35,11 +35,6 @@ class Setting:
     own: frozenset[str] = frozenset()
     where: str = ""
 
-    @property
-    def of_column(self) -> frozenset[str]:
-        """The keys that the column fixes: no scale changes them."""
-        return frozenset(self.promise.of_column)
-
 
 def expand(
     composer: Composer, grid: GridConfig, name: str, block: BlockConfig, overrides: Overrides
@@ -96,9 +91,7 @@ def _columns(
 ) -> list[tuple[str, str, dict[str, Any]]]:
     """Return (name, task, values) for each of the grid's `columns`, or ("", task, {}) for each task if it has none.
 
-    The values have the key `task` if the column fixes it.
-
-    Tasks of the command line replace the grid's.
+    The values have the key `task` if the column fixes it. Tasks of the command line replace the grid's.
     """
     given = forced.choices.get("task", ())
     if not grid.columns:

@@ -17,8 +17,8 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.methods.definition import write
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.expand import flatten
-from zo_sweeps.plan.overrides import text_of
-from zo_sweeps.plan.written import Ran, Runs
+from zo_sweeps.plan.overrides import short, text_of
+from zo_sweeps.plan.resolve import Ran, Runs
 
 _NONE = object()  # the value of an option that a member does not have
 _OPTION = re.compile(r"\{([a-z_0-9.]+)\}")
@@ -207,17 +207,11 @@ def _value(config: TrialConfig, key: str) -> Any:
 
 
 def _fill(text: str, configs: Sequence[TrialConfig], several: Callable[[Sequence[str]], str]) -> str:
-    """Return a text with its options in braces filled in.
-
-    Args:
-        several: makes one text of an option's values.
-
-    Raises UserError for an option that no trial has.
-    """
+    """Return a text with its options in braces filled in, `several` values each as one text."""
 
     def values(option: re.Match[str]) -> str:
         key = option[1]
-        shown = [_short(value) for value in _values(configs, key).values()]
+        shown = [short(value) for value in _values(configs, key).values()]
         if not shown and not any(config.uses(key) for config in configs):
             return "none"
         if not shown:
@@ -229,7 +223,3 @@ def _fill(text: str, configs: Sequence[TrialConfig], several: Callable[[Sequence
 
 def _enumerated(values: Sequence[str]) -> str:
     return f"{', '.join(values[:-1])} and {values[-1]}" if len(values) > 1 else values[0]
-
-
-def _short(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)

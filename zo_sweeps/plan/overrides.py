@@ -10,17 +10,88 @@ a row or column fixes (a Gaussian has no pool of 2^12 numbers) does not agree wi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from zo_sweeps.config.command_line import PLACE, Forced
 from zo_sweeps.config.composer import Composer
-from zo_sweeps.config.schema import AMOUNTS, AXES, LENGTH, METHOD, OF_DEVICE, SEARCHED, WHOLE, GridConfig
-from zo_sweeps.core.errors import UserError
+from zo_sweeps.config.schema import (
+    AMOUNTS,
+    AXES,
+    LENGTH,
+    METHOD,
+    OF_DEVICE,
+    SEARCHED,
+    WHOLE,
+    GridConfig,
+    GridDifference,
+)
+from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.methods import registry
 from zo_sweeps.methods.definition import options
-from zo_sweeps.plan.visible_rows import shown
+from zo_sweeps.tables.records import ASPECTS
+
+
+def shown(grid: GridConfig, left_out: Collection[str]) -> GridConfig:
+    """Return the grid without the rows and series of removed blocks, and without tables and figures left empty.
+
+    Args:
+        left_out: the blocks and columns that the command line removed.
+
+    Raises UserError for a block or column that the grid never had, a difference about nothing known, and a table
+    without rows.
+    """
+
+    def kept(of: Mapping[str, str], where: str) -> dict[str, str]:
+        for block in of:
+            if block not in grid.blocks and block not in left_out:
+                raise unknown("block", block, grid.blocks, where=f"{where} of grid {grid.name}")
+        return {block: label for block, label in of.items() if block in grid.blocks}
+
+    def compared(rows: Mapping[str, str], over: Mapping[str, str], where: str) -> tuple[dict[str, str], dict[str, str]]:
+        """Return the rows that are left, and `over` of them; of a ratio, both of its blocks are."""
+        left = kept(rows, where)
+        kept(dict.fromkeys(over.values(), ""), where)
+        pairs = {block: other for block, other in over.items() if block in left and other in grid.blocks}
+        return {block: label for block, label in left.items() if block in pairs or not over}, pairs
+
+    def differing(differs: Sequence[GridDifference], where: str) -> list[GridDifference]:
+        """Return the differences that are on a row and a column that are left."""
+        found = []
+        for one in differs:
+            if one.about not in ASPECTS:
+                raise unknown("aspect", one.about, ASPECTS, where=f"{where}differs of grid {grid.name}")
+            rows = [*kept(dict.fromkeys(one.rows, ""), f"{where}differs")]
+            for column in one.columns:
+                if column not in columns and column not in left_out:
+                    raise unknown("column", column, columns, where=f"{where}differs of grid {grid.name}")
+            places = [column for column in one.columns if column in columns]
+            if bool(rows) == bool(one.rows) and bool(places) == bool(one.columns):
+                found.append(replace(one, rows=rows, columns=places))
+        return found
+
+    columns = [*(grid.columns or grid.axes.get("task", []))]
+    for name, block in grid.blocks.items():
+        kept({block.setting_of: ""} if block.setting_of else {}, f"setting_of in block {name}")
+    tables, figures = {}, {}
+    for name, table in grid.tables.items():
+        if not table.rows:
+            raise UserError(f"table {name!r} has no rows", where=f"grid {grid.name}", fix="list them as block: name")
+        rows, over = compared(table.rows, table.over, f"table {name}")
+        kept({table.beyond: ""} if table.beyond else {}, f"table {name}")
+        if rows and table.beyond not in left_out:
+            tables[name] = replace(table, rows=rows, over=over, differs=differing(table.differs, f"table {name}, "))
+    for name, figure in grid.figures.items():
+        series, over = compared(figure.series, figure.over, f"figure {name}")
+        points = [p for p in figure.published if not isinstance(p, Mapping) or p.get("series") not in left_out]
+        if figure.over:
+            points = [p for p in points if p["series"] in series]
+        if series or not figure.series:
+            differs = differing(figure.differs, f"figure {name}, ")
+            figures[name] = replace(figure, series=series, published=points, over=over, differs=differs)
+    return replace(grid, tables=tables, figures=figures, differs=differing(grid.differs, ""))
+
 
 RELABEL = "grid.relabel=true"
 
@@ -110,18 +181,13 @@ class Overrides:
     """The overrides of a grid's trials, and what they leave out."""
 
     composer: Composer
-    _left_out: dict[str, list[tuple[str, str, str]]] = field(
-        default_factory=dict
-    )  # override -> (source, block, column)
+    # override -> (source, block, column)
+    _left_out: dict[str, list[tuple[str, str, str]]] = field(default_factory=dict)
     _kept: set[str] = field(default_factory=set)
-
-    @property
-    def forced(self) -> Forced:
-        return self.composer.forced
 
     def at(self, promise: Promise, block: str, column: str) -> Forced | None:
         """Return the overrides with the values that a block at a column may have; None: nothing agrees with it."""
-        choices, values = dict(self.forced.choices), dict(self.forced.values)
+        choices, values = dict(self.composer.forced.choices), dict(self.composer.forced.values)
         if self.composer.run.grid.relabel:
             return Forced(choices, values)
         clashes = []
@@ -203,4 +269,9 @@ def _have(axis: str, members: Iterable[str | None], option: str) -> bool:
 
 def text_of(key: str, values: Sequence[Any]) -> str:
     """Return an override as it is printed: "estimator.q=2,4"."""
-    return f"{key}={','.join(f'{value:g}' if isinstance(value, float) else str(value) for value in values)}"
+    return f"{key}={','.join(map(short, values))}"
+
+
+def short(value: Any) -> str:
+    """Return a value as labels have it."""
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,26 +1,191 @@
-"""The memory that a trial is planned with: of its step, of finding its mask, of its program."""
+"""The tokens of a local task's rows, counted before a model is loaded, and the memory that a trial is planned with."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+import heapq
+import json
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zo_sweeps.core.memory_parts import Part
-from zo_sweeps.devices.estimate import (
-    RUNTIME_BYTES,
-    Batches,
-    Rows,
-    finding_memory,
-    memory_by_part,
-)
-from zo_sweeps.engine.packing import CAPACITY
+from zo_sweeps.devices.estimate import RUNTIME_BYTES, Batches, Rows, finding_memory, memory_by_part
+from zo_sweeps.engine.packing import CAPACITY, MULTIPLE, grouped, pack, padded_to
 from zo_sweeps.methods.arch import ALL
 from zo_sweeps.methods.evaluation import SCORED_TOKENS
 from zo_sweeps.methods.trial_config import TrialConfig
-from zo_sweeps.plan.lengths import Tokens
+from zo_sweeps.tasks import local_rows
+from zo_sweeps.tasks.encode import (
+    MASKED_EDGES,
+    Prompt,
+    encode,
+    encode_prompt,
+    render,
+    room_of,
+    sides,
+    texts_of,
+    token_ids,
+    word_of,
+)
+from zo_sweeps.tasks.spec import TaskSpec
+from zo_sweeps.tasks.templates import uses
 
 if TYPE_CHECKING:
     from zo_sweeps.models.identity import ModelStatus
+
+
+SAMPLE = 32  # rows whose tokens are counted
+DRAWS = 40  # batches of those rows, of which the largest is planned
+LONGEST = 4  # lines of each file, those of most bytes, whose tokens are counted
+MOST = 1 << 18  # characters of prompts that are tokenised, so that a plan stays fast
+WIDEST = 64  # characters per token; of a text that would need more to fit, no more are tokenised
+
+
+def too_long(spec: TaskSpec, folder: Path, tokenizer: Any, max_length: int, front: tuple[int, ...]) -> tuple[int, bool]:
+    """Return how many rows of a task's folder would lose tokens, and whether all rows were looked at.
+
+    Args:
+        folder: holds files without malformed rows, as `data.check` sees to.
+        tokenizer, max_length, front: as for `encode`.
+
+    Raises UserError if a row cannot be encoded. Cost: one pass over the lines; only those whose bytes could be more
+    tokens than there is room for are tokenised (no token is less than a byte), and the first of each file.
+    """
+    room, most_bytes = room_of(spec, max_length, len(front)), _most_bytes(spec)
+    long = tokenised = 0
+    for split in local_rows.FILES:
+        for number, line in enumerate(_lines(folder, split)):
+            if not line.strip() or (number and most_bytes(len(line)) <= room):
+                continue
+            if tokenised > MOST:
+                return long, False
+            row = json.loads(line)
+            prompt = render(spec, row)
+            tokenised += len(prompt.text)
+            if number:
+                long += _exceeds(room, spec, prompt, tokenizer)
+            elif spec.objective.masked:
+                for option in prompt.options:
+                    word_of(spec, tokenizer, option)
+                long += _exceeds(room, spec, prompt, tokenizer)
+            else:
+                long += encode(spec, row, tokenizer, max_length, front=front).truncated
+    return long, True
+
+
+class Tokens(NamedTuple):
+    """Tokens of a row of a task's folder, with its candidates, which are one text where only their last token differs.
+
+    Args:
+        scored: of SAMPLE rows of the training split, the tokens of each text, all of which scoring forwards.
+        gold: the tokens of the right candidate's text, which is all that a step forwards of a row for some objectives.
+        texts: most texts of a row.
+        longest: of a text: that of the LONGEST lines of every file.
+    """
+
+    scored: tuple[tuple[int, ...], ...]
+    gold: tuple[tuple[int, ...], ...]
+    texts: int
+    longest: int
+
+    def mean(self, gold_only: bool) -> float:
+        """Return the mean tokens that are forwarded of a row."""
+        return statistics.fmean(map(sum, self.gold if gold_only else self.scored))
+
+    def of_step(self, rows: int, packed: bool, apart: int, gold_only: bool) -> Rows:
+        """Return the largest of DRAWS batches of `rows` rows.
+
+        Args:
+            packed: whether texts may share rows, as `engine.packing` decides; if not, all are of the longest's tokens.
+            apart: texts of a row if they may not.
+            gold_only: whether the right candidate alone is forwarded.
+        """
+        padded = padded_to(self.longest, MULTIPLE)
+        if not packed:
+            texts = rows * (1 if gold_only else apart)
+            return Rows(texts * padded, texts)
+        return max(_drawn(self.gold if gold_only else self.scored, rows), Rows(padded, 1))
+
+    def of_scoring(self, rows: int, packed: bool, apart: int) -> Rows:
+        """Return the largest forward that scores `rows` rows; arguments as for `of_step`."""
+        padded = padded_to(self.longest, MULTIPLE)
+        if not packed:
+            tokens = min(rows * apart * padded, max(SCORED_TOKENS, padded))
+            return Rows(tokens, tokens / padded)
+        return max(_scored(self.scored, rows), Rows(padded, 1))
+
+
+@cache
+def _drawn(sample: tuple[tuple[int, ...], ...], rows: int) -> Rows:
+    random = Random(0)
+    return max(_together(random.choices(sample, k=rows)) for _ in range(DRAWS))
+
+
+@cache
+def _scored(sample: tuple[tuple[int, ...], ...], rows: int) -> Rows:
+    every = [sample[i % len(sample)] for i in range(rows)]
+    sizes = [(len(texts), max(texts)) for texts in every]
+    return max(_together([every[i] for i in group]) for group in grouped(sizes, SCORED_TOKENS))
+
+
+def _together(rows: Sequence[tuple[int, ...]]) -> Rows:
+    """Return what one forward holds of the rows' texts, with the last token of each, which is not forwarded."""
+    lengths = [length for texts in rows for length in texts]
+    packed = pack(lengths, MULTIPLE)
+    one = padded_to(max(sum(lengths[text] for text in row) for row in packed), MULTIPLE)
+    return Rows(len(packed) * one, len(lengths), one if len(packed) < len(lengths) else 0)
+
+
+def tokens_forwarded(spec: TaskSpec, folder: Path, tokenizer: Any, max_length: int, front: tuple[int, ...]) -> Tokens:
+    """Return the tokens of a task's folder's rows. Padding is not counted.
+
+    Raises UserError if a row cannot be encoded.
+    """
+
+    def lengths(line: bytes) -> tuple[int, list[int]]:
+        """Return the tokens of the right candidate, and of each distinct text."""
+        row = json.loads(line)
+        prompt = render(spec, row)
+        if spec.objective.masked:
+            if len(prompt.text) > WIDEST * max_length:
+                return max_length, [max_length]
+            sized = sum(map(len, sides(prompt.text, tokenizer)))
+            only = min(sized, room_of(spec, max_length)) + MASKED_EDGES + 1
+            return only, [only]
+        prompt = replace(prompt, text=prompt.text[-WIDEST * max_length :])
+        example = encode_prompt(spec, prompt, tokenizer, max_length, front=front)
+        texts = {candidate.ids[:-1] for candidate in example.candidates}
+        return len(example.candidates[example.gold].ids), [len(text) + 1 for text in texts]
+
+    lines = {split: [line for line in _lines(folder, split) if line.strip()] for split in local_rows.FILES}
+    train = lines["train"]
+    taken = [lengths(line) for line in train[:: -(-len(train) // SAMPLE)]]
+    longest = [texts for some in lines.values() for _, texts in map(lengths, heapq.nlargest(LONGEST, some, key=len))]
+    gold, every = tuple((own,) for own, _ in taken), tuple(tuple(texts) for _, texts in taken)
+    most = [*every, *longest]
+    return Tokens(every, gold, max(map(len, most)), max(map(max, most)) - 1)
+
+
+def _lines(folder: Path, split: str) -> list[bytes]:
+    return local_rows.path_of(folder, split).read_bytes().split(b"\n")
+
+
+def _exceeds(room: int, spec: TaskSpec, prompt: Prompt, tokenizer: Any) -> bool:
+    if spec.objective.masked and len(prompt.text) <= WIDEST * room:
+        return sum(map(len, sides(prompt.text, tokenizer))) > room
+    texts = sorted(texts_of(prompt), key=len, reverse=True)
+    return len(texts[0]) > WIDEST * room or any(len(token_ids(tokenizer, text)) > room for text in texts)
+
+
+def _most_bytes(spec: TaskSpec) -> Callable[[int], float]:
+    """Return a function: bytes of a row as JSON -> the most bytes that a prompt with an option may have."""
+    sources = (spec.template, *spec.options)
+    own, of_row = sum(len(source.encode()) for source in sources), sum(map(uses, sources))
+    return lambda line: own + of_row * line
 
 
 def memory_of(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from zo_sweeps.config.command_line import PLACE
 from zo_sweeps.config.composer import Composer
-from zo_sweeps.config.schema import AXES, ScaleConfig, ScaleSteps
+from zo_sweeps.config.schema import AXES, GridConfig, ScaleConfig, ScaleSteps
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.devices import probe
 from zo_sweeps.devices.speed import format_times
@@ -18,8 +19,8 @@ from zo_sweeps.methods.kind import Kind
 from zo_sweeps.methods.parts import Device, Method, Model, ModelSource
 from zo_sweeps.methods.precision import FASTEST, OWN, Precision
 from zo_sweeps.methods.trial_config import TrialConfig
-from zo_sweeps.plan.expand import Setting
-from zo_sweeps.plan.overrides import Overrides
+from zo_sweeps.plan.expand import Setting, expand
+from zo_sweeps.plan.overrides import Overrides, Promise
 
 
 class Parts:
@@ -114,7 +115,7 @@ def resolve(composer: Composer, setting: Setting, options: Options, parts: Parts
         return given.get(key) or located(key)
 
     kind = Method.read(tree["method"], "method", where).kind
-    _scale(tree, composer.run.scale, kind, {*forced, *setting.of_column})
+    _scale(tree, composer.run.scale, kind, {*forced, *setting.promise.of_column})  # what a column fixes, no scale cuts
     if tree["split"]["seed"] is None:
         tree["split"]["seed"] = tree["seed"]
     if not kind.trains:
@@ -219,3 +220,44 @@ def _set(tree: dict[str, Any], path: str, value: Any) -> None:
         node[key] = dict(child) if isinstance(child, Mapping) else {}
         node = node[key]
     node[leaf] = value
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A cell: what its row and column promise, and the configurations of its trials."""
+
+    promise: Promise
+    configs: list[TrialConfig] = field(default_factory=list)
+
+
+Runs = Mapping[tuple[str, str], Ran]  # (block, column) -> the cell
+_resolved: WeakKeyDictionary[Composer, tuple[GridConfig, Runs]] = WeakKeyDictionary()
+
+
+def add(runs: dict[tuple[str, str], Ran], block: str, setting: Setting, config: TrialConfig) -> None:
+    """Add a trial to the cell of its block and column."""
+    column = setting.column or config.task.name
+    runs.setdefault((block, column), Ran(setting.promise)).configs.append(config)
+
+
+def as_written(composer: Composer, parts: Parts) -> tuple[GridConfig, Runs]:
+    """Return the composer's grid without any override of trials, and its cells; none if the command line has none.
+
+    The first seed stands for all. A block that only an override makes valid has no cells. Resolved once per composer.
+    """
+    runs: dict[tuple[str, str], Ran] = {}
+    if not composer.command_line.changes_trials:
+        return composer.run.grid, runs
+    written = composer.as_written()
+    if written in _resolved:
+        return _resolved[written]
+    grid = replace(written.run.grid, seeds=written.run.grid.seeds[:1])
+    options = Options()
+    for name, block in grid.blocks.items():
+        try:
+            for setting in expand(written, grid, name, block, Overrides(written)):
+                add(runs, name, setting, resolve(written, setting, options, parts))
+        except UserError:
+            continue
+    _resolved[written] = written.run.grid, runs
+    return _resolved[written]

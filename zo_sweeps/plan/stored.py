@@ -79,12 +79,10 @@ def dump(plan: Plan) -> dict[str, Any]:
 
 
 def load(data: Mapping[str, Any], run: RunConfig) -> Plan:
-    """Return the plan that `dump` wrote.
+    """Return the plan that `dump` wrote; a configuration whose members are not on this machine stays unread.
 
     Args:
         run: everything of the run's configuration but the grid.
-
-    A configuration whose members are not on this machine stays unread.
     """
     parts = {name: [_read(name, value) for value in values] for name, values in data["parts"].items()}
     every = {}
@@ -94,6 +92,7 @@ def load(data: Mapping[str, Any], run: RunConfig) -> Plan:
         trial = Trial.from_json({**entry, "config": plain})
         whole = all(value is not None for value in typed.values())
         every[trial.trial_id] = replace(trial, config=TrialConfig(**typed) if whole else Stored(plain))
+    extents = {(block, column): (settings, seeds) for block, column, settings, seeds in data.get("extents", ())}
     return Plan(
         config=replace(run, grid=GridConfig.read(data["grid"])),
         trials=tuple(trial for trial_id, trial in every.items() if trial_id not in data["reasons"]),
@@ -105,12 +104,8 @@ def load(data: Mapping[str, Any], run: RunConfig) -> Plan:
         remarks={trial_id: _lines(data, of_trial) for trial_id, of_trial in data["remarks"].items()},
         relabelled=frozenset(data["relabelled"]),
         altered=frozenset((block, column) for block, column in data["altered"]),
-        extents=_extents(data["extents"]) if "extents" in data else None,  # not of an earlier version
+        extents=extents if "extents" in data else None,  # not of an earlier version
     )
-
-
-def _extents(data: Sequence[tuple[str, str, int, int]]) -> dict[tuple[str, str], tuple[int, int]]:
-    return {(block, column): (settings, seeds) for block, column, settings, seeds in data}
 
 
 def _lines(data: Mapping[str, Any], of_trial: str | Sequence[int | str]) -> tuple[str, ...]:

@@ -13,8 +13,7 @@ from zo_sweeps.methods.trial_config import TrialConfig
 def fingerprint_texts(config: TrialConfig, known: dict[Path, str] | None = None) -> tuple[str, str]:
     """Return (fingerprint of the texts whose gradients a trial takes, why one is unavailable), one of them or both "".
 
-    Args:
-        known: file -> digest of the texts that were read before; read ones are added.
+    `known` has the digests of texts that were read before, by file; read ones are added.
     """
     known, found = {} if known is None else known, []
     for name, key in texts_of(config):

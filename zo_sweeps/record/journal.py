@@ -33,7 +33,7 @@ from zo_sweeps.core.events import (
     read_event,
     write_event,
 )
-from zo_sweeps.core.jsonl import line_number, parse_object, read_lines, unpacked
+from zo_sweeps.core.files import line_number, parse_object, read_lines, unpacked
 from zo_sweeps.core.shape import MalformedError
 from zo_sweeps.core.trial import Outcome
 

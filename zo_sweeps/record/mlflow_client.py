@@ -25,8 +25,7 @@ from urllib.parse import urlsplit
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import Event, FinishedSweep, MadeFile, Uploaded, only
-from zo_sweeps.core.files import replace_text
-from zo_sweeps.core.jsonl import read_objects
+from zo_sweeps.core.files import read_objects, replace_text
 from zo_sweeps.core.trial import Trial, TrialState
 from zo_sweeps.record import mlflow_points as rows
 from zo_sweeps.record import provenance

@@ -25,7 +25,7 @@ from importlib import util
 from pathlib import Path
 
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.core.process import die_with_parent
+from zo_sweeps.core.host import die_with_parent
 
 HOST = "127.0.0.1"
 USER = "admin"

@@ -18,7 +18,7 @@ from zo_sweeps.plan.build import Plan
 from zo_sweeps.results.tables import places_of
 from zo_sweeps.schedule.ledger import Standing
 from zo_sweeps.tables import CellState, Measure, Table, TableCell
-from zo_sweeps.tables.cost_notes import together
+from zo_sweeps.tables.cells import together
 from zo_sweeps.tables.stats import CONFIDENCE, interval
 from zo_sweeps.tables.text_cells import signed, value_text
 

@@ -22,8 +22,7 @@ from zo_sweeps.results import exchange
 from zo_sweeps.results import tables as readout
 from zo_sweeps.results.exchange import differences
 from zo_sweeps.tables import Table
-from zo_sweeps.tables.cells import CellState, TableCell
-from zo_sweeps.tables.cost_notes import place_flags
+from zo_sweeps.tables.cells import CellState, TableCell, place_flags
 
 FOLDER, ABOUT = "imported", "archive.json"
 NOT_OURS = "imported: the results of {}, as the archive has them; `verify` computes them again"

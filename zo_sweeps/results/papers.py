@@ -14,7 +14,7 @@ from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.plan.build import build, places_of
 from zo_sweeps.results.item_progress import ItemProgress, standings
 from zo_sweeps.schedule.this_host import for_this_host
-from zo_sweeps.tables.paper_files import names, read
+from zo_sweeps.tables.published import names, read
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ from typing import Any
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import Outcome, TrialState
-from zo_sweeps.core.units import bytes_text
-from zo_sweeps.core.visible import visible
+from zo_sweeps.core.units import bytes_text, visible
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.results import sweep_figures as charts
 from zo_sweeps.results import tables as readout
@@ -25,13 +24,12 @@ from zo_sweeps.results.imported import with_imported
 from zo_sweeps.results.past_trials import with_earlier
 from zo_sweeps.schedule.ledger import Standing
 from zo_sweeps.tables import Table
+from zo_sweeps.tables.draw import inline_svg
 from zo_sweeps.tables.figures import Figure
 from zo_sweeps.tables.html import cells_html, differences_html, document, selected_html
-from zo_sweeps.tables.inline_svg import inline_svg
-from zo_sweeps.tables.page import together
+from zo_sweeps.tables.page import readable, together
 from zo_sweeps.tables.records import described
 from zo_sweeps.tables.stats import differences
-from zo_sweeps.tables.table_units import readable
 
 WEB = Path(__file__).parent / "web"
 SHOWN = ("dev/loss", "test/metric", "wall_seconds")

@@ -21,7 +21,7 @@ from zo_sweeps.results.past_sweeps import Reading, of_sweep
 from zo_sweeps.results.past_trials import of_grids
 from zo_sweeps.schedule.ledger import Standing, must_have_run, read_standing
 from zo_sweeps.tables.html import STYLE, document
-from zo_sweeps.tables.table_units import readable
+from zo_sweeps.tables.page import readable
 
 MARK = ".zo-sweeps-site.json"  # lists the site's files: a folder with it may be written again
 INDEX, COMPARE, ASSETS, REPORTS = "index.html", "compare.html", "assets", "reports"

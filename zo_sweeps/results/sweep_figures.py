@@ -19,11 +19,10 @@ from zo_sweeps.results import tables as readout
 from zo_sweeps.results.measures import column_measures, first_metric, metric_names
 from zo_sweeps.schedule.ledger import Standing
 from zo_sweeps.tables import Measure, Record, Rule
-from zo_sweeps.tables.figure_kind import Cumulative, Runs, Trail, kind_of_grid
 from zo_sweeps.tables.figure_kinds.rows import row_figure
-from zo_sweeps.tables.figures import COLUMN, Figure, FigureSpec
-from zo_sweeps.tables.paper_files import names
-from zo_sweeps.tables.table_units import readable
+from zo_sweeps.tables.figures import COLUMN, Cumulative, Figure, FigureSpec, Runs, Trail, kind_of_grid
+from zo_sweeps.tables.page import readable
+from zo_sweeps.tables.published import names
 
 MAIN = "result"  # name of the figure of the first table's rows
 # The further figures of a grid that defines none: convergence by step and by time.

@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zo_sweeps.core.cached import Cached
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.core.files import cache_folder, locked, new_folder
+from zo_sweeps.core.files import Cached, cache_folder, locked, new_folder
 from zo_sweeps.core.fingerprint import fingerprint
 from zo_sweeps.engine import linear
 from zo_sweeps.engine.layers.weight_only import WeightOnly

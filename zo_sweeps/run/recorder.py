@@ -12,7 +12,7 @@ from typing import Any
 from zo_sweeps.core import events
 from zo_sweeps.core.caveats import remark
 from zo_sweeps.core.events import E, End, Event, ScoredDev, ScoredTest, Sink, Start, Steps, only
-from zo_sweeps.core.jsonl import packed
+from zo_sweeps.core.files import packed
 from zo_sweeps.core.trial import COSTS, ENERGY, Outcome, Trial, TrialState
 from zo_sweeps.devices.energy import EnergyMeter, Load
 from zo_sweeps.engine.loss_noise import noise_to_signal

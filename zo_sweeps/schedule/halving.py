@@ -17,8 +17,7 @@ from zo_sweeps.core.events import Event, Rung, ScoredDev
 from zo_sweeps.core.fingerprint import canonical_json
 from zo_sweeps.core.trial import Outcome, Trial, TrialState
 from zo_sweeps.methods.trial_config import TrialConfig
-from zo_sweeps.plan.build import Plan
-from zo_sweeps.plan.rivals import has_rungs
+from zo_sweeps.plan.build import Plan, has_rungs
 from zo_sweeps.schedule.observer import Observer
 
 if TYPE_CHECKING:

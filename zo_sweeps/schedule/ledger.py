@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from zo_sweeps.core.errors import UserError, nothing_run
-from zo_sweeps.core.jsonl import line_number, read_objects
+from zo_sweeps.core.files import line_number, read_objects
 from zo_sweeps.core.trial import Outcome, TrialState
 
 FILE, LOCK = "ledger.jsonl", "lock"

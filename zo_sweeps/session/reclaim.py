@@ -14,10 +14,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from zo_sweeps.core.cached import Cached, cache_at
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import ComputedCodes, ComputedMask, Event, Start
-from zo_sweeps.core.files import cache_folder
+from zo_sweeps.core.files import Cached, cache_at, cache_folder
 from zo_sweeps.core.trial import Trial
 from zo_sweeps.methods.registry import members
 from zo_sweeps.methods.runtime import Runtime

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.core.events import Event, ScoredDev, ScoredTest, Start, only
-from zo_sweeps.core.jsonl import packed, unpacked
+from zo_sweeps.core.files import packed, unpacked
 from zo_sweeps.core.trial import Outcome, Trial, TrialState
 from zo_sweeps.methods.parts import Model, ModelSource
 from zo_sweeps.methods.trial_config import TrialConfig

@@ -13,21 +13,9 @@ from zo_sweeps.core.caveats import remarks
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.core.place import apart
 from zo_sweeps.core.trial import TrialState
-from zo_sweeps.tables.cells import CellState, Extent, Table, TableCell
-from zo_sweeps.tables.cost_notes import place_flags, places_of, together
+from zo_sweeps.tables.cells import CellState, Extent, Table, TableCell, place_flags, places_of, together
 from zo_sweeps.tables.published import Published
-from zo_sweeps.tables.records import (
-    AVERAGE,
-    IN_CELL,
-    LARGEST,
-    MISSING,
-    NOT_RUN,
-    RANK,
-    Flag,
-    Measure,
-    Record,
-    TableSpec,
-)
+from zo_sweeps.tables.records import AVERAGE, IN_CELL, LARGEST, MISSING, NOT_RUN, RANK, Flag, Measure, Record, TableSpec
 from zo_sweeps.tables.select import HyperparameterSetting, edges, select, settings, so_far
 from zo_sweeps.tables.stats import mean_ranks
 
@@ -62,29 +50,25 @@ def build(spec: TableSpec, records: Iterable[Record], published: Published | Non
     grouped: dict[tuple[str, str], list[Record]] = {}
     for record in records:
         grouped.setdefault((record.block, record.column), []).append(record)
-    drafts: dict[tuple[str, str], tuple[TableCell, list[str]]] = {}
+    drafts: dict[tuple[str, str], TableCell] = {}
     for block, _ in spec.rows:
         for column, label in spec.columns:
-            number = _published_value(spec, published, block, column, label)
-            make = _ratio if spec.measure.ratio else _plain
-            cell, notes = make(spec, column, grouped, block, number)
-            cell = replace(cell, extent=_extent(spec, column, grouped, block))
-            if cell.extent and cell.extent.settings and cell.extent.lacks:
-                notes = [*notes, OF_WRITTEN.format(cell.extent.lacks)]
-            if published is not None and number is not None:
-                cell = replace(cell, published_std=_published_std(spec, published, block, column, label))
-            drafts[block, column] = cell, notes
+            number, std = _published(spec, published, block, column, label)
+            cell = (_ratio if spec.measure.ratio else _plain)(spec, column, grouped, block, number)
+            extent = _extent(spec, column, grouped, block)
+            notes = [OF_WRITTEN.format(extent.lacks)] if extent and extent.settings and extent.lacks else []
+            drafts[block, column] = replace(cell, published_std=std, extent=extent, notes=(*cell.notes, *notes))
+        cells = [drafts[block, column] for column, _ in spec.columns]
         if spec.average:
-            drafts[block, AVERAGE] = _average(spec, [drafts[block, column] for column, _ in spec.columns])
+            drafts[block, AVERAGE] = _average(spec, cells)
         if spec.largest:
-            number = _published_value(spec, published, block, LARGEST, "Largest")
-            drafts[block, LARGEST] = _largest([drafts[block, column] for column, _ in spec.columns], number)
-    columns = (*spec.columns, *([(AVERAGE, "Average")] if spec.average else []))
-    columns = (*columns, *([(LARGEST, "Largest")] if spec.largest else []))
+            number, _ = _published(spec, published, block, LARGEST, "Largest")
+            means = [cell.mean for cell in cells if cell.mean is not None]
+            drafts[block, LARGEST] = _over_columns(cells, max(means, default=None), number, cells[0].state)
     if spec.rank:
-        columns = (*columns, (RANK, "Rank"))
-        for block, draft in _ranks(spec, drafts, published).items():
-            drafts[block, RANK] = draft
+        drafts |= _ranks(spec, drafts, published)
+    further = ((spec.average, AVERAGE, "Average"), (spec.largest, LARGEST, "Largest"), (spec.rank, RANK, "Rank"))
+    columns = (*spec.columns, *((key, label) for there, key, label in further if there))
     of_column = {key: [r for block, _ in spec.rows for r in grouped.get((block, key), [])] for key, _ in spec.columns}
     table = _with_footnotes(spec, published, columns, drafts, _of_rows(spec, of_column))
     return replace(table, guesses=_guesses(spec, of_column))
@@ -121,14 +105,18 @@ def _check(spec: TableSpec, published: Published) -> None:
             raise unknown(f"column of {published.reference}", name, published.columns, where=where)
 
 
-def _published_value(spec: TableSpec, published: Published | None, block: str, column: str, label: str) -> float | None:
+def _published(
+    spec: TableSpec, published: Published | None, block: str, column: str, label: str
+) -> tuple[float | None, float | None]:
+    """Return the published number of a cell and its standard deviation; None where there is none."""
     if published is None or block not in spec.published_rows or _altered(spec, block, column):
-        return None
+        return None, None
     row = spec.published_rows[block]
     name = spec.published_columns.get(column) or published.column(label, column)
-    if spec.of(column).unit != published.unit_of(row, name or "") and column != RANK:
-        return None
-    return published.rows[row][name] if name else None
+    if not name or (spec.of(column).unit != published.unit_of(row, name) and column != RANK):
+        return None, None
+    number = published.rows[row][name]
+    return number, None if number is None else published.std.get(row, {}).get(name)
 
 
 def _altered(spec: TableSpec, block: str, column: str) -> bool:
@@ -139,60 +127,49 @@ def _altered(spec: TableSpec, block: str, column: str) -> bool:
     return any(name in blocks and column in (key, LARGEST) for name, key in spec.altered)
 
 
-def _published_std(spec: TableSpec, published: Published, block: str, column: str, label: str) -> float | None:
-    name = spec.published_columns.get(column) or published.column(label, column)
-    return published.std.get(spec.published_rows[block], {}).get(name or "")
-
-
 Grouped = Mapping[tuple[str, str], list[Record]]  # (block, column) -> its records
 
 
-def _plain(
-    spec: TableSpec, column: str, grouped: Grouped, block: str, published: float | None
-) -> tuple[TableCell, list[str]]:
+def _plain(spec: TableSpec, column: str, grouped: Grouped, block: str, published: float | None) -> TableCell:
     records = grouped.get((block, column), [])
     if block not in spec.setting_of:
         return _cell(spec, spec.of(column), records, published)
     search = grouped.get((spec.setting_of[block], column), [])
     chosen = select(settings(search), spec.rule)
     if chosen is None:
-        finished = sum(record.is_result for record in records)
         state = CellState.NOT_RUN if search and records else CellState.NOT_PLANNED
-        return _without_value(state, records, published, finished), [FOLLOWS] if search else []
+        return _without_value(state, records, published, [FOLLOWS] if search else [])
     same = [r for r in records if all(chosen.hyperparameters.get(k) == v for k, v in r.hyperparameters.items())]
-    cell, notes = _cell(spec, spec.of(column), same, published)
-    return cell, notes if all(record.is_result for record in search) else [*notes, FOLLOWS_SO_FAR]
+    cell = _cell(spec, spec.of(column), same, published)
+    return cell if all(record.is_result for record in search) else replace(cell, notes=(*cell.notes, FOLLOWS_SO_FAR))
 
 
-def _ratio(
-    spec: TableSpec, column: str, grouped: Grouped, block: str, published: float | None
-) -> tuple[TableCell, list[str]]:
+def _ratio(spec: TableSpec, column: str, grouped: Grouped, block: str, published: float | None) -> TableCell:
     """Return the value of the block that `spec.over` names over the row's own, each minus that of `spec.beyond`."""
     blocks = [spec.over[block], block, *filter(None, [spec.beyond])]
-    drafts = [_plain(spec, column, grouped, name, None) for name in blocks]
-    means = [cell.mean for cell, _ in drafts if cell.mean is not None]
-    finished, planned = (sum(getattr(cell, name) for cell, _ in drafts) for name in ("finished", "planned"))
-    if len(means) < len(drafts):
-        cell, notes = next(draft for draft in drafts if draft[0].mean is None)
-        return replace(cell, published=published, finished=finished, planned=planned), notes
+    cells = [_plain(spec, column, grouped, name, None) for name in blocks]
+    means = [cell.mean for cell in cells if cell.mean is not None]
+    finished, planned = (sum(getattr(cell, name) for cell in cells) for name in ("finished", "planned"))
+    if len(means) < len(cells):
+        lacking = next(cell for cell in cells if cell.mean is None)
+        return replace(lacking, published=published, finished=finished, planned=planned)
     above, below = (mean - sum(means[2:]) for mean in means[:2])
-    cells = [cell for cell, _ in drafts]
     complete = all(cell.state is CellState.DONE for cell in cells)
     ratio = TableCell(
         state=CellState.DONE if complete else CellState.PARTIAL,
-        mean=above / below if below > 0 else None,
         published=published,
-        difference=None if published is None or below <= 0 else above / below - published,
         finished=finished,
         planned=planned,
         trial_ids=tuple(dict.fromkeys(trial_id for cell in cells for trial_id in cell.trial_ids)),
         places=together(cells),
     )
     if why := apart(ratio.places, spec.may_differ):
-        return replace(ratio, state=CellState.PLACES_DIFFER, mean=None, difference=None), [why]
+        return replace(ratio, state=CellState.PLACES_DIFFER, notes=(why,))
     if below <= 0:
-        return replace(ratio, state=CellState.UNMEASURED), [NOT_ABOVE]
-    return ratio, list(dict.fromkeys(note for _, notes in drafts for note in notes))
+        return replace(ratio, state=CellState.UNMEASURED, notes=(NOT_ABOVE,))
+    mean = above / below
+    notes = tuple(dict.fromkeys(note for cell in cells for note in cell.notes))
+    return replace(ratio, mean=mean, difference=None if published is None else mean - published, notes=notes)
 
 
 def _extent(spec: TableSpec, column: str, grouped: Grouped, block: str) -> Extent | None:
@@ -214,45 +191,47 @@ def _extent(spec: TableSpec, column: str, grouped: Grouped, block: str) -> Exten
     )
 
 
-def _largest(drafts: list[tuple[TableCell, list[str]]], published: float | None) -> tuple[TableCell, list[str]]:
-    """Return the row's largest value, over the columns that have one."""
-    cells = [cell for cell, _ in drafts]
-    means = [cell.mean for cell in cells if cell.mean is not None]
+def _over_columns(
+    cells: Sequence[TableCell], mean: float | None, published: float | None, without: CellState
+) -> TableCell:
+    """Return the cell of a value over a row's cells; in the state `without` if there is none."""
     finished, planned = sum(cell.finished for cell in cells), sum(cell.planned for cell in cells)
-    if not means:
-        return TableCell(cells[0].state, published=published, finished=finished, planned=planned), []
-    state = CellState.DONE if finished == planned else CellState.PARTIAL
-    difference = None if published is None else max(means) - published
-    cell = TableCell(
-        state, mean=max(means), published=published, difference=difference, finished=finished, planned=planned
+    complete = finished == planned
+    return TableCell(
+        state=without if mean is None else CellState.DONE if complete else CellState.PARTIAL,
+        mean=mean,
+        published=published,
+        difference=None if mean is None or published is None else mean - published,
+        finished=finished,
+        planned=planned,
+        places=together(cells),
+        notes=() if mean is None or complete else (BEST_SO_FAR,),
     )
-    cell = replace(cell, places=together(cells))
-    return cell, [BEST_SO_FAR] if state is CellState.PARTIAL else []
 
 
-def _cell(
-    spec: TableSpec, measure: Measure, records: list[Record], published: float | None
-) -> tuple[TableCell, list[str]]:
-    """Return the cell of these records, and the texts of its footnotes."""
+def _cell(spec: TableSpec, measure: Measure, records: list[Record], published: float | None) -> TableCell:
     candidates = settings(records)
     whole = select(candidates, spec.rule)
     selected = whole or select(so_far(candidates), spec.rule)
-    finished = sum(record.is_result for record in records)
     if selected is None:
         state, notes = _empty(candidates, spec)
-        return _without_value(state, records, published, finished), notes
+        return _without_value(state, records, published, notes)
     if not measure.metric:
-        return _without_value(CellState.NOT_COMPARABLE, records, published, finished), []
+        return _without_value(CellState.NOT_COMPARABLE, records, published)
     values = _values(selected, measure)
     if values is None:
         state, notes = _unmeasured(selected, measure)
-        return _without_value(state, records, published, finished), notes
+        return _without_value(state, records, published, notes)
     mean = fmean(values)
     at_edge = edges(selected, candidates) if whole else {}
     beside = _values(selected, measure.beside) if measure.beside else None
-    is_complete = finished == len(records)
-    cell = TableCell(
-        state=CellState.DONE if is_complete else CellState.PARTIAL,
+    finished = sum(record.is_result for record in records)
+    complete = finished == len(records)
+    notes = [*([] if complete else [BEST_SO_FAR if whole else SEEDS_SO_FAR]), *([AT_EDGE] if at_edge else [])]
+    metrics = (record.metrics for record in selected.records)
+    notes += [*_stopped(records), *remarks(metrics, measure.metric, of_cost=not measure.of_scores)]
+    return TableCell(
+        state=CellState.DONE if complete else CellState.PARTIAL,
         mean=mean,
         std=stdev(values) if len(values) > 1 else None,
         n=len(values),
@@ -270,15 +249,8 @@ def _cell(
         },
         trial_ids=tuple(record.trial_id for record in selected.records),
         places=places_of(selected.records, measure),
+        notes=tuple(notes),
     )
-    notes = [*([] if is_complete else [BEST_SO_FAR if whole else SEEDS_SO_FAR]), *([AT_EDGE] if at_edge else [])]
-    notes += _stopped(records)
-    notes += remarks((record.metrics for record in selected.records), measure.metric, of_cost=not measure.of_scores)
-    return cell, notes
-
-
-def _was_stopped(setting: HyperparameterSetting) -> bool:
-    return any(record.state == TrialState.STOPPED.value for record in setting.records)
 
 
 def _stopped(records: Sequence[Record]) -> list[str]:
@@ -289,7 +261,7 @@ def _stopped(records: Sequence[Record]) -> list[str]:
 
 def _values(setting: HyperparameterSetting, measure: Measure) -> list[float] | None:
     values = [measure.value(record.metrics) for record in setting.records]
-    return values if all(math.isfinite(value) for value in values) else None
+    return values if all(map(math.isfinite, values)) else None
 
 
 def _unmeasured(setting: HyperparameterSetting, measure: Measure) -> tuple[CellState, list[str]]:
@@ -301,14 +273,16 @@ def _unmeasured(setting: HyperparameterSetting, measure: Measure) -> tuple[CellS
     return CellState.UNMEASURED, list(dict.fromkeys(reasons)) or [f"the selected runs did not measure {measure.metric}"]
 
 
-def _without_value(state: CellState, records: list[Record], published: float | None, finished: int) -> TableCell:
-    ordered = sorted(records, key=lambda record: record.trial_id)
+def _without_value(
+    state: CellState, records: list[Record], published: float | None, notes: Iterable[str] = ()
+) -> TableCell:
     return TableCell(
         state=state,
         published=published,
-        finished=finished,
+        finished=sum(record.is_result for record in records),
         planned=len(records),
-        trial_ids=tuple(record.trial_id for record in ordered),
+        trial_ids=tuple(sorted(record.trial_id for record in records)),
+        notes=tuple(notes),
     )
 
 
@@ -324,75 +298,56 @@ def _empty(candidates: list[HyperparameterSetting], spec: TableSpec) -> tuple[Ce
         return CellState.MISSING, sorted({record.note for record in records if record.note})
     if states <= {TrialState.FAILED.value, TrialState.LOST.value}:
         return CellState.FAILED, [record.note for record in records if record.note][:1]
-    if not all(setting.is_finished for setting in candidates):
+    if not all(record.is_result for record in records):
         return CellState.IN_PROGRESS, [NO_SETTING]
-    if any(setting.has_succeeded and _lacks(setting, spec.rule.metric) for setting in candidates):
-        return CellState.UNMEASURED, [f"no {spec.rule.metric} to select a setting by"]
+    metric = spec.rule.metric
+    if any(one.has_succeeded and any(metric not in r.metrics for r in one.records) for one in candidates):
+        return CellState.UNMEASURED, [f"no {metric} to select a setting by"]
     # Every other setting diverged (as a success with a non-finite dev metric did) or ran out of memory in some seed.
-    candidates = [setting for setting in candidates if not _was_stopped(setting)]
-    out = [any(r.state == TrialState.OUT_OF_MEMORY.value for r in setting.records) for setting in candidates]
+    of_settings = [{record.state for record in setting.records} for setting in candidates]
+    out = [TrialState.OUT_OF_MEMORY.value in of for of in of_settings if TrialState.STOPPED.value not in of]
     stopped = _stopped(records)
     if all(out):
         return CellState.OUT_OF_MEMORY, stopped
     return CellState.DIVERGED, [*([BOTH_FAILURES] if any(out) else []), *stopped]
 
 
-def _lacks(setting: HyperparameterSetting, metric: str) -> bool:
-    return any(metric not in record.metrics for record in setting.records)
-
-
-def _average(spec: TableSpec, drafts: list[tuple[TableCell, list[str]]]) -> tuple[TableCell, list[str]]:
+def _average(spec: TableSpec, cells: Sequence[TableCell]) -> TableCell:
     """Average the row's cells if all have a value, and its published numbers if no cell lacks one."""
-    cells = [cell for cell, _ in drafts]
     if spec.measures:
-        return TableCell(CellState.NOT_PLANNED), [NO_MEAN]
+        return TableCell(CellState.NOT_PLANNED, notes=(NO_MEAN,))
     means = [cell.mean for cell in cells if cell.mean is not None]
     numbers = [cell.published for cell in cells if cell.published is not None]
-    mean = fmean(means) if len(means) == len(cells) else None
-    published = fmean(numbers) if len(numbers) == len(cells) else None
-    finished, planned = sum(cell.finished for cell in cells), sum(cell.planned for cell in cells)
-    if mean is not None:
-        state = CellState.DONE if finished == planned else CellState.PARTIAL
-    else:
-        state = CellState.IN_PROGRESS if any(cell.finished for cell in cells) else CellState.NOT_RUN
-    cell = TableCell(
-        state=state,
-        mean=mean,
-        published=published,
-        difference=None if mean is None or published is None else mean - published,
-        finished=finished,
-        planned=planned,
-        places=together(cells),
-    )
-    return cell, [BEST_SO_FAR] if state is CellState.PARTIAL else []
+    mean, published = (fmean(some) if len(some) == len(cells) else None for some in (means, numbers))
+    started = any(cell.finished for cell in cells)
+    return _over_columns(cells, mean, published, CellState.IN_PROGRESS if started else CellState.NOT_RUN)
 
 
 def _ranks(
-    spec: TableSpec, drafts: Mapping[tuple[str, str], tuple[TableCell, list[str]]], published: Published | None
-) -> dict[str, tuple[TableCell, list[str]]]:
+    spec: TableSpec, drafts: Mapping[tuple[str, str], TableCell], published: Published | None
+) -> dict[tuple[str, str], TableCell]:
     """Compute each row's mean over the columns of its dense rank by the printed (rounded) means, and the paper's own.
 
     Only rows with a value in every column are ranked.
     """
     columns = []
     for key, _ in spec.columns:
-        means = {block: drafts[block, key][0].mean for block, _ in spec.rows}
+        means = {block: drafts[block, key].mean for block, _ in spec.rows}
         measure = spec.of(key)
         sign = 1 if measure.better == "higher" else -1
         columns.append({b: sign * round(mean, measure.digits) for b, mean in means.items() if mean is not None})
     ranks = mean_ranks(columns, "higher")
-    among = [] if len(ranks) in (0, len(spec.rows)) else [RANK_AMONG.format(len(ranks))]
+    among = () if len(ranks) in (0, len(spec.rows)) else (RANK_AMONG.format(len(ranks)),)
     ranked = {}
     for block, _ in spec.rows:
-        cells = [drafts[block, key][0] for key, _ in spec.columns]
-        finished, planned = sum(cell.finished for cell in cells), sum(cell.planned for cell in cells)
-        number = _published_value(spec, published, block, RANK, "Rank")
-        if block in ranks:
-            state = CellState.DONE if finished == planned else CellState.PARTIAL
-        else:
-            state = CellState.IN_PROGRESS if 0 < finished < planned else CellState.NOT_RUN
-        cell = TableCell(state, mean=ranks.get(block), published=number, finished=finished, planned=planned)
-        ranked[block] = replace(cell, digits=RANK_DIGITS), among if block in ranks else []
+        number, _ = _published(spec, published, block, RANK, "Rank")
+        cell = _over_columns(
+            [drafts[block, key] for key, _ in spec.columns], ranks.get(block), number, CellState.NOT_RUN
+        )
+        if block not in ranks and 0 < cell.finished < cell.planned:
+            cell = replace(cell, state=CellState.IN_PROGRESS)
+        notes = among if block in ranks else ()
+        ranked[block, RANK] = replace(cell, difference=None, digits=RANK_DIGITS, places=(), notes=notes)
     return ranked
 
 
@@ -400,7 +355,7 @@ def _with_footnotes(
     spec: TableSpec,
     published: Published | None,
     columns: tuple[tuple[str, str], ...],
-    drafts: Mapping[tuple[str, str], tuple[TableCell, list[str]]],
+    drafts: Mapping[tuple[str, str], TableCell],
     of_rows: Sequence[Flag],
 ) -> Table:
     """Number the footnotes in reading order: column labels, then row by row."""
@@ -408,12 +363,10 @@ def _with_footnotes(
         place: tuple(flag for flag in spec.flags if flag.about and flag.covers(*place) and not _altered(spec, *place))
         for place in drafts
     }
-    beside = [differing[place] for place, (cell, _) in drafts.items() if cell.published is not None]
+    beside = [differing[place] for place, cell in drafts.items() if cell.published is not None]
     in_cells = {flag for flag in chain(*beside) if flag.about in IN_CELL}
     flags = [flag for flag in spec.flags if flag not in in_cells]
-    placed = place_flags(
-        [block for block, _ in spec.rows], {at: cell for at, (cell, _) in drafts.items()}, spec.may_differ
-    )
+    placed = place_flags([block for block, _ in spec.rows], drafts, spec.may_differ)
     flags += [*_published_flags(spec, published, columns), *of_rows, *placed]
     footnotes: list[str] = []
 
@@ -431,8 +384,8 @@ def _with_footnotes(
     for block, _ in spec.rows:
         row_marks[block] = number([flag.note for flag in flags if block in flag.rows and not flag.columns])
         for key, _ in columns:
-            cell, notes = drafts[block, key]
-            notes = [*notes, *(flag.note for flag in flags if block in flag.rows and key in flag.columns)]
+            cell = drafts[block, key]
+            notes = [*cell.notes, *(flag.note for flag in flags if block in flag.rows and key in flag.columns)]
             if cell.published is not None:
                 notes += [flag.note for flag in differing[block, key] if flag in in_cells]
             cells[block, key] = replace(cell, marks=number(notes), differs=differing[block, key])

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 
-from zo_sweeps.core.place import Place
+from zo_sweeps.core.place import CODE, Place, differing, distinct, under_load, unknown
+from zo_sweeps.core.trial import COSTS, SPEEDS
 from zo_sweeps.tables.published import Published
-from zo_sweeps.tables.records import Flag, TableSpec
+from zo_sweeps.tables.records import Flag, Measure, Record, TableSpec
 
 
 class CellState(str, Enum):
@@ -63,7 +65,7 @@ class TableCell:
         digits: decimals, if not the measure's (a mean rank).
         values: seed -> value of the averaged runs; a run that serves several seeds is listed under each.
         finished, planned: trials with a result, and all trials of the search.
-        marks: indices into `Table.footnotes`.
+        marks: indices into `Table.footnotes`; notes: its own ones as texts.
         edges: axis -> "smallest" or "largest", if the selected value is at that end of its searched range.
         places: of a cost: where the runs behind its value were measured.
         trial_ids: of the averaged runs; of all trials of the cell if it has no value.
@@ -90,6 +92,7 @@ class TableCell:
     differs: tuple[Flag, ...] = ()
     extent: Extent | None = None
     places: tuple[Place, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def population_std(self) -> float | None:
@@ -125,3 +128,51 @@ class Table:
         named = self.spec.measure.metric
         main = [(key, label) for key, label in self.spec.columns if self.spec.of(key).metric == named]
         return tuple(main) if main and self.spec.measures else self.spec.columns
+
+
+Key = TypeVar("Key")
+
+
+def places_of(records: Iterable[Record], measure: Measure) -> tuple[Place, ...]:
+    """Return where some runs were measured; () if the measure is no cost. A run without places has an unknown one.
+
+    A measure that the machine's load does not change has places without it.
+    """
+    if not measure.metric.startswith(COSTS):
+        return ()
+    found = distinct(place for record in records for place in record.places or (Place(),))
+    return found if measure.metric.startswith(SPEEDS) else tuple(replace(place, load=None) for place in found)
+
+
+def together(cells: Iterable[TableCell]) -> tuple[Place, ...]:
+    """Return the places of some cells."""
+    return distinct(place for cell in cells for place in cell.places)
+
+
+def place_notes(measured: Mapping[Key, Sequence[Place]], may_differ: Collection[str] = ()) -> dict[str, list[Key]]:
+    """Return the notes on the places of some costs (of cells, rows or series), each with the keys that it is about.
+
+    Code is not compared: a result of other code has a note of its own.
+    """
+    every = [place for places in measured.values() for place in places]
+    names, busy = differing(every, {*may_differ, CODE}), under_load(every)
+    notes: dict[str, list[Key]] = defaultdict(list)
+    for key, places in measured.items():
+        where = " and on ".join(dict.fromkeys(place.text(names) for place in places)) if names else ""
+        for note in (f"measured on {where}" if where else "", unknown(places), under_load(places) and busy):
+            if note:
+                notes[note].append(key)
+    return notes
+
+
+def place_flags(
+    rows: Iterable[str], cells: Mapping[tuple[str, str], TableCell], may_differ: Collection[str]
+) -> Iterator[Flag]:
+    """Yield the notes on a table's cells as footnotes, on the whole row where all its costs share one."""
+    placed = {at: cell.places for at, cell in cells.items() if cell.places and cell.mean is not None}
+    notes = place_notes(placed, may_differ)
+    for row in rows:
+        for note, noted in notes.items():
+            if columns := tuple(key for block, key in noted if block == row):
+                whole = len(columns) == sum(block == row for block, _ in placed)
+                yield Flag(note, (row,), () if whole else columns)

@@ -1,4 +1,4 @@
-"""What a figure is made of: its layout, its panels and series, and the notes below it. Plain data; `draw` draws it."""
+"""What a figure is made of: its kind, its layout, its panels and series, and the notes below. `draw` draws it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,21 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from zo_sweeps.core.caveats import remarks
 from zo_sweeps.core.errors import UserError, unknown
-from zo_sweeps.tables.cost_notes import place_notes, places_of
+from zo_sweeps.core.events import SquaredGradients
+from zo_sweeps.core.place import apart
+from zo_sweeps.methods.definition import Definition
+from zo_sweeps.methods.registry import members
+from zo_sweeps.tables.cells import place_notes, places_of
 from zo_sweeps.tables.records import Measure, Record, Rule, check_over, described
+from zo_sweeps.tables.select import is_number, select, settings
 
 if TYPE_CHECKING:
-    from zo_sweeps.tables.figure_kind import FigureKind
+    from matplotlib.axes import Axes
 
 COLUMN = "column"
 TOLD_APART = 8  # colours per panel: more are split into panels
@@ -22,6 +28,66 @@ PUBLISHED_KEYS = ("series", "panel", "x", "y")
 
 Lookup = Callable[[Record, str], Any]
 Behind = dict[str, list[Record]]  # label of a series -> the records whose values are in it
+Cumulative = Mapping[int, SquaredGradients]  # of one run, by step
+Trail = Mapping[str, Sequence[tuple[int, float, float]]]  # of one run: name in CURVES -> (step, seconds, value)
+
+
+@dataclass(frozen=True)
+class Runs:
+    """What a figure over training reads of runs, by trial id."""
+
+    trail: Callable[[str], Trail]
+    gradients: Callable[[str], Cumulative]
+
+
+@dataclass(frozen=True)
+class FigureKind(Definition):
+    """A kind of figure: `build` makes its contents from a grid's finished trials, `draw` draws one panel."""
+
+    axis: ClassVar[str] = "figure_kind"
+    over_training: ClassVar[bool] = False  # a series is a run, read from its journal; x and y are not a trial's keys
+    of_table: ClassVar[bool] = False  # made of a printed table's rows: no grid asks for it
+
+    def check(self, spec: FigureSpec, where: str) -> None:
+        """Raise UserError if the layout has a value that this kind cannot draw."""
+
+    def cost(self, spec: FigureSpec) -> str:
+        """Return the metric whose cost the x axis shows; "" for none."""
+        return ""
+
+    def build(self, spec: FigureSpec, records: Iterable[Record], lookup: Lookup, runs: Runs) -> Figure:
+        """Return the figure's contents; `lookup` returns a trial's value of a key ("estimator.q"), or None."""
+        raise NotImplementedError
+
+    def size(self, figure: Figure, across: int, down: int) -> tuple[float, float]:
+        """Return width and height in inches of a figure with its panels in so many columns and rows."""
+        from zo_sweeps.tables.draw import LEGEND, turn
+
+        wide = 1.0 + len(figure.ticks) / 8 if figure.ticks and across == 1 else 1.0
+        labels = {series.label for panel in figure.panels for series in panel.series}
+        legend = 0.21 * math.ceil(len(labels) / LEGEND) if len(labels) > 1 else 0.0
+        return max(4.8, 3.4 * across) * min(wide, 2.2), (2.9 + 0.4 * bool(turn(figure))) * down + legend
+
+    def draw(self, axes: Axes, figure: Figure, panel: Panel) -> None:
+        """Draw a panel's series into matplotlib's axes; title and labels are there."""
+        raise NotImplementedError
+
+    def ticks(self, axes: Axes, figure: Figure, panel: Panel) -> None:
+        """Set the ticks of the x axis."""
+        from zo_sweeps.tables.draw import turn
+
+        if figure.ticks:
+            angle = turn(figure)
+            axes.set_xticks(range(len(figure.ticks)), figure.ticks, rotation=angle, ha="right" if angle else "center")
+
+
+def kind_of_grid(name: str, where: str) -> FigureKind:
+    """Return the kind that a grid's figure names. Raises UserError for an unknown one, or one of a table's rows."""
+    kinds = {one: kind() for one, kind in members("figure_kind").items()}
+    offered = {one: kind for one, kind in kinds.items() if isinstance(kind, FigureKind) and not kind.of_table}
+    if name not in offered:
+        raise unknown("kind of figure", name, offered, where=where)
+    return offered[name]
 
 
 @dataclass(frozen=True)
@@ -156,9 +222,7 @@ def measured(measure: Measure, spec: FigureSpec) -> str:
 def axis_label(measure: Measure, unit: str, layout: str) -> str:
     """Return the words and the unit of an axis: "Test accuracy (%)".
 
-    Args:
-        unit: the text in brackets.
-        layout: the layout's name, or the metric itself: it names a measure that has no name of its own.
+    `layout` is its name, or the metric itself: it names a measure that has no name of its own.
     """
     split = measure.metric.partition("/")[0]
     name = measure.name or layout.rpartition("/")[2].replace("_", " ")
@@ -166,10 +230,6 @@ def axis_label(measure: Measure, unit: str, layout: str) -> str:
         name = f"{split} {name}"
     name = name[:1].upper() + name[1:]
     return f"{name} ({unit})" if unit else name
-
-
-def order_of(spec: FigureSpec) -> dict[str, int]:
-    return {block: i for i, (block, _) in enumerate(spec.series)}
 
 
 def value_of(record: Record, key: str, lookup: Lookup) -> Any:
@@ -187,32 +247,45 @@ def values_of(key: str, records: list[Record], spec: FigureSpec, lookup: Lookup,
     return sorted(values) if all(map(is_number, values)) else values
 
 
-def panels_of(spec: FigureSpec, records: list[Record], lookup: Lookup) -> list[tuple[Any, str]]:
-    if not spec.panels:
-        return [(None, "")]
-    if spec.panels == COLUMN:
-        return list(spec.columns)
-    name = spec.panels.rpartition(".")[2]
-    return [(value, f"{name} = {value}") for value in values_of(spec.panels, records, spec, lookup, ())]
+def panels_of(
+    spec: FigureSpec,
+    records: list[Record],
+    lookup: Lookup,
+    drawn: Callable[[list[Record], str, str], Sequence[Series] | None],
+    place: Mapping[Any, float] | None = None,
+) -> tuple[list[Panel], list[list[str]]]:
+    """Return the panels, with the published series, and of each the names of the series without a finished run.
 
-
-def published_series(
-    spec: FigureSpec, panel: Any, place: Mapping[Any, float] | None, order: Mapping[str, int]
-) -> tuple[Series, ...]:
-    series = []
-    for block, label in spec.series:
-        mine = [p for p in spec.published if p["series"] == block and p.get("panel", panel) == panel]
-        if mine:
-            x = tuple(float(p["x"]) if place is None else place[p["x"]] for p in mine)
-            y = tuple(float(p["y"]) for p in mine)
-            series.append(Series(f"{label}, published", order[block], x, y, (None,) * len(x), 0, True))
-    return tuple(series)
+    Args:
+        drawn: (records of the panel, block, label) -> what is drawn of the block; None without a finished run.
+        place: x of a published point -> where it is drawn, if not there.
+    """
+    if spec.panels in ("", COLUMN):
+        keys: list[tuple[Any, str]] = [*spec.columns] if spec.panels else [(None, "")]
+    else:
+        name = spec.panels.rpartition(".")[2]
+        keys = [(key, f"{name} = {key}") for key in values_of(spec.panels, records, spec, lookup, ())]
+    panels, empty = [], list[list[str]]()
+    for key, title in keys:
+        here = [record for record in records if not spec.panels or value_of(record, spec.panels, lookup) == key]
+        of_blocks = {(block, label): drawn(here, block, label) for block, label in spec.series}
+        ours = [series for of_block in of_blocks.values() for series in of_block or ()]
+        theirs = []
+        for color, (block, label) in enumerate(spec.series):
+            if mine := [p for p in spec.published if p["series"] == block and p.get("panel", key) == key]:
+                x = tuple(float(p["x"]) if place is None else place[p["x"]] for p in mine)
+                y = tuple(float(p["y"]) for p in mine)
+                theirs.append(Series(f"{label}, published", color, x, y, (None,) * len(x), 0, True))
+        bare = [label for (_, label), of_block in of_blocks.items() if of_block is None]
+        empty.append([f"{label} ({title})" if title else label for label in bare])
+        panels.append(Panel(title, (*ours, *theirs)))
+    return panels, empty
 
 
 def notes_of(
     spec: FigureSpec,
     panels: Sequence[Panel],
-    empty: Sequence[str],
+    empty: Sequence[Sequence[str]],
     spread: str,
     behind: Behind,
     measure: Measure | None = None,
@@ -220,31 +293,100 @@ def notes_of(
     """Return the lines below a figure.
 
     Args:
-        empty: series and panels without a finished run.
+        empty: of each panel the series without a finished run; of one without any, its title is named.
         spread: what shows the standard deviation.
         measure: of what is drawn, if it is not over training.
     """
-    sizes = {series.n for panel in panels for series in panel.series if series.n > 1}
     lines = []
-    if sizes:
-        lines.append(
-            f"Mean over {' or '.join(map(str, sorted(sizes)))} seeds; {spread}: ± one sample standard deviation."
-        )
-    if empty:
-        lines.append(f"No finished run yet: {', '.join(empty)}.")
+    if sizes := sorted({series.n for panel in panels for series in panel.series if series.n > 1}):
+        lines.append(f"Mean over {' or '.join(map(str, sizes))} seeds; {spread}: ± one sample standard deviation.")
+    bare = [panel.title if all(one.is_published for one in panel.series) else "" for panel in panels]
+    if names := [
+        name for title, of_panel in zip(bare, empty, strict=True) for name in ([title] if title else of_panel)
+    ]:
+        lines.append(f"No finished run yet: {', '.join(names)}.")
+    cost = measure or Measure(spec.kind.cost(spec), "")
     named = defaultdict(list)
     for label, records in behind.items():
-        metrics = (record.metrics for record in records)
+        metrics = [record.metrics for record in records]
         for line in remarks(
             metrics, measure.metric if measure else "", of_cost=bool(measure and not measure.of_scores)
         ):
             named[line].append(label)
-    cost = measure or Measure(spec.kind.cost(spec), "")
     for line, labels in place_notes({label: places_of(records, cost) for label, records in behind.items()}).items():
         named[line] += labels
     lines += [f"{', '.join(labels)}: {line}." for line, labels in named.items()]
     return (*lines, *spec.footnotes)
 
 
-def is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+def points(spec: FigureSpec, records: Iterable[Record], lookup: Lookup, spread: str, by_number: bool = False) -> Figure:
+    """Build a line or bar figure: at every x the setting with that x that is best on dev, mean ± std over seeds.
+
+    Args:
+        spread: what shows the standard deviation, in words.
+        by_number: whether x is a number where it can be, and not a category.
+    """
+    assert spec.measure is not None
+    measure, labels, blocks = spec.measure, dict(spec.columns), {*dict(spec.series), *spec.over.values()}
+    order = [block for block, _ in spec.series]
+    mine = [record for record in records if record.block in blocks]
+    xs = values_of(spec.x, mine, spec, lookup, [point["x"] for point in spec.published])
+    numeric = by_number and spec.x != COLUMN and all(map(is_number, xs))
+    place = {x: float(x) if numeric else float(i) for i, x in enumerate(xs)}
+    behind: Behind = defaultdict(list)
+    refused: dict[str, list[str]] = defaultdict(list)
+
+    def drawn(here: list[Record], block: str, label: str) -> list[Series] | None:
+        shown = _selected(spec, [record for record in here if record.block == block], lookup, place)
+        behind[label] += [record for of_point in shown.values() for record in of_point[0]]
+        at = {x: (fmean(values), stdev(values) if len(values) > 1 else None) for x, (_, values) in shown.items()}
+        if block in spec.over:
+            above = _selected(spec, [record for record in here if record.block == spec.over[block]], lookup, place)
+            behind[label] += [record for of_point in above.values() for record in of_point[0]]
+            ratios: dict[float, tuple[float, float | None]] = {}
+            for x, (own, _) in shown.items():
+                over, values = above.get(x, ((), []))
+                if why := apart(places_of((*own, *over), measure)):
+                    refused[why].append(label)
+                elif values and at[x][0] > 0:
+                    ratios[x] = fmean(values) / at[x][0], None
+            at = ratios
+        if not at:
+            return [] if any(label in of_line for of_line in refused.values()) else None
+        y, std = zip(*at.values(), strict=True)
+        n = 0 if block in spec.over else max(len(values) for _, values in shown.values())
+        return [Series(label, order.index(block), tuple(at), y, std, n)]
+
+    panels, empty = panels_of(spec, mine, lookup, drawn, place)
+    positive = [x for x in place.values() if x > 0]
+    shown_panels, same_scale = split(panels)
+    return Figure(
+        spec.name,
+        spec.title,
+        spec.kind,
+        spec.x_label or ("" if spec.x == COLUMN else spec.x.rpartition(".")[2]),
+        spec.y_label or measured(measure, spec),
+        shown_panels,
+        () if numeric else tuple(labels.get(x, str(x)) if spec.x == COLUMN else str(x) for x in xs),
+        numeric and len(positive) == len(xs) > 2 and max(positive) >= 8 * min(positive),
+        (
+            *(f"{', '.join(dict.fromkeys(labels))}: no ratio, {why}." for why, labels in refused.items()),
+            *notes_of(spec, panels, empty, spread, behind, measure),
+        ),
+        same_scale,
+    )
+
+
+def _selected(
+    spec: FigureSpec, records: list[Record], lookup: Lookup, place: Mapping[Any, float]
+) -> Mapping[float, tuple[Sequence[Record], list[float]]]:
+    """Return x -> the records of the setting that is selected there, and their values, where all are finite."""
+    assert spec.measure is not None
+    shown = {}
+    for value, at in place.items():
+        best = select(settings([r for r in records if value_of(r, spec.x, lookup) == value]), spec.rule)
+        chosen = best.records if best else ()
+        values = [spec.measures.get(r.column, spec.measure).value(r.metrics) for r in chosen]
+        if values and all(map(math.isfinite, values)):
+            shown[at] = chosen, values
+    return shown

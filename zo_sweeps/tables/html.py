@@ -1,8 +1,7 @@
 """A table as HTML: a fragment, and self-contained pages that name no address.
 
 The templates are the *.html.j2 files of this folder; they escape everything except other templates' output, and show
-hidden characters. A page
-declares a Content-Security-Policy: nothing is loaded, and only scripts and styles that are written into it take effect.
+hidden characters. A page's Content-Security-Policy loads nothing, and runs only what is written into it.
 """
 
 from __future__ import annotations
@@ -15,19 +14,11 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zo_sweeps.core.visible import visible
+from zo_sweeps.core.units import visible
 from zo_sweeps.tables.cells import CellState, Table
+from zo_sweeps.tables.page import readable
 from zo_sweeps.tables.stats import CONFIDENCE, Examples, differences
-from zo_sweeps.tables.table_units import readable
-from zo_sweeps.tables.text_cells import (
-    SELECTED,
-    Grid,
-    footnotes,
-    heading,
-    main_grid,
-    selected_grid,
-    signed,
-)
+from zo_sweeps.tables.text_cells import SELECTED, Grid, footnotes, heading, main_grid, selected_grid, signed
 from zo_sweeps.tables.text_cells import notes as notes_of
 
 if TYPE_CHECKING:
@@ -40,20 +31,14 @@ _INLINE = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
 
 
 def render(template: str, folder: Path | None = None, **values: Any) -> str:
-    """Return a template with its values filled in.
-
-    Args:
-        template: name of a file in this folder, or in `folder`, whose templates may include this folder's.
-        values: by the names that the template uses. Texts are escaped, unless the template marks them `safe`.
-    """
+    """Return a template of this folder, or of `folder`, with its values filled in: escaped, unless marked `safe`."""
     return _environment(folder).get_template(template).render(values).strip() + "\n"
 
 
 def document(template: str, folder: Path | None = None, *, files: bool = False, **values: Any) -> str:
     """Return a whole page from a template that extends page.html.j2, with the policy that allows just its own parts.
 
-    Args:
-        files: whether it also loads scripts and styles from files beside it, and nothing else.
+    With `files`, it may also load scripts and styles from files beside it.
     """
     style = STYLE.read_text(encoding="utf-8").strip()
     text = render(template, folder, POLICY=_POLICY, style=style, **values)

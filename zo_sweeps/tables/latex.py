@@ -4,19 +4,10 @@ from __future__ import annotations
 
 from itertools import zip_longest
 
-from zo_sweeps.core.visible import visible
+from zo_sweeps.core.units import visible
 from zo_sweeps.tables.cells import Table
-from zo_sweeps.tables.table_units import readable
-from zo_sweeps.tables.text_cells import (
-    SELECTED,
-    Grid,
-    Text,
-    footnotes,
-    heading,
-    main_grid,
-    notes,
-    selected_grid,
-)
+from zo_sweeps.tables.page import readable
+from zo_sweeps.tables.text_cells import SELECTED, Grid, Text, footnotes, heading, main_grid, notes, selected_grid
 
 PACKAGES = r"% in the preamble: \usepackage{booktabs,graphicx}"
 _ESCAPES = {

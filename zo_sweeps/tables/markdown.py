@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zo_sweeps.core.visible import visible
+from zo_sweeps.core.units import visible
 from zo_sweeps.tables.cells import Table
-from zo_sweeps.tables.page import together
-from zo_sweeps.tables.table_units import readable
+from zo_sweeps.tables.page import readable, together
 from zo_sweeps.tables.text_cells import SELECTED, Grid, Text, footnotes, heading, main_grid, notes, selected_grid
 
 

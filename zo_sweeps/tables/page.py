@@ -1,12 +1,15 @@
-"""Several tables of one sweep on one page: what they share is said once, below the last of them."""
+"""Tables as they are shown: in units that people read, and several of a sweep on a page, where what they share is said
+once, below the last of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from zo_sweeps.tables.cells import Table
-from zo_sweeps.tables.table_units import readable
+from zo_sweeps.core.units import scale_of, unit_for
+from zo_sweeps.tables.cells import Table, TableCell
+from zo_sweeps.tables.records import Measure
 from zo_sweeps.tables.text_cells import (
     SELECTED,
     Grid,
@@ -41,7 +44,7 @@ class Page:
 
 def together(tables: Sequence[Table]) -> Page:
     """Return the page of a grid's tables, in units that people read (see `readable`)."""
-    numbered, of_all = _without_common(_numbered([readable(table) for table in tables]))
+    numbered, of_all = _numbered([readable(table) for table in tables])
     common = _common([table.spec.title for table in numbered])
     names = [_capital(table.spec.title[len(common) :]) for table in numbered]
     headings = [
@@ -80,40 +83,31 @@ def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _numbered(tables: Sequence[Table]) -> list[Table]:
-    """Return the tables with one list of footnotes for all, and marks that point into it."""
-    every = tuple(dict.fromkeys(note for table in tables for note in table.footnotes))
+def _numbered(tables: Sequence[Table]) -> tuple[list[Table], list[str]]:
+    """Return the tables with one list of footnotes, without those that every value of them has, and these notes."""
+    every = dict.fromkeys(note for table in tables for note in table.footnotes)
+    valued = [
+        {table.footnotes[mark] for mark in cell.marks}
+        for table in tables
+        for cell in table.cells.values()
+        if cell.mean is not None
+    ]
+    common = set.intersection(*valued) if len(valued) > 1 else set[str]()
+    kept = [note for note in every if note not in common]
 
-    def moved(table: Table) -> Callable[[Iterable[int]], tuple[int, ...]]:
-        return lambda marks: tuple(every.index(table.footnotes[mark]) for mark in marks)
+    def numbered(table: Table) -> Table:
+        def moved(marks: Iterable[int]) -> tuple[int, ...]:
+            return tuple(kept.index(note) for mark in marks if (note := table.footnotes[mark]) not in common)
 
-    return [_marked(table, moved(table), every) for table in tables]
+        return replace(
+            table,
+            cells={key: replace(cell, marks=moved(cell.marks)) for key, cell in table.cells.items()},
+            row_marks={key: moved(marks) for key, marks in table.row_marks.items()},
+            column_marks={key: moved(marks) for key, marks in table.column_marks.items()},
+            footnotes=tuple(kept),
+        )
 
-
-def _without_common(tables: Sequence[Table]) -> tuple[list[Table], list[str]]:
-    """Return the tables without the footnotes that every value of them has, and these notes."""
-    values = [cell for table in tables for cell in table.cells.values() if cell.mean is not None]
-    common = set.intersection(*(set(cell.marks) for cell in values)) if len(values) > 1 else set()
-    if not common:
-        return list(tables), []
-    every = tables[0].footnotes
-    kept = [note for mark, note in enumerate(every) if mark not in common]
-
-    def moved(marks: Iterable[int]) -> tuple[int, ...]:
-        return tuple(kept.index(every[mark]) for mark in marks if mark not in common)
-
-    return [_marked(table, moved, tuple(kept)) for table in tables], [every[mark] for mark in sorted(common)]
-
-
-def _marked(table: Table, moved: Callable[[Iterable[int]], tuple[int, ...]], footnotes: tuple[str, ...]) -> Table:
-    """Return the table with other footnotes, and its marks as `moved` says."""
-    return replace(
-        table,
-        cells={key: replace(cell, marks=moved(cell.marks)) for key, cell in table.cells.items()},
-        row_marks={key: moved(marks) for key, marks in table.row_marks.items()},
-        column_marks={key: moved(marks) for key, marks in table.column_marks.items()},
-        footnotes=footnotes,
-    )
+    return [numbered(table) for table in tables], [note for note in every if note in common]
 
 
 def _selected(grids: Iterable[tuple[str, Grid | None]]) -> list[tuple[str, Grid]]:
@@ -145,3 +139,73 @@ def _grid(cells: _Cells) -> Grid:
     rows, columns = (list(dict.fromkeys(place[i] for place in cells)) for i in (0, 1))
     lines = tuple((Text(row), *(cells.get((row, column), Text("–")) for column in columns)) for row in rows)
     return Grid((Text(""), *map(Text, columns)), lines)
+
+
+def readable(table: Table) -> Table:
+    """Return the table with bytes, times and energies in the unit that fits its largest value; one unit per table.
+
+    A unit in which published numbers are shown stays, and so does one whose largest value is from 1 to 1000.
+    """
+    spec = table.spec
+    keys = [key for key, _ in table.columns]
+    cells = {key: [table.cells[block, key] for block, _ in table.rows] for key in keys}
+    units = {key: _alike(spec.of(key)) for key in keys}
+    found: dict[Measure, Measure] = {}
+    for unit in dict.fromkeys(units.values()):
+        own = [key for key in keys if units[key] == unit]
+        shown = [cell for key in own for cell in cells[key] if cell.digits is None]
+        if any(cell.published is not None for cell in shown):
+            continue
+        largest = max((abs(cell.mean) for cell in shown if cell.mean is not None), default=0.0)
+        for measure in {spec.of(key) for key in own}:
+            if not measure.ratio:
+                found[measure] = _in_unit(measure, largest)
+    found = {measure: _with_beside(fitting, cells.values()) for measure, fitting in found.items()}
+    if all(before == after for before, after in found.items()):
+        return table
+    measures = {key: found.get(measure, measure) for key, measure in spec.measures.items()}
+    return replace(
+        table,
+        spec=replace(spec, measure=found.get(spec.measure, spec.measure), measures=measures),
+        cells={
+            (block, key): _converted(cell, spec.of(key), found.get(spec.of(key), spec.of(key)))
+            for (block, key), cell in table.cells.items()
+        },
+    )
+
+
+def _alike(measure: Measure) -> str:
+    return f"{measure.unit} {measure.unit_size}"
+
+
+def _in_unit(measure: Measure, largest: float) -> Measure:
+    """Return the measure in the unit that fits a value, given in the unit that it has."""
+    known = scale_of(measure.unit)
+    if known is None or not largest or 1 <= largest < 1000:
+        return measure
+    scale, size = known
+    new, name = unit_for(largest * size, scale)
+    if new == size:
+        return measure
+    per = measure.unit.partition("/")
+    unit_size, digits = measure.unit_size * new / size, 1 if largest * size / new >= 10 else 2
+    return replace(measure, unit="".join((name, *per[1:])), unit_size=unit_size, digits=digits)
+
+
+def _with_beside(measure: Measure, columns: Iterable[list[TableCell]]) -> Measure:
+    if measure.beside is None:
+        return measure
+    values = (abs(cell.beside) for cells in columns for cell in cells if cell.beside is not None)
+    return replace(measure, beside=_in_unit(measure.beside, max(values, default=0.0)))
+
+
+def _converted(cell: TableCell, before: Measure, after: Measure) -> TableCell:
+    if before == after or cell.digits is not None:
+        return cell
+    factor = before.unit_size / after.unit_size
+    beside = cell.beside
+    if beside is not None and before.beside and after.beside:
+        beside *= before.beside.unit_size / after.beside.unit_size
+    values: Mapping[int, float] = {seed: value * factor for seed, value in cell.values.items()}
+    mean, std = (None if number is None else number * factor for number in (cell.mean, cell.std))
+    return replace(cell, mean=mean, std=std, beside=beside, values=values)

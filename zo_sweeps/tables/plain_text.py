@@ -6,11 +6,10 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 
-from zo_sweeps.core.visible import visible
+from zo_sweeps.core.units import visible
 from zo_sweeps.tables.cells import Table
-from zo_sweeps.tables.page import together
+from zo_sweeps.tables.page import readable, together
 from zo_sweeps.tables.published import Published
-from zo_sweeps.tables.table_units import readable
 from zo_sweeps.tables.text_cells import SELECTED, Grid, Text, footnotes, heading, main_grid, notes, selected_grid
 
 GAP = "  "

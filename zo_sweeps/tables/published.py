@@ -4,12 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from zo_sweeps.core.errors import UserError, unknown
-from zo_sweeps.tables.paper_files import read
+from zo_sweeps.core.files import conf_dir, reading
 from zo_sweeps.tables.records import Flag
+
+
+def names(group: str, folders: Sequence[Path] | None = None) -> list[str]:
+    """Return the names of the files in conf/<group>, without .yaml, in ascending order."""
+    return sorted({path.stem for folder in folders or [conf_dir()] for path in (folder / group).glob("*.yaml")})
+
+
+def read(group: str, name: str, folders: Sequence[Path] | None = None) -> dict[str, Any]:
+    """Return the mapping in conf/<group>/<name>.yaml, from the first folder that has it. Cached: do not modify it."""
+    for folder in folders or [conf_dir()]:
+        path = folder / group / f"{name}.yaml"
+        if path.is_file():
+            return _parse(path, path.stat().st_mtime_ns)
+    raise unknown(group, name, names(group, folders), where=f"conf/{group}")
+
+
+@lru_cache(maxsize=32)
+def _parse(path: Path, _changed: int) -> dict[str, Any]:
+    import yaml
+
+    try:
+        with reading():
+            data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: not UTF-8
+        raise UserError("not valid YAML: " + " ".join(str(error).split()), where=str(path)) from None
+    if not isinstance(data, dict):
+        raise UserError("a mapping is expected", where=str(path))
+    return data
+
 
 NUMERIC_KINDS = ("accuracy", "runtime", "memory", "flops")
 KINDS = (*NUMERIC_KINDS, "hyperparameters", "hardware")
@@ -84,10 +114,8 @@ def load(reference: str, folders: Sequence[Path] | None = None) -> Published:
     data = read("paper", paper, folders)
     if table not in data["tables"]:
         raise unknown("published table", reference, [f"{paper}/{name}" for name in data["tables"]], where=where)
-    return _published(reference, data["paper"], data["tables"][table], f"{where}, {table}")
-
-
-def _published(reference: str, paper: Mapping[str, Any], data: Mapping[str, Any], where: str) -> Published:
+    source, where = data["paper"], f"{where}, {table}"
+    data = data["tables"][table]
     if data["kind"] not in KINDS:
         raise unknown("kind of table", data["kind"], KINDS, where=where)
     columns = tuple(data["columns"])
@@ -109,21 +137,21 @@ def _published(reference: str, paper: Mapping[str, Any], data: Mapping[str, Any]
             if column not in columns:
                 raise unknown("column", column, columns, where=where)
     return Published(
-        reference=reference,
-        paper=f"{paper['name']} ({paper['id']})",
-        caption=data["caption"],
-        kind=data["kind"],
-        metric=data["metric"],
-        unit=data["unit"],
-        columns=columns,
-        rows=rows,
-        footnotes=tuple(data.get("footnotes", ())),
-        std=std,
-        std_kind=std_kind,
-        std_note=data.get("std_note", ""),
-        conditions=data.get("conditions", {}),
-        flags=flags,
-        units=units,
+        reference,
+        f"{source['name']} ({source['id']})",
+        data["caption"],
+        data["kind"],
+        data["metric"],
+        data["unit"],
+        columns,
+        rows,
+        tuple(data.get("footnotes", ())),
+        std,
+        std_kind,
+        data.get("std_note", ""),
+        data.get("conditions", {}),
+        flags,
+        units,
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.core.place import FACTS, Place
-from zo_sweeps.core.trial import COSTS, SPEEDS, TrialState
+from zo_sweeps.core.trial import TrialState
 
 NOT_RUN = "NOT_RUN"  # planned, never started
 MISSING = "MISSING"  # cannot run here: its data or model is missing; `Record.note` names it
@@ -108,16 +108,6 @@ class Measure:
         """Whether it shows what the trial learned, and not its time, memory or operations."""
         return self.metric.startswith(LEARNED)
 
-    @property
-    def of_place(self) -> bool:
-        """Whether it is a time, a memory or an energy, which depends on where it was measured."""
-        return self.metric.startswith(COSTS)
-
-    @property
-    def of_load(self) -> bool:
-        """Whether other work of the machine changes it: a time or an energy."""
-        return self.metric.startswith(SPEEDS)
-
     def value(self, metrics: Mapping[str, float]) -> float:
         """Return (metrics[metric] - metrics[minus]) / unit_size; NaN if one of the two is missing."""
         subtrahend = metrics.get(self.minus, math.nan) if self.minus else 0.0
@@ -141,9 +131,7 @@ def described(
 ) -> str:
     """Return the text in brackets after a title: "%", or "%; Pearson correlation: STS-B" if the columns differ.
 
-    Args:
-        measure: of the columns that `measures` does not name. A name that is part of the title is not repeated.
-        columns: (key, label).
+    `measure` is that of the columns that `measures` does not name. A name that the title contains is not repeated.
     """
     parts: dict[str, list[str]] = {}
     for key, label in columns:

@@ -27,10 +27,6 @@ class HyperparameterSetting:
     records: tuple[Record, ...]
 
     @property
-    def is_finished(self) -> bool:
-        return all(record.is_result for record in self.records)
-
-    @property
     def has_succeeded(self) -> bool:
         return all(record.state == TrialState.SUCCEEDED.value for record in self.records)
 
@@ -63,7 +59,7 @@ def settings(records: Iterable[Record]) -> list[HyperparameterSetting]:
 
 def _sortable(record: Record) -> list[tuple[str, bool, float, str]]:
     items = sorted(record.hyperparameters.items())
-    return [(k, not _is_number(v), float(v) if _is_number(v) else 0.0, str(v)) for k, v in items]
+    return [(k, not is_number(v), float(v) if is_number(v) else 0.0, str(v)) for k, v in items]
 
 
 def select(candidates: list[HyperparameterSetting], rule: Rule) -> HyperparameterSetting | None:
@@ -103,7 +99,7 @@ def edges(selected: HyperparameterSetting, candidates: list[HyperparameterSettin
     ends: dict[str, str] = {}
     for axis, value in selected.hyperparameters.items():
         values: list[Any] = [setting.hyperparameters.get(axis) for setting in candidates]
-        if not all(_is_number(item) for item in values) or len(set(values)) < 2:
+        if not all(is_number(item) for item in values) or len(set(values)) < 2:
             continue
         if value == min(values):
             ends[axis] = "smallest"
@@ -112,5 +108,5 @@ def edges(selected: HyperparameterSetting, candidates: list[HyperparameterSettin
     return ends
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)

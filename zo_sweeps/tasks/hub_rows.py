@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.core.files import cache_folder
+from zo_sweeps.core.files import cache_folder, read_objects
 from zo_sweeps.core.fingerprint import fingerprint
-from zo_sweeps.core.jsonl import read_objects
 from zo_sweeps.methods.task import Hub
 
 _TIMEOUT = 3.0  # seconds

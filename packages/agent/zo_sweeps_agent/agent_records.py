@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.core.jsonl import read_objects
+from zo_sweeps.core.files import read_objects
 
 FILE = "agents.jsonl"
 FIELDS = ("name", "key", "serial", "device", "state")

@@ -24,9 +24,8 @@ from typing import TYPE_CHECKING, Any
 
 import zo_sweeps_edge
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.core.fingerprint import fingerprint
+from zo_sweeps.core.fingerprint import file_digests, fingerprint
 from zo_sweeps.core.light_client import LOG, log_of, text_of
-from zo_sweeps.core.source import file_digests
 from zo_sweeps.devices.probe import EDGE
 from zo_sweeps.methods import registry
 from zo_sweeps.methods.code import common_files

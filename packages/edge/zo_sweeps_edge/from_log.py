@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.core.files import cache_folder
-from zo_sweeps.core.jsonl import parse_object, read_lines, read_objects
+from zo_sweeps.core.files import cache_folder, parse_object, read_lines, read_objects
 from zo_sweeps.core.light_client import Away, Line, log_of, scoring
 from zo_sweeps.core.memory_parts import MEMORY
 from zo_sweeps.core.trial import Sharing

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from zo_sweeps.core.cached import Cached
+from zo_sweeps.core.files import Cached
 from zo_sweeps.core.fingerprint import fingerprint
 from zo_sweeps.core.memory_parts import MEMORY
 from zo_sweeps.engine.step import Method

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.core.jsonl import parse_object
+from zo_sweeps.core.files import parse_object
 from zo_sweeps.core.light_client import BUSY, DIVERGED, DONE, FAILED, LOG, NAME, WRONG_USAGE, Line
 from zo_sweeps_edge import bundle
 

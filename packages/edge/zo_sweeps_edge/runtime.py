@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zo_sweeps.core.cached import Cached
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.files import Cached
 from zo_sweeps.core.memory_parts import Part
 from zo_sweeps.engine.updates.sgd import SGD
 from zo_sweeps.methods.arch import Arch

@@ -11,9 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from zo_sweeps.core.cached import Cached
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.core.files import cache_folder, locked, new_folder
+from zo_sweeps.core.files import Cached, cache_folder, locked, new_folder
 from zo_sweeps.core.fingerprint import fingerprint
 from zo_sweeps.methods.definition import write
 from zo_sweeps.methods.evaluation import Mode

@@ -11,7 +11,7 @@ from typing import TextIO
 from rich.console import Console
 
 from zo_sweeps.cli.lines import INDENT, wrapped
-from zo_sweeps.core.visible import visible
+from zo_sweeps.core.units import visible
 
 UNLIMITED = 100_000  # columns of a file or a pipe
 GAP = "  "

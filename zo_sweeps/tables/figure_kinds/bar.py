@@ -6,9 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from zo_sweeps.tables.figure_kind import FigureKind, Runs
-from zo_sweeps.tables.figure_kinds._points import points
-from zo_sweeps.tables.figures import Figure, FigureSpec, Lookup, Panel
+from zo_sweeps.tables.figures import Figure, FigureKind, FigureSpec, Lookup, Panel, Runs, points
 from zo_sweeps.tables.records import Record
 
 if TYPE_CHECKING:

@@ -10,22 +10,20 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, ClassVar
 
 from zo_sweeps.core.errors import unknown
-from zo_sweeps.tables.figure_kind import FigureKind, Runs
 from zo_sweeps.tables.figures import (
     Behind,
     Figure,
+    FigureKind,
     FigureSpec,
     Lookup,
     Panel,
+    Runs,
     Series,
     both_labels,
     measured,
     notes_of,
-    order_of,
     panels_of,
-    published_series,
     split,
-    value_of,
 )
 from zo_sweeps.tables.records import Record
 from zo_sweeps.tables.select import select, settings
@@ -64,36 +62,36 @@ class Curve(FigureKind):
         return CURVE_COST.get(spec.x, "")
 
     def build(self, spec: FigureSpec, records: Iterable[Record], lookup: Lookup, runs: Runs) -> Figure:
-        order, mine = order_of(spec), [record for record in records if record.block in dict(spec.series)]
+        order = [block for block, _ in spec.series]
+        mine = [record for record in records if record.block in order]
         label, unit_size = CURVES.get(spec.ys[0][0], ("Share of the squared gradient", 1.0))
         if spec.measure is not None:
             label, unit_size = measured(spec.measure, spec), spec.measure.unit_size
-        panels, empty, windows = [], [], set()
+        windows: set[int] = set()
         behind: Behind = defaultdict(list)
-        for key, title in panels_of(spec, mine, lookup):
-            here = [record for record in mine if not spec.panels or value_of(record, spec.panels, lookup) == key]
-            drawn = []
-            for block, name in spec.series:
-                selected = select(settings([record for record in here if record.block == block]), spec.rule)
-                behind[name] += selected.records if selected else ()
-                trails = [runs.trail(record.trial_id) for record in selected.records] if selected else []
-                for curve, of_curve in spec.ys:
-                    found = [run.get(curve, ()) for run in trails]
-                    if curve == "train/loss" and found and all(found):
-                        window = max(1, math.ceil(min(map(len, found)) / WINDOWS))
-                        windows.add(window)
-                        found = [windowed(run, window) for run in found]
-                    own = spec.measures.get(selected.records[0].column) if selected else None
-                    x, y, std = _mean_run(found, spec.x == "seconds", own.unit_size if own else unit_size)
-                    if x:
-                        color, style = _place(spec, curve) if of_curve else (order[block], 0)
-                        whole = both_labels(spec, name, of_curve)
-                        drawn.append(Series(whole, color, x, y, std, len(found), style=style))
-                if selected is None and any(record.block == block for record in here):
-                    empty.append(f"{name} ({title})" if title else name)
-            if title and not drawn:
-                empty = [*(name for name in empty if not name.endswith(f"({title})")), title]
-            panels.append(Panel(title, (*drawn, *published_series(spec, key, None, order))))
+
+        def drawn(here: list[Record], block: str, name: str) -> list[Series] | None:
+            own = [record for record in here if record.block == block]
+            selected = select(settings(own), spec.rule)
+            if selected is None:
+                return None if own else []
+            behind[name] += selected.records
+            trails = [runs.trail(record.trial_id) for record in selected.records]
+            measure = spec.measures.get(selected.records[0].column)
+            series = []
+            for curve, of_curve in spec.ys:
+                found = [run.get(curve, ()) for run in trails]
+                if curve == "train/loss" and found and all(found):
+                    window = max(1, math.ceil(min(map(len, found)) / WINDOWS))
+                    windows.add(window)
+                    found = [windowed(run, window) for run in found]
+                x, y, std = _mean_run(found, spec.x == "seconds", measure.unit_size if measure else unit_size)
+                if x:
+                    color, style = _place(spec, curve) if of_curve else (order.index(block), 0)
+                    series.append(Series(both_labels(spec, name, of_curve), color, x, y, std, len(found), style=style))
+            return series
+
+        panels, empty = panels_of(spec, mine, lookup, drawn)
         notes = notes_of(spec, panels, empty, "bands", behind)
         if max(windows, default=1) > 1:
             sizes = " or ".join(map(str, sorted(windows)))

@@ -6,10 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from zo_sweeps.tables.cells import Table, TableCell
-from zo_sweeps.tables.cost_notes import place_notes, together
-from zo_sweeps.tables.figure_kind import FigureKind
-from zo_sweeps.tables.figures import Figure, Panel, Series, axis_label
+from zo_sweeps.tables.cells import Table, TableCell, place_notes, together
+from zo_sweeps.tables.figures import Figure, FigureKind, Panel, Series, axis_label
 from zo_sweeps.tables.records import described
 
 if TYPE_CHECKING:

@@ -25,10 +25,9 @@ from typing import Any
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import ClientLine, End, only
-from zo_sweeps.core.files import locked, replace_text
-from zo_sweeps.core.jsonl import read_objects
+from zo_sweeps.core.files import locked, read_objects, replace_text
+from zo_sweeps.core.host import die_with_parent
 from zo_sweeps.core.light_client import BUSY, DIVERGED, DONE, LOG, NAME, Line, scoring, text_of
-from zo_sweeps.core.process import die_with_parent
 from zo_sweeps.core.trial import Outcome, TrialState
 from zo_sweeps.devices.readings import Host, l4t
 from zo_sweeps.record.journal import Journal
