@@ -16,7 +16,7 @@ from zo_sweeps.tables.csv import to_csv
 from zo_sweeps.tables.figure_kinds.line import Line
 from zo_sweeps.tables.figure_kinds.rows import row_figure
 from zo_sweeps.tables.figures import FigureSpec, points
-from zo_sweeps.tables.markdown import to_markdown
+from zo_sweeps.tables.plain_text import to_markdown
 
 from .examples import MACHINE, VERSIONS, Q, measure, record, spec
 

@@ -115,19 +115,15 @@ REMARKS = (
         "{} rows exceed train.max_length, or the model's positions, and have lost part of their text",
         above=0,
     ),
-    Remark(
-        "device/throttled_by_heat",
-        "measured while the device was throttled because of its heat",
-        above=0,
-        of_cost=True,
-        only=SPEEDS,
-    ),
-    Remark(
-        "device/throttled_by_power",
-        "measured while the device was throttled to stay within its power",
-        above=0,
-        of_cost=True,
-        only=SPEEDS,
+    *(
+        Remark(
+            f"device/throttled_by_{by}",
+            f"measured while the device was throttled {why}",
+            above=0,
+            of_cost=True,
+            only=SPEEDS,
+        )
+        for by, why in (("heat", "because of its heat"), ("power", "to stay within its power"))
     ),
     Remark(
         "energy/own_share",

@@ -9,6 +9,7 @@ from typing import Any
 from zo_sweeps.core.fingerprint import canonical_json
 from zo_sweeps.core.trial import Outcome, TrialState
 from zo_sweeps.plan.build import Cell, Plan
+from zo_sweeps.tables.select import is_number
 
 Settings = Mapping[str, Sequence[Cell]]  # setting, as text -> its cells, one per seed, in grid order
 
@@ -87,13 +88,11 @@ def middle(settings: Mapping[str, Mapping[str, Any]]) -> str:
             seen = axes.setdefault(axis, [])
             if value not in seen:
                 seen.append(value)
-    centres = {}
+    centres = dict.fromkeys(axes, 0)
     for axis, seen in axes.items():
-        if all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in seen):
+        if all(map(is_number, seen)):
             seen.sort()
             centres[axis] = (len(seen) - 1) // 2
-        else:
-            centres[axis] = 0
 
     def distance(setting: str) -> int:
         return sum(abs(axes[axis].index(value) - centres[axis]) for axis, value in settings[setting].items())

@@ -5,8 +5,7 @@ from zo_sweeps.tables.cells import CellState, Table, TableCell
 from zo_sweeps.tables.csv import to_csv
 from zo_sweeps.tables.html import to_html
 from zo_sweeps.tables.latex import to_latex
-from zo_sweeps.tables.markdown import to_markdown
-from zo_sweeps.tables.plain_text import to_text
+from zo_sweeps.tables.plain_text import to_markdown, to_text
 from zo_sweeps.tables.records import Flag, Measure, Record, Rule, TableSpec
 
 __all__ = [

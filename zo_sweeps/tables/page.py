@@ -15,7 +15,9 @@ from zo_sweeps.tables.text_cells import (
     Grid,
     Text,
     footnotes,
+    heading,
     legend,
+    notes,
     own_notes,
     selected_grid,
     title_and_unit,
@@ -40,6 +42,16 @@ class Page:
     footnotes: tuple[Text, ...]
     notes: tuple[str, ...]
     selected: tuple[tuple[str, Grid], ...]
+
+
+def printed(tables: Sequence[Table]) -> Page:
+    """Return the page of a grid's tables; a single one has its whole heading, and notes in its own order."""
+    if len(tables) != 1:
+        return together(tables)
+    table = readable(tables[0])
+    selected = selected_grid(table)
+    shown, below = ((heading(table), table),), (tuple(footnotes(table)), tuple(notes(table)))
+    return Page("", shown, *below, ((SELECTED, selected),) if selected else ())
 
 
 def together(tables: Sequence[Table]) -> Page:

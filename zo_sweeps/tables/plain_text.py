@@ -1,4 +1,4 @@
-"""A table as plain text for a terminal of a given width."""
+"""A table as plain text for a terminal of a given width, and as GitHub-flavoured Markdown, aligned as text too."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from itertools import zip_longest
 
 from zo_sweeps.core.units import visible
 from zo_sweeps.tables.cells import Table
-from zo_sweeps.tables.page import readable, together
+from zo_sweeps.tables.page import printed
 from zo_sweeps.tables.published import Published
-from zo_sweeps.tables.text_cells import SELECTED, Grid, Text, footnotes, heading, main_grid, notes, selected_grid
+from zo_sweeps.tables.text_cells import Grid, Text, main_grid
 
 GAP = "  "
 IN_CORNER = 36  # the longest heading that is printed in the empty cell above the rows
@@ -23,28 +23,19 @@ def to_text(*tables: Table, width: int = 100) -> str:
     The first layout that fits: published numbers in brackets; below ours; the same, transposed. If none fits, the
     columns are split into groups, one below the other. What several tables share is printed once, below the last.
     """
-    if len(tables) == 1:
-        table = readable(tables[0])
-        parts = [_wrap(heading(table), width), _fit(main_grid(table), width)]
-        parts += _below(footnotes(table), notes(table), width)
-        selected = selected_grid(table)
-        return "\n\n".join([*parts, *([_selected(SELECTED, selected, width)] if selected else [])]) + "\n"
-    page = together(tables)
+    page = printed(tables)
     parts = [_wrap(page.title, width)] if page.title else []
     for title, table in page.tables:
         grid = main_grid(table)
-        if len(title) <= IN_CORNER:
+        if len(tables) == 1:
+            parts += [_wrap(title, width), _fit(grid, width)]
+        elif len(title) <= IN_CORNER:
             parts.append(_fit(Grid((Text(title), *grid.header[1:]), grid.rows), width))
         else:
             parts.append(f"{_wrap(title, width)}\n{_fit(grid, width)}")
-    parts += _below(page.footnotes, page.notes, width)
+    if below := [*(f"[{note.marks[0]}] {note.text}" for note in page.footnotes), *page.notes]:
+        parts.append("\n".join(_wrap(line, width) for line in below))
     return "\n\n".join([*parts, *(_selected(title, grid, width) for title, grid in page.selected)]) + "\n"
-
-
-def _below(marked: Sequence[Text], lines: Sequence[str], width: int) -> list[str]:
-    """Return the lines below a table as one part; no part without lines."""
-    every = [*(f"[{note.marks[0]}] {note.text}" for note in marked), *lines]
-    return ["\n".join(_wrap(line, width) for line in every)] if every else []
 
 
 def _selected(title: str, grid: Grid, width: int) -> str:
@@ -132,3 +123,40 @@ def _aligned(cells: list[Cells]) -> str:
 def _wrap(text: str, width: int) -> str:
     text = visible(text)
     return textwrap.fill(text, max(20, width), subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+
+
+def to_markdown(*tables: Table) -> str:
+    """Render tables as GitHub-flavoured Markdown; what several of them share is printed once, below the last."""
+    page = printed(tables)
+    parts = [f"**{_escape(page.title)}**" if page.title else ""]
+    for title, table in page.tables:
+        parts += [f"**{_escape(title)}**", _markdown_grid(main_grid(table))]
+    below = [*(f"[{note.marks[0]}] {_escape(note.text)}" for note in page.footnotes), *map(_escape, page.notes)]
+    parts.append("\n".join(f"- {line}" for line in below))
+    for title, grid in page.selected:
+        parts += [f"**{_escape(title)}**", _markdown_grid(grid)]
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _markdown_grid(grid: Grid) -> str:
+    lines = [[_markdown_text(text) for text in line] for line in (grid.header, *grid.rows)]
+    widths = [max(3, *(len(line[i]) for line in lines)) for i in range(len(grid.header))]
+    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
+    return "\n".join(_markdown_line(line, widths) for line in (lines[0], rule, *lines[1:]))
+
+
+def _markdown_line(texts: list[str], widths: list[int]) -> str:
+    cells = [texts[0].ljust(widths[0]), *(text.rjust(width) for text, width in zip(texts[1:], widths[1:], strict=True))]
+    return f"| {' | '.join(cells)} |"
+
+
+def _markdown_text(text: Text) -> str:
+    below = f" ({_escape('; '.join(text.below))})" if text.below else ""
+    return _escape(text.text) + below + (f" [{','.join(text.marks)}]" if text.marks else "")
+
+
+def _escape(text: str) -> str:
+    text = visible(text)
+    for character in "\\|*<`":
+        text = text.replace(character, "\\" + character)
+    return " ".join(text.split())
