@@ -59,8 +59,8 @@ LIGHT = (
     "zo_sweeps.tables",
     "zo_sweeps.schedule.sweep",
     "zo_sweeps.cli.main",
-    "zo_sweeps.cli.show.plan",
-    "zo_sweeps.cli.show.status",
+    "zo_sweeps.cli.plan",
+    "zo_sweeps.cli.status",
 )
 HEAVY = {"torch", "ray", "mlflow", "transformers", "datasets", "bitsandbytes", "accelerate", "executorch", "torchao"}
 # Names of Ray that are not its public interface, as imports or as texts (import_module, `python -m`).

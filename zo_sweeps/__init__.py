@@ -73,7 +73,7 @@ def run(
     view = session.View()
     if not quiet:
         from zo_sweeps.cli.launch import Terminal
-        from zo_sweeps.cli.show.text import console
+        from zo_sweeps.cli.text import console
 
         view = Terminal(console())
     if session.run(planned, composer, command, view).summary.interrupted:

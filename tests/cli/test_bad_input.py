@@ -287,9 +287,9 @@ def test_a_plan_says_what_is_missing(place: Path, capsys: pytest.CaptureFixture[
 NAMES = ("rows", "é = a (b), [c] {d}: e", """it's "50" % @ \\ ;#?*""")
 
 
-@pytest.mark.parametrize(("way", "name"), [("hydra.searchpath", "rows"), *(("--config-dir", name) for name in NAMES)])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_users_own_grid_task_and_data(
-    way: str, name: str, place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    name: str, place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A grid and a task as YAML in a folder of the user's, and the rows as JSONL: nothing of the package is edited."""
     monkeypatch.setenv("HOME", str(place))
@@ -305,7 +305,7 @@ def test_a_users_own_grid_task_and_data(
     for split in ("train", "validation", "test"):
         rows = [{"text": f"{split} {i}", "label": i % 2} for i in range(4)]
         (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    where = ["--config-dir", str(conf)] if way == "--config-dir" else [f"hydra.searchpath=['file://{conf}']"]
+    where = ["--config-dir", str(conf)]
     for folder in (place / name, Path("~") / name):
         status = main(["plan", "+grid=mine", f"data.dir={folder}", f"state_dir={folder}", *where])
         out, err = capsys.readouterr()

@@ -17,25 +17,22 @@ import pytest
 from rich.console import Console
 
 from tests.results.common import composed, fill
-from zo_sweeps.cli import browse
+from zo_sweeps.cli import machine
+from zo_sweeps.cli import status as watching
+from zo_sweeps.cli.browse import show_comparison, show_papers
 from zo_sweeps.cli.lines import wrapped
+from zo_sweeps.cli.machine import Stages
 from zo_sweeps.cli.main import commands as every_command
 from zo_sweeps.cli.main import main
-from zo_sweeps.cli.make import Stages
-from zo_sweeps.cli.show import host_checks
-from zo_sweeps.cli.show.compare import show_comparison
-from zo_sweeps.cli.show.papers import show_papers
-from zo_sweeps.cli.show.plan import show_plan
-from zo_sweeps.cli.show.status import show_status, show_trial
-from zo_sweeps.cli.show.text import UNLIMITED, console, grouped, listing, some
+from zo_sweeps.cli.plan import show_plan
+from zo_sweeps.cli.status import show_status, show_trial
+from zo_sweeps.cli.text import UNLIMITED, console, grouped, listing, some
 from zo_sweeps.core.document import key, keys, plain
 from zo_sweeps.core.units import BYTES, bytes_text, metric_text, seconds_text, unit_for
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.record.sweep_book import SweepBook, SweepInfo
 from zo_sweeps.results.compare import compare
-from zo_sweeps.results.facts.plan import PlanFacts, plan_facts
-from zo_sweeps.results.facts.status import status_facts
-from zo_sweeps.results.facts.trial import trial_facts
+from zo_sweeps.results.facts import PlanFacts, plan_facts, status_facts, trial_facts
 from zo_sweeps.results.item_progress import Deviation, ItemProgress
 from zo_sweeps.results.papers import ItemFacts, Obstacles, items
 from zo_sweeps.schedule.ledger import Ledger
@@ -322,7 +319,7 @@ def test_the_page_of_mlflow_says_at_once_what_is_waited_for(
 
     monkeypatch.setattr("zo_sweeps.record.server.start", lambda *_: Server())
     with pytest.raises(KeyboardInterrupt):
-        host_checks.ui(folder, None)
+        machine.ui([f"state_dir={folder}"])
     assert said == [f"waiting for the MLflow server of {folder}, which takes up to half a minute to start\n"]
 
 
@@ -332,11 +329,11 @@ def test_a_page_that_is_left_with_ctrl_c_gives_the_terminal_back(
     def ctrl_c(_: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(browse.time, "sleep", ctrl_c)
+    monkeypatch.setattr(watching.time, "sleep", ctrl_c)
     page = io.StringIO()
     terminal = Console(file=page, width=80, height=20, force_terminal=True, legacy_windows=False)
     with Ledger(folder / "state"), pytest.raises(KeyboardInterrupt):
-        browse.watch(plan, terminal, failed=False, trials=False)
+        watching.watch(plan, terminal, failed=False, trials=False)
     written = page.getvalue()
     assert "running (pid " in written
     assert "1 failure (" in written

@@ -10,12 +10,11 @@ import pytest
 from rich.console import Console
 
 from tests.plan.common import TINY, planned, write_grid
-from zo_sweeps.cli.show.plan import show_plan
-from zo_sweeps.cli.show.status import show_status
+from zo_sweeps.cli.plan import show_plan
+from zo_sweeps.cli.status import show_status
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import TrialState
-from zo_sweeps.results.facts.plan import plan_facts
-from zo_sweeps.results.facts.status import status_facts
+from zo_sweeps.results.facts import plan_facts, status_facts
 from zo_sweeps.schedule.ledger import Ledger
 from zo_sweeps.schedule.snapshot import LiveFile, Running, Snapshot, read_live
 from zo_sweeps.session import session

@@ -11,14 +11,14 @@ from rich.console import Console
 
 from tests.papers import common
 from tests.plan.common import changed, write_grid
-from zo_sweeps.cli.show.papers import show_papers
-from zo_sweeps.cli.show.plan import show_limits
+from zo_sweeps.cli.browse import show_papers
+from zo_sweeps.cli.plan import show_limits
 from zo_sweeps.config.composer import Composer, conf_dir
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.plan import availability
 from zo_sweeps.plan.build import build
 from zo_sweeps.results import tables as readout
-from zo_sweeps.results.facts.plan import plan_facts
+from zo_sweeps.results.facts import plan_facts
 from zo_sweeps.results.item_progress import standings
 from zo_sweeps.results.papers import Item, ItemFacts, Obstacles, items, named, obstacles
 from zo_sweeps.results.report import html

@@ -8,7 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from tests.plan.common import write_grid
-from zo_sweeps.config import files
+from zo_sweeps.config import composer, files
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
 
@@ -54,3 +54,16 @@ def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:
     (folder / "grid" / "one.yaml").write_text("blocks: {a: {label: A}, a: {label: B}}\n")
     with pytest.raises(UserError, match="found duplicate key a"):
         composed()
+
+
+def test_a_process_composes_only_what_it_has_not_composed(monkeypatch: pytest.MonkeyPatch) -> None:
+    composed, parts = [], []
+    compose = Composer._compose
+    monkeypatch.setattr(Composer, "_compose", lambda self, words: composed.append(words) or compose(self, words))
+    monkeypatch.setattr(composer, "PACKAGED", composer.Compositions())
+    for count in (3, 1):
+        composed.clear()
+        one = Composer(["+grid=quickstart"])
+        parts.append([one.trial_part({"method": "prge", "task": "rte"}), one.locate({"method": "prge"})("space.rank")])
+        assert len(composed) == count, composed
+    assert parts[0] == parts[1]

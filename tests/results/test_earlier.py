@@ -17,7 +17,7 @@ import pytest
 from zo_sweeps import results
 from zo_sweeps.cli.main import main
 from zo_sweeps.core.trial import Stored
-from zo_sweeps.results.facts.status import status_facts
+from zo_sweeps.results.facts import status_facts
 from zo_sweeps.results.item_progress import standings
 from zo_sweeps.results.papers import Item
 from zo_sweeps.results.past_sweeps import read

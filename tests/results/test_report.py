@@ -16,9 +16,9 @@ from rich.console import Console
 from tests.cli.common import in_process
 from tests.results.pages import Page
 from tests.tables.test_html import Reader
+from zo_sweeps.cli.browse import show_comparison
 from zo_sweeps.cli.main import main
-from zo_sweeps.cli.show.compare import show_comparison
-from zo_sweeps.cli.show.status import show_status
+from zo_sweeps.cli.status import show_status
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.config.schema import GridTable
 from zo_sweeps.core.errors import UserError
@@ -34,7 +34,7 @@ from zo_sweeps.results import sweep_figures as charts
 from zo_sweeps.results import tables as readout
 from zo_sweeps.results.chart_data import curve_data
 from zo_sweeps.results.compare import compare, differences, spark
-from zo_sweeps.results.facts.status import status_facts
+from zo_sweeps.results.facts import status_facts
 from zo_sweeps.schedule.ledger import Ledger, read_standing
 from zo_sweeps.tables import to_text
 from zo_sweeps.tables.text_cells import notes, value_text

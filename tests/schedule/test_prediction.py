@@ -14,12 +14,12 @@ from rich.console import Console
 from tests.plan.common import TINY, planned
 from tests.schedule import fakes
 from tests.schedule.driver import sweep
-from zo_sweeps.cli.show.plan import show_plan
+from zo_sweeps.cli.plan import show_plan
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import Outcome, Trial, TrialState
 from zo_sweeps.devices.probe import probe
 from zo_sweeps.devices.speed import Speed, keep, known
-from zo_sweeps.results.facts.plan import plan_facts
+from zo_sweeps.results.facts import plan_facts
 from zo_sweeps.run import measure_speed
 from zo_sweeps.schedule.ledger import Ledger, read_standing
 from zo_sweeps.schedule.prediction import TRIAL, Device, Predictions, median, speed_here, this_device

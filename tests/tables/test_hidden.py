@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.tables.examples import record, spec
-from zo_sweeps.cli.show.text import console, listing, say
+from zo_sweeps.cli.text import console, listing, say
 from zo_sweeps.core.units import visible
 from zo_sweeps.results.report import as_script
 from zo_sweeps.tables import Measure, Table, build, to_csv, to_html, to_latex, to_markdown, to_text

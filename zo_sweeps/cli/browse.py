@@ -1,75 +1,74 @@
-"""The commands that show results: status, table, figure, report, compare, papers, ui, sync."""
+"""The commands that show results: table, figure, report, compare, papers, sync."""
 
 from __future__ import annotations
 
-import io
+import math
 import sys
-import time
-from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os.path import expanduser
 from pathlib import Path
 
 from rich.console import Console
-from rich.live import Live
-from rich.text import Text
 
 from zo_sweeps.cli.parser import grid_parser, parse, read, trial_ids
-from zo_sweeps.cli.show.status import show_failures, show_progress, show_status
-from zo_sweeps.core.document import to_text
-from zo_sweeps.core.errors import UserError
-from zo_sweeps.plan.build import Plan
-from zo_sweeps.results.facts.status import SweepStatus, status_facts
-from zo_sweeps.schedule.ledger import driver_of
+from zo_sweeps.cli.text import UNLIMITED, console, counted, each, grouped, listing, say, say_group
+from zo_sweeps.config.composer import Composer
+from zo_sweeps.core.document import to_text as to_json
+from zo_sweeps.core.errors import UserError, nothing_run, unknown
+from zo_sweeps.core.units import metric_text
+from zo_sweeps.results import report as pages
+from zo_sweeps.results import sweep_figures
+from zo_sweeps.results import tables as readout
+from zo_sweeps.results.compare import Comparison, flat, spark
+from zo_sweeps.results.compare import compare as compared
+from zo_sweeps.results.imported import with_imported
+from zo_sweeps.results.papers import ItemFacts, paper_facts
+from zo_sweeps.results.past_trials import with_earlier
+from zo_sweeps.results.site import write_site
+from zo_sweeps.schedule.ledger import has_run, read_standing
+from zo_sweeps.tables import Table, to_csv, to_html, to_latex, to_markdown, to_text
+from zo_sweeps.tables.html import page
+from zo_sweeps.tables.plain_text import published_to_text
+from zo_sweeps.tables.published import load
+from zo_sweeps.tables.text_cells import plain
+
+PIPE = 120  # columns of a table in a file or a pipe
+FORMATS: dict[str, Callable[[Sequence[Table], str, int], str]] = {  # of a grid's tables, its title, and a width
+    "text": lambda tables, _, width: to_text(*tables, width=width),
+    "md": lambda tables, *_: to_markdown(*tables),
+    "latex": lambda tables, *_: to_latex(*tables),
+    "csv": lambda tables, *_: to_csv(*tables),
+    "html": lambda tables, title, _: page(title, list(map(to_html, tables))),
+}
+HEADERS = ("item", "grid", "can run here", "state here", "largest deviation")
 
 
-def status(given: Sequence[str]) -> int:
-    """Show the progress of a sweep and list its trials; with a trial's id, everything about that trial."""
-    from zo_sweeps.results.facts.status import SweepStatus, status_facts
-    from zo_sweeps.results.facts.trial import TrialFacts, trial_facts
-
-    parser = grid_parser("status", status.__doc__)
-    parser.add_argument("--failed", action="store_true", help="list the trials that failed, with their errors")
-    parser.add_argument("--trials", action="store_true", help="list the trials of a large sweep too")
-    parser.add_argument("--watch", action="store_true", help="follow a running sweep to its end")
-    parser.add_argument("--config", action="store_true", help="with an id: the trial's whole configuration")
-    parser.add_json({"": SweepStatus, "with an id": TrialFacts})
-    options = parse(parser, given)
-    ids = trial_ids(options)
-    if options.watch and (ids or options.json):
-        raise UserError("--watch follows a whole sweep, as text", fix="leave out the id and --json")
-    from zo_sweeps.cli.show.status import show_status, show_trial
-    from zo_sweeps.cli.show.text import console
-
-    planned, to = read(options).plan, console()
-    if options.watch:
-        watch(planned, to, failed=options.failed, trials=options.trials)
-    elif options.json:
-        print(to_text(trial_facts(planned, ids[0]) if ids else status_facts(planned)))
-    elif ids:
-        show_trial(trial_facts(planned, ids[0]), to, config=options.config)
-    else:
-        show_status(status_facts(planned), to, failed=options.failed, trials=options.trials)
-    return 0
+def table_width(to: Console) -> int:
+    """Return the width of a table as text."""
+    return PIPE if to.width == UNLIMITED else to.width
 
 
 def table(given: Sequence[str]) -> int:
     """Print a grid's tables, from the results so far."""
     parser = grid_parser("table", table.__doc__)
     parser.add_argument("--format", default="text", metavar="text|md|latex|csv|html", help="default: text")
-    parser.add_argument(
-        "--table", action="append", default=[], metavar="NAME", help="one of the grid's tables; default: all"
-    )
+    text = "one of the grid's tables; default: all"
+    parser.add_argument("--table", action="append", default=[], metavar="NAME", help=text)
     parser.add_argument("--output", type=expanduser, metavar="FILE", help="write to FILE instead of standard output")
     options = parse(parser, given)
-    from zo_sweeps.cli.show import result_files
-    from zo_sweeps.cli.show.text import console
-
     reading = read(options)
-    width = result_files.PIPE if options.output else result_files.table_width(console())
-    text = result_files.tables(reading.plan, reading.composer, options.format, options.table, width)
+    plan, composer = reading.plan, reading.composer
+    if options.format not in FORMATS:
+        raise unknown("format", options.format, FORMATS, where="--format")
+    if not plan.grid.tables:
+        raise UserError(f"grid {plan.name} has no tables", fix="draw its figures, or give it tables")
+    standing = read_standing(plan.config.folder)
+    own = readout.tables(plan, composer, standing, options.table)
+    whole = with_imported(with_earlier(own, plan, composer, standing), plan, composer)
+    text = FORMATS[options.format](whole, plan.title, PIPE if options.output else table_width(console()))
+    text += "" if text.endswith("\n") else "\n"
     if options.output:
-        result_files.write(Path(options.output), text.encode())
+        _write(Path(options.output), text.encode())
     else:
         print(text, end="")
     return 0
@@ -78,123 +77,77 @@ def table(given: Sequence[str]) -> int:
 def figure(given: Sequence[str]) -> int:
     """Draw a grid's figures (PNG, SVG), from the results so far; convergence curves if it defines none."""
     parser = grid_parser("figure", figure.__doc__)
-    parser.add_argument(
-        "--figure", action="append", default=[], metavar="NAME", help="one of the grid's figures; default: all"
-    )
-    parser.add_argument(
-        "--output",
-        type=expanduser,
-        default="",
-        metavar="FILE.png|.svg",
-        help="the name of the figure is added if there are several; default: both kinds, in the state folder",
-    )
+    text = "one of the grid's figures; default: all"
+    parser.add_argument("--figure", action="append", default=[], metavar="NAME", help=text)
+    text = "the name of the figure is added if there are several; default: both kinds, in the state folder"
+    parser.add_argument("--output", type=expanduser, default="", metavar="FILE.png|.svg", help=text)
     options = parse(parser, given)
-    from zo_sweeps.cli.show import result_files
-    from zo_sweeps.cli.show.text import console
+    from zo_sweeps.tables.draw import FORMATS as DRAWN
+    from zo_sweeps.tables.draw import render
 
-    reading = read(options)
-    result_files.figures(reading.plan, reading.composer, options.figure, options.output, console())
+    reading, to, output = read(options), console(), Path(options.output)
+    folder, suffix = reading.plan.config.folder, output.suffix.lstrip(".")
+    if options.output and suffix not in DRAWN:
+        raise unknown("kind of file", suffix, DRAWN, where=f"--output {output}")
+    standing = read_standing(folder)
+    drawn = sweep_figures.figures(reading.plan, reading.composer, standing, folder, options.figure)
+    for one in drawn:
+        for note in one.notes:
+            say(to, f"{one.name}: {note}")
+        for form in [suffix] if options.output else DRAWN:
+            path = output if options.output else _created(folder / "figures") / f"{one.name}.{form}"
+            if options.output and len(drawn) > 1:
+                name = one.name.removeprefix(f"{reading.plan.name}_")
+                path = output.with_name(f"{output.stem}_{name}.{form}")
+            _write(path, render(one, form))
+            say(to, str(path))
     return 0
 
 
 def report(given: Sequence[str]) -> int:
     """Write one self-contained HTML page on a grid: what it found, curves, tables; with --all, a site on all sweeps."""
     parser = grid_parser("report", report.__doc__)
-    parser.add_argument(
-        "--output", type=expanduser, default="", metavar="FILE.html", help="default: GRID.html in the state folder"
-    )
+    text = "default: GRID.html in the state folder"
+    parser.add_argument("--output", type=expanduser, default="", metavar="FILE.html", help=text)
     parser.add_argument("--all", action="store_true", help="a site of static pages on every sweep of the state folder")
     parser.add_argument("--out", type=expanduser, metavar="DIR", help="of --all: a new or empty folder, or such a site")
     options = parse(parser, given)
     if options.all != (options.out is not None) or (options.all and options.output):
         raise UserError("a site is written by --all --out DIR, a page by --output FILE.html", where="report")
     if options.all:
-        return _site(options)
-    from zo_sweeps.cli.show import result_files
-    from zo_sweeps.cli.show.text import console
-
+        made = write_site(Composer(options.overrides, options.config_dir).run.folder, Path(options.out))
+        for line in made.left_out:
+            print(f"# left out: {line}", file=sys.stderr)
+        print(f"{made.index}   {counted(made.sweeps, 'sweep')}")
+        return 0
     reading = read(options)
-    result_files.report(reading.plan, reading.composer, str(reading.command), options.output, console())
+    folder = reading.plan.config.folder
+    path = Path(options.output) if options.output else _created(folder) / f"{reading.plan.name}.html"
+    text = pages.html(reading.plan, reading.composer, read_standing(folder), folder, str(reading.command))
+    _write(path, text.encode())
+    say(console(), str(path))
     return 0
 
 
-def _site(options: Namespace) -> int:
-    from zo_sweeps.config.composer import Composer
-    from zo_sweeps.results.site import write_site
-
-    made = write_site(Composer(options.overrides, options.config_dir).run.folder, Path(options.out))
-    for line in made.left_out:
-        print(f"# left out: {line}", file=sys.stderr)
-    print(f"{made.index}   {made.sweeps} sweep{'s' * (made.sweeps != 1)}")
-    return 0
+def _created(folder: Path) -> Path:
+    """Return a folder below the state folder, created if absent."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot create {folder}: {error.strerror}", fix="name a file with --output") from None
+    return folder
 
 
-def compare(given: Sequence[str]) -> int:
-    """Show two trials side by side, by their ids: in which settings they differ, measurements, curves."""
-    from zo_sweeps.results.compare import Comparison
-    from zo_sweeps.results.compare import compare as both
-
-    parser = grid_parser("compare", compare.__doc__)
-    parser.add_argument("--config", action="store_true", help="all settings, not only those that differ")
-    parser.add_json({"": Comparison})
-    options = parse(parser, given)
-    ids = trial_ids(options)
-    if len(ids) != 2:
-        raise UserError(f"{len(ids)} trials to compare", fix="give two ids, as `status` lists them")
-    from zo_sweeps.cli.show.compare import show_comparison
-    from zo_sweeps.cli.show.text import console
-    from zo_sweeps.config.composer import Composer
-
-    facts = both(Composer(options.overrides, options.config_dir).run.folder, ids)
-    if options.json:
-        print(to_text(facts))
-    else:
-        show_comparison(facts, console(), config=options.config)
-    return 0
-
-
-def papers(given: Sequence[str]) -> int:
-    """List the tables and figures of the papers (of PAPER or PAPER/ITEM alone): grid, state, why it cannot run here."""
-    from zo_sweeps.results.papers import ItemFacts, paper_facts
-
-    parser = grid_parser("papers", papers.__doc__)
-    parser.add_json({"": ItemFacts}, "a JSON list")
-    options = parse(parser, given)
-    names = trial_ids(options)
-    from rich.console import Console
-
-    from zo_sweeps.cli.show.papers import show_numbers, show_papers
-    from zo_sweeps.cli.show.text import console
-    from zo_sweeps.config.composer import Composer
-
-    composer = Composer(options.overrides, options.config_dir)
-    with Console(stderr=True).status("planning the grids, to see what can run here"):
-        facts = paper_facts(composer, names, options.overrides, options.config_dir)
-    if options.json:
-        print(to_text(facts))
-    else:
-        to = console()
-        show_papers(facts, to, composer.run.folder, captions=bool(names))
-        show_numbers(facts, to, composer.folders)
-    return 0
-
-
-def ui(given: Sequence[str]) -> int:
-    """Serve the MLflow page of a state folder on loopback until Ctrl-C."""
-    parser = grid_parser("ui", ui.__doc__)
-    parser.add_argument("--port", type=int, default=None, help="default: a free port")
-    options = parse(parser, given)
-    from zo_sweeps.cli.show import host_checks
-    from zo_sweeps.config.composer import Composer
-
-    host_checks.ui(Composer(options.overrides, options.config_dir).run.folder, options.port)
-    return 0
+def _write(path: Path, data: bytes) -> None:
+    try:
+        path.write_bytes(data)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}", where="--output") from None
 
 
 def sync(given: Sequence[str]) -> int:
     """Send the results of a state folder that a tracking server lacks; tracking.uri=URI names another server."""
     options = parse(grid_parser("sync", sync.__doc__), given)
-    from zo_sweeps.config.composer import Composer
     from zo_sweeps.record.mlflow_store import sync as send
 
     config = Composer(options.overrides, options.config_dir).run
@@ -202,33 +155,156 @@ def sync(given: Sequence[str]) -> int:
     return 0
 
 
-WATCH_SECONDS = 2.0
+def compare(given: Sequence[str]) -> int:
+    """Show two trials side by side, by their ids: in which settings they differ, measurements, curves."""
+    parser = grid_parser("compare", compare.__doc__)
+    parser.add_argument("--config", action="store_true", help="all settings, not only those that differ")
+    parser.add_json({"": Comparison})
+    options = parse(parser, given)
+    ids = trial_ids(options)
+    if len(ids) != 2:
+        raise UserError(f"{len(ids)} trials to compare", fix="give two ids, as `status` lists them")
+    both = compared(Composer(options.overrides, options.config_dir).run.folder, ids)
+    if options.json:
+        print(to_json(both))
+    else:
+        show_comparison(both, console(), config=options.config)
+    return 0
 
 
-def watch(planned: Plan, console: Console, *, failed: bool, trials: bool) -> None:
-    """Show the progress of a sweep on a page of its own until the sweep or Ctrl-C ends it; then print the status.
+def show_comparison(both: Comparison, to: Console, *, config: bool) -> None:
+    """Print two trials side by side: settings that differ (`config`: all), measurements, curves, predictions."""
+    sides = (("A", both.a), ("B", both.b))
+    for letter, trial in sides:
+        say(to, f"{letter}  {trial.trial_id}  {trial.label}  ({trial.grid}; {trial.state})")
+    _print(to, "differs", [(one.setting, plain(one.a), plain(one.b)) for one in both.differences], "nothing")
+    own = [flat(trial.configuration) for _, trial in sides]
+    names = list(dict.fromkeys((*own[0], *own[1])))
+    if not config:
+        same = len(names) - len(both.differences)
+        say(to, f"{same} other settings are the same in both; --config prints all")
+    _print(
+        to,
+        "measured",
+        [
+            (
+                one.metric,
+                *("–" if value is None else metric_text(one.metric, value) for value in (one.a, one.b)),
+                "" if (by := one.difference) is None else f"{'+' if by >= 0 else ''}{metric_text(one.metric, by)}",
+            )
+            for one in both.measured
+        ],
+        "nothing yet",
+    )
+    for line in both.places:
+        say(to, line)
+    for name in dict.fromkeys(one.name for one in both.evaluated):
+        steps = [one for one in both.evaluated if one.name == name]
+        rows = [
+            (
+                f"step {one.step}",
+                *("–" if value is None else f"{value:.4f}" for value in (one.a, one.b)),
+                "" if one.a is None or one.b is None else f"{one.b - one.a:+.4f}",
+            )
+            for one in steps
+        ]
+        _print(to, name, rows, "not evaluated yet")
+    say(to, "\ntraining loss, both on the same scale")
+    finite = [value for _, trial in sides for value in trial.train_loss if math.isfinite(value)]
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
+    for letter, trial in sides:
+        say(to, f"{letter}  {spark(trial.train_loss, low, high) or 'no steps'}  {len(trial.train_loss)} steps")
+    if (right := both.predicted) is None:
+        say(to, f"\ntest predictions: {both.not_predicted}")
+    else:
+        say(
+            to,
+            f"\ntest predictions, {right.examples} examples: both right {right.both_right}, only A {right.only_a}, "
+            f"only B {right.only_b}, neither {right.neither}; McNemar's exact p = {right.p:.2g}",
+        )
+    for letter, trial in sides:
+        if trial.error:
+            say(to, f"{letter}  {trial.error}")
+    if config:
+        values = ((name, *(plain(one.get(name, "–")) for one in own)) for name in names)
+        _print(to, "setting", [(name, a, "the same" if a == b else b) for name, a, b in values], "none")
 
-    The terminal is as before afterwards. Without one, the status is printed at the beginning and at the end.
 
-    Args:
-        failed, trials: as for `show_status`, at the end.
-    """
-    folder = planned.config.folder
-    if not console.is_terminal and driver_of(folder):
-        show_progress(status_facts(planned), console)
-    with Live(console=console, auto_refresh=False, screen=console.is_terminal) as live:
-        while driver_of(folder):
-            if console.is_terminal:
-                live.update(_page(status_facts(planned), console), refresh=True)
-            time.sleep(WATCH_SECONDS)
-    show_status(status_facts(planned), console, failed=failed, trials=trials)
+def _print(to: Console, title: str, rows: Sequence[Sequence[str]], nothing: str) -> None:
+    say(to, "")
+    if rows:
+        listing(to, (title, "A", "B", "B − A")[: len(rows[0])], rows)
+    else:
+        say(to, f"{title}: {nothing}")
 
 
-def _page(sweep: SweepStatus, console: Console) -> Text:
-    """Return the page: at most as high as the terminal."""
-    page = io.StringIO()
-    shown = Console(file=page, width=console.width, force_terminal=True, color_system="standard", highlight=False)
-    show_progress(sweep, shown)
-    show_failures(sweep, shown)
-    lines = [*page.getvalue().splitlines()[: console.height - 1], "Ctrl-C leaves this page; the sweep goes on"]
-    return Text.from_ansi("\n".join(lines))
+def papers(given: Sequence[str]) -> int:
+    """List the tables and figures of the papers (of PAPER or PAPER/ITEM alone): grid, state, why it cannot run here."""
+    parser = grid_parser("papers", papers.__doc__)
+    parser.add_json({"": ItemFacts}, "a JSON list")
+    options = parse(parser, given)
+    names = trial_ids(options)
+    composer = Composer(options.overrides, options.config_dir)
+    with Console(stderr=True).status("planning the grids, to see what can run here"):
+        facts = paper_facts(composer, names, options.overrides, options.config_dir)
+    if options.json:
+        print(to_json(facts))
+        return 0
+    to = console()
+    show_papers(facts, to, composer.run.folder, captions=bool(names))
+    if len(facts) == 1 and facts[0].item.has_numbers:
+        numbers = load(facts[0].item.reference, composer.folders)
+        say(to, "")
+        to.print(published_to_text(numbers, table_width(to)), markup=False, soft_wrap=True)
+    return 0
+
+
+def show_papers(every: Sequence[ItemFacts], to: Console, state_dir: Path, *, captions: bool) -> None:
+    """Print the papers' items: grid, trials that can run here, state, deviation; `captions`: and what each is."""
+    groups = (each if captions else grouped)({why: () for one in every for why in one.obstacles.reasons})
+    numbers = {why: number for number, group in enumerate(groups, 1) for why in group.texts}
+    notes = list(dict.fromkeys(note for one in every for note in one.progress.notes))
+    for display in dict.fromkeys(one.item.display for one in every):
+        its = [one for one in every if one.item.display == display]
+        say(to, display)
+        rows = [_row(one, numbers, notes, len(groups)) for one in its if one.item.grids]
+        kept = [i for i in range(len(HEADERS)) if any(row[i] for row in rows)]
+        listing(to, [HEADERS[i] for i in kept], [[row[i] for i in kept] for row in rows])
+        without: dict[str, list[str]] = {}
+        for one in its:
+            if not one.item.grids:
+                without.setdefault(one.item.why, []).append(one.item.name)
+        for why, names in without.items():
+            say(to, f"no grid: {why}: {', '.join(names)}")
+        if captions:
+            for one in its:
+                say(to, f"{one.item.name}: {one.item.caption}")
+                for line in one.item.differs:
+                    say(to, f"  {line}")
+        say(to, "")
+    for number, group in enumerate(groups, 1):
+        say_group(to, f"[{number}] cannot run here: {group.text}", group)
+    for number, note in enumerate(notes, len(groups) + 1):
+        say(to, f"[{number}] {note}")
+    with_grid = sum(bool(one.item.grids) for one in every)
+    say(to, f"{len(every)} tables, figures and others, {with_grid} with a grid; run one with +grid=NAME")
+    if not captions:
+        say(
+            to, "`papers PAPER` adds captions, what differs, all reasons; PAPER/ITEM: its numbers; `--json`: everything"
+        )
+    if not has_run(state_dir):
+        say(to, str(nothing_run(state_dir)))
+
+
+def _row(one: ItemFacts, numbers: Mapping[str, int], notes: Sequence[str], before: int) -> list[str]:
+    held, progress, off = one.obstacles, one.progress, one.progress.deviation
+    here = f"{held.trials - held.missing} of {held.trials}"
+    marks = sorted({numbers[why] for why in held.reasons})
+    state = [f"{before + 1 + notes.index(note)}" for note in progress.notes]
+    return [
+        one.item.name,
+        ", ".join(one.item.grids),
+        here + (f" [{','.join(map(str, marks))}]" if marks else ""),
+        progress.state + (f" [{','.join(state)}]" if state else ""),
+        f"{off.difference:+.{off.digits}f} {off.unit} ({off.row}, {off.column})" if off else "",
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from os.path import expanduser
 from pathlib import Path
@@ -9,9 +10,15 @@ from pathlib import Path
 from rich.console import Console
 
 from zo_sweeps.cli.parser import Parser
-from zo_sweeps.cli.show.text import listing
+from zo_sweeps.cli.text import console, listing
+from zo_sweeps.config.composer import Composer
+from zo_sweeps.core.document import to_text
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.fleet import gateway, inventory, systemd
+from zo_sweeps.fleet import head as heads
+from zo_sweeps.fleet import worker as workers
 from zo_sweeps.fleet.inventory import HEADERS, Device, row_of
+from zo_sweeps.schedule.cluster import token_for_joining
 
 
 def _parser(command: str, description: str | None) -> Parser:
@@ -24,22 +31,17 @@ def _say(text: str) -> None:
 
 def head(given: Sequence[str]) -> int:
     """Start, stop or inspect a Ray head with its MLflow server and gateway, or print a code for a board to register."""
-    from zo_sweeps.fleet import head as heads
-    from zo_sweeps.fleet.gateway import CODE_MINUTES
-
     parser = _parser("head", head.__doc__)
     parser.add_argument("action", choices=("start", "stop", "status", "code"))
-    parser.add_argument(
-        "--state-dir", type=Path, default=Path("zo_runs"), metavar="FOLDER", help="state folder; default: zo_runs"
-    )
+    text = "state folder; default: zo_runs"
+    parser.add_argument("--state-dir", type=Path, default=Path("zo_runs"), metavar="FOLDER", help=text)
     default = heads.HeadOptions()
     text = "address that nodes and browsers use; beyond loopback, MLflow asks for a password; default: 127.0.0.1"
     parser.add_argument("--host", default=default.host, help=text)
     parser.add_argument("--port", type=int, default=default.port, help="port of the Ray head; default: 6379")
     parser.add_argument("--mlflow-port", type=int, default=default.mlflow_port, help="port of MLflow; default: 5000")
-    parser.add_argument(
-        "--dashboard-port", type=int, default=default.dashboard_port, help="of Ray's dashboard; default: 8265; 0: none"
-    )
+    text = "of Ray's dashboard; default: 8265; 0: none"
+    parser.add_argument("--dashboard-port", type=int, default=default.dashboard_port, help=text)
     text = "port of the gateway, which agents dial; 0: none; default: 7443 with zo-sweeps[agents]"
     parser.add_argument("--gateway-port", type=int, default=default.gateway_port, help=text)
     text = "time that an agent may be silent before its trial runs elsewhere; default: 60"
@@ -50,7 +52,7 @@ def head(given: Sequence[str]) -> int:
     parser.add_argument("--certificate", type=expanduser, metavar="FILE", help=text)
     parser.add_argument("--key", type=expanduser, metavar="FILE", help="see --certificate")
     text = "code: how long it can be used; default: 15"
-    parser.add_argument("--minutes", type=float, default=CODE_MINUTES, help=text)
+    parser.add_argument("--minutes", type=float, default=gateway.CODE_MINUTES, help=text)
     _lending(parser)
     parser.add_argument("--block", action="store_true", help="stay in the foreground (systemd, containers)")
     options = parser.parse_args(list(given))
@@ -73,37 +75,28 @@ def _lending(parser: Parser) -> None:
     parser.add_argument("--cpus", type=int, metavar="N", help="CPUs to lend to trials; default: all")
     text = "GPUs to lend to trials; default: all (head), one if the device has one (node)"
     parser.add_argument("--gpus", type=int, metavar="N", help=text)
-    parser.add_argument(
-        "--ports", default="", metavar="FIRST-LAST", help="ports for Ray to listen on here; default: any"
-    )
+    text = "ports for Ray to listen on here; default: any"
+    parser.add_argument("--ports", default="", metavar="FIRST-LAST", help=text)
 
 
 def worker(given: Sequence[str]) -> int:
     """Join this machine to a cluster as a node and stay joined, or leave: worker join|leave|(un)install-service."""
-    from zo_sweeps.fleet import systemd
-    from zo_sweeps.fleet import worker as workers
-    from zo_sweeps.schedule.cluster import token_for_joining
-
     parser = _parser("worker", worker.__doc__)
     parser.add_argument("action", choices=("join", "leave", "install-service", "uninstall-service"))
     parser.add_argument("address", nargs="?", metavar="HOST:PORT", help="address of the head (join, install-service)")
     parser.add_argument("--device", default="auto", metavar="NAME", help="device profile; default: detected")
     _lending(parser)
-    parser.add_argument(
-        "--memory", type=float, metavar="GB", dest="memory_gb", help="memory to lend to trials; default: the profile's"
-    )
+    text = "memory to lend to trials; default: the profile's"
+    parser.add_argument("--memory", type=float, metavar="GB", dest="memory_gb", help=text)
     parser.add_argument("--name", default="", help="name of the node; default: the host's")
     text = "grace period for trials to stop when the node leaves; default: 120"
     parser.add_argument("--grace", type=float, default=workers.GRACE, metavar="SECONDS", help=text)
-    parser.add_argument(
-        "--state-dir", type=Path, default=workers.HOME, metavar="FOLDER", help="state folder; default: ~/.zo_sweeps"
-    )
-    parser.add_argument(
-        "--config-dir", action="append", default=[], metavar="FOLDER", help="folder with device profiles of your own"
-    )
-    parser.add_argument(
-        "--print", action="store_true", dest="only_print", help="install-service: print the unit, install nothing"
-    )
+    text = "state folder; default: ~/.zo_sweeps"
+    parser.add_argument("--state-dir", type=Path, default=workers.HOME, metavar="FOLDER", help=text)
+    text = "folder with device profiles of your own"
+    parser.add_argument("--config-dir", action="append", default=[], metavar="FOLDER", help=text)
+    text = "install-service: print the unit, install nothing"
+    parser.add_argument("--print", action="store_true", dest="only_print", help=text)
     text = "(un)install-service: for this user instead of the system, where it has an account of its own"
     parser.add_argument("--user", action="store_true", help=text)
     options = parser.parse_intermixed_args(list(given))
@@ -135,26 +128,15 @@ def devices(given: Sequence[str]) -> int:
 
     devices revoke NAME, on the head's machine, takes an agent's key from it at once.
     """
-    from zo_sweeps.fleet import gateway, inventory
-
     parser = _parser("devices", devices.__doc__)
     text = "cluster.address=HOST:PORT; default: the head started from state_dir=FOLDER, else the one joined here"
     parser.add_argument("overrides", nargs="*", metavar="revoke NAME|key=value", help=text)
-    parser.add_argument(
-        "--config-dir", action="append", default=[], metavar="FOLDER", help="folder with configuration of your own"
-    )
-    parser.add_argument(
-        "--token-file", metavar="FILE", help="default: the token of the cluster found here, then the environment's"
-    )
+    text = "folder with configuration of your own"
+    parser.add_argument("--config-dir", action="append", default=[], metavar="FOLDER", help=text)
+    text = "default: the token of the cluster found here, then the environment's"
+    parser.add_argument("--token-file", metavar="FILE", help=text)
     parser.add_json({"": inventory.ListedDevice}, "a JSON list")
     options = parser.parse_intermixed_args(list(given))
-    import time
-
-    from zo_sweeps.cli.show.text import console
-    from zo_sweeps.config.composer import Composer
-    from zo_sweeps.core.document import to_text
-    from zo_sweeps.fleet.worker import HOME
-
     names: list[str] = []
     if options.overrides[:1] == ["revoke"]:
         names = [word for word in options.overrides[1:] if "=" not in word]
@@ -166,7 +148,7 @@ def devices(given: Sequence[str]) -> int:
         gateway.gateway().revoke(config.folder / "head", names[0])
         _say(f"{names[0]} was revoked: it gets nothing more, and its trials go to other nodes")
         return 0
-    head = inventory.connect(config.cluster.address, options.token_file, config.folder, HOME.expanduser())
+    head = inventory.connect(config.cluster.address, options.token_file, config.folder, workers.HOME.expanduser())
     nodes = inventory.read(head)
     if options.json:
         print(to_text(inventory.listed(nodes)))
@@ -176,9 +158,5 @@ def devices(given: Sequence[str]) -> int:
 
 
 def show_devices(devices: Sequence[Device], to: Console, now: float) -> None:
-    """Print a row per machine; on a narrow terminal a block of lines, without what is unknown.
-
-    Args:
-        now: Unix seconds.
-    """
+    """Print a row per machine at `now` (Unix seconds); on a narrow terminal a block each, without what is unknown."""
     listing(to, HEADERS, [row_of(one, now) for one in devices])

@@ -14,8 +14,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from zo_sweeps.cli.show.result_files import table_width
-from zo_sweeps.cli.show.text import counted, say
+from zo_sweeps.cli.browse import table_width
+from zo_sweeps.cli.text import counted, say
 from zo_sweeps.core.trial import Outcome, Trial, TrialState
 from zo_sweeps.core.units import duration
 from zo_sweeps.methods.metric import Metric, Metrics

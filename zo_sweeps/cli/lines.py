@@ -1,19 +1,23 @@
-"""Lines of text that fit a width: broken between words, never within a name, an id or a number."""
+"""Lines of text that fit a width, broken between words alone; and the line of the error that ends a command."""
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 import textwrap
+from collections.abc import Callable
+from io import TextIOWrapper
+from shutil import get_terminal_size
+
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.units import visible
 
 INDENT = "  "
 
 
 def wrapped(line: str, width: int, hanging: str = INDENT) -> str:
-    """Return a line broken between words where it is wider than `width`.
-
-    Args:
-        hanging: what its continuation begins with, after the line's own indentation.
-    """
+    """Return a line broken between words to fit `width`; `hanging` follows its own indentation in the other lines."""
     if len(line) <= width:
         return line
     start = line[: len(line) - len(line.lstrip())]
@@ -36,3 +40,21 @@ def columns_kept(text: str, width: int) -> str:
         hanging = " " * (name.end() - body) if name and name.end() < width / 2 else INDENT
         lines.append(wrapped(line, width, hanging))
     return "\n".join(lines)
+
+
+def ended(run: Callable[[], int]) -> int:
+    """Return the exit status of `run`: its own, 2 after an error for the user (printed), 130 when interrupted."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # an encoding without "±" is no reason to stop a sweep
+            stream.reconfigure(errors="replace")
+    try:
+        return run()
+    except UserError as error:
+        line = visible(f"zo_sweeps: {error}")
+        print(wrapped(line, get_terminal_size().columns) if sys.stderr.isatty() else line, file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # `zo-sweeps table | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0

@@ -1,68 +1,185 @@
-"""The commands about this machine: doctor, gc, bench."""
+"""The commands about this machine: doctor, ui, gc, package, bench."""
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Sequence
 from os.path import expanduser
 from pathlib import Path
+from typing import Any
 
+from rich.console import Console
+from rich.progress import Progress, TaskID
+
+from zo_sweeps.bench import measure
+from zo_sweeps.bench.measure import Row
 from zo_sweeps.cli.parser import Parser, grid_parser, parse
-from zo_sweeps.core.errors import UserError
+from zo_sweeps.cli.text import console, counted, listing, say
+from zo_sweeps.config.composer import Composer
+from zo_sweeps.core.errors import UserError, nothing_run
+from zo_sweeps.core.files import cache_folder
+from zo_sweeps.core.units import bytes_text, duration
+from zo_sweeps.session.reclaim import Reclaimable, reclaim, reclaimable
 
 
 def doctor(given: Sequence[str]) -> int:
     """Check this machine: versions, devices, memory, disk, ports, hub."""
     options = parse(grid_parser("doctor", doctor.__doc__), given)
-    from zo_sweeps.cli.show import host_checks
-    from zo_sweeps.cli.show.text import console
-    from zo_sweeps.config.composer import Composer
+    from zo_sweeps.devices.doctor import checks
 
-    return host_checks.doctor(Composer(options.overrides, options.config_dir).run.state_dir, console())
+    results, to = checks(Composer(options.overrides, options.config_dir).run.state_dir), console()
+    for check in results:
+        fix = f"; {check.fix}" if check.fix and check.status != "ok" else ""
+        say(to, f"{check.status:4}  {check.name}: {check.detail}{fix}")
+    return int(any(check.status == "fail" for check in results))
+
+
+def ui(given: Sequence[str]) -> int:
+    """Serve the MLflow page of a state folder on loopback until Ctrl-C."""
+    parser = grid_parser("ui", ui.__doc__)
+    parser.add_argument("--port", type=int, default=None, help="default: a free port")
+    options = parse(parser, given)
+    folder = Composer(options.overrides, options.config_dir).run.folder
+    if not folder.is_dir():
+        raise nothing_run(folder)
+    from zo_sweeps.record.mlflow_client import pages
+    from zo_sweeps.record.mlflow_points import TRAINING
+    from zo_sweeps.record.server import running
+    from zo_sweeps.record.sweep_book import books
+
+    with running(folder, options.port) as server:
+        print(f"waiting for the MLflow server of {folder}, which takes up to half a minute to start", flush=True)
+        server.wait()
+        here = pages(server.uri, folder)
+        for title, page in here.items():
+            print(f"{title}: {page}")
+        if lacking := sum(book.sweep.title not in here for book in books(folder)):
+            print(f"{lacking} sweep{'s are' if lacking > 1 else ' is'} not in this mirror: zo-sweeps sync sends them")
+        print(f"MLflow: {server.uri}/#/experiments?{TRAINING}   (Ctrl-C to stop)", flush=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            while True:
+                time.sleep(3600)
+    return 0
 
 
 def gc(given: Sequence[str]) -> int:
     """Show what the cache holds for finished trials and can be computed again; --yes proves that, and drops it."""
     parser = grid_parser("gc", gc.__doc__)
-    parser.add_argument(
-        "--yes", action="store_true", help="compute each entry again, and drop it if its bytes are the same"
-    )
+    text = "compute each entry again, and drop it if its bytes are the same"
+    parser.add_argument("--yes", action="store_true", help=text)
     options = parse(parser, given)
-    from zo_sweeps.cli.show import reclaim
-    from zo_sweeps.cli.show.text import console
-    from zo_sweeps.config.composer import Composer
-
     folder, to = Composer(options.overrides, options.config_dir).run.folder, console()
-    if options.yes:
-        reclaim.drop(folder, to)
-    else:
-        reclaim.show_reclaimable(folder, to)
+    if not (_drop if options.yes else _show_reclaimable)(folder, to):
+        say(to, f"{cache_folder()} has nothing that the journals of {folder} name: there is nothing to drop.")
+    say(to, "Journals, the ledger and MLflow's copy are never touched: they are what the rest is rebuilt from.")
     return 0
+
+
+def _show_reclaimable(state_dir: Path, to: Console) -> int:
+    """Print what could be dropped, and what trials still need; drop nothing. Return the number of entries."""
+    entries = reclaimable(state_dir)
+    rows = [
+        (
+            _name(one),
+            bytes_text(one.size),
+            counted(one.trials, "trial"),
+            f"kept: {counted(one.waiting, 'trial')} without a result" if one.waiting else "not proven yet",
+        )
+        for one in entries
+    ]
+    listing(to, ("in the cache", "size", "used by", "state"), rows)
+    if free := [one.size for one in entries if not one.waiting]:
+        say(
+            to,
+            f"\n`gc --yes` computes {'this one' if len(free) == 1 else f'these {len(free)}'} again, "
+            f"{bytes_text(sum(free))}, and drops what is the same to the bit. It takes as long as the start of the "
+            "first trial that used each.",
+        )
+    return len(entries)
+
+
+def _drop(state_dir: Path, to: Console) -> int:
+    """Drop what is computed again to the bit; print each entry when it is known what became of it."""
+    sizes = []
+    for one in reclaim(state_dir):
+        sizes.append(0 if one.kept else one.entry.size)
+        what = f"kept: {one.kept}" if one.kept else "dropped: computed again, the same to the bit"
+        say(to, f"{_name(one.entry)}  {bytes_text(one.entry.size)}  {what}")
+    if sizes:
+        say(to, f"\n{bytes_text(sum(sizes))} dropped")
+    return len(sizes)
+
+
+def _name(one: Reclaimable) -> str:
+    return f"{one.cached.kind} {one.cached.lock.stem}"
+
+
+def package(given: Sequence[str]) -> int:
+    """Quantize a model into a folder for boards: codes, tokenizer, and with space=sensitive the mask of a text."""
+    parser = grid_parser("package", package.__doc__)
+    parser.add_argument("--out", type=expanduser, required=True, metavar="DIR", help="a new or empty folder")
+    options = parse(parser, given)
+    from zo_sweeps.session.packaging import package as quantize
+
+    with Stages(console()) as stages:
+        made = quantize(options.overrides, options.config_dir, options.out, stages.update)
+    print(f"{made.folder}   package:{made.contents.fingerprint}")
+    print(f"copy it to the board, and use it there as model=local model.path={made.folder}")
+    return 0
+
+
+class Stages:
+    """The progress of a long command: a bar per stage on a terminal; elsewhere a line when one begins, and at times."""
+
+    SECONDS = 10.0  # between lines
+
+    def __init__(self, console: Console) -> None:
+        self._console, self._bar = console, Progress(*Progress.get_default_columns(), console=console, transient=True)
+        self._stage, self._began, self._said = "", 0.0, 0.0
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> Stages:
+        if self._console.is_terminal:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._console.is_terminal:  # elsewhere it would print an empty line
+            self._bar.stop()
+
+    def update(self, stage: str, done: int, total: int) -> None:
+        """Show how many of a stage's parts are done."""
+        now = time.monotonic()
+        if stage != self._stage:
+            self._stage, self._began, self._said = stage, now, now - self.SECONDS
+            self._task = self._bar.add_task(stage, total=total)
+        if self._task is not None:
+            self._bar.update(self._task, completed=done)
+        if not self._console.is_terminal and now - self._said >= self.SECONDS:
+            self._said = now
+            left = f", ETA {duration((now - self._began) / done * (total - done))}" if done else ""
+            say(self._console, f"{stage}: {done}/{total}{left}")
 
 
 def bench(given: Sequence[str]) -> int:
     """Benchmark the engine (noise, step, memory, replay); packages and `python -m benchmarks` have more."""
     parser = Parser(prog="python -m zo_sweeps bench", description=bench.__doc__)
-    parser.add_argument(
-        "part",
-        nargs="?",
-        default="all",
-        metavar="noise|step|memory|replay|all|programs|agents|compare",
-    )
+    parts = "noise|step|memory|replay|all|programs|agents|compare"
+    parser.add_argument("part", nargs="?", default="all", metavar=parts)
     text = "compare: two files that --json wrote, A and B; exits 1 if a goal that A reached is not reached in B"
     parser.add_argument("files", nargs="*", type=expanduser, metavar="FILE", help=text)
     parser.add_argument("--rounds", type=int, default=5, help="repetitions per measurement; the minimum is reported")
-    parser.add_argument(
-        "--json", type=expanduser, metavar="FILE", help="also write the numbers, with this machine's name, to FILE"
-    )
+    text = "also write the numbers, with this machine's name, to FILE"
+    parser.add_argument("--json", type=expanduser, metavar="FILE", help=text)
     options = parser.parse_intermixed_args(list(given))
-    from zo_sweeps.cli.show.text import console, say
-
     if options.part == "compare":
-        return _compare(options.files)
+        if len(options.files) != 2:
+            raise UserError(f"{len(options.files)} files to compare", fix="bench compare A.json B.json")
+        a, b = map(measure.read, map(Path, options.files))
+        return _compare(a, b, console())
     if options.files:
         raise UserError(f"bench {options.part} takes no files", fix="bench compare A.json B.json does")
-    from zo_sweeps.bench import measure
-
     rows = measure.run(options.part, options.rounds)
     say(console(), measure.text(rows))
     if options.json:
@@ -70,12 +187,40 @@ def bench(given: Sequence[str]) -> int:
     return 0
 
 
-def _compare(files: Sequence[str]) -> int:
-    if len(files) != 2:
-        raise UserError(f"{len(files)} files to compare", fix="bench compare A.json B.json")
-    from zo_sweeps.bench.measure import read
-    from zo_sweeps.cli.show import bench as show
-    from zo_sweeps.cli.show.text import console
+def _compare(a: measure.Measured, b: measure.Measured, to: Console) -> int:
+    """Print the rows of two files side by side and how their hosts differ; return 1 if B lost a goal that A reached."""
+    both = measure.pairs(a, b)
+    rows = [(one.name, _value(one.a), _value(one.b), _change(one), _goal(one)) for one in both]
+    listing(to, ("benchmark", "A", "B", "change", "goal"), rows)
+    differs = [
+        f"{name.replace('_', ' ')} {_plain(one)} → {_plain(other)}"
+        for name, one, other in measure.host_differences(a, b)
+    ]
+    say(to, f"hosts, A → B: {'; '.join(differs) or 'no difference'}")
+    lost = sum(one.lost for one in both)
+    if lost:
+        say(to, f"{counted(lost, 'goal')} reached in A and not in B")
+    return int(lost > 0)
 
-    a, b = map(read, map(Path, files))
-    return show.compare(a, b, console())
+
+def _value(row: Row | None) -> str:
+    return "–" if row is None else f"{row.ratio:.4g}{measure.unit_text(row.unit)}"
+
+
+def _change(pair: measure.Pair) -> str:
+    if pair.percent is None:
+        return "–"
+    return f"{pair.percent:+.1f} %" + (f", {'better' if pair.better else 'worse'}" if pair.percent else "")
+
+
+def _goal(pair: measure.Pair) -> str:
+    said = ["ok" if row.reached else "NO" for row in (pair.a, pair.b) if row is not None]
+    if pair.a is None or pair.b is None:
+        return f"{said[0]}, only in {'B' if pair.a is None else 'A'}"
+    return said[0] if said[0] == said[1] else f"{said[0]} → {said[1]}"
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return "–" if value is None else str(value)

@@ -7,43 +7,42 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from pkgutil import resolve_name
 from shutil import get_terminal_size
 
-from zo_sweeps.cli.browse import compare, figure, papers, report, status, sync, table, ui
-from zo_sweeps.cli.ending import ended
-from zo_sweeps.cli.fleet import devices, head, worker
-from zo_sweeps.cli.lines import columns_kept
-from zo_sweeps.cli.machine import bench, doctor, gc
-from zo_sweeps.cli.make import package
+from zo_sweeps.cli.lines import columns_kept, ended
 from zo_sweeps.cli.parser import EXAMPLES
-from zo_sweeps.cli.run import plan, run
-from zo_sweeps.cli.share import check, export, import_, verify
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.methods import registry
 
-COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
-    "run": run,
-    "plan": plan,
-    "status": status,
-    "table": table,
-    "figure": figure,
-    "report": report,
-    "compare": compare,
-    "papers": papers,
-    "ui": ui,
-    "sync": sync,
-    "export": export,
-    "verify": verify,
-    "import": import_,
-    "check": check,
-    "package": package,
-    "doctor": doctor,
-    "gc": gc,
-    "head": head,
-    "worker": worker,
-    "devices": devices,
-    "bench": bench,
+COMMANDS = {  # command -> module:function; each is loaded when it is called
+    "run": "run:run",
+    "plan": "plan:plan",
+    "status": "status:status",
+    "table": "browse:table",
+    "figure": "browse:figure",
+    "report": "browse:report",
+    "compare": "browse:compare",
+    "papers": "browse:papers",
+    "ui": "machine:ui",
+    "sync": "browse:sync",
+    "export": "share:export",
+    "verify": "share:verify",
+    "import": "share:import_",
+    "check": "share:check",
+    "package": "machine:package",
+    "doctor": "machine:doctor",
+    "gc": "machine:gc",
+    "head": "fleet:head",
+    "worker": "fleet:worker",
+    "devices": "fleet:devices",
+    "bench": "machine:bench",
 }
+
+
+def _own(name: str) -> Callable[[Sequence[str]], int]:
+    command: Callable[[Sequence[str]], int] = resolve_name(f"zo_sweeps.cli.{COMMANDS[name]}")
+    return command
 
 
 def commands() -> dict[str, Callable[[Sequence[str]], int]]:
@@ -52,7 +51,8 @@ def commands() -> dict[str, Callable[[Sequence[str]], int]]:
     Raises UserError for one that cannot be loaded.
     """
     offered = registry.offered("command").items()
-    return {**COMMANDS, **{name: registry.load(point) for name, point in offered if name not in COMMANDS}}
+    own = {name: _own(name) for name in COMMANDS}
+    return {**own, **{name: registry.load(point) for name, point in offered if name not in COMMANDS}}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -62,23 +62,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(given: Sequence[str]) -> int:
-    _check_folder()
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise UserError(f"the working folder cannot be used ({error.strerror})", fix="cd to one that exists") from None
     if given and given[0] in COMMANDS:  # without asking the packages, which takes longer
-        return COMMANDS[given[0]](given[1:])
+        return _own(given[0])(given[1:])
     if given and given[0] in registry.offered("command"):
         return commands()[given[0]](given[1:])
     if given[:1] in (["-h"], ["--help"]):
         print(_overview(), end="")
         return 0
     _check_words(given)
-    return run(given)
-
-
-def _check_folder() -> None:
-    try:
-        os.getcwd()
-    except OSError as error:
-        raise UserError(f"the working folder cannot be used ({error.strerror})", fix="cd to one that exists") from None
+    return _own("run")(given)
 
 
 def _check_words(given: Sequence[str]) -> None:

@@ -70,13 +70,9 @@ class Parser(argparse.ArgumentParser):
         """Add --order."""
         from zo_sweeps.plan.order import ORDERS
 
-        self.add_argument(
-            "--order",
-            choices=list(ORDERS),
-            default="grid",
-            help="grid: rows one after the other (the default); information: first a number for every row and column, "
-            "then the search, then further seeds",
-        )
+        text = "grid: rows one after the other (the default); information: first a number for every row and column, "
+        text += "then the search, then further seeds"
+        self.add_argument("--order", choices=list(ORDERS), default="grid", help=text)
 
     def error(self, message: str) -> NoReturn:
         raise UserError(message, fix=f"see {self.prog} --help")
@@ -84,20 +80,10 @@ class Parser(argparse.ArgumentParser):
 
 def grid_parser(command: str, description: str | None) -> Parser:
     """Return a parser for a command that takes overrides and --config-dir."""
-    parser = Parser(
-        prog=f"python -m zo_sweeps {command}",
-        description=description,
-        epilog=EXAMPLES,
-    )
+    parser = Parser(prog=f"python -m zo_sweeps {command}", description=description, epilog=EXAMPLES)
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="Hydra overrides, see below")
-    parser.add_argument(
-        "--config-dir",
-        action="append",
-        type=expanduser,
-        default=[],
-        metavar="FOLDER",
-        help="folder with grids, tasks and members of your own",
-    )
+    text = "folder with grids, tasks and members of your own"
+    parser.add_argument("--config-dir", action="append", type=expanduser, default=[], metavar="FOLDER", help=text)
     parser.add_argument("--version", action="version", version=f"zo_sweeps {__version__}")
     parser.add_argument("-m", "--multirun", action="store_true", help=argparse.SUPPRESS)
     return parser

@@ -1,4 +1,4 @@
-"""The commands that plan and run a grid."""
+"""The command that runs a grid, the output of a sweep, and a child process that outlives the head of its cluster."""
 
 from __future__ import annotations
 
@@ -11,12 +11,18 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from zo_sweeps.cli.launch import EXIT, Terminal
 from zo_sweeps.cli.parser import compose, grid_parser, parse
-from zo_sweeps.core.document import to_text
+from zo_sweeps.cli.plan import show_summary
+from zo_sweeps.cli.text import console
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.host import die_with_parent
+from zo_sweeps.results.facts import plan_facts
 from zo_sweeps.schedule.backend import CannotJoinError, HeadLostError
 from zo_sweeps.schedule.cluster import await_answer, must_answer
+from zo_sweeps.schedule.sweep import check_rerun
+from zo_sweeps.schedule.this_host import must_have_work
+from zo_sweeps.session import session
 
 if TYPE_CHECKING:
     from zo_sweeps.config.composer import Composer
@@ -26,14 +32,9 @@ if TYPE_CHECKING:
 def run(given: Sequence[str]) -> int:
     """Run a grid: plan it, run the trials that have no result yet, print its tables. The default command."""
     parser = grid_parser("run", run.__doc__)
-    parser.add_argument(
-        "--rerun",
-        action="append",
-        default=[],
-        metavar="STATE|TRIAL_ID",
-        help="rerun trials that ended as failed, lost, diverged, out_of_memory or succeeded, or one trial by its id; "
-        "earlier results of theirs are set aside",
-    )
+    text = "rerun trials that ended as failed, lost, diverged, out_of_memory or succeeded, or one trial by its id; "
+    text += "earlier results of theirs are set aside"
+    parser.add_argument("--rerun", action="append", default=[], metavar="STATE|TRIAL_ID", help=text)
     parser.add_order()
     options = parse(parser, given)
     composer, command = compose(options)
@@ -46,52 +47,13 @@ def run(given: Sequence[str]) -> int:
 
 
 def _sweep(composer: Composer, command: Command, order: str, rerun: Sequence[str]) -> int:
-    from zo_sweeps.cli import launch
-    from zo_sweeps.cli.show.plan import show_summary
-    from zo_sweeps.cli.show.text import console
-    from zo_sweeps.results.facts.plan import plan_facts
-    from zo_sweeps.schedule.sweep import check_rerun
-    from zo_sweeps.schedule.this_host import must_have_work
-    from zo_sweeps.session import session
-
     to = console()
     planned = session.plan_here(composer)
     must_have_work(planned)
     check_rerun(rerun, planned.every)
     show_summary(plan_facts(planned, order), to)
-    result = session.run(planned, composer, command, launch.Terminal(to), order=order, rerun=rerun)
-    return launch.EXIT[result.status]
-
-
-def plan(given: Sequence[str]) -> int:
-    """Show a grid's trials, their work, time and memory, and what cannot run here, and why. Launches nothing."""
-    from zo_sweeps.results.facts.plan import PlanFacts, plan_facts
-
-    parser = grid_parser("plan", plan.__doc__)
-    parser.add_argument("--trials", action="store_true", help="list every trial, and every sentence about some")
-    parser.add_order()
-    parser.add_argument(
-        "--probe",
-        action="store_true",
-        help="first measure this machine, in about ten seconds; its speed is kept for later plans and runs. Without "
-        "it, or finished trials, no time is predicted; a run of more than a minute measures them itself",
-    )
-    parser.add_json({"": PlanFacts})
-    options = parse(parser, given)
-    from zo_sweeps.cli.show.plan import show_plan
-    from zo_sweeps.cli.show.text import console
-    from zo_sweeps.session import session
-
-    composer, _ = compose(options)
-    planned = session.plan_here(composer)
-    if options.probe:
-        session.probe_this_host(planned)
-    facts = plan_facts(planned, options.order)
-    if options.json:
-        print(to_text(facts))
-    else:
-        show_plan(facts, console(), trials=options.trials)
-    return 0
+    result = session.run(planned, composer, command, Terminal(to), order=order, rerun=rerun)
+    return EXIT[result.status]
 
 
 HEAD_LOST = 75  # exit status of a child that has lost its head (EX_TEMPFAIL)

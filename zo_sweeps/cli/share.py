@@ -2,31 +2,41 @@
 
 from __future__ import annotations
 
+import shlex
 from argparse import Namespace
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from os.path import expanduser
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
 
 from zo_sweeps.cli.parser import Parser, grid_parser, parse, read, trial_ids
+from zo_sweeps.cli.text import console, say
+from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.record import archive
+from zo_sweeps.record.archive import Archive
+from zo_sweeps.record.commands import Command
+from zo_sweeps.results.exchange import share, unbacked
+from zo_sweeps.results.imported import take_in
+from zo_sweeps.schedule.ledger import read_standing
+
+if TYPE_CHECKING:
+    from zo_sweeps.session.verify import Finding
 
 
 def export(given: Sequence[str]) -> int:
     """Write a sweep's results as one file that others can verify; with a trial's id, the weights of that trial."""
     parser = grid_parser("export", export.__doc__)
-    parser.add_argument(
-        "--out", type=expanduser, required=True, metavar="FILE|DIR", help="the file; of weights, a new or empty folder"
-    )
+    text = "the file; of weights, a new or empty folder"
+    parser.add_argument("--out", type=expanduser, required=True, metavar="FILE|DIR", help=text)
     parser.add_argument("--by", default="", metavar="NAME", help="of results: whose they are")
-    parser.add_argument(
-        "--key",
-        type=expanduser,
-        metavar="FILE",
-        help="of results: private Ed25519 key that signs them, as ssh-keygen's",
-    )
-    parser.add_argument(
-        "--merge", action="store_true", help="of weights: the whole model with them, instead of an adapter (PEFT)"
-    )
+    text = "of results: private Ed25519 key that signs them, as ssh-keygen's"
+    parser.add_argument("--key", type=expanduser, metavar="FILE", help=text)
+    text = "of weights: the whole model with them, instead of an adapter (PEFT)"
+    parser.add_argument("--merge", action="store_true", help=text)
     options = parse(parser, given)
     ids = trial_ids(options)
     if not ids:
@@ -35,7 +45,6 @@ def export(given: Sequence[str]) -> int:
         raise UserError(f"{len(ids)} trials to export", fix="give one id, as `plan --trials` lists them")
     if options.by or options.key:
         raise UserError("weights are not signed", where="--by, --key", fix="leave the id out to export results")
-    from zo_sweeps.config.composer import Composer
     from zo_sweeps.session.export import save_adapter
 
     state_dir = Composer(options.overrides, options.config_dir).run.state_dir
@@ -46,14 +55,13 @@ def export(given: Sequence[str]) -> int:
 def _export_results(options: Namespace) -> int:
     if options.merge:
         raise UserError("no trial to merge the weights of", where="--merge", fix="give a trial's id")
-    from zo_sweeps.cli.show import share as show
-    from zo_sweeps.cli.show.text import console
-    from zo_sweeps.results.exchange import share
-
-    reading, path = read(options), Path(options.out)
+    reading, path, to = read(options), Path(options.out), console()
     key = Path(options.key) if options.key else None
     written = share(reading.plan, reading.composer, path, by=options.by, key=key)
-    show.archive(written, path, sum(name.startswith("journal/") for name in written.files), console())
+    trials = sum(name.startswith("journal/") for name in written.files)
+    say(to, f"{path}   {trials} trials, {path.stat().st_size / 1000:.0f} kB")
+    say(to, f"signed: {archive.key_fingerprint(written.key)}" if written.key else "not signed; --key KEY signs it")
+    say(to, f"next: python -m zo_sweeps verify {shlex.quote(str(path))}")
     return 0
 
 
@@ -69,17 +77,30 @@ def verify(given: Sequence[str]) -> int:
         "--config-dir", action="append", type=expanduser, default=[], metavar="FOLDER", help="your copy of its members"
     )
     options = parser.parse_intermixed_args(list(given))
-    from zo_sweeps.cli.show import share as show
-    from zo_sweeps.cli.show.text import console
-    from zo_sweeps.record.archive import read
     from zo_sweeps.session.verify import Copies
     from zo_sweeps.session.verify import verify as compute
 
     key, model, data = (Path(name) if name else None for name in (options.key, options.model, options.data))
-    source = read(Path(options.file), key)
-    copies = Copies(model, data, options.config_dir)
-    findings = compute(source, copies, options.trials)
-    return show.verification(source, Path(options.file), findings, console())
+    source = archive.read(Path(options.file), key)
+    findings = compute(source, Copies(model, data, options.config_dir), options.trials)
+    return _verified(source, options.file, findings, console())
+
+
+def _verified(source: Archive, file: str, findings: Iterable[Finding], to: Console) -> int:
+    """Print findings as they come, and what they come to; return 1 if anything is wrong, otherwise 0."""
+    from zo_sweeps.session.verify import Verdict
+
+    say(to, f"{file}: {source.title}, by {source.whose}")
+    marks = {Verdict.PROVED: "ok", Verdict.ATTESTED: "–", Verdict.WRONG: "WRONG"}
+    counts: Counter[Verdict] = Counter()
+    for finding in findings:
+        counts[finding.verdict] += 1
+        say(to, f"{marks[finding.verdict]:5}  {finding.trial_id}{'  ' * bool(finding.trial_id)}{finding.text}")
+    proved, attested, wrong = (counts[verdict] for verdict in marks)
+    parts = [f"{proved} trials computed again, with the same weights and scores"]
+    parts += [f"{attested} that cannot be (–)"] * bool(attested) + [f"{wrong} WRONG"] * bool(wrong)
+    say(to, f"{'not verified' if wrong else 'verified'}: {', '.join(parts)}")
+    return int(wrong > 0)
 
 
 def import_(given: Sequence[str]) -> int:
@@ -90,18 +111,13 @@ def import_(given: Sequence[str]) -> int:
     files = trial_ids(options)
     if len(files) != 1:
         raise UserError(f"{len(files)} files to import", fix="give one file, as `export` writes it")
-    from zo_sweeps.cli.show import share as show
-    from zo_sweeps.cli.show.text import console
-    from zo_sweeps.config.composer import Composer
-    from zo_sweeps.record.archive import read
-    from zo_sweeps.record.commands import Command
-    from zo_sweeps.results.imported import take_in
-
-    composer = Composer(options.overrides, options.config_dir)
-    source = read(Path(expanduser(files[0])), Path(options.key) if options.key else None)
+    composer, to = Composer(options.overrides, options.config_dir), console()
+    source = archive.read(Path(expanduser(files[0])), Path(options.key) if options.key else None)
     made = take_in(source, composer.run.folder, composer)
-    where = Command.of([f"+grid={source.grid}", *options.overrides], options.config_dir)
-    show.imported(source, made, where.table, console())
+    table = Command.of([f"+grid={source.grid}", *options.overrides], options.config_dir).table
+    say(to, f"{'imported' if made.new else 'imported before'}: {source.title}, {made.trials} trials")
+    say(to, f"by {source.whose}")
+    say(to, f"`{table}` shows its rows below your own; to undo, remove {made.folder}")
     return 0
 
 
@@ -112,8 +128,14 @@ def check(given: Sequence[str]) -> int:
     options = parse(parser, given)
     if options.n < 1:
         raise UserError(f"--n {options.n} is no number of seeds", fix="give 1 or more")
-    from zo_sweeps.cli.show import share as show
-    from zo_sweeps.cli.show.text import console
-
-    reading = read(options)
-    return show.unbacked(reading.plan, reading.composer, options.n, console())
+    reading, to = read(options), console()
+    plan = reading.plan
+    if not plan.grid.tables:
+        raise UserError(f"grid {plan.name} has no tables to check")
+    lines = list(unbacked(plan, reading.composer, read_standing(plan.config.folder), options.n))
+    for line in lines:
+        say(to, line)
+    seeds = f"{options.n} finished seed{'s' * (options.n > 1)}"
+    backed = f"{len(lines)} cells are not backed by {seeds}" if lines else ""
+    say(to, f"{plan.name}: {backed or f'every cell of its tables is backed by {seeds} or more'}")
+    return int(bool(lines))

@@ -9,12 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+
 from zo_sweeps.config.schema import AXES, TRIAL_GROUPS, TRIAL_KEYS
 from zo_sweeps.core.errors import UserError
 
 CHOOSES = {f"{group}.name": group for group in TRIAL_GROUPS}  # estimator.name=X chooses X, as estimator=X does
 OPEN = (*AXES, "precision", "task", "method")  # parts of a trial that Hydra takes as they are
-SEARCH = "hydra.searchpath="  # Hydra's own override for further folders; --config-dir is short for it
 PATHS = ("model.path", "data.dir", "state_dir", "tracking.uri")  # taken as typed: Hydra's grammar stops at "~" and "("
 HOOKS = ("on.done", "on.failed", "on.first_result")  # so are commands and URLs, whatever commas they have
 # Keys that give a grid's cells the trials that its files do, the seed aside.
@@ -40,33 +42,25 @@ class CommandLine:
     """The overrides of a command.
 
     Args:
-        texts: as given, in Hydra's grammar, without those of the search path.
-        search: those of the search path.
+        texts: as given, in Hydra's grammar.
         forced: what they force on every trial.
         of_run: those of the run: grid, executor, state_dir, ...
     """
 
     texts: tuple[str, ...]
-    search: tuple[str, ...]
     forced: Forced
     of_run: tuple[str, ...]
 
     @classmethod
     def read(cls, overrides: Sequence[str]) -> CommandLine:
         """Sort a command's overrides. Raises UserError for one that cannot be read."""
-        search = tuple(text for text in overrides if text.startswith(SEARCH))
-        texts = tuple(_with_path(text) for text in overrides if text not in search)
-        return cls(texts, search, *_sorted(texts))
+        texts = tuple(map(_with_path, overrides))
+        return cls(texts, *_sorted(texts))
 
     @property
     def grid(self) -> str:
         """The name of the grid; "" if none is named."""
         return next((text.split("=", 1)[1] for text in self.texts if text.startswith("+grid=")), "")
-
-    @property
-    def folders(self) -> list[str]:
-        """The addresses that the overrides of the search path list."""
-        return [address for text in self.search for address in _addresses(text)]
 
     @property
     def changes_trials(self) -> bool:
@@ -114,9 +108,6 @@ class CommandLine:
 
 def _sorted(overrides: Sequence[str]) -> tuple[Forced, tuple[str, ...]]:
     """Split the overrides into those forced on trials and those of the run (grid, executor, state_dir, ...)."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
     parser = OverridesParser.create()
     choices: dict[str, tuple[str, ...]] = {}
     values: dict[str, tuple[Any, ...]] = {}
@@ -130,6 +121,8 @@ def _sorted(overrides: Sequence[str]) -> tuple[Forced, tuple[str, ...]]:
         key = override.key_or_group
         if not key:
             raise UserError(f"cannot read the override {text!r}", fix="write key=value")
+        if key.startswith("hydra."):
+            raise UserError(f"{key} is Hydra's own", where=repr(text), fix="name further folders with --config-dir")
         if override.is_delete() and not re.match(r"grid\.\w+\.", key):
             fix = "only parts of the grid can (~grid.tables.NAME); grid.tables={} leaves out all"
             raise UserError(f"{key} cannot be left out", where=repr(text), fix=fix)
@@ -141,8 +134,8 @@ def _sorted(overrides: Sequence[str]) -> tuple[Forced, tuple[str, ...]]:
         if override.is_sweep_override():
             if not trial_level:
                 raise UserError(f"several values for {key}", where=repr(text), fix="only a trial's keys make an axis")
-            given: tuple[Any, ...] = tuple(override.sweep_iterator())
-            given = tuple(v.value() if hasattr(v, "value") and callable(v.value) else v for v in given)
+            swept = override.sweep_iterator()
+            given = tuple(v.value() if hasattr(v, "value") and callable(v.value) else v for v in swept)
         else:
             given = (override.value(),)
         if key in TRIAL_GROUPS or key in CHOOSES:
@@ -155,14 +148,6 @@ def _sorted(overrides: Sequence[str]) -> tuple[Forced, tuple[str, ...]]:
         else:
             run_level.append(text)
     return Forced(choices, values), tuple(run_level)
-
-
-def _addresses(text: str) -> list[str]:
-    """Return the addresses listed by an override of hydra.searchpath."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
-    listed = _plain(OverridesParser.create().parse_override(text).value())
-    return [str(url) for url in listed] if isinstance(listed, list) else [str(listed)]
 
 
 def _key(text: str) -> str:
@@ -204,9 +189,6 @@ def _with_path(text: str) -> str:
 
 def _several(text: str) -> bool:
     """Return whether an override can be read as several values."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
     try:
         return bool(OverridesParser.create().parse_override(text).is_sweep_override())
     except HydraException:

@@ -6,18 +6,23 @@ forces on every trial of a grid are read in `command_line`, and messages of one 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import Any
 
-from zo_sweeps.config.command_line import OPEN, PLACE, SEARCH, CommandLine, Forced, quoted
-from zo_sweeps.config.compositions import Compositions
-from zo_sweeps.config.interpolation import closed
-from zo_sweeps.config.messages import KINDS, explained, nested, siblings, strangers
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from zo_sweeps.config.command_line import OPEN, PLACE, CommandLine, Forced, quoted
+from zo_sweeps.config.files import closed, loaded, use
+from zo_sweeps.config.messages import explained, nested, siblings, strangers
 from zo_sweeps.config.schema import AXES, METHOD, OWN_TREE, TRIAL_KEYS, Config, OnConfig, RunConfig
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.core.files import conf_dir, folder_at, reading
@@ -28,9 +33,6 @@ from zo_sweeps.methods.executor import Executor
 from zo_sweeps.methods.parts import Method
 from zo_sweeps.methods.precision import FASTEST, OWN
 
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
 MEMBER_GROUPS = (*AXES, "precision", "executor")  # groups whose options are the members of an axis
 # Hydra's own configuration, for launchers and logs that are not used here: without it a composition takes a fifth less.
 _OF_HYDRA = ("output", "launcher", "sweeper", "help", "hydra_help", "hydra_logging", "job_logging", "env")
@@ -39,17 +41,19 @@ _NOTHING = object()
 
 
 _registered: list[Path] = []  # the folders whose members Hydra's store holds: one for the whole process
+Choices = tuple[tuple[str, str], ...]
 
 
-@cache
-def _packaged() -> Compositions:
-    """Return the compositions of the packaged files alone: shared by all composers of the process."""
-    groups = (*MEMBER_GROUPS, "kind", "schedule")
-    return Compositions.kept(conf_dir(), {axis: _defaults(axis) for axis in groups})
+@dataclass
+class Compositions:
+    """What the files of some folders compose to: a composition takes a tenth of a second, and a grid needs several."""
+
+    composed: dict[Choices, dict[str, Any]] = field(default_factory=dict)  # of a method and its axes
+    chosen: dict[Choices, dict[str, str]] = field(default_factory=dict)  # the same -> the option of every group
+    alone: dict[tuple[str, str], Any] = field(default_factory=dict)  # (group of OWN_TREE, option) -> its part
 
 
-def _defaults(axis: str) -> dict[str, Mapping[str, Any]]:
-    return {name: member.defaults() for name, member in registry.members(axis).items()}
+PACKAGED = Compositions()  # of the packaged files alone: shared by all composers of the process
 
 
 @cache
@@ -61,8 +65,6 @@ def _packaged_grid(name: str) -> Composer:
 @cache
 def _scratch() -> DictConfig:
     """Return the schema's values, for `check_value` to set: new ones per value would be slow."""
-    from omegaconf import OmegaConf
-
     scratch: DictConfig = OmegaConf.structured(Config)
     return scratch
 
@@ -79,6 +81,7 @@ class Composer:
         trial: one trial's configuration without a grid, as the defaults and the command line have it. Not typed, as
             the options depend on the members.
         command_line: the overrides, read.
+        folders: those that are searched for configuration files, in order.
 
     Raises UserError for anything unknown, misplaced or of the wrong type.
     """
@@ -94,18 +97,14 @@ class Composer:
         self.command_line = CommandLine.read(overrides)
         if absent := [folder for folder in config_dirs if not Path(folder).is_dir()]:
             raise UserError(f"no such folder: {', '.join(absent)}", where="--config-dir")
-        self._search = [*(f"file://{Path(folder).resolve()}" for folder in config_dirs), *self.command_line.folders]
-        if absent := [str(path) for path in self.folders[1:] if not path.is_dir()]:
-            raise UserError(f"no such folder: {', '.join(absent)}", where="hydra.searchpath")
+        self.folders = [conf_dir(), *(Path(folder).resolve() for folder in config_dirs)]  # searched in this order
         with reading():
             further = {path.name for folder in self.folders[1:] for path in folder.iterdir()}
-        local = len(self.folders) == 1 + len(self._search)  # a remote address may hold any group
         registry.use_folders(self.folders[1:])
         self._register()
         if _compositions is None:
-            _compositions = _packaged() if local and further <= {"grid"} else Compositions()
+            _compositions = PACKAGED if further <= {"grid"} else Compositions()
         self._compositions = _compositions
-        self._composed, self._chosen_by = _compositions.composed, _compositions.chosen
         with self._hydra():
             composed = self._compose([*self.command_line.of_run, *self.command_line.one_of_each])
         self.trial: Mapping[str, Any] = {key: value for key, value in _tree(composed).items() if key in TRIAL_KEYS}
@@ -130,25 +129,16 @@ class Composer:
         """The command line's overrides of every trial."""
         return self.command_line.forced
 
-    @property
-    def folders(self) -> list[Path]:
-        """The folders that are searched for configuration files, in order."""
-        local = (url.removeprefix("file://") for url in self._search)
-        return [conf_dir(), *(Path(path) for path in local if "://" not in path)]
-
     def as_written(self) -> Composer:
         """Return a composer of the same grid and folders without any other override: composed once."""
-        if not self._search:
+        if len(self.folders) == 1:
             return _packaged_grid(self.command_line.grid)
         if self._written is None:
-            given = [*self.command_line.search, f"+grid={self.command_line.grid}"]
-            self._written = Composer(given, self._config_dirs, self._compositions)
+            self._written = Composer([f"+grid={self.command_line.grid}"], self._config_dirs, self._compositions)
         return self._written
 
     def _register(self) -> None:
         """Register the schema with Hydra, and each member's options and defaults unless it has a YAML file."""
-        from hydra.core.config_store import ConfigStore
-
         global _registered
         if self.folders == _registered == [conf_dir()]:  # the packaged members do not change
             return
@@ -166,20 +156,13 @@ class Composer:
 
     @contextmanager
     def _hydra(self) -> Iterator[None]:
-        from hydra import initialize_config_dir
-        from hydra.core.global_hydra import GlobalHydra
-
-        from zo_sweeps.config import files
-
-        files.use()
+        use()
         GlobalHydra.instance().clear()
         with initialize_config_dir(config_dir=str(conf_dir()), version_base="1.3"):
             yield
 
     def _run_config(self, composed: DictConfig) -> RunConfig:
         """Return the run's part of a composition, typed. Raises UserError for an unknown or misconfigured executor."""
-        from omegaconf import OmegaConf
-
         where = self.locate({"executor": self._chosen["executor"]})
         executor = Executor.read(OmegaConf.to_container(composed.executor), "executor", where)
         assert isinstance(executor, Executor)
@@ -199,15 +182,11 @@ class Composer:
 
     def _compose(self, overrides: Sequence[str]) -> DictConfig:
         """Return Hydra's composition with interpolations resolved; `_chosen` is then the option of every group."""
-        from hydra import compose
-        from hydra.errors import HydraException
-        from omegaconf import OmegaConf, open_dict
-        from omegaconf.errors import OmegaConfBaseException
-
-        search = [f"{SEARCH}[{','.join(map(quoted, self._search))}]"] if self._search else []
+        further = ",".join(quoted(f"file://{folder}") for folder in self.folders[1:])
+        given = [f"hydra.searchpath=[{further}]", *_LEFT_OUT, *overrides]
         try:
             with closed(), reading():
-                config = compose("config", overrides=[*search, *_LEFT_OUT, *overrides], return_hydra_config=True)
+                config = compose("config", overrides=given, return_hydra_config=True)
                 self._chosen = dict(config.hydra.runtime.choices)
                 with open_dict(config):
                     del config["hydra"]
@@ -232,11 +211,10 @@ class Composer:
             with self._hydra():
                 composed = _tree(self._compose([f"{group}={option}" for group, option in absent]))
             alone.update({choice: composed[choice[0]] for choice in absent})
-            self._compositions.keep()
         return {**result, **{choice[0]: alone[choice] for choice in own}}
 
-    def _cached(self, choices: tuple[tuple[str, str], ...]) -> dict[str, Any]:
-        if choices not in self._composed:
+    def _cached(self, choices: Choices) -> dict[str, Any]:
+        if choices not in self._compositions.composed:
             with self._hydra():
                 composed = _tree(self._compose([f"{group}={option}" for group, option in choices]))
                 # {name: X, ...} of an axis in a preset chooses the member X, with the defaults of its other options.
@@ -251,10 +229,9 @@ class Composer:
             for axis in AXES:
                 composed[axis]["name"] = self.member_name(axis, chosen[axis])
             self._drop(composed, dict(choices))
-            self._composed[choices] = {key: composed[key] for key in TRIAL_KEYS}
-            self._chosen_by[choices] = chosen
-            self._compositions.keep()
-        return self._composed[choices]
+            self._compositions.composed[choices] = {key: composed[key] for key in TRIAL_KEYS}
+            self._compositions.chosen[choices] = chosen
+        return self._compositions.composed[choices]
 
     def _renamed(self, composed: Mapping[str, Any], choices: Mapping[str, str]) -> dict[str, str]:
         """Return axis -> member, for the axes where a preset's {name: X, ...} differs from the chosen option."""
@@ -273,16 +250,12 @@ class Composer:
         kind = Method.read(preset["method"], "method", self.locate({"method": method})).kind
         return str(preset[axis]["name"]) if axis in kind.parts else None
 
-    @staticmethod
-    def _names(axis: str, member: str) -> set[str]:
-        return {f.name for f in options(registry.member(axis, member))}
-
     def _drop(self, composed: Mapping[str, Any], choices: Mapping[str, str]) -> None:
         """Drop the options that a preset sets for its own member of an axis and that the chosen member lacks."""
         for axis in (one for one in AXES if one in choices):
             preset = self._cached(tuple((group, name) for group, name in choices.items() if group == "method"))
-            own = self._names(axis, preset[axis]["name"]) - self._names(axis, composed[axis]["name"])
-            for key in own & {*composed[axis]}:
+            had, has = (options(registry.member(axis, tree[axis]["name"])) for tree in (preset, composed))
+            for key in ({f.name for f in had} - {f.name for f in has}) & {*composed[axis]}:
                 del composed[axis][key]
 
     def locate(self, choices: Mapping[str, str]) -> Locate:
@@ -291,7 +264,7 @@ class Composer:
         def where(key: str) -> str:
             if self.command_line.sets(key):
                 return PLACE
-            return self._file_of(key, {**self._chosen_by.get(_of_method(choices), {}), **choices})
+            return self._file_of(key, {**self._compositions.chosen.get(_of_method(choices), {}), **choices})
 
         return where
 
@@ -309,55 +282,32 @@ class Composer:
 
         Raises UserError for an unknown name.
         """
-        from omegaconf import OmegaConf
-        from omegaconf.errors import OmegaConfBaseException
-
-        from zo_sweeps.config import files
-
         path = next((file for d in self.folders if (file := d / group / f"{name}.yaml").is_file()), None)
         if path is None:
             raise unknown(group, name, [p.stem for folder in self.folders for p in (folder / group).glob("*.yaml")])
         try:
             with closed():
-                loaded = OmegaConf.to_container(files.loaded(path)[0], resolve=True)
+                tree = OmegaConf.to_container(loaded(path)[0], resolve=True)
         except OmegaConfBaseException as error:
             raise explained(error, [], lambda _: str(path)) from None
-        assert isinstance(loaded, dict)
-        return {str(key): value for key, value in loaded.items()}
+        assert isinstance(tree, dict)
+        return {str(key): value for key, value in tree.items()}
 
     def check_value(self, path: str, value: Any, where: str) -> None:
         """Raise UserError unless `path` is a key of a trial and `value` has its type."""
-        from omegaconf import OmegaConf
-        from omegaconf.errors import OmegaConfBaseException
-
         if (path, repr(value)) in self._checked:
             return
-        node: Any = Config
-        parts = path.split(".")
-        for depth, part in enumerate(parts):
-            if not is_dataclass(node):
-                return  # inside an untyped mapping (task, model.arch)
-            names = {f.name for f in fields(node)}
-            if depth == 0:
-                names &= set(TRIAL_KEYS)
-            if part not in names:
-                raise unknown("key", path, [".".join([*parts[:depth], name]) for name in names], where=where)
-            node = get_type_hints(node)[part]
+        if path.split(".")[0] not in TRIAL_KEYS:
+            raise unknown("key", path, TRIAL_KEYS, where=where)
         try:
             OmegaConf.update(_scratch(), path, value)
         except OmegaConfBaseException as error:
-            reason = str(error).splitlines()[0]
-            if found := re.search(r"could not be converted to (\w+)", reason):
-                reason = f"it must be {KINDS.get(found[1], found[1])}"
-            raise UserError(f"{path}={value!r} has the wrong type", where=where, fix=reason) from None
+            raise explained(error, [], lambda _: where) from None
         self._checked.add((path, repr(value)))
 
 
 def _resolve(config: DictConfig) -> None:
     """Resolve the interpolations of a composition in place; an error names the key."""
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
     try:
         OmegaConf.resolve(config)
     except OmegaConfBaseException:
@@ -367,23 +317,19 @@ def _resolve(config: DictConfig) -> None:
 
 def _tree(composed: DictConfig) -> dict[str, Any]:
     """Return a composition as plain dictionaries and lists."""
-    from omegaconf import OmegaConf
-
     plain = OmegaConf.to_container(composed)
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
 
 
-def _of_method(choices: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+def _of_method(choices: Mapping[str, str]) -> Choices:
     """Return the choices of a method and its axes: these are composed together."""
     return tuple((group, choices[group]) for group in METHOD if group in choices)
 
 
 def _yaml(file: Path) -> dict[str, Any]:
     """Return the contents of a configuration file, its defaults list included; not to be changed."""
-    from zo_sweeps.config import files
-
-    return files.loaded(file)[2]
+    return loaded(file)[2]
 
 
 def _holds(tree: Mapping[str, Any], key: str, group: str) -> bool:

@@ -1,20 +1,23 @@
-"""The files of configuration, Hydra's and others: each is parsed once per process, by libyaml, until it changes."""
+"""The files of configuration: each parsed once per process, until it changes; what they may refer to."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.plugins import Plugins
+from hydra.core.utils import setup_globals
 from hydra.plugins.config_source import ConfigResult
 from omegaconf import OmegaConf
 from omegaconf._utils import get_yaml_loader
+from omegaconf.resolvers import oc
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import reading
@@ -66,9 +69,11 @@ def _loaded(path: Path, _changed: int, _size: int) -> Loaded:
         raise _nested(path) from None
     if tree is not None and not isinstance(tree, dict):
         raise UserError(f"a {type(tree).__name__} where keys and values were expected", where=str(path))
-    entries, level = 0, [tree]
+    entries = 0
+    level: list[Any] = [tree]
     for _ in range(DEEPEST):
-        level = [inner for one in level if isinstance(one, (dict, list)) for inner in _inside(one)]
+        nested = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, (dict, list)))
+        level = [inner for one in nested for inner in one]
         entries += len(level)
         if entries > MOST:
             what = f"more than {MOST:,} entries, those that aliases (*name) repeat included"
@@ -78,10 +83,6 @@ def _loaded(path: Path, _changed: int, _size: int) -> Loaded:
     config = OmegaConf.create(tree or {})
     plain: Any = OmegaConf.to_container(config)
     return config, Files._get_header_dict(text[:512]), {str(key): value for key, value in plain.items()}
-
-
-def _inside(one: dict[Any, Any] | list[Any]) -> Iterable[Any]:
-    return one.values() if isinstance(one, dict) else one
 
 
 def _nested(path: Path) -> UserError:
@@ -105,3 +106,26 @@ def _loader() -> Any:
             yaml.resolver.Resolver.__init__(self)
 
     return Loader
+
+
+OUTSIDE = ("oc.env", "now", "python_version", "hydra")  # the environment, the clock, this Python, Hydra's own state
+
+
+@contextmanager
+def closed() -> Iterator[None]:
+    """Refuse `${oc.env:NAME}` and its kind while the block runs: a value read there would be printed and stored."""
+    for name in OUTSIDE:
+        OmegaConf.register_new_resolver(name, _refuse(name), replace=True)
+    try:
+        yield
+    finally:  # the resolvers belong to the whole process
+        OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
+        setup_globals()
+
+
+def _refuse(name: str) -> Callable[..., NoReturn]:
+    def refuse(*arguments: object) -> NoReturn:
+        what = f"${{{name}:{','.join(map(str, arguments))}}} reads something outside of the configuration"
+        raise UserError(what, fix="write the value itself, or give it on the command line")
+
+    return refuse

@@ -27,6 +27,8 @@ def explained(error: Exception, overrides: Sequence[str], locate: Locate) -> Use
         chain.append(str(cause))
         cause = cause.__cause__ or cause.__context__
     text = "\n".join(chain)
+    full = re.search(r"full_key: (\S+)", text)
+    key, last = full[1] if full else "a key", next(iter(chain[-1].splitlines()), "")
     if found := re.search(r"Could not find '([^']+)'", text):
         group, _, name = found[1].rpartition("/")
         listed = re.search(r"Available options in '[^']*':\n((?:\t.+\n?)*)", text)
@@ -37,32 +39,24 @@ def explained(error: Exception, overrides: Sequence[str], locate: Locate) -> Use
         given = next((text for text in overrides if text.startswith(f"{group}=")), f"{group}=NAME")
         return UserError(f"{group} is not in the defaults list", fix=f"to append to your default list use +{given}")
     if found := re.search(r"Key '([^']+)' (?:not in|is not in) '?(\w+)", text):
-        full = re.search(r"full_key: (\S+)", text)
         path = full[1] if full else found[1]
         return unknown("key", path, siblings(path), where=locate(path))
     if found := re.search(r"Interpolation key '([^']*)' not found", text):
-        full = re.search(r"full_key: (\S+)", text)
-        key = full[1] if full else "a key"
         return UserError(f"${{{found[1]}}} names no key", where=f"{key} ({locate(key)})" if full else "")
     if found := re.search(r"Multiple values for ([\w/]+)", text):
         return UserError(f"{found[1]} is given twice", fix="name it once")
+    what, fix = "", last
     if found := re.search(r"Value '(.*?)' of type '(.*?)' could not be converted to (\w+)", text):
-        full = re.search(r"full_key: (\S+)", text)
-        key = full[1] if full else "a key"
-        fix = f"it must be {KINDS.get(found[3], found[3])}"
-        return UserError(f"{key}={found[1]!r} has the wrong type", where=locate(key), fix=fix)
-    if found := re.search(r"Invalid value assigned: (\w+) is not a (\w+)", text):
-        full = re.search(r"full_key: (\S+)", text)
-        kind = "list" if found[2].startswith("List") else found[2]
-        key = full[1] if full else "a key"
-        return UserError(f"{key} has the wrong type", where=locate(key), fix=f"it must be a {kind}")
-    if found := re.search(r"Error merging override (\S+?)=(.).*\s+Cannot assign \w+ to Dict", text):
-        fix = "its entries must be mappings" if found[2] == "[" else "it must be a mapping"
-        return UserError(f"{found[1]} has the wrong type", where=locate(found[1]), fix=fix)
-    if found := re.search(r"Error merging override (\S+?)=", text):
-        return UserError(f"{found[1]} has the wrong type", where=locate(found[1]), fix=chain[-1].splitlines()[0])
-    reason = "" if chain[-1] == chain[0] else chain[-1].splitlines()[0]
-    return UserError(" ".join(chain[0].split()), fix=reason)
+        what, fix = f"{key}={found[1]!r}", f"it must be {KINDS.get(found[3], found[3])}"
+    elif found := re.search(r"Invalid value assigned: (\w+) is not a (\w+)", text):
+        what, fix = key, f"it must be a {'list' if found[2].startswith('List') else found[2]}"
+    elif found := re.search(r"Error merging override (\S+?)=(.)", text):
+        what = key = found[1]
+        if re.search(r"\s+Cannot assign \w+ to Dict", text):
+            fix = "its entries must be mappings" if found[2] == "[" else "it must be a mapping"
+    if what:
+        return UserError(f"{what} has the wrong type", where=locate(key), fix=fix)
+    return UserError(" ".join(chain[0].split()), fix="" if chain[-1] == chain[0] else last)
 
 
 def strangers(value: Any, path: str) -> Iterator[str]:

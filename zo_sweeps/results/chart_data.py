@@ -12,16 +12,17 @@ from statistics import fmean
 from typing import Any
 
 from zo_sweeps.plan.build import Plan
-from zo_sweeps.record.journal import JournalStore, predictions, trail
+from zo_sweeps.record.journal import JournalStore, trail
 from zo_sweeps.results import tables as readout
+from zo_sweeps.results.compare import of_cell
 from zo_sweeps.results.findings import forwarded_per_step
 from zo_sweeps.results.measures import column_measures, first_metric
 from zo_sweeps.results.sweep_figures import PERCENT
 from zo_sweeps.schedule.ledger import Standing
-from zo_sweeps.tables import Rule, Table, TableCell
+from zo_sweeps.tables import Rule, Table
 from zo_sweeps.tables.figure_kinds.curve import CURVE_X, CURVES, windowed
 from zo_sweeps.tables.figures import TOLD_APART
-from zo_sweeps.tables.select import HyperparameterSetting, select, settings
+from zo_sweeps.tables.select import select, settings
 from zo_sweeps.tables.stats import CONFIDENCE
 from zo_sweeps.tables.text_cells import plain, value_text
 
@@ -50,10 +51,12 @@ def curve_data(plan: Plan, standing: Standing, state_dir: Path) -> dict[str, Any
             unit = measures.get(column, measure).unit_size
             runs = [_run(plan, standing, journals, record.trial_id, record.seed, unit) for record in chosen.records]
             if any(run["curves"] for run in runs):
-                parts.append({"column": i, "setting": _setting(chosen), "runs": runs})
-                scores.append(chosen.mean(rule.metric))
-        if parts:
-            rows.append({"label": plan.grid.label(block), "parts": parts, "shown": _score(scores, rule)})
+                values = (f"{key.rpartition('.')[2]} {plain(one)}" for key, one in chosen.hyperparameters.items())
+                parts.append({"column": i, "setting": ", ".join(values), "runs": runs})
+                scores += [score for score in [chosen.mean(rule.metric)] if score is not None]
+        if parts:  # the mean over its columns of what its setting is selected by, the lower the better
+            score = (1 if rule.mode == "min" else -1) * fmean(scores) if scores else math.inf
+            rows.append({"label": plan.grid.label(block), "parts": parts, "shown": score})
     if not rows:
         return {}
     drawn = sorted(range(len(rows)), key=lambda i: float(rows[i]["shown"]))[:TOLD_APART]
@@ -71,16 +74,6 @@ def curve_data(plan: Plan, standing: Standing, state_dir: Path) -> dict[str, Any
         "rows": rows,
         "best_by": rule.metric,
     }
-
-
-def _score(values: Sequence[float | None], rule: Rule) -> float:
-    """Return the mean over a row's columns of what its setting is selected by, the lower the better."""
-    known = [value for value in values if value is not None]
-    return (1 if rule.mode == "min" else -1) * fmean(known) if known else math.inf
-
-
-def _setting(chosen: HyperparameterSetting) -> str:
-    return ", ".join(f"{key.rpartition('.')[2]} {plain(value)}" for key, value in chosen.hyperparameters.items())
 
 
 def _run(
@@ -140,21 +133,14 @@ def rows_data(plan: Plan, tables: Sequence[Table], state_dir: Path) -> list[dict
                     "text": value_text(cell, table, key),
                     "seeds": {str(seed): value for seed, value in cell.values.items()},
                     "trials": list(cell.trial_ids),
-                    "right": _right(cell, journals) if measure.metric.startswith("test/") else [],
+                    "right": [
+                        {"rows": made.rows, "right": "".join("01"[right] for right in made.right)}
+                        for made in (of_cell(cell, journals) if measure.metric.startswith("test/") else ())
+                    ],
                 }
         if cells:
             rows.append({"block": block, "label": plan.grid.label(block), "cells": list(cells.values())})
     return rows
-
-
-def _right(cell: TableCell, journals: JournalStore) -> list[dict[str, str]]:
-    """Return the predictions of a cell's runs: the digest of the test rows, and a digit per example, 1 if right."""
-    found = []
-    for trial_id in cell.trial_ids:
-        made = predictions(journals.read(trial_id))
-        if made is not None:
-            found.append({"rows": made.rows, "right": "".join("1" if right else "0" for right in made.right)})
-    return found
 
 
 FOLDER = Path(__file__).parent / "web" / "uplot"

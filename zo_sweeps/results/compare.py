@@ -6,34 +6,51 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from zo_sweeps.core.document import key
 from zo_sweeps.core.place import apart, distinct, under_load, unknown
-from zo_sweeps.core.trial import COSTS, Outcome, Trial, TrialState
-from zo_sweeps.record.journal import JournalStore, predictions
+from zo_sweeps.core.trial import COSTS, Trial
+from zo_sweeps.record.journal import JournalStore, Predictions, predictions, trail
+from zo_sweeps.record.sweep_book import find_trial
 from zo_sweeps.results.tables import places_of
-from zo_sweeps.schedule.ledger import read_standing
-from zo_sweeps.tables import Table
+from zo_sweeps.schedule.ledger import Standing, read_standing
+from zo_sweeps.tables import Table, TableCell
 from zo_sweeps.tables.stats import Examples, by_example
-
-if TYPE_CHECKING:
-    from zo_sweeps.record.journal import Predictions
-
 
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 40  # characters of a drawn curve
 
 
 @dataclass(frozen=True)
-class Compared:
-    """One of the two trials."""
+class TrialRecord:
+    """What every document says of a trial."""
 
-    trial_id: str = key("its id")
-    label: str = key("its printed name")
-    grid: str = key("name of its grid")
+    trial_id: str = key("hash of everything that changes its result")
+    label: str = key("its printed name; empty: no record of its sweep is left")
+    grid: str = key("name of its grid; empty: not known")
     state: str = key("its state, lower case")
     error: str = key("one line on a failure")
+    metrics: Mapping[str, float] = key("measurements, in fractions, bytes, seconds and joules, under MLflow's names")
+
+
+def recorded(trial: Trial, standing: Standing) -> dict[str, Any]:
+    """Return the fields of a TrialRecord, from the ledger."""
+    outcome = standing.outcomes.get(trial.trial_id)
+    return {
+        "trial_id": trial.trial_id,
+        "label": trial.label,
+        "grid": trial.grid,
+        "state": standing.state(trial.trial_id).value.lower(),
+        "error": outcome.error if outcome else "",
+        "metrics": outcome.metrics if outcome else {},
+    }
+
+
+@dataclass(frozen=True)
+class Compared(TrialRecord):
+    """One of the two trials."""
+
     train_loss: Sequence[float] = key("loss of each step, as journalled")
     configuration: Mapping[str, Any] = key("the whole resolved configuration")
 
@@ -103,48 +120,38 @@ def compare(state_dir: Path, names: Sequence[str]) -> Comparison:
 
     Raises UserError if a name does not belong to exactly one trial, or a journal is damaged.
     """
-    from zo_sweeps.record.journal import JournalStore, predictions, trail
-    from zo_sweeps.record.sweep_book import find_trial
-
-    one, two = (find_trial(state_dir, name) for name in names)
+    trials = [find_trial(state_dir, name) for name in names]
     standing, journals = read_standing(state_dir), JournalStore(state_dir)
-    events = [journals.read(t.trial_id, ended=standing.has_result(t.trial_id)) for t in (one, two)]
+    events = [journals.read(trial.trial_id, ended=standing.has_result(trial.trial_id)) for trial in trials]
     curves = [trail(journal) for journal in events]
-    outcomes = [standing.outcomes.get(trial.trial_id) for trial in (one, two)]
+    dev = {
+        name: [{step: value for step, _, value in curve[name]} for curve in curves]
+        for name in ("dev/loss", "dev/metric")
+    }
     a, b = (
-        _side(trial, standing.states.get(trial.trial_id, TrialState.PENDING), outcome, curve["train/loss"])
-        for trial, outcome, curve in zip((one, two), outcomes, curves, strict=True)
+        Compared(
+            **recorded(trial, standing),
+            train_loss=[loss for _, _, loss in curve["train/loss"]],
+            configuration=trial.config.to_json(),
+        )
+        for trial, curve in zip(trials, curves, strict=True)
     )
-    places = distinct(
-        place
-        for trial, outcome in zip((one, two), outcomes, strict=True)
-        if outcome
-        for place in places_of(trial, outcome)
-    )
+    ran = [(trial, outcome) for trial in trials if (outcome := standing.outcomes.get(trial.trial_id))]
+    places = distinct(place for trial, outcome in ran for place in places_of(trial, outcome))
     predicted = _predicted(*(predictions(journal) for journal in events))
     return Comparison(
         a,
         b,
         differences=[Difference(*parts) for parts in differences(a.configuration, b.configuration)],
-        measured=_measured(*(outcome.metrics if outcome else {} for outcome in outcomes), alike=not apart(places)),
-        evaluated=[both for name in ("dev/loss", "dev/metric") for both in _evaluated(name, [c[name] for c in curves])],
+        measured=_measured(a.metrics, b.metrics, alike=not apart(places)),
+        evaluated=[
+            BothEvaluated(name, step, one.get(step), two.get(step))
+            for name, (one, two) in dev.items()
+            for step in sorted({*one, *two})
+        ],
         predicted=None if isinstance(predicted, str) else predicted,
         not_predicted=predicted if isinstance(predicted, str) else "",
         places=list(filter(None, (apart(places), unknown(places), under_load(places)))),
-    )
-
-
-def _side(
-    trial: Trial, state: TrialState, outcome: Outcome | None, losses: Sequence[tuple[int, float, float]]
-) -> Compared:
-    return Compared(
-        trial_id=trial.trial_id,
-        label=trial.label,
-        grid=trial.grid,
-        state=state.value.lower(),
-        error=outcome.error if outcome else "",
-        train_loss=[loss for _, _, loss in losses],
-        configuration=trial.config.to_json(),
     )
 
 
@@ -154,11 +161,6 @@ def _measured(one: Mapping[str, float], two: Mapping[str, float], *, alike: bool
         return two[name] - one[name] if both else None
 
     return [BothMeasured(name, one.get(name), two.get(name), difference(name)) for name in dict.fromkeys((*one, *two))]
-
-
-def _evaluated(name: str, curves: Sequence[Sequence[tuple[int, float, float]]]) -> list[BothEvaluated]:
-    one, two = ({step: value for step, _, value in curve} for curve in curves)
-    return [BothEvaluated(name, step, one.get(step), two.get(step)) for step in sorted({*one, *two})]
 
 
 def _predicted(one: Predictions | None, two: Predictions | None) -> BothPredicted | str:
@@ -201,9 +203,6 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return leaves
 
 
-Runs = dict[tuple[str, str], list[tuple[bool, ...]]]  # (column, digest of the test rows) -> right, run by run
-
-
 def compared(table: Table, state_dir: Path) -> dict[tuple[str, str], Examples]:
     """Return (row, other row) -> their examples, over the columns in which both have predictions on the same rows.
 
@@ -222,11 +221,16 @@ def compared(table: Table, state_dir: Path) -> dict[tuple[str, str], Examples]:
 
 
 def _runs(table: Table, block: str, journals: JournalStore) -> Mapping[tuple[str, str], list[tuple[bool, ...]]]:
-    runs: Runs = {}
+    """Return (column, digest of the test rows) -> right, run by run."""
+    runs: dict[tuple[str, str], list[tuple[bool, ...]]] = {}
     for column, _ in table.columns:
         cell = table.cells[block, column]
-        for trial_id in cell.trial_ids if cell.values else ():
-            made = predictions(journals.read(trial_id))
-            if made is not None:
-                runs.setdefault((column, made.rows), []).append(made.right)
+        for made in of_cell(cell, journals) if cell.values else ():
+            runs.setdefault((column, made.rows), []).append(made.right)
     return runs
+
+
+def of_cell(cell: TableCell, journals: JournalStore) -> list[Predictions]:
+    """Return the test predictions of a cell's runs, of those that have any."""
+    made = (predictions(journals.read(trial_id)) for trial_id in cell.trial_ids)
+    return [one for one in made if one is not None]

@@ -34,18 +34,12 @@ from zo_sweeps.tasks.data import DRAWN
 
 SAME = 1e-9  # relative: of numbers that follow from others of the archive
 
-KEPT = received.KINDS  # the types of events in an archive; the others name machines, or are files
-
 ENTRIES = 2**16  # names and values of a grid, which OmegaConf reads at 10,000 per second; the largest has 1,300 lines
 
 
 @dataclass(frozen=True)
 class Shared:
-    """The contents of an archive in a folder, with the plan and the ledger of a state folder.
-
-    Args:
-        tables: as the archive has them; see `plain`.
-    """
+    """The contents of an archive in a folder, with the plan and the ledger of a state folder; tables: see `plain`."""
 
     plan: Plan
     standing: Standing
@@ -70,7 +64,7 @@ def share(plan: Plan, composer: Composer, path: Path, *, by: str = "", key: Path
         raise UserError(f"no trial of {plan.name} has a result in {folder}", fix="run the grid first")
     files = {PLAN: _json({**_without_paths(stored.dump(beside_written(plan, composer)), plan), "drawn": DRAWN})}
     for trial_id in finished:
-        log = [_plain(event) for event in store.read(trial_id, ended=True) if event.kind in KEPT]
+        log = [_plain(event) for event in store.read(trial_id, ended=True) if event.kind in received.KINDS]
         files[f"journal/{trial_id}.jsonl"] = b"".join(_json(event) + b"\n" for event in log)
     with TemporaryDirectory(prefix="zo_sweeps-") as name:
         draft = Archive("", plan.name, plan.title, "", "", {**files, TABLES: b"[]"})
@@ -95,7 +89,9 @@ def unpack(source: Archive, folder: Path, composer: Composer, members: Sequence[
             for name in sorted(source.files):
                 if name.startswith("journal/"):
                     trial_id = Path(name).stem
-                    log = [_event(line, trial_id) for line in source.files[name].decode().split("\n")[:-1]]
+                    texts = source.files[name].decode().split("\n")[:-1]
+                    lines = (received.printable(text, json.loads(text)) for text in texts)
+                    log = [read_event(received.checked(line, trial_id)) for line in lines]
                     ended = outcome(log)
                     if ended is None or not ended.state.is_result:
                         raise ValueError(f"{name} has no result of its trial")
@@ -138,11 +134,6 @@ def plain(table: Table) -> dict[str, Any]:
     return dict(json.loads(json.dumps(made)))
 
 
-def _event(line: str, trial_id: str) -> Event:
-    """Return an event of an archive. Raises ValueError unless it has the shape of its type."""
-    return read_event(received.checked(received.printable(line, json.loads(line)), trial_id))
-
-
 def _plain(event: Event) -> dict[str, Any]:
     """Return an event as JSON, without what it says about the machine that nobody else needs."""
     kept = write_event(event)
@@ -156,19 +147,17 @@ def _plain(event: Event) -> dict[str, Any]:
 
 def _without_paths(data: dict[str, Any], plan: Plan) -> Any:
     """Return a stored plan in which every path of this machine is its last part, or null where a file is looked for."""
-    private = {str(plan.config.folder)}
+    private, local, parts = {str(plan.config.folder)}, ModelSource.LOCAL.value, data["parts"]
     for trial in plan.every.values():
         config = trial.config
         whole = config.to_json()
-        private |= {whole["data"].get("dir"), whole["device"].get("log"), whole["device"].get("client")}
-        private |= {*whole.get("members", ())}
-        private |= {whole["model"].get("path")} if whole["model"].get("source") == ModelSource.LOCAL.value else set()
+        model, device = whole["model"], whole["device"]
+        private |= {whole["data"].get("dir"), device.get("log"), device.get("client"), *whole.get("members", ())}
+        private |= {model.get("path")} if model.get("source") == local else set()
         private |= {name for name, _ in texts_of(config)} if isinstance(config, TrialConfig) else set()
-    parts = data["parts"]
     parts["members"] = [[] for _ in parts["members"]]
     parts["data"] = [{**part, "dir": None} for part in parts["data"]]
     parts["device"] = [{**part, "log": None, "client": None} for part in parts["device"]]
-    local = ModelSource.LOCAL.value
     parts["model"] = [{**part, "path": None} if part["source"] == local else part for part in parts["model"]]
     data["sources"] = {name: {"": files[""]} for name, files in data["sources"].items()}  # files may be others by now
     paths = sorted((path for path in private if path and path[0] in "/~"), key=len, reverse=True)
@@ -244,12 +233,12 @@ def _lack(
 
 def differences(shared: Shared, composer: Composer) -> Iterator[str]:
     """Yield what differs between the archive's tables and those that its logs give."""
-    computed = tables_of(shared, composer)
+    computed, there = tables_of(shared, composer), shared.tables if isinstance(shared.tables, list) else []
     if not same_json(computed, shared.tables):
-        for table, other in zip(computed, _list(shared.tables), strict=False):
+        for table, other in zip(computed, there, strict=False):
             yield from _cells(table, other if isinstance(other, Mapping) else {})
-        if len(computed) != len(_list(shared.tables)):
-            yield f"{len(_list(shared.tables))} tables in the archive, {len(computed)} from its logs"
+        if len(computed) != len(there):
+            yield f"{len(there)} tables in the archive, {len(computed)} from its logs"
 
 
 def _cells(table: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[str]:
@@ -272,10 +261,6 @@ def _cells(table: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[str]:
 def _brief(value: Any) -> str:
     text = str(value)
     return text if len(text) <= 500 else f"{text[:500]}…"
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
 
 
 def same_json(one: Any, other: Any) -> bool:

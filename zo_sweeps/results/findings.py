@@ -48,11 +48,7 @@ class Headline:
 
 @dataclass(frozen=True)
 class BestRow:
-    """The best row of a table, in one column of it, or how often a row is the best of a table with many columns.
-
-    Args:
-        so_far: "3 of 5 rows have a result"; "" if all have.
-    """
+    """The best row of a column, or how often a row is the best; so_far: "3 of 5 rows have a result", "" if all have."""
 
     table: str
     column: str
@@ -71,19 +67,13 @@ class Findings:
 
 @dataclass(frozen=True)
 class _Choice:
-    """The best of several rows in a column.
-
-    Args:
-        text: its printed value with the unit.
-        complete: whether all of the rows have ended.
-        equal, rows: how many further rows have the same printed mean, and how many have a mean.
-    """
+    """The best of several rows in a column, and how many (of `rows` with a mean) print as good a mean."""
 
     block: str
     label: str
     cell: TableCell
-    text: str
-    complete: bool
+    text: str  # its printed value, with the unit
+    complete: bool  # whether all of the rows have ended
     equal: int
     rows: int
 
@@ -97,11 +87,7 @@ class _Choice:
 
 @dataclass(frozen=True)
 class _Pair:
-    """The best zeroth-order row of a column, and its best row trained by backpropagation, if one has ended.
-
-    Args:
-        others: the cells of the other zeroth-order rows.
-    """
+    """The best zeroth-order row of a column, its best row with backpropagation, if any, and the other cells."""
 
     column: str
     key: str
@@ -125,9 +111,14 @@ def findings(plan: Plan, standing: Standing, tables: Sequence[Table]) -> Finding
         return Findings((*lacking, *_plainly(best)), (), best)
     sentences, headlines = _scores(scored, pairs, any(kind.backpropagates for kind in kinds.values()))
     against = [pair for pair in pairs if pair.theirs is not None]
-    costs = (_memory, _forwards, _seconds, _energy)
-    compared = [made for cost in costs if against and (made := cost(plan, standing, against)) is not None]
-    return Findings((" ".join(sentences),), (*headlines, *compared), best)
+    alike = [pair for pair in against if _same(standing, pair, "energy_definition")]
+    costs = (
+        _memory(plan, standing, against),
+        _forwards(plan, standing, against),
+        _ratio(plan, standing, against, "time of a run's steps", "train_seconds", seconds_text),
+        _ratio(plan, standing, alike, "energy of a run's steps", f"{ENERGY}joules", joules_text),
+    )
+    return Findings((" ".join(sentences),), (*headlines, *filter(None, costs)), best)
 
 
 def _kinds(plan: Plan) -> dict[str, Kind]:
@@ -241,13 +232,9 @@ def _scores(table: Table, pairs: Sequence[_Pair], has_baseline: bool) -> tuple[l
         counts = Counter(pair.ours.label for pair in pairs).most_common()
         listed = ", ".join(f"{label} ({n})" for label, n in counts[:FEW])
         sentences = [f"{so_far}the best zeroth-order rows {by} in {len(pairs)} columns: {listed}."]
-        headlines = [
-            Headline(
-                f"{counts[0][1]} of {len(pairs)}",
-                f"columns in which {counts[0][0]} is the best {by}",
-                "of the zeroth-order rows",
-            )
-        ]
+        (first, n), *_ = counts
+        label = f"columns in which {first} is the best {by}"
+        headlines = [Headline(f"{n} of {len(pairs)}", label, "of the zeroth-order rows")]
     if not against:
         return [*sentences, BASELINE_UNFINISHED if has_baseline else NO_BASELINE], headlines
     sentence, headline = _distance(table, against)
@@ -257,9 +244,10 @@ def _scores(table: Table, pairs: Sequence[_Pair], has_baseline: bool) -> tuple[l
 def _distance(table: Table, against: Sequence[_Pair]) -> tuple[str, Headline]:
     """Return how far the chosen zeroth-order rows are from those trained by backpropagation, where that can be told."""
     measures = [table.spec.of(pair.key) for pair in against]
-    digits, points = max(measure.digits for measure in measures), _points(measures[0])
+    digits, unit = max(measure.digits for measure in measures), measures[0].unit
+    points = "points" if unit == "%" else unit
     cells = [(pair.ours.cell, pair.theirs.cell) for pair in against if pair.theirs]
-    gaps = [_gap(pair) for pair in against]
+    gaps = [ours.mean - theirs.mean for ours, theirs in cells if ours.mean is not None and theirs.mean is not None]
     so_far = "" if all(pair.theirs and pair.theirs.complete for pair in against) else "so far "
     if len(against) == 1 and (theirs := against[0].theirs):
         it, beside, label = "it", f"{theirs.label} ({theirs.text})", f"from backpropagation ({theirs.label})"
@@ -298,17 +286,6 @@ def _told(cells: Iterable[tuple[TableCell, TableCell]]) -> bool:
     return ends is not None and (ends[0] > 0 or ends[1] < 0)
 
 
-def _points(measure: Measure) -> str:
-    return "points" if measure.unit == "%" else measure.unit
-
-
-def _gap(pair: _Pair) -> float:
-    ours, theirs = pair.ours.cell.mean, pair.theirs.cell.mean if pair.theirs else None
-    assert ours is not None
-    assert theirs is not None
-    return ours - theirs
-
-
 def _mean(standing: Standing, cell: TableCell, metric: str) -> float | None:
     """Return the mean of a metric over the runs of a cell; None if one of them lacks it."""
     values = [standing.outcomes[i].metrics.get(metric) for i in cell.trial_ids if i in standing.outcomes]
@@ -316,21 +293,23 @@ def _mean(standing: Standing, cell: TableCell, metric: str) -> float | None:
     return fmean(known) if known and len(known) == len(cell.trial_ids) else None
 
 
+def _runs(standing: Standing, pair: _Pair) -> list[str]:
+    assert pair.theirs is not None
+    return [i for i in (*pair.ours.cell.trial_ids, *pair.theirs.cell.trial_ids) if i in standing.outcomes]
+
+
 def _same(standing: Standing, pair: _Pair, fact: str) -> str:
     """Return the one value that a fact of the device has in all runs of a pair, "" if it differs or is not known."""
-    assert pair.theirs is not None
-    ids = (*pair.ours.cell.trial_ids, *pair.theirs.cell.trial_ids)
-    values = {str(standing.outcomes[i].device.get(fact, "")) for i in ids if i in standing.outcomes}
-    return next(iter(values)) if len(values) == 1 else ""
+    values = {str(standing.outcomes[i].device.get(fact, "")) for i in _runs(standing, pair)}
+    return values.pop() if len(values) == 1 else ""
 
 
 Both = tuple[float, float]
-Value = Callable[[_Choice], float | None]
 
 
-def _both(pair: _Pair, value: Value) -> Both | None:
+def _both(pair: _Pair, value: Callable[[TableCell], float | None]) -> Both | None:
     assert pair.theirs is not None
-    ours, theirs = value(pair.ours), value(pair.theirs)
+    ours, theirs = value(pair.ours.cell), value(pair.theirs.cell)
     return (ours, theirs) if ours and theirs else None
 
 
@@ -339,11 +318,9 @@ def _memory(plan: Plan, standing: Standing, against: Sequence[_Pair]) -> Headlin
     found: list[Both] = []
     definitions = set()
     for pair in against:
-        of_tensors = _both(pair, lambda choice: _mean(standing, choice.cell, TOTAL))
+        of_tensors = _both(pair, lambda cell: _mean(standing, cell, TOTAL))
         defined = _same(standing, pair, "memory_definition")
-        both = of_tensors or (
-            _both(pair, lambda it: _mean(standing, it.cell, "peak_memory_bytes")) if defined else None
-        )
+        both = of_tensors or (_both(pair, lambda cell: _mean(standing, cell, "peak_memory_bytes")) if defined else None)
         if both and not apart(_places(plan, standing, pair)):
             found.append(both)
             definitions.add(OF_TENSORS if of_tensors else defined)
@@ -355,8 +332,8 @@ def _memory(plan: Plan, standing: Standing, against: Sequence[_Pair]) -> Headlin
 
 
 def _forwards(plan: Plan, standing: Standing, against: Sequence[_Pair]) -> Headline | None:
-    def value(choice: _Choice) -> float | None:
-        counts = {forwarded(plan, standing, trial_id) for trial_id in choice.cell.trial_ids}
+    def value(cell: TableCell) -> float | None:
+        counts = {forwarded(plan, standing, trial_id) for trial_id in cell.trial_ids}
         return float(counts.pop()) if len(counts) == 1 else None
 
     found = [both for pair in against if (both := _both(pair, value))]
@@ -365,20 +342,11 @@ def _forwards(plan: Plan, standing: Standing, against: Sequence[_Pair]) -> Headl
     return Headline(_times(found), "forwards per run", detail) if found else None
 
 
-def _seconds(plan: Plan, standing: Standing, against: Sequence[_Pair]) -> Headline | None:
-    return _ratio(plan, standing, against, "time of a run's steps", "train_seconds", seconds_text)
-
-
-def _energy(plan: Plan, standing: Standing, against: Sequence[_Pair]) -> Headline | None:
-    alike = [pair for pair in against if _same(standing, pair, "energy_definition")]
-    return _ratio(plan, standing, alike, "energy of a run's steps", f"{ENERGY}joules", joules_text)
-
-
 def _ratio(
     plan: Plan, standing: Standing, against: Sequence[_Pair], label: str, metric: str, text: Callable[[float], str]
 ) -> Headline | None:
     """Return the ratio of a cost over the pairs that each ran in one place; if none did, the places without a value."""
-    measured = [(pair, both) for pair in against if (both := _both(pair, lambda it: _mean(standing, it.cell, metric)))]
+    measured = [(pair, both) for pair in against if (both := _both(pair, lambda cell: _mean(standing, cell, metric)))]
     places = [_places(plan, standing, pair) for pair, _ in measured]
     found = [both for (_, both), where in zip(measured, places, strict=True) if not apart(where)]
     if not measured:
@@ -391,10 +359,7 @@ def _ratio(
 
 def _places(plan: Plan, standing: Standing, pair: _Pair) -> tuple[Place, ...]:
     """Return where the runs of a pair were measured."""
-    assert pair.theirs is not None
-    ids = (*pair.ours.cell.trial_ids, *pair.theirs.cell.trial_ids)
-    ran = [i for i in ids if i in standing.outcomes]
-    return distinct(place for i in ran for place in places_of(plan.every[i], standing.outcomes[i]))
+    return distinct(place for i in _runs(standing, pair) for place in places_of(plan.every[i], standing.outcomes[i]))
 
 
 def _times(found: Sequence[Both]) -> str:

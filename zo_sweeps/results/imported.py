@@ -9,7 +9,7 @@ undo an import, remove its folder.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,20 +25,11 @@ from zo_sweeps.tables import Table
 from zo_sweeps.tables.cells import CellState, TableCell, place_flags
 
 FOLDER, ABOUT = "imported", "archive.json"
-NOT_OURS = "imported: the results of {}, as the archive has them; `verify` computes them again"
-OTHERWISE = "; other conditions than above: {}"
-AS_WRITTEN = "none of the notes below but those of the grid as written"
-NOT_ALIKE = "the imported results of {} are not shown: their table has another measure or rule of selection"
 
 
 @dataclass(frozen=True)
 class Imported:
-    """An archive that was imported into a state folder.
-
-    Args:
-        trials: how many it holds.
-        new: whether it was not there before.
-    """
+    """An archive in a state folder: how many trials it holds, and whether it was not there before."""
 
     folder: Path
     trials: int
@@ -70,25 +61,20 @@ def take_in(source: Archive, state_dir: Path, composer: Composer) -> Imported:
 def with_imported(tables: Sequence[Table], plan: Plan, composer: Composer) -> list[Table]:
     """Return a grid's tables with the rows of every imported archive of the same grid below one's own, labelled."""
     found = list(tables)
-    for whose, theirs in _imported(plan, composer):
-        found = [below(table, theirs.get(table.spec.name), whose) for table in found]
-    return found
-
-
-def _imported(plan: Plan, composer: Composer) -> Iterator[tuple[str, dict[str, Table]]]:
     for about in sorted((plan.config.folder / FOLDER).glob(f"*/{ABOUT}")):
         folder = about.parent
         try:
             facts = json.loads(about.read_text(encoding="utf-8"))
             if facts["grid"] != plan.name:
                 continue
-            data, tables = (json.loads((folder / name).read_text(encoding="utf-8")) for name in (PLAN, TABLES))
-            shared = exchange.read(data, tables, folder, composer)
-            made = readout.tables(shared.plan, composer, shared.standing)
+            data, stored = (json.loads((folder / name).read_text(encoding="utf-8")) for name in (PLAN, TABLES))
+            shared = exchange.read(data, stored, folder, composer)
+            theirs = {table.spec.name: table for table in readout.tables(shared.plan, composer, shared.standing)}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             what = f"an imported archive that cannot be read ({type(error).__name__}: {error})"
             raise UserError(what, where=str(folder), fix="remove that folder, and import the archive again") from None
-        yield str(facts["whose"]), {table.spec.name: table for table in made}
+        found = [below(table, theirs.get(table.spec.name), str(facts["whose"])) for table in found]
+    return found
 
 
 def below(table: Table, theirs: Table | None, whose: str) -> Table:
@@ -96,19 +82,19 @@ def below(table: Table, theirs: Table | None, whose: str) -> Table:
     if theirs is None:
         return table
     if theirs.spec.measure != table.spec.measure or theirs.spec.rule != table.spec.rule:
-        lines = (*table.spec.footnotes, NOT_ALIKE.format(whose))
-        return replace(table, spec=replace(table.spec, footnotes=lines))
-    note = NOT_OURS.format(whose)
+        line = f"the imported results of {whose} are not shown: their table has another measure or rule of selection"
+        return replace(table, spec=replace(table.spec, footnotes=(*table.spec.footnotes, line)))
+    note = f"imported: the results of {whose}, as the archive has them; `verify` computes them again"
     if {*theirs.spec.caveats} != {*table.spec.caveats}:
-        note += OTHERWISE.format("; ".join(theirs.spec.caveats) or AS_WRITTEN)
+        caveats = "; ".join(theirs.spec.caveats) or "none of the notes below but those of the grid as written"
+        note += f"; other conditions than above: {caveats}"
     return appended(table, theirs, whose, whose.rpartition(" (")[0], note)
 
 
 def appended(table: Table, theirs: Table, key: str, name: str, note: str) -> Table:
     """Return a table with the rows of another of the same layout below its own.
 
-    Args:
-        key: tells the rows apart from others; name: stands after each row's label; note: a footnote on each.
+    `key` tells the rows apart from others, `name` stands after each row's label, `note` is a footnote on each.
     """
     footnotes = list(table.footnotes)
 

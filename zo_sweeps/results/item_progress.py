@@ -76,9 +76,8 @@ class Run:
     def trials(self, at: At) -> tuple[int, int]:
         """Return how many trials of a cell have a result, and how many there are. A seed stands for any other."""
         settings, seeds = self.extents[at]
-        return min(
-            sum(min(len(one), seeds) for one in self.done.get(at, {}).values()), settings * seeds
-        ), settings * seeds
+        done = sum(min(len(one), seeds) for one in self.done.get(at, {}).values())
+        return min(done, settings * seeds), settings * seeds
 
     def extent(self, cells: Sequence[At]) -> Extent:
         """Return how much of cells has a result: settings in all, and seeds of the cell that lacks the most of them."""
@@ -114,11 +113,7 @@ def standings(of: Sequence[Item], state_dir: Path) -> dict[str, ItemProgress]:
 
 
 def run_of(plans: Sequence[Plan], composer: Composer, standing: Standing) -> Run:
-    """Return how far a grid has been run by sweeps of it, given as launched, the last one last.
-
-    Args:
-        composer: of the last sweep's command.
-    """
+    """Return how far a grid has been run by sweeps of it, as launched, the last one (with `composer`) last."""
     last = plans[-1]
     written = composer.as_written() if composer.command_line.grid else None  # None: it cannot be composed here
     grid, found = (written.run.grid, of_grid(written)) if written else (last.grid, extents(last, composer))
@@ -157,12 +152,7 @@ def run_of(plans: Sequence[Plan], composer: Composer, standing: Standing) -> Run
 
 
 def progress_of(item: Item, ran: Mapping[str, Run], lost: Mapping[str, Sequence[str]]) -> ItemProgress:
-    """Return how far an item has been run.
-
-    Args:
-        ran: grid -> how far it has been run, of those that were.
-        lost: grid -> lines on its trials that no command shows; "": of trials whose grid is not known.
-    """
+    """Return how far an item has been run; lost: grid ("": not known) -> lines on its trials that no command shows."""
     cells = whole = others = 0
     deviations: list[Deviation] = []
     notes = [line for grid in ("", *item.grids) for line in lost.get(grid, ())]
@@ -226,10 +216,9 @@ def _values(table: Table | None, at: At) -> list[Deviation] | None:
     has_value = [cell.state in WITH_RESULT for cell in with_number or cells.values()]
     if not (all(has_value) if with_number else any(has_value)):
         return None
-    row = dict(table.spec.rows)[block]
-    found = []
-    for name, cell in cells.items():
-        if cell.difference is not None:
-            measure = table.spec.of(name)
-            found.append(Deviation(cell.difference, measure.unit, row, columns[name], measure.digits))
-    return found
+    row, measures = dict(table.spec.rows)[block], {name: table.spec.of(name) for name in cells}
+    return [
+        Deviation(cell.difference, measures[name].unit, row, columns[name], measures[name].digits)
+        for name, cell in cells.items()
+        if cell.difference is not None
+    ]

@@ -78,19 +78,10 @@ def items(folders: Sequence[Path] | None = None) -> list[Item]:
                 grids = entry.get("grid") or ()
                 grids = (grids,) if isinstance(grids, str) else tuple(grids)
                 lines = (line for grid in grids for line in _differences(grid, f"{paper}/{name}", folders))
-                entries.append(
-                    Item(
-                        paper=paper,
-                        name=name,
-                        display=data["paper"]["name"],
-                        kind=entry["kind"],
-                        caption=entry["caption"],
-                        grids=grids,
-                        why=entry.get("no_grid", ""),
-                        has_numbers=part == "tables",
-                        differs=tuple(dict.fromkeys(lines)),
-                    )
-                )
+                kind, caption, why = entry["kind"], entry["caption"], entry.get("no_grid", "")
+                differs = tuple(dict.fromkeys(lines))
+                head = (paper, name, data["paper"]["name"], kind, caption)
+                entries.append(Item(*head, grids, why, has_numbers=part == "tables", differs=differs))
     return entries
 
 
@@ -126,7 +117,7 @@ def obstacles(
     A grid that does not go with the overrides counts as one trial held back by what is wrong. Cost: plans every grid
     once, 0.2 to 3 seconds each.
     """
-    planned: dict[str, tuple[int, list[tuple[str, ...]]]] = {}
+    planned: dict[str, tuple[int, list[tuple[str, ...]]]] = {}  # grid -> its trials, and the reasons of each held back
     places = None  # the same for all grids: they differ in what they train, not in where it runs
     for grid in dict.fromkeys(grid for item in of for grid in item.grids):
         try:
@@ -138,8 +129,7 @@ def obstacles(
             planned[grid] = 1, [(str(error),)]
     found = {}
     for item in of:
-        trials = sum(planned[grid][0] for grid in item.grids)
         held = [reasons for grid in item.grids for reasons in planned[grid][1]]
-        counts = Counter(reason for reasons in held for reason in reasons)
-        found[item.reference] = Obstacles(trials, len(held), dict(counts.most_common()))
+        counts = Counter(reason for reasons in held for reason in reasons).most_common()
+        found[item.reference] = Obstacles(sum(planned[grid][0] for grid in item.grids), len(held), dict(counts))
     return found

@@ -122,13 +122,12 @@ def _not_run(plan: Plan) -> list[str]:
     """Return a line on the grid's last sweep, if none of these trials has been run."""
     folder = plan.config.folder
     last, states = latest(folder, plan.name), read_standing(folder).states.keys()
-    if states & plan.every.keys():
+    if states & plan.every.keys() or not (states or last):
         return []
+    none = f"none of these trials has run in {folder}"
     if last is None:
-        return [f"none of these trials has run in {folder}, which has no record of a sweep of {plan.name}"] * bool(
-            states
-        )
-    lines = [f"none of these trials has run in {folder}; the last sweep of the grid there: {last.table}"]
+        return [f"{none}, which has no record of a sweep of {plan.name}"]
+    lines = [f"{none}; the last sweep of the grid there: {last.table}"]
     if data := stored.record(folder, last.sweep_id):
         lines += stored.moved(data["sources"], plan)
     return lines

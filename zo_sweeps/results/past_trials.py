@@ -11,52 +11,40 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.document import key
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import Start
-from zo_sweeps.core.trial import Trial
+from zo_sweeps.core.trial import Stored, Trial
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan import stored
 from zo_sweeps.plan.build import Cell, Plan
 from zo_sweeps.record.commands import Launched, recallable
+from zo_sweeps.record.journal import JournalStore, first_event
+from zo_sweeps.record.sweep_book import Contents, book
 from zo_sweeps.results import tables as readout
-from zo_sweeps.results.compare import flat
+from zo_sweeps.results.compare import TrialRecord, flat, recorded
 from zo_sweeps.results.imported import appended
 from zo_sweeps.schedule.ledger import Standing
 from zo_sweeps.tables import Table
 from zo_sweeps.tables.cells import CellState
 
-if TYPE_CHECKING:
-    from zo_sweeps.record.sweep_book import Contents
-
 NOTE = "of other ids than the rows above, and in none of them: made by {}"
 
 
 @dataclass(frozen=True)
-class EarlierTrial:
+class EarlierTrial(TrialRecord):
     """A finished trial of the state folder that no command shows."""
 
-    trial_id: str = key("its id")
-    label: str = key("its printed name; empty: no record of its sweep is left")
-    grid: str = key("name of its grid; empty: not known")
-    state: str = key("its state, lower case")
     made_by: str = key("commit that made it, or the version of an installed copy; empty: not known")
-    metrics: Mapping[str, float] = key("measurements, in fractions, bytes, seconds and joules, under MLflow's names")
     like: str = key("the sweep's trial with the same value of every setting that both record; empty: none")
 
 
 @dataclass(frozen=True)
 class Group:
-    """Such trials of one sweep that were made by one version.
-
-    Args:
-        made_by: "" if it is not known.
-        command: of their sweep, "" if it is not known; `grid` likewise.
-        trials: what is known of them; cells: where they stood in the grid.
-    """
+    """Such trials of one sweep and version, with their cells in its grid; "" where something is not known."""
 
     ids: tuple[str, ...]
     sweep_id: str
@@ -120,12 +108,8 @@ def listed(plan: Plan, standing: Standing) -> list[EarlierTrial]:
     alike = {trial_id: (trial, _used(trial)) for trial_id, trial in plan.every.items()}
     return [
         EarlierTrial(
-            trial_id=trial_id,
-            label=group.trials[trial_id].label if trial_id in group.trials else "",
-            grid=group.grid,
-            state=standing.states[trial_id].value.lower(),
+            **{**recorded(group.trials.get(trial_id, Trial(trial_id, Stored({}))), standing), "grid": group.grid},
             made_by=group.made_by,
-            metrics=standing.outcomes[trial_id].metrics if trial_id in standing.outcomes else {},
             like=_like(group.trials[trial_id], alike) if trial_id in group.trials else "",
         )
         for group in earlier(plan, standing)
@@ -181,12 +165,11 @@ def _kept(folder: Path, grid: str) -> dict[str, Launched]:
 def _group(plan: Plan, sweep_id: str, made_by: str, ids: Sequence[str]) -> Group:
     """Return what the record of a sweep says of some of its trials, or else its book."""
     folder, group = plan.config.folder, Group(tuple(ids), sweep_id, made_by)
-    if (contents := _book(folder, sweep_id)) is not None:
-        trials = {trial.trial_id: trial for trial in contents.trials if trial.trial_id in ids}
-        info = contents.sweep
+    if contents := _book(folder, sweep_id):
+        trials, info = {trial.trial_id: trial for trial in contents.trials if trial.trial_id in ids}, contents.sweep
         group = replace(group, grid=info.grid, command=info.command, trials=trials, cells=_cells(plan, trials))
     with contextlib.suppress(UserError, KeyError, TypeError):
-        if (data := stored.record(folder, sweep_id)) is not None:
+        if data := stored.record(folder, sweep_id):
             then = stored.load(data, plan.config)
             trials = {trial_id: then.every[trial_id] for trial_id in ids if trial_id in then.every}
             cells = [cell for cell in then.cells if cell.trial_id in trials]
@@ -195,8 +178,6 @@ def _group(plan: Plan, sweep_id: str, made_by: str, ids: Sequence[str]) -> Group
 
 
 def _book(folder: Path, sweep_id: str) -> Contents | None:
-    from zo_sweeps.record.sweep_book import book
-
     with contextlib.suppress(UserError, KeyError, TypeError):  # damaged, or of a version with other keys
         return book(folder, sweep_id)
     return None
@@ -235,16 +216,12 @@ def _like(trial: Trial, today: Mapping[str, tuple[Trial, Mapping[str, Any]]]) ->
 def _used(trial: Trial) -> dict[str, Any]:
     """Return the settings that a trial's kind uses, by their dotted names; all of them, if it cannot be read here."""
     config, whole = trial.config, flat(trial.config.to_json())
-    return (
-        {name: value for name, value in whole.items() if config.uses(name)}
-        if isinstance(config, TrialConfig)
-        else whole
-    )
+    if not isinstance(config, TrialConfig):
+        return whole
+    return {name: value for name, value in whole.items() if config.uses(name)}
 
 
 def _made_by(folder: Path, trial_id: str) -> str:
-    from zo_sweeps.record.journal import JournalStore, first_event
-
     start = None
     with contextlib.suppress(UserError):  # damaged: its reader says so
         start = first_event(JournalStore(folder).path(trial_id))

@@ -25,7 +25,6 @@ from zo_sweeps.results.past_trials import with_earlier
 from zo_sweeps.schedule.ledger import Standing
 from zo_sweeps.tables import Table
 from zo_sweeps.tables.draw import inline_svg
-from zo_sweeps.tables.figures import Figure
 from zo_sweeps.tables.html import cells_html, differences_html, document, selected_html
 from zo_sweeps.tables.page import readable, together
 from zo_sweeps.tables.records import described
@@ -75,6 +74,8 @@ def html(
     own = [readable(table) for table in measured]
     page = together(with_imported(with_earlier(measured, plan, composer, standing), plan, composer))
     curves = curve_data(plan, standing, state_dir)
+    rows = curves.get("rows", [])
+    drawn = sum(row["shown"] for row in rows)
     parts = {
         "found": (found := findings(plan, standing, own)),
         "best": _best(found.best),
@@ -85,7 +86,9 @@ def html(
         "notes": [note for note in page.notes if note not in plan.caveats],
         "differences": _differences(own, plan, state_dir),
         "curves": as_script(curves) if curves else "",
-        "curves_note": _drawn_at_first(curves),
+        "curves_note": f"Drawn at first: {drawn} of {len(rows)} rows, the best by {curves['best_by']}."
+        if drawn < len(rows)
+        else "",
         "failures": _failures(plan, standing),
         **_machines(plan, standing),
         **_reproduce(plan, command, here),
@@ -152,15 +155,10 @@ def _differences(tables: Sequence[Table], plan: Plan, state_dir: Path) -> list[s
     ]
 
 
-def state(standing: Standing, trial_id: str) -> TrialState:
-    """Return the state of a trial; PENDING if it never started."""
-    return standing.states.get(trial_id, TrialState.PENDING)
-
-
 def counts(plan: Plan, standing: Standing) -> str:
     """Return how many trials are in which state: "27 succeeded, 1 diverged"."""
     found = Counter(
-        "cannot run here" if i in plan.missing else state(standing, i).value.lower().replace("_", " ")
+        "cannot run here" if i in plan.missing else standing.state(i).value.lower().replace("_", " ")
         for i in plan.every
     )
     return ", ".join(f"{n} {name}" for name, n in found.most_common())
@@ -180,17 +178,10 @@ def day(when: float) -> str:
 def _meta(plan: Plan, standing: Standing) -> str:
     seeds = sorted({cell.seed for cell in plan.cells})
     when = dates(plan, standing)
+    trials = f"{len(plan.every)} trials: {counts(plan, standing)}"
+    seeded = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
     between = " to ".join(dict.fromkeys(map(day, when))) if when else "not run yet"
-    n = len(plan.every)
-    return " · ".join(
-        [
-            f"Grid {plan.name}",
-            f"{n} trials: {counts(plan, standing)}",
-            f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}",
-            ", ".join(plan.labels.values()),
-            between,
-        ]
-    )
+    return " · ".join([f"Grid {plan.name}", trials, seeded, ", ".join(plan.labels.values()), between])
 
 
 def _figures(plan: Plan, composer: Composer, standing: Standing, state_dir: Path) -> dict[str, Any]:
@@ -199,35 +190,27 @@ def _figures(plan: Plan, composer: Composer, standing: Standing, state_dir: Path
         drawn = charts.figures(plan, composer, standing, state_dir)
     except UserError as error:  # a page of tables alone is worth having
         return {"result": None, "curve_figures": [], "figures": [], "no_figures": f"No figures: {error}"}
-    made = [_figure(figure, f"figure-{i}") for i, figure in enumerate(drawn)]
+    made = [
+        {
+            "svg": inline_svg(figure, f"figure-{i}"),
+            "caption": " ".join(f"{note.rstrip('.')}." for note in figure.notes),
+            "title": figure.title,
+        }
+        for i, figure in enumerate(drawn)
+    ]
     if plan.grid.figures:
         return {"result": None, "curve_figures": [], "figures": made, "no_figures": ""}
     first = drawn[0].kind.of_table
     return {"result": made[0] if first else None, "curve_figures": made[first:], "figures": [], "no_figures": ""}
 
 
-def _figure(figure: Figure, prefix: str) -> dict[str, str]:
-    caption = " ".join(f"{note.rstrip('.')}." for note in figure.notes)
-    return {"svg": inline_svg(figure, prefix), "caption": caption, "title": figure.title}
-
-
-def _drawn_at_first(curves: Mapping[str, Any]) -> str:
-    rows = curves.get("rows", [])
-    shown = sum(row["shown"] for row in rows)
-    if shown == len(rows):
-        return ""
-    return f"Drawn at first: {shown} of {len(rows)} rows, the best by {curves['best_by']}."
-
-
 def _failures(plan: Plan, standing: Standing) -> list[tuple[str, ...]]:
-    rows: list[tuple[str, ...]] = []
-    for trial_id, trial in plan.every.items():
-        ended, outcome = state(standing, trial_id), standing.outcomes.get(trial_id)
-        if ended in BAD:
-            rows.append(
-                (trial.label, ended.value.lower().replace("_", " "), outcome.error if outcome else "", trial_id)
-            )
-    return rows
+    bad = {trial_id: state for trial_id in plan.every if (state := standing.state(trial_id)) in BAD}
+    errors = {trial_id: standing.outcomes[trial_id].error for trial_id in bad if trial_id in standing.outcomes}
+    return [
+        (plan.every[trial_id].label, state.value.lower().replace("_", " "), errors.get(trial_id, ""), trial_id)
+        for trial_id, state in bad.items()
+    ]
 
 
 def _machines(plan: Plan, standing: Standing) -> dict[str, Any]:
@@ -243,16 +226,11 @@ def _machines(plan: Plan, standing: Standing) -> dict[str, Any]:
 
 def _device(outcome: Outcome) -> tuple[str, str, str, str]:
     device: Mapping[str, Any] = outcome.device
-    names = [str(gpu.get("name", "GPU")) for gpu in device.get("gpus", ()) if isinstance(gpu, Mapping)]
-    name = str(device.get("name", "?"))
-    named = f"{name} ({device.get('profile', device.get('kind', '?'))})"
-    memory = device.get("memory_bytes")
-    return (
-        ", ".join([named, *(gpu for gpu in names if gpu != name)]),
-        str(device.get("cores", "?")),
-        bytes_text(memory) if memory else "?",
-        str(device.get("threads", "?")),
-    )
+    gpus = [str(gpu.get("name", "GPU")) for gpu in device.get("gpus", ()) if isinstance(gpu, Mapping)]
+    name, memory = str(device.get("name", "?")), device.get("memory_bytes")
+    named = [f"{name} ({device.get('profile', device.get('kind', '?'))})", *(gpu for gpu in gpus if gpu != name)]
+    cores, threads = (str(device.get(fact, "?")) for fact in ("cores", "threads"))
+    return ", ".join(named), cores, bytes_text(memory) if memory else "?", threads
 
 
 def _versions(outcome: Outcome) -> str:
@@ -263,14 +241,10 @@ def _versions(outcome: Outcome) -> str:
 def _reproduce(plan: Plan, command: str, here: Mapping[str, Any]) -> dict[str, Any]:
     import yaml
 
-    commit = (
-        f"{here['git_commit']}{' with uncommitted changes' if here['git_dirty'] else ''}"
-        if here["git_commit"]
-        else "none"
-    )
+    dirty = " with uncommitted changes" if here["git_commit"] and here["git_dirty"] else ""
     facts = {
         "zo_sweeps": here["packages"]["zo_sweeps"],
-        "git commit (when this page was written)": commit,
+        "git commit (when this page was written)": f"{here['git_commit'] or 'none'}{dirty}",
         "platform": here["platform"],
         "cpu": here["cpu"],
         **{name: version for name, version in here["packages"].items() if name != "zo_sweeps"},
@@ -285,7 +259,7 @@ def _trials(plan: Plan, standing: Standing) -> list[tuple[str, ...]]:
         outcome = standing.outcomes.get(trial_id)
         metrics: Mapping[str, float] = outcome.metrics if outcome else {}
         shown = [f"{metrics[name]:.4g}" if name in metrics else "" for name in SHOWN]
-        named = "missing" if trial_id in plan.missing else state(standing, trial_id).value.lower()
+        named = "missing" if trial_id in plan.missing else standing.state(trial_id).value.lower()
         rows.append((trial.label, named, str(outcome.selected_step) if outcome else "", *shown, trial_id))
     return rows
 

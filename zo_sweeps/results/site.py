@@ -71,18 +71,14 @@ def _files_of(folder: Path) -> set[str] | None:
     try:
         if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
             return None
-        names = json.loads((folder / MARK).read_text(encoding="utf-8"))
+        names: Any = json.loads((folder / MARK).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         names = None
-    if not isinstance(names, list) or not all(_is_ours(name) for name in names):
+    parts = [str(name).split("/") for name in names] if isinstance(names, list) else [[]]
+    top = {INDEX, COMPARE, ASSETS, REPORTS, MARK}  # nothing outside its folder is ever one of a site's files
+    if not all(len(one) in (1, 2) and one[0] in top and ".." not in one for one in parts):
         raise UserError(f"{folder} has other content than a site", where="--out", fix="name a new or empty folder")
     return {*names}
-
-
-def _is_ours(name: object) -> bool:
-    """Return whether a name is that of a file that a site can have: nothing outside its folder."""
-    parts = str(name).split("/")
-    return len(parts) <= 2 and ".." not in parts and parts[0] in (INDEX, COMPARE, ASSETS, REPORTS, MARK)
 
 
 def _write(folder: Path, files: Mapping[str, str]) -> None:

@@ -12,15 +12,18 @@ from typing import Any
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.config.schema import GridFigure
 from zo_sweeps.core.errors import UserError, unknown
+from zo_sweeps.core.events import Event
 from zo_sweeps.core.trial import METRICS
 from zo_sweeps.plan.as_written import altered
 from zo_sweeps.plan.build import Plan
+from zo_sweeps.plan.expand import flatten
+from zo_sweeps.record.journal import JournalStore, gradients, trail
 from zo_sweeps.results import tables as readout
 from zo_sweeps.results.measures import column_measures, first_metric, metric_names
 from zo_sweeps.schedule.ledger import Standing
-from zo_sweeps.tables import Measure, Record, Rule
+from zo_sweeps.tables import Measure, Rule
 from zo_sweeps.tables.figure_kinds.rows import row_figure
-from zo_sweeps.tables.figures import COLUMN, Cumulative, Figure, FigureSpec, Runs, Trail, kind_of_grid
+from zo_sweeps.tables.figures import COLUMN, Figure, FigureSpec, Runs, kind_of_grid
 from zo_sweeps.tables.page import readable
 from zo_sweeps.tables.published import names
 
@@ -44,8 +47,6 @@ def figures(
 
     Raises UserError for a name that is no figure of the grid, a layout that cannot be drawn, and a damaged journal.
     """
-    from zo_sweeps.record.journal import JournalStore, gradients, trail
-
     named = plan.grid.figures or DEFAULTS
     main = next(iter(plan.grid.tables), "") if not plan.grid.figures else ""  # of whose rows the first figure is
     every = [*([MAIN] if main else []), *named]
@@ -53,17 +54,12 @@ def figures(
         if name not in every:
             raise unknown("figure", name, every, where=f"grid {plan.name}")
     records = readout.records(plan, standing)
-    journals = JournalStore(state_dir)
+    journals, made = JournalStore(state_dir), []
 
-    @cache
-    def read_curves(trial_id: str) -> Trail:
-        return trail(journals.read(trial_id, ended=standing.has_result(trial_id)))
+    def events(trial_id: str) -> list[Event]:
+        return journals.read(trial_id, ended=standing.has_result(trial_id))
 
-    @cache
-    def read_gradients(trial_id: str) -> Cumulative:
-        return gradients(journals.read(trial_id, ended=standing.has_result(trial_id)))
-
-    made = []
+    runs = Runs(cache(lambda trial_id: trail(events(trial_id))), cache(lambda trial_id: gradients(events(trial_id))))
     compared = plan.grid.differs or any(layout.published or layout.differs for layout in named.values())
     changed = altered(plan, composer) if compared else frozenset()
     for name in only or every:
@@ -77,7 +73,7 @@ def figures(
             published=tuple(point for point in spec.published if _stands(point, plan, changed)),
             footnotes=(*spec.footnotes, *_differences(plan, named[name], spec, changed)),
         )
-        made.append(spec.kind.build(spec, records, _lookup(plan), Runs(read_curves, read_gradients)))
+        made.append(spec.kind.build(spec, records, _lookup(plan), runs))
     return made
 
 
@@ -163,15 +159,5 @@ def _measure(plan: Plan, composer: Composer, y: str, where: str) -> Measure:
 
 def _lookup(plan: Plan) -> Any:
     """Return a function (record, key) -> the trial's value of a key such as "estimator.q", None if it has none."""
-
-    def look(record: Record, key: str) -> Any:
-        if key in record.hyperparameters:
-            return record.hyperparameters[key]
-        value: Any = plan.every[record.trial_id].config.to_json()
-        for part in key.split("."):
-            if not isinstance(value, Mapping) or part not in value:
-                return None
-            value = value[part]
-        return value["name"] if isinstance(value, Mapping) else value
-
-    return look
+    settings = cache(lambda trial_id: flatten(plan.every[trial_id].config.to_json()))
+    return lambda record, key: {**settings(record.trial_id), **record.hyperparameters}.get(key)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
@@ -17,6 +16,8 @@ from zo_sweeps.methods.code import code_of
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.as_written import altered, beside_written, extents
 from zo_sweeps.plan.build import Plan
+from zo_sweeps.record.journal import JournalStore
+from zo_sweeps.record.spent import until
 from zo_sweeps.results.measures import check_rule, column_measures, of_shares
 from zo_sweeps.schedule.ledger import Standing
 from zo_sweeps.tables import Record, Table, TableSpec, build
@@ -37,7 +38,7 @@ def records(plan: Plan, standing: Standing) -> list[Record]:
         if key in by_cell:
             continue
         trial = plan.every[cell.trial_id]
-        state: str = standing.states.get(cell.trial_id, TrialState.PENDING).value
+        state: str = standing.state(cell.trial_id).value
         outcome = standing.outcomes.get(cell.trial_id)
         note = outcome.error if outcome else ""
         if state == TrialState.PENDING.value:
@@ -49,7 +50,10 @@ def records(plan: Plan, standing: Standing) -> list[Record]:
             seed=cell.seed,
             hyperparameters=cell.hyperparameters,
             state=state,
-            metrics=_metrics(trial, outcome) if outcome else {},
+            metrics={
+                **(outcome.metrics if outcome else {}),
+                **({OTHER_CODE: 1.0} if other_code(trial, outcome) else {}),
+            },
             note=note,
             order=order,
             unmeasured=outcome.unmeasured if outcome else {},
@@ -69,10 +73,6 @@ def places_of(trial: Trial, outcome: Outcome) -> tuple[Place, ...]:
     """Return where the attempts at a trial ran, and whether today's code measured there."""
     code = "" if not outcome.code else "other code" if other_code(trial, outcome) else "today's code"
     return places(outcome.device, code)
-
-
-def _metrics(trial: Trial, outcome: Outcome) -> Mapping[str, float]:
-    return {**outcome.metrics, OTHER_CODE: 1.0} if other_code(trial, outcome) else outcome.metrics
 
 
 def tables(
@@ -115,11 +115,9 @@ def _by_metric(spec: TableSpec, rows: Sequence[Record]) -> tuple[TableSpec, list
 
     A metric that is 0 in all records has no column.
     """
-    shown = {
-        label: measure
-        for label, measure in ((label, spec.measure.of_column(label)) for label in spec.measure.columns)
-        if not rows or any(row.metrics.get(measure.metric, math.nan) for row in rows)
-    }
+    every = {label: spec.measure.of_column(label) for label in spec.measure.columns}
+    lacking = {label for label, one in every.items() if rows and not any(r.metrics.get(one.metric, 1) for r in rows)}
+    shown = {label: measure for label, measure in every.items() if label not in lacking}
     keys = [(column, label, f"{column}/{label}") for column, _ in spec.columns for label in shown]
     labels = dict(spec.columns)
     by_metric = replace(
@@ -140,9 +138,6 @@ def _by_metric(spec: TableSpec, rows: Sequence[Record]) -> tuple[TableSpec, list
 
 def _to_target(plan: Plan, record: Record, target: float) -> Record:
     """Return a record with what its trial spent until the task's first metric on dev reached a target."""
-    from zo_sweeps.record.journal import JournalStore
-    from zo_sweeps.record.spent import until
-
     if not record.is_result or SECONDS_TO_TARGET in record.unmeasured:
         return record
     higher = TrialConfig.task_of(plan.every[record.trial_id].config).metric[0].better == "higher"
@@ -153,16 +148,13 @@ def _to_target(plan: Plan, record: Record, target: float) -> Record:
 
 def check(plan: Plan, composer: Composer) -> None:
     """Raise the UserErrors of `tables` before anything has run."""
-    for name in plan.grid.tables:
-        spec = _spec(replace(plan, altered=frozenset(), extents={}), composer, name, {})
-        if spec.measure.columns:
-            spec, _ = _by_metric(spec, [])
-        build(spec, [], load(spec.published, composer.folders) if spec.published else None)
+    as_it_is = replace(plan, altered=frozenset(), extents={})
+    tables(as_it_is, composer, Standing(), of=replace(as_it_is, cells=()))
 
 
 def _spec(plan: Plan, composer: Composer, name: str, definitions: Mapping[str, Sequence[str]]) -> TableSpec:
     layout, blocks, changed = plan.grid.tables[name], plan.grid.blocks, altered(plan, composer)
-    for block in (*layout.rows, *layout.over.values(), *filter(None, [layout.beyond])):
+    for block in filter(None, (*layout.rows, *layout.over.values(), layout.beyond)):
         if block not in blocks:
             raise unknown("block", block, blocks, where=f"table {name} of grid {plan.name}")
     file = f"conf/table/{layout.layout}.yaml"
@@ -171,13 +163,18 @@ def _spec(plan: Plan, composer: Composer, name: str, definitions: Mapping[str, S
     if relaid:  # the published table is of the measure that the grid's file names
         layout = replace(layout, published=None)
     if (measure.metric in TO_TARGET) != (layout.target is not None):
-        raise _wrong_target(layout, name, plan.name)
+        needs = layout.target is None
+        what = f"the layout {layout.layout!r} {'needs a' if needs else 'has no'} target"
+        fix = f"grid.tables.{name}.target=0.8" if needs else "use a layout of costs to a target: energy_to_target"
+        raise UserError(what, where=f"table {name} of grid {plan.name}", fix=fix)
     measure, measures = column_measures(plan, layout.layout, measure)
     chosen = layout.select or plan.grid.select
     rule = Rule(chosen.metric, chosen.mode)
     check_rule(plan, rule)
     rows = {block: label or plan.grid.label(block) for block, label in layout.rows.items()}
     shown = {(block, column) for block in rows for column in plan.labels}
+    metric = measure.metric
+    defined = "memory" if metric.startswith("peak_memory") else "energy" if metric.startswith(ENERGY) else ""
     if not rows:
         raise UserError(f"table {name!r} has no rows", where=f"grid {plan.name}", fix="list them as block: row name")
     return TableSpec(
@@ -200,7 +197,7 @@ def _spec(plan: Plan, composer: Composer, name: str, definitions: Mapping[str, S
         altered=changed,
         extents=extents(plan, composer),
         whole=all(block in blocks and column in plan.labels for block, column in changed),
-        footnotes=(*layout.footnotes, *definitions.get(_defined(measure.metric), ())),
+        footnotes=(*layout.footnotes, *definitions.get(defined, ())),
         flags=_differences(plan, layout, changed),
         average=layout.average,
         rank=layout.rank,
@@ -228,20 +225,5 @@ def _differences(plan: Plan, layout: GridTable, changed: Collection[tuple[str, s
         ]
         columns = [column for column in plan.labels if not one.columns or column in one.columns]
         if not {*product(rows, columns)} <= {*changed}:
-            flags.append(
-                Flag(one.note, tuple(rows if one.rows else ()), tuple(columns if one.columns else ()), one.about)
-            )
+            flags.append(Flag(one.note, tuple(rows) * bool(one.rows), tuple(columns) * bool(one.columns), one.about))
     return tuple(flags)
-
-
-def _defined(metric: str) -> str:
-    """Return the part of a device's description that defines a metric, "" for none."""
-    return "memory" if metric.startswith("peak_memory") else "energy" if metric.startswith(ENERGY) else ""
-
-
-def _wrong_target(layout: GridTable, name: str, grid: str) -> UserError:
-    if layout.target is None:
-        what, fix = f"the layout {layout.layout!r} needs a target", f"grid.tables.{name}.target=0.8"
-    else:
-        what, fix = f"the layout {layout.layout!r} has no target", "use a layout of costs to a target: energy_to_target"
-    return UserError(what, where=f"table {name} of grid {grid}", fix=fix)

@@ -174,7 +174,8 @@ class Ledger(Standing):
             self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
             _sync_folder(state_dir)
         except OSError as error:
-            raise UserError(f"cannot write to the state folder {state_dir}: {error.strerror}") from error
+            what = f"cannot write to the state folder {state_dir}: {error.strerror}"
+            raise UserError(what, fix="use state_dir=FOLDER") from error
         self._size = 0
         for entry, end in _entries(self._path):
             self.apply(entry)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,21 +14,24 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import Event
 from zo_sweeps.core.files import folder_at, new_folder
 from zo_sweeps.core.trial import Trial, TrialState
+from zo_sweeps.engine.layers.sparse import Sparse
+from zo_sweeps.engine.layers.wrapped import Wrapped
+from zo_sweeps.engine.replay import rebuild
 from zo_sweeps.methods.parts import Model, ModelSource
 from zo_sweeps.methods.points import Theta
+from zo_sweeps.methods.space import InstalledSpace
 from zo_sweeps.methods.trial_config import TrialConfig
+from zo_sweeps.models import adapters
 from zo_sweeps.models.causal import LanguageModel
+from zo_sweeps.models.identity import folder_of, repo_of
 from zo_sweeps.models.load import quiet
 from zo_sweeps.models.projection import is_transposed
 from zo_sweeps.record.journal import JournalStore, last_step, outcome
 from zo_sweeps.record.sweep_book import find_trial
+from zo_sweeps.run import packages, workbench
+from zo_sweeps.run.recorder import Nowhere, Recorder
+from zo_sweeps.run.workbench import Workbench
 from zo_sweeps.schedule.ledger import read_standing
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from zo_sweeps.methods.space import InstalledSpace
-    from zo_sweeps.run.workbench import Workbench
 
 
 def weights(trial_id: str, state_dir: str | Path = "zo_runs") -> dict[str, Tensor]:
@@ -52,8 +55,6 @@ def save_adapter(trial_id: str, folder: str | Path, state_dir: str | Path = "zo_
     Raises UserError if the folder is not empty or not writable, or the space cannot be saved in this form; and as
     `rebuilt` does.
     """
-    from zo_sweeps.models import adapters
-
     config = TrialConfig.of(_finished(trial_id, state_dir)[0].config)
     whole = merge or config.space.adapter is None
     if whole and config.space.positions:
@@ -96,10 +97,6 @@ def replayed(trial: Trial, journal: list[Event], step: int) -> Iterator[tuple[Wo
 
     Raises UserError and costs as `rebuilt`.
     """
-    from zo_sweeps.engine.replay import rebuild
-    from zo_sweeps.run.recorder import Nowhere, Recorder
-    from zo_sweeps.run.workbench import Workbench
-
     config = TrialConfig.of(trial.config)
     recorder = Recorder(trial, Nowhere(), journal)
     if len(recorder.coefs) < step:
@@ -138,10 +135,6 @@ def _finished(name: str, state_dir: str | Path) -> tuple[Trial, list[Event], int
 
 def _save_whole(bench: Workbench, space: InstalledSpace, target: Path, *, as_package: bool) -> None:
     """Write the whole model with the trained values, as a package of its codes, or merged into its weights."""
-    from zo_sweeps.engine.layers.sparse import Sparse
-    from zo_sweeps.engine.layers.wrapped import Wrapped
-    from zo_sweeps.run import packages, workbench
-
     config = bench.config
     wrapped = isinstance(space, Wrapped)
     if isinstance(space, Sparse):
@@ -164,8 +157,6 @@ def _save_whole(bench: Workbench, space: InstalledSpace, target: Path, *, as_pac
 
 def _base(model: Model, commit: str) -> tuple[str, str]:
     """Return the hub repository or folder of a base model, and the hub commit; both "" for random weights."""
-    from zo_sweeps.models.identity import folder_of, repo_of
-
     if model.source == ModelSource.RANDOM:
         return "", ""
     return (repo_of(model), commit) if model.source == ModelSource.HUB else (str(folder_of(model).resolve()), "")

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import torch
 
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.methods import registry
 from zo_sweeps.methods.trial_config import TrialConfig
+from zo_sweeps.models.package import Package
 from zo_sweeps.plan.availability import Places
 from zo_sweeps.plan.expand import Setting
 from zo_sweeps.plan.overrides import Overrides
 from zo_sweeps.plan.resolve import Options, Parts, resolve
+from zo_sweeps.run import packages, workbench
 from zo_sweeps.session.export import new_or_empty
-
-if TYPE_CHECKING:
-    from zo_sweeps.models.package import Package
 
 
 def single(composer: Composer, made: str, of: str) -> TrialConfig:
@@ -54,22 +54,14 @@ def package(
     Raises UserError for bad input, or a model or text that is not here; and as `zo_sweeps.run.packages.make` does.
     """
     composer = Composer(overrides, config_dirs)
-    config = Places().to_package(_checked(single(composer, "a package", "model")))
-    target = new_or_empty(Path(folder).expanduser())
-    import torch
-
-    from zo_sweeps.run import packages, workbench
-
-    return packages.make(config, torch.device(workbench.torch_device(config.device)), target, progress)
-
-
-def _checked(config: TrialConfig) -> TrialConfig:
-    """Return the configuration. Raises UserError unless it can be packaged."""
-    precision, space = config.precision, config.space
-    if not precision.coded:
+    config = single(composer, "a package", "model")
+    if not config.precision.coded:
         coded = [name for name, one in registry.members("precision").items() if getattr(one, "coded", False)]
-        raise UserError(f"precision={precision.name} stores no codes", choices=coded, fix="set precision=NAME")
-    if space.needs_gradients and not space.of_text:
-        what = f"a package holds the mask of a text, and space.source is {space.found_from.get('source')}"
+        what = f"precision={config.precision.name} stores no codes"
+        raise UserError(what, choices=coded, fix="set precision=NAME")
+    if config.space.needs_gradients and not config.space.of_text:
+        what = f"a package holds the mask of a text, and space.source is {config.space.found_from.get('source')}"
         raise UserError(what, fix="set space.source=text")
-    return config
+    config = Places().to_package(config)
+    target = new_or_empty(Path(folder).expanduser())
+    return packages.make(config, torch.device(workbench.torch_device(config.device)), target, progress)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,9 +17,10 @@ from zo_sweeps.plan.as_written import beside_written
 from zo_sweeps.plan.build import Plan, build
 from zo_sweeps.plan.order import ORDERS
 from zo_sweeps.record.commands import Command, remember
+from zo_sweeps.record.journal import JournalStore
 from zo_sweeps.results import past_sweeps, report, sweep_figures
 from zo_sweeps.results import tables as readout
-from zo_sweeps.results.facts.plan import plan_facts, spent
+from zo_sweeps.results.facts import plan_facts, spent
 from zo_sweeps.schedule import hooks
 from zo_sweeps.schedule.budget import Caps, Meter, must_hold
 from zo_sweeps.schedule.halving import Rungs, groups
@@ -42,13 +42,7 @@ IDLE_SECONDS = 5.0  # the same, for a named server and a sweep with nothing left
 
 @dataclass(frozen=True)
 class Result:
-    """A sweep that has ended.
-
-    Args:
-        tables: the grid's tables, with the results of this run and earlier ones.
-        seconds: wall-clock of the sweep.
-        tracking: address of the MLflow server; for the state folder's own store, its folder.
-    """
+    """A sweep that has ended; tracking: the MLflow server's address, or the folder of the state folder's own store."""
 
     tables: Sequence[Table]
     summary: Summary
@@ -63,11 +57,8 @@ class Result:
         if summary.interrupted or summary.over:
             return "KILLED"
         bad = sum(summary.counts.get(state, 0) for state in (TrialState.FAILED, TrialState.LOST))
-        return (
-            "FAILED"
-            if bad or summary.stopped or summary.stopped_rows or summary.waiting or self.no_success
-            else "FINISHED"
-        )
+        failed = bad or summary.stopped or summary.stopped_rows or summary.waiting or self.no_success
+        return "FAILED" if failed else "FINISHED"
 
     @property
     def no_success(self) -> bool:
@@ -147,42 +138,24 @@ def run(
         if plan.config.budget.hours is not None:  # with a prediction, if there can be one
             predictions_of(plan, read_standing(plan.config.folder), view)
         must_hold(plan_facts(plan).over_budget)
-    state_dir, plan = _state_folder(plan), beside_written(plan, composer)
+    state_dir, plan = plan.config.folder.resolve(), beside_written(plan, composer)
+    sweep_id, executor = _sweep_id(plan), plan.config.executor
     with hooks.Hooks(plan.config.on, plan.name, state_dir, view.say) as called:
-        result = _run(plan, composer, command, view, order, rerun, state_dir, called)
-        called.ended(result.status, result.summary.counts)
-    return result
-
-
-def _run(
-    plan: Plan,
-    composer: Composer,
-    command: Command,
-    view: View,
-    order: str,
-    rerun: Sequence[str],
-    state_dir: Path,
-    called: hooks.Hooks,
-) -> Result:
-    from zo_sweeps.record.journal import JournalStore
-
-    with contextlib.closing(JournalStore(state_dir)) as store, Ledger(state_dir, _sweep_id(plan)) as ledger:
-        for change in past_sweeps.since(plan, command):
-            view.say(f"note: {change}")
-        for line in crowded(plan):
-            view.say(f"note: {line}")
-        past_sweeps.save(plan, composer, state_dir, _sweep_id(plan))
-        remember(state_dir, _sweep_id(plan), plan.name, command)
-        with _mirror(plan, composer, state_dir, command, view) as (mirror, where):
-            executor = plan.config.executor
-            began = time.monotonic()
-            live = LiveFile(state_dir)
+        with (
+            contextlib.closing(JournalStore(state_dir)) as store,
+            Ledger(state_dir, sweep_id) as ledger,
+            _mirror(plan, composer, state_dir, command, view) as (mirror, where),
+        ):
+            for line in (*past_sweeps.since(plan, command), *crowded(plan)):
+                view.say(f"note: {line}")
+            past_sweeps.save(plan, composer, state_dir, sweep_id)
+            remember(state_dir, sweep_id, plan.name, command)
+            began, live = time.monotonic(), LiveFile(state_dir)
             with view.progress() as progress:
 
                 def update(snapshot: Snapshot) -> None:
-                    progress.update(snapshot)
-                    live.update(snapshot)
-                    called.update(snapshot)
+                    for shown in (progress, live, called):
+                        shown.update(snapshot)
 
                 summary = Sweep(
                     plan.trials,
@@ -206,8 +179,13 @@ def _run(
             seconds = time.monotonic() - began
             result = Result(readout.tables(plan, composer, ledger), summary, seconds, state_dir, where)
             view.result(plan, result)
-            page = _page(plan, composer, ledger, state_dir, command, view)
+            page = {}
+            try:
+                page["report.html"] = report.html(plan, composer, ledger, state_dir, str(command))
+            except UserError as error:
+                view.say(f"no report: {error}")
             _hand_over(plan, mirror, result, page, view)
+        called.ended(result.status, result.summary.counts)
     return result
 
 
@@ -244,21 +222,6 @@ def _sweep_id(plan: Plan) -> str:
     return fingerprint([plan.name, sorted(plan.every)])
 
 
-def _state_folder(plan: Plan) -> Path:
-    """Return the state folder, created if absent. Raises UserError if it is not writable."""
-    folder = plan.config.folder
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / f".write-{os.getpid()}"
-        probe.write_bytes(b"")
-        probe.unlink()
-    except OSError as error:
-        raise UserError(
-            f"cannot write to the state folder {folder} ({error.strerror})", fix="use state_dir=FOLDER"
-        ) from None
-    return folder.resolve()
-
-
 @contextlib.contextmanager
 def _mirror(
     plan: Plan, composer: Composer, state_dir: Path, command: Command, view: View
@@ -285,24 +248,9 @@ def _mirror(
         yield mirror, uri or str(state_dir / "mlflow")
 
 
-def _page(
-    plan: Plan, composer: Composer, ledger: Ledger, state_dir: Path, command: Command, view: View
-) -> Mapping[str, str]:
-    """Return the report as a file for MLflow; if it cannot be made, say why and return no file."""
-    try:
-        return {"report.html": report.html(plan, composer, ledger, state_dir, str(command))}
-    except UserError as error:
-        view.say(f"no report: {error}")
-        return {}
-
-
 def _hand_over(plan: Plan, mirror: MlflowMirror, result: Result, page: Mapping[str, str], view: View) -> None:
     """Send the tables to MLflow and wait for it to catch up; whatever it misses stays in the journals."""
-    files = {
-        "table.tex": to_latex(*result.tables),
-        "table.csv": to_csv(*result.tables),
-        **page,
-    }
+    files = {"table.tex": to_latex(*result.tables), "table.csv": to_csv(*result.tables), **page}
     mirror.finish(to_markdown(*result.tables), files, _aggregates(result.tables), result.status)
     idle = plan.config.tracking.uri and not result.summary.ran  # a named server that does not answer is not waited for
     left = mirror.drain(min(STORE_SECONDS, IDLE_SECONDS) if idle else STORE_SECONDS)

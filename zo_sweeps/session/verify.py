@@ -14,25 +14,29 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.core.events import Event, ScoredDev, ScoredTest, Start, only
 from zo_sweeps.core.files import packed, unpacked
 from zo_sweeps.core.trial import Outcome, Trial, TrialState
+from zo_sweeps.engine.replay import digest
 from zo_sweeps.methods.parts import Model, ModelSource
 from zo_sweeps.methods.trial_config import TrialConfig
+from zo_sweeps.models.identity import fingerprint_model
 from zo_sweeps.plan.build import Plan, warm_key
 from zo_sweeps.plan.expand import flatten
 from zo_sweeps.plan.texts import fingerprint_texts, texts_of
 from zo_sweeps.record.archive import Archive
 from zo_sweeps.record.journal import outcome, tested
+from zo_sweeps.record.provenance import collect
 from zo_sweeps.results.exchange import Shared, differences, same_json, unpack
+from zo_sweeps.run.recorder import Nowhere, Recorder
+from zo_sweeps.run.workbench import OTHER_START, Workbench
 from zo_sweeps.session.export import replayed
-
-if TYPE_CHECKING:
-    from zo_sweeps.run.workbench import Workbench
+from zo_sweeps.tasks import data
+from zo_sweeps.tasks.spec import TaskSpec
 
 OF_A_HUB = "hf:"  # how fingerprints begin that name a source, and not its content
 SCORED = 1e-4  # relative: of losses, which another machine rounds in another way
@@ -48,11 +52,7 @@ class Verdict(str, Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """A line of a verification.
-
-    Args:
-        trial_id: of what it is about; "" for the archive.
-    """
+    """A line of a verification: of a trial, or with trial_id "" of the archive."""
 
     verdict: Verdict
     text: str
@@ -65,13 +65,7 @@ class _WrongError(Exception):
 
 @dataclass(frozen=True)
 class Copies:
-    """The reader's own copies of what an archive's trials used.
-
-    Args:
-        model: folder of a model in Hugging Face format; None: only models that need no file.
-        data: as `data.dir`; None: only tasks whose rows ship with zo_sweeps.
-        members: folders with the reader's own members, as --config-dir.
-    """
+    """The reader's own copies: a folder of a model (HF format), of data (`data.dir`), and folders of own members."""
 
     model: Path | None = None
     data: Path | None = None
@@ -91,7 +85,10 @@ def verify(source: Archive, copies: Copies, only: Sequence[str] = ()) -> Iterato
     with TemporaryDirectory(prefix="zo_sweeps-") as folder:
         shared = unpack(source, Path(folder), composer, copies.members)
         held = [trial_id for trial_id in shared.plan.every if trial_id in shared.standing.outcomes]
-        chosen = [*dict.fromkeys(trial_id for name in only for trial_id in _named(name, held))] or held
+        for name in only:
+            if not any(trial_id.startswith(name) for trial_id in held):
+                raise unknown("trial", name, held[:5], where="the archive")
+        chosen = [trial_id for trial_id in held if not only or trial_id.startswith(tuple(only))]
         wrong = set()
         for trial_id in held:
             try:
@@ -105,13 +102,6 @@ def verify(source: Archive, copies: Copies, only: Sequence[str] = ()) -> Iterato
         for trial_id in chosen:
             if trial_id not in wrong:
                 yield _trial(shared, shared.plan.every[trial_id], copies)
-
-
-def _named(name: str, held: Sequence[str]) -> list[str]:
-    matches = [trial_id for trial_id in held if trial_id.startswith(name)]
-    if not matches:
-        raise unknown("trial", name, held[:5], where="the archive")
-    return matches
 
 
 def _configured(plan: Plan, trial: Trial) -> None:
@@ -132,20 +122,17 @@ def _configured(plan: Plan, trial: Trial) -> None:
 
 def _trial(shared: Shared, trial: Trial, copies: Copies) -> Finding:
     """Return what comes of computing a trial again."""
+    verdict = Verdict.WRONG
     try:
         verdict, text = _computed(shared, trial, copies)
     except (_WrongError, UserError) as error:
-        verdict, text = Verdict.WRONG, str(error)
+        text = str(error)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         text = f"its log does not fit its configuration ({type(error).__name__}: {str(error)[:100]})"
-        verdict = Verdict.WRONG
     return Finding(verdict, f"{trial.label}: {text}", trial.trial_id)
 
 
 def _computed(shared: Shared, trial: Trial, copies: Copies) -> tuple[Verdict, str]:
-    from zo_sweeps.engine.replay import digest
-    from zo_sweeps.run.workbench import OTHER_START
-
     events = shared.journals.read(trial.trial_id)
     ended = outcome(events)
     assert ended is not None
@@ -190,8 +177,6 @@ def _computed(shared: Shared, trial: Trial, copies: Copies) -> tuple[Verdict, st
 
 def _follows(trial: Trial, events: list[Event], ended: Outcome) -> None:
     """Raise _WrongError unless what is said of a trial follows from its log."""
-    from zo_sweeps.run.recorder import Nowhere, Recorder
-
     recorder = Recorder(trial, Nowhere(), events)
     recorder.selected = ended.selected_step
     derived = recorder.outcome(ended.state).metrics
@@ -223,9 +208,6 @@ def _scored(split: str, scores: Any, event: ScoredDev | ScoredTest, events: list
 
 @contextmanager
 def _untrained(trial: Trial, events: list[Event]) -> Iterator[tuple[Workbench, None]]:
-    from zo_sweeps.run.recorder import Nowhere, Recorder
-    from zo_sweeps.run.workbench import Workbench
-
     config = TrialConfig.of(trial.config)
     bench = Workbench(config, trial.warm_key, Recorder(trial, Nowhere(), events))
     bench.load()
@@ -234,8 +216,6 @@ def _untrained(trial: Trial, events: list[Event]) -> Iterator[tuple[Workbench, N
 
 def _elsewhere(events: list[Event]) -> str:
     """Return how the run's versions and processor differ from those here, which may round in another way; or ""."""
-    from zo_sweeps.record.provenance import collect
-
     then = only(Start, events)[-1].versions
     here = collect()
     packages = then.get("packages", {})
@@ -270,8 +250,6 @@ def _here(config: TrialConfig, copies: Copies) -> TrialConfig:
 
 def _model(model: Model, folder: Path | None) -> Model:
     """Return a trial's model as it is here, with its fingerprint here: a hub's names a model, and not its content."""
-    from zo_sweeps.models.identity import fingerprint_model
-
     if model.source not in (ModelSource.DEMO, ModelSource.RANDOM):
         if folder is None:
             fix = "name your copy of it with --model DIR"
@@ -286,9 +264,6 @@ def _model(model: Model, folder: Path | None) -> Model:
 
 def _rows(config: TrialConfig) -> str:
     """Return the fingerprint of a task's rows here."""
-    from zo_sweeps.tasks import data
-    from zo_sweeps.tasks.spec import TaskSpec
-
     there = config.task.fingerprint
     status = data.check(TaskSpec.of(config.task, config.prompt.name), config.task, config.data.dir)
     if not status.available:

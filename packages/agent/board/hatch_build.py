@@ -15,7 +15,7 @@ REPO = AGENT.parents[2]
 FOLDERS = ("core", "devices", "engine", "methods", "models", "run", "tasks")
 FILES = (
     "__init__",
-    *("cli/__init__", "cli/ending", "cli/lines", "cli/parser"),
+    *("cli/__init__", "cli/lines", "cli/parser"),
     *("fleet/__init__", "fleet/node", "fleet/systemd"),
     *("plan/__init__", "plan/texts"),
     *("record/__init__", "record/journal", "record/provenance", "record/spent"),

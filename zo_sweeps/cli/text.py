@@ -50,9 +50,9 @@ def listing(to: Console, headers: Sequence[str], rows: Sequence[Sequence[str]]) 
     right = [i > 0 and all(_is_number(row[i]) for row in rows) for i in range(len(headers))]
     whole = _narrowed(every, right, to.width)
     rest = _narrowed([row[1:] for row in every], right[1:], to.width - len(INDENT)) if len(headers) > 1 else []
-    if _width(whole) <= to.width:
+    if _width(_widths(whole)) <= to.width:
         printed = _aligned(whole, right)
-    elif rest and len(INDENT) + _width(rest) <= to.width:
+    elif rest and len(INDENT) + _width(_widths(rest)) <= to.width:
         below = ([INDENT + line for line in lines] for lines in _aligned(rest, right[1:]))
         printed = [[wrapped(row[0], to.width), *lines] for row, lines in zip(every, below, strict=True)]
     else:
@@ -64,13 +64,13 @@ def listing(to: Console, headers: Sequence[str], rows: Sequence[Sequence[str]]) 
 
 def _narrowed(rows: Sequence[Sequence[str]], right: Sequence[bool], width: int) -> list[list[str]]:
     """Return the rows with the texts of the widest columns wrapped, as far as `width` and their longest words ask."""
-    widths = _widths(rows)
     columns = list(zip(*rows, strict=True))
+    widths = _widths(rows)
     least = [
         own if number else min(own, max(NARROW, *(len(word) for cell in column for word in cell.split())))
         for own, number, column in zip(widths, right, columns, strict=True)
     ]
-    while sum(widths) + len(GAP) * (len(widths) - 1) > width and widths != least:
+    while _width(widths) > width and widths != least:
         widest = max((i for i in range(len(widths)) if widths[i] > least[i]), key=lambda i: widths[i])
         widths[widest] -= 1
     return [["\n".join(_folded(cell, own)) for cell, own in zip(row, widths, strict=True)] for row in rows]
@@ -84,8 +84,7 @@ def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
     return [max(len(line) for cell in column for line in cell.split("\n")) for column in zip(*rows, strict=True)]
 
 
-def _width(rows: Sequence[Sequence[str]]) -> int:
-    widths = _widths(rows)
+def _width(widths: Sequence[int]) -> int:
     return sum(widths) + len(GAP) * (len(widths) - 1)
 
 
@@ -133,12 +132,7 @@ ALIKE = 0.6  # share of the words in which two sentences must agree
 
 @dataclass
 class Group:
-    """Sentences of one pattern.
-
-    Args:
-        texts: the sentences.
-        holds: the things that any of them holds for, in order.
-    """
+    """Sentences of one pattern, and the things that any of them holds for, in order."""
 
     texts: list[str]
     holds: list[str]
@@ -174,6 +168,13 @@ def grouped(lines: Mapping[str, Sequence[str]]) -> list[Group]:
             group.texts.append(text)
             group.holds += [one for one in holds if one not in group.holds]
     return groups
+
+
+def say_group(to: Console, line: str, group: Group) -> None:
+    """Print a line on a group, and how many sentences more it stands for."""
+    say(to, line)
+    if group.others:
+        say(to, f"  likewise for {counted(len(group.others), 'other')}: {some(group.others)}")
 
 
 def _alike(one: Sequence[str], other: Sequence[str]) -> bool:

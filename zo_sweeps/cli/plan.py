@@ -1,4 +1,4 @@
-"""The output of `plan`."""
+"""The command `plan`: a grid's trials, their work and memory, and what cannot run here."""
 
 from __future__ import annotations
 
@@ -6,20 +6,40 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import Console
 
-from zo_sweeps.cli.show.text import SOME, Group, counted, each, grouped, listing, say, some
+from zo_sweeps.cli.parser import compose, grid_parser, parse
+from zo_sweeps.cli.text import SOME, Group, console, counted, each, grouped, listing, say, say_group, some
+from zo_sweeps.core.document import to_text
 from zo_sweeps.core.units import bytes_text, count_text, duration, joules_text
-from zo_sweeps.results.facts.plan import PlanFacts, PlannedTrial
+from zo_sweeps.results.facts import PlanFacts, PlannedTrial, plan_facts
+from zo_sweeps.session import session
 
 LOADED = 0.5  # load per core from which a probe is called one under load
 SHOWN = 0.01  # share of a trial's memory from which a part of it is named
 
 
-def show_plan(plan: PlanFacts, to: Console, *, trials: bool) -> None:
-    """Print the grid's rows with their trials, work and memory; what cannot run here; the predicted time.
+def plan(given: Sequence[str]) -> int:
+    """Show a grid's trials, their work, time and memory, and what cannot run here, and why. Launches nothing."""
+    parser = grid_parser("plan", plan.__doc__)
+    parser.add_argument("--trials", action="store_true", help="list every trial, and every sentence about some")
+    parser.add_order()
+    text = "first measure this machine, in about ten seconds; its speed is kept for later plans and runs. Without it, "
+    text += "or finished trials, no time is predicted; a run of more than a minute measures them itself"
+    parser.add_argument("--probe", action="store_true", help=text)
+    parser.add_json({"": PlanFacts})
+    options = parse(parser, given)
+    planned = session.plan_here(compose(options)[0])
+    if options.probe:
+        session.probe_this_host(planned)
+    facts = plan_facts(planned, options.order)
+    if options.json:
+        print(to_text(facts))
+    else:
+        show_plan(facts, console(), trials=options.trials)
+    return 0
 
-    Args:
-        trials: whether to list every trial, and to print each reason and note by itself.
-    """
+
+def show_plan(plan: PlanFacts, to: Console, *, trials: bool) -> None:
+    """Print the grid's rows, their work, memory and time, and what cannot run here; `trials`: one by one."""
     say(to, f"grid {plan.grid}: {plan.title}")
     headers = ["row", "trials", "here", "done", "steps", "tokens", "memory", "time", "device"]
     rows = [
@@ -46,12 +66,14 @@ def show_plan(plan: PlanFacts, to: Console, *, trials: bool) -> None:
         f"about {count_text(plan.forwarded_tokens)} forwarded tokens; tasks: {', '.join(plan.columns.values())}"
         + (f"; device: {devices[0]}" if len(devices) == 1 else ""),
     )
-    _memory(plan, to)
+    if plan.largest_parts_bytes:
+        largest = next(trial for trial in plan.trials if trial.trial_id == plan.largest)
+        named = {name: part for name, part in plan.largest_parts_bytes.items() if part >= SHOWN * largest.memory_bytes}
+        parts = ", ".join(f"{name} {bytes_text(part)}" for name, part in named.items())
+        say(to, f"memory of {largest.label}, the most: {parts}")
     show_limits(plan, to, whole=trials)
-    show_order(plan, to)
-    for line in [*(f"over the budget: {line}" for line in plan.over_budget), *plan.earlier]:
-        say(to, line)
-    for line in _time(plan):
+    over = (f"over the budget: {line}" for line in plan.over_budget)
+    for line in filter(None, (plan.order, *over, *plan.earlier, *_time(plan))):
         say(to, line)
     if trials:
         listed = [(trial.label, trial.trial_id, trial.state if trial.here else "missing") for trial in plan.trials]
@@ -61,36 +83,25 @@ def show_plan(plan: PlanFacts, to: Console, *, trials: bool) -> None:
 def show_summary(plan: PlanFacts, to: Console) -> None:
     """Print the size of a sweep before it starts, and the trials that cannot run here."""
     say(to, f"{plan.grid}: {counted(plan.runnable, 'trial')} for {plan.entries} table entries")
-    show_order(plan, to)
+    if plan.order:
+        say(to, plan.order)
     show_limits(plan, to, whole=False)
     for line in plan.earlier:
         say(to, line)
 
 
-def show_order(plan: PlanFacts, to: Console) -> None:
-    """Print the rounds in which the trials are started, if there are several."""
-    if plan.order:
-        say(to, plan.order)
-
-
 def show_limits(plan: PlanFacts, to: Console, *, whole: bool) -> None:
-    """Print why trials cannot run here, what limits them, and how they differ from the grid as written.
-
-    Args:
-        whole: whether each sentence is printed; otherwise those of one pattern are printed once.
-    """
+    """Print why trials cannot run here, what limits them, how they differ; unless `whole`, each pattern once."""
     trials = {trial.trial_id: trial for trial in plan.trials}
     rows = {row.block: row.label for row in plan.rows}
     told = each if whole else grouped
     obstacles, notes = (told({line.text: line.trials for line in lines}) for lines in (plan.obstacles, plan.notes))
     for group in obstacles:
         where = _where(group, trials, [plan.columns.get(trials[i].column, trials[i].column) for i in group.holds])
-        say(to, f"cannot run here ({where}): {group.text}")
-        _others(group, to)
+        say_group(to, f"cannot run here ({where}): {group.text}", group)
     for group in notes:
         where = _where(group, trials, [rows.get(trials[i].block, trials[i].block) for i in group.holds])
-        say(to, f"note: {group.text} ({where})")
-        _others(group, to)
+        say_group(to, f"note: {group.text} ({where})", group)
     for caveat in plan.caveats:
         say(to, f"note: {caveat}")
     if any(len(group.others) > SOME for group in (*obstacles, *notes)):
@@ -102,24 +113,6 @@ def _where(group: Group, trials: Mapping[str, PlannedTrial], names: Sequence[str
     if len(group.holds) == len(trials):
         return f"all {counted(len(trials), 'trial')}" if len(trials) > 1 else "1 trial"
     return f"{counted(len(group.holds), 'trial')}; {some(list(dict.fromkeys(names)))}"
-
-
-def _others(group: Group, to: Console) -> None:
-    if group.others:
-        say(to, f"  likewise for {counted(len(group.others), 'other')}: {some(group.others)}")
-
-
-def _memory(plan: PlanFacts, to: Console) -> None:
-    """Print the estimated memory of the trial that needs the most, by part."""
-    if not plan.largest_parts_bytes:
-        return
-    largest: PlannedTrial = next(trial for trial in plan.trials if trial.trial_id == plan.largest)
-    parts = (
-        f"{name} {bytes_text(part)}"
-        for name, part in plan.largest_parts_bytes.items()
-        if part >= SHOWN * largest.memory_bytes
-    )
-    say(to, f"memory of {largest.label}, the most: {', '.join(parts)}")
 
 
 def _time(plan: PlanFacts) -> Iterator[str]:

@@ -1,30 +1,89 @@
-"""The output of `status`."""
+"""The command `status`: how far a sweep is, and everything about one of its trials."""
 
 from __future__ import annotations
 
+import io
 import json
+import time
+from collections.abc import Sequence
 
 from rich.console import Console
+from rich.live import Live
+from rich.text import Text
 
-from zo_sweeps.cli.show.text import counted, listing, say, some
+from zo_sweeps.cli.parser import grid_parser, parse, read, trial_ids
+from zo_sweeps.cli.text import console, counted, listing, say, some
+from zo_sweeps.core.document import to_text
+from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import TrialState
 from zo_sweeps.core.units import count_text, duration, metric_text
+from zo_sweeps.plan.build import Plan
 from zo_sweeps.results.compare import flat
-from zo_sweeps.results.facts.status import SweepStatus, TrialStatus
-from zo_sweeps.results.facts.trial import TrialFacts
+from zo_sweeps.results.facts import SweepStatus, TrialFacts, TrialStatus, status_facts, trial_facts
+from zo_sweeps.schedule.ledger import driver_of
 from zo_sweeps.tables.text_cells import plain
 
 SCORES = ("dev/metric", "test/metric")
 LISTED = 40  # trials; of a larger sweep `--trials` lists them
+WATCH_SECONDS = 2.0
+
+
+def status(given: Sequence[str]) -> int:
+    """Show the progress of a sweep and list its trials; with a trial's id, everything about that trial."""
+    parser = grid_parser("status", status.__doc__)
+    parser.add_argument("--failed", action="store_true", help="list the trials that failed, with their errors")
+    parser.add_argument("--trials", action="store_true", help="list the trials of a large sweep too")
+    parser.add_argument("--watch", action="store_true", help="follow a running sweep to its end")
+    parser.add_argument("--config", action="store_true", help="with an id: the trial's whole configuration")
+    parser.add_json({"": SweepStatus, "with an id": TrialFacts})
+    options = parse(parser, given)
+    ids = trial_ids(options)
+    if options.watch and (ids or options.json):
+        raise UserError("--watch follows a whole sweep, as text", fix="leave out the id and --json")
+    planned, to = read(options).plan, console()
+    if options.watch:
+        watch(planned, to, failed=options.failed, trials=options.trials)
+    elif options.json:
+        print(to_text(trial_facts(planned, ids[0]) if ids else status_facts(planned)))
+    elif ids:
+        show_trial(trial_facts(planned, ids[0]), to, config=options.config)
+    else:
+        show_status(status_facts(planned), to, failed=options.failed, trials=options.trials)
+    return 0
+
+
+def watch(planned: Plan, to: Console, *, failed: bool, trials: bool) -> None:
+    """Show a sweep on a page of its own until it ends or Ctrl-C; then print its status as `show_status` does.
+
+    The terminal is as before afterwards. Without one, the status is printed at the beginning and at the end.
+    """
+    folder = planned.config.folder
+    if not to.is_terminal and driver_of(folder):
+        show_progress(status_facts(planned), to)
+    with Live(console=to, auto_refresh=False, screen=to.is_terminal) as live:
+        while driver_of(folder):
+            if to.is_terminal:
+                live.update(_page(status_facts(planned), to), refresh=True)
+            time.sleep(WATCH_SECONDS)
+    show_status(status_facts(planned), to, failed=failed, trials=trials)
+
+
+def _page(sweep: SweepStatus, to: Console) -> Text:
+    """Return the page: at most as high as the terminal."""
+    page = io.StringIO()
+    shown = Console(file=page, width=to.width, force_terminal=True, color_system="standard", highlight=False)
+    show_progress(sweep, shown)
+    errors: dict[str, list[str]] = {}
+    for trial in _failures(sweep):
+        errors.setdefault(trial.error, []).append(trial.trial_id)
+    for error, ids in errors.items():
+        say(shown, f"{counted(len(ids), 'failure')} ({some(ids)}): {error}")
+    lines = [*page.getvalue().splitlines()[: to.height - 1], "Ctrl-C leaves this page; the sweep goes on"]
+    return Text.from_ansi("\n".join(lines))
 
 
 def show_status(sweep: SweepStatus, to: Console, *, failed: bool, trials: bool) -> None:
-    """Print counts by row and state, the process that runs the sweep, what runs where, the failures, and the trials.
-
-    Args:
-        failed: whether to print the errors of the trials that failed.
-        trials: whether to list the trials of a large sweep too.
-    """
+    """Print counts by row and state, the driver, what runs where, failures (`failed`: their errors), and the trials."""
     show_progress(sweep, to)
     if other := sum(trial.other_code for trial in sweep.trials):
         text = f"{other} measured with other code than today's: --rerun succeeded (or a trial's id) measures again"
@@ -40,10 +99,10 @@ def show_status(sweep: SweepStatus, to: Console, *, failed: bool, trials: bool) 
         listing(to, ("id", "state", "trial"), rows)
     else:
         say(to, f"`status --trials` lists the ids of the {len(sweep.trials)} trials, `status ID` is about one")
-    show_earlier(sweep, to)
+    _show_earlier(sweep, to)
 
 
-def show_earlier(sweep: SweepStatus, to: Console) -> None:
+def _show_earlier(sweep: SweepStatus, to: Console) -> None:
     """Print the finished trials of other versions, with their scores and the trial of today that has their settings."""
     if not sweep.earlier:
         return
@@ -56,15 +115,6 @@ def show_earlier(sweep: SweepStatus, to: Console) -> None:
     say(to, "")
     listing(to, ("finished before", "state", "trial", "scores", "made by", "same settings"), rows)
     say(to, "same settings: a trial of today with the same value of every setting that both versions record")
-
-
-def show_failures(sweep: SweepStatus, to: Console) -> None:
-    """Print the failures by their errors, each error once."""
-    errors: dict[str, list[str]] = {}
-    for trial in _failures(sweep):
-        errors.setdefault(trial.error, []).append(trial.trial_id)
-    for error, ids in errors.items():
-        say(to, f"{counted(len(ids), 'failure')} ({some(ids)}): {error}")
 
 
 def _failures(sweep: SweepStatus) -> list[TrialStatus]:
@@ -110,11 +160,7 @@ def _live(sweep: SweepStatus, to: Console) -> None:
 
 
 def show_trial(trial: TrialFacts, to: Console, *, config: bool) -> None:
-    """Print one trial: its state, in which settings it differs, its attempts, evaluations, metrics and traceback.
-
-    Args:
-        config: whether to print the whole configuration at the end.
-    """
+    """Print one trial: state, settings that differ (`config`: all), attempts, evaluations, metrics and traceback."""
     say(to, f"{trial.trial_id}  {trial.label}")
     say(to, f"state {trial.state}, attempts {trial.started}, step {trial.step}/{trial.steps}")
     if trial.other_code:

@@ -1,1 +1,0 @@
-"""What the commands print, a module per command. Never changes a sweep."""

@@ -1,1 +1,0 @@
-"""What the commands know of a sweep, typed: `--json` prints it whole, and the text is made of it."""
